@@ -1,0 +1,59 @@
+# Everything a developer runs. Each target sets up what it needs; only python3, pip and make are
+# assumed. Another interpreter: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv/.complete
+VENV_BENCH := .venv-bench/.complete
+VENV_DOCS := .venv-docs/.complete
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench docs nightly examples clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+venv: $(VENV)  ## create .venv with weft (editable), the test tools and the linters
+
+demo: $(VENV)  ## train a small model on data inside the package and show what it learned
+	@.venv/bin/python examples/demo.py
+
+test: $(VENV)  ## all tests, with coverage of the library
+	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+lint: $(VENV)  ## ruff's rules, ruff's format, mypy in strict mode
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: $(VENV_BENCH)  ## time the eager mode beside PyTorch and JAX (a large download the first time)
+	.venv-bench/bin/python benchmarks/eager.py
+
+docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
+	@set -e; for script in $(wildcard docs/generate_*.py); do \
+	    echo "$$script"; .venv-docs/bin/python $$script; done
+	@.venv-docs/bin/python docs/build_site.py build/site
+
+examples: $(VENV)  ## run every example
+	@set -e; for script in $(wildcard examples/*.py); do \
+	    echo "== $$script"; .venv/bin/python $$script; done
+
+nightly: $(VENV_BENCH) lint examples docs bench  ## all of the above, a long random search, peers as reference
+	HYPOTHESIS_PROFILE=nightly WEFT_TEST_SEED=random \
+	    .venv-bench/bin/python -m pytest -n $(WORKERS)
+
+clean:  ## remove what make created, the environments too
+	rm -rf .venv .venv-bench .venv-docs .venv-bootstrap build dist htmlcov .coverage .coverage.*
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The package, editable, with the named extras, in a virtual environment of its own.
+$(VENV): EXTRAS := test,lint
+$(VENV_BENCH): EXTRAS := test,peers
+$(VENV_DOCS): EXTRAS := docs
+$(VENV) $(VENV_BENCH) $(VENV_DOCS): pyproject.toml scripts/create-venv
+	@echo "setting up $(@D) with $(EXTRAS) ..."
+	@scripts/create-venv $(PYTHON) $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@

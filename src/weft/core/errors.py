@@ -1,0 +1,142 @@
+"""Errors in one form: what was called, what is wrong, what was expected, what came, how to fix it, where.
+
+Every error the framework raises on purpose is a `WeftError`. Its fields are what tests assert; its
+text is rendered from them. The subclasses are also the standard errors that users already catch.
+
+>>> from weft.core.errors import ShapeError
+>>> error = ShapeError("matmul", "inner dimensions differ", expected="a.shape[-1] == b.shape[-2]",
+...                    got={"a": "f32[32, 784]", "b": "f32[768, 10]"}, fix="transpose b: b.T")
+>>> error.op, error.fix
+('matmul', 'transpose b: b.T')
+>>> isinstance(error, ValueError)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from weft.core.locations import Location, user_location
+
+
+class WeftError(Exception):
+    """The base of all errors: fields `op`, `problem`, `expected`, `got`, `note`, `fix`, `at`.
+
+    `got` maps operand names to the operands themselves (tensors, types or plain values), which are
+    rendered here, so that a message can never disagree with what was passed.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        problem: str,
+        *,
+        expected: str,
+        got: Mapping[str, object],
+        fix: str,
+        note: str = "",
+        at: Location | None = None,
+    ) -> None:
+        self.op = op
+        self.problem = problem
+        self.expected = expected
+        self.got = "   ".join(f"{name}: {describe(value)}" for name, value in got.items())
+        self.note = note
+        self.fix = fix
+        self.at = at or user_location()
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        got = f"{self.got}      {self.note}" if self.note else self.got
+        lines = [f"{self.op}: {self.problem}"]
+        lines += [f"  expected  {self.expected}", f"  got       {got}", f"  fix       {self.fix}"]
+        if self.at is not None:
+            lines.append(f"  at        {self.at}")
+            lines += [f"              {line}" for line in self.at.source().splitlines()]
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), dict(self.__dict__), str(self))
+
+
+def _rebuild(kind: type[WeftError], fields: dict[str, object], text: str) -> WeftError:
+    error = kind.__new__(kind)
+    error.__dict__.update(fields)
+    error.args = (text,)
+    return error
+
+
+class ShapeError(WeftError, ValueError):
+    """Shapes that do not fit the operation or each other."""
+
+
+class DTypeError(WeftError, TypeError):
+    """Element types that the operation is not defined for, or that do not promote."""
+
+
+class AxisError(WeftError, ValueError, IndexError):
+    """An axis that the tensor does not have, or that is named twice."""
+
+
+class BoundsError(WeftError, IndexError):
+    """An index outside the dimension it indexes."""
+
+
+class ArgumentError(WeftError, ValueError):
+    """An argument whose value the operation does not take."""
+
+
+class ArgumentTypeError(WeftError, TypeError):
+    """An argument of a kind the operation does not take."""
+
+
+class NameUnknownError(WeftError, AttributeError, KeyError):
+    """A name that nothing is registered under."""
+
+    __str__ = WeftError.__str__
+
+
+class GradientError(WeftError, RuntimeError):
+    """A derivative that cannot be taken the way it was asked for."""
+
+
+class TraceError(WeftError, TypeError):
+    """Python asked a traced tensor for something that only a concrete one has."""
+
+
+class LeakError(WeftError, RuntimeError):
+    """A traced tensor was used after its trace had ended."""
+
+
+class DeviceError(WeftError, ValueError, BufferError):
+    """Memory on a device that the operation cannot reach."""
+
+
+class GraphError(WeftError, ValueError):
+    """A graph, or its text, that breaks the rules of the IR."""
+
+
+class Unsupported(NotImplementedError):
+    """The one way to leave a capability out: a reason that the user can read.
+
+    It stands in a definition's slot in place of a rule, and is raised when the rule is needed.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+def describe(value: object) -> str:
+    """How an operand appears behind `got`: its type where it has one, else its value, cut short."""
+    kind = getattr(value, "type", None)
+    if kind is not None and hasattr(kind, "shape"):
+        return str(kind)
+    if isinstance(value, np.ndarray):
+        return f"ndarray {value.dtype}{list(value.shape)}"
+    if isinstance(value, str):
+        return value
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

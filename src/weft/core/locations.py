@@ -1,0 +1,79 @@
+"""Where in the user's code something happened.
+
+A location is the innermost frame outside this package. It is taken when a graph node is recorded
+and when an error is raised, never on the eager hot path.
+
+>>> from weft.core.locations import Location
+>>> print(Location("train.py", 41, "forward"))
+train.py:41, in forward
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MACHINERY = ("<frozen", "<string>", os.sep + "functools.py", os.sep + "contextlib.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """One place in a source file; columns are those of the expression, where Python knows them."""
+
+    file: str
+    line: int
+    function: str
+    column: int | None = None
+    end_column: int | None = None
+
+    def __str__(self) -> str:
+        return f"{_short(self.file)}:{self.line}, in {self.function}"
+
+    def source(self) -> str:
+        """The source line with the expression underlined; empty where the source is not to be had."""
+        raw = linecache.getline(self.file, self.line).rstrip("\n")
+        text = raw.lstrip()
+        if not text:
+            return ""
+        if self.column is None or self.end_column is None:
+            return text
+        indent = len(raw) - len(text)
+        start = max(self.column - indent, 0)
+        width = max(min(self.end_column - indent, len(text)) - start, 1)
+        return f"{text}\n{' ' * start}{'^' * width}"
+
+
+def user_location() -> Location | None:
+    """The innermost frame outside this package, or None when there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else frame_location(frame)
+
+
+def is_internal(filename: str) -> bool:
+    """Whether frames of this file are the framework's own and not the user's."""
+    return filename.startswith(PACKAGE) or any(part in filename for part in _MACHINERY)
+
+
+def frame_location(frame: FrameType) -> Location:
+    """The place a frame is at, with columns."""
+    code = frame.f_code
+    line, column, end_column = _position(code, frame.f_lasti)
+    return Location(code.co_filename, line or frame.f_lineno, code.co_name, column, end_column)
+
+
+def _position(code: CodeType, instruction: int) -> tuple[int | None, int | None, int | None]:
+    for index, (line, end_line, column, end_column) in enumerate(code.co_positions()):
+        if index == instruction // 2:
+            return line, column, end_column if line == end_line else None
+    return None, None, None
+
+
+def _short(file: str) -> str:
+    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    return file if relative.startswith("..") else relative

@@ -1,0 +1,55 @@
+"""The type of a tensor: element type and shape.
+
+>>> from weft.core.dtypes import float32
+>>> from weft.core.types import TensorType
+>>> print(TensorType(float32, (32, 784)))
+f32[32, 784]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.core.dtypes import DType, as_dtype
+from weft.core.shapes import Dim, Shape, Dimension, size, symbol
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of a tensor before its values are."""
+
+    dtype: DType
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype.short}[{', '.join(str(d) for d in self.shape)}]"
+
+    __repr__ = __str__
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> Dimension:
+        """The number of elements."""
+        return size(self.shape)
+
+    def with_shape(self, shape: Shape) -> TensorType:
+        """The same dtype with another shape."""
+        return TensorType(self.dtype, shape)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        """The same shape with another dtype."""
+        return TensorType(dtype, self.shape)
+
+
+def spec(dtype: object, shape: tuple[int | str | Dim | None, ...] = ()) -> TensorType:
+    """A type written by hand; names in the shape are symbolic dimensions.
+
+    >>> spec("float32", ("batch", 784))
+    f32[batch, 784]
+    """
+    dims = (symbol(f"dim{i}") if d is None else d for i, d in enumerate(shape))
+    return TensorType(as_dtype(dtype), tuple(symbol(d) if isinstance(d, str) else d for d in dims))

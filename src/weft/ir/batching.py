@@ -1,0 +1,97 @@
+"""Batching: one axis that a function does not see.
+
+>>> import weft as wf
+>>> wf.vmap(lambda x: x.sum())(wf.ones((2, 3))).tolist()
+[3.0, 3.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.core.errors import Unsupported
+from weft.core.shapes import Dimension
+from weft.core.types import TensorType
+from weft.ir.dispatch import apply, bind, running
+from weft.ir.primitive import PRIMITIVES, Primitive
+from weft.ir.tensor import Tensor, Trace, Traced, wrap
+
+
+class Batched(Traced):
+    """A tensor with a hidden axis."""
+
+    __slots__ = ("axis", "tensor")
+    tensor: Tensor
+    axis: int
+
+
+class BatchTrace(Trace):
+    """Applies each primitive to all elements of the batch at once, by its batching rule."""
+
+    name = "vmap"
+
+    def __init__(self, size: Dimension) -> None:
+        self.size = size
+
+    def tensor(self, tensor: Tensor, axis: int | None) -> Tensor:
+        """A tensor whose `axis` is hidden; without one it is the same for all elements."""
+        if axis is None:
+            return tensor
+        value = Batched()
+        value.trace = self
+        shape = tensor.shape
+        value.type = TensorType(tensor.dtype, shape[:axis] + shape[axis + 1 :])
+        value.tensor = tensor
+        value.axis = axis
+        return wrap(value)
+
+    def split(self, tensor: Tensor) -> tuple[Tensor, int | None]:
+        """The tensor with the hidden axis shown, and where it is."""
+        value = tensor._value
+        if isinstance(value, Batched) and value.trace is self:
+            return value.tensor, value.axis
+        return tensor, None
+
+    def process(
+        self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
+    ) -> Any:
+        rule = primitive.batch
+        if isinstance(rule, Unsupported):
+            raise rule
+        pairs = [self.split(operand) for operand in operands]
+        tensors = tuple(tensor for tensor, _ in pairs)
+        out, axes = rule(self.size, tensors, tuple(axis for _, axis in pairs), **params)
+        if primitive.multiple:
+            return tuple(self.tensor(o, a) for o, a in zip(out, axes, strict=True))
+        return self.tensor(out, axes)
+
+
+def vmap(
+    f: Callable[..., Sequence[Tensor]],
+    size: Dimension,
+    arguments: Sequence[Tensor],
+    axes: Sequence[int | None],
+) -> list[tuple[Tensor, int | None]]:
+    """The results of f over a batch, each with its batch axis, None where it has none."""
+    trace = BatchTrace(size)
+    with running(trace):
+        inner = [trace.tensor(x, axis) for x, axis in zip(arguments, axes, strict=True)]
+        return [trace.split(result) for result in f(*inner)]
+
+
+def move_axis(tensor: Tensor, source: int, destination: int) -> Tensor:
+    """The tensor with one axis moved, the order of the others kept."""
+    if source == destination:
+        return tensor
+    order = [axis for axis in range(tensor.ndim) if axis != source]
+    order.insert(destination, source)
+    return apply(PRIMITIVES["transpose"], tensor, order=tuple(order))
+
+
+def to_front(size: Dimension, tensor: Tensor, axis: int | None) -> Tensor:
+    """The tensor with its batch axis first; one without gets one by broadcasting."""
+    if axis is not None:
+        return move_axis(tensor, axis, 0)
+    shape = (size, *tensor.shape)
+    return apply(PRIMITIVES["broadcast_to"], tensor, shape=shape)

@@ -1,0 +1,109 @@
+"""The kinds of derivative that an operand of a primitive can have.
+
+One derivative per operand is enough for forward mode, reverse mode and any order of both:
+
+- `linear(transpose)`: the result is linear in this operand, the others held fixed. The tangent is
+  the primitive itself applied to the operand's tangent; `transpose(ct, *operands, **params)` is
+  its adjoint.
+- `additive(transpose)`: the result is linear in all additive operands together (a sum, a
+  concatenation). The tangent is the primitive applied to all their tangents.
+- `tangent(rule)`: `rule(t, out, *operands, **params)` is the tangent of the result, linear in `t`.
+- `constant(reason)`: the result does not vary with this operand.
+
+A primitive that holds graphs (control flow) gives both modes for all operands at once: `joint`.
+
+>>> from weft.ir.derivatives import constant
+>>> constant("an index has no derivative").reason
+'an index has no derivative'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """The result is linear in this operand alone."""
+
+    transpose: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Additive:
+    """The result is linear in this and all other additive operands together."""
+
+    transpose: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """The tangent by rule. `diagonal` rules are their own transpose, element by element."""
+
+    rule: Rule
+    diagonal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The result does not vary with this operand, for a reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Both modes for all operands at once, for primitives that hold graphs.
+
+    `jvp(primals, tangents, out, **params)` takes None for a zero tangent and returns the tangents
+    of the results; `vjp(cotangents, out, primals, wanted, **params)` returns one cotangent per
+    operand, None where `wanted` is false.
+    """
+
+    jvp: Rule
+    vjp: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """The same kind of derivative for each of a variable number of operands, by position."""
+
+    at: Callable[[int], Linear | Additive | Tangent | Constant]
+
+
+OperandDerivative = Linear | Additive | Tangent | Constant
+Derivatives = Sequence[OperandDerivative] | Every | Joint
+
+
+def linear(transpose: Rule) -> Linear:
+    """See the module."""
+    return Linear(transpose)
+
+
+def additive(transpose: Rule) -> Additive:
+    """See the module."""
+    return Additive(transpose)
+
+
+def tangent(rule: Rule, *, diagonal: bool = False) -> Tangent:
+    """See the module."""
+    return Tangent(rule, diagonal)
+
+
+def constant(reason: str) -> Constant:
+    """See the module."""
+    return Constant(reason)
+
+
+def every(at: Callable[[int], OperandDerivative]) -> Every:
+    """See the module."""
+    return Every(at)
+
+
+def joint(jvp: Rule, vjp: Rule) -> Joint:
+    """See the module."""
+    return Joint(jvp, vjp)

@@ -1,0 +1,120 @@
+"""The one place that decides when work happens.
+
+`bind` checks the types, then computes at once by the reference, or hands the call to the deepest
+trace among its operands; and it records the call on the tape when a derivative may need it.
+
+>>> import numpy as np
+>>> from weft.ir.tensor import wrap
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from weft.core.locations import user_location
+from weft.core.shapes import Dim
+from weft.ir.primitive import Primitive
+from weft.ir.tape import record
+from weft.ir.tensor import Tensor, Trace, grad_mode, leaked, wrap
+
+_quiet_context = contextvars.copy_context()
+_quiet_context.run(np.seterr, all="ignore")
+quiet = _quiet_context.run
+"""Calls a NumPy function with floating-point warnings off; RuntimeError when called in itself."""
+
+
+class Traces(threading.local):
+    """The running traces of this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.stack: list[Trace] = []
+
+
+traces = Traces()
+
+
+@contextmanager
+def running(trace: Trace) -> Iterator[None]:
+    """Make a trace the deepest one inside a `with` block."""
+    trace.level = len(traces.stack) + 1
+    trace.location = user_location()
+    traces.stack.append(trace)
+    try:
+        yield
+    finally:
+        traces.stack.pop()
+        trace.active = False
+
+
+def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
+    """Apply a primitive to tensors: a tensor, or a tuple of them."""
+    types = primitive.type_rule(*[operand.type for operand in operands], **params)
+    trace = _deepest(primitive, operands, params)
+    if trace is None:
+        result = evaluate(primitive, [operand._value for operand in operands], params)
+    else:
+        result = trace.process(primitive, operands, params, types)
+    if grad_mode.enabled and _varies(primitive, operands, types):
+        record(primitive, params, operands, result)
+    return result
+
+
+apply: Callable[..., Tensor] = bind
+"""`bind` for a primitive with one result."""
+apply_multiple: Callable[..., tuple[Tensor, ...]] = bind
+"""`bind` for a primitive with several results."""
+
+
+def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) -> Any:
+    """Compute a primitive now, by its reference."""
+    with np.errstate(all="ignore"):
+        result = primitive.reference(*arrays, **params)
+    if primitive.multiple:
+        return tuple(wrap(np.asarray(each)) for each in result)
+    return wrap(result if type(result) is np.ndarray else np.asarray(result))
+
+
+def _deepest(
+    primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any]
+) -> Trace | None:
+    """The trace that handles a call: the deepest among the operands'.
+
+    A call without operands (a constant of some shape, random bits) belongs to the innermost trace
+    that records graphs.
+    """
+    deepest: Trace | None = None
+    for operand in operands:
+        value = operand._value
+        if type(value) is not np.ndarray:
+            trace = value.trace
+            if not trace.active:
+                raise leaked(value, primitive.name)
+            if deepest is None or trace.level > deepest.level:
+                deepest = trace
+    if deepest is None and (not operands or _symbolic(params)):
+        return next((t for t in reversed(traces.stack) if getattr(t, "stages", False)), None)
+    return deepest
+
+
+def _symbolic(params: dict[str, Any]) -> bool:
+    return any(
+        isinstance(dim, Dim)
+        for value in params.values()
+        if isinstance(value, tuple)
+        for dim in value
+    )
+
+
+def _varies(primitive: Primitive, operands: tuple[Tensor, ...], types: Any) -> bool:
+    """Whether a derivative may be asked of the result."""
+    for operand in operands:
+        if operand._node is not None:
+            results = types if primitive.multiple else (types,)
+            return any(kind.dtype.is_inexact for kind in results)
+    return False

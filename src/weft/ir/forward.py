@@ -1,0 +1,142 @@
+"""Forward mode: carrying a tangent beside every value.
+
+>>> import weft as wf
+>>> y, t = wf.jvp(lambda x: x * x, (wf.tensor(3.0),), (wf.tensor(1.0),))
+>>> float(t)
+6.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core.errors import Unsupported
+from weft.ir.derivatives import Additive, Constant, Joint, Linear
+from weft.ir.dispatch import bind, running
+from weft.ir.primitive import PRIMITIVES, Primitive
+from weft.ir.reverse import zeros
+from weft.ir.tensor import Tensor, Trace, Traced, concrete, wrap
+
+Tangents = Sequence[Tensor | None]
+
+
+class Dual(Traced):
+    """A value with its tangent; the tangent is None where it is zero."""
+
+    __slots__ = ("primal", "tangent")
+    primal: Tensor
+    tangent: Tensor | None
+
+    def concrete(self, purpose: str) -> np.ndarray[Any, Any]:
+        return concrete(self.primal, purpose)
+
+
+class ForwardTrace(Trace):
+    """Applies each primitive to values and tangents."""
+
+    name = "jvp"
+
+    def tensor(self, primal: Tensor, tangent: Tensor | None) -> Tensor:
+        """A tensor that carries a tangent in this trace."""
+        value = Dual()
+        value.trace = self
+        value.type = primal.type
+        value.primal = primal
+        value.tangent = tangent
+        return wrap(value)
+
+    def split(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A tensor's value and tangent in this trace."""
+        value = tensor._value
+        if isinstance(value, Dual) and value.trace is self:
+            return value.primal, value.tangent
+        return tensor, None
+
+    def process(
+        self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
+    ) -> Any:
+        pairs = [self.split(operand) for operand in operands]
+        primals = [primal for primal, _ in pairs]
+        out, tangents = push(primitive, primals, [tangent for _, tangent in pairs], params)
+        if primitive.multiple:
+            return tuple(self.tensor(o, t) for o, t in zip(out, tangents, strict=True))
+        return self.tensor(out, tangents)
+
+
+def push(
+    primitive: Primitive, primals: Sequence[Tensor], tangents: Tangents, params: dict[str, Any]
+) -> tuple[Any, Any]:
+    """A primitive's result and its tangent; a tangent of None is zero."""
+    out = bind(primitive, *primals, **params)
+    derivatives = primitive.derivatives
+    nothing = tuple(None for _ in out) if primitive.multiple else None
+    if all(tangent is None for tangent in tangents) or not _varies(out):
+        return out, nothing
+    if isinstance(derivatives, Unsupported):
+        raise derivatives
+    if isinstance(derivatives, Joint):
+        return out, derivatives.jvp(primals, tangents, out, **params)
+    total: Any = None
+    for term in _terms(primitive, primals, tangents, out, params):
+        total = term if total is None else _plus(total, term)
+    if total is None:
+        return out, nothing
+    if primitive.broadcasts and total.shape != out.shape:
+        total = bind(PRIMITIVES["broadcast_to"], total, shape=out.shape)
+    return out, total
+
+
+def _varies(out: Any) -> bool:
+    results = out if isinstance(out, tuple) else (out,)
+    return any(result.dtype.is_inexact for result in results)
+
+
+def _terms(
+    primitive: Primitive,
+    primals: Sequence[Tensor],
+    tangents: Tangents,
+    out: Any,
+    params: dict[str, Any],
+) -> list[Any]:
+    """What each operand's tangent contributes to the result's."""
+    terms = []
+    kinds = [primitive.derivative(index) for index in range(len(primals))]
+    additive = [isinstance(kind, Additive) for kind in kinds]
+    moving = [t is not None and a for t, a in zip(tangents, additive, strict=True)]
+    if any(moving):
+        operands = [
+            primal if not a else zeros(primal.type) if t is None else t
+            for primal, t, a in zip(primals, tangents, additive, strict=True)
+        ]
+        terms.append(bind(primitive, *operands, **params))
+    for index, (kind, tangent) in enumerate(zip(kinds, tangents, strict=True)):
+        if tangent is None or isinstance(kind, (Additive, Constant)):
+            continue
+        if isinstance(kind, Linear):
+            operands = [*primals[:index], tangent, *primals[index + 1 :]]
+            terms.append(bind(primitive, *operands, **params))
+        else:
+            terms.append(kind.rule(tangent, out, *primals, **params))
+    return terms
+
+
+def _plus(a: Any, b: Any) -> Any:
+    if isinstance(a, tuple):
+        return tuple(_plus(x, y) for x, y in zip(a, b, strict=True))
+    if a is None or b is None:
+        return a if b is None else b
+    return a + b
+
+
+def jvp(
+    f: Callable[..., Sequence[Tensor]], primals: Sequence[Tensor], tangents: Tangents
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The results of f and their tangents; None stands for a zero tangent."""
+    trace = ForwardTrace()
+    with running(trace):
+        arguments = [trace.tensor(p, t) for p, t in zip(primals, tangents, strict=True)]
+        pairs = [trace.split(result) for result in f(*arguments)]
+    return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]

@@ -1,0 +1,115 @@
+"""Primitives: the closed vocabulary that graphs are made of, each defined whole in one place.
+
+A primitive is a value with all the framework knows about one operation. Constructing it registers
+it; a slot is filled, or holds `Unsupported("reason")`.
+
+>>> from weft.ir.primitive import PRIMITIVES
+>>> isinstance(PRIMITIVES, dict)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.core.errors import ArgumentError, NameUnknownError, Unsupported, WeftError
+from weft.core.types import TensorType
+from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative
+
+Types = TensorType | tuple[TensorType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One correct call: operands as NumPy arrays, and parameters.
+
+    `derivative` is false where finite differences do not apply (a kink, a discrete result).
+    """
+
+    operands: tuple[Any, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    derivative: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One wrong call and the error it must give."""
+
+    operands: tuple[Any, ...]
+    params: Mapping[str, Any]
+    error: type[WeftError]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Primitive:
+    """One operation.
+
+    type_rule(*types, **params): the result's type or types, or an error for wrong operands.
+    reference(*arrays, **params): the result by NumPy; results have exactly the ruled types.
+    derivatives: one per operand (see derivatives.py), or why there is none.
+    batch(size, operands, axes, **params): operands with a batch axis (or None) to (result, axis).
+    samples(): correct calls, from which the tests are derived.
+    """
+
+    name: str
+    doc: str
+    type_rule: Callable[..., Types]
+    reference: Callable[..., Any]
+    derivatives: Derivatives | Unsupported
+    batch: Callable[..., Any] | Unsupported
+    samples: Callable[[], Sequence[Sample]]
+    mistakes: Callable[[], Sequence[Mistake]] = tuple
+    multiple: bool = False
+    """Whether the result is a tuple."""
+    broadcasts: bool = False
+    """Whether operands broadcast against each other, element by element."""
+    impure: bool = False
+    """Whether equal calls may not be merged."""
+
+    def __post_init__(self) -> None:
+        if self.name in PRIMITIVES:
+            raise ArgumentError(
+                "primitive",
+                f"a primitive called {self.name!r} exists",
+                expected="a new name",
+                got={"name": self.name},
+                fix=f'choose another name, for example "{self.name}_of_mine"',
+            )
+        PRIMITIVES[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"<primitive {self.name}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return find, (self.name,)
+
+    def derivative(self, index: int) -> OperandDerivative:
+        """The derivative of operand `index`; raises its reason where there is none."""
+        derivatives = self.derivatives
+        if isinstance(derivatives, Every):
+            return derivatives.at(index)
+        if isinstance(derivatives, Unsupported):
+            raise derivatives
+        if isinstance(derivatives, Joint):
+            raise TypeError(f"{self.name} has one derivative for all operands")
+        return derivatives[index]
+
+
+PRIMITIVES: dict[str, Primitive] = {}
+
+
+def find(name: str) -> Primitive:
+    """The primitive of that name."""
+    found = PRIMITIVES.get(name)
+    if found is None:
+        raise NameUnknownError(
+            "primitive",
+            f"no primitive is called {name!r}",
+            expected="a name in weft.ir.PRIMITIVES",
+            got={"name": name},
+            fix="check the spelling, or import the module that defines it",
+        )
+    return found

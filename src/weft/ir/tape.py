@@ -1,0 +1,158 @@
+"""The tape: what was computed from what, for reverse mode.
+
+Each recorded operation is a `Node` that holds its operands' values and the nodes that made them.
+Nodes are numbered as they are made, so descending numbers are a valid order for going back.
+A `Leaf` is where a derivative is asked for.
+
+>>> from weft.ir.tape import Leaf
+>>> Leaf().parents
+()
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from weft.core.types import TensorType
+from weft.ir.derivatives import Additive, Every, Joint, Linear
+from weft.ir.primitive import Primitive
+from weft.ir.tensor import Tensor, Trace, Traced, wrap
+
+Hook = Callable[[Tensor], Tensor | None]
+_numbers = count(1)
+_next_number = _numbers.__next__
+LARGE = 1 << 16
+"""Bytes from which a value that no derivative needs is not kept."""
+NO_PARAMS: dict[str, Any] = {}
+
+
+class Node:
+    """One recorded operation: operands' values, the nodes they came from, and the result."""
+
+    __slots__ = ("hooks", "number", "out", "params", "parents", "primitive", "values")
+
+    def __init__(
+        self,
+        primitive: Primitive,
+        params: dict[str, Any],
+        values: tuple[Any, ...] | None,
+        parents: tuple[Any, ...],
+        out: Any,
+    ) -> None:
+        self.primitive = primitive
+        self.params = params
+        self.values = values
+        self.parents = parents
+        self.out = out
+        self.number = _next_number()
+        self.hooks: list[Hook] | None = None
+
+
+class Projection:
+    """One of several results of a node."""
+
+    __slots__ = ("hooks", "index", "number", "parents")
+
+    def __init__(self, node: Node, index: int) -> None:
+        self.parents = (node,)
+        self.index = index
+        self.number = _next_number()
+        self.hooks: list[Hook] | None = None
+
+
+class Leaf:
+    """Where a derivative is asked for: a tensor with `requires_grad`, or an argument of `grad`.
+
+    `source` is the node behind an argument that itself depends on an outer derivative's argument.
+    """
+
+    __slots__ = ("handle", "hooks", "number", "parents")
+
+    def __init__(self, handle: Tensor | None = None, source: Any = None) -> None:
+        self.handle = None if handle is None else weakref.ref(handle)
+        self.parents = () if source is None else (source,)
+        self.number = _next_number()
+        self.hooks: list[Hook] | None = None
+
+
+class HollowTrace(Trace):
+    """Stands behind values that were not kept: they have a type and nothing else."""
+
+    name = "the tape, which did not keep its value"
+
+    def process(
+        self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
+    ) -> Any:
+        if primitive.multiple:
+            return tuple(hollow(each) for each in types)
+        return hollow(types)
+
+
+class Hollow(Traced):
+    """A value of which only the type was kept."""
+
+    __slots__ = ()
+
+
+_HOLLOW_TRACE = HollowTrace()
+
+
+def hollow(kind: TensorType) -> Tensor:
+    """A tensor that has a type and no value."""
+    value = Hollow()
+    value.trace = _HOLLOW_TRACE
+    value.type = kind
+    return wrap(value)
+
+
+def record(
+    primitive: Primitive,
+    params: dict[str, Any],
+    operands: tuple[Tensor, ...],
+    result: Any,
+) -> None:
+    """Attach the node of an operation to its result, or to each of its results."""
+    parents = tuple(operand._node for operand in operands)
+    values = tuple(operand._value for operand in operands)
+    if primitive.multiple:
+        out = tuple(each._value for each in result)
+        node = Node(primitive, params, values, parents, out)
+        for index, each in enumerate(result):
+            if each.dtype.is_inexact:
+                each._node = Projection(node, index)
+    else:
+        out = result._value
+        kept = keep(primitive, values, out)
+        result._node = Node(primitive, params, kept[0], parents, kept[1])
+
+
+def keep(primitive: Primitive, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
+    """Operands and result, with the large ones that no derivative needs made hollow.
+
+    A linear operand's transpose needs the other operands, an additive one's needs none.
+    """
+    if type(out) is not np.ndarray or out.nbytes < LARGE:
+        return values, out
+    derivatives = primitive.derivatives
+    if isinstance(derivatives, Joint) or not isinstance(derivatives, (Every, tuple, list)):
+        return values, out
+    kinds = [primitive.derivative(index) for index in range(len(values))]
+    if not all(isinstance(kind, (Linear, Additive)) for kind in kinds):
+        return values, out
+    linear = [isinstance(kind, Linear) for kind in kinds]
+    kept = tuple(
+        value if sum(linear) - linear[index] > 0 else _emptied(value)
+        for index, value in enumerate(values)
+    )
+    return kept, _emptied(out)
+
+
+def _emptied(value: Any) -> Any:
+    if type(value) is not np.ndarray or value.nbytes < LARGE:
+        return value
+    return hollow(wrap(value).type)._value

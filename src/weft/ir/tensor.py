@@ -1,0 +1,193 @@
+"""The tensor: a handle on a value.
+
+A handle holds a value (a NumPy array, or what a transform traces in its place) and the tape node
+that made it. Writing to a tensor rebinds its handle; values never change. The operations
+themselves are installed by the layer above, each in the slot declared for it here.
+
+>>> from weft.ir.tensor import Tensor, wrap
+>>> import numpy as np
+>>> wrap(np.zeros((2, 3), np.float32)).type
+f32[2, 3]
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.core.devices import CPU, Device
+from weft.core.dtypes import DType, from_numpy
+from weft.core.errors import LeakError, TraceError
+from weft.core.locations import Location
+from weft.core.shapes import Dimension, Shape, size
+from weft.core.types import TensorType
+
+
+class Trace:
+    """One running transformation. Its level says how deeply it is nested; the deepest one acts."""
+
+    level: int = 0
+    active: bool = True
+    name: str = "trace"
+    location: Location | None = None
+
+    def process(
+        self, primitive: Any, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
+    ) -> Any:
+        """The result of a primitive on operands of which at least one belongs to this trace."""
+        raise NotImplementedError
+
+
+class Traced:
+    """What stands in a tensor's place while a transform runs: a type, and the trace it is in."""
+
+    __slots__ = ("trace", "type")
+    trace: Trace
+    type: TensorType
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tensor this stands for."""
+        return self.type.shape
+
+    def concrete(self, purpose: str) -> np.ndarray[Any, Any]:
+        """The array behind it, for `bool()`, `float()` and the like, or why there is none."""
+        raise TraceError(
+            purpose,
+            f"a tensor traced by {self.trace.name} has no value yet",
+            expected="a concrete tensor",
+            got={"x": self.type},
+            fix="use wf.where, wf.cond or wf.while_loop, or take the decision outside the trace",
+        )
+
+
+class GradMode(threading.local):
+    """Whether operations are recorded for `.backward()`, in this thread."""
+
+    enabled: bool = True
+
+
+grad_mode = GradMode()
+
+
+class Tensor:
+    """A multi-dimensional array of one element type; a value with a derivative."""
+
+    __slots__ = ("__weakref__", "_grad", "_node", "_value")
+    __array_ufunc__ = None
+    _value: Any
+    _node: Any
+    _grad: Tensor | None
+
+    __add__: ClassVar[Callable[..., Tensor]]
+    __radd__: ClassVar[Callable[..., Tensor]]
+    __sub__: ClassVar[Callable[..., Tensor]]
+    __rsub__: ClassVar[Callable[..., Tensor]]
+    __mul__: ClassVar[Callable[..., Tensor]]
+    __rmul__: ClassVar[Callable[..., Tensor]]
+    __truediv__: ClassVar[Callable[..., Tensor]]
+    __rtruediv__: ClassVar[Callable[..., Tensor]]
+    __floordiv__: ClassVar[Callable[..., Tensor]]
+    __mod__: ClassVar[Callable[..., Tensor]]
+    __pow__: ClassVar[Callable[..., Tensor]]
+    __rpow__: ClassVar[Callable[..., Tensor]]
+    __matmul__: ClassVar[Callable[..., Tensor]]
+    __neg__: ClassVar[Callable[..., Tensor]]
+    __lt__: ClassVar[Callable[..., Tensor]]
+    __le__: ClassVar[Callable[..., Tensor]]
+    __gt__: ClassVar[Callable[..., Tensor]]
+    __ge__: ClassVar[Callable[..., Tensor]]
+    __and__: ClassVar[Callable[..., Tensor]]
+    __or__: ClassVar[Callable[..., Tensor]]
+    __xor__: ClassVar[Callable[..., Tensor]]
+    __invert__: ClassVar[Callable[..., Tensor]]
+    __lshift__: ClassVar[Callable[..., Tensor]]
+    __rshift__: ClassVar[Callable[..., Tensor]]
+    __getitem__: ClassVar[Callable[..., Tensor]]
+    astype: ClassVar[Callable[..., Tensor]]
+    reshape: ClassVar[Callable[..., Tensor]]
+    sum: ClassVar[Callable[..., Tensor]]
+    mT: ClassVar[Any]
+    T: ClassVar[Any]
+
+    @property
+    def type(self) -> TensorType:
+        """The tensor's dtype and shape."""
+        value = self._value
+        if type(value) is np.ndarray:
+            return TensorType(from_numpy(value.dtype), value.shape)
+        kind: TensorType = value.type
+        return kind
+
+    @property
+    def shape(self) -> Shape:
+        """The size of each axis."""
+        shape: Shape = self._value.shape
+        return shape
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._value.shape)
+
+    @property
+    def size(self) -> Dimension:
+        """The number of elements."""
+        return size(self._value.shape)
+
+    @property
+    def device(self) -> Device:
+        """Where the values are."""
+        return CPU
+
+    def __len__(self) -> int:
+        shape = self.shape
+        if not shape:
+            raise TypeError("len() of a tensor with no axes")
+        return int(shape[0])
+
+    __hash__ = object.__hash__
+
+
+def wrap(value: Any, node: Any = None) -> Tensor:
+    """A new handle on a value."""
+    tensor = Tensor.__new__(Tensor)
+    tensor._value = value
+    tensor._node = node
+    tensor._grad = None
+    return tensor
+
+
+def concrete(tensor: Tensor, purpose: str) -> np.ndarray[Any, Any]:
+    """The array behind a tensor, or an error that says why there is none.
+
+    Under `jvp` this is the primal's: Python control flow on values works there.
+    """
+    value = tensor._value
+    if type(value) is np.ndarray:
+        return value
+    if not value.trace.active:
+        raise leaked(value, purpose)
+    array: np.ndarray[Any, Any] = value.concrete(purpose)
+    return array
+
+
+def leaked(value: Traced, purpose: str) -> LeakError:
+    """The error for a traced tensor that outlived its trace."""
+    where = value.trace.location
+    return LeakError(
+        purpose,
+        f"a tensor traced by {value.trace.name} was used after the trace had ended",
+        expected="a tensor that the traced function returned",
+        got={"x": value.type},
+        note=f"traced at {where}" if where is not None else "",
+        fix="return the tensor from the function instead of storing it outside",
+    )

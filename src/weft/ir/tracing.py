@@ -1,0 +1,157 @@
+"""Tracing: running a Python function to obtain its graph.
+
+Tensors from outside that the function uses (closures) become further inputs, after its arguments,
+so a graph never holds another trace's values; small constants are written into the graph.
+
+>>> import weft as wf
+>>> wf.trace(wf.sin, wf.spec("float32", ())).output_types
+(f32[],)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.core.locations import user_location
+from weft.core.types import TensorType
+from weft.ir.dispatch import bind, running
+from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.primitive import Primitive
+from weft.ir.tensor import Tensor, Trace, Traced, wrap
+
+
+class Staged(Traced):
+    """A tensor that stands for a variable of the graph being recorded."""
+
+    __slots__ = ("variable",)
+    variable: Variable
+
+
+class GraphTrace(Trace):
+    """Records each primitive as a node."""
+
+    name = "trace"
+    stages = True
+
+    def __init__(self) -> None:
+        self.nodes: list[GraphNode] = []
+        self.captured: list[Tensor] = []
+        self.captures: list[Variable] = []
+        self._known: dict[int, Variable] = {}
+
+    def tensor(self, variable: Variable) -> Tensor:
+        """The tensor that stands for a variable."""
+        value = Staged()
+        value.trace = self
+        value.type = variable.type
+        value.variable = variable
+        return wrap(value)
+
+    def atom(self, tensor: Tensor) -> Atom:
+        """What stands for a tensor in this graph."""
+        value = tensor._value
+        if isinstance(value, Staged) and value.trace is self:
+            return value.variable
+        if type(value) is np.ndarray and value.ndim == 0 and tensor._node is None:
+            return Literal(value)
+        return self._capture(tensor)
+
+    def _capture(self, tensor: Tensor) -> Variable:
+        known = self._known.get(id(tensor._value))
+        if known is None:
+            known = Variable(tensor.type)
+            self._known[id(tensor._value)] = known
+            self.captured.append(wrap(tensor._value, tensor._node))
+            self.captures.append(known)
+        return known
+
+    def process(
+        self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
+    ) -> Any:
+        kinds = types if primitive.multiple else (types,)
+        results = tuple(Variable(kind) for kind in kinds)
+        atoms = tuple(self.atom(operand) for operand in operands)
+        self.nodes.append(GraphNode(primitive, atoms, params, results, user_location()))
+        if primitive.multiple:
+            return tuple(self.tensor(result) for result in results)
+        return self.tensor(results[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """A graph whose last inputs are tensors that the traced function closed over."""
+
+    graph: Graph
+    captured: tuple[Tensor, ...]
+
+    def closed(self) -> Graph:
+        """The graph with concrete captured tensors written in as constants."""
+        known = {
+            variable: Literal(tensor._value)
+            for variable, tensor in zip(self._captures(), self.captured, strict=True)
+            if type(tensor._value) is np.ndarray
+        }
+        inputs = tuple(variable for variable in self.graph.inputs if variable not in known)
+        return substitute(self.graph, known, inputs)
+
+    def _captures(self) -> tuple[Variable, ...]:
+        return self.graph.inputs[len(self.graph.inputs) - len(self.captured) :]
+
+
+def trace(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Closure:
+    """The graph of f on arguments of these types."""
+    recorder = GraphTrace()
+    with running(recorder):
+        inputs = [Variable(kind) for kind in types]
+        results = f(*[recorder.tensor(variable) for variable in inputs])
+        outputs = tuple(recorder.atom(result) for result in results)
+    graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
+    return Closure(live(graph), tuple(recorder.captured))
+
+
+def live(graph: Graph) -> Graph:
+    """The graph without nodes that no output needs."""
+    needed = {atom for atom in graph.outputs if isinstance(atom, Variable)}
+    kept: list[GraphNode] = []
+    for node in reversed(graph.nodes):
+        if node.primitive.impure or any(result in needed for result in node.results):
+            kept.append(node)
+            needed.update(atom for atom in node.operands if isinstance(atom, Variable))
+    return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)
+
+
+def substitute(
+    graph: Graph, known: dict[Variable, Literal], inputs: tuple[Variable, ...]
+) -> Graph:
+    """The graph with variables replaced by constants."""
+
+    def put(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        return tuple(
+            known.get(atom, atom) if isinstance(atom, Variable) else atom for atom in atoms
+        )
+
+    nodes = tuple(
+        GraphNode(n.primitive, put(n.operands), n.params, n.results, n.location)
+        for n in graph.nodes
+    )
+    return Graph(inputs, nodes, put(graph.outputs), graph.name)
+
+
+def interpret(graph: Graph, *arguments: Tensor) -> tuple[Tensor, ...]:
+    """Run a graph on tensors, node by node; traced tensors may be among them."""
+    values: dict[Variable, Tensor] = dict(zip(graph.inputs, arguments, strict=True))
+
+    def read(atom: Atom) -> Tensor:
+        return values[atom] if isinstance(atom, Variable) else wrap(atom.value)
+
+    for node in graph.nodes:
+        result = bind(node.primitive, *map(read, node.operands), **node.params)
+        if node.primitive.multiple:
+            values.update(zip(node.results, result, strict=True))
+        else:
+            values[node.results[0]] = result
+    return tuple(read(atom) for atom in graph.outputs)

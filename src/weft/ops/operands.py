@@ -1,0 +1,132 @@
+"""Taking what a caller passed and making tensors of it: conversion and promotion.
+
+>>> from weft.ops.operands import as_tensor
+>>> as_tensor("f", 2.5).type
+f32[]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core import dtypes
+from weft.core.dtypes import DType, from_numpy, result_type
+from weft.core.errors import ArgumentTypeError, DTypeError
+from weft.ir.dispatch import apply, bind
+from weft.ir.primitive import PRIMITIVES
+from weft.ir.tensor import Tensor, wrap
+
+Scalar = bool | int | float | complex
+Operand = Any
+"""What an operation takes: a tensor, a NumPy array or a Python scalar."""
+
+DTYPE_CLASSES: dict[str, tuple[DType, ...]] = {
+    "any": dtypes.DTYPES,
+    "bool": (dtypes.bool_,),
+    "integer": tuple(d for d in dtypes.DTYPES if d.is_integer),
+    "bits": tuple(d for d in dtypes.DTYPES if d.is_integer or d is dtypes.bool_),
+    "real": tuple(d for d in dtypes.DTYPES if d.is_integer or d.is_floating),
+    "number": tuple(d for d in dtypes.DTYPES if d is not dtypes.bool_),
+    "float": tuple(d for d in dtypes.DTYPES if d.is_floating),
+    "complex": tuple(d for d in dtypes.DTYPES if d.is_complex),
+    "inexact": tuple(d for d in dtypes.DTYPES if d.is_inexact),
+}
+
+
+def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
+    """A tensor of what was passed: arrays without a copy, scalars with their default dtype."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
+        return scalar_tensor(op, value, result_type(op, [value]))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return array_tensor(op, value)
+    raise ArgumentTypeError(
+        op,
+        f"{name} is not a tensor",
+        expected="a tensor, a NumPy array or a number",
+        got={name: value},
+        fix=f"convert it first: wf.tensor({name})",
+    )
+
+
+def array_tensor(op: str, value: Any) -> Tensor:
+    """A tensor on a NumPy array's own memory, in native byte order."""
+    array = np.asarray(value)
+    try:
+        dtype = from_numpy(array.dtype)
+    except KeyError:
+        raise DTypeError(
+            op,
+            "no tensor can hold these elements",
+            expected="one of " + ", ".join(d.name for d in dtypes.DTYPES),
+            got={"array": array},
+            fix='convert the array first, for example array.astype("float32")',
+        ) from None
+    return wrap(array.astype(dtype.numpy, copy=False))
+
+
+def scalar_tensor(op: str, value: Scalar, dtype: DType) -> Tensor:
+    """A tensor without axes; an integer that the dtype cannot hold is refused."""
+    try:
+        return wrap(np.array(value, dtype.numpy))
+    except OverflowError:
+        raise DTypeError(
+            op,
+            f"the number does not fit {dtype.name}",
+            expected=f"a number that {dtype.name} can hold",
+            got={"number": value},
+            fix='convert the tensor to a wider dtype first: x.astype("int64")',
+        ) from None
+
+
+def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[Tensor, ...]:
+    """Tensors of one dtype: the operands' common one, which the operation is defined for.
+
+    Integers given to an operation on floating-point numbers become the default float.
+    """
+    scalars = [_is_scalar(value) for value in values]
+    tensors = [v if s else as_tensor(op, v) for v, s in zip(values, scalars, strict=True)]
+    kinds = [t if s else t.dtype for t, s in zip(tensors, scalars, strict=True)]
+    dtype = allowed_dtype(op, result_type(op, kinds), allowed, values)
+    return tuple(
+        scalar_tensor(op, t, dtype) if s else convert_to(t, dtype)
+        for t, s in zip(tensors, scalars, strict=True)
+    )
+
+
+def _is_scalar(value: Operand) -> bool:
+    return type(value) in (bool, int, float, complex)
+
+
+def allowed_dtype(op: str, dtype: DType, allowed: str, values: Sequence[Operand]) -> DType:
+    """The dtype the operation works in, or an error when it is not defined for this one."""
+    choices = DTYPE_CLASSES[allowed]
+    if dtype in choices:
+        return dtype
+    if dtypes.DEFAULT_FLOAT in choices and not dtype.is_inexact and allowed in ("float", "inexact"):
+        return dtypes.DEFAULT_FLOAT
+    raise wrong_dtype(op, allowed, {f"x{i + 1}": value for i, value in enumerate(values)})
+
+
+def wrong_dtype(op: str, allowed: str, got: dict[str, object]) -> DTypeError:
+    """The error for a dtype that an operation is not defined for."""
+    choices = DTYPE_CLASSES[allowed]
+    wanted = next((d for d in (dtypes.float32, dtypes.int64, *choices) if d in choices))
+    return DTypeError(
+        op,
+        f"not defined for this dtype, only for {allowed} dtypes",
+        expected=", ".join(d.name for d in choices),
+        got=got,
+        fix=f'convert first: x.astype("{wanted.name}")',
+    )
+
+
+def convert_to(tensor: Tensor, dtype: DType) -> Tensor:
+    """The tensor with elements of another dtype; itself where it already has it."""
+    if tensor.dtype is dtype:
+        return tensor
+    return apply(PRIMITIVES["convert"], tensor, dtype=dtype)

@@ -1,0 +1,411 @@
+"""The shape of the library, read from its syntax trees: layers, cycles, names, sizes, import time.
+
+The table `MAY_IMPORT` is the one place that says which layer may import which. Each check is a
+function from modules to a list of faults, so that each is tested on a fault made on purpose.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import weft
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+
+# Layer -> the layers it may import beside itself. The facade is `weft/*.py`: the public API.
+FACADE = "facade"
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "runtime": {"core"},
+    "ir": {"core"},
+    "ops": {"core", "ir"},
+    "transforms": {"core", "ir", "ops"},
+    "compiler": {"core", "runtime", "ir", "ops"},
+    FACADE: {"core", "runtime", "ir", "ops", "transforms", "compiler"},
+}
+# What users work with: each may import the facade and the others of its kind, nothing underneath.
+SURFACE = {"nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models"}
+MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
+
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}
+MARKER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+LONGEST_FILE = 600
+LONGEST_FUNCTION = 60
+LONGEST_IMPORT_SECONDS = 0.25
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: `target` is dotted and absolute; `lazy` stands inside a function."""
+
+    target: str
+    line: int
+    lazy: bool
+    typing_only: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file of the library, under its dotted name."""
+
+    name: str
+    text: str
+    is_package: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def layer(self) -> str:
+        """The folder under `weft` that holds the module, or the facade."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 2 or (self.is_package and len(parts) == 2) else FACADE
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(self._imports(self.tree, lazy=False, typing_only=False))
+
+    @cached_property
+    def functions(self) -> list[Function]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+
+    def _imports(self, parent: ast.AST, lazy: bool, typing_only: bool) -> Iterator[Import]:
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for target in self._targets(node):
+                    yield Import(target, node.lineno, lazy, typing_only)
+            else:
+                inside = lazy or isinstance(node, Function | ast.Lambda)
+                yield from self._imports(node, inside, typing_only or _is_typing_block(node))
+
+    def _targets(self, node: ast.Import | ast.ImportFrom) -> list[str]:
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        parts = self.name.split(".")
+        package = parts if self.is_package else parts[:-1]
+        anchor = package[: len(package) - node.level + 1] if node.level else []
+        base = ".".join([*anchor, node.module] if node.module else anchor)
+        return [f"{base}.{alias.name}" for alias in node.names]
+
+
+def _is_typing_block(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )
+
+
+def read_library() -> list[Module]:
+    return [_read_module(path) for path in sorted((SOURCE / "weft").rglob("*.py"))]
+
+
+def _read_module(path: Path) -> Module:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    is_package = parts[-1] == "__init__"
+    name = ".".join(parts[:-1] if is_package else parts)
+    return Module(name, path.read_text(encoding="utf-8"), is_package)
+
+
+def _requirements(entries: list[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", entry)[0].replace("-", "_").lower() for entry in entries}
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REQUIRED = _requirements(PROJECT["dependencies"])
+OPTIONAL = _requirements([*chain(*PROJECT["optional-dependencies"].values())]) - REQUIRED
+
+
+# The checks: each takes the library's modules and returns its faults, one line each.
+
+
+def layer_faults(library: list[Module]) -> list[str]:
+    """Imports that the table does not allow; what is only for the type checker counts too."""
+    by_name = {module.name: module for module in library}
+    faults = [
+        f"{module.name}: its folder {module.layer} is not in the table of layers"
+        for module in library
+        if module.layer not in MAY_IMPORT
+    ]
+    for module in library:
+        allowed = {module.layer, *MAY_IMPORT.get(module.layer, set())}
+        for entry in module.imports:
+            target = _resolve(entry.target, by_name)
+            is_typing_facade = module.layer == FACADE and entry.typing_only
+            if target and by_name[target].layer not in allowed and not is_typing_facade:
+                faults.append(f"{module.name}:{entry.line} imports {target}")
+    return faults
+
+
+def surface_faults(library: list[Module]) -> list[str]:
+    """Names that layer 5 takes from `weft` though they are not in its `__all__`."""
+    public = {*weft.__all__, *SURFACE}
+    faults = []
+    for module in library:
+        if module.layer not in SURFACE:
+            continue
+        aliases = _names_of_weft(module)
+        used = {
+            (node.attr, node.lineno)
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in aliases
+        }
+        used |= {
+            (entry.target.removeprefix("weft."), entry.line)
+            for entry in module.imports
+            if re.fullmatch(r"weft\.\w+", entry.target)
+        }
+        private = sorted((line, name) for name, line in used if name not in public)
+        faults += [f"{module.name}:{line} uses weft.{name}" for line, name in private]
+    return faults
+
+
+def cycle_faults(library: list[Module]) -> list[str]:
+    """Modules that import themselves by way of others, at run time."""
+    by_name = {module.name: module for module in library}
+    edges = {
+        module.name: {
+            target
+            for entry in module.imports
+            if not entry.typing_only
+            and (target := _resolve(entry.target, by_name))
+            and target != module.name
+        }
+        for module in library
+    }
+    return sorted(name for name in edges if name in _reachable(name, edges))
+
+
+def third_party_faults(library: list[Module]) -> list[str]:
+    """Imports of packages that the project does not require, or does not even name as optional."""
+    known = {"weft", "__future__", *sys.stdlib_module_names}
+    faults = []
+    for module in library:
+        for entry in module.imports:
+            package = entry.target.split(".")[0]
+            allowed = REQUIRED | OPTIONAL if entry.lazy or entry.typing_only else REQUIRED
+            if package not in known | allowed:
+                faults.append(f"{module.name}:{entry.line} imports {package}")
+    return faults
+
+
+def local_import_faults(library: list[Module]) -> list[str]:
+    """Imports inside functions of anything but an optional dependency."""
+    return [
+        f"{module.name}:{entry.line} imports {entry.target} inside a function"
+        for module in library
+        for entry in module.imports
+        if entry.lazy and entry.target.split(".")[0] not in OPTIONAL
+    ]
+
+
+def name_faults(library: list[Module]) -> list[str]:
+    """Modules whose name says nothing."""
+    return [
+        module.name
+        for module in library
+        if FORBIDDEN_NAMES & set(module.name.strip("_").split("."))
+    ]
+
+
+def annotation_faults(library: list[Module]) -> list[str]:
+    """Functions with a parameter or a result that has no type."""
+    return [
+        f"{module.name}:{function.lineno} {function.name}"
+        for module in library
+        for function in module.functions
+        if function.returns is None or not all(map(_is_annotated, _parameters(function)))
+    ]
+
+
+def size_faults(library: list[Module]) -> list[str]:
+    """Files and functions too long to be read in one go."""
+    faults = []
+    for module in library:
+        lines = len(module.text.splitlines())
+        if lines > LONGEST_FILE:
+            faults.append(f"{module.name}: {lines} lines")
+        for function in module.functions:
+            length = (function.end_lineno or function.lineno) - function.lineno + 1
+            if length > LONGEST_FUNCTION:
+                faults.append(f"{module.name}:{function.lineno} {function.name}: {length} lines")
+    return faults
+
+
+def marker_faults(library: list[Module]) -> list[str]:
+    """Promises left in the code."""
+    return [
+        f"{module.name}:{number} {line.strip()}"
+        for module in library
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if MARKER.search(line)
+    ]
+
+
+def _resolve(target: str, by_name: dict[str, Module]) -> str | None:
+    """The library's module that an imported name is, or is in; None for a foreign name."""
+    while target and target not in by_name:
+        target = target.rpartition(".")[0]
+    return target or None
+
+
+def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(edges[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting.extend(edges[name])
+    return seen
+
+
+def _parameters(function: Function) -> list[ast.arg]:
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if positional and positional[0].arg in ("self", "cls"):
+        positional = positional[1:]
+    starred = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+    return [*positional, *arguments.kwonlyargs, *starred]
+
+
+def _is_annotated(argument: ast.arg) -> bool:
+    return argument.annotation is not None
+
+
+def _names_of_weft(module: Module) -> set[str]:
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "weft"
+    }
+
+
+Check = Callable[[list[Module]], list[str]]
+CHECKS: list[Check] = [
+    layer_faults,
+    surface_faults,
+    cycle_faults,
+    third_party_faults,
+    local_import_faults,
+    name_faults,
+    annotation_faults,
+    size_faults,
+    marker_faults,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_library_has_no(check: Check) -> None:
+    assert check(read_library()) == []
+
+
+# One wrong library per check, so that a check that sees nothing does not pass for a clean library.
+
+
+def library_of(**texts: str) -> list[Module]:
+    """Modules by dotted name under `weft`, with `_` for the dots, beside a facade."""
+    modules = [Module("weft", "", is_package=True)]
+    modules += [Module(f"weft.{name.replace('_', '.')}", text) for name, text in texts.items()]
+    return modules
+
+
+FAULTS: list[tuple[Check, list[Module]]] = [
+    (layer_faults, library_of(core_shapes="from weft.ops import add", ops_add="")),
+    (layer_faults, library_of(core_shapes="from ..ops import add", ops_add="")),
+    (layer_faults, library_of(ir_graph="import weft")),
+    (layer_faults, library_of(transforms_vmap="import weft.compiler.jit", compiler_jit="")),
+    (layer_faults, library_of(nn_linear="from weft.ops.add import add", ops_add="")),
+    (layer_faults, library_of(kernels_add="")),
+    (surface_faults, library_of(nn_linear="import weft as wf\nwf._tape")),
+    (surface_faults, library_of(nn_linear="from weft import registry")),
+    (cycle_faults, library_of(ir_a="import weft.ir.b", ir_b="from weft.ir import a")),
+    (cycle_faults, library_of(ir_a="import weft.ir.b", ir_b="def f():\n    import weft.ir.a")),
+    (third_party_faults, library_of(core_shapes="import torch")),
+    (third_party_faults, library_of(core_shapes="def f():\n    import unheard_of")),
+    (local_import_faults, library_of(core_shapes="def f():\n    import math")),
+    (name_faults, library_of(core_utils="")),
+    (annotation_faults, library_of(core_shapes="def f(x): ...")),
+    (annotation_faults, library_of(core_shapes="def f(*, x) -> int: ...")),
+    (annotation_faults, library_of(core_shapes="def f(**options) -> int: ...")),
+    (size_faults, library_of(core_shapes="x = 1\n" * 601)),
+    (size_faults, library_of(core_shapes="def f() -> None:\n" + "    f()\n" * 60)),
+    (marker_faults, library_of(core_shapes="x = 1  # TODO: y")),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "library"),
+    FAULTS,
+    ids=[f"{check.__name__}-{i}" for i, (check, _) in enumerate(FAULTS)],
+)
+def test_an_injected_fault_is_seen(check: Check, library: list[Module]) -> None:
+    assert len(check(library)) > 0
+
+
+FINE: list[tuple[Check, list[Module]]] = [
+    (layer_faults, library_of(ops_add="from weft.core import shapes", core_shapes="")),
+    (surface_faults, library_of(nn_linear="import weft as wf\nwf.tensor\nfrom weft import tensor")),
+    (cycle_faults, library_of(ir_a="import weft.ir.b", ir_b="import weft.ir.c", ir_c="")),
+    (
+        cycle_faults,
+        library_of(ir_a="import weft.ir.b", ir_b="if TYPE_CHECKING:\n    import weft.ir.a"),
+    ),
+    (local_import_faults, library_of(core_shapes="def f():\n    import torch")),
+    (annotation_faults, library_of(core_shapes="class A:\n    def f(self, x: int) -> int: ...")),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "library"), FINE, ids=[f"{check.__name__}-{i}" for i, (check, _) in enumerate(FINE)]
+)
+def test_what_is_allowed_is_not_a_fault(check: Check, library: list[Module]) -> None:
+    assert check(library) == []
+
+
+# What happens when the package is imported, seen from a fresh interpreter.
+
+
+def fresh_python(program: str) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_weft_imports_nothing_optional() -> None:
+    program = "import sys; old = set(sys.modules); import weft; print(*set(sys.modules) - old)"
+    imported = {name.split(".")[0] for name in fresh_python(program).split()}
+    unexpected = imported - {"weft"} - REQUIRED - sys.stdlib_module_names
+    # Extension modules may register private, undotted names of their own.
+    assert {name for name in unexpected if not name.startswith("_")} == set()
+
+
+def test_importing_weft_loads_no_layer_5() -> None:
+    loaded = set(fresh_python("import sys, weft; print(*sys.modules)").split())
+    assert {name for name in SURFACE if f"weft.{name}" in loaded} == set()
+
+
+def test_importing_weft_takes_under_a_quarter_of_a_second() -> None:
+    program = (
+        "from time import perf_counter; start = perf_counter(); import weft;"
+        "print(perf_counter() - start)"
+    )
+    seconds = [float(fresh_python(program)) for _ in range(7)]
+    assert min(seconds) < LONGEST_IMPORT_SECONDS, f"seconds of each run: {seconds}"

@@ -1,0 +1,80 @@
+"""The documents hold: code runs, links lead somewhere, the examples of docstrings are true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = ROOT / "src" / "weft"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+MODULES = sorted(LIBRARY.rglob("*.py"))
+
+FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """One fenced block of a document and the line its code starts at."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks(text: str) -> list[Block]:
+    return [
+        Block(match["language"], match["code"], text.count("\n", 0, match.start("code")))
+        for match in FENCED.finditer(text)
+    ]
+
+
+def run_blocks(text: str, name: str) -> None:
+    """Run the Python blocks of one document in one namespace; errors show the document's line."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(text):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.code, name, "exec"), namespace)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(LIBRARY.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_code_of_a_document_runs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_blocks(path.read_text(encoding="utf-8"), str(path))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
+    prose = FENCED.sub("", path.read_text(encoding="utf-8"))
+    targets = [match["target"].partition("#")[0] for match in LINK.finditer(prose)]
+    inside = [target for target in targets if target and "://" not in target]
+    assert [target for target in inside if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_the_examples_of_a_module_are_true(path: Path) -> None:
+    result = doctest.testmod(importlib.import_module(module_name(path)))
+    assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed, shown above"
+
+
+def test_a_document_with_a_wrong_example_is_caught() -> None:
+    text = "# A title\n\n```python\nx = 2\n```\n\nProse.\n\n```python\nassert x == 3\n```\n"
+    with pytest.raises(AssertionError) as failure:
+        run_blocks(text, "wrong.md")
+    assert failure.traceback[-1].lineno == 9  # counted from 0
+
+
+def test_the_readme_fits_on_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 60
