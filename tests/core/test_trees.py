@@ -1,9 +1,8 @@
-"""Trees come apart and together again without loss, and trees that differ are told apart by path."""
+"""Trees come apart and together again without loss; the first path where two differ is named."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -61,15 +60,12 @@ class Net(Module):
     pass
 
 
-def module_parts(module: Module) -> tuple[dict[Hashable, Any], Hashable]:
+def module_parts(module: Module) -> tuple[dict[str, Any], bool]:
     return dict(module.children), module.training
 
 
-def make_module(kind: type[Module], children: dict[Hashable, Any], static: Hashable) -> Module:
-    module = kind.__new__(kind)
-    module.training = bool(static)
-    module.children = {str(name): child for name, child in children.items()}
-    return module
+def make_module(kind: type[Module], children: dict[str, Any], training: bool) -> Module:
+    return kind(training, **children)
 
 
 register_node(Module, module_parts, make_module)
@@ -134,10 +130,10 @@ def test_keys_without_an_order_keep_that_of_insertion() -> None:
 
 
 def test_containers_keep_their_class() -> None:
-    tree = {"p": Point(1, 2), "o": OrderedDict(b=1), "d": defaultdict(list, k=2), "t": (3,)}
+    tree = {"p": Point(1, 2), "o": OrderedDict(b=1), "d": defaultdict(int, k=2), "t": (3,)}
     doubled = map_tree(lambda leaf: 2 * leaf, tree)
     assert doubled == {"p": Point(2, 4), "o": OrderedDict(b=2), "d": {"k": 4}, "t": (6,)}
-    assert doubled["d"].default_factory is list
+    assert doubled["d"].default_factory is int
     assert isinstance(doubled["o"], OrderedDict)
 
 
@@ -204,9 +200,12 @@ def test_registration_reaches_classes_already_seen() -> None:
     class Late:
         value: int
 
-    assert leaves(Late(1)) == [1]
+    class Later(Late):
+        pass
+
+    assert leaves([Late(1), Later(2)]) == [1, 2]
     register_leaf(Late)
-    assert leaves(Late(1)) == [Late(1)]
+    assert leaves([Late(1), Later(2)]) == [Late(1), Later(2)]
 
 
 def test_a_predicate_ends_the_descent() -> None:
@@ -237,6 +236,7 @@ def test_the_wrong_number_of_leaves_is_refused(count: int) -> None:
         ([1, 2], [1], "at [1]", "a value", "nothing"),
         ([1], (1,), "at the root", "[*]", "(*,)"),
         ([1], [None], "at [0]", "a leaf", "None"),
+        ([Loose(1)], [Loose(2)], "at [0]", "Loose(shape=1)", "Loose(shape=2)"),
         ([1], list(range(100)), "at [1]", "nothing", "a value"),
         (1, list(range(100)), "at the root", "a leaf", "list of 100"),
     ],

@@ -142,8 +142,8 @@ def flatten_with_paths(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[s
 
 def register_node(
     cls: type[T],
-    flatten: Callable[[T], tuple[dict[Hashable, Any], Hashable]],
-    unflatten: Callable[[type[T], dict[Hashable, Any], Hashable], T],
+    flatten: Callable[[T], tuple[dict[Any, Any], Hashable]],
+    unflatten: Callable[[type[T], dict[Any, Any], Any], T],
 ) -> None:
     """Make a class and its subclasses containers.
 

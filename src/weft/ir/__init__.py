@@ -1,0 +1,25 @@
+"""The intermediate representation: primitives, graphs, their text, verifier and interpreter.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda x: x + x, wf.spec("float32", ("batch",)))
+>>> wf.ir.verify(graph)
+>>> print(graph)  # doctest: +ELLIPSIS
+graph(a: f32[batch]) {
+  b: f32[batch] = add(a, a)...
+  return b
+}
+"""
+
+from weft.ir.functions import infer
+from weft.ir.functions import trace_function as trace
+from weft.ir.graph import Graph, GraphNode, Literal, Variable
+from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
+from weft.ir.sizes import specialize
+from weft.ir.text import parse
+from weft.ir.tracing import interpret
+from weft.ir.verify import verify
+
+__all__ = [
+    "PRIMITIVES", "Graph", "GraphNode", "Literal", "Mistake", "Primitive", "Sample", "Variable",
+    "infer", "interpret", "parse", "specialize", "trace", "verify",
+]  # fmt: skip

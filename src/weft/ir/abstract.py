@@ -24,7 +24,9 @@ class AbstractTrace(Trace):
     """Computes types and nothing else."""
 
     name = "type inference"
-    stages = True
+
+    def __init__(self, *, stages: bool = True) -> None:
+        self.stages = stages
 
     def tensor(self, kind: TensorType) -> Tensor:
         """A tensor of that type in this trace."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from weft.core.locations import user_location
 from weft.core.shapes import Dim
+from weft.ir.derivatives import Joint
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, Trace, grad_mode, leaked, wrap
@@ -26,7 +27,7 @@ from weft.ir.tensor import Tensor, Trace, grad_mode, leaked, wrap
 _quiet_context = contextvars.copy_context()
 _quiet_context.run(np.seterr, all="ignore")
 quiet = _quiet_context.run
-"""Calls a NumPy function with floating-point warnings off; RuntimeError when called in itself."""
+"""Calls a function with NumPy's floating-point warnings off; a RuntimeError when in use already."""
 
 
 class Traces(threading.local):
@@ -55,7 +56,9 @@ def running(trace: Trace) -> Iterator[None]:
 def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     """Apply a primitive to tensors: a tensor, or a tuple of them."""
     types = primitive.type_rule(*[operand.type for operand in operands], **params)
-    trace = _deepest(primitive, operands, params)
+    trace = deepest(operands, primitive.name)
+    if trace is None and traces.stack:
+        trace = _staging(params, operands)
     if trace is None:
         result = evaluate(primitive, [operand._value for operand in operands], params)
     else:
@@ -72,34 +75,46 @@ apply_multiple: Callable[..., tuple[Tensor, ...]] = bind
 
 
 def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) -> Any:
-    """Compute a primitive now, by its reference."""
-    with np.errstate(all="ignore"):
+    """Compute a primitive now, by its reference.
+
+    A primitive that holds graphs evaluates others in turn, which see to warnings themselves.
+    """
+    if isinstance(primitive.derivatives, Joint):
         result = primitive.reference(*arrays, **params)
+    else:
+        try:
+            result = quiet(primitive.reference, *arrays, **params)
+        except RuntimeError:  # the context is in use, by another thread
+            with np.errstate(all="ignore"):
+                result = primitive.reference(*arrays, **params)
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
     return wrap(result if type(result) is np.ndarray else np.asarray(result))
 
 
-def _deepest(
-    primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any]
-) -> Trace | None:
-    """The trace that handles a call: the deepest among the operands'.
-
-    A call without operands (a constant of some shape, random bits) belongs to the innermost trace
-    that records graphs.
-    """
-    deepest: Trace | None = None
+def deepest(operands: Sequence[Tensor], purpose: str) -> Trace | None:
+    """The deepest trace among the operands'; None when all are concrete."""
+    found: Trace | None = None
     for operand in operands:
         value = operand._value
         if type(value) is not np.ndarray:
-            trace = value.trace
+            trace: Trace = value.trace
             if not trace.active:
-                raise leaked(value, primitive.name)
-            if deepest is None or trace.level > deepest.level:
-                deepest = trace
-    if deepest is None and (not operands or _symbolic(params)):
-        return next((t for t in reversed(traces.stack) if getattr(t, "stages", False)), None)
-    return deepest
+                raise leaked(value, purpose)
+            if found is None or trace.level > found.level:
+                found = trace
+    return found
+
+
+def _staging(params: dict[str, Any], operands: tuple[Tensor, ...]) -> Trace | None:
+    """The trace for a call on nothing but constants: usually none, and it is computed at once.
+
+    A call without operands (a constant of some shape, random bits) or of a symbolic size belongs
+    to the innermost trace that records.
+    """
+    if operands and not _symbolic(params):
+        return None
+    return next((trace for trace in reversed(traces.stack) if trace.stages), None)
 
 
 def _symbolic(params: dict[str, Any]) -> bool:

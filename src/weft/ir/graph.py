@@ -5,7 +5,7 @@ earlier nodes, inputs, or constants; its parameters may hold graphs. Each node r
 user's line.
 
 >>> import weft as wf
->>> print(wf.trace(lambda x: x * 2.0, wf.spec("float32", (3,))))
+>>> print(wf.ir.trace(lambda x: x * 2.0, wf.spec("float32", (3,))))
 graph(a: f32[3]) {
   b: f32[3] = mul(a, 2.0)
   return b
@@ -15,14 +15,17 @@ graph(a: f32[3]) {
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from weft.core.dtypes import from_numpy
+from weft.core.dtypes import DType, from_numpy
+from weft.core.errors import GraphError
 from weft.core.locations import Location
+from weft.core.shapes import Dim
 from weft.core.types import TensorType
 from weft.ir.primitive import Primitive
 
@@ -105,8 +108,8 @@ class Graph:
                 yield from graphs_in(value)
 
 
-PRINTER: list[Any] = [lambda graph: f"graph of {len(graph.nodes)} nodes"]
-"""The text form, filled in by text.py."""
+PRINTER: list[Callable[[Graph], str]] = [lambda graph: f"graph of {len(graph.nodes)} nodes"]
+"""The text form, filled in by printing.py."""
 
 
 def graphs_in(value: Any) -> Iterator[Graph]:
@@ -121,13 +124,13 @@ def graphs_in(value: Any) -> Iterator[Graph]:
 def structure(graph: Graph) -> str:
     """The program as canonical text: variables numbered in order, no names, no locations."""
     numbers: dict[Variable, int] = {}
-    lines = [",".join(_declare(variable, numbers) for variable in graph.inputs)]
+    lines = [",".join([_declare(variable, numbers) for variable in graph.inputs])]
     for node in graph.nodes:
-        operands = ",".join(_refer(atom, numbers) for atom in node.operands)
-        params = ",".join(f"{key}={_param(node.params[key])}" for key in sorted(node.params))
-        results = ",".join(_declare(variable, numbers) for variable in node.results)
-        lines.append(f"{results}={node.primitive.name}({operands};{params})")
-    lines.append(",".join(_refer(atom, numbers) for atom in graph.outputs))
+        operands = ",".join([_refer(atom, numbers) for atom in node.operands])
+        params = [f"{k}={param_text(v, _nested)}" for k, v in sorted(node.params.items())]
+        results = ",".join([_declare(variable, numbers) for variable in node.results])
+        lines.append(f"{results}={node.primitive.name}({operands};{','.join(params)})")
+    lines.append(",".join([_refer(atom, numbers) for atom in graph.outputs]))
     return "\n".join(lines)
 
 
@@ -138,14 +141,51 @@ def _declare(variable: Variable, numbers: dict[Variable, int]) -> str:
 
 def _refer(atom: Atom, numbers: dict[Variable, int]) -> str:
     if isinstance(atom, Variable):
-        return str(numbers[atom])
-    data = hashlib.sha256(np.ascontiguousarray(atom.value).tobytes()).hexdigest()
-    return f"{atom.type}#{data}"
+        return str(numbers[atom]) if atom in numbers else f"?:{atom.type}"
+    return f"{atom.type}#{hashlib.sha256(literal_bytes(atom)).hexdigest()}"
 
 
-def _param(value: Any) -> str:
+def _nested(graph: Graph) -> str:
+    return "{" + structure(graph) + "}"
+
+
+def literal_bytes(literal: Literal) -> bytes:
+    """The elements of a constant in order, in little-endian byte order."""
+    value = literal.value
+    return value.astype(value.dtype.newbyteorder("<"), order="C", copy=False).tobytes()
+
+
+def param_text(value: Any, nested: Callable[[Graph], str]) -> str:
+    """A parameter as text that reads back to an equal one; `nested` writes the graphs in it."""
     if isinstance(value, Graph):
-        return "{" + structure(value) + "}"
+        return nested(value)
     if isinstance(value, (tuple, list)):
-        return "(" + ",".join(_param(each) for each in value) + ")"
-    return repr(value)
+        inner = ", ".join([param_text(each, nested) for each in value])
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, DType):
+        return value.name
+    if isinstance(value, Dim):
+        return f"<{value}>"
+    if isinstance(value, complex):
+        return complex_text(value)
+    text = repr(value)
+    if type(value) in _PLAIN or isinstance(value, TensorType) or _QUOTED.fullmatch(text):
+        return text
+    raise GraphError(
+        "graph",
+        "a parameter cannot be written as text",
+        expected="numbers, strings, None, dtypes, dimensions, types, graphs, or tuples of these",
+        got={"parameter": value},
+        fix="pass a tensor as an operand, a function as a graph: wf.ir.trace(f, *types)",
+    )
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_QUOTED = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*\"""")
+
+
+def complex_text(value: complex) -> str:
+    """Both parts, so that signs of zeros are kept: 1.0-0.0j."""
+    imaginary = repr(value.imag)
+    return f"{value.real!r}{'' if imaginary[0] == '-' else '+'}{imaginary}j"

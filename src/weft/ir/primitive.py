@@ -78,6 +78,8 @@ class Primitive:
                 got={"name": self.name},
                 fix=f'choose another name, for example "{self.name}_of_mine"',
             )
+        if isinstance(self.derivatives, list):
+            object.__setattr__(self, "derivatives", tuple(self.derivatives))
         PRIMITIVES[self.name] = self
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from weft.core.errors import GradientError, Unsupported
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
-from weft.ir.derivatives import Constant, Joint, Tangent
+from weft.ir.derivatives import Additive, Constant, Joint, Linear
 from weft.ir.dispatch import apply, bind, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import Hook, Leaf, Node, Projection
@@ -51,61 +52,71 @@ def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            stack.extend(parent for parent in node.parents if parent is not None)
+            for parent in node.parents:
+                if parent is not None:
+                    stack.append(parent)
     return sorted(seen, key=_number, reverse=True)
 
 
 def between(
-    roots: Sequence[AnyNode | None], leaves: Sequence[Leaf]
+    roots: Sequence[AnyNode | None], stops: Sequence[AnyNode], oldest: int
 ) -> tuple[list[AnyNode], bool]:
-    """The nodes on a way from the roots back to the leaves, latest first.
+    """The nodes on a way from the roots back to the stops, latest first.
 
-    Also whether the roots depend on anything else: an older tape, or a leaf made on the way.
+    Also whether the roots depend on anything else: nodes numbered before `oldest`, or a leaf.
     """
-    oldest = min((leaf.number for leaf in leaves), default=0)
-    found: dict[AnyNode, None] = {}
+    live: set[AnyNode] = set(stops)
+    found: set[AnyNode] = set()
+    elsewhere = False
     stack = [root for root in roots if root is not None]
-    elsewhere = any(leaf.parents for leaf in leaves)
-    live: set[AnyNode] = set(leaves)
     while stack:
         node = stack.pop()
-        if node.number < oldest or (type(node) is Leaf and node not in live and not node.parents):
+        if node in found:
+            continue
+        if node in live:
+            found.add(node)
+        elif node.number < oldest or (type(node) is Leaf and not node.parents):
             elsewhere = True
-        elif node not in found:
-            found[node] = None
-            if node not in live:
-                stack.extend(parent for parent in node.parents if parent is not None)
+        else:
+            found.add(node)
+            stack.extend(parent for parent in node.parents if parent is not None)
     ascending = sorted(found, key=_number)
     for node in ascending:
-        if node not in live and any(parent in live for parent in node.parents):
+        if any(parent in live for parent in node.parents):
             live.add(node)
     return [node for node in reversed(ascending) if node in live], elsewhere
 
 
-def _number(node: AnyNode) -> int:
-    return node.number
+_number = attrgetter("number")
 
 
 def backpropagate(
-    order: Sequence[AnyNode], seeds: Sequence[tuple[AnyNode | None, Tensor]], release: bool
-) -> dict[Leaf, Tensor]:
-    """Cotangents of all leaves in `order`, given those of the roots.
+    order: Sequence[AnyNode],
+    seeds: Sequence[tuple[AnyNode | None, Tensor]],
+    *,
+    stops: Sequence[AnyNode] = (),
+    release: bool = False,
+) -> dict[AnyNode, Tensor]:
+    """Cotangents of all leaves in `order` and of the stops, given those of the roots.
 
     `release` frees each node's operands after use, as `.backward()` does by default.
     """
     live = frozenset(order)
+    ends = frozenset(stops)
     cotangents: dict[Any, Any] = {}
     for root, seed in seeds:
         if root in live:
             _accumulate(cotangents, root, seed)
-    leaves: dict[Leaf, Tensor] = {}
+    leaves: dict[AnyNode, Tensor] = {}
     for node in order:
         cotangent = cotangents.pop(node, None)
         if cotangent is None:
             continue
         if node.hooks:
             cotangent = _hooked(node.hooks, cotangent)
-        if type(node) is Node:
+        if node in ends:
+            leaves[node] = cotangent
+        elif type(node) is Node:
             _propagate(cotangents, live, node, cotangent)
             if release:
                 node.values = node.out = None
@@ -135,30 +146,60 @@ def _propagate(
     cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Any
 ) -> None:
     """Add what one node passes back to the cotangents of its parents."""
-    primitive, parents, values = node.primitive, node.parents, node.values
+    values, parents, params = node.values, node.parents, node.params
     if values is None:
-        raise _freed(primitive)
+        raise _freed(node.primitive)
     operands = [
-        wrap(value, parent) if type(value) is not float else value
-        for value, parent in zip(values, parents, strict=True)
+        value if type(value) is float else wrap(value, parent)
+        for value, parent in zip(values, parents, strict=False)
     ]
-    wanted = [parent in live for parent in parents]
+    derivatives = node.primitive.derivatives
+    if type(derivatives) is Joint or node.primitive.multiple:
+        _propagate_all(cotangents, live, node, operands, cotangent)
+        return
+    out = wrap(node.out, node)
+    for index, parent in enumerate(parents):
+        if parent in live:
+            back = pull(node.primitive, index, cotangent, out, operands, params)
+            if back is not None:
+                before = cotangents.get(parent)
+                cotangents[parent] = back if before is None else before + back
+
+
+def _propagate_all(
+    cotangents: dict[Any, Any],
+    live: frozenset[AnyNode],
+    node: Node,
+    operands: list[Tensor],
+    cotangent: Any,
+) -> None:
+    """The same for primitives with several results, and those with one rule for all operands."""
+    primitive = node.primitive
+    out: Any
     if primitive.multiple:
         cotangent = _all_results(node, cotangent)
-        out: Any = tuple(wrap(value) for value in node.out)
+        out = tuple(_result(node, index) for index in range(len(node.out)))
     else:
         out = wrap(node.out, node)
+    wanted = [parent in live for parent in node.parents]
     if isinstance(primitive.derivatives, Joint):
         backs = primitive.derivatives.vjp(cotangent, out, operands, wanted, **node.params)
-        for parent, back in zip(parents, backs, strict=True):
-            if parent in live and back is not None:
-                _accumulate(cotangents, parent, back)
-        return
-    for index, want in enumerate(wanted):
-        if want:
-            back = pull(primitive, index, cotangent, out, operands, node.params)
-            if back is not None:
-                _accumulate(cotangents, parents[index], back)
+    else:
+        backs = [
+            pull(primitive, index, cotangent, out, operands, node.params) if want else None
+            for index, want in enumerate(wanted)
+        ]
+    for parent, back, want in zip(node.parents, backs, wanted, strict=True):
+        if want and back is not None:
+            _accumulate(cotangents, parent, back)
+
+
+def _result(node: Node, index: int) -> Tensor:
+    """One of several results, with its place on the tape."""
+    result = wrap(node.out[index])
+    if grad_mode.enabled and result.dtype.is_inexact:
+        result._node = Projection(node, index)
+    return result
 
 
 def _all_results(node: Node, cotangent: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
@@ -179,22 +220,27 @@ def pull(
     params: dict[str, Any],
 ) -> Tensor | None:
     """The cotangent of one operand."""
-    derivative = primitive.derivative(index)
+    derivatives = primitive.derivatives
+    derivative = (
+        derivatives[index] if type(derivatives) is tuple else primitive.derivative(index)
+    )
     kind = type(derivative)
-    operand = operands[index]
-    if kind is Constant:
+    back: Tensor | None
+    if kind is Linear or kind is Additive:
+        back = derivative.transpose(cotangent, *operands, **params)
+    elif kind is Constant:
         return None
-    if kind is Tangent:
-        rule = derivative.rule  # type: ignore[union-attr]
-        if derivative.diagonal:  # type: ignore[union-attr]
-            back = _diagonal(rule, cotangent, out, operands, params)
-        else:
-            back = transpose(lambda t: rule(t, out, *operands, **params), operand.type, cotangent)
+    elif derivative.diagonal:
+        back = _diagonal(derivative.rule, cotangent, out, operands, params)
     else:
-        back = derivative.transpose(cotangent, *operands, **params)  # type: ignore[union-attr]
-    if primitive.broadcasts and back.shape != operand.shape:
-        back = sum_to(back, operand.shape)
-    return back  # type: ignore[no-any-return]
+        rule = derivative.rule
+        kind_of_operand = operands[index].type
+        back = transpose(lambda t: rule(t, out, *operands, **params), kind_of_operand, cotangent)
+    if primitive.broadcasts and back is not None:
+        shape = operands[index]._value.shape
+        if back._value.shape != shape:
+            back = sum_to(back, shape)
+    return back
 
 
 def _diagonal(
@@ -204,13 +250,12 @@ def _diagonal(
     if not cotangent.dtype.is_complex:
         return rule(cotangent, out, *operands, **params)
     conj = PRIMITIVES["conj"]
-    back: Tensor = bind(conj, rule(bind(conj, cotangent), out, *operands, **params))
-    return back
+    return apply(conj, rule(apply(conj, cotangent), out, *operands, **params))
 
 
 def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> Tensor | None:
     """The adjoint of a linear function of one tensor, applied to the cotangent of its result."""
-    trace = AbstractTrace()
+    trace = AbstractTrace(stages=False)
     with running(trace), recording(True):
         argument = trace.tensor(kind)
         leaf = argument._node = Leaf()
@@ -219,8 +264,11 @@ def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> T
             (results, cotangent)
         ]
         seeds = [(r._node, ct) for r, ct in pairs if r is not None and ct is not None]
-        order, _ = between([root for root, _ in seeds], [leaf])
-        return backpropagate(order, seeds, release=False).get(leaf)
+        order, _ = between([root for root, _ in seeds], [leaf], leaf.number)
+        back = backpropagate(order, seeds, stops=[leaf]).get(leaf)
+    if back is not None and getattr(back._value, "trace", None) is trace:
+        raise AssertionError("a derivative rule read the value of the tangent it is linear in")
+    return back
 
 
 def vjp(
@@ -234,13 +282,15 @@ def vjp(
     leaves = [each._node for each in inner]
     with recording(True):
         results = list(f(*inner))
-    order, elsewhere = between([result._node for result in results], leaves)
+    oldest = min((leaf.number for leaf in leaves), default=0)
+    order, elsewhere = between([result._node for result in results], leaves, oldest)
+    elsewhere = elsewhere or any(leaf.parents for leaf in leaves)
 
     def pullback(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         seeds = [(r._node, ct) for r, ct in zip(results, cotangents, strict=True) if ct is not None]
         outer = elsewhere or any(ct._node is not None for _, ct in seeds)
         with recording(outer and grad_mode.enabled):
-            found = backpropagate(order, seeds, release=False)
+            found = backpropagate(order, seeds, stops=leaves)
         return [found.get(leaf) for leaf in leaves]
 
     shown = results if elsewhere else [wrap(result._value) for result in results]

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.errors import GradientError
 from weft.core.types import TensorType
 from weft.ir.derivatives import Additive, Every, Joint, Linear
 from weft.ir.primitive import Primitive
-from weft.ir.tensor import Tensor, Trace, Traced, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, wrap
 
 Hook = Callable[[Tensor], Tensor | None]
 _numbers = count(1)
@@ -156,3 +157,23 @@ def _emptied(value: Any) -> Any:
     if type(value) is not np.ndarray or value.nbytes < LARGE:
         return value
     return hollow(wrap(value).type)._value
+
+
+def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:
+    """Make a handle stand for a new value: what writing to a tensor means.
+
+    A leaf that requires a gradient may be rebound only under `no_grad`, and stays a leaf.
+    """
+    leaf = type(tensor._node) is Leaf
+    if leaf and grad_mode.enabled:
+        raise GradientError(
+            op,
+            "a leaf that requires a gradient was written to",
+            expected="updates of leaves inside wf.no_grad()",
+            got={"x": tensor},
+            fix="with wf.no_grad(): ...",
+        )
+    tensor._value = result._value
+    if not leaf:
+        tensor._node = result._node
+    return tensor

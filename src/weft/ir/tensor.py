@@ -32,6 +32,8 @@ class Trace:
     level: int = 0
     active: bool = True
     name: str = "trace"
+    stages: bool = False
+    """Whether calls without operands are recorded instead of computed."""
     location: Location | None = None
 
     def process(
@@ -131,7 +133,11 @@ class Tensor:
     @property
     def dtype(self) -> DType:
         """The element type."""
-        return self.type.dtype
+        value = self._value
+        if type(value) is np.ndarray:
+            return from_numpy(value.dtype)
+        dtype: DType = value.type.dtype
+        return dtype
 
     @property
     def ndim(self) -> int:

@@ -4,7 +4,7 @@ Tensors from outside that the function uses (closures) become further inputs, af
 so a graph never holds another trace's values; small constants are written into the graph.
 
 >>> import weft as wf
->>> wf.trace(wf.sin, wf.spec("float32", ())).output_types
+>>> wf.ir.trace(wf.sin, wf.spec("float32", ())).output_types
 (f32[],)
 """
 
@@ -21,6 +21,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import bind, running
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import Primitive
+from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, Trace, Traced, wrap
 
 
@@ -142,7 +143,11 @@ def substitute(
 
 
 def interpret(graph: Graph, *arguments: Tensor) -> tuple[Tensor, ...]:
-    """Run a graph on tensors, node by node; traced tensors may be among them."""
+    """Run a graph on tensors, node by node; traced tensors may be among them.
+
+    Symbolic sizes of the graph are those that the arguments have.
+    """
+    graph = specialize(graph, [argument.type for argument in arguments])
     values: dict[Variable, Tensor] = dict(zip(graph.inputs, arguments, strict=True))
 
     def read(atom: Atom) -> Tensor:

@@ -1,4 +1,4 @@
-"""Conversion between element types.
+"""Conversion between element types, and between numbers and their bits.
 
 >>> import weft as wf
 >>> wf.tensor([1.7]).astype("int32").tolist()
@@ -12,40 +12,107 @@ from typing import Any
 import numpy as np
 
 from weft.core import dtypes
+from weft.core.devices import as_device
 from weft.core.dtypes import DType
+from weft.core.errors import DTypeError
 from weft.core.types import TensorType
-from weft.ir.derivatives import linear
-from weft.ir.dispatch import apply, bind
-from weft.ir.primitive import Primitive, Sample
+from weft.ir.derivatives import constant, linear
+from weft.ir.dispatch import apply
+from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops.operands import alias, as_tensor
+
+__all__ = ["astype", "bitcast"]
+
+Array = np.ndarray[Any, Any]
 
 
-def _converted(x: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    if x.dtype.kind == "c" and not dtype.is_complex:
+def _converted(x: Array, dtype: DType) -> Array:
+    if x.dtype.kind == "c" and not (dtype.is_complex or dtype is dtypes.bool_):
         x = x.real
     return x.astype(dtype.numpy)
 
 
-convert = Primitive(
+convert: Primitive = Primitive(
     "convert",
-    "Each element in another dtype; floats are cut towards zero, complex numbers lose their imaginary part.",
+    "Each element in another dtype; floats are cut towards zero, complex numbers lose their "
+    "imaginary part.",
     type_rule=lambda x, dtype: TensorType(dtype, x.shape),
     reference=_converted,
-    derivatives=[linear(lambda ct, x, dtype: bind(convert, ct, dtype=x.dtype))],
-    batch=lambda size, operands, axes, dtype: (bind(convert, operands[0], dtype=dtype), axes[0]),
+    derivatives=[linear(lambda ct, x, dtype: apply(convert, ct, dtype=x.dtype))],
+    batch=lambda size, operands, axes, dtype: (apply(convert, operands[0], dtype=dtype), axes[0]),
     samples=lambda: [
         Sample((np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3),), {"dtype": dtypes.float64}),
         Sample((np.linspace(-2, 2, 6, dtype=np.float64),), {"dtype": dtypes.float32}),
         Sample((np.arange(6),), {"dtype": dtypes.float32}),
         Sample((np.ones((2, 2), np.float32),), {"dtype": dtypes.complex64}),
+        Sample((np.array([1 + 2j, 3 - 1j], np.complex64),), {"dtype": dtypes.float32}),
         Sample((np.array([0.0, -1.7, 2.5], np.float32),), {"dtype": dtypes.int32}),
+        Sample((np.array([0.0, -1.5], np.float32),), {"dtype": dtypes.bfloat16}, derivative=False),
+        Sample((np.array([0.0, -1.5], np.float32),), {"dtype": dtypes.bool_}),
     ],
 )
 
 
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """The tensor with elements of another dtype. A tensor is a value: `copy` changes nothing."""
+    """The tensor with elements of another dtype.
+
+    Floats are cut towards zero, complex numbers lose their imaginary part. A tensor is a value:
+    with `copy=False` a tensor that has the dtype already is returned as it is.
+
+    >>> import weft as wf
+    >>> wf.astype(wf.tensor([1.7, -1.7]), wf.int8).tolist()
+    [1, -1]
+    """
+    as_device(device)
+    tensor = as_tensor("astype", x)
     target = dtypes.as_dtype(dtype)
-    if x.dtype is target:
-        return x
-    return apply(convert, x, dtype=target)
+    if tensor.dtype is target:
+        return alias(tensor) if copy else tensor
+    return apply(convert, tensor, dtype=target)
+
+
+def _bitcast_type(x: TensorType, dtype: DType) -> TensorType:
+    if x.dtype.bits != dtype.bits or dtypes.bool_ in (x.dtype, dtype):
+        raise DTypeError(
+            "bitcast",
+            "dtypes of different sizes",
+            expected=f"a dtype of {x.dtype.bits} bits that is not bool",
+            got={"x": x, "dtype": dtype},
+            fix=f'pass dtype="{_same_size(x.dtype).name}"',
+        )
+    return x.with_dtype(dtype)
+
+
+def _same_size(dtype: DType) -> DType:
+    """An integer dtype of the same size, or the dtype itself where there is none."""
+    signed = [d for d in dtypes.DTYPES if d.kind == "signed" and d.bits == dtype.bits]
+    return signed[0] if signed else dtype
+
+
+bits_as: Primitive = Primitive(
+    "bitcast",
+    "The same bits, read as another dtype of the same size.",
+    type_rule=_bitcast_type,
+    reference=lambda x, dtype: np.ascontiguousarray(x).view(dtype.numpy).reshape(x.shape),
+    derivatives=[constant("bits are not a number that varies smoothly")],
+    batch=lambda size, operands, axes, dtype: (apply(bits_as, operands[0], dtype=dtype), axes[0]),
+    samples=lambda: [
+        Sample((np.array([[1.0, -2.5]], np.float32),), {"dtype": dtypes.uint32}, derivative=False),
+        Sample((np.array(3, np.int64),), {"dtype": dtypes.float64}),
+        Sample((np.zeros((0, 2), np.float16),), {"dtype": dtypes.bfloat16}, derivative=False),
+    ],
+    mistakes=lambda: [
+        Mistake((np.ones(2, np.float32),), {"dtype": dtypes.int64}, DTypeError, "different sizes"),
+    ],
+)
+
+
+def bitcast(x: Tensor, dtype: Any, /) -> Tensor:
+    """The same bits, read as another dtype of the same size.
+
+    >>> import weft as wf
+    >>> wf.bitcast(wf.tensor([1.0]), wf.uint32).tolist()
+    [1065353216]
+    """
+    return apply(bits_as, as_tensor("bitcast", x), dtype=dtypes.as_dtype(dtype))

@@ -16,28 +16,43 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.dtypes import DType, bool_, float32, real_of
-from weft.core.errors import Unsupported
+from weft.core.dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    complex64,
+    complex_of,
+    float32,
+    int32,
+    real_of,
+    uint8,
+)
+from weft.core.errors import DTypeError, ShapeError, Unsupported
 from weft.core.shapes import Dimension, broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
-from weft.ir.dispatch import apply, bind, quiet
-from weft.ir.primitive import PRIMITIVES, Primitive, Sample
+from weft.ir.dispatch import apply, quiet
+from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
 from weft.ir.tensor import Tensor, grad_mode
 from weft.ops.operands import DTYPE_CLASSES, promoted, wrong_dtype
 
 Array = np.ndarray[Any, Any]
+Function = Callable[..., Tensor]
 Domain = tuple[float, float]
 _new = Tensor.__new__
 _ndarray = np.ndarray
+_EXACT = 1 << 24
+"""Python integers below this are the same number in every floating-point type they meet."""
+_FURTHER = (float32, complex64, int32, uint8, bool_, bfloat16)
 _PLAIN = frozenset(np.dtype(k) for k in ("f2", "f4", "f8", "c8", "c16"))
 
 RESULTS: dict[str, Callable[[DType], DType]] = {
     "same": lambda dtype: dtype,
     "bool": lambda dtype: bool_,
     "real": real_of,
+    "complex": complex_of,
 }
 
 
@@ -47,24 +62,53 @@ def elementwise(
     doc: str,
     reference: Callable[..., Any],
     derivatives: Sequence[OperandDerivative] | Unsupported,
+    example: str = "",
     dtypes: str = "inexact",
     result: str = "same",
     domain: Domain | tuple[Domain, ...] = (-2.0, 2.0),
     exact: str = "",
+    kernel: Callable[..., Any] | None = None,
+    otherwise: Function | None = None,
     arity: int | None = None,
     samples: Callable[[], Sequence[Sample]] | None = None,
-) -> Callable[..., Tensor]:
+) -> Function:
     """Define a primitive that works element by element, and the function that users call.
 
     dtypes: the class of dtypes it is defined for. result: the dtype of the result.
     domain: where samples are taken from, for all operands or for each.
-    exact: the class of dtypes for which `reference` on arrays of that dtype gives the result's
-    dtype with no conversion; the short path is taken for those (default: all of `dtypes`, except
-    integers where the operation works in floating point).
+    example: operands and result, as in "[1.0], [2.0] -> [3.0]"; becomes the function's doctest.
+    exact, kernel: the class of dtypes for which the short path is taken (default: all), and what
+    it calls (default: the reference).
+    otherwise: what the function does with other dtypes, where promotion is not the answer.
+    Tangent rules are taken for multiplications by a number that depends on the operands
+    analytically, so that they are their own transposes; see reverse.py.
     """
     count = arity or (1 if isinstance(derivatives, Unsupported) else len(derivatives))
+    primitive = Primitive(
+        name,
+        doc,
+        type_rule=_type_rule(name, dtypes, RESULTS[result]),
+        reference=reference,
+        derivatives=_diagonal(derivatives),
+        batch=lambda size, operands, axes: batch_broadcast(primitive, operands, axes),
+        samples=samples or (lambda: elementwise_samples(name, count, dtypes, domain)),
+        mistakes=lambda: _mistakes(count, dtypes),
+        broadcasts=True,
+    )
+    fast = frozenset(dtype.numpy for dtype in DTYPE_CLASSES[exact or dtypes])
+    slow = _slow(primitive, dtypes, otherwise)
+    function = (_unary if count == 1 else _binary)(primitive, kernel or reference, fast, slow)
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = "weft"
+    function.__doc__ = documented(name, doc, example)
+    function.primitive = primitive  # type: ignore[attr-defined]
+    return function
+
+
+def _type_rule(
+    name: str, dtypes: str, result_dtype: Callable[[DType], DType]
+) -> Callable[..., TensorType]:
     allowed = frozenset(DTYPE_CLASSES[dtypes])
-    result_dtype = RESULTS[result]
 
     def type_rule(*types: TensorType) -> TensorType:
         if types[0].dtype not in allowed or any(t.dtype is not types[0].dtype for t in types[1:]):
@@ -72,24 +116,35 @@ def elementwise(
         shape = broadcast_shapes(name, [t.shape for t in types], _named(types))
         return TensorType(result_dtype(types[0].dtype), shape)
 
-    primitive = Primitive(
-        name,
-        doc,
-        type_rule=type_rule,
-        reference=reference,
-        derivatives=_diagonal(derivatives),
-        batch=lambda size, operands, axes: _batch(primitive, operands, axes),
-        samples=samples or (lambda: elementwise_samples(name, count, dtypes, domain)),
-        broadcasts=True,
-    )
-    fast = frozenset(dtype.numpy for dtype in DTYPE_CLASSES[exact or dtypes])
-    function = (_unary if count == 1 else _binary if count == 2 else _general)(
-        primitive, reference, fast, dtypes
-    )
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    function.primitive = primitive  # type: ignore[attr-defined]
-    return function
+    return type_rule
+
+
+def documented(name: str, doc: str, example: str) -> str:
+    """A function's docstring with its example as a doctest."""
+    if not example:
+        return doc
+    given, _, expected = example.partition(" -> ")
+    operands = ", ".join(f"wf.tensor({part})" for part in _split(given))
+    return f"{doc}\n\n>>> import weft as wf\n>>> wf.{name}({operands}).tolist()\n{expected}\n"
+
+
+def _split(given: str) -> list[str]:
+    """The operands of an example: lists side by side."""
+    return [part if part.endswith("]") else part + "]" for part in given.split("], ")]
+
+
+def _mistakes(arity: int, dtypes: str) -> list[Mistake]:
+    """Operands that do not broadcast, and operands of a dtype that is not allowed."""
+    form = _sample_dtype(dtypes).numpy
+    excluded = [d for d in DTYPE_CLASSES["any"] if d not in DTYPE_CLASSES[dtypes]]
+    mistakes = [
+        Mistake((np.ones(2, d.numpy),) * arity, {}, DTypeError, "not defined for this dtype")
+        for d in excluded[:1]
+    ]
+    if arity > 1:
+        apart = (np.ones((2, 3), form), np.ones((2, 4), form))
+        mistakes.append(Mistake(apart, {}, ShapeError, "shapes do not broadcast"))
+    return mistakes
 
 
 def _named(types: Sequence[object]) -> dict[str, object]:
@@ -107,10 +162,13 @@ def _diagonal(
     return tuple(Tangent(d.rule, True) if isinstance(d, Tangent) else d for d in derivatives)
 
 
-def _batch(
+def batch_broadcast(
     primitive: Primitive, operands: tuple[Tensor, ...], axes: tuple[int | None, ...]
 ) -> tuple[Tensor, int]:
-    """Batch axes go to the front; ones fill the gap to the longest shape."""
+    """A batching rule for operands that broadcast.
+
+    Batch axes go to the front; ones fill the gap to the longest shape.
+    """
     pairs = list(zip(operands, axes, strict=True))
     known = {axis for _, axis in pairs if axis is not None}
     ranks = {operand.ndim for operand, axis in pairs if axis is not None}
@@ -131,11 +189,27 @@ def _aligned(operand: Tensor, axis: int | None, rank: int) -> Tensor:
     return apply(PRIMITIVES["reshape"], front, shape=shape)
 
 
-def _unary(
-    primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], allowed: str
-) -> Callable[..., Tensor]:
+def _slow(primitive: Primitive, allowed: str, otherwise: Function | None) -> Function:
+    """The way of everything the short path does not take: scalars, arrays, mixed dtypes, traces."""
     name = primitive.name
+    choices = frozenset(DTYPE_CLASSES[allowed])
 
+    def promote(*operands: Any) -> Tensor:
+        return apply(primitive, *promoted(name, operands, allowed))
+
+    def promote_unless_other(*operands: Any) -> Tensor:
+        assert otherwise is not None
+        tensors = promoted(name, operands)
+        if tensors[0].dtype in choices:
+            return apply(primitive, *tensors)
+        return otherwise(*tensors)
+
+    return promote if otherwise is None else promote_unless_other
+
+
+def _unary(
+    primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
+) -> Function:
     def function(x: Any, /) -> Tensor:
         if type(x) is Tensor:
             a = x._value
@@ -143,7 +217,7 @@ def _unary(
                 try:
                     value = quiet(kernel, a)
                 except RuntimeError:
-                    return apply(primitive, x)
+                    return slow(x)
                 if type(value) is not _ndarray:
                     value = np.asarray(value)
                 tensor = _new(Tensor)
@@ -151,71 +225,60 @@ def _unary(
                 tensor._grad = None
                 node = x._node
                 if node is not None and grad_mode.enabled:
-                    tensor._node = _record(primitive, (a,), (node,), value)
+                    tensor._node = recorded(primitive, (a,), (node,), value)
                 else:
                     tensor._node = None
                 return tensor
-        return apply(primitive, *promoted(name, (x,), allowed))
+        return slow(x)
 
     return function
 
 
 def _binary(
-    primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], allowed: str
-) -> Callable[..., Tensor]:
-    name = primitive.name
-    with_scalars = fast & _PLAIN
+    primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
+) -> Function:
+    with_scalars = fast & _PLAIN if isinstance(kernel, np.ufunc) else frozenset()
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor:
-            a = x1._value
-            if type(a) is _ndarray:
-                if type(x2) is Tensor:
-                    b = x2._value
-                    other = x2._node
-                    short = type(b) is _ndarray and a.dtype is b.dtype and a.dtype in fast
-                else:
-                    b = x2
-                    other = None
-                    short = type(b) is float and a.dtype in with_scalars
-                if short:
-                    try:
-                        value = quiet(kernel, a, b)
-                    except (RuntimeError, ValueError):
-                        return slow(x1, x2)
-                    if type(value) is not _ndarray:
-                        value = np.asarray(value)
-                    tensor = _new(Tensor)
-                    tensor._value = value
-                    tensor._grad = None
-                    node = x1._node
-                    if (node is not None or other is not None) and grad_mode.enabled:
-                        tensor._node = _record(primitive, (a, b), (node, other), value)
-                    else:
-                        tensor._node = None
-                    return tensor
-        return slow(x1, x2)
-
-    def slow(x1: Any, x2: Any) -> Tensor:
-        return apply(primitive, *promoted(name, (x1, x2), allowed))
-
-    return function
-
-
-def _general(
-    primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], allowed: str
-) -> Callable[..., Tensor]:
-    name = primitive.name
-
-    def function(*operands: Any) -> Tensor:
-        return apply(primitive, *promoted(name, operands, allowed))
+            a, node = x1._value, x1._node
+        else:
+            a, node = float(x1) if type(x1) is int and -_EXACT < x1 < _EXACT else x1, None
+        if type(x2) is Tensor:
+            b, other = x2._value, x2._node
+        else:
+            b, other = float(x2) if type(x2) is int and -_EXACT < x2 < _EXACT else x2, None
+        if type(a) is _ndarray:
+            if type(b) is _ndarray:
+                short = a.dtype is b.dtype and a.dtype in fast and type(x2) is type(x1) is Tensor
+            else:
+                short = type(b) is float and a.dtype in with_scalars and type(x1) is Tensor
+        else:
+            short = type(a) is float and type(b) is _ndarray and b.dtype in with_scalars
+        if not short:
+            return slow(x1, x2)
+        try:
+            value = quiet(kernel, a, b)
+        except (RuntimeError, ValueError):
+            return slow(x1, x2)
+        if type(value) is not _ndarray:
+            value = np.asarray(value)
+        tensor = _new(Tensor)
+        tensor._value = value
+        tensor._grad = None
+        if (node is not None or other is not None) and grad_mode.enabled:
+            tensor._node = recorded(primitive, (a, b), (node, other), value)
+        else:
+            tensor._node = None
+        return tensor
 
     return function
 
 
-def _record(
+def recorded(
     primitive: Primitive, values: tuple[Any, ...], parents: tuple[Any, ...], out: Array
 ) -> Node | None:
+    """The tape node of a short path's result; None where it has no derivative."""
     if out.dtype.kind in "biu":
         return None
     if out.nbytes >= LARGE:
@@ -226,17 +289,23 @@ def _record(
 def elementwise_samples(
     name: str, arity: int, dtypes: str, domain: Domain | tuple[Domain, ...]
 ) -> list[Sample]:
-    """Operands from the domain: of equal shapes, broadcast shapes, no axes, and no elements."""
+    """Operands from the domain: of equal shapes, broadcast shapes, no axes, and no elements.
+
+    One more sample of each further kind of dtype that the primitive is defined for.
+    """
     generator = np.random.default_rng(abs(hash_name(name)))
     domains = domain if isinstance(domain[0], tuple) else (domain,) * arity
-    shapes: list[tuple[tuple[int, ...], ...]] = [((3, 4),) * arity, ((),) * arity, ((0, 2),) * arity]
+    shapes: list[tuple[tuple[int, ...], ...]] = [(s,) * arity for s in ((3, 4), (), (0, 2))]
     if arity > 1:
-        shapes += [((2, 1, 3), (4, 1)) + ((3,),) * (arity - 2), ((3,), ()) + ((3,),) * (arity - 2)]
+        shapes += [((2, 1, 3), (4, 1)), ((3,), ())]
     form = _sample_dtype(dtypes)
-    return [
-        Sample(tuple(_draw(generator, s, d, form) for s, d in zip(each, domains, strict=True)))
-        for each in shapes
-    ]
+    others = [d for d in _FURTHER if d in DTYPE_CLASSES[dtypes] and d is not form]
+
+    def sample(each: tuple[tuple[int, ...], ...], dtype: DType) -> Sample:
+        drawn = [_draw(generator, s, d, dtype) for s, d in zip(each, domains, strict=True)]
+        return Sample(tuple(drawn), derivative=dtype.bits > 16)
+
+    return [sample(s, form) for s in shapes] + [sample(((2, 3),) * arity, d) for d in others]
 
 
 def hash_name(name: str) -> int:
@@ -256,7 +325,12 @@ def _draw(
     drawn = generator.uniform(low, high, shape)
     if dtype is bool_:
         return np.asarray(drawn > (low + high) / 2)
-    return np.asarray(drawn.round() if dtype.is_integer else drawn).astype(dtype.numpy)
+    if dtype.is_complex:
+        drawn = drawn + 1j * generator.uniform(-0.5, 0.5, shape)
+    elif dtype.is_integer:  # no zeros, which integers are not divided by
+        drawn = np.where(np.abs(drawn) < 1, 1, drawn.round())
+        drawn = np.abs(drawn) if dtype.kind == "unsigned" else drawn
+    return np.asarray(drawn).astype(dtype.numpy)
 
 
 def batch_each(
@@ -268,9 +342,13 @@ def batch_each(
     """
 
     def batch(
-        size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], **params: Any
+        size: Dimension,
+        operands: tuple[Tensor, ...],
+        places: tuple[int | None, ...],
+        /,
+        **params: Any,
     ) -> tuple[Tensor, int]:
-        (operand,), (axis,) = operands, axes
+        (operand,), (axis,) = operands, places
         assert axis is not None
         front = move_axis(operand, axis, 0)
         return apply(primitive_of(), front, **shift(size=size, **params)), 0

@@ -7,7 +7,7 @@ f32[]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from weft.core import dtypes
 from weft.core.dtypes import DType, from_numpy, result_type
 from weft.core.errors import ArgumentTypeError, DTypeError
-from weft.ir.dispatch import apply, bind
+from weft.ir.dispatch import apply
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.tensor import Tensor, wrap
 
@@ -26,11 +26,13 @@ Operand = Any
 DTYPE_CLASSES: dict[str, tuple[DType, ...]] = {
     "any": dtypes.DTYPES,
     "bool": (dtypes.bool_,),
+    "ordered": tuple(d for d in dtypes.DTYPES if not d.is_complex),
     "integer": tuple(d for d in dtypes.DTYPES if d.is_integer),
     "bits": tuple(d for d in dtypes.DTYPES if d.is_integer or d is dtypes.bool_),
     "real": tuple(d for d in dtypes.DTYPES if d.is_integer or d.is_floating),
     "number": tuple(d for d in dtypes.DTYPES if d is not dtypes.bool_),
     "float": tuple(d for d in dtypes.DTYPES if d.is_floating),
+    "parts": (dtypes.float32, dtypes.float64),
     "complex": tuple(d for d in dtypes.DTYPES if d.is_complex),
     "inexact": tuple(d for d in dtypes.DTYPES if d.is_inexact),
 }
@@ -53,6 +55,11 @@ def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
     )
 
 
+def alias(tensor: Tensor) -> Tensor:
+    """Another handle on the same value: rebinding one leaves the other alone."""
+    return wrap(tensor._value, tensor._node)
+
+
 def array_tensor(op: str, value: Any) -> Tensor:
     """A tensor on a NumPy array's own memory, in native byte order."""
     array = np.asarray(value)
@@ -72,7 +79,8 @@ def array_tensor(op: str, value: Any) -> Tensor:
 def scalar_tensor(op: str, value: Scalar, dtype: DType) -> Tensor:
     """A tensor without axes; an integer that the dtype cannot hold is refused."""
     try:
-        return wrap(np.array(value, dtype.numpy))
+        with np.errstate(all="ignore"):
+            return wrap(np.array(value, dtype.numpy))
     except OverflowError:
         raise DTypeError(
             op,
@@ -89,8 +97,10 @@ def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[
     Integers given to an operation on floating-point numbers become the default float.
     """
     scalars = [_is_scalar(value) for value in values]
-    tensors = [v if s else as_tensor(op, v) for v, s in zip(values, scalars, strict=True)]
-    kinds = [t if s else t.dtype for t, s in zip(tensors, scalars, strict=True)]
+    tensors: list[Any] = [
+        v if s else as_tensor(op, v) for v, s in zip(values, scalars, strict=True)
+    ]
+    kinds: list[Any] = [t if s else t.dtype for t, s in zip(tensors, scalars, strict=True)]
     dtype = allowed_dtype(op, result_type(op, kinds), allowed, values)
     return tuple(
         scalar_tensor(op, t, dtype) if s else convert_to(t, dtype)
@@ -107,15 +117,15 @@ def allowed_dtype(op: str, dtype: DType, allowed: str, values: Sequence[Operand]
     choices = DTYPE_CLASSES[allowed]
     if dtype in choices:
         return dtype
-    if dtypes.DEFAULT_FLOAT in choices and not dtype.is_inexact and allowed in ("float", "inexact"):
+    if not dtype.is_inexact and dtypes.DEFAULT_FLOAT in choices and dtypes.int64 not in choices:
         return dtypes.DEFAULT_FLOAT
     raise wrong_dtype(op, allowed, {f"x{i + 1}": value for i, value in enumerate(values)})
 
 
-def wrong_dtype(op: str, allowed: str, got: dict[str, object]) -> DTypeError:
+def wrong_dtype(op: str, allowed: str, got: Mapping[str, object]) -> DTypeError:
     """The error for a dtype that an operation is not defined for."""
     choices = DTYPE_CLASSES[allowed]
-    wanted = next((d for d in (dtypes.float32, dtypes.int64, *choices) if d in choices))
+    wanted = next(d for d in (dtypes.float32, dtypes.int64, *choices) if d in choices)
     return DTypeError(
         op,
         f"not defined for this dtype, only for {allowed} dtypes",

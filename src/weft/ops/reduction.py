@@ -1,4 +1,7 @@
-"""Reductions: an operation over all elements along axes.
+"""Reductions: one operation over all elements along axes.
+
+A reduction takes its axes as a sorted tuple of non-negative integers and drops them. Sums and
+products of 16-bit floats are taken in float32. A NaN among the elements makes a NaN.
 
 >>> import weft as wf
 >>> wf.ones((2, 3)).sum(axis=0).tolist()
@@ -7,45 +10,298 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from weft.core.dtypes import INDEX
+from weft.core.errors import AxisError, ShapeError
+from weft.core.shapes import Dimension, size
 from weft.core.types import TensorType
-from weft.ir.derivatives import linear
-from weft.ir.dispatch import apply, bind
-from weft.ir.primitive import Primitive, Sample
+from weft.ir.batching import move_axis
+from weft.ir.derivatives import OperandDerivative, constant, linear, tangent
+from weft.ir.dispatch import apply
+from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops.comparison import equal
+from weft.ops.cumulative import cumulative_prod, is_narrow, previous
 from weft.ops.families import batch_each
-from weft.ops.movement import broadcast_to, reshape
+from weft.ops.movement import broadcast_to, inverse, reshape, transpose
+from weft.ops.operands import DTYPE_CLASSES, convert_to, wrong_dtype
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+Axes = tuple[int, ...]
 
 
-def reduced_type(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+def reduced_type(x: TensorType, axes: Axes) -> TensorType:
     """The type without the reduced axes."""
-    return x.with_shape(tuple(dim for axis, dim in enumerate(x.shape) if axis not in axes))
+    return x.with_shape(tuple([dim for axis, dim in enumerate(x.shape) if axis not in axes]))
 
 
-def spread(reduced: Tensor, like: Tensor, axes: tuple[int, ...]) -> Tensor:
+def spread(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
     """A reduction's result repeated along the reduced axes."""
-    kept = tuple(1 if axis in axes else dim for axis, dim in enumerate(like.shape))
-    return apply(broadcast_to, bind(reshape, reduced, shape=kept), shape=like.shape)
+    if not axes:
+        return reduced
+    return apply(broadcast_to, kept(reduced, like, axes), shape=like.shape)
 
 
-def _sum(x: np.ndarray[Any, Any], axes: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    wide = np.float32 if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x.dtype
-    return np.asarray(np.sum(x, axis=axes, dtype=wide)).astype(x.dtype, copy=False)
+def kept(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
+    """A reduction's result with the reduced axes kept, of size 1."""
+    shape = tuple([1 if axis in axes else dim for axis, dim in enumerate(like.shape)])
+    return apply(reshape, reduced, shape=shape) if axes else reduced
 
 
-reduce_sum = Primitive(
-    "reduce_sum",
-    "The sum over axes; 16-bit floats are added in float32.",
-    type_rule=reduced_type,
-    reference=_sum,
-    derivatives=[linear(lambda ct, x, axes: spread(ct, x, axes))],
-    batch=batch_each(lambda: reduce_sum, lambda size, axes: {"axes": tuple(a + 1 for a in axes)}),
-    samples=lambda: [
-        Sample((np.arange(24, dtype=np.float32).reshape(2, 3, 4),), {"axes": axes})
-        for axes in ((0,), (1, 2), (), (0, 1, 2))
+def check_axes(op: str, x: TensorType, axes: Axes) -> None:
+    """Refuse axes that are not sorted, not unique or not there."""
+    if axes and (axes[0] < 0 or axes[-1] >= x.ndim):
+        raise _axes_error(op, "an axis is out of range", x, axes)
+    if len(axes) > 1 and any(a >= b for a, b in pairwise(axes)):
+        raise _axes_error(op, "axes are not in ascending order", x, axes)
+
+
+def _axes_error(op: str, problem: str, x: TensorType, axes: Axes) -> AxisError:
+    return AxisError(
+        op,
+        problem,
+        expected=f"ascending axes from 0 to {x.ndim - 1}",
+        got={"x": x, "axes": axes},
+        fix=f"axes={tuple(sorted({axis % max(x.ndim, 1) for axis in axes}))}",
+    )
+
+
+def refuse_empty(op: str, x: TensorType, axes: Axes) -> None:
+    """Refuse a reduction without identity over no elements."""
+    if any(x.shape[axis] == 0 for axis in axes):
+        raise ShapeError(
+            op,
+            "nothing to reduce: the tensor is empty along the axes",
+            expected="at least one element along each reduced axis",
+            got={"x": x, "axis": axes},
+            fix="test x.size first, or join a default element with wf.concat",
+        )
+
+
+def reduction(
+    name: str,
+    *,
+    doc: str,
+    reference: Callable[..., Any],
+    derivative: OperandDerivative,
+    dtypes: str,
+    identity: bool,
+    more_samples: Sequence[Sample] = (),
+) -> Primitive:
+    """Define a primitive that reduces axes and keeps the dtype.
+
+    dtypes: the class of dtypes it is defined for. identity: whether no elements have a result.
+    """
+    allowed = frozenset(DTYPE_CLASSES[dtypes])
+
+    def type_rule(x: TensorType, axes: Axes) -> TensorType:
+        if x.dtype not in allowed:
+            raise wrong_dtype(name, dtypes, {"x": x})
+        check_axes(name, x, axes)
+        if not identity:
+            refuse_empty(name, x, axes)
+        return reduced_type(x, axes)
+
+    primitive = Primitive(
+        name,
+        doc,
+        type_rule=type_rule,
+        reference=reference,
+        derivatives=[derivative],
+        batch=batch_each(
+            lambda: primitive, lambda size, axes: {"axes": tuple([axis + 1 for axis in axes])}
+        ),
+        samples=lambda: [*reduction_samples(dtypes, identity), *more_samples],
+        mistakes=lambda: _mistakes(dtypes, identity),
+    )
+    return primitive
+
+
+def reduction_samples(dtypes: str, identity: bool) -> list[Sample]:
+    """Well separated elements in scrambled order, over each kind of axes."""
+    values = (np.arange(24) * 7 % 24 / 8 - 1.45).reshape(2, 3, 4)
+    cube: Array = values > 0 if dtypes == "bool" else values.astype(np.float32)
+    samples = [Sample((cube,), {"axes": axes}) for axes in ((0,), (1, 2), (), (0, 1, 2))]
+    samples += [Sample((cube[0, 0, 0],), {"axes": ()}), Sample((cube[:, :0],), {"axes": (0,)})]
+    if identity:
+        samples.append(Sample((cube[:, :0],), {"axes": (1,)}))
+    return samples
+
+
+def _mistakes(dtypes: str, identity: bool) -> list[Mistake]:
+    cube = np.ones((2, 3, 0)).astype("bool" if dtypes == "bool" else "float32")
+    mistakes = [
+        Mistake((cube,), {"axes": (3,)}, AxisError, "out of range"),
+        Mistake((cube,), {"axes": (1, 0)}, AxisError, "ascending"),
     ]
-    + [Sample((np.zeros((0, 3), np.float32),), {"axes": (0,)})],
+    if not identity:
+        mistakes.append(Mistake((cube,), {"axes": (2,)}, ShapeError, "nothing to reduce"))
+    return mistakes
+
+
+def _accumulated(ufunc: np.ufunc) -> Callable[..., Any]:
+    """A reduction in the operand's own dtype, or in float32 for 16-bit floats."""
+
+    def reference(x: Array, axes: Axes) -> Any:
+        if is_narrow(x.dtype):
+            wide = x.astype(np.float32)
+            return np.asarray(ufunc.reduce(wide, axis=axes)).astype(x.dtype)
+        return ufunc.reduce(x, axis=axes, dtype=x.dtype)
+
+    return reference
+
+
+reduce_sum = reduction(
+    "reduce_sum",
+    doc="The sum over axes.",
+    reference=_accumulated(np.add),
+    derivative=linear(lambda ct, x, axes: spread(ct, x, axes)),
+    dtypes="number",
+    identity=True,
+    more_samples=[Sample((np.array([[1 + 2j, 3], [0, -1j]], np.complex64),), {"axes": (1,)})],
 )
+
+
+def _extreme_tangent(t: Tensor, out: Tensor, x: Tensor, axes: Axes) -> Tensor:
+    """The mean of the tangents of the elements that are the extreme."""
+    chosen = convert_to(equal(x, spread(out, x, axes)), t.dtype)
+    total = apply(reduce_sum, t * chosen, axes=axes)
+    return total / apply(reduce_sum, chosen, axes=axes)
+
+
+def _extreme(ufunc: np.ufunc) -> Callable[..., Any]:
+    return lambda x, axes: ufunc.reduce(x, axis=axes)
+
+
+_ORDERED = [
+    Sample((np.array([[3, 1, 3], [2, 2, 2]], np.int16),), {"axes": (1,)}),
+    Sample((np.array([[True, False], [False, False]]),), {"axes": (1,)}),
+]
+
+reduce_max = reduction(
+    "reduce_max",
+    doc="The largest element over axes; its derivative is shared evenly among equals.",
+    reference=_extreme(np.maximum),
+    derivative=tangent(_extreme_tangent),
+    dtypes="ordered",
+    identity=False,
+    more_samples=_ORDERED,
+)
+
+reduce_min = reduction(
+    "reduce_min",
+    doc="The smallest element over axes; its derivative is shared evenly among equals.",
+    reference=_extreme(np.minimum),
+    derivative=tangent(_extreme_tangent),
+    dtypes="ordered",
+    identity=False,
+    more_samples=_ORDERED,
+)
+
+
+def _product_of_others(x: Tensor, axes: Axes) -> Tensor:
+    """For each element the product of all others along the axes, without a division.
+
+    It is the product of what stands before and what stands after; zeros need no special case.
+    """
+    rest = tuple([axis for axis in range(x.ndim) if axis not in axes])
+    order = (*rest, *axes)
+    turned = apply(transpose, x, order=order)
+    count = size([x.shape[axis] for axis in axes])
+    line = apply(reshape, turned, shape=(*turned.shape[: len(rest)], count))
+    before, after = (_product_before(line, reverse) for reverse in (False, True))
+    others = apply(reshape, before * after, shape=turned.shape)
+    return apply(transpose, others, order=inverse(order))
+
+
+def _product_before(line: Tensor, reverse: bool) -> Tensor:
+    """Along the last axis, the product of the elements before each, or after each."""
+    axis = line.ndim - 1
+    products = apply(cumulative_prod, line, axis=axis, reverse=reverse)
+    return previous(products, axis, reverse, 1)
+
+
+reduce_prod = reduction(
+    "reduce_prod",
+    doc="The product over axes.",
+    reference=_accumulated(np.multiply),
+    derivative=tangent(
+        lambda t, out, x, axes: apply(reduce_sum, t * _product_of_others(x, axes), axes=axes)
+    ),
+    dtypes="number",
+    identity=True,
+    more_samples=[
+        Sample((np.array([[0, 2, 3], [0, 2, 0], [0.5, 0, 1]], np.float32),), {"axes": (1,)}),
+        Sample((np.array([1 + 2j, 0.5, -1j], np.complex64),), {"axes": (0,)}),
+    ],
+)
+
+reduce_any = reduction(
+    "reduce_any",
+    doc="Whether any element along the axes is true.",
+    reference=lambda x, axes: np.any(x, axis=axes),
+    derivative=constant("a truth value has no derivative"),
+    dtypes="bool",
+    identity=True,
+)
+
+reduce_all = reduction(
+    "reduce_all",
+    doc="Whether all elements along the axes are true.",
+    reference=lambda x, axes: np.all(x, axis=axes),
+    derivative=constant("a truth value has no derivative"),
+    dtypes="bool",
+    identity=True,
+)
+
+
+def _position(name: str, doc: str, find: Callable[..., Any]) -> Primitive:
+    """Define a primitive that gives the position of an element along one axis."""
+    allowed = frozenset(DTYPE_CLASSES["ordered"])
+
+    def type_rule(x: TensorType, axis: int) -> TensorType:
+        if x.dtype not in allowed:
+            raise wrong_dtype(name, "ordered", {"x": x})
+        check_axes(name, x, (axis,))
+        refuse_empty(name, x, (axis,))
+        return reduced_type(x, (axis,)).with_dtype(INDEX)
+
+    def reference(x: Array, axis: int) -> Any:
+        return find(x.astype(np.float32) if is_narrow(x.dtype) else x, axis=axis)
+
+    def batch(
+        size: Dimension, operands: tuple[Tensor, ...], places: tuple[int, ...], /, axis: int
+    ) -> tuple[Tensor, int]:
+        return apply(primitive, move_axis(operands[0], places[0], 0), axis=axis + 1), 0
+
+    square = np.array([[3, 1, 3], [0.5, 2, 2]], np.float32)
+    primitive = Primitive(
+        name,
+        doc,
+        type_rule=type_rule,
+        reference=reference,
+        derivatives=[constant("a position has no derivative")],
+        batch=batch,
+        samples=lambda: [
+            Sample((square,), {"axis": 0}, derivative=False),
+            Sample((square,), {"axis": 1}, derivative=False),
+            Sample((square[:, :0],), {"axis": 0}),
+            Sample((square.astype(np.int8),), {"axis": 1}),
+        ],
+        mistakes=lambda: [
+            Mistake((square,), {"axis": 2}, AxisError, "out of range"),
+            Mistake((square[:0],), {"axis": 0}, ShapeError, "nothing to reduce"),
+        ],
+    )
+    return primitive
+
+
+argmax_ = _position("argmax", "The position of the first largest element on an axis.", np.argmax)
+argmin_ = _position("argmin", "The position of the first smallest element on an axis.", np.argmin)

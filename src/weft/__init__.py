@@ -1,0 +1,450 @@
+"""Weft: tensors, derivatives and transforms, in ordinary Python.
+
+    import weft as wf
+
+    x = wf.tensor([1.0, 2.0], requires_grad=True)
+    (x * x).sum().backward()
+
+This file is the public interface: what it lists in `__all__` is what users may rely on. Heavy parts
+are loaded on first use.
+
+>>> import weft as wf
+>>> wf.grad(lambda x: (x ** 2).sum())(wf.tensor([1.0, 2.0])).tolist()
+[2.0, 4.0]
+"""
+
+from __future__ import annotations
+
+import sys as _sys
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+
+from weft import ir
+from weft.core.devices import Device
+from weft.core.dtypes import (
+    bfloat16,
+    bool_ as bool,
+    complex128,
+    complex64,
+    DType,
+    float16,
+    float32,
+    float64,
+    int16,
+    int32,
+    int64,
+    int8,
+    uint16,
+    uint32,
+    uint64,
+    uint8,
+)
+from weft.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AxisError,
+    BoundsError,
+    DeviceError,
+    DTypeError,
+    GradientError,
+    GraphError,
+    LeakError,
+    NameUnknownError,
+    ShapeError,
+    TraceError,
+    Unsupported,
+    WeftError,
+)
+from weft.core.settings import settings
+from weft.core.shapes import Dim, symbol
+from weft.core.types import spec, TensorType
+from weft.ir.tensor import Tensor
+from weft.ops.arithmetic import (
+    abs,
+    add,
+    ceil,
+    conj,
+    copysign,
+    divide,
+    floor,
+    floor_divide,
+    fmod,
+    hypot,
+    imag,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    nextafter,
+    positive,
+    real,
+    remainder,
+    round,
+    sign,
+    square,
+    subtract,
+    trunc,
+)
+from weft.ops.comparison import (
+    equal,
+    greater,
+    greater_equal,
+    isfinite,
+    isinf,
+    isnan,
+    less,
+    less_equal,
+    not_equal,
+    signbit,
+)
+from weft.ops.composed import fft, linalg, random
+from weft.ops.composed.control import case, cond, fori_loop, map, scan, switch, while_loop
+from weft.ops.composed.convolutions import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
+from weft.ops.composed.creation import (
+    arange,
+    asarray,
+    empty,
+    empty_like,
+    eye,
+    from_dlpack,
+    full,
+    full_like,
+    linspace,
+    meshgrid,
+    ones,
+    ones_like,
+    tensor,
+    tril,
+    triu,
+    zeros,
+    zeros_like,
+)
+from weft.ops.composed.datatypes import (
+    can_cast,
+    e,
+    finfo,
+    iinfo,
+    inf,
+    isdtype,
+    nan,
+    newaxis,
+    pi,
+    result_type,
+)
+from weft.ops.composed.elementwise import (
+    deg2rad,
+    gelu,
+    isclose,
+    isneginf,
+    isposinf,
+    lerp,
+    log_sigmoid,
+    logit,
+    nan_to_num,
+    rad2deg,
+    reciprocal,
+    silu,
+    sinc,
+    softplus,
+)
+from weft.ops.composed.gathering import (
+    dynamic_slice,
+    dynamic_update_slice,
+    gather,
+    index_add,
+    index_copy,
+    masked_fill,
+    masked_select,
+    put_along_axis,
+    scatter,
+    scatter_add,
+    scatter_reduce,
+    take,
+    take_along_axis,
+)
+from weft.ops.composed.interpolation import interpolate
+from weft.ops.composed.manipulation import (
+    broadcast_arrays,
+    broadcast_to,
+    concat,
+    expand_dims,
+    flip,
+    moveaxis,
+    permute_dims,
+    repeat,
+    reshape,
+    roll,
+    squeeze,
+    stack,
+    swapaxes,
+    tile,
+    transpose,
+    unstack,
+)
+from weft.ops.composed.neural import (
+    cosine_similarity,
+    glu,
+    log_softmax,
+    normalize,
+    softmax,
+    softmin,
+)
+from weft.ops.composed.padding import pad
+from weft.ops.composed.pooling import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    adaptive_max_pool3d,
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
+from weft.ops.composed.products import (
+    einsum,
+    inner,
+    kron,
+    matmul,
+    matrix_transpose,
+    outer,
+    tensordot,
+    vecdot,
+)
+from weft.ops.composed.rearrangement import (
+    as_windows,
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    chunk,
+    diag,
+    diagonal,
+    flatten,
+    hstack,
+    narrow,
+    ravel,
+    rot90,
+    split,
+    unfold,
+    vstack,
+)
+from weft.ops.composed.searching import (
+    argsort,
+    count_nonzero,
+    isin,
+    nonzero,
+    searchsorted,
+    sort,
+    topk,
+)
+from weft.ops.composed.segments import (
+    bincount,
+    histogram,
+    one_hot,
+    segment_max,
+    segment_mean,
+    segment_min,
+    segment_sum,
+)
+from weft.ops.composed.sets import unique_all, unique_counts, unique_inverse, unique_values
+from weft.ops.composed.statistics import (
+    all,
+    any,
+    argmax,
+    argmin,
+    average,
+    cummax,
+    cummin,
+    cumulative_logsumexp,
+    cumulative_prod,
+    cumulative_sum,
+    diff,
+    logsumexp,
+    max,
+    mean,
+    median,
+    min,
+    nanmean,
+    nansum,
+    prod,
+    quantile,
+    std,
+    sum,
+    var,
+)
+from weft.ops.conversion import astype, bitcast
+from weft.ops.elementary import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    cbrt,
+    cos,
+    cosh,
+    exp,
+    exp2,
+    expm1,
+    log,
+    log10,
+    log1p,
+    log2,
+    logaddexp,
+    pow,
+    relu,
+    rsqrt,
+    sigmoid,
+    sin,
+    sinh,
+    sqrt,
+    tan,
+    tanh,
+)
+from weft.ops.identity import stop_gradient
+from weft.ops.logic import (
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+)
+from weft.ops.selection import clip, where
+from weft.ops.special import (
+    digamma,
+    erf,
+    erfc,
+    erfinv,
+    i0,
+    i0e,
+    i1,
+    i1e,
+    lgamma,
+    polygamma,
+    xlog1py,
+    xlogy,
+)
+from weft.transforms.backward import enable_grad, is_grad_enabled, no_grad
+from weft.transforms.checked import (
+    BFloat16,
+    Bool,
+    checked,
+    Complex,
+    Complex128,
+    Complex64,
+    Float,
+    Float16,
+    Float32,
+    Float64,
+    Int,
+    Int16,
+    Int32,
+    Int64,
+    Int8,
+    Shaped,
+    UInt16,
+    UInt32,
+    UInt64,
+    UInt8,
+)
+from weft.transforms.checkpoint import checkpoint
+from weft.transforms.custom import custom_derivative
+from weft.transforms.gradients import (
+    grad,
+    hessian,
+    hvp,
+    jacobian,
+    jvp,
+    linearize,
+    value_and_grad,
+    vjp,
+)
+from weft.transforms.vmap import vmap
+from weft.core import tracebacks as _tracebacks
+from weft.transforms import methods as _methods
+
+__version__ = "0.1.0"
+__array_api_version__ = "2024.12"
+
+__all__ = [
+    "abs", "acos", "acosh", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "add", "all", "any",
+    "arange", "argmax", "argmin", "argsort", "ArgumentError", "ArgumentTypeError", "as_windows",
+    "asarray", "asin", "asinh", "astype", "atan", "atan2", "atanh", "atleast_1d", "atleast_2d",
+    "atleast_3d", "average", "avg_pool1d", "avg_pool2d", "avg_pool3d", "AxisError", "BFloat16",
+    "bfloat16", "bincount", "bitcast", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
+    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "Bool", "bool", "BoundsError",
+    "broadcast_arrays", "broadcast_to", "can_cast", "case", "cbrt", "ceil", "checked",
+    "checkpoint", "chunk", "clip", "Complex", "Complex128", "complex128", "Complex64", "complex64",
+    "concat", "concatenate", "cond", "conj", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "copysign", "cos", "cosh", "cosine_similarity",
+    "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "cumulative_logsumexp",
+    "cumulative_prod", "cumulative_sum", "custom_derivative", "data", "deg2rad", "Device",
+    "DeviceError", "diag", "diagonal", "diff", "digamma", "Dim", "divide", "DType", "DTypeError",
+    "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
+    "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "expm1", "eye", "fft", "finfo",
+    "flatten", "flip", "Float", "Float16", "float16", "Float32", "float32", "Float64", "float64",
+    "floor", "floor_divide", "fmod", "fori_loop", "from_dlpack", "full", "full_like", "gather",
+    "gelu", "glu", "grad", "GradientError", "GraphError", "greater", "greater_equal", "hessian",
+    "histogram", "hstack", "hvp", "hypot", "i0", "i0e", "i1", "i1e", "iinfo", "imag", "index_add",
+    "index_copy", "inf", "inner", "Int", "Int16", "int16", "Int32", "int32", "Int64", "int64",
+    "Int8", "int8", "interpolate", "ir", "is_grad_enabled", "isclose", "isdtype", "isfinite",
+    "isin", "isinf", "isnan", "isneginf", "isposinf", "jacobian", "jvp", "kron", "LeakError",
+    "lerp", "less", "less_equal", "lgamma", "linalg", "linearize", "linspace", "log", "log10",
+    "log1p", "log2", "log_sigmoid", "log_softmax", "logaddexp", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logit", "logsumexp", "map", "masked_fill", "masked_select",
+    "matmul", "matrix_transpose", "max", "max_pool1d", "max_pool2d", "max_pool3d", "maximum",
+    "mean", "median", "meshgrid", "min", "minimum", "moveaxis", "multiply", "NameUnknownError",
+    "nan", "nan_to_num", "nanmean", "nansum", "narrow", "negative", "newaxis", "nextafter",
+    "no_grad", "nonzero", "normalize", "not_equal", "one_hot", "ones", "ones_like", "outer", "pad",
+    "permute_dims", "pi", "polygamma", "positive", "pow", "prod", "put_along_axis", "quantile",
+    "rad2deg", "random", "ravel", "real", "reciprocal", "relu", "remainder", "repeat", "reshape",
+    "result_type", "roll", "rot90", "round", "rsqrt", "scan", "scatter", "scatter_add",
+    "scatter_reduce", "searchsorted", "segment_max", "segment_mean", "segment_min", "segment_sum",
+    "settings", "Shaped", "ShapeError", "sigmoid", "sign", "signbit", "silu", "sin", "sinc",
+    "sinh", "softmax", "softmin", "softplus", "sort", "spec", "split", "sqrt", "square", "squeeze",
+    "stack", "std", "stop_gradient", "subtract", "sum", "swapaxes", "switch", "symbol", "take",
+    "take_along_axis", "tan", "tanh", "Tensor", "tensor", "tensordot", "TensorType", "testing",
+    "tile", "topk", "TraceError", "transpose", "tril", "triu", "trunc", "UInt16", "uint16",
+    "UInt32", "uint32", "UInt64", "uint64", "UInt8", "uint8", "unfold", "unique_all",
+    "unique_counts", "unique_inverse", "unique_values", "unstack", "Unsupported", "value_and_grad",
+    "var", "vecdot", "vjp", "vmap", "vstack", "WeftError", "where", "while_loop", "xlog1py",
+    "xlogy", "zeros", "zeros_like",
+]  # fmt: skip
+
+concatenate = concat
+cumsum = cumulative_sum
+cumprod = cumulative_prod
+
+_LAZY = ("data", "testing")
+
+
+def __getattr__(name: str) -> _ModuleType:
+    """Load a heavy part on first use."""
+    if name in _LAZY:
+        return _import_module(f"weft.{name}")
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+_methods.NAMESPACE.append(_sys.modules[__name__])
+_tracebacks.install()

@@ -1,0 +1,513 @@
+"""Symbolic dimensions: the small language that sizes are written in.
+
+A `Dim` is a polynomial with integer coefficients over symbols and floor quotients, always in normal
+form, so that equal dimensions have equal structure and equal text. It is never constant: arithmetic
+that comes out constant gives a plain `int`. A symbol stands for an unknown integer of at least 1;
+an expression over symbols may be 0.
+
+>>> from weft.core.dimensions import parse_dim, symbol
+>>> batch = symbol("batch")
+>>> (batch * 4) // 2 - batch - batch
+0
+>>> parse_dim("floor((batch - 1)/2)") == (batch - 3) // 2 + 1
+True
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import gcd
+from numbers import Integral
+from typing import NoReturn, SupportsIndex, TypeAlias, TypeVar
+
+from weft.core.errors import ArgumentError, GraphError, TraceError
+
+# --- the symbol language -----------------------------------------------------------------------
+
+
+Result = TypeVar("Result")
+
+
+def _operator(
+    rule: Callable[[Dimension, Dimension], Result],
+) -> Callable[[Dim, DimensionLike], Result]:
+    """A binary method of `Dim`, which leaves operands that are not integers to the other side."""
+
+    def method(self: Dim, other: DimensionLike) -> Result:
+        value = _dimension(other)
+        return NotImplemented if value is None else rule(self, value)
+
+    return method
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The atom floor(numerator/denominator); both sides are in normal form."""
+
+    numerator: Dimension
+    denominator: Dimension
+
+    def __str__(self) -> str:
+        above = str(self.numerator)
+        below = str(self.denominator)
+        above = f"({above})" if _is_sum(self.numerator) else above
+        below = below if isinstance(self.denominator, int) or below.isidentifier() else f"({below})"
+        return f"floor({above}/{below})"
+
+
+Atom: TypeAlias = str | Floor
+Monomial: TypeAlias = tuple[Atom, ...]  # sorted, with repetition; () is the constant
+Terms: TypeAlias = dict[Monomial, int]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Dim:
+    """A symbolic dimension. Make one with `symbol` and arithmetic; `==` is equality for all sizes.
+
+    `==` answers False, and does not raise, where two dimensions are equal for some sizes only; an
+    order that depends on the sizes is a `TraceError`.
+
+    >>> time = symbol("time")
+    >>> 2 * time + 1, time // 2, time % 2
+    (2*time + 1, floor(time/2), time - 2*floor(time/2))
+    >>> time >= 1, time == time + 1
+    (True, False)
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]  # highest degree first, no zero coefficient
+
+    __array_ufunc__ = None  # so that a NumPy integer leaves arithmetic with a Dim to the Dim
+
+    def symbols(self) -> frozenset[str]:
+        """The names that the dimension depends on.
+
+        >>> sorted((symbol("n") * symbol("m") // 3).symbols())
+        ['m', 'n']
+        """
+        atoms = [atom for monomial, _ in self.terms for atom in monomial]
+        return frozenset[str]().union(*map(_atom_symbols, atoms))
+
+    __add__ = __radd__ = _operator(lambda a, b: _combine(a, 1, b))
+    __sub__ = _operator(lambda a, b: _combine(a, -1, b))
+    __rsub__ = _operator(lambda a, b: _combine(b, -1, a))
+    __mul__ = __rmul__ = _operator(lambda a, b: _multiply(a, b))
+    __floordiv__ = _operator(lambda a, b: _floor_divide(a, b))
+    __rfloordiv__ = _operator(lambda a, b: _floor_divide(b, a))
+    __mod__ = _operator(lambda a, b: a - b * _floor_divide(a, b))
+    __rmod__ = _operator(lambda a, b: b - a * _floor_divide(b, a))
+    __lt__ = _operator(lambda a, b: _is_positive(b - a, f"{a} < {b}"))
+    __gt__ = _operator(lambda a, b: _is_positive(a - b, f"{a} > {b}"))
+    __le__ = _operator(lambda a, b: _is_positive(b - a + 1, f"{a} <= {b}"))
+    __ge__ = _operator(lambda a, b: _is_positive(a - b + 1, f"{a} >= {b}"))
+
+    def __neg__(self) -> Dimension:
+        return _multiply(self, -1)
+
+    def __pos__(self) -> Dim:
+        return self
+
+    def __index__(self) -> int:
+        raise _undecided(self, f"the value of {self}")
+
+    def __float__(self) -> float:
+        raise _undecided(self, f"the value of {self}")
+
+    def __bool__(self) -> bool:
+        if is_negative(self) or is_negative(-self):
+            return True
+        raise _undecided(self, f"whether {self} is 0")
+
+    __int__ = __index__
+
+    def __str__(self) -> str:
+        return _text(self)
+
+    __repr__ = __str__
+
+
+Dimension: TypeAlias = int | Dim
+DimensionLike: TypeAlias = SupportsIndex | Dim  # an integer of some kind, NumPy's too
+
+
+def symbol(name: str) -> Dim:
+    """The dimension of this name: an integer of at least 1 that is not known yet.
+
+    >>> symbol("batch")
+    batch
+    """
+    if not name.isidentifier():
+        raise ArgumentError(
+            "symbol",
+            "a dimension's name must be an identifier",
+            expected="letters, digits and underscores, not starting with a digit",
+            got={"name": repr(name)},
+            fix='symbol("batch")',
+        )
+    return Dim((((name,), 1),))
+
+
+def substitute(dim: Dimension, mapping: Mapping[str, Dimension]) -> Dimension:
+    """The dimension with symbols replaced by integers or other dimensions.
+
+    >>> substitute(symbol("time") // 2 + 1, {"time": 7})
+    4
+    """
+    if isinstance(dim, int):
+        return dim
+    total: Dimension = 0
+    for monomial, coefficient in dim.terms:
+        term: Dimension = coefficient
+        for atom in monomial:
+            term = term * _substitute_atom(atom, mapping)
+        total = total + term
+    return total
+
+
+def _substitute_atom(atom: Atom, mapping: Mapping[str, Dimension]) -> Dimension:
+    if isinstance(atom, str):
+        return mapping[atom] if atom in mapping else symbol(atom)
+    below = substitute(atom.denominator, mapping)
+    return _floor_divide(substitute(atom.numerator, mapping), below)
+
+
+def _atom_symbols(atom: Atom) -> frozenset[str]:
+    if isinstance(atom, str):
+        return frozenset([atom])
+    return symbols_in(atom.numerator) | symbols_in(atom.denominator)
+
+
+def symbols_in(dim: Dimension) -> frozenset[str]:
+    """The names that a dimension depends on; none for an integer."""
+    return frozenset() if isinstance(dim, int) else dim.symbols()
+
+
+# --- arithmetic in normal form -----------------------------------------------------------------
+
+
+def _dimension(value: object) -> Dimension | None:
+    """The value as a dimension, or None where it is neither a Dim nor an integer of some kind."""
+    if isinstance(value, (int, Dim)):
+        return value
+    return int(value) if isinstance(value, Integral) else None
+
+
+def _terms(dim: Dimension) -> Terms:
+    return dict(dim.terms) if isinstance(dim, Dim) else {(): dim} if dim else {}
+
+
+def _normal(terms: Terms) -> Dimension:
+    kept = {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
+    if not kept:
+        return 0
+    if kept.keys() == {()}:
+        return kept[()]
+    return Dim(tuple(sorted(kept.items(), key=lambda term: _rank(term[0]))))
+
+
+def _rank(monomial: Monomial) -> tuple[int, list[tuple[bool, str]]]:
+    """Graded lexicographic order: products keep it, which polynomial division rests on."""
+    return -len(monomial), [_atom_rank(atom) for atom in monomial]
+
+
+def _atom_rank(atom: Atom) -> tuple[bool, str]:
+    return isinstance(atom, Floor), str(atom)
+
+
+def _combine(a: Dimension, factor: int, b: Dimension) -> Dimension:
+    """The sum a + factor*b."""
+    terms = _terms(a)
+    for monomial, coefficient in _terms(b).items():
+        terms[monomial] = terms.get(monomial, 0) + factor * coefficient
+    return _normal(terms)
+
+
+def _multiply(a: Dimension, b: Dimension) -> Dimension:
+    terms: Terms = {}
+    for left, p in _terms(a).items():
+        for right, q in _terms(b).items():
+            monomial = tuple(sorted(left + right, key=_atom_rank))
+            terms[monomial] = terms.get(monomial, 0) + p * q
+    return _normal(terms)
+
+
+def _floor_divide(a: Dimension, b: Dimension) -> Dimension:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b else _refuse_zero(a)
+    if b == 0:
+        _refuse_zero(a)
+    if _leading(b) < 0:
+        return _floor_divide(-a, -b)
+    if isinstance(b, int) and _leading(a) < 0:  # floor(-x/b) = -floor((x + b - 1)/b)
+        return -_floor_divide(-a + b - 1, b)
+    quotient, remainder = divide(a, b)
+    return quotient + _proper_quotient(remainder, b)
+
+
+def _leading(dim: Dimension) -> int:
+    return dim if isinstance(dim, int) else dim.terms[0][1]
+
+
+def divide(a: Dimension, b: Dimension) -> tuple[Dimension, Dimension]:
+    """Polynomials q and r with a = b*q + r, as much of a as possible being in q."""
+    (lead, scale), pending = _highest(_terms(b)), _terms(a)
+    quotient, remainder = Terms(), Terms()
+    while pending:
+        monomial, coefficient = _highest(pending)
+        rest = _without(monomial, lead)
+        if rest is None or not coefficient // scale:
+            remainder[monomial] = pending.pop(monomial)
+            continue
+        quotient[rest] = coefficient // scale
+        taken = _multiply(_normal({rest: coefficient // scale}), b)
+        pending = _terms(_combine(_normal(pending), -1, taken))
+        if coefficient % scale:
+            remainder[monomial] = pending.pop(monomial)
+    return _normal(quotient), _normal(remainder)
+
+
+def _highest(terms: Terms) -> tuple[Monomial, int]:
+    monomial = min(terms, key=_rank)
+    return monomial, terms[monomial]
+
+
+def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+    """The monomial divided by the factor, or None where it is not a multiple."""
+    rest = list(monomial)
+    for atom in factor:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def _proper_quotient(a: Dimension, b: Dimension) -> Dimension:
+    """floor(a/b) as an atom, for an `a` that holds no more multiples of `b`."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if a == 0:
+        return 0
+    common = _common_factor(a, b)
+    if common > 1:
+        return _floor_divide(_scale_down(a, common), _scale_down(b, common))
+    inner = _inner_quotient(a, b)
+    if inner is not None:
+        return inner
+    return Dim((((Floor(a, b),), 1),))
+
+
+def _common_factor(a: Dimension, b: Dimension) -> int:
+    """What cancels; over an integer the constant of `a` needs no divisor: floor rounds it off."""
+    above = [c for monomial, c in _terms(a).items() if monomial or not isinstance(b, int)]
+    return gcd(*above, *_terms(b).values())
+
+
+def _scale_down(dim: Dimension, divisor: int) -> Dimension:
+    return _normal({monomial: c // divisor for monomial, c in _terms(dim).items()})
+
+
+def _inner_quotient(a: Dimension, b: Dimension) -> Dimension | None:
+    """By the law floor((floor(x/p) + k)/q) = floor((x + k*p)/(p*q)), where `a` is of that form."""
+    terms = _terms(a)
+    offset = terms.pop((), 0)
+    if not isinstance(b, int) or list(terms.values()) != [1]:
+        return None
+    (monomial,) = terms
+    atom = monomial[0]
+    if len(monomial) != 1 or isinstance(atom, str) or not isinstance(atom.denominator, int):
+        return None
+    return _floor_divide(atom.numerator + offset * atom.denominator, atom.denominator * b)
+
+
+# --- order -------------------------------------------------------------------------------------
+
+
+def _lower(dim: Dimension) -> int | None:
+    """A lower bound from every symbol being at least 1; None where there is none."""
+    if isinstance(dim, int):
+        return dim
+    total = 0
+    for monomial, coefficient in dim.terms:
+        low = 1
+        for atom in monomial:
+            low *= 1 if isinstance(atom, str) else _floor_lower(atom)
+        if low < 0 or (coefficient < 0 and monomial):
+            return _lower_by_quotients(dim)
+        total += coefficient * low
+    return total
+
+
+def _floor_lower(atom: Floor) -> int:
+    """The lower bound of a floor quotient if it is one of non-negative by positive, else -1."""
+    low, below = _lower(atom.numerator), _lower(atom.denominator)
+    if low is None or low < 0 or below is None or below < 1:
+        return -1
+    return low // below if isinstance(atom.denominator, int) else 0
+
+
+def _lower_by_quotients(dim: Dim) -> int | None:
+    """The bound from (x - d + 1)/d <= floor(x/d) <= x/d, for the first such term."""
+    for monomial, coefficient in dim.terms:
+        atom = monomial[0] if len(monomial) == 1 else ""
+        if isinstance(atom, str) or not isinstance(atom.denominator, int):
+            continue
+        slack = atom.denominator - 1 if coefficient > 0 else 0
+        rest = _combine(dim, -1, _normal({monomial: coefficient}))
+        bound = _lower(atom.denominator * rest + coefficient * (atom.numerator - slack))
+        return None if bound is None else -(-bound // atom.denominator)
+    return None
+
+
+def is_negative(dim: Dimension) -> bool:
+    """Whether a dimension is known to be below 0 for all sizes."""
+    lower = _lower(-dim)
+    return lower is not None and lower > 0
+
+
+def _is_positive(difference: Dimension, question: str) -> bool:
+    lower = _lower(difference)
+    if lower is not None and lower > 0:
+        return True
+    if is_negative(difference - 1):
+        return False
+    raise _undecided(difference, f"whether {question}")
+
+
+def _undecided(dim: Dimension, wanted: str) -> TraceError:
+    names = ", ".join(sorted(symbols_in(dim)))
+    return TraceError(
+        "dimension",
+        f"{wanted} depends on {names}, whose size is not known while tracing",
+        expected=f"a question with one answer for all sizes of {names} from 1 up",
+        got=dict.fromkeys(sorted(symbols_in(dim)), "a symbolic dimension"),
+        fix=f"give {names} a fixed size (static_argnames=, or an integer in wf.spec), "
+        f"or decide on the data with wf.where or wf.cond",
+    )
+
+
+def _refuse_zero(a: Dimension) -> NoReturn:
+    raise ArgumentError(
+        "dimension",
+        "division by zero",
+        expected="a divisor other than 0",
+        got={"dividend": a, "divisor": 0},
+        fix="divide by a positive size",
+    )
+
+
+# --- text --------------------------------------------------------------------------------------
+
+
+def _is_sum(dim: Dimension) -> bool:
+    return isinstance(dim, Dim) and len(dim.terms) > 1
+
+
+@cache
+def _text(dim: Dim) -> str:
+    pieces = []
+    for text, coefficient in _printed_terms(dim):
+        sign = "- " if coefficient < 0 else "+ "
+        number = str(abs(coefficient)) if abs(coefficient) != 1 or not text else ""
+        pieces.append(sign + "*".join(filter(None, [number, text])))
+    joined = " ".join(pieces)
+    return joined[2:] if joined[0] == "+" else "-" + joined[2:]
+
+
+def _printed_terms(dim: Dim) -> list[tuple[str, int]]:
+    """Text and coefficient of each term; floor((t + 1)/2) - 1 is shown as floor((t - 1)/2)."""
+    constant = _terms(dim).get((), 0)
+    printed = []
+    for monomial, coefficient in dim.terms:
+        atom = monomial[0] if len(monomial) == 1 and coefficient == 1 else ""
+        if constant < 0 and isinstance(atom, Floor) and _offset(atom):
+            inside = atom.numerator + constant * atom.denominator
+            printed.append((str(Floor(inside, atom.denominator)), 1))
+            constant = 0
+        elif monomial:
+            printed.append(("*".join(map(str, monomial)), coefficient))
+    return printed + ([("", constant)] if constant else [])
+
+
+def _offset(atom: Floor) -> int:
+    """The constant in the numerator over an integer denominator, else 0."""
+    return _terms(atom.numerator).get((), 0) if isinstance(atom.denominator, int) else 0
+
+
+def parse_dim(text: str) -> Dimension:
+    """Read back what `str` of a dimension prints.
+
+    >>> parse_dim("2*batch + 1") == 2 * symbol("batch") + 1
+    True
+    >>> parse_dim("784")
+    784
+    """
+    return _Parser(text).parse()
+
+
+class _Parser:
+    """A method per rule of the grammar.
+
+    sum = ["-"] product {("+" | "-") product};  product = factor {"*" factor};
+    factor = integer | name | "(" sum ")" | "floor(" ["-"] product "/" factor ")"
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = re.findall(r"\d+|[^\W\d]\w*|\S", text)[::-1]
+
+    def parse(self) -> Dimension:
+        result = self.sum()
+        return result if not self.tokens else self.fail()
+
+    def accept(self, *tokens: str) -> str:
+        return self.tokens.pop() if self.tokens and self.tokens[-1] in tokens else ""
+
+    def expect(self, token: str) -> None:
+        if not self.accept(token):
+            self.fail()
+
+    def sum(self) -> Dimension:
+        total = self.signed_product()
+        while sign := self.accept("+", "-"):
+            product = self.product()
+            total = total + product if sign == "+" else total - product
+        return total
+
+    def signed_product(self) -> Dimension:
+        return -self.product() if self.accept("-") else self.product()
+
+    def product(self) -> Dimension:
+        result = self.factor()
+        while self.accept("*"):
+            result = result * self.factor()
+        return result
+
+    def factor(self) -> Dimension:
+        token = self.tokens.pop() if self.tokens else ""
+        if token.isdecimal():
+            return int(token)
+        if token == "(":
+            result = self.sum()
+            self.expect(")")
+            return result
+        if token == "floor" and self.accept("("):
+            return self.floor()
+        return symbol(token) if token.isidentifier() else self.fail()
+
+    def floor(self) -> Dimension:
+        numerator = self.signed_product()
+        self.expect("/")
+        denominator = self.factor()
+        self.expect(")")
+        return _floor_divide(numerator, denominator)
+
+    def fail(self) -> NoReturn:
+        raise GraphError(
+            "parse_dim",
+            "this is not a dimension",
+            expected="sums and products of integers, names and floor(a/b)",
+            got={"text": repr(self.text)},
+            fix='parse_dim("2*batch + 1")',
+        )

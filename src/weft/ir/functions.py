@@ -1,0 +1,133 @@
+"""From a Python function over trees of tensors to its graph, and to its types.
+
+>>> import weft as wf
+>>> wf.ir.trace(wf.tanh, wf.spec("float32", (2,))).output_types
+(f32[2],)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.core import trees
+from weft.core.dtypes import from_numpy, result_type
+from weft.core.errors import ArgumentTypeError, DTypeError
+from weft.core.shapes import Unifier
+from weft.core.trees import TreeStructure
+from weft.core.types import TensorType
+from weft.ir.abstract import AbstractTrace
+from weft.ir.dispatch import running
+from weft.ir.graph import Graph
+from weft.ir.sizes import resolve_graph, resolve_type
+from weft.ir.tensor import Tensor, wrap
+from weft.ir.tracing import trace
+
+__all__ = ["infer", "trace_function"]
+
+
+def trace_function(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
+    """The graph of f for arguments, or types, like these; closed-over tensors become constants.
+
+    Arguments are trees. Tensors, arrays, types and positional floats in them become inputs, in
+    order; everything else, such as an integer for an axis, is what it is. Symbolic dimensions
+    that must be equal are made so throughout the graph.
+
+    >>> import weft as wf
+    >>> trace_function(lambda x: x + wf.zeros(3), wf.spec("float32", ("batch",))).input_types
+    (f32[3],)
+    """
+    call = _Call.of(f, args, kwargs)
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        return [_tensor("trace", leaf) for leaf in trees.leaves(call.run(tensors))]
+
+    with Unifier() as unifier:
+        graph = trace(flat, [_type("trace", leaf) for leaf in call.operands()]).closed()
+    return resolve_graph(graph, unifier.resolve) if unifier.bindings else graph
+
+
+def infer(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The types of f's results for arguments of these types, without computing anything.
+
+    Symbolic dimensions that must be equal are unified; a contradiction names both places.
+
+    >>> import weft as wf
+    >>> infer(lambda x, w: x @ w, wf.spec("float32", ("batch", "n")), wf.spec("float32", (784, 10)))
+    f32[batch, 10]
+    """
+    call = _Call.of(f, args, kwargs)
+    recorder = AbstractTrace()
+    with running(recorder), Unifier() as unifier:
+        inputs = [recorder.tensor(_type("infer", leaf)) for leaf in call.operands()]
+        result = call.run(inputs)
+        sizes = unifier.resolve
+        return trees.map_tree(lambda leaf: resolve_type(_type("infer", leaf), sizes), result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of f, of which some leaves of the arguments are operands."""
+
+    f: Callable[..., Any]
+    leaves: list[Any]
+    structure: TreeStructure
+    places: list[int]
+
+    @classmethod
+    def of(cls, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        leaves, structure = trees.flatten((args, kwargs))
+        positional = len(trees.leaves(args))
+        places = [
+            place
+            for place, leaf in enumerate(leaves)
+            if _is_array(leaf) or (place < positional and isinstance(leaf, (float, complex)))
+        ]
+        return cls(f, leaves, structure, places)
+
+    def operands(self) -> list[Any]:
+        return [self.leaves[place] for place in self.places]
+
+    def run(self, tensors: tuple[Tensor, ...] | list[Tensor]) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = trees.unflatten(self.structure, leaves)
+        return self.f(*args, **kwargs)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, TensorType)) or hasattr(leaf, "__array__")
+
+
+def _type(op: str, leaf: Any) -> TensorType:
+    return leaf if isinstance(leaf, TensorType) else _tensor(op, leaf).type
+
+
+def _tensor(op: str, leaf: Any) -> Tensor:
+    if isinstance(leaf, Tensor):
+        return leaf
+    if type(leaf) in (bool, int, float, complex):
+        return wrap(np.array(leaf, result_type(op, [leaf]).numpy))
+    if not hasattr(leaf, "__array__"):
+        raise ArgumentTypeError(
+            op,
+            "this is not a tensor",
+            expected="tensors, NumPy arrays or numbers as results",
+            got={"result": leaf},
+            fix="return only tensors, or trees of them",
+        )
+    array = np.asarray(leaf)
+    try:
+        return wrap(array.astype(from_numpy(array.dtype).numpy, copy=False))
+    except KeyError:
+        raise DTypeError(
+            op,
+            "no tensor can hold these elements",
+            expected="numbers or booleans",
+            got={"array": array},
+            fix='convert the array first, for example array.astype("float32")',
+        ) from None

@@ -1,0 +1,138 @@
+"""Comparisons of two tensors, and questions about each element: results are booleans.
+
+>>> import weft as wf
+>>> wf.less(wf.tensor([1.0, 3.0]), 2.0).tolist()
+[True, False]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from weft.ir.derivatives import constant
+from weft.ir.tensor import Tensor
+from weft.ops.families import elementwise
+
+__all__ = [
+    "equal",
+    "greater",
+    "greater_equal",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "not_equal",
+    "signbit",
+]
+
+_DISCRETE = constant("a truth value does not vary smoothly")
+
+
+def _comparison(
+    name: str, doc: str, reference: Callable[..., Any], example: str, dtypes: str
+) -> Callable[..., Tensor]:
+    return elementwise(
+        name,
+        doc=doc,
+        reference=reference,
+        derivatives=[_DISCRETE, _DISCRETE],
+        example=example,
+        dtypes=dtypes,
+        result="bool",
+    )
+
+
+def _predicate(
+    name: str, doc: str, reference: Callable[..., Any], example: str, dtypes: str = "any"
+) -> Callable[..., Tensor]:
+    return elementwise(
+        name,
+        doc=doc,
+        reference=reference,
+        derivatives=[_DISCRETE],
+        example=example,
+        dtypes=dtypes,
+        result="bool",
+    )
+
+
+equal = _comparison(
+    "equal",
+    "Whether the elements are equal; NaN equals nothing.",
+    np.equal,
+    "[1.0, 2.0], [1.0, 3.0] -> [True, False]",
+    "any",
+)
+
+not_equal = _comparison(
+    "not_equal",
+    "Whether the elements differ; NaN differs from everything.",
+    np.not_equal,
+    "[1.0, 2.0], [1.0, 3.0] -> [False, True]",
+    "any",
+)
+
+less = _comparison(
+    "less",
+    "Whether the elements of the first are less than those of the second.",
+    np.less,
+    "[1.0, 3.0], [2.0, 2.0] -> [True, False]",
+    "ordered",
+)
+
+less_equal = _comparison(
+    "less_equal",
+    "Whether the elements of the first are at most those of the second.",
+    np.less_equal,
+    "[1.0, 2.0, 3.0], [2.0, 2.0, 2.0] -> [True, True, False]",
+    "ordered",
+)
+
+greater = _comparison(
+    "greater",
+    "Whether the elements of the first are greater than those of the second.",
+    np.greater,
+    "[1.0, 3.0], [2.0, 2.0] -> [False, True]",
+    "ordered",
+)
+
+greater_equal = _comparison(
+    "greater_equal",
+    "Whether the elements of the first are at least those of the second.",
+    np.greater_equal,
+    "[1.0, 2.0, 3.0], [2.0, 2.0, 2.0] -> [False, True, True]",
+    "ordered",
+)
+
+isfinite = _predicate(
+    "isfinite",
+    "Whether each element is neither infinite nor NaN.",
+    np.isfinite,
+    '[1.0, float("inf"), float("nan")] -> [True, False, False]',
+)
+
+isinf = _predicate(
+    "isinf",
+    "Whether each element is infinite, of either sign; a complex number is, if a part of it is.",
+    np.isinf,
+    '[1.0, float("-inf"), float("nan")] -> [False, True, False]',
+)
+
+isnan = _predicate(
+    "isnan",
+    "Whether each element is not a number.",
+    np.isnan,
+    '[1.0, float("inf"), float("nan")] -> [False, False, True]',
+)
+
+signbit = _predicate(
+    "signbit",
+    "Whether the sign bit of each element is set, as it is in -0.0.",
+    np.signbit,
+    "[1.0, 0.0, -0.0] -> [False, False, True]",
+    "real",
+)

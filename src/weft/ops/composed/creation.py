@@ -1,0 +1,485 @@
+"""Making tensors: of a shape, of a range, or of what the rest of Python holds.
+
+Python numbers get the default dtypes (float32, int64, complex64, bool); arrays keep theirs.
+
+>>> import weft as wf
+>>> wf.full((2,), 0.5).tolist()
+[0.5, 0.5]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from weft.core import dtypes
+from weft.core.devices import as_device
+from weft.core.dtypes import DType, as_dtype, bool_
+from weft.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AxisError,
+    DTypeError,
+    GradientError,
+    WeftError,
+)
+from weft.core.shapes import Dim, Dimension, check_shape
+from weft.ir.dispatch import apply
+from weft.ir.reverse import filled
+from weft.ir.tape import Leaf
+from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ops.arithmetic import add, multiply
+from weft.ops.comparison import equal, greater_equal
+from weft.ops.composed.ingestion import from_dlpack, ingest
+from weft.ops.creation import iota
+from weft.ops.movement import broadcast_to, reshape
+from weft.ops.operands import alias, as_tensor, convert_to, scalar_tensor
+from weft.ops.selection import where
+
+__all__ = [
+    "arange",
+    "asarray",
+    "empty",
+    "empty_like",
+    "eye",
+    "from_dlpack",
+    "full",
+    "full_like",
+    "linspace",
+    "meshgrid",
+    "ones",
+    "ones_like",
+    "tensor",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]
+
+_SCALARS = (bool, int, float, complex)
+
+# --- of what Python holds ----------------------------------------------------------------------
+
+
+def asarray(
+    obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
+) -> Tensor:
+    """A tensor of a tensor, an array, a number or nested lists of these.
+
+    The memory of a NumPy array, of a buffer and of what speaks DLPack is shared where it can be;
+    `copy=True` never shares, and `copy=False` refuses what cannot be.
+
+    >>> import weft as wf
+    >>> wf.asarray([[1, 2], [3, 4]]).dtype, wf.asarray([1.5]).dtype
+    (weft.int64, weft.float32)
+    """
+    as_device(device)
+    made, shared = ingest("asarray", obj, None if dtype is None else as_dtype(dtype))
+    if copy is False and not shared:
+        raise ArgumentError(
+            "asarray",
+            "this cannot be done without a copy",
+            expected="a tensor or an array that has the dtype already",
+            got={"obj": obj, "dtype": dtype, "copy": copy},
+            fix="let it copy where it must: copy=None",
+        )
+    if not shared:
+        return made
+    return _copied(made) if copy else made
+
+
+def tensor(
+    data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """A new tensor of a number, an array or nested lists; always a copy, with no history.
+
+    With `requires_grad` derivatives are taken with respect to it, and `backward` fills its `grad`.
+
+    >>> import weft as wf
+    >>> x = wf.tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * x).sum().backward()
+    >>> x.grad.tolist()
+    [2.0, 4.0]
+    """
+    as_device(device)
+    made, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
+    made = _copied(made) if shared else made
+    result = wrap(made._value, None if isinstance(data, Tensor) else made._node)
+    if requires_grad:
+        _require_inexact(result)
+        result._node = Leaf(result)
+    return result
+
+
+def _copied(made: Tensor) -> Tensor:
+    value = made._value
+    return wrap(np.array(value), made._node) if type(value) is np.ndarray else alias(made)
+
+
+def _require_inexact(x: Tensor) -> None:
+    if not x.dtype.is_inexact:
+        raise GradientError(
+            "tensor",
+            f"{x.dtype.name} has no derivatives",
+            expected="a floating-point or complex dtype with requires_grad=True",
+            got={"data": x},
+            fix='wf.tensor(data, dtype="float32", requires_grad=True)',
+        )
+
+
+# --- of one value ------------------------------------------------------------------------------
+
+
+def _made(op: str, shape: Any, dtype: Any, device: Any, value: float) -> Tensor:
+    as_device(device)
+    chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
+    return filled(check_shape(op, shape), chosen, value)
+
+
+def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of zeros.
+
+    >>> import weft as wf
+    >>> wf.zeros((2,)).tolist()
+    [0.0, 0.0]
+    """
+    return _made("zeros", shape, dtype, device, 0)
+
+
+def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of ones.
+
+    >>> import weft as wf
+    >>> wf.ones((2,), dtype="int32").tolist()
+    [1, 1]
+    """
+    return _made("ones", shape, dtype, device, 1)
+
+
+def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of any values: zeros, since what a program computes must be repeatable.
+
+    >>> import weft as wf
+    >>> wf.empty((2, 3)).shape
+    (2, 3)
+    """
+    return _made("empty", shape, dtype, device, 0)
+
+
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of one value, with the dtype of the value unless another is given.
+
+    >>> import weft as wf
+    >>> wf.full((2,), 7).dtype
+    weft.int64
+    """
+    as_device(device)
+    return _filled("full", check_shape("full", shape), fill_value, dtype, None)
+
+
+def _filled(op: str, shape: Any, value: Any, dtype: Any, default: DType | None) -> Tensor:
+    """One value in a shape; values that are no Python numbers are repeated."""
+    if type(value) not in _SCALARS:
+        single = as_tensor(op, value, "fill_value")
+        chosen = default or single.dtype if dtype is None else as_dtype(dtype)
+        return apply(broadcast_to, convert_to(single, chosen), shape=shape)
+    own = default or dtypes.result_type(op, [value])
+    chosen = own if dtype is None else as_dtype(dtype)
+    _check_fits(op, value, chosen)
+    if type(value) is complex:
+        return apply(broadcast_to, scalar_tensor(op, value, chosen), shape=shape)
+    return filled(shape, chosen, value)
+
+
+def _check_fits(op: str, value: Any, dtype: DType) -> None:
+    """Refuse a number that the dtype cannot hold, or only part of."""
+    if type(value) is complex and not dtype.is_complex:
+        raise _unfit(op, value, dtype, "complex64")
+    if type(value) is float and dtype.is_integer and not math.isfinite(value):
+        raise _unfit(op, value, dtype, "float32")
+    if dtype.is_integer:
+        limits = np.iinfo(dtype.numpy)
+        if not limits.min <= int(value) <= limits.max:
+            raise _unfit(op, value, dtype, "int64" if -(2**63) <= value < 2**63 else "uint64")
+
+
+def _unfit(op: str, value: Any, dtype: DType, wider: str) -> DTypeError:
+    return DTypeError(
+        op,
+        f"the number does not fit {dtype.name}",
+        expected=f"a number that {dtype.name} can hold",
+        got={"number": value, "dtype": dtype},
+        fix=f'choose another dtype: dtype="{wider}"',
+    )
+
+
+def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Zeros in the shape and dtype of a tensor.
+
+    >>> import weft as wf
+    >>> wf.zeros_like(wf.tensor([1, 2])).tolist()
+    [0, 0]
+    """
+    return _like("zeros_like", x, 0, dtype, device)
+
+
+def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Ones in the shape and dtype of a tensor.
+
+    >>> import weft as wf
+    >>> wf.ones_like(wf.tensor([1, 2])).tolist()
+    [1, 1]
+    """
+    return _like("ones_like", x, 1, dtype, device)
+
+
+def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """Any values, which are zeros, in the shape and dtype of a tensor.
+
+    >>> import weft as wf
+    >>> wf.empty_like(wf.tensor([1, 2])).shape
+    (2,)
+    """
+    return _like("empty_like", x, 0, dtype, device)
+
+
+def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    """One value in the shape and dtype of a tensor.
+
+    >>> import weft as wf
+    >>> wf.full_like(wf.tensor([1, 2]), 7).tolist()
+    [7, 7]
+    """
+    return _like("full_like", x, fill_value, dtype, device)
+
+
+def _like(op: str, x: Any, value: Any, dtype: Any, device: Any) -> Tensor:
+    as_device(device)
+    like = as_tensor(op, x)
+    return _filled(op, like.shape, value, dtype, like.dtype)
+
+
+# --- of a range --------------------------------------------------------------------------------
+
+
+def arange(
+    start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
+) -> Tensor:
+    """The numbers from `start` in steps of `step`, before `stop`; arange(n) starts at 0.
+
+    `stop` may be a symbolic dimension.
+
+    >>> import weft as wf
+    >>> wf.arange(3).tolist(), wf.arange(1, 2, 0.5).tolist()
+    ([0, 1, 2], [1.0, 1.5])
+    """
+    as_device(device)
+    first, last = (0, start) if stop is None else (start, stop)
+    first, last, step = (_number("arange", value) for value in (first, last, step))
+    if step == 0:
+        raise ArgumentError(
+            "arange",
+            "a step of 0 never arrives",
+            expected="a step other than 0",
+            got={"start": first, "stop": last, "step": step},
+            fix="for equal values use wf.full((n,), value)",
+        )
+    whole = not any(isinstance(value, float) for value in (first, last, step))
+    default = dtypes.DEFAULT_INTEGER if whole else dtypes.DEFAULT_FLOAT
+    chosen = default if dtype is None else as_dtype(dtype)
+    return _range(first, step, _range_length(first, last, step), chosen)
+
+
+def _number(op: str, value: Any) -> Any:
+    """A Python number or dimension, also from a tensor or array that holds one."""
+    if isinstance(value, (int, float, Dim)):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:
+        return value.item()
+    if isinstance(value, Tensor) and value.ndim == 0:
+        return concrete(value, op).item()
+    raise ArgumentTypeError(
+        op,
+        f"{type(value).__name__} is not a real number",
+        expected="integers or floats",
+        got={"value": value},
+        fix=f"wf.{op}(0, 10)",
+    )
+
+
+def _range_length(start: Any, stop: Any, step: Any) -> Dimension:
+    if isinstance(start, float) or isinstance(stop, float) or isinstance(step, float):
+        return max(0, int(math.ceil((stop - start) / step)))
+    if isinstance(start, int) and isinstance(stop, int):
+        return len(range(start, stop, step))
+    symbolic: Dimension = (stop - start + step - 1) // step
+    return symbolic
+
+
+def _range(start: Any, step: Any, length: Dimension, dtype: DType) -> Tensor:
+    """start + step·i in the widest dtype of the kind, which rounds once, and then in the dtype."""
+    if isinstance(start, Dim):
+        raise ArgumentTypeError(
+            "arange",
+            "a symbolic start is a value that is not known yet",
+            expected="a start that is a number",
+            got={"start": start},
+            fix="count from 0 and slice: wf.arange(stop)[start:]",
+        )
+    if isinstance(length, int) and length and dtype is not bool_:
+        for value in (start, start + step * (length - 1)):
+            _check_fits("arange", value, dtype)
+    wide = _widest(dtype)
+    numbers = apply(iota, shape=(length,), dtype=dtype if (start, step) == (0, 1) else wide, axis=0)
+    if (start, step) == (0, 1):
+        return numbers
+    return convert_to(add(multiply(numbers, _wrapped(step, wide)), _wrapped(start, wide)), dtype)
+
+
+def _widest(dtype: DType) -> DType:
+    if dtype.is_inexact:
+        return dtypes.complex128 if dtype.is_complex else dtypes.float64
+    return dtypes.uint64 if dtype is dtypes.uint64 else dtypes.int64
+
+
+def _wrapped(value: Any, dtype: DType) -> Tensor:
+    """A number in a dtype, negative ones around the corner where it is unsigned."""
+    return scalar_tensor("arange", value % 2**64 if dtype is dtypes.uint64 else value, dtype)
+
+
+def linspace(
+    start: Any,
+    stop: Any,
+    /,
+    num: int,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    endpoint: bool = True,
+) -> Tensor:
+    """`num` evenly spaced numbers from `start` to `stop`, which is one of them by default.
+
+    >>> import weft as wf
+    >>> wf.linspace(0.0, 1.0, 3).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    as_device(device)
+    (count,) = check_shape("linspace", num)
+    ends = [x if isinstance(x, complex) else _number("linspace", x) for x in (start, stop)]
+    whole = any(isinstance(x, complex) for x in ends)
+    default = dtypes.DEFAULT_COMPLEX if whole else dtypes.DEFAULT_FLOAT
+    chosen = default if dtype is None else as_dtype(dtype)
+    with np.errstate(all="ignore"):
+        line = np.linspace(ends[0], ends[1], int(count), endpoint=endpoint)
+        return wrap(line.astype(chosen.numpy))
+
+
+# --- matrices and grids ------------------------------------------------------------------------
+
+
+def _positions(shape: Any, axis: int) -> Tensor:
+    return apply(iota, shape=tuple(shape), dtype=dtypes.INDEX, axis=axis)
+
+
+def eye(
+    n_rows: Any,
+    n_cols: Any = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: Any = None,
+    device: Any = None,
+) -> Tensor:
+    """A matrix with ones on the k-th diagonal, counted upwards, and zeros elsewhere.
+
+    >>> import weft as wf
+    >>> wf.eye(2).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    as_device(device)
+    chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
+    shape = check_shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
+    diagonal = equal(add(_positions(shape, 0), k), _positions(shape, 1))
+    return convert_to(diagonal, chosen)
+
+
+def tril(x: Any, /, *, k: int = 0) -> Tensor:
+    """The lower triangle of each matrix, on and below the k-th diagonal; zeros above.
+
+    >>> import weft as wf
+    >>> wf.tril(wf.ones((2, 2))).tolist()
+    [[1.0, 0.0], [1.0, 1.0]]
+    """
+    matrix = _matrices("tril", x)
+    rows, columns = (_positions(matrix.shape[-2:], axis) for axis in (0, 1))
+    return where(greater_equal(add(rows, k), columns), matrix, _zero(matrix))
+
+
+def triu(x: Any, /, *, k: int = 0) -> Tensor:
+    """The upper triangle of each matrix, on and above the k-th diagonal; zeros below.
+
+    >>> import weft as wf
+    >>> wf.triu(wf.ones((2, 2))).tolist()
+    [[1.0, 1.0], [0.0, 1.0]]
+    """
+    matrix = _matrices("triu", x)
+    rows, columns = (_positions(matrix.shape[-2:], axis) for axis in (0, 1))
+    return where(greater_equal(columns, add(rows, k)), matrix, _zero(matrix))
+
+
+def _zero(x: Tensor) -> Any:
+    return False if x.dtype is bool_ else 0
+
+
+def _matrices(op: str, x: Any) -> Tensor:
+    matrix = as_tensor(op, x)
+    if matrix.ndim < 2:
+        raise AxisError(
+            op,
+            "only matrices have triangles",
+            expected="at least 2 axes",
+            got={"x": matrix},
+            fix="give it a second axis first: x[None, :]",
+        )
+    return matrix
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
+    """Each of several vectors along its own axis of a grid; "xy" swaps the first two axes.
+
+    >>> import weft as wf
+    >>> [grid.tolist() for grid in wf.meshgrid(wf.arange(2), wf.arange(3), indexing="ij")]
+    [[[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]]
+    """
+    vectors = [as_tensor("meshgrid", array) for array in arrays]
+    _check_grid(vectors, indexing)
+    count = len(vectors)
+    places = list(range(count))
+    if indexing == "xy" and count > 1:
+        places[:2] = 1, 0
+    sizes: list[Dimension] = [1] * count
+    for vector, place in zip(vectors, places, strict=True):
+        sizes[place] = vector.size
+    grids = []
+    for vector, place in zip(vectors, places, strict=True):
+        line = tuple(dim if axis == place else 1 for axis, dim in enumerate(sizes))
+        grids.append(apply(broadcast_to, apply(reshape, vector, shape=line), shape=tuple(sizes)))
+    return grids
+
+
+def _check_grid(vectors: list[Tensor], indexing: str) -> None:
+    error: type[WeftError] | None = None
+    if indexing not in ("xy", "ij"):
+        error, problem = ArgumentError, f"no indexing is called {indexing!r}"
+    elif any(vector.ndim > 1 for vector in vectors):
+        error, problem = AxisError, "a grid is made of vectors"
+    if error is not None:
+        raise error(
+            "meshgrid",
+            problem,
+            expected='vectors, and indexing="xy" or "ij"',
+            got={**{f"x{i + 1}": x for i, x in enumerate(vectors)}, "indexing": indexing},
+            fix='wf.meshgrid(x.reshape(-1), y.reshape(-1), indexing="ij")',
+        )

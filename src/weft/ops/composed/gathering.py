@@ -1,0 +1,369 @@
+"""Taking, putting and adding elements along an axis, at places that are data.
+
+`take` and the `*_along_axis` functions are NumPy's; `gather`, `scatter` and `index_add` follow
+PyTorch, with `axis` for `dim`. Nothing is changed in place: what PyTorch writes into a tensor is
+written into a new one. Indices may count from the end; one out of range is an error.
+
+>>> import weft as wf
+>>> wf.take(wf.tensor([[1, 2], [3, 4]]), wf.tensor([1, 1]), axis=1).tolist()
+[[2, 2], [4, 4]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core.dtypes import INDEX, bool_
+from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from weft.core.shapes import Shape, broadcast_shapes, check_shape, normalize_axis
+from weft.ir.dispatch import apply
+from weft.ir.primitive import Primitive
+from weft.ir.tensor import Tensor
+from weft.ops import boxes, indexing
+from weft.ops.composed.indexing import from_the_front, getitem
+from weft.ops.composed.manipulation import broadcasted, moveaxis, reordered, reshaped
+from weft.ops.elementwise import divide, multiply
+from weft.ops.movement import is_below, slice_
+from weft.ops.operands import Operand, as_tensor, convert_to
+from weft.ops.selection import where
+from weft.ops.sorting import along_axis
+
+__all__ = [
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "index_add",
+    "index_copy",
+    "masked_fill",
+    "masked_select",
+    "put_along_axis",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "take",
+    "take_along_axis",
+]
+
+
+def index_tensor(op: str, index: Any) -> Tensor:
+    """A tensor of integers from what was passed as an index."""
+    if isinstance(index, (list, tuple)):
+        array = np.asarray(index)
+        index = array if array.size else array.astype(np.int64)
+    tensor = as_tensor(op, index, "indices")
+    if not tensor.dtype.is_integer:
+        raise DTypeError(
+            op,
+            "indices are not integers",
+            expected="an integer dtype",
+            got={"indices": tensor},
+            fix='convert first: indices.astype("int64")',
+        )
+    return tensor
+
+
+# --- along one axis, the others whole ----------------------------------------------------------
+
+
+def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Tensor:
+    """The slices of an axis at the indices, whose own axes take its place.
+
+    Without an axis the tensor is flattened first.
+
+    >>> import weft as wf
+    >>> wf.take(wf.tensor([10, 20, 30]), wf.tensor([[0, -1]])).tolist()
+    [[10, 30]]
+    """
+    x = as_tensor("take", x)
+    if axis is None:
+        x, axis = reshaped(x, (x.size,)), 0
+    place = normalize_axis("take", axis, x.ndim, {"x": x})
+    index = from_the_front("take", index_tensor("take", indices), place, x.shape[place])
+    found = apply(indexing.gather, x, index, axes=(place,))
+    others = range(index.ndim, found.ndim)
+    return reordered(found, (*others[:place], *range(index.ndim), *others[place:]))
+
+
+def index_add(
+    x: Operand, axis: int, index: Operand, source: Operand, *, alpha: float = 1
+) -> Tensor:
+    """x with slices of `source`, times alpha, added to the slices of an axis at the indices.
+
+    >>> import weft as wf
+    >>> wf.index_add(wf.zeros(3), 0, wf.tensor([1, 1]), wf.ones(2)).tolist()
+    [0.0, 2.0, 0.0]
+    """
+    return _write_slices("index_add", indexing.scatter_add, x, axis, index, source, alpha)
+
+
+def index_copy(x: Operand, axis: int, index: Operand, source: Operand) -> Tensor:
+    """x with the slices of an axis at the indices replaced by those of `source`; the last stays.
+
+    >>> import weft as wf
+    >>> wf.index_copy(wf.zeros(3), 0, wf.tensor([2]), wf.ones(1)).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    return _write_slices("index_copy", indexing.scatter, x, axis, index, source, 1, unique=False)
+
+
+def _write_slices(
+    op: str,
+    primitive: Primitive,
+    x: Operand,
+    axis: int,
+    index: Operand,
+    source: Operand,
+    alpha: float,
+    **params: bool,
+) -> Tensor:
+    x = as_tensor(op, x)
+    place = normalize_axis(op, axis, x.ndim, {"x": x})
+    places = from_the_front(op, index_tensor(op, index), place, x.shape[place])
+    if places.ndim != 1:
+        raise ShapeError(
+            op,
+            "the index is not a line",
+            expected="an index with one axis",
+            got={"x": x, "index": places},
+            fix="flatten it first: index.reshape(-1)",
+        )
+    shape = (*x.shape[:place], places.shape[0], *x.shape[place + 1 :])
+    updates = broadcasted(convert_to(as_tensor(op, source, "source"), x.dtype), shape)
+    if alpha != 1:
+        updates = multiply(updates, alpha)
+    return apply(primitive, x, moveaxis(updates, place, 0), places, axes=(place,), **params)
+
+
+# --- along one axis, position by position on the others ----------------------------------------
+
+
+def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Tensor:
+    """The elements at indices along an axis, position by position on the other axes.
+
+    x and the indices are broadcast against each other on those.
+
+    >>> import weft as wf
+    >>> wf.take_along_axis(wf.tensor([[1, 2], [3, 4]]), wf.tensor([[1], [0]]), axis=1).tolist()
+    [[2], [3]]
+    """
+    x, places, place = _aligned("take_along_axis", x, indices, axis)
+    return apply(indexing.gather, x, *along_axis(places, place, places.shape), axes=_all(x))
+
+
+def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: int = -1) -> Tensor:
+    """x with values put at indices along an axis, position by position on the other axes.
+
+    Of several values for one place the last one stays.
+
+    >>> import weft as wf
+    >>> wf.put_along_axis(wf.zeros((2, 2)), wf.tensor([[1], [0]]), 5.0, axis=1).tolist()
+    [[0.0, 5.0], [5.0, 0.0]]
+    """
+    x = as_tensor("put_along_axis", x)
+    base, places, place = _aligned("put_along_axis", x, indices, axis)
+    if base.shape != x.shape:
+        raise ShapeError(
+            "put_along_axis",
+            "the indices have more positions than x",
+            expected="indices that broadcast to x on the other axes",
+            got={"x": x, "indices": places},
+            fix="broadcast x first: wf.broadcast_to",
+        )
+    updates = broadcasted(convert_to(as_tensor("put_along_axis", values), x.dtype), places.shape)
+    everywhere = along_axis(places, place, places.shape)
+    return apply(indexing.scatter, x, updates, *everywhere, axes=_all(x), unique=False)
+
+
+def _aligned(op: str, x: Operand, indices: Operand, axis: int) -> tuple[Tensor, Tensor, int]:
+    """x and indices broadcast against each other on all axes but one."""
+    x = as_tensor(op, x)
+    places = index_tensor(op, indices)
+    place = normalize_axis(op, axis, x.ndim, {"x": x})
+    _check_rank(op, x, places)
+    places = from_the_front(op, places, place, x.shape[place])
+    hidden = [(*t.shape[:place], 1, *t.shape[place + 1 :]) for t in (x, places)]
+    shape = broadcast_shapes(op, hidden, {"x": x, "indices": places})
+    both = [
+        broadcasted(t, (*shape[:place], t.shape[place], *shape[place + 1 :])) for t in (x, places)
+    ]
+    return both[0], both[1], place
+
+
+def _check_rank(op: str, x: Tensor, index: Tensor) -> None:
+    if x.ndim != index.ndim or x.ndim == 0:
+        raise AxisError(
+            op,
+            "x and the indices have different ranks, or none",
+            expected=f"indices with {max(x.ndim, 1)} axes",
+            got={"x": x, "indices": index},
+            fix="use wf.take(x, indices, axis=0) for one index for all positions",
+        )
+
+
+def _all(x: Tensor) -> tuple[int, ...]:
+    return tuple(range(x.ndim))
+
+
+# --- in PyTorch's manner -----------------------------------------------------------------------
+
+
+def gather(x: Operand, axis: int, index: Operand) -> Tensor:
+    """The elements at an index along an axis; on other axes the index may be shorter than x.
+
+    >>> import weft as wf
+    >>> wf.gather(wf.tensor([[1, 2], [3, 4]]), 1, wf.tensor([[0, 0], [1, 0]])).tolist()
+    [[1, 1], [4, 3]]
+    """
+    x, places, place = _fitted("gather", x, axis, index)
+    return apply(indexing.gather, x, *along_axis(places, place, places.shape), axes=_all(x))
+
+
+def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
+    """x with elements of `src` put at an index along an axis; of several the last one stays.
+
+    >>> import weft as wf
+    >>> wf.scatter(wf.zeros(3), 0, wf.tensor([2, 0]), wf.tensor([5.0, 6.0])).tolist()
+    [6.0, 0.0, 5.0]
+    """
+    return _scattered("scatter", indexing.scatter, x, axis, index, src, unique=False)
+
+
+def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
+    """x with elements of `src` added at an index along an axis; all of several count.
+
+    >>> import weft as wf
+    >>> wf.scatter_add(wf.zeros(3), 0, wf.tensor([1, 1]), wf.tensor([5.0, 6.0])).tolist()
+    [0.0, 11.0, 0.0]
+    """
+    return _scattered("scatter_add", indexing.scatter_add, x, axis, index, src)
+
+
+def scatter_reduce(
+    x: Operand, axis: int, index: Operand, src: Operand, reduce: str = "sum"
+) -> Tensor:
+    """x with elements of `src` joined in at an index, by "sum", "mean", "amax" or "amin".
+
+    >>> import weft as wf
+    >>> wf.scatter_reduce(wf.zeros(2), 0, wf.tensor([1, 1]), wf.tensor([5.0, 6.0]), "amax").tolist()
+    [0.0, 6.0]
+    """
+    by = {"amax": indexing.scatter_max, "amin": indexing.scatter_min, "sum": indexing.scatter_add}
+    if reduce in by:
+        return _scattered("scatter_reduce", by[reduce], x, axis, index, src)
+    if reduce != "mean":
+        raise ArgumentError(
+            "scatter_reduce",
+            "unknown reduction",
+            expected='"sum", "mean", "amax" or "amin"',
+            got={"reduce": repr(reduce)},
+            fix='reduce="sum"',
+        )
+    total = scatter_add(x, axis, index, src)
+    ones = convert_to(as_tensor("scatter_reduce", 1.0), total.dtype)
+    return divide(total, scatter_add(broadcasted(ones, total.shape), axis, index, ones))
+
+
+def _fitted(op: str, x: Operand, axis: int, index: Operand) -> tuple[Tensor, Tensor, int]:
+    """An index that addresses one axis and is no longer than x on the others."""
+    x = as_tensor(op, x)
+    places = index_tensor(op, index)
+    place = normalize_axis(op, axis, x.ndim, {"x": x})
+    _check_rank(op, x, places)
+    pairs = zip(x.shape, places.shape, strict=True)
+    if any(is_below(a, b) for i, (a, b) in enumerate(pairs) if i != place):
+        raise ShapeError(
+            op,
+            "the index is longer than x",
+            expected=f"at most {list(x.shape)}, on every axis but {place}",
+            got={"x": x, "index": places},
+            fix="broadcast x first, or shorten the index",
+        )
+    return x, from_the_front(op, places, place, x.shape[place]), place
+
+
+def _scattered(
+    op: str, primitive: Primitive, x: Operand, axis: int, index: Operand, src: Operand,
+    **params: bool,
+) -> Tensor:  # fmt: skip
+    x, places, place = _fitted(op, x, axis, index)
+    updates = _cut_to(convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
+    everywhere = along_axis(places, place, places.shape)
+    return apply(primitive, x, updates, *everywhere, axes=_all(x), **params)
+
+
+def _cut_to(src: Tensor, shape: Shape) -> Tensor:
+    """The elements of src that an index of that shape uses: src may be longer."""
+    longer = src.ndim == len(shape) and not any(
+        is_below(a, b) for a, b in zip(src.shape, shape, strict=True)
+    )
+    if not longer or src.shape == shape:
+        return broadcasted(src, shape)
+    ones = (1,) * src.ndim
+    return apply(slice_, src, starts=(0,) * src.ndim, stops=shape, strides=ones)
+
+
+def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:
+    """x with a value in all places where the mask, broadcast to x, is true.
+
+    >>> import weft as wf
+    >>> wf.masked_fill(wf.tensor([1.0, 2.0]), wf.tensor([True, False]), 0.0).tolist()
+    [0.0, 2.0]
+    """
+    x = as_tensor("masked_fill", x)
+    return where(mask, convert_to(as_tensor("masked_fill", value, "value"), x.dtype), x)
+
+
+def masked_select(x: Operand, mask: Operand) -> Tensor:
+    """The elements of x in the places where the mask is true, along one axis; not in traces.
+
+    >>> import weft as wf
+    >>> wf.masked_select(wf.tensor([1, 2, 3]), wf.tensor([True, False, True])).tolist()
+    [1, 3]
+    """
+    x = as_tensor("masked_select", x)
+    chosen = as_tensor("masked_select", mask, "mask")
+    if chosen.dtype is not bool_:
+        raise DTypeError(
+            "masked_select",
+            "the mask is not boolean",
+            expected="bool",
+            got={"x": x, "mask": chosen},
+            fix="compare first: mask != 0",
+        )
+    shape = broadcast_shapes("masked_select", [x.shape, chosen.shape], {"x": x, "mask": chosen})
+    return getitem(broadcasted(x, shape), broadcasted(chosen, shape))
+
+
+# --- boxes -------------------------------------------------------------------------------------
+
+
+def _starts(op: str, starts: Sequence[Operand]) -> list[Tensor]:
+    return [convert_to(index_tensor(op, start), INDEX) for start in starts]
+
+
+def dynamic_slice(x: Operand, starts: Sequence[Operand], sizes: Sequence[int]) -> Tensor:
+    """The box of fixed sizes at starts that may be traced; it is moved to lie inside x.
+
+    >>> import weft as wf
+    >>> wf.dynamic_slice(wf.arange(5), (wf.tensor(4),), (2,)).tolist()
+    [3, 4]
+    """
+    x = as_tensor("dynamic_slice", x)
+    shape = check_shape("dynamic_slice", sizes)
+    return apply(boxes.dynamic_slice, x, *_starts("dynamic_slice", starts), sizes=shape)
+
+
+def dynamic_update_slice(x: Operand, update: Operand, starts: Sequence[Operand]) -> Tensor:
+    """x with a box replaced, at starts that may be traced; it is moved to lie inside x.
+
+    >>> import weft as wf
+    >>> wf.dynamic_update_slice(wf.zeros(3), wf.ones(2), (wf.tensor(0),)).tolist()
+    [1.0, 1.0, 0.0]
+    """
+    x = as_tensor("dynamic_update_slice", x)
+    new = convert_to(as_tensor("dynamic_update_slice", update, "update"), x.dtype)
+    places = _starts("dynamic_update_slice", starts)
+    return apply(boxes.dynamic_update_slice, x, new, *places)

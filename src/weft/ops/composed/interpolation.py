@@ -1,0 +1,143 @@
+"""Resizing the spatial axes of [N, C, *spatial], in PyTorch's meaning.
+
+>>> import weft as wf
+>>> wf.interpolate(wf.tensor([[[1.0, 2.0]]]), size=4).tolist()
+[[[1.0, 1.0, 2.0, 2.0]]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core.errors import ArgumentError, ShapeError
+from weft.core.shapes import is_static
+from weft.ir.batching import move_axis
+from weft.ir.dispatch import apply
+from weft.ir.tensor import Tensor, wrap
+from weft.ops.composed.convolutions import per_axis
+from weft.ops.composed.pooling import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+)
+from weft.ops.indexing import gather
+from weft.ops.movement import reshape
+from weft.ops.operands import alias, allowed_dtype, as_tensor, convert_to
+
+__all__ = ["interpolate"]
+
+Array = np.ndarray[Any, Any]
+_LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
+_AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
+
+
+def interpolate(
+    x: Any,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool = False,
+) -> Tensor:
+    """The tensor with its spatial axes resized, to `size` or by `scale_factor`.
+
+    mode: "nearest", "nearest-exact", "linear" (one axis), "bilinear" (two), "trilinear" (three) or
+    "area". With `align_corners` the first and last elements stay where they are; without, the
+    elements are cells whose outer edges stay.
+
+    >>> import weft as wf
+    >>> x = wf.tensor([[[0.0, 2.0]]])
+    >>> wf.interpolate(x, size=3, mode="linear", align_corners=True).tolist()
+    [[[0.0, 1.0, 2.0]]]
+    """
+    tensor = as_tensor("interpolate", x)
+    rank = tensor.ndim - 2
+    _check(tensor, rank, mode, align_corners)
+    spatial = [int(dim) for dim in tensor.shape[2:]]
+    sizes, ratios = _sizes(tensor, spatial, size, scale_factor, rank)
+    if mode == "area":
+        return _AREA[rank - 1](tensor, tuple(sizes))
+    if mode in _LINEAR:
+        dtype = allowed_dtype("interpolate", tensor.dtype, "inexact", (tensor,))
+        tensor = convert_to(tensor, dtype)
+    out = alias(tensor)
+    for i, (dim, count, ratio) in enumerate(zip(spatial, sizes, ratios, strict=True)):
+        if mode in _LINEAR:
+            out = _linear(out, i + 2, _linear_places(dim, count, ratio, align_corners), dim)
+        else:
+            shift = 0.5 if mode == "nearest-exact" else 0.0
+            out = _taken(out, i + 2, _nearest_places(dim, count, ratio, shift))
+    return out
+
+
+def _check(x: Tensor, rank: int, mode: str, align_corners: bool) -> None:
+    if not 1 <= rank <= 3 or not is_static(x.shape[2:]) or 0 in x.shape[2:]:
+        raise ShapeError(
+            "interpolate",
+            "the input does not have one to three spatial axes of known size",
+            expected="[batch, channels, *spatial] with elements along each spatial axis",
+            got={"x": x},
+            fix="add axes for batch and channels: x[None, None]",
+        )
+    modes = ["nearest", "nearest-exact", "area", list(_LINEAR)[rank - 1]]
+    if mode not in modes or (align_corners and mode not in _LINEAR):
+        raise ArgumentError(
+            "interpolate",
+            f"{mode!r} is not a mode for {rank} spatial axes"
+            if mode not in modes
+            else f"align_corners has no meaning for {mode!r}",
+            expected="one of " + ", ".join(map(repr, modes)),
+            got={"x": x, "mode": repr(mode), "align_corners": align_corners},
+            fix=f'mode="{modes[-1]}"',
+        )
+
+
+def _sizes(
+    x: Tensor, spatial: list[int], size: Any, scale_factor: Any, rank: int
+) -> tuple[list[int], list[float]]:
+    """The new sizes, and the length of one new element in old ones along each axis."""
+    if (size is None) == (scale_factor is None):
+        raise ArgumentError(
+            "interpolate",
+            "exactly one of size and scale_factor is needed",
+            expected="size or scale_factor",
+            got={"x": x, "size": size, "scale_factor": scale_factor},
+            fix="scale_factor=2.0",
+        )
+    if size is not None:
+        sizes = list(per_axis("interpolate", "size", size, rank))
+        return sizes, [dim / count for dim, count in zip(spatial, sizes, strict=True)]
+    given = scale_factor if isinstance(scale_factor, (tuple, list)) else (scale_factor,) * rank
+    counts = [int(dim * factor) for dim, factor in zip(spatial, given, strict=False)]
+    sizes = list(per_axis("interpolate", "scale_factor", counts, rank))
+    return sizes, [1.0 / factor for factor in given]
+
+
+def _nearest_places(dim: int, count: int, ratio: float, shift: float) -> Array:
+    """For each new element the old one that it copies; in float32, as PyTorch counts."""
+    places = np.floor((np.arange(count, dtype=np.float32) + np.float32(shift)) * np.float32(ratio))
+    return np.asarray(np.minimum(places, dim - 1), np.int64)
+
+
+def _linear_places(dim: int, count: int, ratio: float, align_corners: bool) -> Array:
+    """Where the new elements lie among the old ones."""
+    if align_corners:
+        step = (dim - 1) / (count - 1) if count > 1 else 0.0
+        return np.arange(count) * step
+    return np.asarray(np.maximum((np.arange(count) + 0.5) * ratio - 0.5, 0.0))
+
+
+def _taken(x: Tensor, axis: int, places: Array) -> Tensor:
+    if len(places) == x.shape[axis] and bool(np.all(places == np.arange(len(places)))):
+        return x
+    return move_axis(apply(gather, x, wrap(places), axes=(axis,)), 0, axis)
+
+
+def _linear(x: Tensor, axis: int, places: Array, dim: int) -> Tensor:
+    low = np.minimum(np.floor(places).astype(np.int64), dim - 1)
+    share = convert_to(wrap(places - low), x.dtype)
+    share = apply(reshape, share, shape=(len(places), *[1] * (x.ndim - axis - 1)))
+    before, after = _taken(x, axis, low), _taken(x, axis, np.minimum(low + 1, dim - 1))
+    return before * (1.0 - share) + after * share

@@ -1,0 +1,396 @@
+"""Pooling over windows of [N, C, *spatial], and pooling to a given size.
+
+>>> import weft as wf
+>>> wf.avg_pool1d(wf.tensor([[[1.0, 3.0, 5.0, 7.0]]]), 2).tolist()
+[[[2.0, 6.0]]]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.core.errors import ArgumentError
+from weft.core.shapes import Dimension, is_static
+from weft.ir.batching import move_axis
+from weft.ir.dispatch import apply
+from weft.ir.tensor import Tensor, wrap
+from weft.ops.composed.convolutions import Sizes, batched, per_axis, sides, unbatched
+from weft.ops.contraction import NONE, dot
+from weft.ops.convolution import Padding
+from weft.ops.indexing import gather
+from weft.ops.movement import broadcast_to
+from weft.ops.operands import alias, allowed_dtype, as_tensor, convert_to
+from weft.ops.reduction import reduce_max
+from weft.ops.windows import window_argmax, window_max, window_pick, window_sum
+
+__all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]
+
+
+# --- arguments ---------------------------------------------------------------------------------
+
+
+def _window(
+    op: str,
+    rank: int,
+    x: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Any,
+    dilation: Sizes,
+    ceil_mode: bool,
+) -> dict[str, Any]:
+    """The parameters of a window primitive; no stride means one window's width."""
+    window = per_axis(op, "kernel_size", kernel_size, rank)
+    strides = window if stride is None else per_axis(op, "stride", stride, rank)
+    around = sides(op, padding, rank)
+    dilations = per_axis(op, "dilation", dilation, rank)
+    for width, step, (low, high) in zip(window, dilations, around, strict=True):
+        if max(low, high) > (step * (width - 1) + 1) // 2:
+            raise ArgumentError(
+                op,
+                "padding is more than half of the window",
+                expected="padding <= kernel_size / 2",
+                got={"padding": padding, "kernel_size": kernel_size},
+                fix="pad the input first: wf.pad(x, ...)",
+            )
+    if ceil_mode:
+        around = _rounded_up(x.shape[-rank:], window, strides, around, dilations)
+    return {"window": window, "strides": strides, "padding": around, "dilation": dilations}
+
+
+def _rounded_up(
+    spatial: tuple[Dimension, ...],
+    window: tuple[int, ...],
+    strides: tuple[int, ...],
+    around: Padding,
+    dilation: tuple[int, ...],
+) -> Padding:
+    """More padding behind, so that a last window that starts inside is not left out."""
+    more = []
+    for dim, width, stride, (low, high), step in zip(
+        spatial, window, strides, around, dilation, strict=True
+    ):
+        rest = dim + low + high - step * (width - 1) - 1
+        count = -(-rest // stride) + 1
+        if (count - 1) * stride >= dim + low:
+            count = count - 1
+        more.append((low, high + max(int((count - 1) * stride - rest), 0)))
+    return tuple(more)
+
+
+# --- maxima ------------------------------------------------------------------------------------
+
+
+def _max_pool(
+    op: str,
+    rank: int,
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Any,
+    dilation: Sizes,
+    ceil_mode: bool,
+    return_indices: bool,
+) -> Any:
+    tensor, added = batched(op, as_tensor(op, x), rank)
+    params = _window(op, rank, tensor, kernel_size, stride, padding, dilation, ceil_mode)
+    if not return_indices:
+        return unbatched(apply(window_max, tensor, **params), added)
+    indices = apply(window_argmax, tensor, **params)
+    return unbatched(window_pick(tensor, indices, rank), added), unbatched(indices, added)
+
+
+def max_pool1d(
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest element of each window of [N, C, L]; the stride is the window's width by default.
+
+    Padding is never chosen. Of equal elements the first has the derivative. `return_indices` also
+    gives where they stand, counted through the spatial axes.
+
+    >>> import weft as wf
+    >>> wf.max_pool1d(wf.tensor([[[1.0, 3.0, 2.0, 0.0]]]), 3, stride=1).tolist()
+    [[[3.0, 3.0]]]
+    """
+    op = "max_pool1d"
+    return _max_pool(op, 1, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def max_pool2d(
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest element of each window of [N, C, H, W]; see `max_pool1d`.
+
+    >>> import weft as wf
+    >>> wf.max_pool2d(wf.tensor([[[[1.0, 2.0], [4.0, 3.0]]]]), 2).tolist()
+    [[[[4.0]]]]
+    """
+    op = "max_pool2d"
+    return _max_pool(op, 2, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def max_pool3d(
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The largest element of each window of [N, C, D, H, W]; see `max_pool1d`.
+
+    >>> import weft as wf
+    >>> wf.max_pool3d(wf.ones((1, 2, 4, 4, 4)), 2).shape
+    (1, 2, 2, 2, 2)
+    """
+    op = "max_pool3d"
+    return _max_pool(op, 3, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+# --- means -------------------------------------------------------------------------------------
+
+
+def _avg_pool(
+    op: str,
+    rank: int,
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+) -> Tensor:
+    tensor, added = batched(op, _floating(op, x), rank)
+    params = _window(op, rank, tensor, kernel_size, stride, padding, 1, ceil_mode)
+    total = apply(window_sum, tensor, **params)
+    inside = sides(op, padding, rank)
+    if params["padding"] == inside and (count_include_pad or not any(map(any, inside))):
+        return unbatched(total / float(np.prod(params["window"])), added)
+    counted = inside if count_include_pad else ((0, 0),) * rank
+    return unbatched(total / _counts(tensor, counted, params), added)
+
+
+def _counts(x: Tensor, counted: Padding, params: dict[str, Any]) -> Tensor:
+    """How many elements each window counts; `counted` padding counts as elements."""
+    spatial = x.shape[-len(counted) :]
+    grown = tuple([d + low + high for d, (low, high) in zip(spatial, counted, strict=True)])
+    one = convert_to(wrap(np.ones((1,) * len(grown), np.float32)), x.dtype)
+    ones = apply(broadcast_to, one, shape=grown)
+    rest = tuple(
+        [
+            (low - a, high - b)
+            for (low, high), (a, b) in zip(params["padding"], counted, strict=True)
+        ]
+    )
+    return apply(window_sum, ones, **{**params, "padding": rest})
+
+
+def _floating(op: str, x: Any) -> Tensor:
+    tensor = as_tensor(op, x)
+    return convert_to(tensor, allowed_dtype(op, tensor.dtype, "inexact", (tensor,)))
+
+
+def avg_pool1d(
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of [N, C, L]; the stride is the window's width by default.
+
+    Padding counts as zeros, or not at all without `count_include_pad`.
+
+    >>> import weft as wf
+    >>> wf.avg_pool1d(wf.tensor([[[2.0, 4.0]]]), 2, padding=1).tolist()
+    [[[1.0, 2.0]]]
+    """
+    op = "avg_pool1d"
+    return _avg_pool(op, 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool2d(
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of [N, C, H, W]; see `avg_pool1d`.
+
+    >>> import weft as wf
+    >>> wf.avg_pool2d(wf.tensor([[[[1.0, 2.0], [4.0, 3.0]]]]), 2).tolist()
+    [[[[2.5]]]]
+    """
+    op = "avg_pool2d"
+    return _avg_pool(op, 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool3d(
+    x: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of [N, C, D, H, W]; see `avg_pool1d`.
+
+    >>> import weft as wf
+    >>> wf.avg_pool3d(wf.ones((1, 1, 2, 2, 2)), 2).tolist()
+    [[[[[1.0]]]]]
+    """
+    op = "avg_pool3d"
+    return _avg_pool(op, 3, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+# --- to a given size ---------------------------------------------------------------------------
+
+
+def _bounds(dim: int, count: int) -> list[tuple[int, int]]:
+    """The stretches of an axis that pooling to `count` elements takes, as in PyTorch."""
+    return [(i * dim // count, -(-(i + 1) * dim // count)) for i in range(count)]
+
+
+def _adaptive(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, list[int], bool]:
+    tensor, added = batched(op, as_tensor(op, x), rank)
+    several = isinstance(output_size, (tuple, list))
+    entries = tuple(output_size) if several else (output_size,) * rank
+    spatial = tensor.shape[2:]
+    sizes = [dim if entry is None else entry for entry, dim in zip(entries, spatial, strict=False)]
+    wanted = per_axis(op, "output_size", tuple(sizes), rank)
+    if not is_static(spatial) or 0 in spatial:
+        raise ArgumentError(
+            op,
+            "the spatial sizes are not known numbers of at least 1",
+            expected="spatial axes with elements, of fixed size",
+            got={"x": tensor},
+            fix="pool before the sizes become symbols, or use wf.mean over the spatial axes",
+        )
+    return tensor, list(wanted), added
+
+
+def _adaptive_avg(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
+    tensor, sizes, added = _adaptive(op, rank, _floating(op, x), output_size)
+    for axis, count in enumerate(sizes, start=2):
+        tensor = _mean_stretches(tensor, axis, count)
+    return unbatched(alias(tensor), added)
+
+
+def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
+    """Means over stretches of one axis, as a product with a matrix of weights."""
+    dim = int(x.shape[axis])
+    if dim == count:
+        return x
+    weights = np.zeros((dim, count))
+    for i, (start, stop) in enumerate(_bounds(dim, count)):
+        weights[start:stop, i] = 1 / (stop - start)
+    matrix = convert_to(wrap(weights), x.dtype)
+    out = apply(dot, x, matrix, contract=((axis,), (0,)), batch=NONE)
+    return move_axis(out, out.ndim - 1, axis)
+
+
+def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
+    tensor, sizes, added = _adaptive(op, rank, x, output_size)
+    for axis, count in enumerate(sizes, start=2):
+        tensor = _largest_of_stretches(tensor, axis, count)
+    return unbatched(alias(tensor), added)
+
+
+def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
+    """Maxima over stretches of one axis; short stretches repeat their last element."""
+    bounds = _bounds(int(x.shape[axis]), count)
+    width = max(stop - start for start, stop in bounds)
+    places = np.array([[min(a + k, b - 1) for k in range(width)] for a, b in bounds], np.int64)
+    taken = apply(gather, x, wrap(places), axes=(axis,))  # [count, width, *rest]
+    return move_axis(apply(reduce_max, taken, axes=(1,)), 0, axis)
+
+
+def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
+    """The means of as many stretches of equal or nearly equal length as asked for.
+
+    >>> import weft as wf
+    >>> wf.adaptive_avg_pool1d(wf.tensor([[[1.0, 2.0, 3.0]]]), 2).tolist()
+    [[[1.5, 2.5]]]
+    """
+    return _adaptive_avg("adaptive_avg_pool1d", 1, x, output_size)
+
+
+def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
+    """The means of a grid of rectangles; None leaves an axis as it is.
+
+    >>> import weft as wf
+    >>> wf.adaptive_avg_pool2d(wf.tensor([[[[1.0, 2.0], [4.0, 3.0]]]]), 1).tolist()
+    [[[[2.5]]]]
+    """
+    return _adaptive_avg("adaptive_avg_pool2d", 2, x, output_size)
+
+
+def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
+    """The means of a grid of boxes; None leaves an axis as it is.
+
+    >>> import weft as wf
+    >>> wf.adaptive_avg_pool3d(wf.ones((1, 1, 4, 5, 6)), (2, None, 3)).shape
+    (1, 1, 2, 5, 3)
+    """
+    return _adaptive_avg("adaptive_avg_pool3d", 3, x, output_size)
+
+
+def adaptive_max_pool1d(x: Any, output_size: Any) -> Tensor:
+    """The largest elements of as many stretches as asked for.
+
+    >>> import weft as wf
+    >>> wf.adaptive_max_pool1d(wf.tensor([[[1.0, 5.0, 3.0]]]), 2).tolist()
+    [[[5.0, 5.0]]]
+    """
+    return _adaptive_max("adaptive_max_pool1d", 1, x, output_size)
+
+
+def adaptive_max_pool2d(x: Any, output_size: Any) -> Tensor:
+    """The largest elements of a grid of rectangles; None leaves an axis as it is.
+
+    >>> import weft as wf
+    >>> wf.adaptive_max_pool2d(wf.tensor([[[[1.0, 2.0], [4.0, 3.0]]]]), 1).tolist()
+    [[[[4.0]]]]
+    """
+    return _adaptive_max("adaptive_max_pool2d", 2, x, output_size)
+
+
+def adaptive_max_pool3d(x: Any, output_size: Any) -> Tensor:
+    """The largest elements of a grid of boxes; None leaves an axis as it is.
+
+    >>> import weft as wf
+    >>> wf.adaptive_max_pool3d(wf.ones((1, 1, 4, 4, 4)), 2).shape
+    (1, 1, 2, 2, 2)
+    """
+    return _adaptive_max("adaptive_max_pool3d", 3, x, output_size)

@@ -1,0 +1,80 @@
+"""Random numbers: the namespace `wf.random`.
+
+Every function takes `key=` and is then a pure function of it; without a key the global generator
+gives one, and `seed` makes its stream begin anew. Numbers depend on the key and their place alone:
+the first rows of a larger sample are those of a smaller one, and what one program draws does not
+depend on the device, threads, batching, or on whether it was compiled.
+
+>>> import weft as wf
+>>> wf.random.seed(0)
+>>> wf.random.uniform((2,)).shape
+(2,)
+"""
+
+from __future__ import annotations
+
+from weft.ops.composed.random_continuous import (
+    beta,
+    dirichlet,
+    exponential,
+    gamma,
+    gumbel,
+    laplace,
+    multivariate_normal,
+    normal,
+    truncated_normal,
+    uniform,
+)
+from weft.ops.composed.random_discrete import (
+    bernoulli,
+    binomial,
+    categorical,
+    choice,
+    dropout,
+    dropout_mask,
+    permutation,
+    poisson,
+    randint,
+    shuffle,
+)
+from weft.ops.composed.random_keys import (
+    GeneratorState,
+    bits,
+    fold_in,
+    get_state,
+    key,
+    seed,
+    set_state,
+    split,
+)
+
+__all__ = [
+    "GeneratorState",
+    "bernoulli",
+    "beta",
+    "binomial",
+    "bits",
+    "categorical",
+    "choice",
+    "dirichlet",
+    "dropout",
+    "dropout_mask",
+    "exponential",
+    "fold_in",
+    "gamma",
+    "get_state",
+    "gumbel",
+    "key",
+    "laplace",
+    "multivariate_normal",
+    "normal",
+    "permutation",
+    "poisson",
+    "randint",
+    "seed",
+    "set_state",
+    "shuffle",
+    "split",
+    "truncated_normal",
+    "uniform",
+]

@@ -1,0 +1,356 @@
+"""Arrangements that NumPy and PyTorch have beyond the Array API: parts, diagonals, windows.
+
+>>> import weft as wf
+>>> [part.tolist() for part in wf.split(wf.arange(4), 2)]
+[[0, 1], [2, 3]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.core.errors import ArgumentError, ShapeError
+from weft.core.shapes import Dimension, normalize_axes, normalize_axis
+from weft.ir.dispatch import apply
+from weft.ir.reverse import filled
+from weft.ir.tensor import Tensor
+from weft.ops.composed.manipulation import (
+    concat,
+    cut_axis,
+    flip,
+    joined,
+    moveaxis,
+    reordered,
+    reshaped,
+)
+from weft.ops.elementwise import add, multiply
+from weft.ops.indexing import counting, gather, scatter
+from weft.ops.movement import is_below
+from weft.ops.operands import Operand, alias, as_tensor
+
+__all__ = [
+    "as_windows",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "chunk",
+    "diag",
+    "diagonal",
+    "flatten",
+    "hstack",
+    "narrow",
+    "ravel",
+    "rot90",
+    "split",
+    "unfold",
+    "vstack",
+]
+
+
+# --- shapes ------------------------------------------------------------------------------------
+
+
+def flatten(x: Operand, start_axis: int = 0, end_axis: int = -1) -> Tensor:
+    """The axes from the first to the last named one joined into one, by default all.
+
+    >>> import weft as wf
+    >>> wf.flatten(wf.ones((2, 3, 4)), 1).shape
+    (2, 12)
+    """
+    x = as_tensor("flatten", x)
+    if x.ndim == 0:
+        return reshaped(x, (1,))
+    first = normalize_axis("flatten", start_axis, x.ndim, {"x": x})
+    last = normalize_axis("flatten", end_axis, x.ndim, {"x": x})
+    if first > last:
+        raise ArgumentError(
+            "flatten",
+            "the first axis comes after the last",
+            expected="start_axis <= end_axis",
+            got={"x": x, "start_axis": start_axis, "end_axis": end_axis},
+            fix=f"wf.flatten(x, {last}, {first})",
+        )
+    joint: Dimension = 1
+    for dim in x.shape[first : last + 1]:
+        joint = joint * dim
+    return reshaped(x, (*x.shape[:first], joint, *x.shape[last + 1 :]))
+
+
+def ravel(x: Operand, /) -> Tensor:
+    """All elements in row-major order along one axis.
+
+    >>> import weft as wf
+    >>> wf.ravel(wf.tensor([[1, 2], [3, 4]])).tolist()
+    [1, 2, 3, 4]
+    """
+    return flatten(x)
+
+
+def atleast_1d(x: Operand, /) -> Tensor:
+    """The tensor with at least one axis.
+
+    >>> import weft as wf
+    >>> wf.atleast_1d(wf.tensor(1.0)).shape
+    (1,)
+    """
+    x = as_tensor("atleast_1d", x)
+    return reshaped(x, (1,)) if x.ndim == 0 else alias(x)
+
+
+def atleast_2d(x: Operand, /) -> Tensor:
+    """The tensor with at least two axes; a line becomes a row.
+
+    >>> import weft as wf
+    >>> wf.atleast_2d(wf.ones(3)).shape
+    (1, 3)
+    """
+    x = as_tensor("atleast_2d", x)
+    return alias(x) if x.ndim > 1 else reshaped(x, (1,) * (2 - x.ndim) + x.shape)
+
+
+def atleast_3d(x: Operand, /) -> Tensor:
+    """The tensor with at least three axes; new ones come last, and around a line.
+
+    >>> import weft as wf
+    >>> wf.atleast_3d(wf.ones(3)).shape, wf.atleast_3d(wf.ones((2, 3))).shape
+    ((1, 3, 1), (2, 3, 1))
+    """
+    x = as_tensor("atleast_3d", x)
+    if x.ndim > 2:
+        return alias(x)
+    return reshaped(x, (*x.shape, 1) if x.ndim == 2 else (*atleast_2d(x).shape, 1))
+
+
+def hstack(arrays: Sequence[Operand], /) -> Tensor:
+    """Tensors joined along the second axis, lines along their only one.
+
+    >>> import weft as wf
+    >>> wf.hstack([wf.ones((2, 1)), wf.zeros((2, 1))]).tolist()
+    [[1.0, 0.0], [1.0, 0.0]]
+    """
+    tensors = [atleast_1d(x) for x in joined("hstack", arrays)]
+    return concat(tensors, axis=0 if tensors[0].ndim == 1 else 1)
+
+
+def vstack(arrays: Sequence[Operand], /) -> Tensor:
+    """Tensors joined along the first axis, lines as rows.
+
+    >>> import weft as wf
+    >>> wf.vstack([wf.ones(2), wf.zeros(2)]).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    return concat([atleast_2d(x) for x in joined("vstack", arrays)], axis=0)
+
+
+def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
+    """The tensor turned k times by 90 degrees in a plane, from the first axis towards the second.
+
+    >>> import weft as wf
+    >>> wf.rot90(wf.tensor([[1, 2], [3, 4]])).tolist()
+    [[2, 4], [1, 3]]
+    """
+    x = as_tensor("rot90", x)
+    first, second = normalize_axes("rot90", tuple(axes), x.ndim, {"x": x})
+    turns = k % 4
+    if turns in (0, 2):
+        return flip(x, axis=(first, second)) if turns else alias(x)
+    order = list(range(x.ndim))
+    order[first], order[second] = second, first
+    if turns == 1:
+        return reordered(flip(x, axis=second), tuple(order))
+    return flip(reordered(x, tuple(order)), axis=second)
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
+    """The stretch of an axis that begins at `start` and has a length.
+
+    >>> import weft as wf
+    >>> wf.narrow(wf.arange(5), 0, 1, 3).tolist()
+    [1, 2, 3]
+    """
+    x = as_tensor("narrow", x)
+    place = normalize_axis("narrow", axis, x.ndim, {"x": x})
+    low: Dimension = start + x.shape[place] if start < 0 else start
+    if is_below(low, 0) or length < 0 or is_below(x.shape[place], low + length):
+        raise ArgumentError(
+            "narrow",
+            "the stretch is not inside the axis",
+            expected=f"0 <= start <= start + length <= {x.shape[place]}",
+            got={"x": x, "axis": axis, "start": start, "length": length},
+            fix=f"wf.narrow(x, {axis}, 0, {x.shape[place]})",
+        )
+    return cut_axis(x, place, low, low + length)
+
+
+def split(
+    x: Operand, indices_or_sections: int | Sequence[int], axis: int = 0
+) -> list[Tensor]:
+    """Parts of equal size, where a number is given, or the parts between given places.
+
+    >>> import weft as wf
+    >>> [part.tolist() for part in wf.split(wf.arange(5), [1, 3])]
+    [[0], [1, 2], [3, 4]]
+    """
+    x = as_tensor("split", x)
+    place = normalize_axis("split", axis, x.ndim, {"x": x})
+    dim = x.shape[place]
+    if isinstance(indices_or_sections, int):
+        return _equal_parts(x, indices_or_sections, place)
+    cuts = [slice(None, int(index)).indices(int(dim))[1] for index in indices_or_sections]
+    edges = list(zip([0, *cuts], [*cuts, dim], strict=True))
+    return [cut_axis(x, place, low, max(low, int(high))) for low, high in edges]
+
+
+def _equal_parts(x: Tensor, count: int, axis: int) -> list[Tensor]:
+    dim = x.shape[axis]
+    if count < 1 or dim % count != 0:
+        raise ArgumentError(
+            "split",
+            f"{dim} elements do not make {count} equal parts",
+            expected="a number that divides the size of the axis",
+            got={"x": x, "indices_or_sections": count, "axis": axis},
+            fix=f"allow a smaller last part: wf.chunk(x, {max(count, 1)}, axis={axis})",
+        )
+    part = dim // count
+    return [cut_axis(x, axis, i * part, (i + 1) * part) for i in range(count)]
+
+
+def chunk(x: Operand, chunks: int, axis: int = 0) -> list[Tensor]:
+    """At most that many parts of equal size, the last one smaller where it does not come out even.
+
+    >>> import weft as wf
+    >>> [part.tolist() for part in wf.chunk(wf.arange(5), 2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    x = as_tensor("chunk", x)
+    place = normalize_axis("chunk", axis, x.ndim, {"x": x})
+    if chunks < 1:
+        raise ArgumentError(
+            "chunk",
+            "no parts",
+            expected="chunks of at least 1",
+            got={"x": x, "chunks": chunks},
+            fix="chunks=1",
+        )
+    dim = int(x.shape[place])
+    part = max(-(-dim // chunks), 1)
+    starts = range(0, dim, part) if dim else range(1)
+    return [cut_axis(x, place, low, min(low + part, dim)) for low in starts]
+
+
+# --- diagonals and windows ---------------------------------------------------------------------
+
+
+def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """The elements whose second index is the first plus offset, along a new last axis.
+
+    >>> import weft as wf
+    >>> wf.diagonal(wf.tensor([[1, 2], [3, 4]])).tolist()
+    [1, 4]
+    """
+    x = as_tensor("diagonal", x)
+    if x.ndim < 2:
+        raise _needs_axes("diagonal", x, 2)
+    first, second = normalize_axes("diagonal", (axis1, axis2), x.ndim, {"x": x})
+    down, right = max(-offset, 0), max(offset, 0)
+    count = _smaller(x.shape[first] - down, x.shape[second] - right)
+    rows, columns = _diagonal_places(count, down, right)
+    return moveaxis(apply(gather, x, rows, columns, axes=(first, second)), 0, -1)
+
+
+def _smaller(a: Dimension, b: Dimension) -> Dimension:
+    least = a if a == b or a < b else b
+    return 0 if is_below(least, 0) else least
+
+
+def _diagonal_places(count: Dimension, down: int, right: int) -> tuple[Tensor, Tensor]:
+    line = counting(count)
+    return add(line, down), add(line, right)
+
+
+def _needs_axes(op: str, x: Tensor, count: int) -> ShapeError:
+    return ShapeError(
+        op,
+        f"the tensor has {x.ndim} axes",
+        expected=f"at least {count} axes",
+        got={"x": x},
+        fix="wf.diag(x) makes a matrix of a line",
+    )
+
+
+def diag(x: Operand, offset: int = 0) -> Tensor:
+    """The matrix with a line on its diagonal, or the diagonal of a matrix.
+
+    >>> import weft as wf
+    >>> wf.diag(wf.tensor([1, 2])).tolist()
+    [[1, 0], [0, 2]]
+    """
+    x = as_tensor("diag", x)
+    if x.ndim == 2:
+        return diagonal(x, offset)
+    if x.ndim != 1:
+        raise ShapeError(
+            "diag",
+            f"the tensor has {x.ndim} axes",
+            expected="a line or a matrix",
+            got={"x": x},
+            fix="wf.diagonal(x, axis1=-2, axis2=-1) for stacks of matrices",
+        )
+    rows, columns = _diagonal_places(x.shape[0], max(-offset, 0), max(offset, 0))
+    side = x.shape[0] + abs(offset)
+    canvas = filled((side, side), x.dtype, 0)
+    return apply(scatter, canvas, x, rows, columns, axes=(0, 1), unique=True)
+
+
+def unfold(x: Operand, axis: int, size: int, step: int = 1) -> Tensor:
+    """Windows of a size that start every `step` elements of an axis, along a new last axis.
+
+    >>> import weft as wf
+    >>> wf.unfold(wf.arange(4), 0, 2).tolist()
+    [[0, 1], [1, 2], [2, 3]]
+    """
+    x = as_tensor("unfold", x)
+    place = normalize_axis("unfold", axis, x.ndim, {"x": x})
+    dim = x.shape[place]
+    if size < 0 or step < 1 or is_below(dim, size):
+        raise ArgumentError(
+            "unfold",
+            "windows that do not fit the axis",
+            expected=f"0 <= size <= {dim} and step >= 1",
+            got={"x": x, "axis": axis, "size": size, "step": step},
+            fix=f"wf.unfold(x, {axis}, size={dim}, step=1)",
+        )
+    count = (dim - size) // step + 1
+    starts = reshaped(multiply(counting(count), step), (count, 1))
+    found = apply(gather, x, add(starts, counting(size)), axes=(place,))  # [count, size, others]
+    return moveaxis(moveaxis(found, 1, -1), 0, place)
+
+
+def as_windows(
+    x: Operand, shape: int | Sequence[int], axis: Any = None, step: int | Sequence[int] = 1
+) -> Tensor:
+    """Sliding windows over several axes, by default all; the windows' own axes come last.
+
+    >>> import weft as wf
+    >>> wf.as_windows(wf.ones((4, 5)), (2, 3)).shape
+    (3, 3, 2, 3)
+    """
+    x = as_tensor("as_windows", x)
+    axes = normalize_axes("as_windows", axis, x.ndim, {"x": x})
+    sizes = [shape] * len(axes) if isinstance(shape, int) else list(shape)
+    steps = [step] * len(axes) if isinstance(step, int) else list(step)
+    if not len(sizes) == len(steps) == len(axes):
+        raise ArgumentError(
+            "as_windows",
+            "not one size and step for each axis",
+            expected=f"{len(axes)} sizes and {len(axes)} steps",
+            got={"x": x, "shape": shape, "axis": axis, "step": step},
+            fix=f"shape={(2,) * len(axes)}, axis={axes}",
+        )
+    for place, size, each in zip(axes, sizes, steps, strict=True):
+        x = unfold(x, place, size, each)
+    return alias(x)

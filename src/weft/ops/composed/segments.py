@@ -1,0 +1,268 @@
+"""Segments: sums and extremes of elements grouped by labels that are data, and labels as vectors.
+
+Labels count from 0; one that no segment belongs to is an error.
+
+>>> import weft as wf
+>>> wf.segment_sum(wf.tensor([1.0, 2.0, 4.0]), wf.tensor([0, 1, 0])).tolist()
+[5.0, 2.0]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.core.dtypes import INDEX, DType, as_dtype, float32
+from weft.core.errors import ArgumentError, BoundsError, ShapeError, TraceError
+from weft.core.shapes import Dimension
+from weft.core.shapes import equal as equal_sizes
+from weft.ir.dispatch import apply
+from weft.ir.primitive import Primitive
+from weft.ir.reverse import filled
+from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ops import indexing, sorting
+from weft.ops.comparison import equal
+from weft.ops.composed.gathering import index_tensor
+from weft.ops.composed.manipulation import broadcasted, cut_axis, reshaped
+from weft.ops.elementwise import divide, maximum
+from weft.ops.indexing import counting
+from weft.ops.operands import Operand, as_tensor, convert_to, promoted
+from weft.ops.selection import where
+
+__all__ = [
+    "bincount",
+    "histogram",
+    "one_hot",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_sum",
+]
+
+
+def _labels(op: str, labels: Operand, name: str) -> Tensor:
+    """Labels as int64; negative ones are refused where they can be seen."""
+    found = convert_to(index_tensor(op, labels), INDEX)
+    value = found._value
+    if type(value) is np.ndarray and value.size and value.min() < 0:
+        raise BoundsError(
+            op,
+            f"{name} holds the negative number {int(value.min())}",
+            expected="numbers of at least 0",
+            got={name: found},
+            fix=f"move them up first: {name} - {name}.min()",
+        )
+    return found
+
+
+def _count(op: str, labels: Tensor, count: Dimension | None, option: str) -> Dimension:
+    """The number of segments, by default one more than the greatest label."""
+    if count is not None:
+        return count
+    try:
+        value = concrete(labels, op)
+    except TraceError:
+        raise TraceError(
+            op,
+            "the size of the result depends on values that a trace does not have",
+            expected=f"{option}= given",
+            got={"labels": labels},
+            fix=f"{option}=10",
+        ) from None
+    return int(value.max()) + 1 if value.size else 0
+
+
+# --- segments ----------------------------------------------------------------------------------
+
+
+def segment_sum(
+    data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
+) -> Tensor:
+    """The sum of the slices of the first axis that have the same label.
+
+    >>> import weft as wf
+    >>> wf.segment_sum(wf.ones((3, 2)), wf.tensor([0, 2, 2])).tolist()
+    [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]
+    """
+    return _segmented("segment_sum", indexing.scatter_add, data, segment_ids, num_segments, 0)
+
+
+def segment_max(
+    data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
+) -> Tensor:
+    """The largest of the slices of the first axis that have the same label.
+
+    A segment without elements has the least number of the dtype, minus infinity for floats.
+
+    >>> import weft as wf
+    >>> wf.segment_max(wf.tensor([1.0, 5.0, 2.0]), wf.tensor([0, 1, 1])).tolist()
+    [1.0, 5.0]
+    """
+    lowest = _extreme(as_tensor("segment_max", data).dtype, -1)
+    return _segmented("segment_max", indexing.scatter_max, data, segment_ids, num_segments, lowest)
+
+
+def segment_min(
+    data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
+) -> Tensor:
+    """The smallest of the slices of the first axis that have the same label.
+
+    A segment without elements has the greatest number of the dtype, infinity for floats.
+
+    >>> import weft as wf
+    >>> wf.segment_min(wf.tensor([1.0, 5.0, 2.0]), wf.tensor([0, 1, 1])).tolist()
+    [1.0, 2.0]
+    """
+    highest = _extreme(as_tensor("segment_min", data).dtype, 1)
+    return _segmented("segment_min", indexing.scatter_min, data, segment_ids, num_segments, highest)
+
+
+def segment_mean(
+    data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
+) -> Tensor:
+    """The mean of the slices of the first axis that have the same label; 0 for no elements.
+
+    >>> import weft as wf
+    >>> wf.segment_mean(wf.tensor([1.0, 5.0, 2.0]), wf.tensor([0, 1, 1])).tolist()
+    [1.0, 3.5]
+    """
+    total = segment_sum(data, segment_ids, num_segments)
+    labels = index_tensor("segment_mean", segment_ids)
+    ones = filled(labels.shape, total.dtype, 1)
+    count = maximum(segment_sum(ones, labels, total.shape[0]), filled((), total.dtype, 1))
+    return divide(total, reshaped(count, (*count.shape, *[1] * (total.ndim - 1))))
+
+
+def _extreme(dtype: DType, sign: int) -> Any:
+    if dtype.is_inexact:
+        return sign * float("inf")
+    info = np.iinfo(dtype.numpy) if dtype.is_integer else None
+    return 0 if info is None else int(info.max if sign > 0 else info.min)
+
+
+def _segmented(
+    op: str,
+    primitive: Primitive,
+    data: Operand,
+    segment_ids: Operand,
+    num_segments: Dimension | None,
+    start: Any,
+) -> Tensor:
+    x = as_tensor(op, data, "data")
+    labels = _labels(op, segment_ids, "segment_ids")
+    if labels.ndim != 1 or x.ndim < 1 or not equal_sizes(labels.shape[0], x.shape[0]):
+        raise ShapeError(
+            op,
+            "not one label for each slice of data",
+            expected="segment_ids.shape == data.shape[:1]",
+            got={"data": x, "segment_ids": labels},
+            fix="give one label for each entry of data's first axis",
+        )
+    count = _count(op, labels, num_segments, "num_segments")
+    canvas = filled((count, *x.shape[1:]), x.dtype, start)
+    return apply(primitive, canvas, x, labels, axes=(0,))
+
+
+# --- labels ------------------------------------------------------------------------------------
+
+
+def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any = None) -> Tensor:
+    """Along a new last axis, 1 at each index and 0 elsewhere; float32 unless a dtype is given.
+
+    >>> import weft as wf
+    >>> wf.one_hot(wf.tensor([0, 2]), 3).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    labels = _labels("one_hot", indices, "indices")
+    count = _count("one_hot", labels, num_classes, "num_classes")
+    value = labels._value
+    if type(value) is np.ndarray and value.size and isinstance(count, int):
+        indexing.check_bounds("one_hot", (count,), [value], (0,))
+    hot = equal(reshaped(labels, (*labels.shape, 1)), counting(count))
+    return convert_to(hot, float32 if dtype is None else as_dtype(dtype))
+
+
+def bincount(
+    x: Operand,
+    /,
+    *,
+    weights: Operand | None = None,
+    minlength: int = 0,
+    length: Dimension | None = None,
+) -> Tensor:
+    """How often each number occurs, or the sum of the weights it occurs with.
+
+    The result has one entry for each number up to the greatest, and at least `minlength`; inside a
+    trace give the exact `length`.
+
+    >>> import weft as wf
+    >>> wf.bincount(wf.tensor([0, 2, 2]), minlength=4).tolist()
+    [1, 0, 2, 0]
+    """
+    labels = _labels("bincount", x, "x")
+    if labels.ndim != 1:
+        raise ShapeError(
+            "bincount",
+            "the tensor is not a line",
+            expected="one axis",
+            got={"x": labels},
+            fix="flatten it first: x.reshape(-1)",
+        )
+    if length is None:
+        found = _count("bincount", labels, None, "length")
+        length = max(found, minlength)
+    one = filled((), INDEX, 1) if weights is None else as_tensor("bincount", weights, "weights")
+    return segment_sum(broadcasted(one, labels.shape), labels, length)
+
+
+def histogram(
+    x: Operand,
+    /,
+    bins: int | Operand = 10,
+    range: tuple[float, float] | None = None,
+    *,
+    weights: Operand | None = None,
+) -> tuple[Tensor, Tensor]:
+    """How many elements lie in each bin, and the edges of the bins; the last one is closed.
+
+    `bins` are a number of equal bins over the range, by default from the least to the greatest
+    element, or the edges themselves. Elements outside all bins do not count.
+
+    >>> import weft as wf
+    >>> counts, edges = wf.histogram(wf.tensor([0.5, 1.5, 2.0, 9.0]), bins=2, range=(0.0, 2.0))
+    >>> counts.tolist(), edges.tolist()
+    ([1, 2], [0.0, 1.0, 2.0])
+    """
+    line = as_tensor("histogram", x)
+    line = reshaped(line, (line.size,))
+    edges, line = promoted("histogram", (_edges(line, bins, range), line))
+    count = edges.shape[0] - 1
+    after = apply(sorting.searchsorted, edges, line, side="right")
+    last = equal(line, cut_axis(edges, 0, count, count + 1))
+    places = where(last, count, after)  # 1 to count; 0 before the first edge, count + 1 after
+    summed = bincount(places, weights=weights, length=count + 2)
+    return cut_axis(summed, 0, 1, count + 1), edges
+
+
+def _edges(x: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
+    if not isinstance(bins, int):
+        return as_tensor("histogram", bins, "bins")
+    if bins < 1:
+        raise ArgumentError(
+            "histogram",
+            "no bins",
+            expected="at least one bin",
+            got={"x": x, "bins": bins},
+            fix="bins=10",
+        )
+    low, high = limits or _limits(x)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    dtype = x.dtype if x.dtype.is_floating else float32
+    return wrap(np.linspace(low, high, bins + 1).astype(dtype.numpy))
+
+
+def _limits(x: Tensor) -> tuple[float, float]:
+    value = concrete(x, "histogram")
+    return (float(value.min()), float(value.max())) if value.size else (0.0, 1.0)

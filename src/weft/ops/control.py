@@ -1,0 +1,243 @@
+"""Graphs made from graphs: what derivatives and batching of control flow are built of.
+
+A primitive that holds graphs is differentiated and batched by running its graphs under `jvp`,
+`vjp` or `vmap` and recording that run as a new graph. Derived graphs are remembered by the
+structure of the graph they come from, so a loop that is traced anew derives nothing twice.
+
+>>> import numpy as np
+>>> from weft.core.types import spec
+>>> from weft.ops.control import closed, run
+>>> from weft.ops.elementwise import sin
+>>> graph = closed(lambda x: [sin(x)], [spec("float32")])
+>>> run(graph, (np.float32(0.0),))[0].item()
+0.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+
+from weft.core.errors import ArgumentError
+from weft.core.shapes import Dimension, equal
+from weft.core.types import TensorType
+from weft.ir.abstract import AbstractTrace
+from weft.ir.batching import to_front, vmap
+from weft.ir.dispatch import running
+from weft.ir.forward import jvp
+from weft.ir.graph import Atom, Graph, Variable
+from weft.ir.reverse import vjp, zeros
+from weft.ir.tensor import Tensor
+from weft.ir.tracing import interpret, trace
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+Marks = tuple[bool, ...]
+"""Which of some values move with a derivative's direction, or have a batch axis."""
+T = TypeVar("T")
+remember = lru_cache(maxsize=512)
+"""Keeps graphs derived from graphs."""
+
+
+def run(graph: Graph, arrays: Iterable[Array]) -> tuple[Array, ...]:
+    """The outputs of a graph on arrays, each node by its reference."""
+    values: dict[Variable, Array] = dict(zip(graph.inputs, arrays, strict=True))
+
+    def read(atom: Atom) -> Array:
+        return values[atom] if isinstance(atom, Variable) else atom.value
+
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            result = node.primitive.reference(*map(read, node.operands), **node.params)
+            results = result if node.primitive.multiple else (result,)
+            values.update(zip(node.results, map(np.asarray, results), strict=True))
+    return tuple(map(read, graph.outputs))
+
+
+def closed(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Graph:
+    """The graph of a function that closes over nothing but concrete tensors."""
+    return trace(f, types).closed()
+
+
+def marked(values: Iterable[T], marks: Iterable[bool]) -> list[T]:
+    """The values that are marked."""
+    return [value for value, mark in zip(values, marks, strict=True) if mark]
+
+
+def placed(values: Iterable[T], marks: Iterable[bool]) -> list[T | None]:
+    """The values at the marked places, None at the others: undoes `marked`."""
+    rest = iter(values)
+    return [next(rest) if mark else None for mark in marks]
+
+
+def union(*marks: Marks) -> Marks:
+    """What is marked in any of several."""
+    return tuple(any(column) for column in zip(*marks, strict=True))
+
+
+def inexact(values: Iterable[Tensor | TensorType]) -> Marks:
+    """Which values have derivatives."""
+    return tuple(value.dtype.is_inexact for value in values)
+
+
+def settle(step: Callable[[Marks], Marks], marks: Marks) -> Marks:
+    """The smallest marks from these on that a step of a loop adds nothing to."""
+    while (grown := union(marks, step(marks))) != marks:
+        marks = grown
+    return marks
+
+
+def parted(values: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
+    """The values in groups of so many each."""
+    ends = list(accumulate(counts))
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+# --- forward mode ------------------------------------------------------------------------------
+
+
+def pushed(
+    graph: Graph, primals: Sequence[Tensor], tangents: Iterable[Tensor], moving: Marks
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Outputs and their tangents, given the tangents of the inputs that move."""
+    return jvp(partial(interpret, graph), primals, placed(tangents, moving))
+
+
+@remember
+def moved(graph: Graph, moving: Marks) -> Marks:
+    """Which outputs move when these inputs do."""
+    space = AbstractTrace()
+    with running(space):
+        primals = [space.tensor(kind) for kind in graph.input_types]
+        tangents = [space.tensor(kind) for kind in marked(graph.input_types, moving)]
+        _, found = pushed(graph, primals, tangents, moving)
+    return tuple(each is not None for each in found)
+
+
+@remember
+def tangent_graph(graph: Graph, moving: Marks, wanted: Marks) -> Graph:
+    """Inputs and tangents of those that move, to the tangents of the wanted outputs."""
+    count = len(moving)
+
+    def tangents(*values: Tensor) -> list[Tensor]:
+        outputs, found = pushed(graph, values[:count], values[count:], moving)
+        return filled_in(marked(found, wanted), marked(outputs, wanted))
+
+    return closed(tangents, [*graph.input_types, *marked(graph.input_types, moving)])
+
+
+def filled_in(values: Iterable[Tensor | None], like: Iterable[Tensor]) -> list[Tensor]:
+    """The values, with zeros for None."""
+    return [
+        zeros(model.type) if value is None else value
+        for value, model in zip(values, like, strict=True)
+    ]
+
+
+# --- reverse mode ------------------------------------------------------------------------------
+
+
+def pulled(
+    graph: Graph, inputs: Sequence[Tensor], cotangents: Iterable[Tensor], wanted: Marks
+) -> list[Tensor]:
+    """Cotangents of the wanted inputs, given those of the outputs that have derivatives."""
+
+    def outputs(*varying: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(varying)
+        arguments = [next(rest) if w else x for x, w in zip(inputs, wanted, strict=True)]
+        return interpret(graph, *arguments)
+
+    varying = marked(inputs, wanted)
+    _, pullback = vjp(outputs, *varying)
+    return filled_in(pullback(placed(cotangents, inexact(graph.output_types))), varying)
+
+
+@remember
+def cotangent_graph(graph: Graph, wanted: Marks) -> Graph:
+    """Inputs and cotangents of the outputs, to the cotangents of the wanted inputs."""
+    count = len(wanted)
+    outputs = graph.output_types
+    return closed(
+        lambda *values: pulled(graph, values[:count], values[count:], wanted),
+        [*graph.input_types, *marked(outputs, inexact(outputs))],
+    )
+
+
+# --- batching ----------------------------------------------------------------------------------
+
+
+def _batch_type(size: Dimension, kind: TensorType, mark: bool) -> TensorType:
+    return kind.with_shape((size, *kind.shape)) if mark else kind
+
+
+def spread_over(
+    graph: Graph, size: Dimension, inputs: Sequence[Tensor], marks: Marks
+) -> list[tuple[Tensor, int | None]]:
+    """Outputs with their batch axes, given inputs of which the marked have one in front."""
+    return vmap(partial(interpret, graph), size, inputs, [0 if mark else None for mark in marks])
+
+
+@remember
+def spread(graph: Graph, marks: Marks, size: Dimension) -> Marks:
+    """Which outputs have a batch axis when these inputs do."""
+    space = AbstractTrace()
+    with running(space):
+        pairs = zip(graph.input_types, marks, strict=True)
+        inputs = [space.tensor(_batch_type(size, kind, mark)) for kind, mark in pairs]
+        found = spread_over(graph, size, inputs, marks)
+    return tuple(axis is not None for _, axis in found)
+
+
+@remember
+def batched_graph(graph: Graph, size: Dimension, marks: Marks, wanted: Marks) -> Graph:
+    """The graph over a batch: marked inputs have, and wanted outputs get, the batch axis first."""
+
+    def outputs(*inputs: Tensor) -> list[Tensor]:
+        found = spread_over(graph, size, inputs, marks)
+        return [
+            to_front(size, tensor, axis) if want else tensor
+            for (tensor, axis), want in zip(found, wanted, strict=True)
+        ]
+
+    pairs = zip(graph.input_types, marks, strict=True)
+    return closed(outputs, [_batch_type(size, kind, mark) for kind, mark in pairs])
+
+
+# --- types -------------------------------------------------------------------------------------
+
+
+def require_types(
+    op: str, what: str, wanted: Sequence[TensorType], given: Sequence[TensorType]
+) -> None:
+    """Refuse types that differ in number, dtype or shape from the ones a graph was made for."""
+    if len(wanted) != len(given):
+        raise ArgumentError(
+            op,
+            f"{what}: {len(given)} values for {len(wanted)} places",
+            expected=f"{len(wanted)} values: {list(wanted)}",
+            got={"values": list(given)},
+            fix="pass one operand for each input of the graph",
+        )
+    for position, (a, b) in enumerate(zip(wanted, given, strict=True)):
+        if not same_type(a, b):
+            raise ArgumentError(
+                op,
+                f"{what}: value {position} has another type than its place",
+                expected=str(a),
+                got={"value": b},
+                fix="trace the function again on operands of these types",
+            )
+
+
+def same_type(a: TensorType, b: TensorType) -> bool:
+    """Whether two types agree in dtype and, in every size, in shape."""
+    return (
+        a.dtype is b.dtype
+        and a.ndim == b.ndim
+        and all(equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+    )

@@ -1,0 +1,205 @@
+"""Exchange with the rest of Python: numbers, lists, NumPy, DLPack, pickles, copies.
+
+Arrays handed out are read-only views, since tensors are values.
+
+>>> import weft as wf
+>>> wf.tensor([1, 2]).numpy().flags.writeable
+False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from weft.core.dtypes import as_dtype
+from weft.core.devices import Device, as_device
+from weft.core.errors import ArgumentError, DTypeError, GradientError
+from weft.ir.dispatch import apply
+from weft.ir.forward import Dual
+from weft.ir.primitive import PRIMITIVES
+from weft.ir.tape import Leaf
+from weft.ir.tensor import Tensor, concrete, grad_mode, wrap
+
+Array = np.ndarray[Any, Any]
+
+
+def numpy(x: Tensor) -> Array:
+    """The values as a NumPy array on the same memory, read-only."""
+    _refuse_derivative(x)
+    view = concrete(x, "numpy").view()
+    view.flags.writeable = False
+    return view
+
+
+def _refuse_derivative(x: Tensor) -> None:
+    """What leaves the framework is not recorded: refuse where a derivative would be lost."""
+    if isinstance(x._value, Dual) or (x._node is not None and grad_mode.enabled):
+        raise GradientError(
+            "numpy",
+            "outside the framework nothing is recorded for the derivative of this tensor",
+            expected="a tensor of which no derivative is taken",
+            got={"x": x},
+            fix="use weft functions, or give the derivative up on purpose: x.detach().numpy()",
+        )
+
+
+def array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
+    """`np.asarray(x)`: without a copy where the dtype allows it."""
+    view = numpy(x)
+    if dtype is not None and view.dtype != dtype:
+        return view.astype(dtype)
+    return view.copy() if copy else view
+
+
+def item(x: Tensor) -> Any:
+    """The one element as a Python number."""
+    value = concrete(x, "item")
+    if value.size != 1:
+        raise ArgumentError(
+            "item",
+            "the tensor does not have exactly one element",
+            expected="one element",
+            got={"x": x},
+            fix="index the element first, or use x.tolist()",
+        )
+    element = value.item()
+    return float(element) if x.dtype.is_floating else element
+
+
+def tolist(x: Tensor) -> Any:
+    """The values as nested lists of Python numbers."""
+    value = concrete(x, "tolist")
+    return (value.astype(np.float32) if value.dtype.kind == "V" else value).tolist()
+
+
+def truth(x: Tensor) -> bool:
+    """`bool(x)` of a tensor with one element."""
+    value = concrete(x, "bool()")
+    if value.size != 1:
+        raise ArgumentError(
+            "bool()",
+            "the truth of a tensor with several elements is ambiguous",
+            expected="one element",
+            got={"x": x},
+            fix="say which you mean: x.any() or x.all()",
+        )
+    return bool(value.reshape(())[()])
+
+
+def as_integer(x: Tensor) -> int:
+    """`int(x)` of a tensor with one element."""
+    return int(_real(x, "int()"))
+
+
+def as_float(x: Tensor) -> float:
+    """`float(x)` of a tensor with one element."""
+    return float(_real(x, "float()"))
+
+
+def as_complex(x: Tensor) -> complex:
+    """`complex(x)` of a tensor with one element."""
+    return complex(item(x))
+
+
+def index(x: Tensor) -> int:
+    """`operator.index(x)` of an integer tensor with one element."""
+    if not x.dtype.is_integer:
+        raise DTypeError(
+            "index",
+            "only integer tensors can be used as an index",
+            expected="an integer dtype",
+            got={"x": x},
+            fix='convert it first: x.astype("int64")',
+        )
+    return int(item(x))
+
+
+def _real(x: Tensor, purpose: str) -> Any:
+    if x.dtype.is_complex:
+        raise DTypeError(
+            purpose,
+            "a complex number is not a real one",
+            expected="a real dtype",
+            got={"x": x},
+            fix="take x.real, x.imag or abs(x) first",
+        )
+    value = concrete(x, purpose)
+    if value.size != 1:
+        raise ArgumentError(
+            purpose,
+            "the tensor does not have exactly one element",
+            expected="one element",
+            got={"x": x},
+            fix="index the element first, or reduce with x.sum() or x.mean()",
+        )
+    return value.item()
+
+
+def iterate(x: Tensor) -> Iterator[Tensor]:
+    """The parts along the first axis."""
+    if x.ndim == 0:
+        raise ArgumentError(
+            "iter",
+            "a tensor without axes cannot be iterated",
+            expected="at least one axis",
+            got={"x": x},
+            fix="use x.item(), or x.reshape(1)",
+        )
+    return (x[position] for position in range(len(x)))
+
+
+def dlpack(x: Tensor, **options: Any) -> Any:
+    """The tensor's memory for another library, without a copy."""
+    _refuse_derivative(x)
+    return concrete(x, "dlpack").__dlpack__(**options)
+
+
+def dlpack_device(x: Tensor) -> tuple[int, int]:
+    """The device in DLPack's numbers: the CPU is (1, 0)."""
+    return (1, 0)
+
+
+def reduced(x: Tensor) -> tuple[Any, ...]:
+    """What a pickle holds: bytes, shape, dtype, and whether a gradient is required."""
+    value = np.ascontiguousarray(concrete(x, "pickle"))
+    leaf = type(x._node) is Leaf
+    return restored, (value.tobytes(), value.shape, x.dtype.name, leaf)
+
+
+def restored(data: bytes, shape: tuple[int, ...], dtype: str, leaf: bool) -> Tensor:
+    """The tensor that `reduced` described."""
+    flat = np.frombuffer(bytearray(data), as_dtype(dtype).numpy)
+    tensor = wrap(flat.reshape(shape))
+    if leaf:
+        tensor._node = Leaf(tensor)
+    return tensor
+
+
+def copied(x: Tensor, memo: Any = None) -> Tensor:
+    """A new handle on the same value: a leaf stays a leaf, on its own."""
+    tensor = wrap(x._value, x._node)
+    if type(x._node) is Leaf:
+        tensor._node = Leaf(tensor)
+        tensor._grad = x._grad
+    return tensor
+
+
+def to(x: Tensor, target: Any) -> Tensor:
+    """The tensor on a device, or with another dtype."""
+    if isinstance(target, str) and target.split(":")[0] in ("cpu", "cuda", "gpu", "mps", "tpu"):
+        as_device(target)
+        return x
+    if isinstance(target, Device):
+        as_device(target)
+        return x
+    dtype = as_dtype(target)
+    return x if x.dtype is dtype else apply(PRIMITIVES["convert"], x, dtype=dtype)
+
+
+def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
+    """The tensor on a device (Array API)."""
+    as_device(device)
+    return x

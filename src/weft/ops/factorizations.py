@@ -1,0 +1,343 @@
+"""Factorisations of stacks of matrices: Cholesky, LU, QR and singular values.
+
+Derivatives follow from differentiating the equation that a factorisation solves. Where factors are
+not unique (the phase of a singular vector, a basis of a null space) they take the smallest
+motion, which is right for every function that does not depend on the choice. Equal singular
+values, whose vectors are not unique, contribute zero instead of dividing by zero.
+
+>>> import weft as wf
+>>> wf.linalg.cholesky(wf.tensor([[4.0, 2.0], [2.0, 2.0]])).tolist()
+[[2.0, 0.0], [1.0, 1.0]]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.core.dtypes import real_of
+from weft.core.errors import ArgumentError, DTypeError, ShapeError, Unsupported
+from weft.core.shapes import Dimension
+from weft.core.types import TensorType
+from weft.ir.derivatives import tangent
+from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.tensor import Tensor
+from weft.ops.matrices import (
+    INDEFINITE,
+    Array,
+    adjoint,
+    batch_stacks,
+    by_numpy,
+    columns,
+    cut,
+    diagonal_matrix,
+    diagonal_of,
+    first_columns,
+    first_rows,
+    hermitian_of_lower,
+    identity,
+    imaginary_part,
+    lower_part,
+    matrix_transpose,
+    product,
+    real_part,
+    reciprocal_or_zero,
+    require_matrix,
+    rows,
+    smaller,
+    square_type,
+    upper_part,
+)
+from weft.ops.movement import concatenate, pad
+from weft.ops.solving import solve_lower, solve_upper_right, triangular_solve, well_conditioned
+
+__all__: list[str] = []
+
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def positive_definite(*shape: int, dtype: Any = np.float32) -> Array:
+    """A sample stack of Hermitian matrices with eigenvalues well above zero, and far apart."""
+    x = well_conditioned(*shape, dtype=dtype)
+    return (x @ np.conj(np.swapaxes(x, -1, -2))).astype(dtype)
+
+
+# --- Cholesky ----------------------------------------------------------------------------------
+
+
+def _cholesky_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    """dL = L Φ(L⁻¹ dA L⁻ᴴ), where Φ keeps the lower triangle and halves the diagonal."""
+    inner = solve_lower(out, adjoint(solve_lower(out, hermitian_of_lower(t))))
+    return product(out, (lower_part(inner) + lower_part(inner, -1)) * 0.5)
+
+
+cholesky: Primitive = Primitive(
+    "cholesky",
+    "Lower triangular L with L @ Lᴴ = x, of the Hermitian matrix that x's lower triangle gives.",
+    type_rule=square_type("cholesky"),
+    reference=by_numpy("cholesky", np.linalg.cholesky, INDEFINITE),
+    derivatives=[tangent(_cholesky_tangent)],
+    batch=batch_stacks(lambda: cholesky),
+    samples=lambda: [
+        Sample((positive_definite(3, 3),)),
+        Sample((positive_definite(2, 2, 2, dtype=np.complex64),)),
+        Sample((np.zeros((0, 0), np.float32),)),
+    ],
+    mistakes=lambda: [
+        Mistake((np.ones((2, 3), np.float32),), {}, ShapeError, "the matrix is not square"),
+        Mistake((-np.eye(2, dtype=np.float32),), {}, ArgumentError, "not positive definite"),
+        Mistake((np.eye(2, dtype=np.int32),), {}, DTypeError, "not defined for this dtype"),
+    ],
+)
+
+
+# --- LU ----------------------------------------------------------------------------------------
+
+
+def _lu_type(x: TensorType) -> tuple[TensorType, TensorType, TensorType]:
+    require_matrix("lu", x)
+    *stack, m, n = x.shape
+    k = smaller(m, n)
+    shapes = (*stack, m, m), (*stack, m, k), (*stack, k, n)
+    return x.with_shape(shapes[0]), x.with_shape(shapes[1]), x.with_shape(shapes[2])
+
+
+def _lu(x: Array) -> tuple[Array, Array, Array]:
+    """Elimination with the largest pivot of each column, on all matrices at once."""
+    *stack, m, n = x.shape
+    k = min(m, n)
+    work = x.reshape(int(np.prod(stack, dtype=int)), m, n).copy()
+    each = np.arange(len(work))
+    order = np.tile(np.arange(m), (len(work), 1))
+    for j in range(k):
+        pivot = j + np.argmax(np.abs(work[:, j:, j]), axis=1)
+        for table in (work, order):
+            table[each, j], table[each, pivot] = table[each, pivot], table[each, j].copy()
+        head = work[:, j, j, None]
+        work[:, j + 1 :, j] = np.where(head == 0, 0, work[:, j + 1 :, j] / head)
+        work[:, j + 1 :, j + 1 :] -= work[:, j + 1 :, j, None] * work[:, j, None, j + 1 :]
+    permutation = np.zeros((len(work), m, m), x.dtype)
+    permutation[each[:, None], order, np.arange(m)] = 1
+    lower = np.tril(work[:, :, :k], -1) + np.eye(m, k, dtype=x.dtype)
+    parts = permutation, lower, np.triu(work[:, :k])
+    return tuple(part.reshape(*stack, *part.shape[1:]) for part in parts)  # type: ignore[return-value]
+
+
+def _squared(x: Tensor, side: Dimension) -> Tensor:
+    """A matrix made square: the identity continues its diagonal."""
+    height, width = x.shape[-2:]
+    if height == side and width == side:
+        return x
+    depth = smaller(height, width)
+    none = tuple((0, 0, 0) for _ in x.shape[:-2])
+    grown = (*none, (0, side - height, 0), (0, side - width, 0))
+    tail = apply(pad, identity(side - depth, x.dtype), padding=((depth, 0, 0),) * 2, value=0.0)
+    return apply(pad, x, padding=grown, value=0.0) + tail
+
+
+def _lu_tangent(t: Tensor, out: Triple, x: Tensor) -> tuple[Tensor | None, ...]:
+    """With C = L⁻¹ Pᵀ dA U⁻¹: dL = L tril(C, -1), dU = triu(C) U."""
+    permutation, lower, upper = out
+    m, n = x.shape[-2:]
+    full_lower, full_upper = _squared(lower, m), _squared(upper, n)
+    moved = product(matrix_transpose(permutation), t)
+    inner = apply(triangular_solve, full_lower, moved, lower=True, unit=True)
+    inner = solve_upper_right(inner, full_upper)
+    motion = product(full_lower, lower_part(inner, -1))
+    rest = product(upper_part(inner), full_upper)
+    return None, first_columns(motion, lower.shape[-1]), first_rows(rest, upper.shape[-2])
+
+
+lu: Primitive = Primitive(
+    "lu",
+    "P, L, U with x = P @ L @ U: a permutation, a unit lower and an upper triangular matrix.",
+    type_rule=_lu_type,
+    reference=by_numpy("lu", _lu),
+    derivatives=[tangent(_lu_tangent)],
+    batch=batch_stacks(lambda: lu),
+    samples=lambda: [
+        Sample((well_conditioned(3, 3)[::-1].copy(),)),
+        Sample((well_conditioned(4, 2),)),
+        Sample((well_conditioned(2, 4),)),
+        Sample((well_conditioned(2, 2, 2, dtype=np.complex64),)),
+        Sample((np.zeros((0, 2), np.float32),)),
+    ],
+    mistakes=lambda: [Mistake((np.ones(3, np.float32),), {}, ShapeError, "not a matrix")],
+    multiple=True,
+)
+
+
+# --- QR ----------------------------------------------------------------------------------------
+
+
+def _qr_type(x: TensorType, complete: bool) -> tuple[TensorType, TensorType]:
+    require_matrix("qr", x)
+    *stack, m, n = x.shape
+    k = m if complete else smaller(m, n)
+    return x.with_shape((*stack, m, k)), x.with_shape((*stack, k, n))
+
+
+def _qr_tangent(t: Tensor, out: Pair, x: Tensor, complete: bool) -> Pair:
+    """The leading square block of R decides Q; the columns after it are Qᴴ A."""
+    q, r = out
+    m, n = x.shape[-2:]
+    if m != n and n < m:
+        if complete:
+            raise Unsupported(
+                "the derivative of a complete QR of a tall matrix is not unique: use mode='reduced'"
+            )
+        return _tall_qr_tangent(t, q, r)
+    moved, top = _tall_qr_tangent(first_columns(t, m), q, first_columns(r, m))
+    if m == n:
+        return moved, top
+    whole = product(adjoint(moved), x) + product(adjoint(q), t)
+    return moved, apply(concatenate, top, cut(whole, m, n), axis=x.ndim - 1)
+
+
+def _tall_qr_tangent(t: Tensor, q: Tensor, r: Tensor) -> Pair:
+    """With C = Qᴴ dA R⁻¹ = Ω + dR R⁻¹: Ω is skew-Hermitian and below the diagonal equal to C."""
+    right = solve_upper_right(t, r)
+    inner = product(adjoint(q), right)
+    below = lower_part(inner, -1)
+    skew = below - adjoint(below)
+    if t.dtype.is_complex:
+        skew = skew + diagonal_matrix(imaginary_part(diagonal_of(inner)))
+    return right + product(q, skew - inner), product(inner - skew, r)
+
+
+def _qr(x: Array, complete: bool) -> tuple[Array, Array]:
+    q, r = np.linalg.qr(x, "complete" if complete else "reduced")
+    return q, r
+
+
+qr: Primitive = Primitive(
+    "qr",
+    "Q with orthonormal columns and upper triangular R with x = Q @ R; `complete`: Q is square.",
+    type_rule=_qr_type,
+    reference=by_numpy("qr", _qr),
+    derivatives=[tangent(_qr_tangent)],
+    batch=batch_stacks(lambda: qr),
+    samples=lambda: [
+        Sample((well_conditioned(3, 3),), {"complete": False}),
+        Sample((well_conditioned(4, 2),), {"complete": False}),
+        Sample((well_conditioned(2, 4),), {"complete": False}),
+        Sample((well_conditioned(2, 3, 2, dtype=np.complex64),), {"complete": False}),
+        Sample((well_conditioned(2, 3, dtype=np.complex64),), {"complete": True}),
+        Sample((well_conditioned(3, 2),), {"complete": True}, derivative=False),
+        Sample((np.zeros((0, 2), np.float32),), {"complete": False}),
+        Sample((np.zeros((2, 0), np.float32),), {"complete": True}),
+    ],
+    mistakes=lambda: [
+        Mistake((np.ones(3, np.float32),), {"complete": False}, ShapeError, "not a matrix"),
+        Mistake((np.ones((2, 2), bool),), {"complete": False}, DTypeError, "not defined"),
+    ],
+    multiple=True,
+)
+
+
+# --- singular values ---------------------------------------------------------------------------
+
+
+def _svdvals_type(x: TensorType) -> TensorType:
+    require_matrix("svdvals", x)
+    shape = (*x.shape[:-2], smaller(x.shape[-2], x.shape[-1]))
+    return TensorType(real_of(x.dtype), shape)
+
+
+def _svd_type(x: TensorType, full: bool) -> tuple[TensorType, TensorType, TensorType]:
+    require_matrix("svd", x)
+    *stack, m, n = x.shape
+    k = smaller(m, n)
+    u = x.with_shape((*stack, m, m if full else k))
+    vh = x.with_shape((*stack, n if full else k, n))
+    return u, _svdvals_type(x), vh
+
+
+def _svd_tangent(t: Tensor, out: Triple, x: Tensor, full: bool) -> Triple:
+    """Townsend, Differentiating the singular value decomposition (2016), for complex matrices."""
+    s = out[1]
+    k = s.shape[-1]
+    u, v = first_columns(out[0], k), first_columns(adjoint(out[2]), k)
+    inner = product(adjoint(u), product(t, v))
+    gap = reciprocal_or_zero((columns(s) + rows(s)) * (columns(s) - rows(s)))
+    right, left = inner * columns(s), inner * rows(s)
+    turn_u, turn_v = gap * (right + adjoint(right)), gap * (left + adjoint(left))
+    inverse = columns(reciprocal_or_zero(s))
+    if t.dtype.is_complex:
+        phase = diagonal_matrix(imaginary_part(diagonal_of(inner)))
+        turn_u = turn_u + phase * inverse
+    moved_u = _turned(product(t, v), out[0], u, turn_u, inverse)
+    moved_v = _turned(product(adjoint(t), u), adjoint(out[2]), v, turn_v, inverse)
+    ds = real_part(diagonal_of(inner), s.dtype)
+    return moved_u, ds, adjoint(moved_v)
+
+
+def _turned(pushed: Tensor, every: Tensor, basis: Tensor, turn: Tensor, inverse: Tensor) -> Tensor:
+    """The motion of singular vectors: inside their span by `turn`, out of it as x pushes them.
+
+    `every` are all vectors of a full decomposition: those after the basis give way as little
+    as they can to stay orthogonal to it.
+    """
+    moved = product(basis, turn)
+    if basis.shape[-2] == basis.shape[-1]:
+        return moved
+    moved = moved + (pushed - product(basis, product(adjoint(basis), pushed))) * inverse
+    if every.shape[-1] == basis.shape[-1]:
+        return moved
+    rest = cut(every, basis.shape[-1], every.shape[-1])
+    given = -product(basis, product(adjoint(moved), rest))
+    return apply(concatenate, moved, given, axis=moved.ndim - 1)
+
+
+def _svd(x: Array, full: bool) -> tuple[Array, Array, Array]:
+    u, s, vh = np.linalg.svd(x, full_matrices=full)
+    return u, s, vh
+
+
+svd: Primitive = Primitive(
+    "svd",
+    "U, S, Vᴴ with x = U @ diag(S) @ Vᴴ, S falling; `full`: U and Vᴴ are square.",
+    type_rule=_svd_type,
+    reference=by_numpy("svd", _svd),
+    derivatives=[tangent(_svd_tangent)],
+    batch=batch_stacks(lambda: svd),
+    samples=lambda: [
+        Sample((well_conditioned(3, 3),), {"full": False}),
+        Sample((well_conditioned(4, 2),), {"full": False}),
+        Sample((well_conditioned(2, 3),), {"full": True}),
+        Sample((well_conditioned(3, 2),), {"full": True}),
+        Sample((well_conditioned(2, 2, 3, dtype=np.complex64),), {"full": True}, derivative=False),
+        Sample((np.zeros((0, 2), np.float32),), {"full": False}),
+        Sample((np.zeros((2, 0), np.float32),), {"full": True}),
+    ],
+    mistakes=lambda: [
+        Mistake((np.ones(3, np.float32),), {"full": True}, ShapeError, "not a matrix"),
+        Mistake((np.full((2, 2), np.nan),), {"full": True}, ArgumentError, "did not converge"),
+    ],
+    multiple=True,
+)
+
+
+def _svdvals_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
+    u, _, vh = apply_multiple(svd, x, full=False)
+    inner = diagonal_of(product(adjoint(u), product(t, adjoint(vh))))
+    return real_part(inner, out.dtype)
+
+
+svdvals: Primitive = Primitive(
+    "svdvals",
+    "The singular values of each matrix, falling.",
+    type_rule=_svdvals_type,
+    reference=by_numpy("svdvals", lambda x: np.linalg.svd(x, compute_uv=False)),
+    derivatives=[tangent(_svdvals_tangent)],
+    batch=batch_stacks(lambda: svdvals),
+    samples=lambda: [
+        Sample((well_conditioned(3, 2),)),
+        Sample((well_conditioned(2, 2, 3, dtype=np.complex64),)),
+        Sample((np.zeros((0, 2), np.float32),)),
+    ],
+    mistakes=lambda: [Mistake((np.ones(3, np.float32),), {}, ShapeError, "not a matrix")],
+)

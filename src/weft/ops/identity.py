@@ -1,0 +1,48 @@
+"""Identities: the same value, with a mark on it.
+
+>>> import weft as wf
+>>> float(wf.grad(lambda x: x * wf.stop_gradient(x))(wf.tensor(3.0)))
+3.0
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.ir.derivatives import constant, linear
+from weft.ir.dispatch import apply
+from weft.ir.primitive import Primitive, Sample
+from weft.ir.tensor import Tensor, wrap
+
+__all__ = ["stop_gradient"]
+
+
+def _samples() -> list[Sample]:
+    return [Sample((np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),), derivative=False)]
+
+
+stopped = Primitive(
+    "stop_gradient",
+    "The same value, of which no derivative is taken.",
+    type_rule=lambda x: x,
+    reference=lambda x: x,
+    derivatives=[constant("this is what the operation is for")],
+    batch=lambda size, operands, axes: (apply(stopped, *operands), axes[0]),
+    samples=_samples,
+)
+
+barrier = Primitive(
+    "barrier",
+    "The same value, not merged with equal computations: what is recomputed on purpose stays so.",
+    type_rule=lambda x: x,
+    reference=lambda x: x,
+    derivatives=[linear(lambda ct, x: ct)],
+    batch=lambda size, operands, axes: (apply(barrier, *operands), axes[0]),
+    samples=_samples,
+    impure=True,
+)
+
+
+def stop_gradient(x: Tensor, /) -> Tensor:
+    """The same value, of which no derivative is taken, in any mode."""
+    return wrap(x._value) if type(x._value) is np.ndarray else wrap(apply(stopped, x)._value)

@@ -1,0 +1,91 @@
+"""The derivative of gamma samples in their concentration, implicitly.
+
+A sample x of the gamma distribution keeps its place F(x; a) in the distribution when the
+concentration a moves, so dx/da = -(∂F/∂a)/(∂F/∂x) (Figurnov, Mohamed, Mnih: "Implicit
+reparameterization gradients", 2018), however the sample was drawn.
+
+>>> import numpy as np
+>>> from weft.ops.random_gamma import slope_of
+>>> float(slope_of(np.array(2.0), np.array(2.0)).round(4))
+1.1094
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from weft.core.errors import Unsupported
+from weft.ir.derivatives import constant, tangent
+from weft.ir.primitive import Sample
+from weft.ops.elementwise import multiply
+from weft.ops.families import elementwise, elementwise_samples
+from weft.ops.special_series import digamma
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+_LARGE = 1000.0
+
+
+def slope_of(x: Array, a: Array) -> Array:
+    """dx/da at a fixed place in the distribution, for each sample and concentration."""
+    x, a = np.broadcast_arrays(np.asarray(x, np.float64), np.asarray(a, np.float64))
+    large = a > _LARGE
+    series = _by_series(np.where(large, 1.0, x), np.where(large, 1.0, a))
+    return np.asarray(np.where(large, _by_cube_root(x, np.where(large, a, _LARGE)), series))
+
+
+def _by_series(x: Array, a: Array) -> Array:
+    """-Σ x**(n+1) Γ(a)/Γ(a+n+1) (log x - ψ(a+n+1)), from the series of the incomplete gamma."""
+    term, log_x = x / a, np.log(np.maximum(x, np.finfo(np.float64).tiny))
+    psi = digamma(a) + 1.0 / a
+    total = term * (log_x - psi)
+    for n in range(1, 100_000):
+        place = a + n
+        term = term * (x / place)
+        psi = psi + 1.0 / place
+        step = term * (log_x - psi)
+        total = total + step
+        if not np.any((np.abs(step) > 1e-17 * np.abs(total)) | (place < x)):
+            break
+    return -total
+
+
+def _by_cube_root(x: Array, a: Array) -> Array:
+    """Wilson and Hilferty: the cube root of x/a is nearly normal, for large concentrations."""
+    root = np.cbrt(x / a)
+    z = (root - 1.0 + 1.0 / (9.0 * a)) * 3.0 * np.sqrt(a)
+    change = 1.0 / (9.0 * a**2) - z / (6.0 * a * np.sqrt(a))
+    return np.asarray(root**3 + 3.0 * a * root**2 * change)
+
+
+def _samples() -> list[Sample]:
+    """Without derivatives: a sample is noise, and its slope a derivative already."""
+    pairs = elementwise_samples("gamma", 2, "float", ((0.2, 4.0), (0.5, 3.0)))
+    return [replace(sample, derivative=False) for sample in pairs]
+
+
+gamma_slope = elementwise(
+    "gamma_slope",
+    doc="How a gamma sample moves with its concentration, at a fixed place in the distribution.",
+    reference=lambda x, a: slope_of(x, a).astype(np.result_type(x)),
+    derivatives=Unsupported("implicit derivatives of gamma samples are of first order"),
+    dtypes="float",
+    arity=2,
+    samples=lambda: _samples(),
+)
+
+gamma_by_concentration = elementwise(
+    "gamma_by_concentration",
+    doc="A gamma sample as a function of its concentration: the sample itself.",
+    reference=lambda x, a: np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, a.shape))),
+    derivatives=[
+        constant("the noise of a draw is not a quantity"),
+        tangent(lambda t, out, x, a: multiply(t, gamma_slope(out, a))),
+    ],
+    dtypes="float",
+    samples=lambda: _samples(),
+)

@@ -1,0 +1,351 @@
+"""Checking derivatives and primitives against independent references.
+
+`check_primitive` derives all tests of a primitive from its samples; `check_grads` checks a
+function's derivatives against finite differences; `numeric_grad` is those differences.
+
+>>> import weft as wf
+>>> float(wf.testing.numeric_grad(lambda x: x * x, wf.tensor(3.0, dtype="float64")).numpy().round(6))
+6.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core import trees
+from weft.core.dtypes import from_numpy
+from weft.core.errors import Unsupported, WeftError
+from weft.ir import batching, forward, reverse
+from weft.ir.derivatives import Constant, Joint
+from weft.ir.dispatch import bind
+from weft.ir.graph import Graph
+from weft.ir.primitive import Primitive, Sample
+from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ir.text import parse
+from weft.ir.tracing import trace
+
+__all__ = ["check_grads", "check_primitive", "numeric_grad", "numeric_jvp"]
+
+Array = np.ndarray[Any, Any]
+Flat = Callable[..., Sequence[Tensor]]
+
+
+def numeric_grad(f: Callable[..., Tensor], *args: Any, argnums: int = 0) -> Any:
+    """The gradient of a scalar function by central differences, in the dtype of the argument."""
+    leaves, structure = trees.flatten(args[argnums])
+    arrays = [np.array(concrete(leaf, "numeric_grad")) for leaf in leaves]
+
+    def value() -> float:
+        argument = trees.unflatten(structure, [wrap(array.copy()) for array in arrays])
+        result = f(*args[:argnums], argument, *args[argnums + 1 :])
+        return float(concrete(result, "numeric_grad"))
+
+    return trees.unflatten(structure, [wrap(_differences(value, array)) for array in arrays])
+
+
+def _differences(value: Callable[[], float], array: Array) -> Array:
+    """Central differences of `value` in each element of an array that it reads."""
+    step = _step(array.dtype)
+    gradient = np.zeros_like(array)
+    for index in np.ndindex(array.shape):
+        kept = array[index]
+        array[index] = kept + step
+        above = value()
+        array[index] = kept - step
+        below = value()
+        array[index] = kept
+        gradient[index] = (above - below) / (2 * step)
+    return gradient
+
+
+def _step(dtype: np.dtype[Any]) -> float:
+    """Where rounding and truncation errors of a central difference are about equal."""
+    return 1e-5 if dtype in (np.float64, np.complex128) else 1e-2
+
+
+def numeric_jvp(f: Flat, primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Array]:
+    """The directional derivative by central differences."""
+    step = 1e-2 if _is_narrow([*primals, *f(*primals)]) else 1e-6
+
+    def shifted(sign: float) -> list[Array]:
+        moved = [
+            wrap(np.asarray(p._value + sign * step * t._value, p._value.dtype))
+            for p, t in zip(primals, tangents, strict=True)
+        ]
+        return [np.asarray(result._value) for result in f(*moved)]
+
+    pairs = zip(shifted(1.0), shifted(-1.0), strict=True)
+    return [(_wide(above) - _wide(below)) / (2 * step) for above, below in pairs]
+
+
+def _is_narrow(tensors: Sequence[Tensor]) -> bool:
+    """Whether finite differences have only single precision to work with."""
+    return any(tensor.dtype.bits // (1 + tensor.dtype.is_complex) < 64 for tensor in tensors)
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def check_grads(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    order: int = 2,
+    modes: Sequence[str] = ("forward", "reverse"),
+    tolerance: float | None = None,
+) -> None:
+    """Compare derivatives of f, up to an order and in both modes, with finite differences.
+
+    >>> import weft as wf
+    >>> check_grads(wf.sin, [wf.tensor([0.5, 1.0], dtype="float64")])
+    """
+    leaves, structure = trees.flatten(tuple(args))
+
+    def flat(*xs: Tensor) -> list[Tensor]:
+        return trees.leaves(f(*trees.unflatten(structure, list(xs))))
+
+    _check_orders(flat, leaves, order, modes, tolerance)
+
+
+def _check_orders(
+    f: Flat, xs: Sequence[Tensor], order: int, modes: Sequence[str], tolerance: float | None
+) -> None:
+    generator = np.random.default_rng(0)
+    tangents = [_random_like(generator, x) for x in xs]
+    expected = numeric_jvp(f, xs, tangents)
+    limit = tolerance or (2e-2 if _is_narrow([*xs, *f(*xs)]) else 1e-5)
+    if "forward" in modes:
+        results, found = forward.jvp(f, xs, tangents)
+        for result, one, other in zip(results, found, expected, strict=True):
+            _close("forward mode", _array(one, result), other, limit)
+    if "reverse" in modes:
+        _check_adjoint(f, xs, tangents, expected, generator, limit)
+    if order > 1 and "reverse" in modes:
+        _check_orders(_pulled(f, xs, generator), xs, order - 1, modes, limit * 10)
+
+
+def _check_adjoint(
+    f: Flat,
+    xs: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    pushed: Sequence[Array],
+    generator: np.random.Generator,
+    limit: float,
+) -> None:
+    """⟨ct, J t⟩ = ⟨Jᴴ ct, t⟩"""
+    results, pullback = reverse.vjp(f, *xs)
+    cotangents = [_random_like(generator, result) for result in results]
+    backs = pullback(cotangents)
+    left = sum(_inner(ct._value, p) for ct, p in zip(cotangents, pushed, strict=True))
+    right = sum(
+        _inner(back._value, t._value)
+        for back, t in zip(backs, tangents, strict=True)
+        if back is not None
+    )
+    for back, x in zip(backs, xs, strict=True):
+        assert back is None or back.type == x.type, f"cotangent {back.type} of a {x.type}"
+    _close("reverse mode", np.asarray(right), np.asarray(left), limit)
+
+
+def _pulled(f: Flat, xs: Sequence[Tensor], generator: np.random.Generator) -> Flat:
+    """x -> Jᴴ(x) ct for fixed ct: the function whose derivative is f's second."""
+    cotangents = [_random_like(generator, result) for result in f(*xs)]
+
+    def pulled(*inner: Tensor) -> list[Tensor]:
+        results, pullback = reverse.vjp(f, *inner)
+        backs = pullback(cotangents)
+        return [b if b is not None else x * 0.0 for b, x in zip(backs, inner, strict=True)]
+
+    return pulled
+
+
+def _random_like(generator: np.random.Generator, tensor: Tensor) -> Tensor:
+    array = generator.normal(size=tensor.shape)  # type: ignore[arg-type]
+    if tensor.dtype.is_complex:
+        array = array + 1j * generator.normal(size=tensor.shape)  # type: ignore[arg-type]
+    return wrap(np.asarray(array).astype(tensor.dtype.numpy))
+
+
+def _inner(a: Array, b: Array) -> float:
+    return float(np.sum(np.conj(_wide(np.asarray(a))) * _wide(np.asarray(b))).real)
+
+
+def _array(tangent: Tensor | None, result: Tensor) -> Array:
+    return np.zeros(result.shape) if tangent is None else tangent._value  # type: ignore[arg-type]
+
+
+def _close(what: str, found: Array, expected: Array, limit: float) -> None:
+    scale = 1.0 + float(np.max(np.abs(expected), initial=0.0))
+    np.testing.assert_allclose(
+        _wide(np.asarray(found)), _wide(np.asarray(expected)), rtol=limit, atol=limit * scale,
+        err_msg=what,
+    )  # fmt: skip
+
+
+def check_primitive(primitive: Primitive) -> None:
+    """All tests that follow from a primitive's definition, on each of its samples."""
+    samples = list(primitive.samples())
+    assert samples, f"{primitive.name} has no samples"
+    for number, sample in enumerate(samples):
+        for check in CHECKS:
+            try:
+                check(primitive, sample)
+            except Exception as error:
+                error.add_note(f"{check.__name__}: {primitive.name}, sample {number}: {_show(sample)}")
+                raise
+    check_mistakes(primitive)
+
+
+def _show(sample: Sample) -> str:
+    shapes = [f"{np.asarray(x).dtype}{np.shape(x)}" for x in sample.operands]
+    return f"{shapes} {dict(sample.params)}"
+
+
+def check_type_agrees_with_reference(primitive: Primitive, sample: Sample) -> None:
+    """The type rule gives the type that the reference's result has."""
+    tensors = [wrap(np.asarray(x)) for x in sample.operands]
+    ruled = primitive.type_rule(*[t.type for t in tensors], **sample.params)
+    results = bind(primitive, *tensors, **sample.params)
+    found = tuple(r.type for r in results) if primitive.multiple else results.type
+    assert found == ruled, f"type rule says {ruled}, reference gives {found}"
+
+
+def check_derivatives(primitive: Primitive, sample: Sample) -> None:
+    """Both modes to second order agree with finite differences."""
+    if isinstance(primitive.derivatives, Unsupported) or not sample.derivative:
+        return
+    operands = [_widened(np.asarray(x)) for x in sample.operands]
+    moving = [i for i, x in enumerate(operands) if x.dtype.kind in "fc" and x.size]
+    if not moving:
+        return
+    f = _of_operands(primitive, sample, operands, moving)
+    xs = [wrap(operands[i]) for i in moving]
+    if f(*xs):
+        _check_orders(f, xs, 2, ("forward", "reverse"), None)
+
+
+def _of_operands(
+    primitive: Primitive, sample: Sample, operands: Sequence[Array], moving: Sequence[int]
+) -> Flat:
+    """The primitive as a function of its floating-point operands, to its inexact results."""
+
+    def f(*xs: Tensor) -> list[Tensor]:
+        given = dict(zip(moving, xs, strict=True))
+        tensors = [given.get(i, wrap(x)) for i, x in enumerate(operands)]
+        result = bind(primitive, *tensors, **sample.params)
+        results = result if primitive.multiple else (result,)
+        return [r for r in results if r.dtype.is_inexact]
+
+    return f
+
+
+def _widened(array: Array) -> Array:
+    dtype = from_numpy(array.dtype)
+    if not dtype.is_inexact:
+        return array
+    return array.astype(np.complex128 if dtype.is_complex else np.float64)
+
+
+def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> None:
+    """The batching rule gives what a loop over the batch gives, for each choice of axes."""
+    if isinstance(primitive.batch, Unsupported):
+        return
+    operands = [np.asarray(x) for x in sample.operands]
+    for axes in _batch_axes(operands):
+        variants = [operands, [_varied(x) for x in operands]]
+        stacked = [
+            wrap(x if axis is None else np.stack([v[i] for v in variants], axis))
+            for i, (x, axis) in enumerate(zip(operands, axes, strict=True))
+        ]
+
+        def f(*xs: Tensor) -> Sequence[Tensor]:
+            result = bind(primitive, *xs, **sample.params)
+            return result if primitive.multiple else (result,)  # type: ignore[no-any-return]
+
+        found = [_at_front(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
+        for position in range(2):
+            chosen = [
+                wrap(x if axis is None else variants[position][i])
+                for i, (x, axis) in enumerate(zip(operands, axes, strict=True))
+            ]
+            for one, other in zip(found, f(*chosen), strict=True):
+                assert one.dtype == other._value.dtype, f"batched {axes}: {one.dtype}"
+                _close(f"batched along {axes}", one[position], other._value, 1e-4)
+
+
+def _at_front(tensor: Tensor, axis: int | None) -> Array:
+    array = concrete(tensor, "vmap")
+    return np.stack([array, array]) if axis is None else np.moveaxis(array, axis, 0)
+
+
+def _batch_axes(operands: Sequence[Array]) -> Iterator[tuple[int | None, ...]]:
+    """Each operand alone, along its first and last axis; and all operands together."""
+    count = len(operands)
+    for i, operand in enumerate(operands):
+        for axis in {0, operand.ndim}:
+            yield tuple(axis if j == i else None for j in range(count))
+    if count > 1:
+        yield (0,) * count
+        yield tuple(operand.ndim for operand in operands)
+
+
+def _varied(array: Array) -> Array:
+    """Other values of the same dtype that are as valid as the given ones."""
+    if from_numpy(array.dtype).is_inexact:
+        return np.asarray(array * 0.875).astype(array.dtype)
+    return array
+
+
+def check_text_round_trip(primitive: Primitive, sample: Sample) -> None:
+    """A graph of the primitive prints and parses back to an equal graph."""
+    tensors = [wrap(np.asarray(x)) for x in sample.operands]
+
+    def f(*xs: Tensor) -> Sequence[Tensor]:
+        result = bind(primitive, *xs, **sample.params)
+        return result if primitive.multiple else (result,)  # type: ignore[no-any-return]
+
+    graph = trace(f, [t.type for t in tensors]).graph
+    again = parse(str(graph))
+    assert isinstance(again, Graph)
+    assert again == graph, f"{graph}\nparses to\n{again}"
+
+
+def check_constants(primitive: Primitive, sample: Sample) -> None:
+    """An operand called constant has no influence that finite differences can see."""
+    derivatives = primitive.derivatives
+    if isinstance(derivatives, (Unsupported, Joint)) or not sample.derivative:
+        return
+    operands = [_widened(np.asarray(x)) for x in sample.operands]
+    for index, operand in enumerate(operands):
+        constant = isinstance(primitive.derivative(index), Constant)
+        if constant and operand.dtype.kind in "fc" and operand.size:
+            f = _of_operands(primitive, sample, operands, [index])
+            xs = [wrap(operand)]
+            for difference in numeric_jvp(f, xs, [wrap(np.ones_like(operand))]):
+                _close("constant operand", difference, np.zeros(difference.shape), 1e-5)
+
+
+def check_mistakes(primitive: Primitive) -> None:
+    """Every listed mistake is refused with its error, and all fields are filled."""
+    for mistake in primitive.mistakes():
+        tensors = [wrap(np.asarray(x)) for x in mistake.operands]
+        try:
+            bind(primitive, *tensors, **mistake.params)
+        except WeftError as error:
+            assert isinstance(error, mistake.error), f"{type(error)} for {mistake.problem}"
+            assert mistake.problem in error.problem, f"{error.problem!r} != {mistake.problem!r}"
+            assert error.op and error.expected and error.got and error.fix
+        else:
+            raise AssertionError(f"{primitive.name} accepted: {mistake.problem}")
+
+
+CHECKS: tuple[Callable[[Primitive, Sample], None], ...] = (
+    check_type_agrees_with_reference,
+    check_derivatives,
+    check_constants,
+    check_batching_agrees_with_a_loop,
+    check_text_round_trip,
+)

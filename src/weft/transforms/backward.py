@@ -1,0 +1,211 @@
+"""`.backward()`: reverse mode as PyTorch has it, with gradients accumulated in leaves.
+
+>>> import weft as wf
+>>> w = wf.tensor([1.0, 2.0], requires_grad=True)
+>>> (w * w).sum().backward()
+>>> w.grad.tolist()
+[2.0, 4.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
+from weft.ir.reverse import backpropagate, filled, reachable, recording, zeros
+from weft.ir.tape import Hook, Leaf
+from weft.ir.tensor import Tensor, grad_mode, wrap
+
+__all__ = ["enable_grad", "is_grad_enabled", "no_grad"]
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Record nothing for `.backward()` inside; also a decorator.
+
+    >>> import weft as wf
+    >>> x = wf.tensor(1.0, requires_grad=True)
+    >>> with wf.no_grad():
+    ...     (x * 2).requires_grad
+    False
+    """
+    with recording(False):
+        yield
+
+
+@contextmanager
+def enable_grad() -> Iterator[None]:
+    """Record for `.backward()` inside, even within `no_grad`."""
+    with recording(True):
+        yield
+
+
+def is_grad_enabled() -> bool:
+    """Whether operations are recorded for `.backward()`."""
+    return grad_mode.enabled
+
+
+def backward(
+    tensor: Tensor,
+    gradient: Tensor | None = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+) -> None:
+    """Add the derivative of this tensor to `.grad` of every leaf it was computed from.
+
+    gradient: the weight of each element, needed unless the tensor has one element.
+    retain_graph: keep the tape for another backward. create_graph: make the gradients
+    differentiable themselves.
+    """
+    if tensor._node is None:
+        raise _no_tape(tensor)
+    seed = _seed(tensor, gradient)
+    keep = create_graph if retain_graph is None else retain_graph
+    order = reachable([tensor._node])
+    with recording(create_graph):
+        found = backpropagate(order, [(tensor._node, seed)], release=not keep)
+        for node in order:
+            handle = node.handle() if type(node) is Leaf and node.handle is not None else None
+            if handle is not None:
+                cotangent = found.get(node)
+                _accumulate(handle, zeros(handle.type) if cotangent is None else cotangent)
+
+
+def _accumulate(handle: Tensor, cotangent: Tensor) -> None:
+    total = cotangent if handle._grad is None else handle._grad + cotangent
+    handle._grad = total if grad_mode.enabled else wrap(total._value)
+
+
+def _seed(tensor: Tensor, gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        if tensor.size != 1 or tensor.dtype.is_complex:
+            raise _not_scalar(tensor)
+        return filled(tensor.shape, tensor.dtype, 1)
+    if gradient.type != tensor.type:
+        raise ShapeError(
+            "backward",
+            "the gradient has another type than the tensor",
+            expected=f"gradient: {tensor.type}",
+            got={"gradient": gradient},
+            fix="pass a gradient of the tensor's shape and dtype, such as wf.ones_like(x)",
+        )
+    return gradient
+
+
+def _no_tape(tensor: Tensor) -> GradientError:
+    return GradientError(
+        "backward",
+        "the tensor was not computed from anything that requires a gradient",
+        expected="a tensor computed, outside no_grad, from leaves with requires_grad=True",
+        got={"x": tensor},
+        fix="create the leaf with wf.tensor(..., requires_grad=True)",
+    )
+
+
+def _not_scalar(tensor: Tensor) -> GradientError:
+    return GradientError(
+        "backward",
+        "the tensor is not a real scalar",
+        expected="one real element, or a gradient argument that weighs the elements",
+        got={"x": tensor},
+        fix="reduce it first: x.sum().backward(), or x.backward(wf.ones_like(x))",
+    )
+
+
+def get_requires_grad(tensor: Tensor) -> bool:
+    """Whether operations on this tensor are recorded for `.backward()`."""
+    return tensor._node is not None
+
+
+def set_requires_grad(tensor: Tensor, value: bool) -> None:
+    """Make the tensor a leaf, or stop it from being one."""
+    if bool(value) == (tensor._node is not None):
+        return
+    if not value and type(tensor._node) is not Leaf:
+        raise GradientError(
+            "requires_grad",
+            "only a leaf can be told not to require a gradient",
+            expected="a tensor made by wf.tensor(..., requires_grad=True)",
+            got={"x": tensor},
+            fix="take the value without its history: x.detach()",
+        )
+    if value:
+        check_differentiable("requires_grad", tensor)
+    tensor._node = Leaf(tensor) if value else None
+
+
+def check_differentiable(op: str, tensor: Tensor) -> None:
+    """Refuse dtypes that have no derivatives."""
+    if not tensor.dtype.is_inexact:
+        raise GradientError(
+            op,
+            "only floating-point and complex tensors have gradients",
+            expected="a float or complex dtype",
+            got={"x": tensor},
+            fix='convert it first: x.astype("float32")',
+        )
+
+
+def requires_grad_(tensor: Tensor, value: bool = True) -> Tensor:
+    """Set `requires_grad` and return the tensor itself."""
+    set_requires_grad(tensor, value)
+    return tensor
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Whether no recorded operation made this tensor."""
+    return tensor._node is None or type(tensor._node) is Leaf
+
+
+def get_grad(tensor: Tensor) -> Tensor | None:
+    """The gradient that `.backward()` accumulated, or None."""
+    return tensor._grad
+
+
+def set_grad(tensor: Tensor, value: Tensor | None) -> None:
+    """Replace the accumulated gradient; None clears it."""
+    if value is not None:
+        if not isinstance(value, Tensor):
+            raise ArgumentTypeError(
+                "grad",
+                "a gradient is a tensor or None",
+                expected=f"{tensor.type} or None",
+                got={"grad": value},
+                fix="clear it with x.grad = None",
+            )
+        if value.type != tensor.type:
+            raise ShapeError(
+                "grad",
+                "the gradient has another type than the tensor",
+                expected=f"grad: {tensor.type}",
+                got={"grad": value},
+                fix="assign a tensor of the same shape and dtype, or None",
+            )
+    tensor._grad = value
+
+
+def register_hook(tensor: Tensor, hook: Hook) -> Callable[[], None]:
+    """Call `hook(gradient)` when this tensor's gradient is computed; its result, if any, replaces it.
+
+    Returns a function that removes the hook.
+    """
+    node = tensor._node
+    if node is None:
+        raise _no_tape(tensor)
+    if node.hooks is None:
+        node.hooks = []
+    hooks: list[Hook] = node.hooks
+    hooks.append(hook)
+    return lambda: hooks.remove(hook) if hook in hooks else None
+
+
+def retain_grad(tensor: Tensor) -> None:
+    """Keep the gradient of a tensor that is not a leaf in its `.grad`, too."""
+    if not is_leaf(tensor):
+
+        def keep(gradient: Tensor) -> None:
+            _accumulate(tensor, gradient)
+
+        register_hook(tensor, keep)

@@ -1,0 +1,124 @@
+"""`checkpoint`: recompute in the backward pass instead of remembering.
+
+>>> import weft as wf
+>>> f = wf.checkpoint(lambda x: wf.exp(wf.sin(x)))
+>>> round(float(wf.grad(f)(wf.tensor(0.5))), 4)
+1.4174
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from weft.core import trees
+from weft.ir.derivatives import Joint
+from weft.ir.dispatch import apply
+from weft.ir.reverse import AnyNode, backpropagate, between, recording
+from weft.ir.tape import Leaf, Node, Projection
+from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
+from weft.ops.composed import random
+from weft.ops.identity import barrier
+
+__all__ = ["checkpoint"]
+
+
+def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that computes what f does and keeps only its arguments for the backward pass.
+
+    f runs a second time when a derivative is needed, with the same random numbers. It may take
+    and return trees, and use tensors from outside.
+    """
+
+    @wraps(f)
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        if not grad_mode.enabled:
+            return f(*args, **kwargs)
+        kept = trees.map_tree(_alias, (args, kwargs))
+        state = random.get_state()
+        start = Leaf().number
+        results, structure = trees.flatten(f(*args, **kwargs))
+        tensors = [result for result in results if isinstance(result, Tensor)]
+        outside = _outside([tensor._node for tensor in tensors], start)
+        replay = Replay(f, kept, state, outside)
+        node = Node(replay, {}, (), tuple(outside), tuple(t._value for t in tensors))  # type: ignore[arg-type]
+        number = {id(tensor): index for index, tensor in enumerate(tensors)}
+        shown = [_projected(result, node, number) for result in results]
+        return trees.unflatten(structure, shown)
+
+    return remembered
+
+
+def _alias(leaf: Any) -> Any:
+    return wrap(leaf._value, leaf._node) if isinstance(leaf, Tensor) else leaf
+
+
+def _projected(result: Any, node: Node, number: dict[int, int]) -> Any:
+    """The result as a product of the one node that stands for the whole function."""
+    if not isinstance(result, Tensor) or result._node is None:
+        return result
+    return wrap(result._value, Projection(node, number[id(result)]))
+
+
+def _outside(roots: Sequence[AnyNode | None], start: int) -> list[AnyNode]:
+    """The nodes from before `start` that the roots were computed from."""
+    found: dict[AnyNode, None] = {}
+    seen: set[AnyNode] = set()
+    stack = [root for root in roots if root is not None]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.number < start:
+            found[node] = None
+        else:
+            stack.extend(parent for parent in node.parents if parent is not None)
+    return list(found)
+
+
+@dataclass(slots=True)
+class Replay:
+    """Stands on the tape for a function that is run again when its derivative is needed."""
+
+    f: Callable[..., Any]
+    arguments: Any
+    state: Any
+    outside: list[AnyNode]
+    name: str = "checkpoint"
+    multiple: bool = True
+
+    @property
+    def derivatives(self) -> Joint:
+        """Reverse mode by running the function again; forward mode never comes here."""
+        return Joint(self._no_jvp, self._vjp)
+
+    def _no_jvp(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("forward mode runs the function itself")
+
+    def _vjp(
+        self, cotangents: Sequence[Tensor | None], out: Any, operands: Any, wanted: Any
+    ) -> list[Tensor | None]:
+        args, kwargs = trees.map_tree(_fenced, self.arguments)
+        before = random.get_state()
+        random.set_state(self.state)
+        try:
+            with recording(True):
+                results = trees.leaves(self.f(*args, **kwargs))
+        finally:
+            random.set_state(before)
+        tensors = [result for result in results if isinstance(result, Tensor)]
+        seeds = [(t._node, ct) for t, ct in zip(tensors, cotangents, strict=True) if ct is not None]
+        oldest = min(node.number for node in self.outside)
+        order, _ = between([root for root, _ in seeds], self.outside, oldest)
+        found = backpropagate(order, seeds, stops=self.outside)
+        return [found.get(node) for node in self.outside]
+
+
+def _fenced(leaf: Any) -> Any:
+    """An argument of the second run, kept apart from the first where a compiler might merge them."""
+    if isinstance(leaf, Tensor) and isinstance(leaf._value, Traced):
+        return apply(barrier, leaf)
+    return _alias(leaf)

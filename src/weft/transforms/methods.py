@@ -1,0 +1,293 @@
+"""What tensors can do: operators, methods and properties, installed from the layers that define them.
+
+>>> import weft as wf
+>>> x = wf.tensor([1.0, 2.0])
+>>> x += 1
+>>> (x * x).sum().item()
+13.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+from weft.core.errors import ArgumentTypeError, DTypeError, ShapeError
+from weft.ir.dispatch import apply
+from weft.ir.reverse import filled
+from weft.ir.tape import rebind
+from weft.ir.tensor import Tensor, wrap
+from weft.ops import comparison, conversion, display, elementwise, exchange, logic, movement
+from weft.ops.composed import (
+    gathering,
+    indexing,
+    linalg,
+    manipulation,
+    neural,
+    products,
+    rearrangement,
+    searching,
+    statistics,
+)
+from weft.ops.identity import stop_gradient
+from weft.ops.operands import as_tensor
+from weft.ops.selection import clip
+from weft.transforms import backward
+
+__all__ = ["install"]
+
+Function = Callable[..., Any]
+
+
+def _reflected(function: Function) -> Function:
+    """The operator for a tensor on the right-hand side."""
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        return function(other, self)  # type: ignore[no-any-return]
+
+    return method
+
+
+def _in_place(name: str, function: Function) -> Function:
+    """`x op= y`: rebinds the handle to the new value, of the same type."""
+
+    def method(self: Tensor, other: Any) -> Tensor:
+        result = function(self, other)
+        _check_same(name, self, result)
+        return rebind(self, result, name)
+
+    return method
+
+
+def _check_same(name: str, tensor: Tensor, result: Tensor) -> None:
+    if result.dtype is not tensor.dtype:
+        raise DTypeError(
+            name,
+            "the result has another dtype than the tensor it would replace",
+            expected=f"a result of dtype {tensor.dtype.name}",
+            got={"x": tensor, "result": result},
+            fix=f'convert the other operand: y.astype("{tensor.dtype.name}"), or write x = x op y',
+        )
+    if result.shape != tensor.shape:
+        raise ShapeError(
+            name,
+            "the result has another shape than the tensor it would replace",
+            expected=f"an operand that broadcasts to {list(tensor.shape)}",
+            got={"x": tensor, "result": result},
+            fix="write x = x op y",
+        )
+
+
+def _comparison(function: Function) -> Function:
+    """== and != answer by identity for what no tensor can equal, such as None."""
+
+    def method(self: Tensor, other: Any) -> Any:
+        if other is None or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return function(self, other)
+
+    return method
+
+
+def _along(function: Function) -> Function:
+    """A function with a keyword `axis` as a method that also takes it by position: x.sum(0)."""
+    default = signature(function).parameters["axis"].default
+
+    @wraps(function)
+    def method(self: Tensor, axis: Any = default, **options: Any) -> Any:
+        return function(self, axis=axis, **options)
+
+    return method
+
+
+def _set_item(x: Tensor, key: Any, value: Any) -> None:
+    rebind(x, indexing.updated(x, key, value), "setitem")
+
+
+def _zero(x: Tensor) -> Tensor:
+    """Set all elements to zero, and return the tensor."""
+    return _fill(x, 0)
+
+
+def _fill(x: Tensor, value: Any) -> Tensor:
+    """Set all elements to one value, and return the tensor."""
+    return rebind(x, filled(x.shape, x.dtype, value), "fill_")
+
+
+def _copy(x: Tensor, source: Any) -> Tensor:
+    """Take the values of another tensor, broadcast and converted, and return the tensor."""
+    values = conversion.astype(as_tensor("copy_", source), x.dtype)
+    return rebind(x, apply(movement.broadcast_to, values, shape=x.shape), "copy_")
+
+
+def _clone(x: Tensor) -> Tensor:
+    """Another handle on the same value, with the same history."""
+    return wrap(x._value, x._node)
+
+
+def _reshape(x: Tensor, *shape: Any) -> Tensor:
+    """The same elements in another shape: x.reshape(2, -1) or x.reshape((2, -1))."""
+    return manipulation.reshape(x, shape[0] if len(shape) == 1 else shape)
+
+
+def _transpose(x: Tensor, *axes: Any) -> Tensor:
+    """The axes in another order, reversed by default: x.transpose(1, 0) or x.transpose((1, 0))."""
+    order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+    return manipulation.permute_dims(x, order or tuple(reversed(range(x.ndim))))
+
+
+def _matrix_turned(x: Tensor) -> Tensor:
+    """The transpose of a matrix."""
+    if x.ndim != 2:
+        raise ShapeError(
+            "T",
+            "only a tensor with two axes has a transpose",
+            expected="x.ndim == 2",
+            got={"x": x},
+            fix="x.mT for stacks of matrices, wf.permute_dims(x, axes) for any order",
+        )
+    return apply(movement.transpose, x, order=(1, 0))
+
+
+def _namespace(x: Tensor, /, *, api_version: str | None = None) -> Any:
+    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+        raise ArgumentTypeError(
+            "__array_namespace__",
+            "no such version of the standard here",
+            expected="2024.12 or earlier",
+            got={"api_version": api_version},
+            fix="leave api_version out",
+        )
+    return NAMESPACE[0]
+
+
+NAMESPACE: list[Any] = []
+"""The public module, filled in by it."""
+
+OPERATORS: dict[str, Function] = {
+    "add": elementwise.add,
+    "sub": elementwise.subtract,
+    "mul": elementwise.multiply,
+    "truediv": elementwise.divide,
+    "floordiv": elementwise.floor_divide,
+    "mod": elementwise.remainder,
+    "pow": elementwise.pow,
+    "matmul": products.matmul,
+    "and": logic.bitwise_and,
+    "or": logic.bitwise_or,
+    "xor": logic.bitwise_xor,
+    "lshift": logic.bitwise_left_shift,
+    "rshift": logic.bitwise_right_shift,
+}
+
+SPECIAL: dict[str, Any] = {
+    "__neg__": elementwise.negative,
+    "__pos__": elementwise.positive,
+    "__abs__": elementwise.abs,
+    "__invert__": logic.bitwise_invert,
+    "__eq__": _comparison(comparison.equal),
+    "__ne__": _comparison(comparison.not_equal),
+    "__lt__": comparison.less,
+    "__le__": comparison.less_equal,
+    "__gt__": comparison.greater,
+    "__ge__": comparison.greater_equal,
+    "__getitem__": indexing.getitem,
+    "__setitem__": _set_item,
+    "__iter__": exchange.iterate,
+    "__bool__": exchange.truth,
+    "__int__": exchange.as_integer,
+    "__float__": exchange.as_float,
+    "__complex__": exchange.as_complex,
+    "__index__": exchange.index,
+    "__array__": exchange.array,
+    "__array_namespace__": _namespace,
+    "__dlpack__": exchange.dlpack,
+    "__dlpack_device__": exchange.dlpack_device,
+    "__repr__": display.text,
+    "__format__": display.formatted,
+    "_repr_html_": display.page,
+    "__reduce__": exchange.reduced,
+    "__copy__": exchange.copied,
+    "__deepcopy__": exchange.copied,
+}
+
+PROPERTIES: dict[str, property] = {
+    "T": property(_matrix_turned, doc=_matrix_turned.__doc__),
+    "mT": property(products.matrix_transpose, doc="The transposes of a stack of matrices."),
+    "real": property(elementwise.real, doc="The real part of each element."),
+    "imag": property(elementwise.imag, doc="The imaginary part of each element."),
+    "requires_grad": property(
+        backward.get_requires_grad, backward.set_requires_grad, doc=backward.get_requires_grad.__doc__
+    ),
+    "grad": property(backward.get_grad, backward.set_grad, doc=backward.get_grad.__doc__),
+    "is_leaf": property(backward.is_leaf, doc=backward.is_leaf.__doc__),
+}
+
+METHODS: dict[str, Function] = {
+    "backward": backward.backward,
+    "register_hook": backward.register_hook,
+    "retain_grad": backward.retain_grad,
+    "requires_grad_": backward.requires_grad_,
+    "detach": stop_gradient,
+    "clone": _clone,
+    "zero_": _zero,
+    "fill_": _fill,
+    "copy_": _copy,
+    "numpy": exchange.numpy,
+    "item": exchange.item,
+    "tolist": exchange.tolist,
+    "to": exchange.to,
+    "to_device": exchange.to_device,
+    "astype": conversion.astype,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "permute": _transpose,
+    "clip": clip,
+    "dot": products.matmul,
+    "trace": linalg.trace,
+}
+
+NAMED: dict[Any, tuple[str, ...]] = {
+    elementwise: (
+        "abs", "acos", "asin", "atan", "ceil", "conj", "cos", "cosh", "exp", "expm1", "floor",
+        "log", "log10", "log1p", "log2", "pow", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",
+        "sqrt", "square", "tan", "tanh", "trunc", "relu",
+    ),
+    manipulation: ("expand_dims", "flip", "repeat", "roll", "squeeze", "swapaxes", "tile"),
+    rearrangement: ("chunk", "diagonal", "flatten", "narrow", "ravel", "split", "unfold"),
+    gathering: ("take", "take_along_axis"),
+    searching: ("nonzero", "topk"),
+    comparison: ("isfinite", "isinf", "isnan"),
+}  # fmt: skip
+"""Functions that are methods under their own name."""
+
+ALONG: dict[Any, tuple[str, ...]] = {
+    statistics: (
+        "all", "any", "argmax", "argmin", "cumulative_prod", "cumulative_sum", "max", "mean",
+        "min", "prod", "std", "sum", "var", "logsumexp",
+    ),
+    searching: ("argsort", "sort"),
+    neural: ("log_softmax", "softmax"),
+}  # fmt: skip
+"""Functions that are methods with the axis as an optional position."""
+
+
+def install() -> None:
+    """Put everything on the class; a name that a layer does not define is an error here."""
+    for name, function in OPERATORS.items():
+        setattr(Tensor, f"__{name}__", function)
+        setattr(Tensor, f"__r{name}__", _reflected(function))
+        setattr(Tensor, f"__i{name}__", _in_place(name, function))
+    for name, attribute in {**SPECIAL, **PROPERTIES, **METHODS}.items():
+        setattr(Tensor, name, attribute)
+    for module, names in NAMED.items():
+        for name in names:
+            setattr(Tensor, name, getattr(module, name))
+    for module, names in ALONG.items():
+        for name in names:
+            setattr(Tensor, name, _along(getattr(module, name)))
+
+
+install()

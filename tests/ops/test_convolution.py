@@ -1,0 +1,265 @@
+"""Convolution, pooling and resizing: values by plain loops, derivatives, arguments, mistakes."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.core.errors import ArgumentError, ShapeError
+from weft.testing import check_grads
+
+Array = np.ndarray[Any, Any]
+
+
+def normal(*shape: int, dtype: str = "float32") -> Array:
+    generator = np.random.default_rng(sum(shape) + len(shape))
+    return np.asarray(generator.normal(size=shape), dtype)
+
+
+def agree(found: Any, expected: Any) -> None:
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def padded(x: Array, padding: int, rank: int, value: float = 0.0) -> Array:
+    sides = [(0, 0)] * (x.ndim - rank) + [(padding, padding)] * rank
+    return np.pad(x, sides, constant_values=value)
+
+
+def windows(x: Array, window: tuple[int, ...], stride: int, dilation: int) -> dict[Any, Array]:
+    """Each window of an already padded array, by its place."""
+    rank = len(window)
+    spatial = x.shape[-rank:]
+    counts = [
+        (d - dilation * (k - 1) - 1) // stride + 1 for d, k in zip(spatial, window, strict=True)
+    ]
+    return {
+        place: x[
+            (
+                ...,
+                *[
+                    slice(p * stride, p * stride + dilation * (k - 1) + 1, dilation)
+                    for p, k in zip(place, window, strict=True)
+                ],
+            )
+        ]
+        for place in product(*map(range, counts))
+    }
+
+
+def naive_conv(x: Array, w: Array, stride: int, padding: int, dilation: int, groups: int) -> Array:
+    rank = x.ndim - 2
+    found = windows(padded(x, padding, rank), w.shape[2:], stride, dilation)
+    counts = tuple(max(place[i] for place in found) + 1 for i in range(rank))
+    out = np.zeros((x.shape[0], w.shape[0], *counts))
+    inputs, outputs = x.shape[1] // groups, w.shape[0] // groups
+    for place, patch in found.items():
+        for n, o in product(range(x.shape[0]), range(w.shape[0])):
+            group = o // outputs
+            channels = patch[n, group * inputs : (group + 1) * inputs]
+            out[(n, o, *place)] = np.sum(channels * w[o])
+    return out
+
+
+SETTINGS = [
+    {"stride": 1, "padding": 0, "dilation": 1, "groups": 1},
+    {"stride": 2, "padding": 1, "dilation": 1, "groups": 2},
+    {"stride": 1, "padding": 2, "dilation": 2, "groups": 4},
+    {"stride": 3, "padding": 1, "dilation": 1, "groups": 1},
+]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_convolution_agrees_with_a_loop(rank: int, settings: dict[str, int]) -> None:
+    x = normal(2, 4, *(6, 5, 5)[:rank])
+    w = normal(4, 4 // settings["groups"], *(3, 2, 3)[:rank])
+    found = getattr(wf, f"conv{rank}d")(wf.asarray(x), wf.asarray(w), **settings)
+    agree(found, naive_conv(x, w, **settings))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_transposed_convolution_is_the_adjoint(rank: int, settings: dict[str, int]) -> None:
+    x = wf.asarray(normal(2, 4, *(8, 7, 7)[:rank]))
+    w = wf.asarray(normal(4, 4 // settings["groups"], *(3, 2, 3)[:rank]))
+    y = getattr(wf, f"conv{rank}d")(x, w, **settings)
+    back = getattr(wf, f"conv_transpose{rank}d")(y, w, **settings)
+    extra = tuple(int(a) - int(b) for a, b in zip(x.shape[2:], back.shape[2:], strict=True))
+    back = getattr(wf, f"conv_transpose{rank}d")(y, w, output_padding=extra, **settings)
+    assert back.shape == x.shape
+    assert float((y * y).sum()) == pytest.approx(float((back * x).sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_convolutions_have_derivatives(rank: int, settings: dict[str, int]) -> None:
+    x = wf.asarray(normal(1, 4, *(5, 4)[:rank], dtype="float64"))
+    w = wf.asarray(normal(4, 4 // settings["groups"], *(3, 2)[:rank], dtype="float64"))
+    b = wf.asarray(normal(4, dtype="float64"))
+    check_grads(lambda *xs: getattr(wf, f"conv{rank}d")(*xs, **settings), [x, w, b])
+    check_grads(lambda *xs: getattr(wf, f"conv_transpose{rank}d")(*xs, **settings), [x, w])
+
+
+def test_padding_may_be_named() -> None:
+    x, w = wf.asarray(normal(1, 2, 7)), wf.asarray(normal(3, 2, 4))
+    assert wf.conv1d(x, w, padding="same", dilation=2).shape == (1, 3, 7)
+    agree(wf.conv1d(x, w, padding="valid"), wf.conv1d(x, w).numpy())
+    agree(wf.conv1d(x, w, padding="same"), wf.conv1d(x, w, padding=[(1, 2)]).numpy())
+
+
+def test_a_single_image_needs_no_batch_axis() -> None:
+    x, w = wf.asarray(normal(2, 5, 5)), wf.asarray(normal(3, 2, 3, 3))
+    agree(wf.conv2d(x, w), wf.conv2d(x[None], w)[0].numpy())
+    agree(wf.max_pool2d(x, 2), wf.max_pool2d(x[None], 2)[0].numpy())
+
+
+def test_no_images_are_convolved_to_none() -> None:
+    assert wf.conv2d(wf.zeros((0, 2, 5, 5)), wf.ones((3, 2, 3, 3))).shape == (0, 3, 3, 3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "complex64"])
+def test_convolution_keeps_the_dtype(dtype: str) -> None:
+    x, w = wf.ones((1, 2, 4)).astype(dtype), wf.ones((1, 2, 3)).astype(dtype)
+    found = wf.conv1d(x, w)
+    assert found.dtype.name == dtype
+    assert found.astype("float32").tolist() == [[[6.0, 6.0]]]
+
+
+POOLS = [
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 2, "stride": 1},
+]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("settings", POOLS)
+def test_pooling_agrees_with_a_loop(rank: int, settings: dict[str, int]) -> None:
+    x = normal(2, 3, *(6, 5, 4)[:rank])
+    padding = settings.get("padding", 0)
+    kernel = (settings["kernel_size"],) * rank
+    stride = settings.get("stride", settings["kernel_size"])
+    axes = tuple(range(-rank, 0))
+
+    def naive(value: float, reduce: Any) -> Array:
+        found = windows(padded(x, padding, rank, value), kernel, stride, 1)
+        counts = tuple(max(place[i] for place in found) + 1 for i in range(rank))
+        out = np.zeros((2, 3, *counts))
+        for place, patch in found.items():
+            out[(..., *place)] = reduce(patch, axis=axes)
+        return out
+
+    t = wf.asarray(x)
+    agree(getattr(wf, f"max_pool{rank}d")(t, **settings), naive(-np.inf, np.max))
+    average = getattr(wf, f"avg_pool{rank}d")
+    agree(average(t, **settings), naive(0.0, np.mean))
+    agree(average(t, count_include_pad=False, **settings), naive(np.nan, np.nanmean))
+
+
+def test_max_pooling_gives_the_derivative_to_the_first() -> None:
+    x = wf.tensor([[[2.0, 2.0, 1.0, 3.0]]])
+    found = wf.grad(lambda t: wf.max_pool1d(t, 2).sum())(x)
+    assert found.tolist() == [[[1.0, 0.0, 0.0, 1.0]]]
+
+
+def test_max_pooling_tells_where() -> None:
+    x = wf.tensor([[[[1.0, 5.0, 2.0], [4.0, 3.0, 9.0], [0.0, 7.0, 8.0]]]])
+    values, places = wf.max_pool2d(x, 2, stride=1, return_indices=True)
+    assert values.tolist() == [[[[5.0, 9.0], [7.0, 9.0]]]]
+    assert places.tolist() == [[[[1, 5], [7, 5]]]]
+
+
+def test_max_pooling_passes_a_nan_on() -> None:
+    x = wf.tensor([[[1.0, float("nan"), 2.0, 3.0]]])
+    assert np.isnan(wf.max_pool1d(x, 2).numpy()).tolist() == [[[True, False]]]
+
+
+def test_the_last_window_may_stick_out() -> None:
+    x = wf.tensor([[[1.0, 2.0, 3.0, 4.0, 5.0]]])
+    assert wf.max_pool1d(x, 2, ceil_mode=True).tolist() == [[[2.0, 4.0, 5.0]]]
+    assert wf.avg_pool1d(x, 2, ceil_mode=True).tolist() == [[[1.5, 3.5, 5.0]]]
+
+
+def test_pooling_has_derivatives() -> None:
+    x = wf.asarray(normal(1, 2, 5, 4, dtype="float64"))
+    check_grads(lambda t: wf.max_pool2d(t, 2, stride=1, padding=1), [x])
+    check_grads(lambda t: wf.avg_pool2d(t, (3, 2), padding=1, count_include_pad=False), [x])
+    check_grads(lambda t: wf.adaptive_avg_pool2d(t, (2, 3)), [x])
+    check_grads(lambda t: wf.adaptive_max_pool2d(t, (2, 3)), [x])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+def test_adaptive_pooling_takes_stretches(size: int) -> None:
+    x = normal(2, 3, 5)
+    bounds = [(i * 5 // size, -(-(i + 1) * 5 // size)) for i in range(size)]
+    means = np.stack([x[..., a:b].mean(-1) for a, b in bounds], -1)
+    largest = np.stack([x[..., a:b].max(-1) for a, b in bounds], -1)
+    agree(wf.adaptive_avg_pool1d(wf.asarray(x), size), means)
+    agree(wf.adaptive_max_pool1d(wf.asarray(x), size), largest)
+
+
+def test_interpolation_agrees_with_known_values() -> None:
+    x = wf.tensor([[[1.0, 2.0, 4.0]]])
+    assert wf.interpolate(x, size=5).tolist() == [[[1.0, 1.0, 2.0, 2.0, 4.0]]]
+    assert wf.interpolate(x, scale_factor=2).tolist() == [[[1.0, 1.0, 2.0, 2.0, 4.0, 4.0]]]
+    found = wf.interpolate(x, size=5, mode="linear", align_corners=True)
+    assert found.tolist() == [[[1.0, 1.5, 2.0, 3.0, 4.0]]]
+    found = wf.interpolate(x, scale_factor=2, mode="linear")
+    assert found.tolist() == [[[1.0, 1.25, 1.75, 2.5, 3.5, 4.0]]]
+    square = wf.asarray(normal(1, 2, 4, 6))
+    assert wf.interpolate(square, size=(2, 9), mode="bilinear").shape == (1, 2, 2, 9)
+    agree(wf.interpolate(square, size=2, mode="area"), wf.adaptive_avg_pool2d(square, 2).numpy())
+    wide = wf.asarray(normal(1, 1, 3, 2, 2, dtype="float64"))
+    check_grads(lambda t: wf.interpolate(t, size=(2, 3, 4), mode="trilinear"), [wide])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "problem"),
+    [
+        (lambda x, w: wf.conv2d(x, w[:, :2]), ShapeError, "channels differ"),
+        (lambda x, w: wf.conv2d(x, w[0]), ShapeError, "weight does not have 2 spatial axes"),
+        (lambda x, w: wf.conv2d(x[0, 0], w), ShapeError, "input does not have 2 spatial axes"),
+        (lambda x, w: wf.conv2d(x[..., :2], w), ShapeError, "larger than the padded input"),
+        (lambda x, w: wf.conv2d(x, w, wf.ones(3)), ShapeError, "one element per output channel"),
+        (lambda x, w: wf.conv2d(x, w, stride=0), ArgumentError, "stride is not one integer"),
+        (lambda x, w: wf.conv2d(x, w, padding=-1), ArgumentError, "padding does not say"),
+        (lambda x, w: wf.conv2d(x, w, padding="full"), ArgumentError, "unknown padding"),
+        (lambda x, w: wf.conv2d(x, w, stride=2, padding="same"), ArgumentError, "stride of 1"),
+        (lambda x, w: wf.conv2d(x, w, groups=0), ArgumentError, "groups must be at least 1"),
+        (
+            lambda x, w: wf.conv_transpose2d(x, w[:3], output_padding=1),
+            ArgumentError,
+            "not smaller than stride",
+        ),
+        (lambda x, w: wf.max_pool2d(x, 2, padding=2), ArgumentError, "more than half"),
+        (lambda x, w: wf.max_pool2d(x, (2, 2, 2)), ArgumentError, "kernel_size is not one"),
+        (lambda x, w: wf.adaptive_avg_pool2d(x, 0), ArgumentError, "output_size is not one"),
+        (lambda x, w: wf.interpolate(x), ArgumentError, "exactly one of size"),
+        (lambda x, w: wf.interpolate(x, 2, mode="linear"), ArgumentError, "not a mode for 2"),
+        (lambda x, w: wf.interpolate(x[0, 0], 2), ShapeError, "one to three spatial axes"),
+    ],
+)
+def test_wrong_calls_are_refused(call: Any, error: Any, problem: str) -> None:
+    with pytest.raises(error) as caught:
+        call(wf.ones((1, 3, 8, 8)), wf.ones((4, 3, 3, 3)))
+    assert problem in caught.value.problem
+    assert caught.value.op
+    assert caught.value.expected
+    assert caught.value.got
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_convolution_agrees_with_pytorch(rank: int) -> None:
+    torch = pytest.importorskip("torch")
+    x, w = normal(2, 4, *(7, 6, 5)[:rank]), normal(6, 2, *(3, 2, 2)[:rank])
+    settings = {"stride": 2, "padding": 1, "dilation": 1, "groups": 2}
+    expected = getattr(torch.nn.functional, f"conv{rank}d")(
+        torch.tensor(x), torch.tensor(w), **settings
+    )
+    agree(getattr(wf, f"conv{rank}d")(wf.asarray(x), wf.asarray(w), **settings), expected.numpy())
