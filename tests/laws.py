@@ -13,6 +13,7 @@ import numpy as np
 
 import weft as wf
 from weft import Tensor
+from weft.core import trees
 
 Program = Callable[..., list[Tensor]]
 Arguments = Sequence[Tensor]
@@ -20,7 +21,7 @@ Arguments = Sequence[Tensor]
 
 def close(found: Any, expected: Any, what: str = "", limit: float = 1e-8) -> None:
     """Equal up to rounding, tree by tree."""
-    ones, others = wf.tree.leaves(found), wf.tree.leaves(expected)
+    ones, others = trees.leaves(found), trees.leaves(expected)
     assert len(ones) == len(others), what
     for one, other in zip(ones, others, strict=True):
         a, b = np.asarray(one), np.asarray(other)

@@ -129,14 +129,14 @@ def test_there_are_about_120_primitives() -> None:
 
 def test_a_primitive_is_found_under_its_name_alone() -> None:
     assert all(name == primitive.name for name, primitive in PRIMITIVES.items())
-    with pytest.raises(wf.errors.ArgumentError, match="exists"):
+    with pytest.raises(wf.ArgumentError, match="exists"):
         Primitive("sin", "Again.", *[None] * 5)  # type: ignore[arg-type]
 
 
 def test_an_unknown_primitive_is_refused() -> None:
     from weft.ir.primitive import find
 
-    with pytest.raises(wf.errors.NameUnknownError) as caught:
+    with pytest.raises(wf.NameUnknownError) as caught:
         find("sine")
     assert caught.value.got == "name: sine"
 

@@ -4,7 +4,8 @@
 function's derivatives against finite differences; `numeric_grad` is those differences.
 
 >>> import weft as wf
->>> float(wf.testing.numeric_grad(lambda x: x * x, wf.tensor(3.0, dtype="float64")).numpy().round(6))
+>>> x = wf.tensor(3.0, dtype="float64")
+>>> round(wf.testing.numeric_grad(lambda x: x * x, x).item(), 6)
 6.0
 """
 
@@ -135,7 +136,7 @@ def _check_adjoint(
     generator: np.random.Generator,
     limit: float,
 ) -> None:
-    """⟨ct, J t⟩ = ⟨Jᴴ ct, t⟩"""
+    """⟨ct, J t⟩ = ⟨Jᴴ ct, t⟩."""
     results, pullback = reverse.vjp(f, *xs)
     cotangents = [_random_like(generator, result) for result in results]
     backs = pullback(cotangents)
@@ -155,7 +156,7 @@ def _pulled(f: Flat, xs: Sequence[Tensor], generator: np.random.Generator) -> Fl
     cotangents = [_random_like(generator, result) for result in f(*xs)]
 
     def pulled(*inner: Tensor) -> list[Tensor]:
-        results, pullback = reverse.vjp(f, *inner)
+        _, pullback = reverse.vjp(f, *inner)
         backs = pullback(cotangents)
         return [b if b is not None else x * 0.0 for b, x in zip(backs, inner, strict=True)]
 
@@ -163,9 +164,9 @@ def _pulled(f: Flat, xs: Sequence[Tensor], generator: np.random.Generator) -> Fl
 
 
 def _random_like(generator: np.random.Generator, tensor: Tensor) -> Tensor:
-    array = generator.normal(size=tensor.shape)  # type: ignore[arg-type]
+    array = generator.normal(size=tensor.shape)
     if tensor.dtype.is_complex:
-        array = array + 1j * generator.normal(size=tensor.shape)  # type: ignore[arg-type]
+        array = array + 1j * generator.normal(size=tensor.shape)
     return wrap(np.asarray(array).astype(tensor.dtype.numpy))
 
 
@@ -174,7 +175,7 @@ def _inner(a: Array, b: Array) -> float:
 
 
 def _array(tangent: Tensor | None, result: Tensor) -> Array:
-    return np.zeros(result.shape) if tangent is None else tangent._value  # type: ignore[arg-type]
+    return np.zeros(result.shape) if tangent is None else tangent._value
 
 
 def _close(what: str, found: Array, expected: Array, limit: float) -> None:
@@ -194,7 +195,9 @@ def check_primitive(primitive: Primitive) -> None:
             try:
                 check(primitive, sample)
             except Exception as error:
-                error.add_note(f"{check.__name__}: {primitive.name}, sample {number}: {_show(sample)}")
+                error.add_note(
+                    f"{check.__name__}: {primitive.name}, sample {number}: {_show(sample)}"
+                )
                 raise
     check_mistakes(primitive)
 
@@ -263,7 +266,7 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
 
         def f(*xs: Tensor) -> Sequence[Tensor]:
             result = bind(primitive, *xs, **sample.params)
-            return result if primitive.multiple else (result,)  # type: ignore[no-any-return]
+            return result if primitive.multiple else (result,)
 
         found = [_at_front(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
         for position in range(2):
@@ -305,7 +308,7 @@ def check_text_round_trip(primitive: Primitive, sample: Sample) -> None:
 
     def f(*xs: Tensor) -> Sequence[Tensor]:
         result = bind(primitive, *xs, **sample.params)
-        return result if primitive.multiple else (result,)  # type: ignore[no-any-return]
+        return result if primitive.multiple else (result,)
 
     graph = trace(f, [t.type for t in tensors]).graph
     again = parse(str(graph))

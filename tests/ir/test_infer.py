@@ -82,6 +82,42 @@ def test_nothing_is_computed() -> None:
     assert infer(lambda x: wf.matmul(x, x), huge) == huge
 
 
+def test_a_symbolic_size_is_a_number_in_expressions() -> None:
+    x = spec("float32", ("batch", 3))
+    assert infer(lambda x: x.sum() / x.shape[0], x) == spec("float32")
+    assert infer(lambda x: x * x.size, x.with_dtype(wf.int32)) == x.with_dtype(wf.int32)
+    graph = trace(lambda x: x.sum() / x.shape[0] + wf.mean(x), x)
+    (result,) = wf.ir.interpret(graph, wf.ones((5, 3)))
+    assert float(result) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("f", "shape"),
+    [
+        (lambda q: wf.softmax(q @ q.mT, axis=-1) @ q, ("batch", "time", 16)),
+        (lambda q: wf.einsum("bth,bsh->bts", q, q), ("batch", "time", "time")),
+        (lambda q: wf.concat([q, q], axis=1), ("batch", 2 * symbol("time"), 16)),
+        (lambda q: q.reshape(-1, 4), (4 * symbol("batch") * symbol("time"), 4)),
+        (lambda q: wf.pad(q, ((0, 0), (1, 1), (0, 0))), ("batch", symbol("time") + 2, 16)),
+        (lambda q: q[:, ::2, None, :5], ("batch", (symbol("time") + 1) // 2, 1, 5)),
+        (lambda q: q + wf.zeros(q.shape), ("batch", "time", 16)),
+        (lambda q: wf.arange(q.shape[1]) + wf.mean(q, axis=(0, 2)), ("time",)),
+        (lambda q: wf.scan(lambda c, x: (c + x, c), q[0], q)[1], ("batch", "time", 16)),
+        (wf.grad(lambda q: (q**2).mean()), ("batch", "time", 16)),
+        (wf.vmap(lambda q: q.sum(axis=0)), ("batch", 16)),
+    ],
+)
+def test_programs_keep_symbols_and_run_for_any_size(f: Any, shape: tuple[Any, ...]) -> None:
+    kind = spec("float32", ("batch", "time", 16))
+    assert infer(f, kind) == spec("float32", shape)
+    graph = trace(f, kind)
+    wf.ir.verify(graph)
+    assert wf.ir.parse(str(graph)) == graph
+    x = wf.tensor(np.linspace(-1, 1, 2 * 5 * 16, dtype=np.float32).reshape(2, 5, 16))
+    (found,) = wf.ir.interpret(graph, x)
+    np.testing.assert_allclose(found.numpy(), f(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_contradiction_is_reported_with_both_places() -> None:
     def f(x: Any, a: Any, b: Any) -> Any:
         first = wf.add(x, a)

@@ -1,0 +1,1 @@
+"""Layer 0: errors, locations, settings, dtypes, shapes, types and trees."""

@@ -1,4 +1,4 @@
-"""Errors in one form: what was called, what is wrong, what was expected, what came, how to fix it, where.
+"""Errors in one form: the operation, what is wrong, expected, got, how to fix it, and where.
 
 Every error the framework raises on purpose is a `WeftError`. Its fields are what tests assert; its
 text is rendered from them. The subclasses are also the standard errors that users already catch.

@@ -34,7 +34,7 @@ class Location:
         return f"{_short(self.file)}:{self.line}, in {self.function}"
 
     def source(self) -> str:
-        """The source line with the expression underlined; empty where the source is not to be had."""
+        """The source line with the expression underlined; empty where there is no source."""
         raw = linecache.getline(self.file, self.line).rstrip("\n")
         text = raw.lstrip()
         if not text:

@@ -28,7 +28,7 @@ def trimmed(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def install() -> None:
-    """Trim what Python prints for an uncaught error of the framework; other errors are untouched."""
+    """Trim what Python prints for an uncaught error of the framework, and of nothing else."""
     before = sys.excepthook
 
     def hook(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.core.dtypes import DType, as_dtype
-from weft.core.shapes import Dim, Shape, Dimension, size, symbol
+from weft.core.shapes import Dim, Dimension, Shape, size, symbol
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class AbstractTrace(Trace):
     def process(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
+        """See `Trace`."""
         if primitive.multiple:
             return tuple(self.tensor(kind) for kind in types)
         return self.tensor(types)

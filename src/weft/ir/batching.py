@@ -13,7 +13,7 @@ from typing import Any
 from weft.core.errors import Unsupported
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
-from weft.ir.dispatch import apply, bind, running
+from weft.ir.dispatch import apply, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tensor import Tensor, Trace, Traced, wrap
 
@@ -56,6 +56,7 @@ class BatchTrace(Trace):
     def process(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
+        """See `Trace`."""
         rule = primitive.batch
         if isinstance(rule, Unsupported):
             raise rule

@@ -31,6 +31,7 @@ class Dual(Traced):
     tangent: Tensor | None
 
     def concrete(self, purpose: str) -> np.ndarray[Any, Any]:
+        """The value's array: Python control flow on values works under jvp."""
         return concrete(self.primal, purpose)
 
 
@@ -58,6 +59,7 @@ class ForwardTrace(Trace):
     def process(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
+        """See `Trace`."""
         pairs = [self.split(operand) for operand in operands]
         primals = [primal for primal, _ in pairs]
         out, tangents = push(primitive, primals, [tangent for _, tangent in pairs], params)

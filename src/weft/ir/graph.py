@@ -5,9 +5,9 @@ earlier nodes, inputs, or constants; its parameters may hold graphs. Each node r
 user's line.
 
 >>> import weft as wf
->>> print(wf.ir.trace(lambda x: x * 2.0, wf.spec("float32", (3,))))
+>>> print(wf.ir.trace(lambda x: x * 2.0, wf.spec("float32", (3,))))  # doctest: +ELLIPSIS
 graph(a: f32[3]) {
-  b: f32[3] = mul(a, 2.0)
+  b: f32[3] = multiply(a, 2.0)...
   return b
 }
 """

@@ -17,14 +17,12 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
 from weft.core.dtypes import DType
-from weft.core.errors import GradientError, Unsupported
+from weft.core.errors import GradientError
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
-from weft.ir.derivatives import Additive, Constant, Joint, Linear
+from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDerivative
 from weft.ir.dispatch import apply, bind, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import Hook, Leaf, Node, Projection
@@ -52,9 +50,7 @@ def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            for parent in node.parents:
-                if parent is not None:
-                    stack.append(parent)
+            stack.extend([parent for parent in node.parents if parent is not None])
     return sorted(seen, key=_number, reverse=True)
 
 
@@ -149,7 +145,7 @@ def _propagate(
     values, parents, params = node.values, node.parents, node.params
     if values is None:
         raise _freed(node.primitive)
-    operands = [
+    operands: list[Any] = [
         value if type(value) is float else wrap(value, parent)
         for value, parent in zip(values, parents, strict=False)
     ]
@@ -170,7 +166,7 @@ def _propagate_all(
     cotangents: dict[Any, Any],
     live: frozenset[AnyNode],
     node: Node,
-    operands: list[Tensor],
+    operands: list[Any],
     cotangent: Any,
 ) -> None:
     """The same for primitives with several results, and those with one rule for all operands."""
@@ -216,26 +212,25 @@ def pull(
     index: int,
     cotangent: Any,
     out: Any,
-    operands: list[Tensor],
+    operands: list[Any],
     params: dict[str, Any],
 ) -> Tensor | None:
     """The cotangent of one operand."""
     derivatives = primitive.derivatives
-    derivative = (
+    derivative: OperandDerivative = (
         derivatives[index] if type(derivatives) is tuple else primitive.derivative(index)
     )
-    kind = type(derivative)
     back: Tensor | None
-    if kind is Linear or kind is Additive:
+    if isinstance(derivative, (Linear, Additive)):
         back = derivative.transpose(cotangent, *operands, **params)
-    elif kind is Constant:
+    elif isinstance(derivative, Constant):
         return None
     elif derivative.diagonal:
         back = _diagonal(derivative.rule, cotangent, out, operands, params)
     else:
         rule = derivative.rule
-        kind_of_operand = operands[index].type
-        back = transpose(lambda t: rule(t, out, *operands, **params), kind_of_operand, cotangent)
+        kind = operands[index].type
+        back = transpose(lambda t: rule(t, out, *operands, **params), kind, cotangent)
     if primitive.broadcasts and back is not None:
         shape = operands[index]._value.shape
         if back._value.shape != shape:
@@ -260,9 +255,11 @@ def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> T
         argument = trace.tensor(kind)
         leaf = argument._node = Leaf()
         results = f(argument)
-        pairs = zip(results, cotangent, strict=True) if isinstance(results, tuple) else [
-            (results, cotangent)
-        ]
+        pairs = (
+            zip(results, cotangent, strict=True)
+            if isinstance(results, tuple)
+            else [(results, cotangent)]
+        )
         seeds = [(r._node, ct) for r, ct in pairs if r is not None and ct is not None]
         order, _ = between([root for root, _ in seeds], [leaf], leaf.number)
         back = backpropagate(order, seeds, stops=[leaf]).get(leaf)
@@ -300,6 +297,11 @@ def vjp(
 def zeros(kind: TensorType) -> Tensor:
     """A tensor of zeros of that type."""
     return filled(kind.shape, kind.dtype, 0)
+
+
+def or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    """Derivatives, with zeros in place of None; each has the type of the tensor it belongs to."""
+    return [zeros(x.type) if f is None else f for f, x in zip(found, like, strict=True)]
 
 
 def filled(shape: Shape, dtype: DType, value: float) -> Tensor:

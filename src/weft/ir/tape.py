@@ -89,6 +89,7 @@ class HollowTrace(Trace):
     def process(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
+        """See `Trace`."""
         if primitive.multiple:
             return tuple(hollow(each) for each in types)
         return hollow(types)

@@ -73,6 +73,7 @@ class GraphTrace(Trace):
     def process(
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
+        """See `Trace`."""
         kinds = types if primitive.multiple else (types,)
         results = tuple(Variable(kind) for kind in kinds)
         atoms = tuple(self.atom(operand) for operand in operands)
@@ -125,9 +126,7 @@ def live(graph: Graph) -> Graph:
     return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)
 
 
-def substitute(
-    graph: Graph, known: dict[Variable, Literal], inputs: tuple[Variable, ...]
-) -> Graph:
+def substitute(graph: Graph, known: dict[Variable, Literal], inputs: tuple[Variable, ...]) -> Graph:
     """The graph with variables replaced by constants."""
 
     def put(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.dtypes import as_dtype
 from weft.core.devices import Device, as_device
+from weft.core.dtypes import as_dtype
 from weft.core.errors import ArgumentError, DTypeError, GradientError
 from weft.ir.dispatch import apply
 from weft.ir.forward import Dual

@@ -21,7 +21,7 @@ def _samples() -> list[Sample]:
     return [Sample((np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),), derivative=False)]
 
 
-stopped = Primitive(
+stopped: Primitive = Primitive(
     "stop_gradient",
     "The same value, of which no derivative is taken.",
     type_rule=lambda x: x,
@@ -31,7 +31,7 @@ stopped = Primitive(
     samples=_samples,
 )
 
-barrier = Primitive(
+barrier: Primitive = Primitive(
     "barrier",
     "The same value, not merged with equal computations: what is recomputed on purpose stays so.",
     type_rule=lambda x: x,

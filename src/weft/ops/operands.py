@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.core import dtypes
+from weft.core.dimensions import Dim
 from weft.core.dtypes import DType, from_numpy, result_type
 from weft.core.errors import ArgumentTypeError, DTypeError
 from weft.ir.dispatch import apply
@@ -46,6 +47,8 @@ def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
         return scalar_tensor(op, value, result_type(op, [value]))
     if isinstance(value, (np.ndarray, np.generic)):
         return array_tensor(op, value)
+    if isinstance(value, Dim):
+        return scalar_tensor(op, value, dtypes.DEFAULT_INTEGER)
     raise ArgumentTypeError(
         op,
         f"{name} is not a tensor",
@@ -76,8 +79,14 @@ def array_tensor(op: str, value: Any) -> Tensor:
     return wrap(array.astype(dtype.numpy, copy=False))
 
 
-def scalar_tensor(op: str, value: Scalar, dtype: DType) -> Tensor:
-    """A tensor without axes; an integer that the dtype cannot hold is refused."""
+def scalar_tensor(op: str, value: Scalar | Dim, dtype: DType) -> Tensor:
+    """A tensor without axes; an integer that the dtype cannot hold is refused.
+
+    A symbolic size is counted when it is known: as the sum of that many ones.
+    """
+    if isinstance(value, Dim):
+        ones = apply(PRIMITIVES["full"], shape=(value,), dtype=dtypes.INDEX, value=1)
+        return convert_to(apply(PRIMITIVES["reduce_sum"], ones, axes=(0,)), dtype)
     try:
         with np.errstate(all="ignore"):
             return wrap(np.array(value, dtype.numpy))
@@ -100,7 +109,7 @@ def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[
     tensors: list[Any] = [
         v if s else as_tensor(op, v) for v, s in zip(values, scalars, strict=True)
     ]
-    kinds: list[Any] = [t if s else t.dtype for t, s in zip(tensors, scalars, strict=True)]
+    kinds: list[Any] = [_weak(t) if s else t.dtype for t, s in zip(tensors, scalars, strict=True)]
     dtype = allowed_dtype(op, result_type(op, kinds), allowed, values)
     return tuple(
         scalar_tensor(op, t, dtype) if s else convert_to(t, dtype)
@@ -109,7 +118,11 @@ def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[
 
 
 def _is_scalar(value: Operand) -> bool:
-    return type(value) in (bool, int, float, complex)
+    return type(value) in (bool, int, float, complex, Dim)
+
+
+def _weak(value: Scalar | Dim) -> Scalar:
+    return 1 if isinstance(value, Dim) else value
 
 
 def allowed_dtype(op: str, dtype: DType, allowed: str, values: Sequence[Operand]) -> DType:

@@ -31,6 +31,7 @@ class FlatFunction:
     aux: Any = field(default=None)
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        """Call the function with these tensors in their places."""
         leaves = list(self.template)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
@@ -72,13 +73,14 @@ def flat_function(
     starts = _starts(args)
     wanted = range(len(args)) if chosen is None else chosen
     spans = [range(starts[i], starts[i + 1]) for i in wanted]
-    places = [place for span in spans for place in span if _is_number(leaves[place])]
+    places = [place for span in spans for place in span if is_number(leaves[place])]
     tensors = [as_tensor(op, leaves[place]) for place in places]
     flat = FlatFunction(f, op, leaves, structure, places, kwargs or {}, has_aux)
     return flat, tensors
 
 
-def _is_number(leaf: Any) -> bool:
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is something that tensors are made of."""
     return isinstance(leaf, (Tensor, bool, int, float, complex)) or hasattr(leaf, "__array__")
 
 
@@ -93,7 +95,7 @@ def argument_numbers(op: str, argnums: int | Sequence[int], count: int) -> list[
     """Positions of arguments, checked and made non-negative."""
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
     for number in numbers:
-        if not isinstance(number, int) or not -count <= number < count:
+        if not -count <= number < count:
             raise ArgumentError(
                 op,
                 "there is no argument at that position",

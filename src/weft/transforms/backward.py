@@ -187,7 +187,7 @@ def set_grad(tensor: Tensor, value: Tensor | None) -> None:
 
 
 def register_hook(tensor: Tensor, hook: Hook) -> Callable[[], None]:
-    """Call `hook(gradient)` when this tensor's gradient is computed; its result, if any, replaces it.
+    """Call `hook(gradient)` when this tensor's gradient is known; a result replaces it.
 
     Returns a function that removes the hook.
     """

@@ -7,11 +7,11 @@ sizes may be symbolic; those that must be equal are unified.
 >>> @wf.checked
 ... def attend(q: wf.Float["batch", "time", "head"], k: wf.Float["batch", "time", "head"]):
 ...     return q @ k.mT
->>> attend(wf.zeros((2, 8, 16)), wf.zeros((2, 9, 16)))
+>>> attend(wf.zeros((2, 8, 16)), wf.zeros((2, 9, 16)))  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 weft.core.errors.ShapeError: attend: axis 1 of k is 9, not 8
   expected  k: Float["batch", "time", "head"] with time = 8 from q
-  got       q: f32[2, 8, 16]   k: f32[2, 9, 16]
+  got       q: f32[2, 8, 16]   k: f32[2, 9, 16]      8 != 9
 ...
 """
 

@@ -118,7 +118,7 @@ class Replay:
 
 
 def _fenced(leaf: Any) -> Any:
-    """An argument of the second run, kept apart from the first where a compiler might merge them."""
+    """An argument of the second run, kept apart from the first in a graph."""
     if isinstance(leaf, Tensor) and isinstance(leaf._value, Traced):
         return apply(barrier, leaf)
     return _alias(leaf)

@@ -89,12 +89,14 @@ def _push(primals: Sequence[Tensor], tangents: Sequence[Tensor | None], rule: Ru
             got={"function": rule.name.split("#")[0]},
             fix="give one with @f.jvp",
         )
-    filled = [reverse.zeros(p.type) if t is None else t for p, t in zip(primals, tangents, strict=True)]
-    return rule.push(primals, filled)
+    return rule.push(primals, reverse.or_zeros(tangents, primals))
 
 
 def _pull(
-    cotangents: Sequence[Tensor | None], primals: Sequence[Tensor], wanted: Sequence[bool], rule: Rule
+    cotangents: Sequence[Tensor | None],
+    primals: Sequence[Tensor],
+    wanted: Sequence[bool],
+    rule: Rule,
 ) -> list[Tensor | None]:
     if rule.pull is not None:
         _, pullback = rule.pull(primals)
@@ -106,9 +108,7 @@ def _pull(
             tangents = [t if i == index else None for i in range(len(primals))]
             return tuple(_push(primals, tangents, rule)[1])
 
-        backs.append(
-            reverse.transpose(pushed, primal.type, tuple(cotangents)) if want else None
-        )
+        backs.append(reverse.transpose(pushed, primal.type, tuple(cotangents)) if want else None)
     return backs
 
 
@@ -121,7 +121,9 @@ def _batch(
     def run(*xs: Tensor) -> list[Tensor]:
         return [
             batching.to_front(size, *pair)
-            for pair in batching.vmap(lambda *each: interpret(graph, *each), size, xs, [0] * len(xs))
+            for pair in batching.vmap(
+                lambda *each: interpret(graph, *each), size, xs, [0] * len(xs)
+            )
         ]
 
     batched = trace(run, [x.type for x in fronts])
@@ -184,16 +186,18 @@ _SAMPLE_RULE = Rule(
 class custom_derivative:  # noqa: N801 (a decorator)
     """Give a function a derivative of its own, with `.jvp` or `.vjp`.
 
-    `@f.jvp def rule(primals, tangents): return out, tangent_out` serves both modes, if it is made of
-    operations that are linear in the tangents. `@f.vjp def rule(*args): return out, pullback`
+    `@f.jvp def rule(primals, tangents): return out, tangent_out` serves both modes, if its
+    operations are linear in the tangents. `@f.vjp def rule(*args): return out, pullback`
     with `pullback(cotangent)` returning one cotangent per argument serves reverse mode.
     """
+
+    __name__: str
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self._f = f
         self._jvp: Callable[..., Any] | None = None
         self._vjp: Callable[..., Any] | None = None
-        update_wrapper(self, f)
+        update_wrapper(self, f, updated=())
 
     def jvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule for forward mode: (primals, tangents) to (out, tangent_out)."""
@@ -206,6 +210,7 @@ class custom_derivative:  # noqa: N801 (a decorator)
         return rule
 
     def __call__(self, *args: Any) -> Any:
+        """Call the function; its derivative, if one is taken, is the rule's."""
         leaves, structure = trees.flatten(args)
         tensors = [as_tensor(self.__name__, leaf) for leaf in leaves]
         if self._jvp is None and self._vjp is None:
@@ -228,7 +233,7 @@ class _Call:
         self.structure = structure
         self.out: TreeStructure | None = None
         self.rule = Rule(
-            owner.__name__,  # type: ignore[attr-defined]
+            owner.__name__,
             self._push if owner._jvp is not None else None,
             self._pull if owner._vjp is not None else None,
         )
@@ -258,8 +263,7 @@ class _Call:
         def pull(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
             backs = pullback(self.rebuild(cotangents))
             given = backs if isinstance(backs, tuple) else (backs,)
-            found = [leaf for back in given for leaf in trees.leaves(back, is_leaf=_is_none)]
-            return found
+            return [leaf for back in given for leaf in trees.leaves(back, is_leaf=_is_none)]
 
         return out, pull
 

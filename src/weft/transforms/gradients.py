@@ -23,7 +23,7 @@ from weft.ir.tensor import Tensor
 from weft.ir.tracing import Closure, GraphTrace, interpret, live
 from weft.ops.composed.creation import eye
 from weft.ops.operands import as_tensor
-from weft.transforms.arguments import FlatFunction, argument_numbers, flat_function
+from weft.transforms.arguments import FlatFunction, argument_numbers, flat_function, is_number
 from weft.transforms.backward import check_differentiable
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 ArgNums = int | Sequence[int]
+_SHOWN = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 class Derivative:
@@ -38,7 +39,7 @@ class Derivative:
 
     def __init__(self, f: Callable[..., Any], call: Callable[..., Any]) -> None:
         self._call = call
-        update_wrapper(self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+        update_wrapper(self, f, assigned=_SHOWN, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
@@ -67,8 +68,10 @@ def value_and_grad(
         for number in numbers:
             _check_argument(args[number])
         flat, tensors = flat_function("grad", f, args, kwargs, numbers, has_aux)
-        moving = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_inexact]
-        results, pullback = reverse.vjp(_fixing(flat, tensors, moving), *[tensors[i] for i in moving])
+        moving = _inexact(tensors)
+        results, pullback = reverse.vjp(
+            _fixing(flat, tensors, moving), *[tensors[i] for i in moving]
+        )
         value = _scalar(results, flat)
         backs = pullback([reverse.filled((), value.dtype, 1)])
         leaves = _gradient_leaves(tensors, moving, backs)
@@ -100,6 +103,11 @@ def _check_argument(argument: Any) -> None:
         leaves = trees.leaves(argument)
         if len(leaves) == 1 and leaves[0] is argument:
             check_differentiable("grad", as_tensor("grad", argument))
+
+
+def _inexact(tensors: Sequence[Tensor]) -> list[int]:
+    """The positions of the tensors that have derivatives."""
+    return [i for i, tensor in enumerate(tensors) if tensor.dtype.is_inexact]
 
 
 def _fixing(
@@ -140,13 +148,9 @@ def _as_arguments(arguments: Sequence[Any], leaves: Sequence[Tensor | None]) -> 
     """Gradients in the form of the arguments; leaves that are not numbers have None."""
     flat, structure = trees.flatten(list(arguments))
     numbers = iter(leaves)
-    filled = [next(numbers) if _counts(leaf) else None for leaf in flat]
+    filled = [next(numbers) if is_number(leaf) else None for leaf in flat]
     rebuilt: list[Any] = trees.unflatten(structure, filled)
     return rebuilt
-
-
-def _counts(leaf: Any) -> bool:
-    return isinstance(leaf, (Tensor, bool, int, float, complex)) or hasattr(leaf, "__array__")
 
 
 def vjp(
@@ -160,7 +164,7 @@ def vjp(
     [2.0, 4.0]
     """
     flat, tensors = flat_function("vjp", f, primals, has_aux=has_aux)
-    moving = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_inexact]
+    moving = _inexact(tensors)
     results, pull = reverse.vjp(_fixing(flat, tensors, moving), *[tensors[i] for i in moving])
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
@@ -196,7 +200,7 @@ def _check_same_type(op: str, given: Tensor, wanted: Tensor, problem: str) -> No
             problem,
             expected=str(wanted.type),
             got={"given": given},
-            fix=f'reshape or convert it to {wanted.type}',
+            fix=f"reshape or convert it to {wanted.type}",
         )
 
 
@@ -213,8 +217,7 @@ def jvp(
     flat, xs = flat_function("jvp", f, tuple(primals), has_aux=has_aux)
     directions = _tangents(primals, tangents, xs)
     results, found = forward.jvp(flat, xs, directions)
-    filled = [reverse.zeros(r.type) if t is None else t for r, t in zip(results, found, strict=True)]
-    out = (flat.rebuild(results), flat.rebuild(filled))
+    out = (flat.rebuild(results), flat.rebuild(reverse.or_zeros(found, results)))
     return (*out, flat.aux) if has_aux else out
 
 
@@ -247,7 +250,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., 
 
     def push(*tangents: Any) -> Any:
         directions = _tangents(primals, tangents, xs)
-        given = [reverse.zeros(x.type) if t is None else t for t, x in zip(directions, xs, strict=True)]
+        given = reverse.or_zeros(directions, xs)
         return flat.rebuild(interpret(closure.graph, *given, *closure.captured))
 
     return flat.rebuild(results), push
@@ -269,8 +272,7 @@ def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor
             for variable in inputs
         ]
         results, found = forward.jvp(flat, xs, tangents)
-        filled = [reverse.zeros(r.type) if t is None else t for r, t in zip(results, found, strict=True)]
-        outputs = tuple(recorder.atom(tangent) for tangent in filled)
+        outputs = tuple(recorder.atom(t) for t in reverse.or_zeros(found, results))
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
     return results, Closure(live(graph), tuple(recorder.captured))
 
@@ -315,8 +317,7 @@ def _reverse_rows(flat: FlatFunction, xs: Sequence[Tensor]) -> list[list[Tensor]
 
         def backs(seed: Tensor, position: int = position) -> list[Tensor]:
             seeds = [seed if i == position else None for i in range(len(results))]
-            found = pull(seeds)
-            return [reverse.zeros(x.type) if b is None else b for b, x in zip(found, xs, strict=True)]
+            return reverse.or_zeros(pull(seeds), xs)
 
         found = batching.vmap(backs, result.size, [_basis(result)], [0])
         fronts = [batching.to_front(result.size, tensor, axis) for tensor, axis in found]
@@ -336,8 +337,7 @@ def _forward_rows(flat: FlatFunction, xs: Sequence[Tensor]) -> list[list[Tensor]
         def pushed(tangent: Tensor, position: int = position) -> list[Tensor]:
             tangents = [tangent if i == position else None for i in range(len(xs))]
             results, found = forward.jvp(flat, xs, tangents)
-            pairs = zip(results, found, strict=True)
-            return [reverse.zeros(r.type) if t is None else t for r, t in pairs]
+            return reverse.or_zeros(found, results)
 
         found = batching.vmap(pushed, x.size, [_basis(x)], [0])
         fronts = [batching.to_front(x.size, tensor, axis) for tensor, axis in found]

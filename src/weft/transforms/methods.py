@@ -1,4 +1,4 @@
-"""What tensors can do: operators, methods and properties, installed from the layers that define them.
+"""What tensors can do: operators, methods and properties, from the layers that define them.
 
 >>> import weft as wf
 >>> x = wf.tensor([1.0, 2.0])
@@ -219,7 +219,9 @@ PROPERTIES: dict[str, property] = {
     "real": property(elementwise.real, doc="The real part of each element."),
     "imag": property(elementwise.imag, doc="The imaginary part of each element."),
     "requires_grad": property(
-        backward.get_requires_grad, backward.set_requires_grad, doc=backward.get_requires_grad.__doc__
+        backward.get_requires_grad,
+        backward.set_requires_grad,
+        doc=backward.get_requires_grad.__doc__,
     ),
     "grad": property(backward.get_grad, backward.set_grad, doc=backward.get_grad.__doc__),
     "is_leaf": property(backward.is_leaf, doc=backward.is_leaf.__doc__),

@@ -76,10 +76,10 @@ def _spread(axes: Axes, tree: Any, name: str) -> list[int | None]:
     if isinstance(axes, dict) and isinstance(tree, dict) and axes.keys() == tree.keys():
         keys = trees.leaves({key: key for key in tree})
         return [a for key in keys for a in _spread(axes[key], tree[key], name)]
-    if isinstance(axes, (tuple, list)) and isinstance(tree, (tuple, list)):
-        if len(axes) == len(tree):
-            pairs = zip(axes, tree, strict=True)
-            return [a for axis, part in pairs for a in _spread(axis, part, name)]
+    sequences = isinstance(axes, (tuple, list)) and isinstance(tree, (tuple, list))
+    if sequences and len(axes) == len(tree):
+        pairs = zip(axes, tree, strict=True)
+        return [a for axis, part in pairs for a in _spread(axis, part, name)]
     raise ArgumentError(
         "vmap",
         f"{name} does not fit the structure it describes",
@@ -140,4 +140,3 @@ def _placed(size: Dimension, tensor: Tensor, axis: int | None, target: int | Non
         tensor, axis = batching.to_front(size, tensor, None), 0
     place = normalize_axis("vmap", target, tensor.ndim, {"result": tensor})
     return batching.move_axis(tensor, axis, place)
-

@@ -296,7 +296,7 @@ def _chosen(
 ) -> Tensor:
     """Indices of the chosen."""
     total = math.prod(shape)
-    if count == 0 and total != 0 or (not replace and total > count):
+    if (count == 0 and total != 0) or (not replace and total > count):
         raise ArgumentError(
             op,
             "not enough elements to choose from",

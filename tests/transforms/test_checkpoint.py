@@ -1,0 +1,253 @@
+"""`checkpoint` recomputes instead of remembering, and changes nothing else."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.ir.reverse import reachable
+
+
+def double(value: Any) -> wf.Tensor:
+    return wf.asarray(np.asarray(value, dtype=np.float64))
+
+
+def chain(x: wf.Tensor) -> wf.Tensor:
+    for _ in range(10):
+        x = wf.sin(x) * 1.1
+    return x
+
+
+def test_the_gradient_is_the_same() -> None:
+    x = double([0.3, 0.6])
+    f = lambda y: chain(y).sum()  # noqa: E731
+    expected = wf.value_and_grad(f)(x)
+    found = wf.value_and_grad(wf.checkpoint(f))(x)
+    assert found[0].item() == expected[0].item()
+    np.testing.assert_allclose(found[1].numpy(), expected[1].numpy(), rtol=1e-14)
+
+
+def test_backward_works_too_and_twice_with_retain_graph() -> None:
+    x = wf.tensor([0.3, 0.6], requires_grad=True)
+    y = wf.checkpoint(chain)(x).sum()
+    y.backward(retain_graph=True)
+    first = x.grad.numpy().copy()
+    y.backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * first, rtol=1e-6)
+
+
+def test_the_tape_keeps_one_node_for_the_whole_function() -> None:
+    x = wf.tensor([0.3], requires_grad=True)
+    plain, kept = chain(x), wf.checkpoint(chain)(x)
+    assert len(reachable([plain._node])) > 20
+    assert len(reachable([kept._node])) == 3  # the result, the function, the leaf
+
+
+def test_values_inside_are_not_kept() -> None:
+    inside: list[weakref.ref] = []
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        y = wf.exp(x)
+        inside.append(weakref.ref(y._value))
+        return wf.sin(y)
+
+    x = wf.tensor([0.3, 0.4], requires_grad=True)
+    result = wf.checkpoint(f)(x)
+    gc.collect()
+    assert inside[0]() is None
+    plain = f(x)
+    gc.collect()
+    assert inside[1]() is not None
+    del plain
+    result.sum().backward()
+    expected = np.cos(np.exp([0.3, 0.4])) * np.exp([0.3, 0.4])
+    np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-5)
+
+
+def test_the_function_runs_again_only_when_a_derivative_is_taken() -> None:
+    calls: list[int] = []
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        calls.append(1)
+        return x * x
+
+    y = wf.checkpoint(f)(wf.tensor(3.0, requires_grad=True))
+    assert len(calls) == 1
+    y.backward()
+    assert len(calls) == 2
+    with wf.no_grad():
+        wf.checkpoint(f)(wf.tensor(3.0, requires_grad=True))
+    assert len(calls) == 3
+
+
+def test_random_numbers_are_the_same_in_the_second_run() -> None:
+    wf.random.seed(7)
+    x = wf.ones(50, dtype="float64").requires_grad_()
+    seen: list[np.ndarray] = []
+
+    def f(y: wf.Tensor) -> wf.Tensor:
+        mask = wf.random.bernoulli(0.5, (50,)).astype("float64")
+        seen.append(mask.numpy())
+        return (y * mask).sum()
+
+    result = wf.checkpoint(f)(x)
+    after = wf.random.normal((3,)).numpy()
+    result.backward()
+    np.testing.assert_array_equal(seen[0], seen[1])
+    np.testing.assert_array_equal(x.grad.numpy(), seen[0])
+    assert 0 < seen[0].sum() < 50
+    wf.random.seed(7)
+    f(x)
+    np.testing.assert_array_equal(wf.random.normal((3,)).numpy(), after)
+
+
+def test_the_generator_goes_on_as_if_there_had_been_no_second_run() -> None:
+    def draw(differentiate: bool) -> np.ndarray:
+        wf.random.seed(3)
+        x = wf.tensor(1.0, requires_grad=True)
+        y = wf.checkpoint(lambda z: z * wf.random.normal(()))(x)
+        if differentiate:
+            y.backward()
+        return wf.random.normal((4,)).numpy()
+
+    np.testing.assert_array_equal(draw(True), draw(False))
+
+
+def test_closed_over_parameters_get_gradients() -> None:
+    w = wf.tensor([2.0, 3.0], requires_grad=True)
+    x = wf.tensor([5.0, 7.0], requires_grad=True)
+    wf.checkpoint(lambda y: (y * w * w).sum())(x).backward()
+    assert w.grad.tolist() == [20.0, 42.0]
+    assert x.grad.tolist() == [4.0, 9.0]
+
+
+def test_closed_over_arguments_of_an_outer_gradient() -> None:
+    def f(w: wf.Tensor) -> wf.Tensor:
+        return wf.checkpoint(lambda y: y * w * w)(w * 3.0)  # 3 w³
+
+    assert wf.grad(f)(double(2.0)).item() == pytest.approx(36.0)
+    assert wf.grad(wf.grad(f))(double(2.0)).item() == pytest.approx(36.0)
+
+
+def test_an_argument_that_is_written_afterwards_is_remembered_as_it_was() -> None:
+    w = wf.tensor([2.0], requires_grad=True)
+    x = w * 1.0
+    y = wf.checkpoint(lambda z: z * z)(x)
+    x += 100.0
+    y.sum().backward()
+    assert w.grad.tolist() == [4.0]
+
+
+def test_nested_checkpoints() -> None:
+    inner = wf.checkpoint(lambda x: wf.sin(x) * x)
+    f = wf.checkpoint(lambda x: inner(inner(x)) + inner(x))
+    g = lambda x: wf.sin(x) * x  # noqa: E731
+    plain = lambda x: g(g(x)) + g(x)  # noqa: E731
+    x = double(0.7)
+    for order in range(3):
+        assert f(x).item() == pytest.approx(plain(x).item(), rel=1e-12), order
+        f, plain = wf.grad(f), wf.grad(plain)
+
+
+def test_trees_in_and_out() -> None:
+    @wf.checkpoint
+    def f(p: dict, scale: float, *, shift: wf.Tensor) -> dict:
+        return {"y": p["w"] * scale + shift, "n": 3, "z": (p["b"], None)}
+
+    p = {"w": wf.tensor(2.0), "b": wf.tensor(5.0)}
+
+    def loss(p: dict) -> wf.Tensor:
+        out = f(p, 10.0, shift=wf.tensor(1.0))
+        assert out["n"] == 3
+        assert out["z"][1] is None
+        return out["y"] * out["z"][0]
+
+    found = wf.grad(loss)(p)
+    assert found["w"].item() == 50.0
+    assert found["b"].item() == 21.0
+
+
+def test_a_result_that_is_not_used_contributes_nothing() -> None:
+    f = wf.checkpoint(lambda x: (x * x, wf.exp(x)))
+    assert wf.grad(lambda x: f(x)[0])(wf.tensor(3.0)).item() == 6.0
+
+
+def test_a_function_without_derivatives_inside() -> None:
+    y = wf.checkpoint(lambda x: x * 2.0)(wf.tensor(3.0))
+    assert not y.requires_grad
+    assert wf.grad(lambda x: wf.checkpoint(lambda z: wf.tensor(1.0))(x) * x)(wf.tensor(3.0)).item() == 1
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_higher_orders(order: int) -> None:
+    f = wf.checkpoint(wf.sin)
+    for _ in range(order):
+        f = wf.grad(f)
+    assert f(double(0.7)).item() == pytest.approx(np.sin(0.7 + order * np.pi / 2), rel=1e-12)
+
+
+def test_under_jvp() -> None:
+    x, t = double([0.3, 0.6]), double([1.0, -1.0])
+    expected = wf.jvp(chain, (x,), (t,))
+    found = wf.jvp(wf.checkpoint(chain), (x,), (t,))
+    np.testing.assert_array_equal(found[1].numpy(), expected[1].numpy())
+    f = lambda y: chain(y).sum()  # noqa: E731
+    np.testing.assert_allclose(
+        wf.hvp(wf.checkpoint(f), (x,), (t,)).numpy(), wf.hvp(f, (x,), (t,)).numpy(), rtol=1e-12
+    )
+
+
+def test_under_vmap_in_both_orders() -> None:
+    xs = double([0.3, 0.6, 0.9])
+    expected = wf.vmap(wf.grad(chain))(xs).numpy()
+    np.testing.assert_allclose(wf.vmap(wf.grad(wf.checkpoint(chain)))(xs).numpy(), expected)
+    summed = wf.grad(lambda x: wf.vmap(wf.checkpoint(chain))(x).sum())(xs)
+    np.testing.assert_allclose(summed.numpy(), expected)
+    outside = wf.grad(lambda x: wf.checkpoint(wf.vmap(chain))(x).sum())(xs)
+    np.testing.assert_allclose(outside.numpy(), expected)
+
+
+def test_inside_a_trace_the_second_run_is_kept_apart_by_barriers() -> None:
+    f = lambda x: wf.checkpoint(chain)(x).sum()  # noqa: E731
+    x = double([0.3, 0.6])
+    graph = wf.grad(f).graph(x)
+    assert "barrier" in str(graph)
+    (found,) = wf.ir.interpret(graph, x)
+    np.testing.assert_allclose(found.numpy(), wf.grad(lambda y: chain(y).sum())(x).numpy())
+
+
+def test_of_a_graph_inside_grad() -> None:
+    graph = wf.ir.trace(wf.checkpoint(chain), double(0.3))
+    found = wf.grad(lambda x: wf.ir.interpret(graph, x)[0])(double(0.3))
+    assert found.item() == pytest.approx(wf.grad(chain)(double(0.3)).item())
+
+
+def test_inside_a_loop_body() -> None:
+    f = lambda x: wf.fori_loop(0, 3, lambda i, y: wf.checkpoint(wf.sin)(y), x)  # noqa: E731
+    plain = lambda x: wf.sin(wf.sin(wf.sin(x)))  # noqa: E731
+    assert wf.grad(f)(double(0.5)).item() == pytest.approx(wf.grad(plain)(double(0.5)).item())
+
+
+def test_an_exception_in_the_second_run_leaves_the_generator_alone() -> None:
+    calls: list[int] = []
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        wf.random.normal(())
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("second run")
+        return x * x
+
+    wf.random.seed(1)
+    y = wf.checkpoint(f)(wf.tensor(1.0, requires_grad=True))
+    expected = wf.random.get_state()
+    with pytest.raises(KeyError):
+        y.backward()
+    after = wf.random.get_state()
+    assert [np.asarray(s).tolist() for s in after] == [np.asarray(s).tolist() for s in expected]
+    assert wf.is_grad_enabled()
