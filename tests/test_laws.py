@@ -309,7 +309,7 @@ FUNCTIONS: dict[str, tuple[Scalar, Callable[[int, float], float]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("order", itertools.product(TRANSFORMS, repeat=3), ids="-".join)
+@pytest.mark.parametrize("order", list(itertools.product(TRANSFORMS, repeat=3)), ids="-".join)
 def test_transforms_nest_in_any_order(order: tuple[str, ...]) -> None:
     x = wf.asarray(np.array(0.375))
     for name, (f, derivative) in FUNCTIONS.items():

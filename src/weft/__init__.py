@@ -100,6 +100,7 @@ from weft.ops.comparison import (
     not_equal,
     signbit,
 )
+from weft.ops.composed import datatypes as _datatypes
 from weft.ops.composed import fft, linalg, random
 from weft.ops.composed.control import case, cond, fori_loop, map, scan, switch, while_loop
 from weft.ops.composed.convolutions import (
@@ -382,7 +383,8 @@ from weft.transforms.gradients import (
 from weft.transforms.vmap import vmap
 
 __version__ = "0.1.0"
-__array_api_version__ = "2024.12"
+__array_api_version__ = _datatypes.STANDARD_VERSIONS[-1]
+__array_namespace_info__ = _datatypes.namespace_info
 
 __all__ = [
     "ArgumentError",
@@ -423,6 +425,8 @@ __all__ = [
     "UInt64",
     "Unsupported",
     "WeftError",
+    "__array_api_version__",
+    "__array_namespace_info__",
     "abs",
     "acos",
     "acosh",

@@ -149,9 +149,7 @@ def test_padding_agrees_with_numpy(mode: Any, width: Any, shape: tuple[int, ...]
 
 def test_padding_by_a_constant_is_differentiable_in_both() -> None:
     x, value = wf.asarray(counted(2, 3)), wf.asarray(np.array(7.0))
-    check(
-        wf.pad(x, 1, constant_values=value), np.pad(counted(2, 3), 1, constant_values=7)
-    )
+    check(wf.pad(x, 1, constant_values=value), np.pad(counted(2, 3), 1, constant_values=7))
     check(wf.pad(x, 1, constant_values=7), np.pad(counted(2, 3), 1, constant_values=7))
     check_grads(lambda x, value: wf.pad(x, (1, 2), constant_values=value), [x, value])
     check_grads(lambda x: wf.pad(x, (1, 2), constant_values=3.0), [x])
@@ -251,38 +249,68 @@ def test_reshape_without_a_copy() -> None:
 MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] = {
     "two free sizes": (lambda: wf.reshape(wf.ones(4), (-1, -1)), wf.ShapeError, "reshape", "-1"),
     "a size that is not left": (
-        lambda: wf.reshape(wf.ones(4), (3, -1)), wf.ShapeError, "reshape", "differs"
+        lambda: wf.reshape(wf.ones(4), (3, -1)),
+        wf.ShapeError,
+        "reshape",
+        "differs",
     ),
     "any size": (lambda: wf.reshape(wf.ones((0,)), (0, -1)), wf.ShapeError, "reshape", "any size"),
     "a size of 1.5": (
-        lambda: wf.reshape(wf.ones(4), (1.5,)), wf.ArgumentTypeError, "reshape", "not an integer"
+        lambda: wf.reshape(wf.ones(4), (1.5,)),
+        wf.ArgumentTypeError,
+        "reshape",
+        "not an integer",
     ),
     "squeeze of 3": (lambda: wf.squeeze(wf.ones(3), axis=0), wf.ShapeError, "squeeze", "size 3"),
     "no such axis": (lambda: wf.flip(wf.ones(3), axis=1), wf.AxisError, "flip", "out of range"),
     "axis twice": (
-        lambda: wf.permute_dims(wf.ones((2, 2)), (0, 0)), wf.AxisError, "permute_dims", "twice"
+        lambda: wf.permute_dims(wf.ones((2, 2)), (0, 0)),
+        wf.AxisError,
+        "permute_dims",
+        "twice",
     ),
     "axis missing": (
-        lambda: wf.permute_dims(wf.ones((2, 2)), (0,)), wf.AxisError, "transpose", "permutation"
+        lambda: wf.permute_dims(wf.ones((2, 2)), (0,)),
+        wf.AxisError,
+        "transpose",
+        "permutation",
     ),
     "moveaxis": (
-        lambda: wf.moveaxis(wf.ones((2, 2)), (0, 1), 0), wf.ArgumentError, "moveaxis", "as many"
+        lambda: wf.moveaxis(wf.ones((2, 2)), (0, 1), 0),
+        wf.ArgumentError,
+        "moveaxis",
+        "as many",
     ),
     "roll": (
-        lambda: wf.roll(wf.ones((2, 2)), (1, 2, 3), axis=(0, 1)), wf.ArgumentError, "roll", "as many"
+        lambda: wf.roll(wf.ones((2, 2)), (1, 2, 3), axis=(0, 1)),
+        wf.ArgumentError,
+        "roll",
+        "as many",
     ),
     "concat of nothing": (lambda: wf.concat([]), wf.ArgumentTypeError, "concat", "sequence"),
     "concat of ranks": (
-        lambda: wf.concat([wf.ones(2), wf.ones((2, 2))]), wf.ShapeError, "concatenate", "rank"
+        lambda: wf.concat([wf.ones(2), wf.ones((2, 2))]),
+        wf.ShapeError,
+        "concatenate",
+        "rank",
     ),
     "concat of sizes": (
-        lambda: wf.concat([wf.ones((2, 1)), wf.ones((2, 2))]), wf.ShapeError, "concatenate", "differ"
+        lambda: wf.concat([wf.ones((2, 1)), wf.ones((2, 2))]),
+        wf.ShapeError,
+        "concatenate",
+        "differ",
     ),
     "stack of shapes": (
-        lambda: wf.stack([wf.ones(2), wf.ones(3)]), wf.ShapeError, "concatenate", "differ"
+        lambda: wf.stack([wf.ones(2), wf.ones(3)]),
+        wf.ShapeError,
+        "concatenate",
+        "differ",
     ),
     "stack of ranks": (
-        lambda: wf.stack([wf.ones(2), wf.ones((2, 2))]), wf.ShapeError, "stack", "rank"
+        lambda: wf.stack([wf.ones(2), wf.ones((2, 2))]),
+        wf.ShapeError,
+        "stack",
+        "rank",
     ),
     "repeat": (lambda: wf.repeat(wf.ones(3), [1, 2]), wf.ArgumentError, "repeat", "do not fit"),
     "repeat by -1": (lambda: wf.repeat(wf.ones(3), -1), wf.ArgumentError, "repeat", "do not fit"),
@@ -295,23 +323,33 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
     "diag": (lambda: wf.diag(wf.ones((2, 2, 2))), wf.ShapeError, "diag", "3 axes"),
     "unfold": (lambda: wf.unfold(wf.ones(3), 0, 4), wf.ArgumentError, "unfold", "do not fit"),
     "windows": (
-        lambda: wf.as_windows(wf.ones((3, 3)), (2,)), wf.ArgumentError, "as_windows", "not one size"
+        lambda: wf.as_windows(wf.ones((3, 3)), (2,)),
+        wf.ArgumentError,
+        "as_windows",
+        "not one size",
     ),
     "pad mode": (lambda: wf.pad(wf.ones(3), 1, "fold"), wf.ArgumentError, "pad", "unknown mode"),
     "pad by -1": (lambda: wf.pad(wf.ones(3), -1), wf.ArgumentError, "pad", "do not fit"),
     "pad widths": (
-        lambda: wf.pad(wf.ones(3), [(1, 1), (1, 1), (1, 1)]), wf.ArgumentError, "pad", "do not fit"
+        lambda: wf.pad(wf.ones(3), [(1, 1), (1, 1), (1, 1)]),
+        wf.ArgumentError,
+        "pad",
+        "do not fit",
     ),
-    "pad of nothing": (
-        lambda: wf.pad(wf.ones(0), 1, "wrap"), wf.ShapeError, "pad", "no elements"
-    ),
+    "pad of nothing": (lambda: wf.pad(wf.ones(0), 1, "wrap"), wf.ShapeError, "pad", "no elements"),
     "pad by many": (
-        lambda: wf.pad(wf.ones(3), 1, constant_values=wf.ones(2)), wf.ShapeError, "pad", "has axes"
+        lambda: wf.pad(wf.ones(3), 1, constant_values=wf.ones(2)),
+        wf.ShapeError,
+        "pad",
+        "has axes",
     ),
     "broadcast": (
-        lambda: wf.broadcast_to(wf.ones(3), (2,)), wf.ShapeError, "broadcast_to", "broadcast"
+        lambda: wf.broadcast_to(wf.ones(3), (2,)),
+        wf.ShapeError,
+        "broadcast_to",
+        "broadcast",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

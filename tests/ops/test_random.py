@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,13 +47,13 @@ KNOWN_ANSWERS = [  # kat_vectors of Random123: counter, key, result of philox4x3
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_words(counter, key, expected):
+def test_philox_gives_the_published_words(counter: Any, key: Any, expected: Any) -> None:
     assert philox(counter[0], key, counter[1:]) == expected
     words = philox(np.full(3, counter[0], np.uint64), key, [np.uint64(c) for c in counter[1:]])
     assert [word.tolist() for word in words] == [[word] * 3 for word in expected]
 
 
-def test_the_stream_never_changes_silently():
+def test_the_stream_never_changes_silently() -> None:
     key = wf.random.key(0)
     assert wf.random.bits((5,), key=key).tolist() == [
         1713891541, 3781805453, 3159862348, 2600524760, 4175744164,
@@ -84,7 +85,7 @@ LITERALS: dict[str, list] = {
 
 
 @pytest.mark.parametrize("name", ["bits", "uniform", "normal", "laplace", "gamma"])
-def test_a_smaller_sample_is_the_beginning_of_a_larger_one(name):
+def test_a_smaller_sample_is_the_beginning_of_a_larger_one(name: Any) -> None:
     draw = getattr(wf.random, name)
     key = wf.random.key(5)
     large = np.asarray(draw((70_003,), key=key))
@@ -111,7 +112,7 @@ PURE = {
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_each_element_of_a_batch_gets_what_its_key_alone_gives(name):
+def test_each_element_of_a_batch_gets_what_its_key_alone_gives(name: Any) -> None:
     keys = wf.random.split(wf.random.key(1), 4)
     found = np.asarray(wf.vmap(PURE[name])(keys))
     assert found.shape[0] == 4
@@ -119,7 +120,7 @@ def test_each_element_of_a_batch_gets_what_its_key_alone_gives(name):
         assert np.array_equal(found[row], np.asarray(PURE[name](keys[row])))
 
 
-def test_keys_made_of_a_key_do_not_repeat_its_numbers():
+def test_keys_made_of_a_key_do_not_repeat_its_numbers() -> None:
     key = wf.random.key(0)
     words = set(wf.random.bits((4000,), key=key).tolist())
     made = wf.random.split(key, 100).numpy().ravel().tolist()
@@ -128,7 +129,7 @@ def test_keys_made_of_a_key_do_not_repeat_its_numbers():
     assert len(set(made)) == len(made)
 
 
-def test_fold_in_takes_tensors_and_large_integers():
+def test_fold_in_takes_tensors_and_large_integers() -> None:
     key = wf.random.key(2)
     assert wf.random.fold_in(key, wf.tensor(5)).tolist() == wf.random.fold_in(key, 5).tolist()
     assert wf.random.fold_in(key, 1 << 40).tolist() != wf.random.fold_in(key, 0).tolist()
@@ -137,7 +138,7 @@ def test_fold_in_takes_tensors_and_large_integers():
 # --- the global generator ----------------------------------------------------------------------
 
 
-def test_a_seed_begins_the_stream_anew_and_a_state_continues_it():
+def test_a_seed_begins_the_stream_anew_and_a_state_continues_it() -> None:
     wf.random.seed(11)
     first = [wf.random.normal((2,)).tolist() for _ in range(3)]
     wf.random.seed(11)
@@ -149,7 +150,7 @@ def test_a_seed_begins_the_stream_anew_and_a_state_continues_it():
     assert int(state.counter) == 3
 
 
-def test_threads_never_draw_the_same_key():
+def test_threads_never_draw_the_same_key() -> None:
     wf.random.seed(0)
     drawn: list[list[float]] = []
 
@@ -165,7 +166,7 @@ def test_threads_never_draw_the_same_key():
     assert int(wf.random.get_state().counter) == 100
 
 
-def test_a_draw_without_a_key_inside_vmap_is_refused():
+def test_a_draw_without_a_key_inside_vmap_is_refused() -> None:
     with pytest.raises(TraceError) as caught:
         wf.vmap(lambda x: x + wf.random.normal())(wf.ones(3))
     assert caught.value.op == "random.normal"
@@ -175,7 +176,7 @@ def test_a_draw_without_a_key_inside_vmap_is_refused():
 # --- distributions -----------------------------------------------------------------------------
 
 
-def kolmogorov(drawn: np.ndarray, distribution) -> float:
+def kolmogorov(drawn: np.ndarray, distribution: Any) -> float:
     """Kolmogorov and Smirnov's distance, times the root of the count: above 1.95 once in 1000."""
     ordered = np.sort(np.asarray(drawn, np.float64))
     expected = np.array([distribution(x) for x in ordered[:: len(ordered) // 2000]])
@@ -187,7 +188,7 @@ def phi(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2.0))
 
 
-def gamma_cdf(a: float):
+def gamma_cdf(a: float) -> Any:
     """By the series of the incomplete gamma function."""
 
     def distribution(x: float) -> float:
@@ -224,7 +225,7 @@ CONTINUOUS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_samples_follow_their_distribution(name, dtype):
+def test_samples_follow_their_distribution(name: Any, dtype: Any) -> None:
     call, distribution = CONTINUOUS[name]
     drawn = sample(*call, dtype=dtype)
     assert drawn.dtype == np.dtype(dtype)
@@ -234,7 +235,7 @@ def test_samples_follow_their_distribution(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["uniform", "normal", "exponential", "gumbel", "laplace", "gamma"])
-def test_narrow_floats_have_the_moments_of_wide_ones(name, dtype):
+def test_narrow_floats_have_the_moments_of_wide_ones(name: Any, dtype: Any) -> None:
     narrow = sample(name, dtype=dtype).astype(np.float64)
     wide = sample(name)
     assert np.isfinite(narrow).all()
@@ -243,7 +244,7 @@ def test_narrow_floats_have_the_moments_of_wide_ones(name, dtype):
         assert narrow.max() < 1.0
 
 
-def test_normal_reaches_far_out():
+def test_normal_reaches_far_out() -> None:
     """One number in 10**6 is beyond 4.9 deviations; a float's 24 bits alone would end at 5.4."""
     drawn = np.asarray(wf.random.normal((1_000_000,), key=wf.random.key(3)))
     assert 4.3 < np.abs(drawn).max() < 6.8
@@ -251,11 +252,11 @@ def test_normal_reaches_far_out():
     assert abs((np.abs(drawn) > 3.0).mean() - 0.0026998) < 0.0003
 
 
-def poisson_chance(rate: float):
+def poisson_chance(rate: float) -> Any:
     return lambda k: math.exp(k * math.log(rate) - rate - math.lgamma(k + 1.0))
 
 
-def binomial_chance(n: int, p: float):
+def binomial_chance(n: int, p: float) -> Any:
     return lambda k: math.comb(n, k) * p**k * (1.0 - p) ** (n - k)
 
 
@@ -269,7 +270,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts_follow_their_distribution(name):
+def test_counts_follow_their_distribution(name: Any) -> None:
     """Pearson's statistic is within 4 deviations of its mean."""
     call, chance, last = COUNTS[name]
     drawn = sample(*call)
@@ -283,17 +284,18 @@ def test_counts_follow_their_distribution(name):
     assert abs(statistic - freedom) < 4 * math.sqrt(2 * freedom)
 
 
-def test_counts_at_the_edges_of_their_parameters():
+def test_counts_at_the_edges_of_their_parameters() -> None:
     key = wf.random.key(0)
     rates = wf.tensor([0.0, 1e-8, 1e6])
     few, rare, many = wf.random.poisson(None, rates, key=key).tolist()
-    assert few == 0 and rare == 0 and abs(many - 1e6) < 6000
+    assert few == rare == 0
+    assert abs(many - 1e6) < 6000
     assert wf.random.binomial((3,), 0, 0.5, key=key).tolist() == [0, 0, 0]
     assert wf.random.binomial((2,), 100, 1.0, key=key).tolist() == [100, 100]
     assert wf.random.binomial((2,), 100, 0.0, key=key).tolist() == [0, 0]
 
 
-def test_integers_cover_their_range_evenly():
+def test_integers_cover_their_range_evenly() -> None:
     drawn = np.asarray(wf.random.randint(-3, 5, (COUNT,), key=wf.random.key(0)))
     counts = np.bincount(drawn + 3)
     assert len(counts) == 8
@@ -302,36 +304,39 @@ def test_integers_cover_their_range_evenly():
     assert small.dtype == wf.uint8
     assert int(wf.max(small)) > 250
     wide = wf.random.randint(-(2**63), 2**63 - 1, (200,), key=wf.random.key(0)).numpy()
-    assert wide.min() < -(2**61) and wide.max() > 2**61
+    assert wide.min() < -(2**61)
+    assert wide.max() > 2**61
     bounds = wf.random.randint(wf.tensor(4), wf.tensor(6), (50,), key=wf.random.key(0))
     assert set(bounds.tolist()) == {4, 5}
 
 
-def test_bernoulli_and_dropout_keep_their_share():
+def test_bernoulli_and_dropout_keep_their_share() -> None:
     key = wf.random.key(4)
     assert abs(np.asarray(wf.random.bernoulli(0.3, (COUNT,), key=key)).mean() - 0.3) < 0.015
     dropped = np.asarray(wf.random.dropout(wf.ones(COUNT), 0.25, key=key))
     assert set(np.unique(dropped)) == {0.0, np.float32(1.0 / 0.75)}
     assert abs((dropped == 0).mean() - 0.25) < 0.015
     mask = wf.random.dropout_mask((COUNT,), 0.25, key=key)
-    assert np.array_equal(np.asarray(mask), np.asarray(wf.random.bernoulli(0.75, (COUNT,), key=key)))
+    assert np.array_equal(
+        np.asarray(mask), np.asarray(wf.random.bernoulli(0.75, (COUNT,), key=key))
+    )
 
 
-def test_dropout_does_nothing_outside_training():
+def test_dropout_does_nothing_outside_training() -> None:
     x = wf.tensor([1.0, 2.0])
     assert wf.random.dropout(x, 0.9, training=False) is x
     assert wf.random.dropout(x, 0.0) is x
     assert wf.random.dropout(x, 1.0).tolist() == [0.0, 0.0]
 
 
-def test_the_gradient_of_dropout_is_its_mask():
+def test_the_gradient_of_dropout_is_its_mask() -> None:
     key = wf.random.key(0)
     x = wf.ones(50)
     gradient = wf.grad(lambda x: wf.random.dropout(x, 0.5, key=key).sum())(x)
     assert np.array_equal(np.asarray(gradient), np.asarray(wf.random.dropout(x, 0.5, key=key)))
 
 
-def test_categories_are_chosen_in_proportion():
+def test_categories_are_chosen_in_proportion() -> None:
     logits = wf.log(wf.tensor([[0.1, 0.2, 0.7], [1.0, 1.0, 2.0]]))
     drawn = np.asarray(wf.random.categorical(logits, shape=(COUNT, 2), key=wf.random.key(0)))
     shares = [np.bincount(drawn[:, i]) / COUNT for i in (0, 1)]
@@ -340,7 +345,7 @@ def test_categories_are_chosen_in_proportion():
     assert wf.random.categorical(logits, axis=0, key=wf.random.key(0)).shape == (3,)
 
 
-def test_choice_with_and_without_replacement():
+def test_choice_with_and_without_replacement() -> None:
     key = wf.random.key(0)
     drawn = np.asarray(wf.random.choice(3, (COUNT,), p=[0.1, 0.2, 0.7], key=key))
     np.testing.assert_allclose(np.bincount(drawn) / COUNT, [0.1, 0.2, 0.7], atol=0.015)
@@ -352,18 +357,20 @@ def test_choice_with_and_without_replacement():
     assert wf.random.choice(table, (2,), key=key).shape == (2, 4)
 
 
-def test_permutations_move_whole_rows():
+def test_permutations_move_whole_rows() -> None:
     table = wf.reshape(wf.arange(12), (4, 3))
     mixed = wf.random.permutation(table, key=wf.random.key(1))
     assert mixed.tolist() != table.tolist()
     assert sorted(mixed.tolist()) == table.tolist()
     by_column = wf.random.shuffle(table, axis=1, key=wf.random.key(1))
     assert (by_column[:, 0] % 3).tolist() == [by_column[0, 0].item() % 3] * 4
-    first = [wf.random.permutation(4, key=k)[0].item() for k in wf.random.split(wf.random.key(0), 400)]
+    first = [
+        wf.random.permutation(4, key=k)[0].item() for k in wf.random.split(wf.random.key(0), 400)
+    ]
     assert min(np.bincount(first)) > 70
 
 
-def test_vectors_with_a_covariance():
+def test_vectors_with_a_covariance() -> None:
     cov = wf.tensor([[2.0, 0.5], [0.5, 1.0]])
     drawn = np.asarray(
         wf.random.multivariate_normal(wf.tensor([1.0, -1.0]), cov, (COUNT,), key=wf.random.key(0))
@@ -372,7 +379,7 @@ def test_vectors_with_a_covariance():
     np.testing.assert_allclose(np.cov(drawn.T), np.asarray(cov), atol=0.08)
 
 
-def test_dirichlet_vectors_add_up_to_one():
+def test_dirichlet_vectors_add_up_to_one() -> None:
     concentration = wf.tensor([0.01, 0.02, 0.03], dtype="float64")
     drawn = np.asarray(wf.random.dirichlet(concentration, (5000,), key=wf.random.key(0)))
     np.testing.assert_allclose(drawn.sum(1), 1.0)
@@ -392,25 +399,25 @@ REPARAMETERISED = {
 
 
 @pytest.mark.parametrize("name", REPARAMETERISED)
-def test_samples_are_differentiable_in_their_parameters(name):
+def test_samples_are_differentiable_in_their_parameters(name: Any) -> None:
     draw = getattr(wf.random, name)
     parameters = [wf.tensor(p, dtype="float64") for p in REPARAMETERISED[name]]
     f = lambda *ps: draw((4,), *ps, key=wf.random.key(0), dtype="float64")  # noqa: E731
     wf.testing.check_grads(f, parameters, order=2)
 
 
-def test_gamma_samples_keep_their_place_when_the_concentration_moves():
+def test_gamma_samples_keep_their_place_when_the_concentration_moves() -> None:
     """The implicit derivative against differences of the inverse distribution function."""
     key, step = wf.random.key(0), 1e-4
     for a in (1.5, 7.0):
-        f = lambda a: wf.random.gamma((8,), a, key=key, dtype="float64")  # noqa: B023, E731
+        f = lambda a: wf.random.gamma((8,), a, key=key, dtype="float64")  # noqa: E731
         slopes = wf.jvp(f, (wf.tensor(a, dtype="float64"),), (wf.tensor(1.0, dtype="float64"),))[1]
         for x, slope in zip(f(a).tolist(), slopes.tolist(), strict=True):
             above, below = (_inverse(gamma_cdf(a + h), gamma_cdf(a)(x)) for h in (step, -step))
             assert slope == pytest.approx((above - below) / (2 * step), rel=1e-5)
 
 
-def _inverse(distribution, place: float) -> float:
+def _inverse(distribution: Any, place: float) -> float:
     low, high = 0.0, 100.0
     for _ in range(100):
         middle = (low + high) / 2
@@ -418,7 +425,7 @@ def _inverse(distribution, place: float) -> float:
     return low
 
 
-def test_the_mean_of_gamma_and_beta_gradients_is_the_gradient_of_the_mean():
+def test_the_mean_of_gamma_and_beta_gradients_is_the_gradient_of_the_mean() -> None:
     key = wf.random.key(0)
     a = wf.tensor(0.6, dtype="float64")
     slope = wf.grad(lambda a: wf.mean(wf.random.gamma((COUNT,), a, key=key)))(a).item()
@@ -427,7 +434,7 @@ def test_the_mean_of_gamma_and_beta_gradients_is_the_gradient_of_the_mean():
     assert slope == pytest.approx(2.0 / 2.6**2, abs=0.02)
 
 
-def test_second_derivatives_of_gamma_samples_are_refused_with_the_reason():
+def test_second_derivatives_of_gamma_samples_are_refused_with_the_reason() -> None:
     f = wf.grad(lambda a: wf.random.gamma((), a, key=wf.random.key(0)))
     with pytest.raises(Unsupported, match="first order"):
         wf.grad(f)(wf.tensor(2.0))
@@ -503,12 +510,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_are_refused_with_the_way_out(name):
+def test_mistakes_are_refused_with_the_way_out(name: Any) -> None:
     call, kind, fix = MISTAKES[name]
     with pytest.raises(WeftError) as caught:
         call()
     assert isinstance(caught.value, kind)
     assert caught.value.op.startswith("random.")
     assert fix in caught.value.fix
-    assert caught.value.expected and caught.value.got
-    assert caught.value.at is not None and caught.value.at.file == __file__
+    assert caught.value.expected
+    assert caught.value.got
+    assert caught.value.at is not None
+    assert caught.value.at.file == __file__

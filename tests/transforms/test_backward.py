@@ -540,8 +540,8 @@ def test_a_weight_that_is_no_tensor_is_refused() -> None:
 def test_integers_have_no_gradients(dtype: str) -> None:
     with pytest.raises(GradientError) as caught:
         wf.tensor([1, 0], dtype=dtype, requires_grad=True)
-    assert caught.value.expected == "a float or complex dtype"
-    assert "astype" in caught.value.fix
+    assert "complex dtype" in caught.value.expected
+    assert "float" in caught.value.fix
     with pytest.raises(GradientError):
         wf.tensor([1, 0], dtype=dtype).requires_grad_()
 

@@ -100,7 +100,7 @@ DEFAULT_FLOAT = float32
 DEFAULT_COMPLEX = complex64
 INDEX = int64
 
-_BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in DTYPES}
+BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in DTYPES}
 _BY_NAME: dict[str, DType] = {name: d for d in DTYPES for name in (d.name, d.short)}
 _BY_PYTHON: dict[object, DType] = {
     bool: bool_,
@@ -127,19 +127,20 @@ def _from_foreign(value: object) -> DType:
     try:
         return from_numpy(np.dtype(value))  # type: ignore[call-overload]
     except (TypeError, KeyError):
+        meant = nearest(str(value), [d.name for d in DTYPES]) or DEFAULT_FLOAT.name
         raise DTypeError(
             "dtype",
             "unknown element type",
             expected="one of " + ", ".join(d.name for d in DTYPES),
-            got={"dtype": value},
-            fix='name a supported dtype, for example dtype="float32"',
+            got={"dtype": repr(value)},
+            fix=f'dtype="{meant}"',
         ) from None
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DType:
     """The dtype of a NumPy array's elements; KeyError where there is none."""
-    found = _BY_NUMPY.get(dtype)
-    return found if found is not None else _BY_NUMPY[dtype.newbyteorder("=")]
+    found = BY_NUMPY.get(dtype)
+    return found if found is not None else BY_NUMPY[dtype.newbyteorder("=")]
 
 
 @cache

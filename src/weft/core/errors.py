@@ -15,6 +15,7 @@ True
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
 
@@ -56,6 +57,12 @@ class WeftError(Exception):
             lines.append(f"  at        {self.at}")
             lines += [f"              {line}" for line in self.at.source().splitlines()]
         return "\n".join(lines)
+
+    def called(self, op: str) -> Self:
+        """This error, under the name of the function that the user called."""
+        self.op = op
+        self.args = (self._render(),)
+        return self
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), dict(self.__dict__), str(self))
@@ -127,6 +134,22 @@ class Unsupported(NotImplementedError):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
+
+    def error(self, op: str, wanted: str, got: Mapping[str, object]) -> UnsupportedError:
+        """What to raise where the missing rule is needed."""
+        return UnsupportedError(
+            op,
+            self.reason,
+            expected=f"an operation with {wanted}",
+            got=got,
+            fix="compute it from other operations, or take no derivative: wf.stop_gradient(x)"
+            if "derivative" in wanted
+            else "call it outside the transform, or in a loop over the elements",
+        )
+
+
+class UnsupportedError(WeftError, Unsupported):
+    """A capability that an operation does not have was needed."""
 
 
 def describe(value: object) -> str:

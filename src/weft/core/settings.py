@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from weft.core.errors import NameUnknownError
+from weft.core.names import nearest
 
 
 @dataclass(slots=True)
@@ -30,16 +31,9 @@ class Settings:
     @contextmanager
     def changed(self, **values: Any) -> Iterator[Settings]:
         """Change settings inside a `with` block."""
-        known = [field.name for field in fields(self)]
         for name in values:
-            if name not in known:
-                raise NameUnknownError(
-                    "settings",
-                    f"no setting is called {name!r}",
-                    expected="one of " + ", ".join(known),
-                    got={"name": name},
-                    fix=f"use settings.changed({known[0]}=...)",
-                )
+            if name not in _names():
+                raise _unknown(name)
         before = {name: getattr(self, name) for name in values}
         for name, value in values.items():
             setattr(self, name, value)
@@ -48,6 +42,29 @@ class Settings:
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _names():
+            raise _unknown(name)
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _unknown(name)
+
+
+def _names() -> list[str]:
+    return [field.name for field in fields(Settings)]
+
+
+def _unknown(name: str) -> NameUnknownError:
+    return NameUnknownError(
+        "settings",
+        f"no setting is called {name!r}",
+        expected="one of " + ", ".join(_names()),
+        got={"name": name},
+        fix=f"wf.settings.{nearest(name, _names()) or _names()[0]}",
+    )
 
 
 settings = Settings()

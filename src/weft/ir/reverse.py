@@ -26,7 +26,7 @@ from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDeriva
 from weft.ir.dispatch import apply, bind, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import Hook, Leaf, Node, Projection
-from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 
 AnyNode = Node | Leaf | Projection
 
@@ -92,10 +92,12 @@ def backpropagate(
     *,
     stops: Sequence[AnyNode] = (),
     release: bool = False,
+    attach: bool = True,
 ) -> dict[AnyNode, Tensor]:
     """Cotangents of all leaves in `order` and of the stops, given those of the roots.
 
-    `release` frees each node's operands after use, as `.backward()` does by default.
+    `release` frees each node's operands after use, as `.backward()` does by default. `attach`
+    gives the operands their places on this tape, so that the cotangents are differentiable too.
     """
     live = frozenset(order)
     ends = frozenset(stops)
@@ -113,7 +115,7 @@ def backpropagate(
         if node in ends:
             leaves[node] = cotangent
         elif type(node) is Node:
-            _propagate(cotangents, live, node, cotangent)
+            _propagate(cotangents, live, node, cotangent, attach)
             if release:
                 node.values = node.out = None
         elif type(node) is Projection:
@@ -139,21 +141,28 @@ def _hooked(hooks: list[Hook], cotangent: Tensor) -> Tensor:
 
 
 def _propagate(
-    cotangents: dict[Any, Any], live: frozenset[AnyNode], node: Node, cotangent: Any
+    cotangents: dict[Any, Any],
+    live: frozenset[AnyNode],
+    node: Node,
+    cotangent: Any,
+    attach: bool,
 ) -> None:
     """Add what one node passes back to the cotangents of its parents."""
     values, parents, params = node.values, node.parents, node.params
     if values is None:
         raise _freed(node.primitive)
-    operands: list[Any] = [
-        value if type(value) is float else wrap(value, parent)
-        for value, parent in zip(values, parents, strict=False)
-    ]
+    if attach:
+        operands: list[Any] = [
+            value if type(value) is float else wrap(value, parent)
+            for value, parent in zip(values, parents, strict=False)
+        ]
+    else:
+        operands = [value if type(value) is float else wrap(value) for value in values]
     derivatives = node.primitive.derivatives
     if type(derivatives) is Joint or node.primitive.multiple:
-        _propagate_all(cotangents, live, node, operands, cotangent)
+        _propagate_all(cotangents, live, node, operands, cotangent, attach)
         return
-    out = wrap(node.out, node)
+    out = wrap(node.out, node if attach else None)
     for index, parent in enumerate(parents):
         if parent in live:
             back = pull(node.primitive, index, cotangent, out, operands, params)
@@ -168,15 +177,16 @@ def _propagate_all(
     node: Node,
     operands: list[Any],
     cotangent: Any,
+    attach: bool,
 ) -> None:
     """The same for primitives with several results, and those with one rule for all operands."""
     primitive = node.primitive
     out: Any
     if primitive.multiple:
         cotangent = _all_results(node, cotangent)
-        out = tuple(_result(node, index) for index in range(len(node.out)))
+        out = tuple(_result(node, index, attach) for index in range(len(node.out)))
     else:
-        out = wrap(node.out, node)
+        out = wrap(node.out, node if attach else None)
     wanted = [parent in live for parent in node.parents]
     if isinstance(primitive.derivatives, Joint):
         backs = primitive.derivatives.vjp(cotangent, out, operands, wanted, **node.params)
@@ -190,10 +200,10 @@ def _propagate_all(
             _accumulate(cotangents, parent, back)
 
 
-def _result(node: Node, index: int) -> Tensor:
+def _result(node: Node, index: int, attach: bool) -> Tensor:
     """One of several results, with its place on the tape."""
     result = wrap(node.out[index])
-    if grad_mode.enabled and result.dtype.is_inexact:
+    if attach and result.dtype.is_inexact:
         result._node = Projection(node, index)
     return result
 
@@ -286,12 +296,18 @@ def vjp(
     def pullback(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         seeds = [(r._node, ct) for r, ct in zip(results, cotangents, strict=True) if ct is not None]
         outer = elsewhere or any(ct._node is not None for _, ct in seeds)
-        with recording(outer and grad_mode.enabled):
-            found = backpropagate(order, seeds, stops=leaves)
+        deeper = any(_is_traced(tensor) for tensor in (*results, *[ct for _, ct in seeds]))
+        with recording((outer or deeper) and grad_mode.enabled):
+            found = backpropagate(order, seeds, stops=leaves, attach=outer)
         return [found.get(leaf) for leaf in leaves]
 
     shown = results if elsewhere else [wrap(result._value) for result in results]
     return shown, pullback
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """Whether a trace stands behind the value, and perhaps an outer tape behind the trace."""
+    return isinstance(tensor._value, Traced)
 
 
 def zeros(kind: TensorType) -> Tensor:

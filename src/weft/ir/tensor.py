@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weft.core.devices import CPU, Device
-from weft.core.dtypes import DType, from_numpy
+from weft.core.dtypes import BY_NUMPY, DType
 from weft.core.errors import LeakError, TraceError
 from weft.core.locations import Location
 from weft.core.shapes import Dimension, Shape, size
@@ -120,7 +120,7 @@ class Tensor:
         """The tensor's dtype and shape."""
         value = self._value
         if type(value) is np.ndarray:
-            return TensorType(from_numpy(value.dtype), value.shape)
+            return TensorType(BY_NUMPY[value.dtype], value.shape)
         kind: TensorType = value.type
         return kind
 
@@ -135,7 +135,7 @@ class Tensor:
         """The element type."""
         value = self._value
         if type(value) is np.ndarray:
-            return from_numpy(value.dtype)
+            return BY_NUMPY[value.dtype]
         dtype: DType = value.type.dtype
         return dtype
 

@@ -229,7 +229,8 @@ abs: Function = elementwise(
 def _complex_sign(x: Tensor) -> Tensor:
     if not x.dtype.is_complex:
         raise wrong_dtype("sign", "number", {"x": x})
-    return divide(x, _nonzero(_complex_abs(x)))
+    length = _nonzero(_complex_abs(x))
+    return complex_(real(x) / length, imag(x) / length)
 
 
 sign: Function = elementwise(

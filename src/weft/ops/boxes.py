@@ -179,9 +179,7 @@ dynamic_update_slice: Primitive = Primitive(
     type_rule=_dynamic_update_type,
     reference=_box_updated,
     derivatives=every(
-        lambda operand: (additive(_clear_box), additive(_read_box), NO_DERIVATIVE)[
-            min(operand, 2)
-        ]
+        lambda operand: (additive(_clear_box), additive(_read_box), NO_DERIVATIVE)[min(operand, 2)]
     ),
     batch=_batch_dynamic_update,
     samples=lambda: [

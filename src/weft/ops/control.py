@@ -30,7 +30,7 @@ from weft.ir.batching import to_front, vmap
 from weft.ir.dispatch import running
 from weft.ir.forward import jvp
 from weft.ir.graph import Atom, Graph, Variable
-from weft.ir.reverse import vjp, zeros
+from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tensor import Tensor
 from weft.ir.tracing import interpret, trace
 
@@ -126,17 +126,9 @@ def tangent_graph(graph: Graph, moving: Marks, wanted: Marks) -> Graph:
 
     def tangents(*values: Tensor) -> list[Tensor]:
         outputs, found = pushed(graph, values[:count], values[count:], moving)
-        return filled_in(marked(found, wanted), marked(outputs, wanted))
+        return or_zeros(marked(found, wanted), marked(outputs, wanted))
 
     return closed(tangents, [*graph.input_types, *marked(graph.input_types, moving)])
-
-
-def filled_in(values: Iterable[Tensor | None], like: Iterable[Tensor]) -> list[Tensor]:
-    """The values, with zeros for None."""
-    return [
-        zeros(model.type) if value is None else value
-        for value, model in zip(values, like, strict=True)
-    ]
 
 
 # --- reverse mode ------------------------------------------------------------------------------
@@ -154,7 +146,7 @@ def pulled(
 
     varying = marked(inputs, wanted)
     _, pullback = vjp(outputs, *varying)
-    return filled_in(pullback(placed(cotangents, inexact(graph.output_types))), varying)
+    return or_zeros(pullback(placed(cotangents, inexact(graph.output_types))), varying)
 
 
 @remember

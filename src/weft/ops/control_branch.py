@@ -68,9 +68,7 @@ def _switch_type(
     return branches[0].output_types
 
 
-def _switch(
-    index: Array, *operands: Array, branches: Branches, rows: int
-) -> tuple[Array, ...]:
+def _switch(index: Array, *operands: Array, branches: Branches, rows: int) -> tuple[Array, ...]:
     low, high = (index.min(), index.max()) if index.size else (0, 0)
     if low < 0 or high >= len(branches):
         raise BoundsError(

@@ -22,7 +22,7 @@ from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.graph import Graph, Variable
 from weft.ir.primitive import Mistake, Primitive, Sample
-from weft.ir.reverse import zeros
+from weft.ir.reverse import or_zeros, zeros
 from weft.ir.tensor import Tensor
 from weft.ir.tracing import interpret
 from weft.ops.control import (
@@ -30,7 +30,6 @@ from weft.ops.control import (
     Marks,
     batched_graph,
     closed,
-    filled_in,
     inexact,
     marked,
     moved,
@@ -152,7 +151,7 @@ def _beside(
     parts = []
     for low, high in zip((0, *bounds), (*bounds, len(primals)), strict=True):
         models = marked(primals[low:high], moving[low:high])
-        slopes = filled_in(marked(tangents[low:high], moving[low:high]), models)
+        slopes = or_zeros(marked(tangents[low:high], moving[low:high]), models)
         parts.append([*primals[low:high], *slopes])
     return parts
 
@@ -170,7 +169,7 @@ def _tangent_step(
     def step(*values: Tensor) -> list[Tensor]:
         c, tc, s, ts, x, tx = parted(values, counts)
         outputs, slopes = pushed(graph, [*c, *s, *x], [*tc, *ts, *tx], moving)
-        return [*outputs[:num_carry], *filled_in(marked(slopes, wanted), marked(outputs, wanted))]
+        return [*outputs[:num_carry], *or_zeros(marked(slopes, wanted), marked(outputs, wanted))]
 
     kinds = graph.input_types
     parts = [(kinds[:num_consts], fixed), (kinds[num_consts:held], varied), (kinds[held:], stepped)]

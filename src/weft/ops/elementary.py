@@ -18,8 +18,8 @@ from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
-from weft.ops.arithmetic import divide, hypot, multiply, negative, square
-from weft.ops.comparison import equal, greater, isinf
+from weft.ops.arithmetic import divide, hypot, multiply, negative, square, subtract
+from weft.ops.comparison import equal, greater, isinf, not_equal
 from weft.ops.families import Function, elementwise
 from weft.ops.logic import logical_and
 from weft.ops.operands import DTYPE_CLASSES, alias, wrong_dtype
@@ -80,7 +80,7 @@ rsqrt: Function = elementwise(
 cbrt: Function = elementwise(
     "cbrt",
     doc="The cube root of each element, which negative numbers have too.",
-    example="[8.0, -27.0] -> [2.0, -3.0]",
+    example="[8.0, -1.0] -> [2.0, -1.0]",
     reference=np.cbrt,
     derivatives=[tangent(lambda t, out, x: t / (square(out) * 3.0))],
     dtypes="float",
@@ -101,6 +101,13 @@ def _negative_exponent(base: object, exponent: object) -> ArgumentError:
 def _power(x1: Array, x2: Array) -> Any:
     if x2.dtype.kind == "i" and (x2 < 0).any():
         raise _negative_exponent(x1, x2)
+    return _inexact_power(x1, x2)
+
+
+def _inexact_power(x1: Any, x2: Any) -> Any:
+    """NumPy's, but for one exponent 1/2: NumPy's square root has other special cases."""
+    if (type(x2) is float or x2.size == 1) and x2 == 0.5 and x1.dtype.kind == "f":
+        return np.where(x1 == -np.inf, x1.dtype.type(np.inf), np.sqrt(x1) + x1.dtype.type(0))
     return np.power(x1, x2)
 
 
@@ -111,9 +118,12 @@ def _power_slope(t: Tensor, x1: Tensor, x2: Any) -> Tensor:
     return multiply(t, x2 * general_pow(x1, where(equal(x2, 0.0), 1.0, x2 - 1.0)))
 
 
-def _exponent_slope(t: Tensor, out: Tensor, x1: Tensor) -> Tensor:
-    """t·out·log(x1), which is 0 where out stays 0."""
-    return t * (out * log(where(equal(x1, 0.0), 1.0, x1)))
+def _exponent_slope(t: Tensor, out: Tensor, x1: Any) -> Tensor:
+    """t·out·log(x1), and 0 where there is no logarithm: out stays 0 for x1 = 0."""
+    if isinstance(x1, float):
+        return t * (out * (math.log(x1) if x1 > 0.0 else 0.0))
+    usable = not_equal(x1, 0.0) if x1.dtype.is_complex else greater(x1, 0.0)
+    return t * (out * log(where(usable, x1, 1.0)))
 
 
 general_pow: Function = elementwise(
@@ -126,7 +136,7 @@ general_pow: Function = elementwise(
     ],
     dtypes="number",
     exact="inexact",
-    kernel=np.power,
+    kernel=_inexact_power,
     domain=((0.5, 2.0), (-2.0, 2.0)),
     samples=lambda: _pow_samples(),
 )
@@ -166,16 +176,16 @@ def _integer_power(x: Array, exponent: int) -> Any:
     return result
 
 
+def _whole_slope(x: Tensor, exponent: int) -> Any:
+    return pow(x, exponent - 1) * float(exponent) if exponent else 0.0
+
+
 integer_pow: Primitive = Primitive(
     "integer_pow",
     "Each element to the power of one integer.",
     type_rule=_integer_power_type,
     reference=_integer_power,
-    derivatives=[
-        tangent(
-            lambda t, out, x, exponent: t * (pow(x, exponent - 1) * float(exponent)), diagonal=True
-        )
-    ],
+    derivatives=[tangent(lambda t, out, x, exponent: t * _whole_slope(x, exponent), diagonal=True)],
     batch=lambda size, operands, axes, exponent: (
         apply(integer_pow, *operands, exponent=exponent),
         axes[0],
@@ -246,12 +256,23 @@ exp2: Function = elementwise(
     derivatives=[tangent(lambda t, out, x: t * (out * math.log(2.0)))],
 )
 
+
+def _expm1(x: Array) -> Any:
+    """For complex numbers NumPy's expm1 loses infinities that its exp keeps."""
+    result = np.expm1(x)
+    if x.dtype.kind != "c":
+        return result
+    return np.where(np.isfinite(result), result, np.exp(x) - x.dtype.type(1))
+
+
 expm1: Function = elementwise(
     "expm1",
     doc="e to the power of each element, less 1; accurate near 0.",
     example="[0.0, 1e-20] -> [0.0, 9.999999682655225e-21]",
-    reference=np.expm1,
+    reference=_expm1,
     derivatives=[tangent(lambda t, out, x: t * (out + 1.0))],
+    exact="float",
+    kernel=np.expm1,
 )
 
 log: Function = elementwise(
@@ -284,7 +305,7 @@ log2: Function = elementwise(
 log10: Function = elementwise(
     "log10",
     doc="The logarithm of each element to the base 10.",
-    example="[100.0, 1.0] -> [2.0, 0.0]",
+    example="[1.0, 0.0] -> [0.0, -inf]",
     reference=np.log10,
     derivatives=[tangent(lambda t, out, x: t / (x * math.log(10.0)))],
     domain=(0.1, 3.0),
@@ -294,7 +315,7 @@ log10: Function = elementwise(
 def _ahead(mine: Any, other: Any) -> Tensor:
     """The difference of two exponents, 0 where both are the same infinity."""
     same = logical_and(equal(mine, other), isinf(mine))
-    return where(same, 0.0, where(same, 0.0, mine) - where(same, 0.0, other))
+    return where(same, 0.0, subtract(mine, other))
 
 
 logaddexp: Function = elementwise(
@@ -419,12 +440,24 @@ cosh: Function = elementwise(
     derivatives=[tangent(lambda t, out, x: t * sinh(x))],
 )
 
+
+def _tanh(x: Array) -> Any:
+    """±1 ± 0j far from the imaginary axis, with the operand's signs as the Array API demands."""
+    if x.dtype.kind != "c":
+        return np.tanh(x)
+    limit = np.empty_like(x)
+    limit.real, limit.imag = np.copysign(1, x.real), np.copysign(0, x.imag)
+    return np.where(np.isinf(x.real), limit, np.tanh(x))
+
+
 tanh: Function = elementwise(
     "tanh",
     doc="The hyperbolic tangent of each element.",
     example="[0.0, 100.0] -> [0.0, 1.0]",
-    reference=np.tanh,
+    reference=_tanh,
     derivatives=[tangent(lambda t, out, x: t * (1.0 - out * out))],
+    exact="float",
+    kernel=np.tanh,
 )
 
 asinh: Function = elementwise(

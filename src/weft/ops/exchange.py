@@ -16,29 +16,30 @@ import numpy as np
 
 from weft.core.devices import Device, as_device
 from weft.core.dtypes import as_dtype
-from weft.core.errors import ArgumentError, DTypeError, GradientError
+from weft.core.errors import ArgumentError, DeviceError, DTypeError, GradientError
 from weft.ir.dispatch import apply
 from weft.ir.forward import Dual
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, concrete, grad_mode, wrap
+from weft.ops.dlpack import CPU_KIND, exported
 
 Array = np.ndarray[Any, Any]
 
 
 def numpy(x: Tensor) -> Array:
     """The values as a NumPy array on the same memory, read-only."""
-    _refuse_derivative(x)
+    _refuse_derivative("numpy", x)
     view = concrete(x, "numpy").view()
     view.flags.writeable = False
     return view
 
 
-def _refuse_derivative(x: Tensor) -> None:
+def _refuse_derivative(op: str, x: Tensor) -> None:
     """What leaves the framework is not recorded: refuse where a derivative would be lost."""
     if isinstance(x._value, Dual) or (x._node is not None and grad_mode.enabled):
         raise GradientError(
-            "numpy",
+            op,
             "outside the framework nothing is recorded for the derivative of this tensor",
             expected="a tensor of which no derivative is taken",
             got={"x": x},
@@ -50,6 +51,14 @@ def array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
     """`np.asarray(x)`: without a copy where the dtype allows it."""
     view = numpy(x)
     if dtype is not None and view.dtype != dtype:
+        if copy is False:
+            raise ArgumentError(
+                "numpy",
+                "another dtype cannot be had without a copy",
+                expected=f"dtype {view.dtype}",
+                got={"x": x, "dtype": dtype, "copy": copy},
+                fix="let it copy: np.asarray(x, dtype)",
+            )
         return view.astype(dtype)
     return view.copy() if copy else view
 
@@ -151,20 +160,36 @@ def iterate(x: Tensor) -> Iterator[Tensor]:
     return (x[position] for position in range(len(x)))
 
 
-def dlpack(x: Tensor, **options: Any) -> Any:
-    """The tensor's memory for another library, without a copy."""
-    _refuse_derivative(x)
-    return concrete(x, "dlpack").__dlpack__(**options)
+def dlpack(
+    x: Tensor,
+    /,
+    *,
+    stream: Any = None,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[Any, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """The tensor's memory for another library, without a copy unless one is asked for."""
+    _refuse_derivative("__dlpack__", x)
+    if stream is not None or (dl_device is not None and int(dl_device[0]) != CPU_KIND):
+        raise DeviceError(
+            "__dlpack__",
+            "the tensor is in the CPU's memory, which has no streams",
+            expected=f"stream=None, and dl_device=None or ({CPU_KIND}, 0)",
+            got={"stream": stream, "dl_device": dl_device},
+            fix="leave stream= and dl_device= out",
+        )
+    return exported(concrete(x, "__dlpack__"), max_version, copy)
 
 
 def dlpack_device(x: Tensor) -> tuple[int, int]:
     """The device in DLPack's numbers: the CPU is (1, 0)."""
-    return (1, 0)
+    return CPU_KIND, 0
 
 
 def reduced(x: Tensor) -> tuple[Any, ...]:
     """What a pickle holds: bytes, shape, dtype, and whether a gradient is required."""
-    value = np.ascontiguousarray(concrete(x, "pickle"))
+    value = concrete(x, "pickle")
     leaf = type(x._node) is Leaf
     return restored, (value.tobytes(), value.shape, x.dtype.name, leaf)
 
@@ -183,7 +208,7 @@ def copied(x: Tensor, memo: Any = None) -> Tensor:
     tensor = wrap(x._value, x._node)
     if type(x._node) is Leaf:
         tensor._node = Leaf(tensor)
-        tensor._grad = x._grad
+        tensor._grad = None if x._grad is None else copied(x._grad)
     return tensor
 
 

@@ -78,7 +78,7 @@ def elementwise(
     domain: where samples are taken from, for all operands or for each.
     example: operands and result, as in "[1.0], [2.0] -> [3.0]"; becomes the function's doctest.
     exact, kernel: the class of dtypes for which the short path is taken (default: all), and what
-    it calls (default: the reference).
+    it calls (default: the reference); a kernel may get a Python float for one of two operands.
     otherwise: what the function does with other dtypes, where promotion is not the answer.
     Tangent rules are taken for multiplications by a number that depends on the operands
     analytically, so that they are their own transposes; see reverse.py.
@@ -97,7 +97,11 @@ def elementwise(
     )
     fast = frozenset(dtype.numpy for dtype in DTYPE_CLASSES[exact or dtypes])
     slow = _slow(primitive, dtypes, otherwise)
-    function = (_unary if count == 1 else _binary)(primitive, kernel or reference, fast, slow)
+    weak = fast & _PLAIN if kernel or isinstance(reference, np.ufunc) else frozenset()
+    if count == 1:
+        function = _unary(primitive, kernel or reference, fast, slow)
+    else:
+        function = _binary(primitive, kernel or reference, fast, weak, slow)
     function.__name__ = function.__qualname__ = name
     function.__module__ = "weft"
     function.__doc__ = documented(name, doc, example)
@@ -235,9 +239,13 @@ def _unary(
 
 
 def _binary(
-    primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
+    primitive: Primitive,
+    kernel: Callable[..., Any],
+    fast: frozenset[Any],
+    weak: frozenset[Any],
+    slow: Function,
 ) -> Function:
-    with_scalars = fast & _PLAIN if isinstance(kernel, np.ufunc) else frozenset()
+    """`weak` are the dtypes that a Python float may stand beside."""
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor:
@@ -252,9 +260,9 @@ def _binary(
             if type(b) is _ndarray:
                 short = a.dtype is b.dtype and a.dtype in fast and type(x2) is type(x1) is Tensor
             else:
-                short = type(b) is float and a.dtype in with_scalars and type(x1) is Tensor
+                short = type(b) is float and a.dtype in weak and type(x1) is Tensor
         else:
-            short = type(a) is float and type(b) is _ndarray and b.dtype in with_scalars
+            short = type(a) is float and type(b) is _ndarray and b.dtype in weak
         if not short:
             return slow(x1, x2)
         try:

@@ -17,8 +17,8 @@ from weft.ir.tensor import Tensor, wrap
 __all__ = ["stop_gradient"]
 
 
-def _samples() -> list[Sample]:
-    return [Sample((np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),), derivative=False)]
+def _samples(derivative: bool) -> list[Sample]:
+    return [Sample((np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),), {}, derivative)]
 
 
 stopped: Primitive = Primitive(
@@ -28,7 +28,7 @@ stopped: Primitive = Primitive(
     reference=lambda x: x,
     derivatives=[constant("this is what the operation is for")],
     batch=lambda size, operands, axes: (apply(stopped, *operands), axes[0]),
-    samples=_samples,
+    samples=lambda: _samples(derivative=False),
 )
 
 barrier: Primitive = Primitive(
@@ -38,7 +38,7 @@ barrier: Primitive = Primitive(
     reference=lambda x: x,
     derivatives=[linear(lambda ct, x: ct)],
     batch=lambda size, operands, axes: (apply(barrier, *operands), axes[0]),
-    samples=_samples,
+    samples=lambda: _samples(derivative=True),
     impure=True,
 )
 

@@ -90,9 +90,7 @@ def _kept_shape(op: str, x: TensorType, indices: Sequence[TensorType], axes: Axe
     return indices[0].shape + tuple([x.shape[axis] for axis in _rest(x.ndim, axes)])
 
 
-def _check_index(
-    op: str, first: TensorType, index: TensorType, got: Mapping[str, object]
-) -> None:
+def _check_index(op: str, first: TensorType, index: TensorType, got: Mapping[str, object]) -> None:
     if index.dtype is not INDEX:
         raise DTypeError(
             op,
@@ -124,8 +122,9 @@ def _check_index(
 def check_bounds(op: str, shape: Sequence[int], indices: Sequence[Array], axes: Axes) -> None:
     """Refuse indices outside the axes that they address."""
     for index, axis in zip(indices, axes, strict=True):
-        if index.size and (index.min() < 0 or index.max() >= shape[axis]):
-            outside = index[(index < 0) | (index >= shape[axis])]
+        once = index[tuple([slice(None if step else 1) for step in index.strides])]  # no repeats
+        if index.size and (once.min() < 0 or once.max() >= shape[axis]):
+            outside = once[(once < 0) | (once >= shape[axis])]
             raise out_of_range(op, int(outside.flat[0]), axis, shape[axis])
 
 
@@ -368,9 +367,7 @@ scatter: Primitive = Primitive(
         "scatter", _write_last, x, updates, indices, axes
     ),
     derivatives=every(
-        lambda operand: (additive(_overwrite), additive(_read_last), NO_DERIVATIVE)[
-            min(operand, 2)
-        ]
+        lambda operand: (additive(_overwrite), additive(_read_last), NO_DERIVATIVE)[min(operand, 2)]
     ),
     batch=_batch_scatter(lambda: scatter),
     samples=lambda: [
@@ -402,7 +399,12 @@ scatter_add: Primitive = Primitive(
 
 
 def _extreme_tangent(
-    t: Tensor, out: Tensor, x: Tensor, updates: Tensor, indices: tuple[Tensor, ...], axes: Axes,
+    t: Tensor,
+    out: Tensor,
+    x: Tensor,
+    updates: Tensor,
+    indices: tuple[Tensor, ...],
+    axes: Axes,
     of_x: bool,
 ) -> Tensor:
     """Shared evenly by all that are equal to the extreme, as in a maximum over an axis."""

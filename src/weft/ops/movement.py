@@ -404,9 +404,7 @@ def _update_type(x: TensorType, update: TensorType, starts: Shape, strides: Shap
 
 def bounds(shape: Shape, starts: Shape, strides: Shape) -> dict[str, Shape]:
     """The parameters of the slice that has a shape."""
-    stops = tuple(
-        [a + span(kept, s) for kept, a, s in zip(shape, starts, strides, strict=True)]
-    )
+    stops = tuple([a + span(kept, s) for kept, a, s in zip(shape, starts, strides, strict=True)])
     return {"starts": starts, "stops": stops, "strides": strides}
 
 

@@ -7,19 +7,26 @@ reparameterization gradients", 2018), however the sample was drawn.
 >>> import numpy as np
 >>> from weft.ops.random_gamma import slope_of
 >>> float(slope_of(np.array(2.0), np.array(2.0)).round(4))
-1.1094
+1.0862
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from weft.core.errors import Unsupported
-from weft.ir.derivatives import constant, tangent
-from weft.ir.primitive import Sample
+from weft.core.errors import ArgumentError, Unsupported
+from weft.core.shapes import Dimension
+from weft.core.types import TensorType
+from weft.ir.batching import to_front
+from weft.ir.derivatives import joint
+from weft.ir.dispatch import apply
+from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.tensor import Tensor
+from weft.ops.control import require_types
 from weft.ops.elementwise import multiply
 from weft.ops.families import elementwise, elementwise_samples
 from weft.ops.special_series import digamma
@@ -78,14 +85,46 @@ gamma_slope = elementwise(
     samples=lambda: _samples(),
 )
 
-gamma_by_concentration = elementwise(
+
+def _same_type(x: TensorType, a: TensorType) -> TensorType:
+    require_types("gamma_by_concentration", "sample and concentration", [x], [a])
+    return x
+
+
+def _jvp(
+    primals: Sequence[Tensor], tangents: Sequence[Tensor | None], out: Tensor
+) -> Tensor | None:
+    return None if tangents[1] is None else multiply(tangents[1], gamma_slope(out, primals[1]))
+
+
+def _vjp(
+    cotangent: Tensor, out: Tensor, primals: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    back = multiply(cotangent, gamma_slope(out, primals[1])) if wanted[1] else None
+    return [None, back]
+
+
+def _batch(
+    size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...]
+) -> tuple[Tensor, int]:
+    fronts = [to_front(size, x, axis) for x, axis in zip(operands, axes, strict=True)]
+    return apply(by_concentration, *fronts), 0
+
+
+by_concentration = Primitive(
     "gamma_by_concentration",
-    doc="A gamma sample as a function of its concentration: the sample itself.",
-    reference=lambda x, a: np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, a.shape))),
-    derivatives=[
-        constant("the noise of a draw is not a quantity"),
-        tangent(lambda t, out, x, a: multiply(t, gamma_slope(out, a))),
+    "A gamma sample as what varies with its concentration; the value is the sample itself.",
+    type_rule=_same_type,
+    reference=lambda x, a: np.array(x),
+    derivatives=joint(_jvp, _vjp),  # of the way it was drawn, which its value does not show
+    batch=_batch,
+    samples=lambda: [sample for sample in _samples() if np.shape(sample.operands[1])][:1],
+    mistakes=lambda: [
+        Mistake((np.ones(2), np.ones(3)), {}, ArgumentError, "value 0 has another type")
     ],
-    dtypes="float",
-    samples=lambda: _samples(),
 )
+
+
+def gamma_by_concentration(x: Tensor, a: Tensor) -> Tensor:
+    """A gamma sample with its derivative in the concentration, both of one type."""
+    return apply(by_concentration, x, a)

@@ -155,9 +155,7 @@ argsort: Primitive = Primitive(
 # --- the first few in order --------------------------------------------------------------------
 
 
-def _top_k_type(
-    x: TensorType, k: int, axis: int, largest: bool
-) -> tuple[TensorType, TensorType]:
+def _top_k_type(x: TensorType, k: int, axis: int, largest: bool) -> tuple[TensorType, TensorType]:
     _check_axis("top_k", x, axis)
     if k < 0 or is_below(x.shape[axis], k):
         raise ArgumentError(

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled, reachable, recording, zeros
 from weft.ir.tape import Hook, Leaf
-from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
+from weft.ops.operands import as_tensor
 
 __all__ = ["enable_grad", "is_grad_enabled", "no_grad"]
 
@@ -64,18 +65,21 @@ def backward(
     seed = _seed(tensor, gradient)
     keep = create_graph if retain_graph is None else retain_graph
     order = reachable([tensor._node])
-    with recording(create_graph):
-        found = backpropagate(order, [(tensor._node, seed)], release=not keep)
+    traced = grad_mode.enabled and isinstance(tensor._value, Traced)
+    with recording(create_graph or traced):  # an outer tape may lie behind a trace
+        seeds = [(tensor._node, seed)]
+        found = backpropagate(order, seeds, release=not keep, attach=create_graph)
         for node in order:
             handle = node.handle() if type(node) is Leaf and node.handle is not None else None
             if handle is not None:
                 cotangent = found.get(node)
-                _accumulate(handle, zeros(handle.type) if cotangent is None else cotangent)
+                found_or_zero = zeros(handle.type) if cotangent is None else cotangent
+                _accumulate(handle, found_or_zero, create_graph)
 
 
-def _accumulate(handle: Tensor, cotangent: Tensor) -> None:
+def _accumulate(handle: Tensor, cotangent: Tensor, attach: bool) -> None:
     total = cotangent if handle._grad is None else handle._grad + cotangent
-    handle._grad = total if grad_mode.enabled else wrap(total._value)
+    handle._grad = total if attach else wrap(total._value)
 
 
 def _seed(tensor: Tensor, gradient: Tensor | None) -> Tensor:
@@ -83,6 +87,7 @@ def _seed(tensor: Tensor, gradient: Tensor | None) -> Tensor:
         if tensor.size != 1 or tensor.dtype.is_complex:
             raise _not_scalar(tensor)
         return filled(tensor.shape, tensor.dtype, 1)
+    gradient = as_tensor("backward", gradient, "gradient")
     if gradient.type != tensor.type:
         raise ShapeError(
             "backward",
@@ -206,6 +211,6 @@ def retain_grad(tensor: Tensor) -> None:
     if not is_leaf(tensor):
 
         def keep(gradient: Tensor) -> None:
-            _accumulate(tensor, gradient)
+            _accumulate(tensor, gradient, attach=True)
 
         register_hook(tensor, keep)

@@ -101,11 +101,11 @@ class Replay:
     def _vjp(
         self, cotangents: Sequence[Tensor | None], out: Any, operands: Any, wanted: Any
     ) -> list[Tensor | None]:
-        args, kwargs = trees.map_tree(_fenced, self.arguments)
         before = random.get_state()
         random.set_state(self.state)
         try:
             with recording(True):
+                args, kwargs = trees.map_tree(_fenced, self.arguments)
                 results = trees.leaves(self.f(*args, **kwargs))
         finally:
             random.set_state(before)

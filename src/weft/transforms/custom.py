@@ -127,7 +127,7 @@ def _batch(
         ]
 
     batched = trace(run, [x.type for x in fronts])
-    results = apply_multiple(custom, *fronts, graph=batched.graph, rule=batched_rule)
+    results = apply_multiple(custom, *fronts, graph=batched.closed(), rule=batched_rule)
     return results, (0,) * len(results)
 
 
@@ -253,7 +253,9 @@ class _Call:
             trees.unflatten(self.structure, primals), trees.unflatten(self.structure, tangents)
         )
         out, self.out = trees.flatten(result)
-        return out, trees.leaves(tangent)
+        moved = trees.leaves(tangent)
+        _check_types(self.owner.__name__, "a tangent", moved, out)
+        return out, moved
 
     def _pull(self, primals: Sequence[Tensor]) -> Any:
         assert self.owner._vjp is not None
@@ -263,7 +265,9 @@ class _Call:
         def pull(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
             backs = pullback(self.rebuild(cotangents))
             given = backs if isinstance(backs, tuple) else (backs,)
-            return [leaf for back in given for leaf in trees.leaves(back, is_leaf=_is_none)]
+            found = [leaf for back in given for leaf in trees.leaves(back, is_leaf=_is_none)]
+            _check_types(self.owner.__name__, "a cotangent", found, primals)
+            return found
 
         return out, pull
 
@@ -276,7 +280,8 @@ class _Call:
             pairs = [trace_of.split(tensor) for tensor in tensors]
             primals = [primal for primal, _ in pairs]
             out, tangents = _push(primals, [tangent for _, tangent in pairs], self.rule)
-            return [trace_of.tensor(o, t) for o, t in zip(out, tangents, strict=True)]
+            results = [trace_of.tensor(o, t) for o, t in zip(out, tangents, strict=True)]
+            return self._recorded(tensors, results)
         closure = trace(self._flat, [tensor.type for tensor in tensors])
         return apply_multiple(
             custom, *tensors, graph=_without_captures(closure, self.rule.name), rule=self.rule
@@ -285,6 +290,10 @@ class _Call:
     def _run_now(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         with recording(False):
             results = [wrap(r._value) for r in self._flat(*[wrap(t._value) for t in tensors])]
+        return self._recorded(tensors, results)
+
+    def _recorded(self, tensors: list[Tensor], results: list[Tensor]) -> list[Tensor]:
+        """The results, with the rule on the tape behind them."""
         parents = tuple(tensor._node for tensor in tensors)
         if grad_mode.enabled and any(parent is not None for parent in parents):
             values = tuple(tensor._value for tensor in tensors)
@@ -293,6 +302,23 @@ class _Call:
             for index, result in enumerate(results):
                 result._node = Projection(node, index) if result.dtype.is_inexact else None
         return results
+
+
+def _check_types(
+    name: str, what: str, given: Sequence[Tensor | None], like: Sequence[Tensor]
+) -> None:
+    """Refuse derivatives that do not belong to the tensors they are given for."""
+    pairs = zip(given, like, strict=False)
+    if len(given) != len(like) or any(
+        g is not None and x.dtype.is_inexact and g.type != x.type for g, x in pairs
+    ):
+        raise GradientError(
+            name,
+            f"the rule returns {what} that does not fit",
+            expected=f"one {what.split()[-1]} for each of: {', '.join(str(x.type) for x in like)}",
+            got={"returned": ", ".join(str(getattr(g, "type", g)) for g in given)},
+            fix="return a tensor of the same shape and dtype for each, or None for zero",
+        )
 
 
 def _is_none(value: Any) -> bool:

@@ -14,13 +14,14 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from weft.core.errors import ArgumentTypeError, DTypeError, ShapeError
+from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import comparison, conversion, display, elementwise, exchange, logic, movement
 from weft.ops.composed import (
+    datatypes,
     gathering,
     indexing,
     linalg,
@@ -152,8 +153,8 @@ def _matrix_turned(x: Tensor) -> Tensor:
 
 
 def _namespace(x: Tensor, /, *, api_version: str | None = None) -> Any:
-    if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
-        raise ArgumentTypeError(
+    if api_version not in (None, *datatypes.STANDARD_VERSIONS):
+        raise ArgumentError(
             "__array_namespace__",
             "no such version of the standard here",
             expected="2024.12 or earlier",

@@ -47,8 +47,7 @@ def vmap(
         positions = [_position(x, axis) for x, axis in zip(tensors, chosen, strict=True)]
         size = _batch_size(tensors, positions, axis_size)
         results = batching.vmap(flat, size, tensors, positions)
-        assert flat.out is not None
-        targets = _spread(out_axes, trees.unflatten(flat.out, results), "out_axes")
+        targets = _spread(out_axes, flat.rebuild([x for x, _ in results]), "out_axes")
         return flat.rebuild(
             [_placed(size, *pair, target) for pair, target in zip(results, targets, strict=True)]
         )
@@ -72,7 +71,7 @@ def _argument_axes(in_axes: Axes, args: tuple[Any, ...]) -> list[int | None]:
 def _spread(axes: Axes, tree: Any, name: str) -> list[int | None]:
     """One axis per leaf of a tree, from a tree of axes that is a prefix of it."""
     if axes is None or isinstance(axes, int):
-        return [axes] * len(trees.leaves(tree, is_leaf=_is_pair))
+        return [axes] * len(trees.leaves(tree))
     if isinstance(axes, dict) and isinstance(tree, dict) and axes.keys() == tree.keys():
         keys = trees.leaves({key: key for key in tree})
         return [a for key in keys for a in _spread(axes[key], tree[key], name)]
@@ -87,10 +86,6 @@ def _spread(axes: Axes, tree: Any, name: str) -> list[int | None]:
         got={name: axes},
         fix=f"use {name}=0, or one entry for each part",
     )
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor)
 
 
 def _position(tensor: Tensor, axis: int | None) -> int | None:

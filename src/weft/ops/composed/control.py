@@ -108,9 +108,7 @@ def switch(index: Any, branches: Sequence[Function], /, *operands: Any) -> Any:
     return _branch("switch", chosen, functions, operands)
 
 
-def case(
-    pairs: Sequence[tuple[Any, Function]], /, *operands: Any, default: Function
-) -> Any:
+def case(pairs: Sequence[tuple[Any, Function]], /, *operands: Any, default: Function) -> Any:
     """The result of the first function whose predicate holds, else of `default`.
 
     >>> import weft as wf
@@ -136,9 +134,7 @@ def _branch(
     counters = [GENERATOR.state()[1]] if any(each.draws for each in recorded) else []
     consts, graphs = _shared(recorded, len(types), bool(counters))
     given = (*consts, *leaves, *counters)
-    results = apply_multiple(
-        control_branch.switch, index, *given, branches=tuple(graphs), rows=0
-    )
+    results = apply_multiple(control_branch.switch, index, *given, branches=tuple(graphs), rows=0)
     return unflatten(first.structure, _drawn(results, bool(counters)))
 
 

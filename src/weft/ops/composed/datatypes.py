@@ -40,7 +40,7 @@ nan = math.nan
 newaxis = None
 pi = math.pi
 
-STANDARD_VERSION = "2024.12"
+STANDARD_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 
 _KINDS: dict[str, frozenset[str]] = {
     "bool": frozenset({"bool"}),

@@ -264,7 +264,7 @@ def _stretch(item: slice, dim: Dimension) -> tuple[Dimension, Dimension, int, bo
 
 
 def _count(length: Dimension, step: int) -> Dimension:
-    return (length + step - 1) // step if length > 0 else 0
+    return 0 if length < 0 else (length + step - 1) // step
 
 
 def _clamped(
@@ -276,7 +276,11 @@ def _clamped(
     place = _bound(item, bound)
     if place < 0:
         place = place + dim
-    return max(low, min(place, high))
+    if place < low:
+        return low
+    if place > high:
+        return high
+    return place
 
 
 def _bound(item: slice, bound: Any) -> Dimension:

@@ -26,6 +26,7 @@ from weft.core.errors import (
 )
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
+from weft.ops.dlpack import imported
 from weft.ops.movement import concatenate, reshape
 from weft.ops.operands import array_tensor, convert_to, promoted
 
@@ -91,7 +92,8 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
     """
     as_device(device)
     if isinstance(x, Tensor):
-        return wrap(np.array(x._value) if copy else x._value, x._node)
+        is_array = type(x._value) is np.ndarray
+        return wrap(x._value.copy() if copy and is_array else x._value, x._node)
     if not hasattr(x, "__dlpack__"):
         raise ArgumentTypeError(
             "from_dlpack",
@@ -115,7 +117,7 @@ def _through_dlpack(op: str, obj: Any) -> Array:
             fix="copy it to the CPU first, for example x.cpu()",
         )
     try:
-        return np.from_dlpack(obj)
+        return imported(obj)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise DTypeError(
             op,

@@ -122,7 +122,7 @@ def _is_free(entry: object) -> bool:
     return isinstance(entry, (int, np.integer)) and entry == -1
 
 
-def expand_dims(x: Operand, /, *, axis: Axis = 0) -> Tensor:
+def expand_dims(x: Operand, /, axis: Axis) -> Tensor:
     """The tensor with a new axis of size 1 at each given place of the result.
 
     >>> import weft as wf

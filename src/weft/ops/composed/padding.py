@@ -26,9 +26,7 @@ MODES = ("constant", "reflect", "edge", "symmetric", "wrap")
 Widths = list[tuple[Dimension, Dimension]]
 
 
-def pad(
-    x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0
-) -> Tensor:
+def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Tensor:
     """The tensor with elements added before and after each axis.
 
     `pad_width` is one width for all edges, a pair (before, after) for all axes, or a pair for each

@@ -119,9 +119,7 @@ def standard_normal(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     radius = sqrt(multiply(log(tail(first, dtype)), -2.0))
     turn = convert_to(bitwise_right_shift(second, wide.bits - kept), dtype)
     angle = multiply(turn, 2.0 * math.pi * 2.0**-kept)
-    both = apply(
-        concatenate, multiply(radius, cos(angle)), multiply(radius, sin(angle)), axis=1
-    )
+    both = apply(concatenate, multiply(radius, cos(angle)), multiply(radius, sin(angle)), axis=1)
     flat = apply(reshape, both, shape=(2 * half,))
     cut = apply(slice_, flat, starts=(0,), stops=(count,), strides=(1,))
     return apply(reshape, cut, shape=shape)
@@ -209,8 +207,9 @@ def exponential(
 def gumbel(
     shape: Any = None, loc: Any = 0.0, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
-    """Numbers from the Gumbel distribution; log-weights plus these have their maximum in
-    proportion to the weights.
+    """Numbers from the Gumbel distribution.
+
+    The largest of log-weights plus such numbers is at a place chosen in proportion to the weights.
 
     >>> import weft as wf
     >>> wf.random.gumbel((4,), key=wf.random.key(0)).shape
@@ -413,9 +412,7 @@ def beta(
     return convert_to(divide(1.0, add(1.0, exp(ratio))), target)
 
 
-def dirichlet(
-    concentration: Any, shape: Any = (), *, dtype: Any = None, key: Key = None
-) -> Tensor:
+def dirichlet(concentration: Any, shape: Any = (), *, dtype: Any = None, key: Key = None) -> Tensor:
     """Vectors of non-negative numbers that add up to 1; `shape` counts vectors in front.
 
     >>> import weft as wf

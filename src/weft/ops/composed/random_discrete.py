@@ -78,9 +78,7 @@ _SHARE = "0 <= p <= 1"
 # --- integers and truth values -----------------------------------------------------------------
 
 
-def randint(
-    low: Any, high: Any, shape: Any = (), *, dtype: Any = None, key: Key = None
-) -> Tensor:
+def randint(low: Any, high: Any, shape: Any = (), *, dtype: Any = None, key: Key = None) -> Tensor:
     """Integers from `low` to before `high`, each as likely as any other to one part in 2**64.
 
     The bounds come first, as in PyTorch. A number of the range is off by (high - low)/2**64 in
@@ -161,9 +159,7 @@ def _is_share(p: Any) -> Any:
     return (p >= 0) & (p <= 1)
 
 
-def categorical(
-    logits: Any, axis: int = -1, shape: Any = None, *, key: Key = None
-) -> Tensor:
+def categorical(logits: Any, axis: int = -1, shape: Any = None, *, key: Key = None) -> Tensor:
     """Positions along an axis, chosen in proportion to exp(logits).
 
     `shape` is the shape of the result: further axes in front of those of `logits` without `axis`.
@@ -333,9 +329,7 @@ def _gathered(source: Tensor, index: Tensor, axis: int) -> Tensor:
 # --- counts ------------------------------------------------------------------------------------
 
 
-def poisson(
-    shape: Any = None, rate: Any = 1.0, *, dtype: Any = None, key: Key = None
-) -> Tensor:
+def poisson(shape: Any = None, rate: Any = 1.0, *, dtype: Any = None, key: Key = None) -> Tensor:
     """Numbers of events in a time in which `rate` are expected; int64.
 
     >>> import weft as wf

@@ -185,9 +185,7 @@ def _integer(op: str, name: str, value: object) -> int:
     )
 
 
-def arranged(
-    op: str, shape: Any, dtype: Any, **parameters: Any
-) -> tuple[Shape, DType, list[Any]]:
+def arranged(op: str, shape: Any, dtype: Any, **parameters: Any) -> tuple[Shape, DType, list[Any]]:
     """The result's shape and dtype, and the parameters as tensors of that dtype.
 
     Without a shape it is that of the parameters together; without a dtype it is the parameters'

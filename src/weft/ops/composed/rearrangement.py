@@ -186,9 +186,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     return cut_axis(x, place, low, low + length)
 
 
-def split(
-    x: Operand, indices_or_sections: int | Sequence[int], axis: int = 0
-) -> list[Tensor]:
+def split(x: Operand, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Parts of equal size, where a number is given, or the parts between given places.
 
     >>> import weft as wf

@@ -51,9 +51,7 @@ def _axis(op: str, x: Tensor, axis: int) -> int:
     return normalize_axis(op, axis, x.ndim, {"x": x})
 
 
-def sort(
-    x: Operand, /, *, axis: int = -1, descending: bool = False, stable: bool = True
-) -> Tensor:
+def sort(x: Operand, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """The elements along an axis in order. The order is always stable.
 
     >>> import weft as wf

@@ -1,0 +1,81 @@
+"""Names that are not there: what the user probably meant.
+
+>>> from weft.core.names import nearest
+>>> nearest("sofmax", ["softmax", "softmin", "sort"])
+'softmax'
+>>> nearest("xyz", ["softmax", "softmin", "sort"])
+''
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from weft.core.errors import NameUnknownError
+
+ELSEWHERE: dict[str, str] = {
+    "absolute": "abs",
+    "amax": "max",
+    "amin": "min",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "array": "tensor",
+    "as_tensor": "asarray",
+    "bmm": "matmul",
+    "cat": "concat",
+    "clamp": "clip",
+    "cpu": 'to_device("cpu")',
+    "cuda": "to_device",
+    "dim": "ndim",
+    "div": "divide",
+    "double": 'astype("float64")',
+    "expand": "broadcast_to",
+    "float": 'astype("float32")',
+    "from_numpy": "asarray",
+    "half": 'astype("float16")',
+    "index_select": "take",
+    "logdet": "linalg.slogdet",
+    "long": 'astype("int64")',
+    "manual_seed": "random.seed",
+    "mm": "matmul",
+    "mul": "multiply",
+    "ndarray": "Tensor",
+    "neg": "negative",
+    "norm": "linalg.norm",
+    "numel": "size",
+    "permute": "permute_dims",
+    "power": "pow",
+    "rand": "random.uniform",
+    "randint": "random.randint",
+    "randn": "random.normal",
+    "randperm": "random.permutation",
+    "sub": "subtract",
+    "t": "T",
+    "true_divide": "divide",
+    "unsqueeze": "expand_dims",
+    "view": "reshape",
+}
+"""What NumPy's, PyTorch's and JAX's names are called here."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that a wrong one is most like, empty where none is."""
+    return next(iter(get_close_matches(name, list(known), 1)), "")
+
+
+def unknown(op: str, name: str, known: Iterable[str], owner: str) -> NameUnknownError:
+    """The error for a name that `owner` does not have."""
+    names = [each for each in known if not each.startswith("_")]
+    other = ELSEWHERE.get(name, "")
+    here = other if other.partition(".")[0].partition("(")[0] in names else ""
+    meant = here or nearest(name, names)
+    return NameUnknownError(
+        op,
+        f"{owner} has nothing called {name!r}",
+        expected=f"a name in dir({owner})",
+        got={"name": name},
+        fix=f"{owner}.{meant}" if meant else f"look for it: dir({owner})",
+    )
