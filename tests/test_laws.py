@@ -167,7 +167,7 @@ def _step(draw: st.DrawFn, values: list[Tensor]) -> Step:
     if kind == "matmul" and values[place].ndim == 2:
         return Step("gram", (place,), lambda x: x @ x.T)
     name = draw(st.sampled_from(sorted(ELEMENTWISE)))
-    places = (place,)
+    places = (place,) * len(ELEMENTWISE[name])
     if len(ELEMENTWISE[name]) == 2:
         others = [i for i, v in enumerate(values) if _broadcast(v, values[place])]
         places = (draw(st.sampled_from(others)), place)
@@ -183,7 +183,7 @@ def _broadcast(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("law_"))
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples * 2 // 5)
 @given(programs())
 def test_a_law_holds_for_random_programs(
     law: Callable[[Program, Arguments], None], drawn: tuple[Program, Arguments]

@@ -58,6 +58,7 @@ from weft.core.errors import (
     Unsupported,
     WeftError,
 )
+from weft.core.names import unknown as _unknown
 from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec
@@ -737,7 +738,9 @@ def __getattr__(name: str) -> _ModuleType:
     """Load a heavy part on first use."""
     if name in _LAZY:
         return _import_module(f"weft.{name}")
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    raise _unknown("wf", name, __all__, "wf")
 
 
 def __dir__() -> list[str]:

@@ -98,6 +98,21 @@ BINARY = [
     "subtract",
 ]
 
+_COMPLEX = frozenset({"complex"})
+_INEXACT = frozenset({"float", "complex"})
+REFUSED = {name: frozenset({"bool"}) for name in UNARY + BINARY} | {
+    name: kinds
+    for names, kinds in {
+        "hypot atan2 copysign logaddexp nextafter cbrt": _COMPLEX,
+        "less less_equal greater greater_equal maximum minimum": _COMPLEX,
+        "floor ceil trunc signbit fmod remainder": _COMPLEX | {"bool"},
+        "bitwise_and bitwise_or bitwise_xor bitwise_invert": _INEXACT,
+        "bitwise_left_shift bitwise_right_shift": _INEXACT | {"bool"},
+    }.items()
+    for name in names.split()
+}
+"""The kinds of dtypes that a function refuses; booleans where nothing else is said."""
+
 
 def _edges(dtype: wf.DType) -> np.ndarray:
     values = np.array([x for x in EDGES if math.isfinite(x)] if dtype.is_integer else EDGES)
@@ -111,8 +126,8 @@ def _agree(name: str, dtype: wf.DType, *operands: np.ndarray) -> None:
     """The public function gives what NumPy gives, or refuses the dtype with all fields."""
     try:
         found = getattr(wf, name)(*map(wf.asarray, operands))
-    except wf.DTypeError as error:
-        assert error.op and error.expected and error.got and "astype" in error.fix
+    except wf.DTypeError:
+        assert dtype.kind in REFUSED[name]
         return
     works_in = np.float32 if found.dtype is wf.float32 and not dtype.is_inexact else dtype.numpy
     with np.errstate(all="ignore"):
@@ -311,13 +326,37 @@ def test_clip_without_bounds_is_another_handle_on_the_value() -> None:
 # From mpmath with 40 digits.
 SPECIAL = {
     "erf": [(0.1, 0.1124629160182848922), (2.0, 0.995322265018952734)],
-    "erfc": [(10.0, 2.0884875837625447570e-45), (26.0, 5.6631924088561428464e-296), (-3.0, 1.99997790950300141456)],
-    "erfinv": [(0.5, 0.4769362762044698734), (1 - 1e-12, 5.0420318985726961301), (-0.999, -2.3267537655135244939)],
-    "lgamma": [(0.5, 0.57236494292470008707), (100.5, 361.43554046777762156), (-0.5, 1.2655121234846454965), (1e-10, 23.025850929882735237), (1 + 1e-9, -5.7721571183810395192e-10), (2 - 1e-9, -4.2278436975733279119e-10)],
-    "digamma": [(1.0, -0.57721566490153286061), (0.1, -10.423754940411076795), (-0.5, 0.03648997397857652056), (1e5, 11.512920464961895087)],
-    "i0e": [(1.0, 0.46575960759364043650), (30.0, 0.073145946482237293929), (-5.0, 0.18354081260932835307)],
+    "erfc": [
+        (10.0, 2.0884875837625447570e-45),
+        (26.0, 5.6631924088561428464e-296),
+        (-3.0, 1.99997790950300141456),
+    ],
+    "erfinv": [
+        (0.5, 0.4769362762044698734),
+        (1 - 1e-12, 5.0420318985726961301),
+        (-0.999, -2.3267537655135244939),
+    ],
+    "lgamma": [
+        (0.5, 0.57236494292470008707),
+        (100.5, 361.43554046777762156),
+        (-0.5, 1.2655121234846454965),
+        (1e-10, 23.025850929882735237),
+        (1 + 1e-9, -5.7721571183810395192e-10),
+        (2 - 1e-9, -4.2278436975733279119e-10),
+    ],
+    "digamma": [
+        (1.0, -0.57721566490153286061),
+        (0.1, -10.423754940411076795),
+        (-0.5, 0.03648997397857652056),
+        (1e5, 11.512920464961895087),
+    ],
+    "i0e": [
+        (1.0, 0.46575960759364043650),
+        (30.0, 0.073145946482237293929),
+        (-5.0, 0.18354081260932835307),
+    ],
     "i1e": [(1.0, 0.20791041534970844887), (30.0, 0.071916330598647554706)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -536,22 +575,34 @@ def test_derivatives_with_python_scalars_equal_those_with_tensors(scalar: float)
         (lambda x: wf.pow(wf.tensor([2]), -1), wf.ArgumentError, "pow", "negative power", "float"),
         (
             lambda x: wf.pow(wf.tensor([2]), wf.tensor([-1])),
-            wf.ArgumentError, "pow", "negative power", "astype",
+            wf.ArgumentError,
+            "pow",
+            "negative power",
+            "astype",
         ),
         (lambda x: wf.where(x, 1.0, 0.0), wf.DTypeError, "where", "not boolean", "condition != 0"),
         (lambda x: wf.clip(x + 1j, 0, 1), wf.DTypeError, "clip", "not defined", "astype"),
         (lambda x: wf.clip(x, 1j), wf.DTypeError, "clip", "not defined", "astype"),
-        (lambda x: wf.add(wf.tensor([1], dtype="uint8"), 300), wf.DTypeError, "add", "fit", "wider"),
+        (
+            lambda x: wf.add(wf.tensor([1], dtype="uint8"), 300),
+            wf.DTypeError,
+            "add",
+            "fit",
+            "wider",
+        ),
         (
             lambda x: wf.add(wf.tensor([1], dtype="uint64"), wf.tensor([1])),
-            wf.DTypeError, "add", "do not promote", "astype",
+            wf.DTypeError,
+            "add",
+            "do not promote",
+            "astype",
         ),
         (lambda x: wf.gelu(x, approximate="fast"), wf.ArgumentError, "gelu", "fast", "tanh"),
         (lambda x: wf.polygamma(-1, x), wf.ArgumentError, "polygamma", "order", "polygamma(1"),
         (lambda x: wf.bitcast(x, "int64"), wf.DTypeError, "bitcast", "sizes", "int32"),
         (lambda x: wf.nan_to_num(x + 1j), wf.DTypeError, "nan_to_num", "not defined", "astype"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_refused_with_a_fix(
     call: object, error: type, op: str, problem: str, fix: str
 ) -> None:

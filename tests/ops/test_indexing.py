@@ -455,7 +455,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
     "two ellipses": (lambda: x[..., ...], wf.ArgumentError, "index", "more than one ellipsis"),
     "step 0": (lambda: x[::0], wf.ArgumentError, "index", "step is 0"),
     "a bound of 1.5": (lambda: x[1.5:], wf.ArgumentTypeError, "index", "not an integer"),
-    "a mask too short": (lambda: x[wf.tensor([True])], wf.ShapeError, "index", "the mask"),
+    "a mask too short": (lambda: x[wf.tensor([True])], wf.BoundsError, "index", "the mask"),
     "no common shape": (lambda: x[i, wf.tensor([0, 1, 2])], wf.ShapeError, "index", "broadcast"),
     "a value too long": (lambda: write(wf.ones(5)), wf.ShapeError, "index", "does not broadcast"),
     "a complex value": (lambda: write(1j), wf.DTypeError, "index", "complex"),

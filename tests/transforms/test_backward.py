@@ -458,7 +458,7 @@ def test_writing_to_a_leaf_is_refused() -> None:
         with pytest.raises(GradientError) as caught:
             write()
         assert caught.value.problem == "a leaf that requires a gradient was written to"
-        assert caught.value.fix == "with wf.no_grad(): ..."
+        assert caught.value.fix.startswith("with wf.no_grad():")
         assert caught.value.got == "x: f32[2]"
     assert x.tolist() == [1.0, 2.0]
 

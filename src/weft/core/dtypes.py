@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.core.errors import DTypeError
+from weft.core.names import nearest
 
 Kind = Literal["bool", "signed", "unsigned", "float", "complex"]
 
@@ -119,14 +120,17 @@ def as_dtype(value: object) -> DType:
     """
     if isinstance(value, DType):
         return value
-    found = _BY_NAME.get(value) if isinstance(value, str) else _BY_PYTHON.get(value)
+    if isinstance(value, str):
+        found = _BY_NAME.get(value)
+    else:
+        found = _BY_PYTHON.get(value) if isinstance(value, type) else None
     return found if found is not None else _from_foreign(value)
 
 
 def _from_foreign(value: object) -> DType:
     try:
-        return from_numpy(np.dtype(value))  # type: ignore[call-overload]
-    except (TypeError, KeyError):
+        return BY_NUMPY[np.dtype(value if value is not None else object)]  # type: ignore[call-overload]
+    except (TypeError, KeyError, ValueError, SyntaxError, Warning):
         meant = nearest(str(value), [d.name for d in DTYPES]) or DEFAULT_FLOAT.name
         raise DTypeError(
             "dtype",

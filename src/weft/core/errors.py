@@ -137,15 +137,16 @@ class Unsupported(NotImplementedError):
 
     def error(self, op: str, wanted: str, got: Mapping[str, object]) -> UnsupportedError:
         """What to raise where the missing rule is needed."""
-        return UnsupportedError(
+        without = "wf.stop_gradient(x)" if "derivative" in wanted else "wf.map(f, xs)"
+        error = UnsupportedError(
             op,
             self.reason,
             expected=f"an operation with {wanted}",
             got=got,
-            fix="compute it from other operations, or take no derivative: wf.stop_gradient(x)"
-            if "derivative" in wanted
-            else "call it outside the transform, or in a loop over the elements",
+            fix=f"compute it from other operations, or do without: {without}",
         )
+        error.reason = self.reason
+        return error
 
 
 class UnsupportedError(WeftError, Unsupported):

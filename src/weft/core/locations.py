@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_MACHINERY = ("<frozen", "<string>", os.sep + "functools.py", os.sep + "contextlib.py")
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_MACHINERY = (
+    "<frozen", "<string>", _LIBRARY + "functools.py", _LIBRARY + "contextlib.py",
+    _LIBRARY + "dataclasses.py", _LIBRARY + "copy.py", _LIBRARY + "weakref.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ class Settings:
             for name, value in before.items():
                 setattr(self, name, value)
 
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _names():
             raise _unknown(name)

@@ -117,14 +117,17 @@ class Unifier:
         return True
 
     def causes(self, *dims: Dimension) -> list[Binding]:
-        """The bindings that decide these dimensions, followed through to the last."""
+        """The bindings that decide these dimensions, followed through to the last.
+
+        Of dimensions that are numbers by now, those that may have been a symbol before.
+        """
         found: dict[str, Binding] = {}
         pending = [name for dim in dims for name in sorted(symbols_in(dim))]
         for name in pending:  # grows while it is walked
             if name in self.bindings and name not in found:
                 found[name] = self.bindings[name]
                 pending += sorted(symbols_in(found[name].value))
-        return list(found.values())
+        return list(found.values()) or [b for b in self.bindings.values() if b.value in dims]
 
 
 _active: ContextVar[Unifier | None] = ContextVar("weft_unifier", default=None)

@@ -59,7 +59,8 @@ class BatchTrace(Trace):
         """See `Trace`."""
         rule = primitive.batch
         if isinstance(rule, Unsupported):
-            raise rule
+            got = {f"x{i + 1}": operand for i, operand in enumerate(operands)}
+            raise rule.error(primitive.name, "a batching rule", got)
         pairs = [self.split(operand) for operand in operands]
         tensors = tuple(tensor for tensor, _ in pairs)
         out, axes = rule(self.size, tensors, tuple(axis for _, axis in pairs), **params)

@@ -118,12 +118,13 @@ def _staging(params: dict[str, Any], operands: tuple[Tensor, ...]) -> Trace | No
 
 
 def _symbolic(params: dict[str, Any]) -> bool:
-    return any(
-        isinstance(dim, Dim)
-        for value in params.values()
-        if isinstance(value, tuple)
-        for dim in value
-    )
+    return any(_has_symbol(value) for value in params.values())
+
+
+def _has_symbol(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_has_symbol(each) for each in value)
+    return isinstance(value, Dim)
 
 
 def _varies(primitive: Primitive, operands: tuple[Tensor, ...], types: Any) -> bool:

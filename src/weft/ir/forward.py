@@ -78,7 +78,8 @@ def push(
     if all(tangent is None for tangent in tangents) or not _varies(out):
         return out, nothing
     if isinstance(derivatives, Unsupported):
-        raise derivatives
+        got = {f"x{i + 1}": primal for i, primal in enumerate(primals)}
+        raise derivatives.error(primitive.name, "a derivative", got)
     if isinstance(derivatives, Joint):
         return out, derivatives.jvp(primals, tangents, out, **params)
     total: Any = None

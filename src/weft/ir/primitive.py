@@ -94,7 +94,7 @@ class Primitive:
         if isinstance(derivatives, Every):
             return derivatives.at(index)
         if isinstance(derivatives, Unsupported):
-            raise derivatives
+            raise derivatives.error(self.name, "a derivative", {"operation": self.name})
         if isinstance(derivatives, Joint):
             raise TypeError(f"{self.name} has one derivative for all operands")
         return derivatives[index]

@@ -23,7 +23,7 @@ from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
 from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDerivative
-from weft.ir.dispatch import apply, bind, running
+from weft.ir.dispatch import apply, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import Hook, Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
@@ -334,16 +334,9 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
         if dim == 1 and tensor.shape[axis + extra] != 1
     )
     if axes:
-        tensor = bind(PRIMITIVES["reduce_sum"], tensor, axes=axes)
-    if tensor.shape != shape:
-        tensor = bind(PRIMITIVES["broadcast_to"], _squeezed(tensor, shape), shape=shape)
-    return tensor
-
-
-def _squeezed(tensor: Tensor, shape: Shape) -> Tensor:
-    kept = tuple(dim for dim in shape if dim != 1)
-    if tensor.shape == kept:
-        return apply(PRIMITIVES["reshape"], tensor, shape=shape)
+        tensor = apply(PRIMITIVES["reduce_sum"], tensor, axes=axes)
+    if tensor.shape != shape:  # stretched axes are gone, and come back with size 1
+        tensor = apply(PRIMITIVES["reshape"], tensor, shape=shape)
     return tensor
 
 

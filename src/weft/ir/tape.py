@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.core.errors import GradientError
 from weft.core.types import TensorType
-from weft.ir.derivatives import Additive, Every, Joint, Linear
+from weft.ir.derivatives import Constant, Every, Joint, Linear, Tangent
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, wrap
 
@@ -136,28 +136,31 @@ def record(
 def keep(primitive: Primitive, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:
     """Operands and result, with the large ones that no derivative needs made hollow.
 
-    A linear operand's transpose needs the other operands, an additive one's needs none.
+    A linear operand's transpose needs the other operands, an additive one's only the constant ones.
     """
-    if type(out) is not np.ndarray or out.nbytes < LARGE:
+    if not any(_is_large(value) for value in (out, *values)):
         return values, out
     derivatives = primitive.derivatives
     if isinstance(derivatives, Joint) or not isinstance(derivatives, (Every, tuple, list)):
         return values, out
     kinds = [primitive.derivative(index) for index in range(len(values))]
-    if not all(isinstance(kind, (Linear, Additive)) for kind in kinds):
+    if any(isinstance(kind, Tangent) for kind in kinds):
         return values, out
     linear = [isinstance(kind, Linear) for kind in kinds]
-    kept = tuple(
-        value if sum(linear) - linear[index] > 0 else _emptied(value)
-        for index, value in enumerate(values)
-    )
-    return kept, _emptied(out)
+    needed = [
+        isinstance(kind, Constant) or sum(linear) > linear[index]
+        for index, kind in enumerate(kinds)
+    ]
+    pairs = zip(values, needed, strict=True)
+    return tuple(value if need else _emptied(value) for value, need in pairs), _emptied(out)
+
+
+def _is_large(value: Any) -> bool:
+    return type(value) is np.ndarray and value.nbytes >= LARGE
 
 
 def _emptied(value: Any) -> Any:
-    if type(value) is not np.ndarray or value.nbytes < LARGE:
-        return value
-    return hollow(wrap(value).type)._value
+    return hollow(wrap(value).type)._value if _is_large(value) else value
 
 
 def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:
@@ -172,7 +175,7 @@ def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:
             "a leaf that requires a gradient was written to",
             expected="updates of leaves inside wf.no_grad()",
             got={"x": tensor},
-            fix="with wf.no_grad(): ...",
+            fix="with wf.no_grad(): x -= 0.01 * x.grad",
         )
     tensor._value = result._value
     if not leaf:

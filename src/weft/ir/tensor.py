@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import BY_NUMPY, DType
-from weft.core.errors import LeakError, TraceError
+from weft.core.errors import ArgumentTypeError, LeakError, TraceError
 from weft.core.locations import Location
 from weft.core.shapes import Dimension, Shape, size
 from weft.core.types import TensorType
@@ -62,8 +62,19 @@ class Traced:
             f"a tensor traced by {self.trace.name} has no value yet",
             expected="a concrete tensor",
             got={"x": self.type},
-            fix="use wf.where, wf.cond or wf.while_loop, or take the decision outside the trace",
+            fix=_WITHOUT_VALUE.get(purpose, "compute it outside, on the result"),
         )
+
+
+_WITHOUT_VALUE = {
+    "bool()": "choose with wf.where(c, a, b), or between functions with wf.cond(c, f, g, x)",
+    "numpy": "use weft functions here: wf.sin(x) in place of np.sin(x)",
+    "index": "loop with wf.fori_loop(0, n, body, init), or pass n as a Python integer",
+    "int()": "keep it a tensor: x.astype(wf.int64)",
+    "float()": "keep it a tensor: x in place of float(x)",
+    "item": "keep it a tensor: x in place of x.item()",
+}
+"""What to do where Python asks a traced tensor for its value."""
 
 
 class GradMode(threading.local):
@@ -157,7 +168,13 @@ class Tensor:
     def __len__(self) -> int:
         shape = self.shape
         if not shape:
-            raise TypeError("len() of a tensor with no axes")
+            raise ArgumentTypeError(
+                "len()",
+                "a tensor without axes has no length",
+                expected="at least one axis",
+                got={"x": self},
+                fix="x.size counts the elements",
+            )
         return int(shape[0])
 
     __hash__ = object.__hash__

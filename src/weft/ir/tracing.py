@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.errors import ArgumentError
 from weft.core.locations import user_location
 from weft.core.types import TensorType
 from weft.ir.dispatch import bind, running
@@ -42,7 +43,7 @@ class GraphTrace(Trace):
         self.nodes: list[GraphNode] = []
         self.captured: list[Tensor] = []
         self.captures: list[Variable] = []
-        self._known: dict[int, Variable] = {}
+        self._known: dict[tuple[int, int], Variable] = {}
 
     def tensor(self, variable: Variable) -> Tensor:
         """The tensor that stands for a variable."""
@@ -62,10 +63,11 @@ class GraphTrace(Trace):
         return self._capture(tensor)
 
     def _capture(self, tensor: Tensor) -> Variable:
-        known = self._known.get(id(tensor._value))
+        identity = id(tensor._value), id(tensor._node)
+        known = self._known.get(identity)
         if known is None:
             known = Variable(tensor.type)
-            self._known[id(tensor._value)] = known
+            self._known[identity] = known
             self.captured.append(wrap(tensor._value, tensor._node))
             self.captures.append(known)
         return known
@@ -146,6 +148,14 @@ def interpret(graph: Graph, *arguments: Tensor) -> tuple[Tensor, ...]:
 
     Symbolic sizes of the graph are those that the arguments have.
     """
+    if len(arguments) != len(graph.inputs):
+        raise ArgumentError(
+            "interpret",
+            "not as many tensors as the graph has inputs",
+            expected=f"{len(graph.inputs)} tensors: {', '.join(map(str, graph.input_types))}",
+            got={f"x{i + 1}": argument for i, argument in enumerate(arguments)},
+            fix=f"wf.ir.interpret(graph, {', '.join(f'x{i + 1}' for i in range(len(graph.inputs)))})",
+        )
     graph = specialize(graph, [argument.type for argument in arguments])
     values: dict[Variable, Tensor] = dict(zip(graph.inputs, arguments, strict=True))
 

@@ -229,8 +229,9 @@ abs: Function = elementwise(
 def _complex_sign(x: Tensor) -> Tensor:
     if not x.dtype.is_complex:
         raise wrong_dtype("sign", "number", {"x": x})
-    length = _nonzero(_complex_abs(x))
-    return complex_(real(x) / length, imag(x) / length)
+    length = _complex_abs(x)
+    divisor = _nonzero(length)
+    return where(equal(length, 0.0), 0.0, complex_(real(x) / divisor, imag(x) / divisor))
 
 
 sign: Function = elementwise(

@@ -57,8 +57,8 @@ convert: Primitive = Primitive(
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """The tensor with elements of another dtype.
 
-    Floats are cut towards zero, complex numbers lose their imaginary part. A tensor is a value:
-    with `copy=False` a tensor that has the dtype already is returned as it is.
+    Floats are cut towards zero; complex numbers do not become real ones. A tensor is a value: with
+    `copy=False` a tensor that has the dtype already is returned as it is.
 
     >>> import weft as wf
     >>> wf.astype(wf.tensor([1.7, -1.7]), wf.int8).tolist()
@@ -69,6 +69,14 @@ def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -
     target = dtypes.as_dtype(dtype)
     if tensor.dtype is target:
         return alias(tensor) if copy else tensor
+    if tensor.dtype.is_complex and not (target.is_complex or target is dtypes.bool_):
+        raise DTypeError(
+            "astype",
+            "a complex number is not a real one",
+            expected="a complex dtype",
+            got={"x": tensor, "dtype": target.name},
+            fix=f'choose a real number first: x.real.astype("{target.name}"), or abs(x)',
+        )
     return apply(convert, tensor, dtype=target)
 
 

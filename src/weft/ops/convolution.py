@@ -130,7 +130,9 @@ def _check_channels(
         per_group * groups,
         expected="input channels == weight.shape[1] * groups",
         got={**got, "groups": groups},
-        fix=f"give the weight {channels // groups} input channels",
+        fix=f"give the weight {channels // groups} input channels"
+        if channels % groups == 0
+        else f"choose groups that divide the {channels} channels",
         what="channels differ",
     )
 

@@ -16,12 +16,17 @@ import numpy as np
 
 from weft.core.devices import Device, as_device
 from weft.core.dtypes import as_dtype
-from weft.core.errors import ArgumentError, DeviceError, DTypeError, GradientError
-from weft.ir.dispatch import apply
+from weft.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    DTypeError,
+    GradientError,
+)
 from weft.ir.forward import Dual
-from weft.ir.primitive import PRIMITIVES
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, concrete, grad_mode, wrap
+from weft.ops.conversion import astype
 from weft.ops.dlpack import CPU_KIND, exported
 
 Array = np.ndarray[Any, Any]
@@ -93,7 +98,7 @@ def truth(x: Tensor) -> bool:
             "the truth of a tensor with several elements is ambiguous",
             expected="one element",
             got={"x": x},
-            fix="say which you mean: x.any() or x.all()",
+            fix="say which you mean: x.any() or x.all(); between tensors write & and |",
         )
     return bool(value.reshape(())[()])
 
@@ -123,7 +128,7 @@ def index(x: Tensor) -> int:
             got={"x": x},
             fix='convert it first: x.astype("int64")',
         )
-    return int(item(x))
+    return int(_real(x, "index"))
 
 
 def _real(x: Tensor, purpose: str) -> Any:
@@ -150,12 +155,12 @@ def _real(x: Tensor, purpose: str) -> Any:
 def iterate(x: Tensor) -> Iterator[Tensor]:
     """The parts along the first axis."""
     if x.ndim == 0:
-        raise ArgumentError(
+        raise ArgumentTypeError(
             "iter",
             "a tensor without axes cannot be iterated",
             expected="at least one axis",
             got={"x": x},
-            fix="use x.item(), or x.reshape(1)",
+            fix="take the number itself: x.item()",
         )
     return (x[position] for position in range(len(x)))
 
@@ -221,7 +226,7 @@ def to(x: Tensor, target: Any) -> Tensor:
         as_device(target)
         return x
     dtype = as_dtype(target)
-    return x if x.dtype is dtype else apply(PRIMITIVES["convert"], x, dtype=dtype)
+    return astype(x, dtype, copy=False)
 
 
 def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:

@@ -186,9 +186,8 @@ def _qr_tangent(t: Tensor, out: Pair, x: Tensor, complete: bool) -> Pair:
     m, n = x.shape[-2:]
     if m != n and n < m:
         if complete:
-            raise Unsupported(
-                "the derivative of a complete QR of a tall matrix is not unique: use mode='reduced'"
-            )
+            reason = "the derivative of a complete QR of a tall matrix is not unique"
+            raise Unsupported(f"{reason}: use mode='reduced'").error("qr", "a derivative", {"x": x})
         return _tall_qr_tangent(t, q, r)
     moved, top = _tall_qr_tangent(first_columns(t, m), q, first_columns(r, m))
     if m == n:

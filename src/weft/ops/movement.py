@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.core.dtypes import DType, bool_, complex64, float32, int64
 from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceError
-from weft.core.shapes import Dimension, Shape, broadcast_shapes, equal, require_equal, size
+from weft.core.shapes import Dimension, Shape, equal, require_equal, size
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import additive, every, linear, tangent
@@ -191,15 +191,26 @@ reshape: Primitive = Primitive(
 
 
 def _broadcast_type(x: TensorType, shape: Shape) -> TensorType:
-    found = broadcast_shapes("broadcast_to", [x.shape, shape], {"x": x, "shape": list(shape)})
-    if len(found) != len(shape) or any(not equal(a, b) for a, b in zip(found, shape, strict=True)):
+    got = {"x": x, "shape": list(shape)}
+    if x.ndim > len(shape):
         raise ShapeError(
             "broadcast_to",
-            "the tensor does not broadcast to the shape",
-            expected="each dimension equal to the target's, or 1",
-            got={"x": x, "shape": list(shape)},
-            fix="reshape x so that its axes line up with the target's from the right",
+            "the tensor has more axes than the shape",
+            expected=f"at most {len(shape)} axes",
+            got=got,
+            fix="drop axes of size 1 first: wf.squeeze(x)",
         )
+    for axis in range(-x.ndim, 0):
+        if x.shape[axis] != 1:
+            require_equal(
+                "broadcast_to",
+                x.shape[axis],
+                shape[axis],
+                expected="each dimension of x equal to the shape's from the right, or 1",
+                got=got,
+                fix=f"write {x.shape[axis]} for {shape[axis]} in the shape",
+                what=f"the tensor does not broadcast to the shape on axis {axis}",
+            )
     return x.with_shape(shape)
 
 
@@ -226,8 +237,8 @@ broadcast_to: Primitive = Primitive(
         Sample((_array(1, 2),), {"shape": (0, 2)}),
     ],
     mistakes=lambda: [
-        Mistake((_array(2),), {"shape": (3,)}, ShapeError, "do not broadcast"),
-        Mistake((_array(2, 2),), {"shape": (2,)}, ShapeError, "does not broadcast to the shape"),
+        Mistake((_array(2),), {"shape": (3,)}, ShapeError, "does not broadcast to the shape"),
+        Mistake((_array(2, 2),), {"shape": (2,)}, ShapeError, "more axes than the shape"),
         Mistake((_array(3),), {"shape": (1,)}, ShapeError, "does not broadcast to the shape"),
     ],
 )
@@ -244,7 +255,7 @@ def _concatenate_type(*xs: TensorType, axis: int) -> TensorType:
             "tensors of different rank, or without the axis to join",
             expected=f"at least one tensor, and all of one rank above {axis}",
             got=got,
-            fix="give each an axis to join first: wf.expand_dims(x, axis=0)",
+            fix="give the smaller ones an axis first: x[None]",
         )
     check_one_dtype("concatenate", got)
     total: Dimension = 0

@@ -15,9 +15,9 @@ import numpy as np
 from weft.core import dtypes
 from weft.core.dimensions import Dim
 from weft.core.dtypes import DType, from_numpy, result_type
-from weft.core.errors import ArgumentTypeError, DTypeError
+from weft.core.errors import ArgumentTypeError, DTypeError, WeftError
 from weft.ir.dispatch import apply
-from weft.ir.primitive import PRIMITIVES
+from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tensor import Tensor, wrap
 
 Scalar = bool | int | float | complex
@@ -38,6 +38,21 @@ DTYPE_CLASSES: dict[str, tuple[DType, ...]] = {
     "inexact": tuple(d for d in dtypes.DTYPES if d.is_inexact),
 }
 
+NUMBERS: dict[str, str] = {
+    "any": "numbers and booleans",
+    "bool": "booleans",
+    "ordered": "real numbers and booleans",
+    "integer": "integers",
+    "bits": "integers and booleans",
+    "real": "integers and floats",
+    "number": "numbers",
+    "float": "floats",
+    "parts": "float32 and float64",
+    "complex": "complex numbers",
+    "inexact": "floats and complex numbers",
+}
+"""The classes of dtypes in words."""
+
 
 def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
     """A tensor of what was passed: arrays without a copy, scalars with their default dtype."""
@@ -53,9 +68,20 @@ def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
         op,
         f"{name} is not a tensor",
         expected="a tensor, a NumPy array or a number",
-        got={name: value},
-        fix=f"convert it first: wf.tensor({name})",
+        got={name: repr(value) if isinstance(value, str) else value},
+        fix=_conversion(value, name),
     )
+
+
+def _conversion(value: Operand, name: str) -> str:
+    """How to make an operand of what is none."""
+    if isinstance(value, (list, tuple)):
+        return f"convert it first: wf.tensor({name})"
+    if value is None:
+        return f"pass a tensor for {name}: does the function that made it return it?"
+    if isinstance(value, str):
+        return f"convert it to a number first: float({name})"
+    return f"pass numbers for {name}, as in wf.tensor([1.0, 2.0])"
 
 
 def alias(tensor: Tensor) -> Tensor:
@@ -107,7 +133,10 @@ def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[
     """
     scalars = [_is_scalar(value) for value in values]
     tensors: list[Any] = [
-        v if s else as_tensor(op, v) for v, s in zip(values, scalars, strict=True)
+        v
+        if s or isinstance(v, Tensor)
+        else as_tensor(op, v, f"x{i + 1}" if len(values) > 1 else "x")
+        for i, (v, s) in enumerate(zip(values, scalars, strict=True))
     ]
     kinds: list[Any] = [_weak(t) if s else t.dtype for t, s in zip(tensors, scalars, strict=True)]
     dtype = allowed_dtype(op, result_type(op, kinds), allowed, values)
@@ -138,14 +167,33 @@ def allowed_dtype(op: str, dtype: DType, allowed: str, values: Sequence[Operand]
 def wrong_dtype(op: str, allowed: str, got: Mapping[str, object]) -> DTypeError:
     """The error for a dtype that an operation is not defined for."""
     choices = DTYPE_CLASSES[allowed]
+    given = [dtype for dtype in map(_dtype_of, got.values()) if dtype is not None]
     wanted = next(d for d in (dtypes.float32, dtypes.int64, *choices) if d in choices)
+    if given and not any(d.is_inexact for d in given) and dtypes.int64 in choices:
+        wanted = dtypes.int64
+    fix = f'convert first: x.astype("{wanted.name}")'
+    if any(d.is_complex for d in given) and not wanted.is_complex:
+        fix = "choose a real number: abs(x), x.real or x.imag"
     return DTypeError(
         op,
-        f"not defined for this dtype, only for {allowed} dtypes",
+        f"not defined for this dtype, only for {NUMBERS[allowed]}",
         expected=", ".join(d.name for d in choices),
         got=got,
-        fix=f'convert first: x.astype("{wanted.name}")',
+        fix=fix,
     )
+
+
+def _dtype_of(value: object) -> DType | None:
+    found = getattr(value, "dtype", None)
+    return found if isinstance(found, DType) else None
+
+
+def apply_as(op: str, primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
+    """`apply`, with errors under the name of the public function that was called."""
+    try:
+        return apply(primitive, *operands, **params)
+    except WeftError as error:
+        raise error.called(op) from None
 
 
 def convert_to(tensor: Tensor, dtype: DType) -> Tensor:

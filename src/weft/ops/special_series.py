@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from functools import wraps
 from typing import Any
 
@@ -22,9 +21,8 @@ __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
 BERNOULLI = (
-    Fraction(1, 6), Fraction(-1, 30), Fraction(1, 42), Fraction(-1, 30), Fraction(5, 66),
-    Fraction(-691, 2730), Fraction(7, 6), Fraction(-3617, 510), Fraction(43867, 798),
-    Fraction(-174611, 330),
+    1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798,
+    -174611 / 330,
 )  # fmt: skip
 """The Bernoulli numbers of index 2, 4, 6, …"""
 
@@ -154,9 +152,9 @@ def zeta(s: int, q: Any) -> Any:
         total = total + (q + n) ** -float(s)
     q = q + 12.0
     total = total + q ** (1.0 - s) / (s - 1.0) + 0.5 * q ** -float(s)
-    rising = Fraction(s)
+    rising = float(s)
     for k, number in enumerate(BERNOULLI, 1):
-        total = total + float(number * rising / math.factorial(2 * k)) * q ** (1.0 - s - 2 * k)
+        total = total + number * rising / math.factorial(2 * k) * q ** (1.0 - s - 2 * k)
         rising *= (s + 2 * k - 1) * (s + 2 * k)
     return total
 
@@ -168,7 +166,7 @@ _AROUND_TWO = (
 )
 """The Taylor series of log Γ(2 + z)."""
 _DESCENDING = tuple(reversed([*enumerate(BERNOULLI, 1)]))
-_STIRLING = tuple(float(number / (2 * k * (2 * k - 1))) for k, number in _DESCENDING)
+_STIRLING = tuple(number / (2 * k * (2 * k - 1)) for k, number in _DESCENDING)
 
 
 def _lgamma_large(x: Array) -> Array:
@@ -202,7 +200,7 @@ def lgamma(x: Array) -> Array:
     return _piecewise(x, ~(x < 0.0), positive, reflected)
 
 
-_DIGAMMA = (*(float(-number / (2 * k)) for k, number in _DESCENDING), 0.0)
+_DIGAMMA = (*(-number / (2 * k) for k, number in _DESCENDING), 0.0)
 
 
 def _digamma_positive(x: Array) -> Array:

@@ -84,6 +84,18 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, (Tensor, bool, int, float, complex)) or hasattr(leaf, "__array__")
 
 
+def check_function(op: str, f: object) -> None:
+    """Refuse to transform what cannot be called."""
+    if not callable(f):
+        raise ArgumentTypeError(
+            op,
+            "this is not a function",
+            expected="a function of tensors",
+            got={"f": f},
+            fix=f"wf.{op}(lambda x: ...)",
+        )
+
+
 def _starts(args: tuple[Any, ...]) -> list[int]:
     starts = [0]
     for argument in args:
@@ -93,14 +105,14 @@ def _starts(args: tuple[Any, ...]) -> list[int]:
 
 def argument_numbers(op: str, argnums: int | Sequence[int], count: int) -> list[int]:
     """Positions of arguments, checked and made non-negative."""
-    numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+    numbers: list[Any] = list(argnums) if isinstance(argnums, (tuple, list)) else [argnums]
     for number in numbers:
         if not -count <= number < count:
             raise ArgumentError(
                 op,
                 "there is no argument at that position",
-                expected=f"argnums from 0 to {count - 1}",
+                expected=f"argnums from 0 to {count - 1}" if count else "a positional argument",
                 got={"argnums": argnums},
-                fix="pass the position of a positional argument, counted from 0",
+                fix="argnums=0 for the first argument" if count else "call it with an argument",
             )
     return [number % count for number in numbers]

@@ -61,7 +61,7 @@ def backward(
     differentiable themselves.
     """
     if tensor._node is None:
-        raise _no_tape(tensor)
+        raise _no_tape("backward", tensor)
     seed = _seed(tensor, gradient)
     keep = create_graph if retain_graph is None else retain_graph
     order = reachable([tensor._node])
@@ -99,9 +99,9 @@ def _seed(tensor: Tensor, gradient: Tensor | None) -> Tensor:
     return gradient
 
 
-def _no_tape(tensor: Tensor) -> GradientError:
+def _no_tape(op: str, tensor: Tensor) -> GradientError:
     return GradientError(
-        "backward",
+        op,
         "the tensor was not computed from anything that requires a gradient",
         expected="a tensor computed, outside no_grad, from leaves with requires_grad=True",
         got={"x": tensor},
@@ -198,7 +198,7 @@ def register_hook(tensor: Tensor, hook: Hook) -> Callable[[], None]:
     """
     node = tensor._node
     if node is None:
-        raise _no_tape(tensor)
+        raise _no_tape("register_hook", tensor)
     if node.hooks is None:
         node.hooks = []
     hooks: list[Hook] = node.hooks

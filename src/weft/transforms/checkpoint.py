@@ -21,6 +21,7 @@ from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 from weft.ops.composed import random
 from weft.ops.identity import barrier
+from weft.transforms.arguments import check_function
 
 __all__ = ["checkpoint"]
 
@@ -31,6 +32,7 @@ def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
     f runs a second time when a derivative is needed, with the same random numbers. It may take
     and return trees, and use tensors from outside.
     """
+    check_function("checkpoint", f)
 
     @wraps(f)
     def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +115,8 @@ class Replay:
         seeds = [(t._node, ct) for t, ct in zip(tensors, cotangents, strict=True) if ct is not None]
         oldest = min(node.number for node in self.outside)
         order, _ = between([root for root, _ in seeds], self.outside, oldest)
-        found = backpropagate(order, seeds, stops=self.outside)
+        attach = any(each._node is not None for each in out)
+        found = backpropagate(order, seeds, stops=self.outside, attach=attach)
         return [found.get(node) for node in self.outside]
 
 

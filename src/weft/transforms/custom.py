@@ -35,6 +35,7 @@ from weft.ir.tape import Node, Projection
 from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ir.tracing import Closure, interpret, trace
 from weft.ops.operands import as_tensor
+from weft.transforms.arguments import check_function
 from weft.transforms.vmap import vmap
 
 __all__ = ["custom_derivative"]
@@ -194,6 +195,7 @@ class custom_derivative:  # noqa: N801 (a decorator)
     __name__: str
 
     def __init__(self, f: Callable[..., Any]) -> None:
+        check_function("custom_derivative", f)
         self._f = f
         self._jvp: Callable[..., Any] | None = None
         self._vjp: Callable[..., Any] | None = None

@@ -13,7 +13,7 @@ from functools import update_wrapper
 from typing import Any, Literal
 
 from weft.core import trees
-from weft.core.errors import ArgumentError, GradientError, ShapeError
+from weft.core.errors import ArgumentError, ArgumentTypeError, GradientError, ShapeError
 from weft.ir import batching, forward, reverse
 from weft.ir.dispatch import apply, running
 from weft.ir.functions import trace_function
@@ -23,7 +23,13 @@ from weft.ir.tensor import Tensor
 from weft.ir.tracing import Closure, GraphTrace, interpret, live
 from weft.ops.composed.creation import eye
 from weft.ops.operands import as_tensor
-from weft.transforms.arguments import FlatFunction, argument_numbers, flat_function, is_number
+from weft.transforms.arguments import (
+    FlatFunction,
+    argument_numbers,
+    check_function,
+    flat_function,
+    is_number,
+)
 from weft.transforms.backward import check_differentiable
 
 __all__ = [
@@ -62,6 +68,7 @@ def value_and_grad(
     >>> float(value), gradient.tolist()
     (10.0, [2.0, 6.0])
     """
+    check_function("grad", f)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         numbers = argument_numbers("grad", argnums, len(args))
@@ -163,6 +170,7 @@ def vjp(
     >>> pullback(wf.ones(2))[0].tolist()
     [2.0, 4.0]
     """
+    check_function("vjp", f)
     flat, tensors = flat_function("vjp", f, primals, has_aux=has_aux)
     moving = _inexact(tensors)
     results, pull = reverse.vjp(_fixing(flat, tensors, moving), *[tensors[i] for i in moving])
@@ -189,18 +197,18 @@ def _matching(op: str, given: Any, flat: FlatFunction, results: Sequence[Tensor]
         )
     tensors = [as_tensor(op, leaf) for leaf in leaves]
     for tensor, result in zip(tensors, results, strict=True):
-        _check_same_type(op, tensor, result, "the cotangent has another type than the result")
+        _check_same_type(op, tensor, result, "cotangent", "the function's result")
     return tensors
 
 
-def _check_same_type(op: str, given: Tensor, wanted: Tensor, problem: str) -> None:
+def _check_same_type(op: str, given: Tensor, wanted: Tensor, name: str, other: str) -> None:
     if given.type != wanted.type:
         raise ShapeError(
             op,
-            problem,
+            f"the {name} has another type than {other}",
             expected=str(wanted.type),
-            got={"given": given},
-            fix=f"reshape or convert it to {wanted.type}",
+            got={name: given},
+            fix=f"a {name} of the same type: wf.ones({wanted.shape}, dtype={wanted.dtype.name!r})",
         )
 
 
@@ -214,11 +222,25 @@ def jvp(
     >>> float(y), float(dy)
     (8.0, 12.0)
     """
+    check_function("jvp", f)
+    _check_tuples("jvp", primals, tangents)
     flat, xs = flat_function("jvp", f, tuple(primals), has_aux=has_aux)
     directions = _tangents(primals, tangents, xs)
     results, found = forward.jvp(flat, xs, directions)
     out = (flat.rebuild(results), flat.rebuild(reverse.or_zeros(found, results)))
     return (*out, flat.aux) if has_aux else out
+
+
+def _check_tuples(op: str, primals: Any, tangents: Any) -> None:
+    for name, value in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(value, (tuple, list)):
+            raise ArgumentTypeError(
+                op,
+                f"{name} are not in a tuple",
+                expected="one tuple for the primals, one for the tangents",
+                got={name: value},
+                fix=f"wf.{op}(f, (x,), (t,))",
+            )
 
 
 def _tangents(primals: Any, tangents: Any, xs: Sequence[Tensor]) -> list[Tensor | None]:
@@ -233,7 +255,7 @@ def _tangents(primals: Any, tangents: Any, xs: Sequence[Tensor]) -> list[Tensor 
         )
     given = [as_tensor("jvp", leaf, "tangent") for leaf in leaves]
     for tensor, x in zip(given, xs, strict=True):
-        _check_same_type("jvp", tensor, x, "a tangent has another type than its primal")
+        _check_same_type("jvp", tensor, x, "tangent", "its primal")
     return [t if t.dtype.is_inexact else None for t in given]
 
 
@@ -245,6 +267,7 @@ def linearize(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., 
     >>> float(push(wf.tensor(1.0))), float(push(wf.tensor(2.0)))
     (6.0, 12.0)
     """
+    check_function("linearize", f)
     flat, xs = flat_function("linearize", f, primals)
     results, closure = _linear_graph(flat, xs)
 
@@ -289,6 +312,7 @@ def jacobian(
     >>> jacobian(lambda x: x * x)(wf.tensor([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 4.0]]
     """
+    check_function("jacobian", f)
     if mode not in ("reverse", "forward"):
         raise ArgumentError(
             "jacobian",
@@ -374,6 +398,7 @@ def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     >>> hvp(lambda x: (x ** 3).sum(), (wf.tensor([1.0, 2.0]),), (wf.ones(2),)).tolist()
     [6.0, 12.0]
     """
+    _check_tuples("hvp", primals, tangents)
     numbers = tuple(range(len(primals)))
     gradient = grad(f, argnums=numbers if len(numbers) > 1 else 0)
     return jvp(gradient, primals, tangents)[1]

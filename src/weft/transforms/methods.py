@@ -14,7 +14,14 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-from weft.core.errors import ArgumentError, DTypeError, ShapeError
+from weft.core import names
+from weft.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DTypeError,
+    NameUnknownError,
+    ShapeError,
+)
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled
 from weft.ir.tape import rebind
@@ -51,33 +58,33 @@ def _reflected(function: Function) -> Function:
     return method
 
 
-def _in_place(name: str, function: Function) -> Function:
+def _in_place(sign: str, function: Function) -> Function:
     """`x op= y`: rebinds the handle to the new value, of the same type."""
 
     def method(self: Tensor, other: Any) -> Tensor:
         result = function(self, other)
-        _check_same(name, self, result)
-        return rebind(self, result, name)
+        _check_same(sign, self, result)
+        return rebind(self, result, f"{sign}=")
 
     return method
 
 
-def _check_same(name: str, tensor: Tensor, result: Tensor) -> None:
+def _check_same(sign: str, tensor: Tensor, result: Tensor) -> None:
     if result.dtype is not tensor.dtype:
         raise DTypeError(
-            name,
+            f"{sign}=",
             "the result has another dtype than the tensor it would replace",
             expected=f"a result of dtype {tensor.dtype.name}",
             got={"x": tensor, "result": result},
-            fix=f'convert the other operand: y.astype("{tensor.dtype.name}"), or write x = x op y',
+            fix=f"give the result its own dtype: x = x {sign} y",
         )
     if result.shape != tensor.shape:
         raise ShapeError(
-            name,
+            f"{sign}=",
             "the result has another shape than the tensor it would replace",
             expected=f"an operand that broadcasts to {list(tensor.shape)}",
             got={"x": tensor, "result": result},
-            fix="write x = x op y",
+            fix=f"give the result its own shape: x = x {sign} y",
         )
 
 
@@ -98,9 +105,42 @@ def _along(function: Function) -> Function:
 
     @wraps(function)
     def method(self: Tensor, axis: Any = default, **options: Any) -> Any:
+        if options and (options.keys() & FOREIGN_OPTIONS.keys()):
+            raise _foreign_option(function.__name__, options)
         return function(self, axis=axis, **options)
 
     return method
+
+
+FOREIGN_OPTIONS: dict[str, str] = {"dim": "axis", "keepdim": "keepdims"}
+"""What PyTorch's options are called here."""
+
+
+def _foreign_option(op: str, options: dict[str, Any]) -> ArgumentTypeError:
+    given = next(name for name in options if name in FOREIGN_OPTIONS)
+    meant = FOREIGN_OPTIONS[given]
+    return ArgumentTypeError(
+        op,
+        f"{given} is called {meant} here, as in NumPy",
+        expected=f"{meant}=",
+        got={given: options[given]},
+        fix=f"{meant}={options[given]!r}",
+    )
+
+
+def _missing(x: Tensor, name: str) -> Any:
+    """What `x.name` means where there is no such attribute: an error with a suggestion."""
+    if name.startswith("_"):
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+    if name in dir(NAMESPACE[0]) and name not in names.ELSEWHERE:
+        raise NameUnknownError(
+            "tensor",
+            f"{name} is a function, not a method",
+            expected="a name in dir(x)",
+            got={"name": name},
+            fix=f"wf.{name}(x)",
+        )
+    raise names.unknown("tensor", name, dir(x), "x")
 
 
 def _set_item(x: Tensor, key: Any, value: Any) -> None:
@@ -183,6 +223,12 @@ OPERATORS: dict[str, Function] = {
     "rshift": logic.bitwise_right_shift,
 }
 
+SIGNS: dict[str, str] = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "matmul": "@", "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>",
+}  # fmt: skip
+"""How the operators are written."""
+
 SPECIAL: dict[str, Any] = {
     "__neg__": elementwise.negative,
     "__pos__": elementwise.positive,
@@ -194,6 +240,7 @@ SPECIAL: dict[str, Any] = {
     "__le__": comparison.less_equal,
     "__gt__": comparison.greater,
     "__ge__": comparison.greater_equal,
+    "__getattr__": _missing,
     "__getitem__": indexing.getitem,
     "__setitem__": _set_item,
     "__iter__": exchange.iterate,
@@ -282,14 +329,14 @@ def install() -> None:
     for name, function in OPERATORS.items():
         setattr(Tensor, f"__{name}__", function)
         setattr(Tensor, f"__r{name}__", _reflected(function))
-        setattr(Tensor, f"__i{name}__", _in_place(name, function))
+        setattr(Tensor, f"__i{name}__", _in_place(SIGNS[name], function))
     for name, attribute in {**SPECIAL, **PROPERTIES, **METHODS}.items():
         setattr(Tensor, name, attribute)
-    for module, names in NAMED.items():
-        for name in names:
+    for module, chosen in NAMED.items():
+        for name in chosen:
             setattr(Tensor, name, getattr(module, name))
-    for module, names in ALONG.items():
-        for name in names:
+    for module, chosen in ALONG.items():
+        for name in chosen:
             setattr(Tensor, name, _along(getattr(module, name)))
 
 

@@ -13,11 +13,11 @@ from functools import wraps
 from typing import Any
 
 from weft.core import trees
-from weft.core.errors import ArgumentError, ShapeError
+from weft.core.errors import ArgumentError, AxisError, ShapeError
 from weft.core.shapes import Dimension, equal, normalize_axis
 from weft.ir import batching
 from weft.ir.tensor import Tensor
-from weft.transforms.arguments import flat_function
+from weft.transforms.arguments import check_function, flat_function
 
 __all__ = ["vmap"]
 
@@ -38,6 +38,7 @@ def vmap(
     >>> vmap(wf.sum, in_axes=1)(wf.ones((2, 3))).tolist()
     [2.0, 2.0, 2.0]
     """
+    check_function("vmap", f)
 
     @wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -88,10 +89,18 @@ def _spread(axes: Axes, tree: Any, name: str) -> list[int | None]:
     )
 
 
-def _position(tensor: Tensor, axis: int | None) -> int | None:
+def _position(tensor: Tensor, axis: Any) -> int | None:
     if axis is None:
         return None
-    return normalize_axis("vmap", axis, tensor.ndim, {"argument": tensor})
+    if not isinstance(axis, int) or not -tensor.ndim <= axis < tensor.ndim:
+        raise AxisError(
+            "vmap",
+            "an argument does not have the axis that is mapped over",
+            expected=f"an axis from {-tensor.ndim} to {tensor.ndim - 1}, or None",
+            got={"argument": tensor, "in_axes": axis},
+            fix="in_axes=(0, None) where the first argument alone has a batch axis",
+        )
+    return axis % tensor.ndim
 
 
 def _batch_size(

@@ -16,7 +16,7 @@ from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor
 from weft.ops.convolution import Padding, conv, conv_input_gradient
 from weft.ops.movement import reshape
-from weft.ops.operands import promoted
+from weft.ops.operands import apply_as, promoted
 
 __all__ = [
     "conv1d",
@@ -44,9 +44,16 @@ def per_axis(op: str, name: str, value: Any, rank: int, least: int = 1) -> tuple
             f"{name} is not one integer for each of the {rank} spatial axes",
             expected=f"an integer of at least {least}, or {rank} of them",
             got={name: value},
-            fix=f"{name}={(least,) * rank if rank > 1 else least}",
+            fix=f"{name}={_fitting(entries, rank, least)}",
         )
     return entries
+
+
+def _fitting(entries: tuple[Any, ...], rank: int, least: int) -> Any:
+    """The nearest correct value: what was given where it is right, cut to the number of axes."""
+    right = [e if isinstance(e, int) and e >= least else least for e in entries][:rank]
+    full = (*right, *[least] * (rank - len(right)))
+    return full if rank > 1 else full[0]
 
 
 def sides(op: str, value: Any, rank: int) -> Padding:
@@ -94,7 +101,7 @@ def batched(op: str, x: Tensor, rank: int) -> tuple[Tensor, bool]:
             f"the input does not have {rank} spatial axes",
             expected=f"[batch, channels, *{rank} spatial], or without batch",
             got={"x": x},
-            fix=f"give x {rank + 2} axes, for example x[None] for a batch of one",
+            fix=f"give x {rank + 2} axes: x[{', '.join(['None'] * max(rank + 2 - x.ndim, 1))}]",
         )
     return apply(reshape, x, shape=(1, *x.shape)), True
 
@@ -130,7 +137,7 @@ def _plus_bias(op: str, out: Tensor, bias: Tensor | None) -> Tensor:
             "the bias does not have one element per output channel",
             expected=f"a bias of shape ({out.shape[1]},)",
             got={"bias": bias},
-            fix=f"bias.reshape({out.shape[1]})",
+            fix=f"bias = wf.zeros({out.shape[1]})",
         )
     return out + apply(reshape, bias, shape=(bias.shape[0], *[1] * (out.ndim - 2)))
 
@@ -153,9 +160,8 @@ def _convolve(
     strides = per_axis(op, "stride", stride, rank)
     dilations = per_axis(op, "dilation", dilation, rank)
     around = _conv_sides(op, padding, kernel.shape[2:], strides, dilations)
-    out = apply(
-        conv, image, kernel, strides=strides, padding=around, dilation=dilations, groups=groups
-    )
+    params = {"strides": strides, "padding": around, "dilation": dilations, "groups": groups}
+    out = apply_as(op, conv, image, kernel, **params)
     return unbatched(_plus_bias(op, out, offset), added)
 
 
@@ -253,7 +259,8 @@ def _transposed(
             )
         ]
     )
-    out = apply(
+    out = apply_as(
+        op,
         conv_input_gradient,
         image,
         kernel,

@@ -10,6 +10,7 @@ Python numbers get the default dtypes (float32, int64, complex64, bool); arrays 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -311,7 +312,8 @@ def _number(op: str, value: Any) -> Any:
 
 def _range_length(start: Any, stop: Any, step: Any) -> Dimension:
     if isinstance(start, float) or isinstance(stop, float) or isinstance(step, float):
-        return max(0, int(math.ceil((stop - start) / step)))
+        steps: int = math.ceil((stop - start) / step)
+        return max(0, steps)
     if isinstance(start, int) and isinstance(stop, int):
         return len(range(start, stop, step))
     symbolic: Dimension = (stop - start + step - 1) // step
@@ -383,6 +385,20 @@ def _positions(shape: Any, axis: int) -> Tensor:
     return apply(iota, shape=tuple(shape), dtype=dtypes.INDEX, axis=axis)
 
 
+def _diagonal_columns(op: str, shape: Any, k: Any) -> Tensor:
+    """For each place of a matrix, the column in which its row meets the k-th diagonal."""
+    if isinstance(k, bool) or not hasattr(k, "__index__"):
+        raise ArgumentTypeError(
+            op,
+            "diagonals are counted in integers",
+            expected="an integer",
+            got={"k": k},
+            fix=f"wf.{op}(..., k=1)",
+        )
+    beyond = 2**62  # further than any column, and far from where the sum would wrap
+    return add(_positions(shape, 0), min(max(operator.index(k), -beyond), beyond))
+
+
 def eye(
     n_rows: Any,
     n_cols: Any = None,
@@ -401,7 +417,7 @@ def eye(
     as_device(device)
     chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
     shape = check_shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
-    diagonal = equal(add(_positions(shape, 0), k), _positions(shape, 1))
+    diagonal = equal(_diagonal_columns("eye", shape, k), _positions(shape, 1))
     return convert_to(diagonal, chosen)
 
 
@@ -413,8 +429,9 @@ def tril(x: Any, /, *, k: int = 0) -> Tensor:
     [[1.0, 0.0], [1.0, 1.0]]
     """
     matrix = _matrices("tril", x)
-    rows, columns = (_positions(matrix.shape[-2:], axis) for axis in (0, 1))
-    return where(greater_equal(add(rows, k), columns), matrix, _zero(matrix))
+    shape = matrix.shape[-2:]
+    kept = greater_equal(_diagonal_columns("tril", shape, k), _positions(shape, 1))
+    return where(kept, matrix, _zero(matrix))
 
 
 def triu(x: Any, /, *, k: int = 0) -> Tensor:
@@ -425,8 +442,9 @@ def triu(x: Any, /, *, k: int = 0) -> Tensor:
     [[1.0, 1.0], [0.0, 1.0]]
     """
     matrix = _matrices("triu", x)
-    rows, columns = (_positions(matrix.shape[-2:], axis) for axis in (0, 1))
-    return where(greater_equal(columns, add(rows, k)), matrix, _zero(matrix))
+    shape = matrix.shape[-2:]
+    kept = greater_equal(_positions(shape, 1), _diagonal_columns("triu", shape, k))
+    return where(kept, matrix, _zero(matrix))
 
 
 def _zero(x: Tensor) -> Any:

@@ -131,7 +131,7 @@ def _write_slices(
             fix="flatten it first: index.reshape(-1)",
         )
     shape = (*x.shape[:place], places.shape[0], *x.shape[place + 1 :])
-    updates = broadcasted(convert_to(as_tensor(op, source, "source"), x.dtype), shape)
+    updates = _spread_to(op, convert_to(as_tensor(op, source, "source"), x.dtype), shape)
     if alpha != 1:
         updates = multiply(updates, alpha)
     return apply(primitive, x, moveaxis(updates, place, 0), places, axes=(place,), **params)
@@ -172,7 +172,8 @@ def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: in
             got={"x": x, "indices": places},
             fix="broadcast x first: wf.broadcast_to",
         )
-    updates = broadcasted(convert_to(as_tensor("put_along_axis", values), x.dtype), places.shape)
+    new = convert_to(as_tensor("put_along_axis", values, "values"), x.dtype)
+    updates = _spread_to("put_along_axis", new, places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(indexing.scatter, x, updates, *everywhere, axes=_all(x), unique=False)
 
@@ -199,7 +200,9 @@ def _check_rank(op: str, x: Tensor, index: Tensor) -> None:
             "x and the indices have different ranks, or none",
             expected=f"indices with {max(x.ndim, 1)} axes",
             got={"x": x, "indices": index},
-            fix="use wf.take(x, indices, axis=0) for one index for all positions",
+            fix="give the indices the axis they lack: indices[..., None]"
+            if 0 < index.ndim < x.ndim
+            else "use wf.take(x, indices, axis=0) for one index for all positions",
         )
 
 
@@ -289,20 +292,35 @@ def _scattered(
     **params: bool,
 ) -> Tensor:  # fmt: skip
     x, places, place = _fitted(op, x, axis, index)
-    updates = _cut_to(convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
+    updates = _cut_to(op, convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(primitive, x, updates, *everywhere, axes=_all(x), **params)
 
 
-def _cut_to(src: Tensor, shape: Shape) -> Tensor:
+def _cut_to(op: str, src: Tensor, shape: Shape) -> Tensor:
     """The elements of src that an index of that shape uses: src may be longer."""
     longer = src.ndim == len(shape) and not any(
         is_below(a, b) for a, b in zip(src.shape, shape, strict=True)
     )
     if not longer or src.shape == shape:
-        return broadcasted(src, shape)
+        return _spread_to(op, src, shape)
     ones = (1,) * src.ndim
     return apply(slice_, src, starts=(0,) * src.ndim, stops=shape, strides=ones)
+
+
+def _spread_to(op: str, source: Tensor, shape: Shape) -> Tensor:
+    """What is written, broadcast to the places it is written to."""
+    try:
+        return broadcasted(source, shape)
+    except ShapeError as error:
+        raise ShapeError(
+            op,
+            "the source does not fit the places it is written to",
+            expected=f"a source of shape {list(shape)}, or one that broadcasts to it",
+            got={"source": source},
+            note=error.note,
+            fix="give one element, or one slice, for each index",
+        ) from None
 
 
 def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:

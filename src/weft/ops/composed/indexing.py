@@ -30,6 +30,7 @@ from weft.core.errors import (
     ArgumentError,
     ArgumentTypeError,
     AxisError,
+    BoundsError,
     DTypeError,
     ShapeError,
     TraceError,
@@ -401,9 +402,10 @@ def _without_masks(x: Tensor, items: Sequence[Item]) -> list[Any]:
 
 
 def _check_mask(x: Tensor, mask: Tensor, axis: int) -> None:
+    """Sizes are those of x or, as the Array API has it, 0."""
     dims = x.shape[axis : axis + mask.ndim]
-    if not all(equal(a, b) for a, b in zip(mask.shape, dims, strict=True)):
-        raise ShapeError(
+    if not all(a == 0 or equal(a, b) for a, b in zip(mask.shape, dims, strict=True)):
+        raise BoundsError(
             OP,
             "the mask does not have the shape of what it masks",
             expected=f"a mask of shape {list(dims)}",
@@ -443,6 +445,8 @@ def _write_masked(x: Tensor, items: Sequence[Item], value: Tensor) -> Tensor | N
     before = itertools.takewhile(lambda item: item is not mask, items)
     axis = sum(item.count if isinstance(item, Whole) else 1 for item in before)
     _check_mask(x, mask, axis)
+    if 0 in mask.shape:
+        return None
     after = x.ndim - axis - mask.ndim
     split = value.ndim - after  # the axes of the value that come before those after the mask
     if split > 0:

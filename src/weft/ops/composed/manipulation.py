@@ -22,6 +22,7 @@ from weft.core.shapes import (
     Shape,
     broadcast_shapes,
     check_shape,
+    equal,
     normalize_axes,
     normalize_axis,
     size,
@@ -30,7 +31,7 @@ from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, concrete, wrap
 from weft.ops import movement
 from weft.ops.indexing import gather
-from weft.ops.operands import Operand, alias, as_tensor, promoted
+from weft.ops.operands import Operand, alias, apply_as, as_tensor, promoted
 
 __all__ = [
     "broadcast_arrays",
@@ -110,8 +111,23 @@ def _found_shape(x: Tensor, shape: Any) -> Shape:
             fix="write out all dimensions but one",
         )
     found = list(known)
-    found.insert(free[0], size(x.shape) // rest)
+    found.insert(free[0], _share(x, rest, entries))
     return tuple(found)
+
+
+def _share(x: Tensor, rest: Dimension, entries: Sequence[Any]) -> Dimension:
+    """What -1 stands for: the elements divided among the other dimensions."""
+    total = size(x.shape)
+    if isinstance(total, int) and isinstance(rest, int) and total % rest:
+        raise ShapeError(
+            "reshape",
+            f"{total} elements do not divide into parts of {rest}",
+            expected=f"beside -1, dimensions whose product divides {total}",
+            got={"x": x, "shape": list(entries)},
+            note=f"{total} % {rest} == {total % rest}",
+            fix=f"keep the first axis: x.reshape({x.shape[0] if x.shape else 1}, -1)",
+        )
+    return total // rest
 
 
 def _entries(shape: Any) -> Sequence[Any]:
@@ -206,7 +222,8 @@ def permute_dims(x: Operand, /, axes: Sequence[int]) -> Tensor:
     """
     x = as_tensor("permute_dims", x)
     order = normalize_axes("permute_dims", tuple(axes), x.ndim, {"x": x})
-    return apply(movement.transpose, x, order=order)
+    found: Tensor = apply_as("permute_dims", movement.transpose, x, order=order)
+    return found
 
 
 def transpose(x: Operand, /, axes: Sequence[int] | None = None) -> Tensor:
@@ -349,7 +366,8 @@ def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Tensor:
     if axis is None:
         tensors = tuple([reshaped(x, (x.size,)) for x in tensors])
     place = normalize_axis("concat", axis or 0, tensors[0].ndim, {"x1": tensors[0]})
-    return apply(movement.concatenate, *tensors, axis=place)
+    found: Tensor = apply_as("concat", movement.concatenate, *tensors, axis=place)
+    return found
 
 
 def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Tensor:
@@ -361,16 +379,20 @@ def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Tensor:
     """
     tensors = joined("stack", arrays)
     place = normalize_axis("stack", axis, tensors[0].ndim + 1, {"x1": tensors[0]})
-    if any(x.ndim != tensors[0].ndim for x in tensors):
+    if any(not _same_shape(x.shape, tensors[0].shape) for x in tensors):
         raise ShapeError(
             "stack",
-            "tensors of different rank",
+            "the tensors have different shapes",
             expected="tensors of one shape",
             got={f"x{i + 1}": x for i, x in enumerate(tensors)},
-            fix="broadcast them first: wf.broadcast_arrays(x1, x2)",
+            fix="pad or slice them to one shape, or join them along an axis: wf.concat",
         )
     parts = [expand_dims(x, axis=place) for x in tensors]
     return apply(movement.concatenate, *parts, axis=place)
+
+
+def _same_shape(a: Shape, b: Shape) -> bool:
+    return len(a) == len(b) and all(equal(m, n) for m, n in zip(a, b, strict=True))
 
 
 def unstack(x: Operand, /, *, axis: int = 0) -> tuple[Tensor, ...]:

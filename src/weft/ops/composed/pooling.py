@@ -21,7 +21,7 @@ from weft.ops.contraction import NONE, dot
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
 from weft.ops.movement import broadcast_to
-from weft.ops.operands import alias, allowed_dtype, as_tensor, convert_to
+from weft.ops.operands import alias, allowed_dtype, apply_as, as_tensor, convert_to
 from weft.ops.reduction import reduce_max
 from weft.ops.windows import window_argmax, window_max, window_pick, window_sum
 
@@ -110,8 +110,8 @@ def _max_pool(
     tensor, added = batched(op, as_tensor(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, dilation, ceil_mode)
     if not return_indices:
-        return unbatched(apply(window_max, tensor, **params), added)
-    indices = apply(window_argmax, tensor, **params)
+        return unbatched(apply_as(op, window_max, tensor, **params), added)
+    indices = apply_as(op, window_argmax, tensor, **params)
     return unbatched(window_pick(tensor, indices, rank), added), unbatched(indices, added)
 
 
@@ -190,7 +190,7 @@ def _avg_pool(
 ) -> Tensor:
     tensor, added = batched(op, _floating(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, 1, ceil_mode)
-    total = apply(window_sum, tensor, **params)
+    total: Tensor = apply_as(op, window_sum, tensor, **params)
     inside = sides(op, padding, rank)
     if params["padding"] == inside and (count_include_pad or not any(map(any, inside))):
         return unbatched(total / float(np.prod(params["window"])), added)

@@ -16,7 +16,7 @@ import numpy as np
 from weft.core.dtypes import INDEX, bool_
 from weft.core.errors import AxisError, ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
-from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.dispatch import apply
 from weft.ir.reverse import filled
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import sorting
@@ -25,7 +25,7 @@ from weft.ops.composed.gathering import take
 from weft.ops.composed.indexing import concrete_mask
 from weft.ops.composed.manipulation import reshaped
 from weft.ops.logic import logical_not
-from weft.ops.operands import Operand, as_tensor, convert_to, promoted
+from weft.ops.operands import Operand, apply_as, as_tensor, convert_to, promoted
 from weft.ops.reduction import reduce_sum
 from weft.ops.selection import clip
 
@@ -87,7 +87,7 @@ def topk(
     """
     x = as_tensor("topk", x)
     place = _axis("topk", x, axis)
-    return TopK(*apply_multiple(sorting.top_k, x, k=k, axis=place, largest=bool(largest)))
+    return TopK(*apply_as("topk", sorting.top_k, x, k=k, axis=place, largest=bool(largest)))
 
 
 def searchsorted(

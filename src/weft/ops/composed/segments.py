@@ -178,7 +178,14 @@ def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any =
     count = _count("one_hot", labels, num_classes, "num_classes")
     value = labels._value
     if type(value) is np.ndarray and value.size and isinstance(count, int):
-        indexing.check_bounds("one_hot", (count,), [value], (0,))
+        if int(value.max()) >= count:
+            raise BoundsError(
+                "one_hot",
+                f"there is no class {int(value.max())} among {count}",
+                expected=f"0 <= index < {count}",
+                got={"indices": labels, "num_classes": count},
+                fix=f"num_classes={int(value.max()) + 1}",
+            )
     hot = equal(reshaped(labels, (*labels.shape, 1)), counting(count))
     return convert_to(hot, float32 if dtype is None else as_dtype(dtype))
 
