@@ -3,13 +3,14 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+EXAMPLES ?= 200
 
 VENV := .venv/.complete
 VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench docs nightly examples clean
+.PHONY: help venv demo test conformance lint bench docs nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -21,6 +22,15 @@ demo: $(VENV)  ## train a small model on data inside the package and show what i
 
 test: $(VENV)  ## all tests, with coverage of the library
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+conformance: $(VENV)  ## the Array API's public tests, of the checkout that ARRAY_API_TESTS names
+	@test -f "$(ARRAY_API_TESTS)/requirements.txt" || { echo "ARRAY_API_TESTS must name a" \
+	    "checkout of https://github.com/data-apis/array-api-tests with its submodules"; exit 1; }
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --requirement "$(ARRAY_API_TESTS)/requirements.txt"
+	cd "$(ARRAY_API_TESTS)" && ARRAY_API_TESTS_MODULE=weft $(CURDIR)/.venv/bin/python -m pytest \
+	    -p no:cacheprovider -n $(WORKERS) --disable-deadline --max-examples $(EXAMPLES) \
+	    array_api_tests
 
 lint: $(VENV)  ## ruff's rules, ruff's format, mypy in strict mode
 	.venv/bin/ruff check .

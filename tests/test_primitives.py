@@ -5,7 +5,9 @@ Nothing here knows a primitive by name. A new one is tested by having been defin
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,13 @@ from weft import testing
 from weft.core.errors import Unsupported
 from weft.ir.derivatives import Constant, Every, Joint
 from weft.ir.dispatch import bind
-from weft.ir.primitive import PRIMITIVES, Primitive, Sample
+from weft.ir.primitive import PRIMITIVES, Primitive, Sample, find
 from weft.ir.tensor import wrap
 from weft.ir.verify import verify
 
+DOCS = Path(__file__).parents[1] / "docs"
 EACH = [pytest.param(primitive, id=name) for name, primitive in sorted(PRIMITIVES.items())]
-CHECKS = [
-    pytest.param(check, id=check.__name__.removeprefix("check_")) for check in testing.CHECKS
-]
+CHECKS = [pytest.param(check, id=check.__name__.removeprefix("check_")) for check in testing.CHECKS]
 CHECKED_BY_HAND = {"eig"}  # the phase of an eigenvector is free, so differences of it mean nothing
 every_primitive = pytest.mark.parametrize("primitive", EACH)
 
@@ -135,11 +136,16 @@ def test_a_primitive_is_found_under_its_name_alone() -> None:
 
 
 def test_an_unknown_primitive_is_refused() -> None:
-    from weft.ir.primitive import find
-
     with pytest.raises(wf.NameUnknownError) as caught:
         find("sine")
     assert caught.value.got == "name: sine"
+
+
+def test_the_table_of_transforms_is_up_to_date() -> None:
+    generator = runpy.run_path(str(DOCS / "generate_transforms.py"))
+    assert generator["page"]() == (DOCS / "transforms.md").read_text(encoding="utf-8"), (
+        "run: python docs/generate_transforms.py"
+    )
 
 
 def _tuple(result: Any) -> tuple[Any, ...]:

@@ -19,11 +19,15 @@ import numpy as np
 from weft.core import trees
 from weft.core.dtypes import from_numpy
 from weft.core.errors import Unsupported, WeftError
-from weft.ir import batching, forward, reverse
+from weft.ir import batching, forward, reverse, scalars
 from weft.ir.derivatives import Constant, Joint
 from weft.ir.dispatch import bind
 from weft.ir.graph import Graph
+from weft.ir.loop_reference import run_reference
+from weft.ir.loops import For, Kernel, Store
 from weft.ir.primitive import Primitive, Sample
+from weft.ir.scalar_functions import lowered
+from weft.ir.scalars import Buffer
 from weft.ir.tensor import Tensor, concrete, wrap
 from weft.ir.text import parse
 from weft.ir.tracing import trace
@@ -316,6 +320,74 @@ def check_text_round_trip(primitive: Primitive, sample: Sample) -> None:
     assert again == graph, f"{graph}\nparses to\n{again}"
 
 
+ULPS = 4
+"""How many steps of the result's dtype a lowering may be away from the reference."""
+
+
+def check_lowering_agrees_with_reference(primitive: Primitive, sample: Sample) -> None:
+    """The scalar expression of one element, interpreted, gives what the reference gives."""
+    tensors = [wrap(np.asarray(x)) for x in sample.operands]
+    if isinstance(primitive.lower, Unsupported):
+        return
+    expected = bind(primitive, *tensors, **sample.params)
+    try:
+        found = run_lowered(primitive, sample)
+    except Unsupported:
+        return
+    close_in_ulps(found.reshape(expected.shape), expected._value, least=1.0)
+
+
+def run_lowered(primitive: Primitive, sample: Sample) -> Array:
+    """The flat result of a primitive's scalar expression, by the loop language's reference."""
+    operands = np.broadcast_arrays(*sample.operands)
+    types = [wrap(x).type for x in operands]
+    dtype = primitive.type_rule(*types, **sample.params).dtype  # type: ignore[union-attr]
+    sources = [Buffer(f"x{i}", kind.dtype) for i, kind in enumerate(types)]
+    target, place = Buffer("out", dtype, "write"), scalars.index("i")
+    value = lowered(primitive, [source[place] for source in sources], dtype, sample.params)
+    body = For(place, scalars.size("n"), (Store(target, place, value),))
+    out = np.empty(operands[0].size, dtype.numpy)
+    kernel = Kernel(primitive.name, (*sources, target), ("n",), (body,))
+    run_reference(kernel, [*[np.ravel(x) for x in operands], out], [out.size])
+    return out
+
+
+def close_in_ulps(found: Array, expected: Array, least: float = 0.0) -> None:
+    """Floats are NaN or infinite at the same places, and few steps apart; other results are equal.
+
+    `least`: the size from which on steps are counted, for sums of numbers that cancel.
+    """
+    assert found.dtype == expected.dtype, f"{found.dtype} != {expected.dtype}"
+    if not from_numpy(expected.dtype).is_floating:
+        np.testing.assert_array_equal(found, expected)
+        return
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(_wide(found) - _wide(expected))
+    one = expected.dtype.type(1)
+    epsilon = float(np.nextafter(one, one + one)) - 1.0
+    exempt = np.isnan(expected) | (apart <= ULPS * epsilon * least)
+    steps = np.where(exempt, np.uint64(0), _steps_between(found, expected))
+    worst = int(np.argmax(steps)) if steps.size else 0
+    assert np.max(steps, initial=0) <= ULPS, (
+        f"{found.flat[worst]!r} is {steps.flat[worst]} steps from {expected.flat[worst]!r}"
+    )
+
+
+def _steps_between(x: Array, y: Array) -> Array:
+    """How many representable numbers lie from one to the other, for each pair."""
+    a, b = _place(x), _place(y)
+    return np.asarray(np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64))
+
+
+def _place(x: Array) -> Array:
+    """The place of each number among all of its dtype, counted from 0."""
+    bits = np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}").astype(np.int64).reshape(x.shape)
+    highest = 1 << (8 * x.dtype.itemsize - 1)
+    return np.asarray(np.where(bits < 0, -(bits & (highest - 1)), bits), np.int64)
+
+
 def check_constants(primitive: Primitive, sample: Sample) -> None:
     """An operand called constant has no influence that finite differences can see."""
     derivatives = primitive.derivatives
@@ -351,4 +423,5 @@ CHECKS: tuple[Callable[[Primitive, Sample], None], ...] = (
     check_constants,
     check_batching_agrees_with_a_loop,
     check_text_round_trip,
+    check_lowering_agrees_with_reference,
 )

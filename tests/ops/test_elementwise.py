@@ -567,11 +567,11 @@ def test_derivatives_with_python_scalars_equal_those_with_tensors(scalar: float)
     [
         (lambda x: wf.add(x, wf.ones(3)), wf.ShapeError, "add", "shapes do not broadcast", "x"),
         (lambda x: wf.bitwise_and(x, 1), wf.DTypeError, "bitwise_and", "not defined", "astype"),
-        (lambda x: wf.less(x + 1j, 0), wf.DTypeError, "less", "not defined", "astype"),
-        (lambda x: wf.floor(x + 1j), wf.DTypeError, "floor", "not defined", "astype"),
+        (lambda x: wf.less(x + 1j, 0), wf.DTypeError, "less", "not defined", "x.real"),
+        (lambda x: wf.floor(x + 1j), wf.DTypeError, "floor", "not defined", "x.real"),
         (lambda x: wf.abs(x > 0), wf.DTypeError, "abs", "not defined", "astype"),
         (lambda x: wf.add([1], x), wf.ArgumentTypeError, "add", "not a tensor", "wf.tensor"),
-        (lambda x: wf.sin("x"), wf.ArgumentTypeError, "sin", "not a tensor", "wf.tensor"),
+        (lambda x: wf.sin("x"), wf.ArgumentTypeError, "sin", "not a tensor", "float(x)"),
         (lambda x: wf.pow(wf.tensor([2]), -1), wf.ArgumentError, "pow", "negative power", "float"),
         (
             lambda x: wf.pow(wf.tensor([2]), wf.tensor([-1])),
@@ -581,8 +581,8 @@ def test_derivatives_with_python_scalars_equal_those_with_tensors(scalar: float)
             "astype",
         ),
         (lambda x: wf.where(x, 1.0, 0.0), wf.DTypeError, "where", "not boolean", "condition != 0"),
-        (lambda x: wf.clip(x + 1j, 0, 1), wf.DTypeError, "clip", "not defined", "astype"),
-        (lambda x: wf.clip(x, 1j), wf.DTypeError, "clip", "not defined", "astype"),
+        (lambda x: wf.clip(x + 1j, 0, 1), wf.DTypeError, "clip", "not defined", "x.real"),
+        (lambda x: wf.clip(x, 1j), wf.DTypeError, "clip", "not defined", "x.real"),
         (
             lambda x: wf.add(wf.tensor([1], dtype="uint8"), 300),
             wf.DTypeError,
@@ -600,7 +600,7 @@ def test_derivatives_with_python_scalars_equal_those_with_tensors(scalar: float)
         (lambda x: wf.gelu(x, approximate="fast"), wf.ArgumentError, "gelu", "fast", "tanh"),
         (lambda x: wf.polygamma(-1, x), wf.ArgumentError, "polygamma", "order", "polygamma(1"),
         (lambda x: wf.bitcast(x, "int64"), wf.DTypeError, "bitcast", "sizes", "int32"),
-        (lambda x: wf.nan_to_num(x + 1j), wf.DTypeError, "nan_to_num", "not defined", "astype"),
+        (lambda x: wf.nan_to_num(x + 1j), wf.DTypeError, "nan_to_num", "not defined", "x.real"),
     ],
 )
 def test_mistakes_are_refused_with_a_fix(

@@ -153,7 +153,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str, str, str]] = 
         lambda: wf.fft.irfft(wf.ones(1)), ArgumentError, "irfft", "at least 1", "n=1",
     ),
     "complex numbers for real ones": (
-        lambda: wf.fft.rfft(wf.ones(4, dtype="complex64")), DTypeError, "rfft", "float32", "astype",
+        lambda: wf.fft.rfft(wf.ones(4, dtype="complex64")), DTypeError, "rfft", "float32", "x.real",
     ),
     "integer frequencies": (
         lambda: wf.fft.fftfreq(4, dtype="int32"),

@@ -252,7 +252,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
         lambda: wf.reshape(wf.ones(4), (3, -1)),
         wf.ShapeError,
         "reshape",
-        "differs",
+        "do not divide",
     ),
     "any size": (lambda: wf.reshape(wf.ones((0,)), (0, -1)), wf.ShapeError, "reshape", "any size"),
     "a size of 1.5": (
@@ -272,7 +272,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
     "axis missing": (
         lambda: wf.permute_dims(wf.ones((2, 2)), (0,)),
         wf.AxisError,
-        "transpose",
+        "permute_dims",
         "permutation",
     ),
     "moveaxis": (
@@ -291,26 +291,26 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
     "concat of ranks": (
         lambda: wf.concat([wf.ones(2), wf.ones((2, 2))]),
         wf.ShapeError,
-        "concatenate",
+        "concat",
         "rank",
     ),
     "concat of sizes": (
         lambda: wf.concat([wf.ones((2, 1)), wf.ones((2, 2))]),
         wf.ShapeError,
-        "concatenate",
+        "concat",
         "differ",
     ),
     "stack of shapes": (
         lambda: wf.stack([wf.ones(2), wf.ones(3)]),
         wf.ShapeError,
-        "concatenate",
+        "stack",
         "differ",
     ),
     "stack of ranks": (
         lambda: wf.stack([wf.ones(2), wf.ones((2, 2))]),
         wf.ShapeError,
         "stack",
-        "rank",
+        "different shapes",
     ),
     "repeat": (lambda: wf.repeat(wf.ones(3), [1, 2]), wf.ArgumentError, "repeat", "do not fit"),
     "repeat by -1": (lambda: wf.repeat(wf.ones(3), -1), wf.ArgumentError, "repeat", "do not fit"),

@@ -173,7 +173,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
         "argsort",
         "out of range",
     ),
-    "too many": (lambda: wf.topk(wf.ones(2), 3), wf.ArgumentError, "top_k", "no 3 elements"),
+    "too many": (lambda: wf.topk(wf.ones(2), 3), wf.ArgumentError, "topk", "no 3 elements"),
     "a line of lines": (
         lambda: wf.searchsorted(wf.ones((2, 2)), 1.0),
         wf.ShapeError,

@@ -343,7 +343,7 @@ def test_no_grad_is_a_decorator_that_can_be_used_again() -> None:
 
 def test_no_grad_ends_with_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), wf.no_grad():
-        1 / 0  # noqa: B018
+        1 / 0
     assert wf.is_grad_enabled()
 
 
@@ -458,7 +458,7 @@ def test_writing_to_a_leaf_is_refused() -> None:
         with pytest.raises(GradientError) as caught:
             write()
         assert caught.value.problem == "a leaf that requires a gradient was written to"
-        assert caught.value.fix.startswith("with wf.no_grad():")
+        assert "with wf.no_grad():" in caught.value.fix
         assert caught.value.got == "x: f32[2]"
     assert x.tolist() == [1.0, 2.0]
 

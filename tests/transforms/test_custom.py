@@ -264,19 +264,43 @@ def test_a_function_without_a_rule_is_refused() -> None:
     assert caught.value.expected == "a rule given with @f.jvp or @f.vjp"
 
 
-def test_closing_over_a_traced_tensor_is_refused() -> None:
-    def outer(w: wf.Tensor) -> wf.Tensor:
-        @wf.custom_derivative
-        def f(y: wf.Tensor) -> wf.Tensor:
-            return y * w
+def closing_over(w: wf.Tensor) -> Any:
+    @wf.custom_derivative
+    def f(y: wf.Tensor) -> wf.Tensor:
+        return y * w
 
-        f.jvp(lambda p, t: (f(*p), t[0]))
-        return f(w)
+    f.jvp(lambda p, t: (f(*p), t[0] * w))
+    return f
 
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda w: wf.grad(lambda v: closing_over(v)(x))(w[0]),
+        lambda w: wf.grad(lambda v: closing_over(v)(v))(w[0]),
+        lambda w: wf.grad(lambda v: wf.vmap(closing_over(v))(w).sum())(w[0]),
+        lambda w: wf.grad(lambda v: wf.cond(v > 0.0, closing_over(v), wf.sin, x))(w[0]),
+        lambda w: wf.jvp(lambda v: closing_over(v)(x), (w,), (w,)),
+        lambda w: wf.jvp(lambda v: closing_over(v)(v), (w,), (w,)),
+        lambda w: wf.vmap(lambda v: closing_over(v)(v))(w),
+        lambda w: wf.vmap(lambda v: closing_over(v)(x))(w),
+        lambda w: wf.ir.trace(lambda v: closing_over(v)(v), w),
+        lambda w: closing_over(w.requires_grad_())(x),
+    ],
+)
+def test_closing_over_what_a_transform_works_on_is_refused(program: Any) -> None:
+    """The rule knows nothing of such a tensor: its derivative would be silently lost."""
     with pytest.raises(GradientError) as caught:
-        wf.vmap(outer)(wf.ones(3))
-    assert "closes over a traced tensor" in caught.value.problem
+        program(wf.ones(3))
+    assert "the function closes over a tensor" in caught.value.problem
     assert "pass the tensor as an argument" in caught.value.fix
+
+
+def test_closing_over_a_detached_tensor_is_fine() -> None:
+    w = wf.tensor(3.0, requires_grad=True)
+    assert wf.grad(closing_over(w.detach()))(x).item() == 3.0
+    with wf.no_grad():
+        assert closing_over(w)(x).item() == 9.0
 
 
 def test_closing_over_a_constant_is_fine_everywhere() -> None:

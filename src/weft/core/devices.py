@@ -30,7 +30,7 @@ CPU = Device("cpu")
 
 def as_device(value: object) -> Device:
     """The device that a device or its name stands for; None is the default device."""
-    if value is None or value == CPU or value == "cpu":
+    if value is None or (isinstance(value, (str, Device)) and str(value) == "cpu"):
         return CPU
     raise DeviceError(
         "device",

@@ -74,7 +74,7 @@ def unknown(op: str, name: str, known: Iterable[str], owner: str) -> NameUnknown
     meant = here or nearest(name, names)
     return NameUnknownError(
         op,
-        f"{owner} has nothing called {name!r}",
+        f"nothing is called {name!r}",
         expected=f"a name in dir({owner})",
         got={"name": name},
         fix=f"{owner}.{meant}" if meant else f"look for it: dir({owner})",

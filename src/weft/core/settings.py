@@ -25,6 +25,10 @@ class Settings:
     """Keep the framework's own frames in tracebacks."""
     print_elements: int = 1000
     """How many elements `repr` shows before it abbreviates."""
+    cache_folder: str = ""
+    """Where compiled kernels are kept on disk; empty for the user's cache folder."""
+    compiler: bool = True
+    """Compile what `jit` is given; otherwise run it by reference, to find out which side is wrong."""
     print_precision: int = 4
     """How many digits after the point `repr` shows."""
 

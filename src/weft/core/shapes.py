@@ -283,9 +283,29 @@ def check_shape(op: str, shape: object) -> Shape:
     single = _integer(shape)
     if single is not None:
         return (_check_dimension(op, single, shape),)
-    if isinstance(shape, str) or not isinstance(shape, Iterable):
+    is_single = isinstance(shape, str) or getattr(shape, "ndim", 1) == 0
+    if is_single or not isinstance(shape, Iterable):
         _refuse_shape(op, shape, f"{type(shape).__name__} is not a shape")
     return tuple([_check_dimension(op, dim, shape) for dim in shape])
+
+
+def check_size(op: str, name: str, value: object) -> Dimension:
+    """One dimension, given as the argument `name`.
+
+    >>> check_size("linspace", "num", 3)
+    3
+    """
+    size = _integer(value)
+    if size is None or (isinstance(size, int) and not 0 <= size < _TOO_LARGE):
+        kind = ArgumentTypeError if size is None else ShapeError
+        raise kind(
+            op,
+            f"{name} is not a number of elements",
+            expected="an integer of at least 0",
+            got={name: repr(value)},
+            fix=f"{name}=10",
+        )
+    return size
 
 
 def _check_dimension(op: str, dim: object, shape: object) -> Dimension:
@@ -300,16 +320,27 @@ def _check_dimension(op: str, dim: object, shape: object) -> Dimension:
             got={"shape": shape},
             fix=f"write the size that is meant in place of {value}",
         )
+    if isinstance(value, int) and value >= _TOO_LARGE:
+        raise ShapeError(
+            op,
+            "a dimension is too large for any memory",
+            expected="dimensions below 2**63",
+            got={"shape": shape},
+            fix=f"write the size that is meant in place of {value}",
+        )
     return value
+
+
+_TOO_LARGE = 2**63
 
 
 def _integer(value: object) -> Dimension | None:
     """The value as a dimension where Python would take it for an index, a 0-d tensor too."""
     if isinstance(value, (int, Dim)):
-        return value
+        return None if isinstance(value, bool) else value
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, IndexError):
         return None
 
 
@@ -424,8 +455,9 @@ def normalize_axes(op: str, axis: object, ndim: int, got: Mapping[str, object]) 
 def _axis_error(
     op: str, problem: str, axis: object, ndim: int, got: Mapping[str, object]
 ) -> WeftError:
-    if isinstance(axis, Sequence) and not isinstance(axis, str):
-        unique = tuple(dict.fromkeys(item % ndim for item in axis))
+    listed = list(axis) if isinstance(axis, Sequence) else []
+    if ndim and listed and all(isinstance(item, int) for item in listed):
+        unique = tuple(dict.fromkeys(item % ndim for item in listed))
         fix = f"name each axis once: axis={unique}"
     elif ndim:
         fix = "axis=0" if ndim == 1 else f"pick one, for example the last: axis={ndim - 1}"

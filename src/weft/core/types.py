@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.core.dtypes import DType, as_dtype
-from weft.core.shapes import Dim, Dimension, Shape, size, symbol
+from weft.core.errors import ArgumentTypeError
+from weft.core.shapes import Dim, Dimension, Shape, check_size, size, symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +52,14 @@ def spec(dtype: object, shape: tuple[int | str | Dim | None, ...] = ()) -> Tenso
     >>> spec("float32", ("batch", 784))
     f32[batch, 784]
     """
+    if not isinstance(shape, (tuple, list)):
+        raise ArgumentTypeError(
+            "spec",
+            "the shape is not a tuple",
+            expected="a tuple of sizes and names of sizes",
+            got={"shape": repr(shape)},
+            fix='wf.spec("float32", ("batch", 784))',
+        )
     dims = (symbol(f"dim{i}") if d is None else d for i, d in enumerate(shape))
-    return TensorType(as_dtype(dtype), tuple(symbol(d) if isinstance(d, str) else d for d in dims))
+    sizes = [symbol(d) if isinstance(d, str) else check_size("spec", "shape", d) for d in dims]
+    return TensorType(as_dtype(dtype), tuple(sizes))

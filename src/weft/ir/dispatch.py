@@ -10,7 +10,6 @@ trace among its operands; and it records the call on the tape when a derivative 
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +21,7 @@ from weft.core.shapes import Dim
 from weft.ir.derivatives import Joint
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
-from weft.ir.tensor import Tensor, Trace, grad_mode, leaked, wrap
+from weft.ir.tensor import Tensor, Trace, grad_mode, leaked, traces, wrap
 
 _quiet_context = contextvars.copy_context()
 _quiet_context.run(np.seterr, all="ignore")
@@ -30,27 +29,31 @@ quiet = _quiet_context.run
 """Calls a function with NumPy's floating-point warnings off; a RuntimeError when in use already."""
 
 
-class Traces(threading.local):
-    """The running traces of this thread, outermost first."""
-
-    def __init__(self) -> None:
-        self.stack: list[Trace] = []
-
-
-traces = Traces()
-
-
 @contextmanager
 def running(trace: Trace) -> Iterator[None]:
     """Make a trace the deepest one inside a `with` block."""
     trace.level = len(traces.stack) + 1
     trace.location = user_location()
+    before = traces.recording
     traces.stack.append(trace)
+    traces.recording = [*before, trace] if trace.stages else before
     try:
         yield
     finally:
+        traces.recording = before
         traces.stack.pop()
         trace.active = False
+
+
+@contextmanager
+def _outside(trace: Trace) -> Iterator[None]:
+    """What a trace does for an operation happens outside it: inner traces do not record it."""
+    before = traces.recording
+    traces.recording = [each for each in before if each.level < trace.level]
+    try:
+        yield
+    finally:
+        traces.recording = before
 
 
 def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
@@ -62,7 +65,8 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     if trace is None:
         result = evaluate(primitive, [operand._value for operand in operands], params)
     else:
-        result = trace.process(primitive, operands, params, types)
+        with _outside(trace):
+            result = trace.process(primitive, operands, params, types)
     if grad_mode.enabled and _varies(primitive, operands, types):
         record(primitive, params, operands, result)
     return result
@@ -114,7 +118,7 @@ def _staging(params: dict[str, Any], operands: tuple[Tensor, ...]) -> Trace | No
     """
     if operands and not _symbolic(params):
         return None
-    return next((trace for trace in reversed(traces.stack) if trace.stages), None)
+    return traces.recording[-1] if traces.recording else None
 
 
 def _symbolic(params: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.core import trees
 from weft.core.dtypes import from_numpy, result_type
-from weft.core.errors import ArgumentTypeError, DTypeError
+from weft.core.errors import ArgumentTypeError, DTypeError, TraceError
 from weft.core.shapes import Unifier
 from weft.core.trees import TreeStructure
 from weft.core.types import TensorType
@@ -23,8 +23,8 @@ from weft.ir.abstract import AbstractTrace
 from weft.ir.dispatch import running
 from weft.ir.graph import Graph
 from weft.ir.sizes import resolve_graph, resolve_type
-from weft.ir.tensor import Tensor, wrap
-from weft.ir.tracing import trace
+from weft.ir.tensor import Tensor, Traced, wrap
+from weft.ir.tracing import Closure, trace
 
 __all__ = ["infer", "trace_function"]
 
@@ -46,8 +46,23 @@ def trace_function(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
         return [_tensor("trace", leaf) for leaf in trees.leaves(call.run(tensors))]
 
     with Unifier() as unifier:
-        graph = trace(flat, [_type("trace", leaf) for leaf in call.operands()]).closed()
+        closure = trace(flat, [_type("trace", leaf) for leaf in call.operands()])
+        _check_constants(closure)
+        graph = closure.closed()
     return resolve_graph(graph, unifier.resolve) if unifier.bindings else graph
+
+
+def _check_constants(closure: Closure) -> None:
+    """Refuse what cannot become a constant: a tensor that has no value yet."""
+    for tensor in closure.captured:
+        if isinstance(tensor._value, Traced):
+            raise TraceError(
+                "trace",
+                f"the function closes over a tensor traced by {tensor._value.trace.name}",
+                expected="concrete tensors around the function, which become constants",
+                got={"x": tensor},
+                fix="pass the tensor as an argument: wf.ir.trace(f, x)",
+            )
 
 
 def infer(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

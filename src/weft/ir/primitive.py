@@ -17,8 +17,11 @@ from typing import Any
 from weft.core.errors import ArgumentError, NameUnknownError, Unsupported, WeftError
 from weft.core.types import TensorType
 from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative
+from weft.ir.scalars import Scalar
 
 Types = TensorType | tuple[TensorType, ...]
+Lower = Callable[..., Scalar]
+BY_REFERENCE = Unsupported("called by reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ class Primitive:
     derivatives: one per operand (see derivatives.py), or why there is none.
     batch(size, operands, axes, **params): operands with a batch axis (or None) to (result, axis).
     samples(): correct calls, from which the tests are derived.
+    lower(scalars, *operands, **params): one element of an element-wise primitive's result, given
+    the module `weft.ir.scalars` and one element of each operand, never a 16-bit float or complex;
+    raises `Unsupported` for dtypes without an expression. Call it by `scalar_functions.lowered`.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Primitive:
     """Whether operands broadcast against each other, element by element."""
     impure: bool = False
     """Whether equal calls may not be merged."""
+    lower: Lower | Unsupported = BY_REFERENCE
 
     def __post_init__(self) -> None:
         if self.name in PRIMITIVES:

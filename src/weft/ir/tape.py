@@ -22,7 +22,7 @@ from weft.core.errors import GradientError
 from weft.core.types import TensorType
 from weft.ir.derivatives import Constant, Every, Joint, Linear, Tangent
 from weft.ir.primitive import Primitive
-from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, about_to_write, grad_mode, wrap
 
 Hook = Callable[[Tensor], Tensor | None]
 _numbers = count(1)
@@ -166,17 +166,19 @@ def _emptied(value: Any) -> Any:
 def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:
     """Make a handle stand for a new value: what writing to a tensor means.
 
-    A leaf that requires a gradient may be rebound only under `no_grad`, and stays a leaf.
+    A leaf that requires a gradient may be rebound only under `no_grad`, and stays a leaf. An
+    argument inside `grad` is the function's own: it may be written to like any other tensor.
     """
-    leaf = type(tensor._node) is Leaf
+    leaf = type(tensor._node) is Leaf and tensor._node.handle is not None
     if leaf and grad_mode.enabled:
         raise GradientError(
             op,
             "a leaf that requires a gradient was written to",
             expected="updates of leaves inside wf.no_grad()",
             got={"x": tensor},
-            fix="with wf.no_grad(): x -= 0.01 * x.grad",
+            fix="indent the line that writes under: with wf.no_grad():",
         )
+    about_to_write(tensor)
     tensor._value = result._value
     if not leaf:
         tensor._node = result._node

@@ -34,6 +34,8 @@ class Trace:
     name: str = "trace"
     stages: bool = False
     """Whether calls without operands are recorded instead of computed."""
+    adopts: bool = False
+    """Whether handles that are written to become state of the traced program."""
     location: Location | None = None
 
     def process(
@@ -41,6 +43,9 @@ class Trace:
     ) -> Any:
         """The result of a primitive on operands of which at least one belongs to this trace."""
         raise NotImplementedError
+
+    def adopt(self, handle: Tensor) -> None:
+        """Remember a handle that is about to be written to."""
 
 
 class Traced:
@@ -84,6 +89,26 @@ class GradMode(threading.local):
 
 
 grad_mode = GradMode()
+
+
+class Traces(threading.local):
+    """The running traces of this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.stack: list[Trace] = []
+        self.recording: list[Trace] = []
+        """Those of them that take calls without operands; see dispatch.py."""
+
+
+traces = Traces()
+
+
+def about_to_write(handle: Tensor) -> None:
+    """Tell the running traces that a handle will stand for another value, or get a gradient."""
+    for trace in reversed(traces.stack):
+        if trace.adopts:
+            trace.adopt(handle)
+            return
 
 
 class Tensor:

@@ -58,9 +58,15 @@ class GraphTrace(Trace):
         value = tensor._value
         if isinstance(value, Staged) and value.trace is self:
             return value.variable
-        if type(value) is np.ndarray and value.ndim == 0 and tensor._node is None:
+        if self._is_literal(tensor):
             return Literal(value)
         return self._capture(tensor)
+
+    def _is_literal(self, tensor: Tensor) -> bool:
+        """Whether a tensor from outside is written into the graph as a number."""
+        return (
+            type(tensor._value) is np.ndarray and tensor._value.ndim == 0 and tensor._node is None
+        )
 
     def _capture(self, tensor: Tensor) -> Variable:
         identity = id(tensor._value), id(tensor._node)
@@ -154,7 +160,7 @@ def interpret(graph: Graph, *arguments: Tensor) -> tuple[Tensor, ...]:
             "not as many tensors as the graph has inputs",
             expected=f"{len(graph.inputs)} tensors: {', '.join(map(str, graph.input_types))}",
             got={f"x{i + 1}": argument for i, argument in enumerate(arguments)},
-            fix=f"wf.ir.interpret(graph, {', '.join(f'x{i + 1}' for i in range(len(graph.inputs)))})",
+            fix="pass one tensor for each input, in order",
         )
     graph = specialize(graph, [argument.type for argument in arguments])
     values: dict[Variable, Tensor] = dict(zip(graph.inputs, arguments, strict=True))

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import Unsupported
+from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import additive, constant, linear, tangent
 from weft.ir.dispatch import apply
-from weft.ir.primitive import PRIMITIVES
+from weft.ir.primitive import PRIMITIVES, Lower
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal
 from weft.ops.families import Function, elementwise
-from weft.ops.operands import alias, convert_to, promoted, wrong_dtype
+from weft.ops.operands import alias, as_integer, convert_to, promoted, wrong_dtype
 from weft.ops.selection import where
 
 __all__ = [
@@ -70,6 +71,7 @@ add: Function = elementwise(
     example="[1.0, 2.0], [3.0, 4.0] -> [4.0, 6.0]",
     reference=np.add,
     derivatives=[additive(lambda ct, x1, x2: ct), additive(lambda ct, x1, x2: ct)],
+    lower=lambda scalar, x1, x2: scalar.add(x1, x2),
     dtypes="number",
 )
 
@@ -79,6 +81,7 @@ subtract: Function = elementwise(
     example="[1.0, 2.0], [3.0, 5.0] -> [-2.0, -3.0]",
     reference=np.subtract,
     derivatives=[additive(lambda ct, x1, x2: ct), additive(lambda ct, x1, x2: negative(ct))],
+    lower=lambda scalar, x1, x2: scalar.subtract(x1, x2),
     dtypes="number",
 )
 
@@ -91,6 +94,7 @@ multiply: Function = elementwise(
         linear(lambda ct, x1, x2: multiply(ct, _conj(x2))),
         linear(lambda ct, x1, x2: multiply(ct, _conj(x1))),
     ],
+    lower=lambda scalar, x1, x2: scalar.multiply(x1, x2),
     dtypes="number",
 )
 
@@ -103,6 +107,7 @@ divide: Function = elementwise(
         linear(lambda ct, x1, x2: divide(ct, _conj(x2))),
         tangent(lambda t, out, x1, x2: negative(t) * (out / x2)),
     ],
+    lower=lambda scalar, x1, x2: scalar.divide(x1, x2),
     domain=((-2.0, 2.0), (0.5, 2.0)),
 )
 
@@ -112,6 +117,7 @@ negative: Function = elementwise(
     example="[1.0, -2.0] -> [-1.0, 2.0]",
     reference=np.negative,
     derivatives=[linear(lambda ct, x: negative(ct))],
+    lower=lambda scalar, x: scalar.negative(x),
     dtypes="number",
 )
 
@@ -121,6 +127,7 @@ square: Function = elementwise(
     example="[3.0, -2.0] -> [9.0, 4.0]",
     reference=np.square,
     derivatives=[tangent(lambda t, out, x: t * (x * 2.0))],
+    lower=lambda scalar, x: x * x,
     dtypes="number",
 )
 
@@ -148,6 +155,7 @@ conj: Function = elementwise(
     example="[1.0 + 2.0j] -> [(1-2j)]",
     reference=np.conj,
     derivatives=[linear(lambda ct, x: conj(ct))],
+    lower=lambda scalar, x: x,
     dtypes="number",
 )
 
@@ -157,6 +165,7 @@ real: Function = elementwise(
     example="[1.0 + 2.0j] -> [1.0]",
     reference=lambda x: x.real.copy(),
     derivatives=[linear(lambda ct, x: convert_to(ct, x.dtype))],
+    lower=functions.NO_COMPLEX,
     dtypes="complex",
     result="real",
     otherwise=alias,
@@ -168,6 +177,7 @@ imag: Function = elementwise(
     example="[1.0 + 2.0j] -> [2.0]",
     reference=lambda x: x.imag.copy(),
     derivatives=[linear(lambda ct, x: complex_(_imag_of_real(ct), ct))],
+    lower=functions.NO_COMPLEX,
     dtypes="complex",
     result="real",
     otherwise=_imag_of_real,
@@ -187,6 +197,7 @@ complex_: Function = elementwise(
     example="[1.0, 2.0], [3.0, 0.0] -> [(1+3j), (2+0j)]",
     reference=_joined,
     derivatives=[additive(lambda ct, x1, x2: real(ct)), additive(lambda ct, x1, x2: imag(ct))],
+    lower=functions.NO_COMPLEX,
     dtypes="parts",
     result="complex",
 )
@@ -200,6 +211,7 @@ hypot: Function = elementwise(
         tangent(lambda t, out, x1, x2: t * (x1 / _nonzero(out))),
         tangent(lambda t, out, x1, x2: t * (x2 / _nonzero(out))),
     ],
+    lower=lambda scalar, x1, x2: scalar.hypot(x1, x2),
     dtypes="float",
 )
 
@@ -221,6 +233,7 @@ abs: Function = elementwise(
     example="[-1.5, 2.0] -> [1.5, 2.0]",
     reference=np.abs,
     derivatives=[tangent(lambda t, out, x: t * sign(x))],
+    lower=lambda scalar, x: scalar.absolute(x),
     dtypes="real",
     otherwise=_complex_abs,
 )
@@ -240,6 +253,7 @@ sign: Function = elementwise(
     example="[-1.5, 0.0, 2.0] -> [-1.0, 0.0, 1.0]",
     reference=np.sign,
     derivatives=[_STEPS],
+    lower=lambda scalar, x: functions.sign(x),
     dtypes="real",
     otherwise=_complex_sign,
 )
@@ -261,6 +275,7 @@ maximum: Function = elementwise(
         tangent(lambda t, out, x1, x2: _chosen(t, out, x1, x2)),
         tangent(lambda t, out, x1, x2: _chosen(t, out, x2, x1)),
     ],
+    lower=lambda scalar, x1, x2: scalar.maximum(x1, x2),
     dtypes="ordered",
 )
 
@@ -273,6 +288,7 @@ minimum: Function = elementwise(
         tangent(lambda t, out, x1, x2: _chosen(t, out, x1, x2)),
         tangent(lambda t, out, x1, x2: _chosen(t, out, x2, x1)),
     ],
+    lower=lambda scalar, x1, x2: scalar.minimum(x1, x2),
     dtypes="ordered",
 )
 
@@ -294,6 +310,7 @@ floor_divide: Function = elementwise(
     example="[7.0, -7.0], [2.0, 2.0] -> [3.0, -4.0]",
     reference=_floor_divide,
     derivatives=[_STEPS, _STEPS],
+    lower=lambda scalar, x1, x2: functions.floor_divide(x1, x2),
     dtypes="real",
     domain=((-7.0, 7.0), (0.6, 2.0)),
 )
@@ -307,6 +324,7 @@ remainder: Function = elementwise(
         tangent(lambda t, out, x1, x2: t),
         tangent(lambda t, out, x1, x2: negative(t) * floor_divide(x1, x2)),
     ],
+    lower=lambda scalar, x1, x2: functions.remainder(x1, x2),
     dtypes="real",
     domain=((-7.0, 7.0), (0.6, 2.0)),
 )
@@ -320,6 +338,7 @@ fmod: Function = elementwise(
         tangent(lambda t, out, x1, x2: t),
         tangent(lambda t, out, x1, x2: negative(t) * trunc(x1 / x2)),
     ],
+    lower=lambda scalar, x1, x2: scalar.fmod(x1, x2),
     dtypes="real",
     domain=((-7.0, 7.0), (0.6, 2.0)),
 )
@@ -328,7 +347,12 @@ fmod: Function = elementwise(
 
 
 def _rounding(
-    name: str, doc: str, reference: Callable[..., Any], example: str, dtypes: str = "real"
+    name: str,
+    doc: str,
+    reference: Callable[..., Any],
+    lower: Lower,
+    example: str,
+    dtypes: str = "real",
 ) -> Callable[..., Tensor]:
     """A function to whole numbers, which integers are already."""
     return elementwise(
@@ -337,6 +361,7 @@ def _rounding(
         example=example,
         reference=lambda x: x if x.dtype.kind in "iu" else reference(x),
         derivatives=[_STEPS],
+        lower=lambda scalar, x: x if x.dtype.is_integer else lower(scalar, x),
         dtypes=dtypes,
         exact="float",
         kernel=reference,
@@ -344,18 +369,31 @@ def _rounding(
 
 
 floor: Function = _rounding(
-    "floor", "The greatest whole number not above.", np.floor, "[1.5, -1.5] -> [1.0, -2.0]"
+    "floor",
+    "The greatest whole number not above.",
+    np.floor,
+    lambda scalar, x: scalar.floor(x),
+    "[1.5, -1.5] -> [1.0, -2.0]",
 )
 ceil: Function = _rounding(
-    "ceil", "The least whole number not below.", np.ceil, "[1.5, -1.5] -> [2.0, -1.0]"
+    "ceil",
+    "The least whole number not below.",
+    np.ceil,
+    lambda scalar, x: scalar.ceil(x),
+    "[1.5, -1.5] -> [2.0, -1.0]",
 )
 trunc: Function = _rounding(
-    "trunc", "The whole number next towards zero.", np.trunc, "[1.5, -1.5] -> [1.0, -1.0]"
+    "trunc",
+    "The whole number next towards zero.",
+    np.trunc,
+    lambda scalar, x: scalar.trunc(x),
+    "[1.5, -1.5] -> [1.0, -1.0]",
 )
 _round: Function = _rounding(
     "round",
     "The nearest whole number, the even one of two; parts of complex numbers each.",
     np.rint,
+    lambda scalar, x: scalar.rint(x),
     "[0.5, 1.5, -1.2] -> [0.0, 2.0, -1.0]",
     dtypes="number",
 )
@@ -370,9 +408,10 @@ def round(x: Any, /, *, decimals: int = 0) -> Tensor:
     >>> wf.round(wf.tensor([1.25, 3.75]), decimals=1).tolist() == wf.tensor([1.2, 3.8]).tolist()
     True
     """
+    decimals = as_integer("round", "decimals", decimals)
     if decimals == 0:
         return _round(x)
-    scale = 10.0 ** builtins.abs(decimals)
+    scale = 10.0 ** builtins.min(builtins.abs(decimals), 308)
     (x,) = promoted("round", (x,), "inexact")
     return divide(_round(x * scale), scale) if decimals > 0 else _round(x / scale) * scale
 
@@ -388,6 +427,7 @@ copysign: Function = elementwise(
         tangent(lambda t, out, x1, x2: t * (sign(x1) * copysign(1.0, x2))),
         constant("only the sign of the second operand is used"),
     ],
+    lower=lambda scalar, x1, x2: functions.copysign(x1, x2),
     dtypes="float",
 )
 
@@ -397,6 +437,7 @@ nextafter: Function = elementwise(
     example="[1.0, 0.0], [0.0, 0.0] -> [0.9999999403953552, 0.0]",
     reference=np.nextafter,
     derivatives=Unsupported("nextafter walks over representable numbers: it has no derivative"),
+    lower=Unsupported("16-bit floats are computed in float32, which has other next numbers"),
     arity=2,
     dtypes="float",
 )

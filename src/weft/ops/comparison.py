@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import constant
+from weft.ir.primitive import Lower
 from weft.ir.tensor import Tensor
 from weft.ops.families import elementwise
 
@@ -33,13 +35,19 @@ _DISCRETE = constant("a truth value does not vary smoothly")
 
 
 def _comparison(
-    name: str, doc: str, reference: Callable[..., Any], example: str, dtypes: str
+    name: str,
+    doc: str,
+    reference: Callable[..., Any],
+    lower: Lower,
+    example: str,
+    dtypes: str,
 ) -> Callable[..., Tensor]:
     return elementwise(
         name,
         doc=doc,
         reference=reference,
         derivatives=[_DISCRETE, _DISCRETE],
+        lower=lower,
         example=example,
         dtypes=dtypes,
         result="bool",
@@ -47,13 +55,19 @@ def _comparison(
 
 
 def _predicate(
-    name: str, doc: str, reference: Callable[..., Any], example: str, dtypes: str = "any"
+    name: str,
+    doc: str,
+    reference: Callable[..., Any],
+    lower: Lower,
+    example: str,
+    dtypes: str = "any",
 ) -> Callable[..., Tensor]:
     return elementwise(
         name,
         doc=doc,
         reference=reference,
         derivatives=[_DISCRETE],
+        lower=lower,
         example=example,
         dtypes=dtypes,
         result="bool",
@@ -64,6 +78,7 @@ equal = _comparison(
     "equal",
     "Whether the elements are equal; NaN equals nothing.",
     np.equal,
+    lambda scalar, x1, x2: scalar.equal(x1, x2),
     "[1.0, 2.0], [1.0, 3.0] -> [True, False]",
     "any",
 )
@@ -72,6 +87,7 @@ not_equal = _comparison(
     "not_equal",
     "Whether the elements differ; NaN differs from everything.",
     np.not_equal,
+    lambda scalar, x1, x2: scalar.not_equal(x1, x2),
     "[1.0, 2.0], [1.0, 3.0] -> [False, True]",
     "any",
 )
@@ -80,6 +96,7 @@ less = _comparison(
     "less",
     "Whether the elements of the first are less than those of the second.",
     np.less,
+    lambda scalar, x1, x2: x1 < x2,
     "[1.0, 3.0], [2.0, 2.0] -> [True, False]",
     "ordered",
 )
@@ -88,6 +105,7 @@ less_equal = _comparison(
     "less_equal",
     "Whether the elements of the first are at most those of the second.",
     np.less_equal,
+    lambda scalar, x1, x2: x1 <= x2,
     "[1.0, 2.0, 3.0], [2.0, 2.0, 2.0] -> [True, True, False]",
     "ordered",
 )
@@ -96,6 +114,7 @@ greater = _comparison(
     "greater",
     "Whether the elements of the first are greater than those of the second.",
     np.greater,
+    lambda scalar, x1, x2: x1 > x2,
     "[1.0, 3.0], [2.0, 2.0] -> [False, True]",
     "ordered",
 )
@@ -104,6 +123,7 @@ greater_equal = _comparison(
     "greater_equal",
     "Whether the elements of the first are at least those of the second.",
     np.greater_equal,
+    lambda scalar, x1, x2: x1 >= x2,
     "[1.0, 2.0, 3.0], [2.0, 2.0, 2.0] -> [False, True, True]",
     "ordered",
 )
@@ -112,6 +132,7 @@ isfinite = _predicate(
     "isfinite",
     "Whether each element is neither infinite nor NaN.",
     np.isfinite,
+    lambda scalar, x: functions.is_finite(x),
     '[1.0, float("inf"), float("nan")] -> [True, False, False]',
 )
 
@@ -119,6 +140,7 @@ isinf = _predicate(
     "isinf",
     "Whether each element is infinite, of either sign; a complex number is, if a part of it is.",
     np.isinf,
+    lambda scalar, x: functions.is_infinite(x),
     '[1.0, float("-inf"), float("nan")] -> [False, True, False]',
 )
 
@@ -126,6 +148,7 @@ isnan = _predicate(
     "isnan",
     "Whether each element is not a number.",
     np.isnan,
+    lambda scalar, x: scalar.not_equal(x, x),
     '[1.0, float("inf"), float("nan")] -> [False, False, True]',
 )
 
@@ -133,6 +156,7 @@ signbit = _predicate(
     "signbit",
     "Whether the sign bit of each element is set, as it is in -0.0.",
     np.signbit,
+    lambda scalar, x: functions.sign_bit(x),
     "[1.0, 0.0, -0.0] -> [False, False, True]",
     "real",
 )

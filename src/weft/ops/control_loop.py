@@ -519,6 +519,7 @@ def _while_samples() -> list[Sample]:
         Sample((w, np.array(3, np.int32), x), params),
         Sample((w, np.array(9, np.int32), x), params),
         Sample((w, np.array(0, np.int32), x), params),
+        Sample((w, np.array(3, np.int32), x), {**params, "max_steps": None}, derivative=False),
     ]
 
 

@@ -51,6 +51,7 @@ convert: Primitive = Primitive(
         Sample((np.array([0.0, -1.5], np.float32),), {"dtype": dtypes.bfloat16}, derivative=False),
         Sample((np.array([0.0, -1.5], np.float32),), {"dtype": dtypes.bool_}),
     ],
+    lower=lambda scalar, x, dtype: scalar.cast(x, dtype),
 )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.core.errors import ArgumentError
 from weft.core.types import TensorType
+from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Mistake, Primitive, Sample
@@ -65,6 +66,7 @@ sqrt: Function = elementwise(
     example="[4.0, 2.25] -> [2.0, 1.5]",
     reference=np.sqrt,
     derivatives=[tangent(lambda t, out, x: t * 0.5 / out)],
+    lower=lambda scalar, x: scalar.sqrt(x),
     domain=(0.2, 3.0),
 )
 
@@ -74,6 +76,7 @@ rsqrt: Function = elementwise(
     example="[4.0, 0.25] -> [0.5, 2.0]",
     reference=lambda x: np.reciprocal(np.sqrt(x)),
     derivatives=[tangent(lambda t, out, x: t * (out / x * -0.5))],
+    lower=lambda scalar, x: 1 / scalar.sqrt(x),
     domain=(0.2, 3.0),
 )
 
@@ -83,6 +86,7 @@ cbrt: Function = elementwise(
     example="[8.0, -1.0] -> [2.0, -1.0]",
     reference=np.cbrt,
     derivatives=[tangent(lambda t, out, x: t / (square(out) * 3.0))],
+    lower=lambda scalar, x: scalar.cbrt(x),
     dtypes="float",
     domain=(0.2, 3.0),
 )
@@ -134,6 +138,7 @@ general_pow: Function = elementwise(
         tangent(lambda t, out, x1, x2: _power_slope(t, x1, x2)),
         tangent(lambda t, out, x1, x2: _exponent_slope(t, out, x1)),
     ],
+    lower=lambda scalar, x1, x2: functions.power(x1, x2),
     dtypes="number",
     exact="inexact",
     kernel=_inexact_power,
@@ -161,6 +166,14 @@ def _integer_power_type(x: TensorType, exponent: int) -> TensorType:
         raise wrong_dtype("pow", "number", {"x": x})
     if exponent < 0 and x.dtype.is_integer:
         raise _negative_exponent(x, exponent)
+    if abs(exponent) >= 2**31:
+        raise ArgumentError(
+            "pow",
+            "the exponent is too large",
+            expected="a whole exponent below 2**31, or a float",
+            got={"x": x, "exponent": exponent},
+            fix="x ** float(exponent)",
+        )
     return x
 
 
@@ -168,6 +181,9 @@ def _integer_power(x: Array, exponent: int) -> Any:
     """Small powers by products, which are quick and exact; the others by NumPy."""
     if exponent < 0:
         return np.reciprocal(_integer_power(x, -exponent))
+    if x.dtype.kind in "iu" and exponent > 8:  # an exponent may be too large for the dtype
+        half = _integer_power(x, exponent // 2)
+        return half * half * x if exponent % 2 else half * half
     if exponent > 8 or x.dtype.itemsize == 2:
         return np.power(x, x.dtype.type(exponent)).astype(x.dtype, copy=False)
     result: Any = np.ones_like(x)
@@ -207,6 +223,7 @@ integer_pow: Primitive = Primitive(
     mistakes=lambda: [
         Mistake((np.array([2]),), {"exponent": -1}, ArgumentError, "to a negative power"),
     ],
+    lower=lambda scalar, x, exponent: functions.integer_power(x, exponent),
 )
 
 
@@ -246,6 +263,7 @@ exp: Function = elementwise(
     example='[0.0, float("-inf")] -> [1.0, 0.0]',
     reference=np.exp,
     derivatives=[tangent(lambda t, out, x: t * out)],
+    lower=lambda scalar, x: scalar.exp(x),
 )
 
 exp2: Function = elementwise(
@@ -254,14 +272,16 @@ exp2: Function = elementwise(
     example="[3.0, -1.0] -> [8.0, 0.5]",
     reference=np.exp2,
     derivatives=[tangent(lambda t, out, x: t * (out * math.log(2.0)))],
+    lower=lambda scalar, x: scalar.exp2(x),
 )
 
 
 def _expm1(x: Array) -> Any:
-    """For complex numbers NumPy's expm1 loses infinities that its exp keeps."""
-    result = np.expm1(x)
+    """For complex numbers NumPy's expm1 loses infinities that its exp keeps, and 0 for -0 + 0j."""
     if x.dtype.kind != "c":
-        return result
+        return np.expm1(x)
+    result = np.asarray(np.expm1(x))
+    result.real += 0
     return np.where(np.isfinite(result), result, np.exp(x) - x.dtype.type(1))
 
 
@@ -271,6 +291,7 @@ expm1: Function = elementwise(
     example="[0.0, 1e-20] -> [0.0, 9.999999682655225e-21]",
     reference=_expm1,
     derivatives=[tangent(lambda t, out, x: t * (out + 1.0))],
+    lower=lambda scalar, x: scalar.expm1(x),
     exact="float",
     kernel=np.expm1,
 )
@@ -281,6 +302,7 @@ log: Function = elementwise(
     example="[1.0, 0.0] -> [0.0, -inf]",
     reference=np.log,
     derivatives=[tangent(lambda t, out, x: t / x)],
+    lower=lambda scalar, x: scalar.log(x),
     domain=(0.1, 3.0),
 )
 
@@ -290,6 +312,7 @@ log1p: Function = elementwise(
     example="[0.0, 1e-20] -> [0.0, 9.999999682655225e-21]",
     reference=np.log1p,
     derivatives=[tangent(lambda t, out, x: t / (x + 1.0))],
+    lower=lambda scalar, x: scalar.log1p(x),
     domain=(-0.8, 2.0),
 )
 
@@ -299,6 +322,7 @@ log2: Function = elementwise(
     example="[8.0, 0.5] -> [3.0, -1.0]",
     reference=np.log2,
     derivatives=[tangent(lambda t, out, x: t / (x * math.log(2.0)))],
+    lower=lambda scalar, x: scalar.log2(x),
     domain=(0.1, 3.0),
 )
 
@@ -308,6 +332,7 @@ log10: Function = elementwise(
     example="[1.0, 0.0] -> [0.0, -inf]",
     reference=np.log10,
     derivatives=[tangent(lambda t, out, x: t / (x * math.log(10.0)))],
+    lower=lambda scalar, x: scalar.log10(x),
     domain=(0.1, 3.0),
 )
 
@@ -327,6 +352,7 @@ logaddexp: Function = elementwise(
         tangent(lambda t, out, x1, x2: t * sigmoid(_ahead(x1, x2))),
         tangent(lambda t, out, x1, x2: t * sigmoid(_ahead(x2, x1))),
     ],
+    lower=lambda scalar, x1, x2: functions.add_exponentials(x1, x2),
     dtypes="float",
 )
 
@@ -336,6 +362,7 @@ sigmoid: Function = elementwise(
     example="[0.0, 100.0, -1000.0] -> [0.5, 1.0, 0.0]",
     reference=lambda x: np.reciprocal(np.exp(np.negative(x)) + x.dtype.type(1)),
     derivatives=[tangent(lambda t, out, x: t * (out * (1.0 - out)))],
+    lower=lambda scalar, x: 1 / (scalar.exp(-x) + 1),
     dtypes="float",
 )
 
@@ -345,6 +372,7 @@ relu: Function = elementwise(
     example="[-1.0, 0.0, 2.0] -> [0.0, 0.0, 2.0]",
     reference=lambda x: np.maximum(x, x.dtype.type(0)),
     derivatives=[tangent(lambda t, out, x: where(greater(out, 0.0), t, 0.0))],
+    lower=lambda scalar, x: scalar.maximum(x, 0),
     dtypes="real",
 )
 
@@ -356,6 +384,7 @@ sin: Function = elementwise(
     example="[0.0] -> [0.0]",
     reference=np.sin,
     derivatives=[tangent(lambda t, out, x: t * cos(x))],
+    lower=lambda scalar, x: scalar.sin(x),
 )
 
 cos: Function = elementwise(
@@ -364,6 +393,7 @@ cos: Function = elementwise(
     example="[0.0] -> [1.0]",
     reference=np.cos,
     derivatives=[tangent(lambda t, out, x: negative(t) * sin(x))],
+    lower=lambda scalar, x: scalar.cos(x),
 )
 
 tan: Function = elementwise(
@@ -372,6 +402,7 @@ tan: Function = elementwise(
     example="[0.0] -> [0.0]",
     reference=np.tan,
     derivatives=[tangent(lambda t, out, x: t * (square(out) + 1.0))],
+    lower=lambda scalar, x: scalar.tan(x),
     domain=(-1.2, 1.2),
 )
 
@@ -381,6 +412,7 @@ asin: Function = elementwise(
     example="[0.0] -> [0.0]",
     reference=np.arcsin,
     derivatives=[tangent(lambda t, out, x: t / sqrt((1.0 - x) * (x + 1.0)))],
+    lower=lambda scalar, x: scalar.asin(x),
     domain=(-0.9, 0.9),
 )
 
@@ -390,6 +422,7 @@ acos: Function = elementwise(
     example="[1.0] -> [0.0]",
     reference=np.arccos,
     derivatives=[tangent(lambda t, out, x: negative(t) / sqrt((1.0 - x) * (x + 1.0)))],
+    lower=lambda scalar, x: scalar.acos(x),
     domain=(-0.9, 0.9),
 )
 
@@ -399,6 +432,7 @@ atan: Function = elementwise(
     example="[0.0] -> [0.0]",
     reference=np.arctan,
     derivatives=[tangent(lambda t, out, x: t / (square(x) + 1.0))],
+    lower=lambda scalar, x: scalar.atan(x),
 )
 
 
@@ -418,6 +452,7 @@ atan2: Function = elementwise(
         tangent(lambda t, out, x1, x2: _turned(t, x1, x2, x2)),
         tangent(lambda t, out, x1, x2: negative(_turned(t, x1, x2, x1))),
     ],
+    lower=lambda scalar, x1, x2: scalar.atan2(x1, x2),
     dtypes="float",
     domain=((0.3, 2.0), (-2.0, 2.0)),
 )
@@ -430,6 +465,7 @@ sinh: Function = elementwise(
     example="[0.0] -> [0.0]",
     reference=np.sinh,
     derivatives=[tangent(lambda t, out, x: t * cosh(x))],
+    lower=lambda scalar, x: scalar.sinh(x),
 )
 
 cosh: Function = elementwise(
@@ -438,6 +474,7 @@ cosh: Function = elementwise(
     example="[0.0] -> [1.0]",
     reference=np.cosh,
     derivatives=[tangent(lambda t, out, x: t * sinh(x))],
+    lower=lambda scalar, x: scalar.cosh(x),
 )
 
 
@@ -456,6 +493,7 @@ tanh: Function = elementwise(
     example="[0.0, 100.0] -> [0.0, 1.0]",
     reference=_tanh,
     derivatives=[tangent(lambda t, out, x: t * (1.0 - out * out))],
+    lower=lambda scalar, x: scalar.tanh(x),
     exact="float",
     kernel=np.tanh,
 )
@@ -466,6 +504,7 @@ asinh: Function = elementwise(
     example="[0.0] -> [0.0]",
     reference=np.arcsinh,
     derivatives=[tangent(lambda t, out, x: t / cosh(out))],
+    lower=lambda scalar, x: scalar.asinh(x),
 )
 
 acosh: Function = elementwise(
@@ -474,6 +513,7 @@ acosh: Function = elementwise(
     example="[1.0] -> [0.0]",
     reference=np.arccosh,
     derivatives=[tangent(lambda t, out, x: t / sinh(out))],
+    lower=lambda scalar, x: scalar.acosh(x),
     domain=(1.3, 3.0),
 )
 
@@ -483,5 +523,6 @@ atanh: Function = elementwise(
     example="[0.0, 1.0] -> [0.0, inf]",
     reference=np.arctanh,
     derivatives=[tangent(lambda t, out, x: t / ((1.0 - x) * (x + 1.0)))],
+    lower=lambda scalar, x: scalar.atanh(x),
     domain=(-0.8, 0.8),
 )

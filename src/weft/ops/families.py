@@ -33,7 +33,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import apply, quiet
-from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
+from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
 from weft.ir.tensor import Tensor, grad_mode
 from weft.ops.operands import DTYPE_CLASSES, promoted, wrong_dtype
@@ -62,6 +62,7 @@ def elementwise(
     doc: str,
     reference: Callable[..., Any],
     derivatives: Sequence[OperandDerivative] | Unsupported,
+    lower: Lower | Unsupported,
     example: str = "",
     dtypes: str = "inexact",
     result: str = "same",
@@ -74,6 +75,7 @@ def elementwise(
 ) -> Function:
     """Define a primitive that works element by element, and the function that users call.
 
+    lower: the scalar expression of one element; see `Primitive`.
     dtypes: the class of dtypes it is defined for. result: the dtype of the result.
     domain: where samples are taken from, for all operands or for each.
     example: operands and result, as in "[1.0], [2.0] -> [3.0]"; becomes the function's doctest.
@@ -94,6 +96,7 @@ def elementwise(
         samples=samples or (lambda: elementwise_samples(name, count, dtypes, domain)),
         mistakes=lambda: _mistakes(count, dtypes),
         broadcasts=True,
+        lower=lower,
     )
     fast = frozenset(dtype.numpy for dtype in DTYPE_CLASSES[exact or dtypes])
     slow = _slow(primitive, dtypes, otherwise)

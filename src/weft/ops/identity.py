@@ -13,6 +13,7 @@ from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
+from weft.ops.operands import as_tensor
 
 __all__ = ["stop_gradient"]
 
@@ -45,4 +46,5 @@ barrier: Primitive = Primitive(
 
 def stop_gradient(x: Tensor, /) -> Tensor:
     """The same value, of which no derivative is taken, in any mode."""
+    x = as_tensor("stop_gradient", x)
     return wrap(x._value) if type(x._value) is np.ndarray else wrap(apply(stopped, x)._value)

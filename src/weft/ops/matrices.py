@@ -352,5 +352,6 @@ reciprocal_or_zero = elementwise(
     doc="1 / x, and 0 where x is 0: the differences of equal eigenvalues divide nothing.",
     reference=lambda x: np.where(x == 0, x, 1 / x),
     derivatives=[tangent(lambda t, out, x: -(t * (out * out)))],
+    lower=lambda scalar, x: scalar.select(scalar.equal(x, 0), x, 1 / x),
     domain=(0.5, 2.0),
 )

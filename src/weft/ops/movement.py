@@ -157,6 +157,11 @@ flip: Primitive = Primitive(
 # --- reshape and broadcast ---------------------------------------------------------------------
 
 
+def _kept(old: Shape, new: Shape) -> str:
+    """The first dimension, where both shapes have the same."""
+    return f"{old[0]}, " if old and new and old[0] == new[0] else ""
+
+
 def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
     if not equal(size(x.shape), size(shape)):
         raise ShapeError(
@@ -165,7 +170,7 @@ def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
             expected="shapes with the same number of elements",
             got={"x": x, "shape": list(shape)},
             note=f"{size(x.shape)} != {size(shape)}",
-            fix="let one dimension be found: x.reshape(-1)",
+            fix=f"let one dimension be found: x.reshape({_kept(x.shape, shape)}-1)",
         )
     return x.with_shape(shape)
 

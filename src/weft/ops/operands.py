@@ -7,7 +7,9 @@ f32[]
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -116,14 +118,59 @@ def scalar_tensor(op: str, value: Scalar | Dim, dtype: DType) -> Tensor:
     try:
         with np.errstate(all="ignore"):
             return wrap(np.array(value, dtype.numpy))
-    except OverflowError:
+    except (OverflowError, TypeError):  # ml_dtypes raises TypeError for large integers
         raise DTypeError(
             op,
             f"the number does not fit {dtype.name}",
-            expected=f"a number that {dtype.name} can hold",
+            expected=f"a number that {dtype.name} can hold: {span(dtype)}",
             got={"number": value},
             fix='convert the tensor to a wider dtype first: x.astype("int64")',
         ) from None
+
+
+def span(dtype: DType) -> str:
+    """The numbers that a dtype holds, in words."""
+    if not dtype.is_integer:
+        return "True or False" if dtype is dtypes.bool_ else "a float of its size"
+    limits = np.iinfo(dtype.numpy)
+    return f"{limits.min} to {limits.max}"
+
+
+def as_integer(op: str, name: str, value: object) -> int:
+    """An argument that counts something, as a Python integer."""
+    if not isinstance(value, bool):
+        with suppress(TypeError, ValueError, IndexError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise _unfit(op, name, value, "an integer", f"{name}=1")
+
+
+def as_number(op: str, name: str, value: object) -> float:
+    """An argument that measures something, as a Python number."""
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, (np.floating, np.integer, Tensor)):
+        with suppress(TypeError, ValueError):
+            return float(value)  # type: ignore[arg-type]
+    raise _unfit(op, name, value, "a real number", f"{name}=1.0")
+
+
+def as_sequence(op: str, name: str, value: object) -> tuple[Any, ...]:
+    """An argument that lists something, as a tuple."""
+    is_array = isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
+    if is_array or isinstance(value, (tuple, list, range)):
+        return tuple(value)  # type: ignore[arg-type]
+    raise _unfit(op, name, value, "a tuple or a list", f"{name}=(0, 1)")
+
+
+def check_function(op: str, f: object) -> None:
+    """Refuse as a function what cannot be called."""
+    if not callable(f):
+        raise _unfit(op, "f", f, "a function", f"wf.{op}(lambda x: ...)")
+
+
+def _unfit(op: str, name: str, value: object, kind: str, fix: str) -> ArgumentTypeError:
+    shown = repr(value) if isinstance(value, str) else value
+    return ArgumentTypeError(op, f"{name} is not {kind}", expected=kind, got={name: shown}, fix=fix)
 
 
 def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[Tensor, ...]:
@@ -161,7 +208,8 @@ def allowed_dtype(op: str, dtype: DType, allowed: str, values: Sequence[Operand]
         return dtype
     if not dtype.is_inexact and dtypes.DEFAULT_FLOAT in choices and dtypes.int64 not in choices:
         return dtypes.DEFAULT_FLOAT
-    raise wrong_dtype(op, allowed, {f"x{i + 1}": value for i, value in enumerate(values)})
+    names = ["x"] if len(values) == 1 else [f"x{i + 1}" for i in range(len(values))]
+    raise wrong_dtype(op, allowed, dict(zip(names, values, strict=True)))
 
 
 def wrong_dtype(op: str, allowed: str, got: Mapping[str, object]) -> DTypeError:

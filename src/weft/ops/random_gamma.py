@@ -80,6 +80,7 @@ gamma_slope = elementwise(
     doc="How a gamma sample moves with its concentration, at a fixed place in the distribution.",
     reference=lambda x, a: slope_of(x, a).astype(np.result_type(x)),
     derivatives=Unsupported("implicit derivatives of gamma samples are of first order"),
+    lower=Unsupported("the series is summed until it converges"),
     dtypes="float",
     arity=2,
     samples=lambda: _samples(),

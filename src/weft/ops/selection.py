@@ -99,6 +99,7 @@ select: Primitive = Primitive(
     batch=lambda size, operands, axes: batch_broadcast(select, operands, axes),
     samples=_where_samples,
     mistakes=_where_mistakes,
+    lower=lambda scalar, condition, x1, x2: scalar.select(condition, x1, x2),
     broadcasts=True,
 )
 
@@ -201,6 +202,7 @@ clamp: Primitive = Primitive(
     batch=lambda size, operands, axes: batch_broadcast(clamp, operands, axes),
     samples=_clip_samples,
     mistakes=_clip_mistakes,
+    lower=lambda scalar, x, low, high: scalar.minimum(scalar.maximum(x, low), high),
     broadcasts=True,
 )
 
@@ -230,7 +232,8 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
 def _clip_dtype(x: Tensor, bounds: Sequence[Any]) -> DType:
     """The dtype of x, except where an integer meets a floating-point bound."""
     if x.dtype.is_integer:
-        tensors = promoted("clip", (x, *bounds)) if any(map(_has_fraction, bounds)) else (x,)
+        fractions = any(map(_has_fraction, bounds))
+        tensors = promoted("clip", (x, *bounds), "real") if fractions else (x,)
         return tensors[0].dtype
     return x.dtype
 

@@ -14,19 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.errors import ArgumentError, DTypeError
+from weft.core.errors import ArgumentError, DTypeError, Unsupported
 from weft.core.types import TensorType
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.scalar_functions import times_unless_zero
 from weft.ir.tensor import Tensor
+from weft.ops import special_scalars as expressions
 from weft.ops import special_series as series
 from weft.ops.arithmetic import abs, negative, sign, square
 from weft.ops.comparison import equal, less_equal
 from weft.ops.elementary import exp, log, log1p
 from weft.ops.families import Function, elementwise
 from weft.ops.logic import logical_and
-from weft.ops.operands import DTYPE_CLASSES, promoted, wrong_dtype
+from weft.ops.operands import DTYPE_CLASSES, as_integer, promoted, wrong_dtype
 from weft.ops.selection import where
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 _BELL = 2.0 / math.sqrt(math.pi)
+_LONG_SERIES = Unsupported("the series has seventy terms, too many to write out")
 
 # --- the error function ------------------------------------------------------------------------
 
@@ -55,6 +58,7 @@ erf: Function = elementwise(
     example='[0.0, float("inf"), -10.0] -> [0.0, 1.0, -1.0]',
     reference=series.in_double(series.erf),
     derivatives=[tangent(lambda t, out, x: t * (exp(negative(square(x))) * _BELL))],
+    lower=lambda scalar, x: scalar.erf(x),
     dtypes="float",
 )
 
@@ -64,6 +68,7 @@ erfc: Function = elementwise(
     example='[0.0, float("inf"), -10.0] -> [1.0, 0.0, 2.0]',
     reference=series.in_double(series.erfc),
     derivatives=[tangent(lambda t, out, x: t * (exp(negative(square(x))) * -_BELL))],
+    lower=lambda scalar, x: scalar.erfc(x),
     dtypes="float",
 )
 
@@ -73,6 +78,7 @@ erfinv: Function = elementwise(
     example="[0.0, 1.0, -1.0] -> [0.0, inf, -inf]",
     reference=series.in_double(series.erfinv),
     derivatives=[tangent(lambda t, out, x: t * (exp(square(out)) / _BELL))],
+    lower=lambda scalar, x: expressions.erfinv(x),
     dtypes="float",
     domain=(-0.9, 0.9),
 )
@@ -85,6 +91,7 @@ lgamma: Function = elementwise(
     example="[1.0, 2.0, 0.0, -1.0] -> [0.0, 0.0, inf, inf]",
     reference=series.in_double(series.lgamma),
     derivatives=[tangent(lambda t, out, x: t * digamma(x))],
+    lower=lambda scalar, x: scalar.lgamma(x),
     dtypes="float",
     domain=(0.3, 4.0),
 )
@@ -95,6 +102,7 @@ digamma: Function = elementwise(
     example="[0.0, -1.0] -> [-inf, nan]",
     reference=series.in_double(series.digamma),
     derivatives=[tangent(lambda t, out, x: t * polygamma(1, x))],
+    lower=lambda scalar, x: expressions.digamma(x),
     dtypes="float",
     domain=(0.3, 4.0),
 )
@@ -144,6 +152,7 @@ def polygamma(n: int, x: Any, /) -> Tensor:
     >>> wf.polygamma(1, wf.tensor([1.0])).tolist()  # π²/6
     [1.644934058189392]
     """
+    n = as_integer("polygamma", "n", n)
     if n == 0:
         return digamma(x)
     return apply(_polygamma, *promoted("polygamma", (x,), "float"), order=n)
@@ -172,6 +181,7 @@ xlogy: Function = elementwise(
         tangent(lambda t, out, x1, x2: t * log(_unless_nothing(x1, x2, 1.0, 0.0))),
         tangent(lambda t, out, x1, x2: t * _share(x1, x2)),
     ],
+    lower=lambda scalar, x1, x2: times_unless_zero(x1, x2, x1 * scalar.log(x2)),
     dtypes="float",
     exact="parts",
     domain=((-2.0, 2.0), (0.3, 2.0)),
@@ -186,6 +196,7 @@ xlog1py: Function = elementwise(
         tangent(lambda t, out, x1, x2: t * log1p(_unless_nothing(x1, x2, 0.0, -1.0))),
         tangent(lambda t, out, x1, x2: t * _share(x1, x2 + 1.0)),
     ],
+    lower=lambda scalar, x1, x2: times_unless_zero(x1, x2, x1 * scalar.log1p(x2)),
     dtypes="float",
     exact="parts",
     domain=((-2.0, 2.0), (-0.5, 2.0)),
@@ -205,6 +216,7 @@ i0e: Function = elementwise(
     example="[0.0] -> [1.0]",
     reference=series.in_double(partial(series.bessel_ie, order=0)),
     derivatives=[tangent(lambda t, out, x: t * (i1e(x) - sign(x) * out))],
+    lower=_LONG_SERIES,
     dtypes="float",
     domain=(0.3, 4.0),
 )
@@ -215,6 +227,7 @@ i1e: Function = elementwise(
     example="[0.0] -> [0.0]",
     reference=series.in_double(partial(series.bessel_ie, order=1)),
     derivatives=[tangent(lambda t, out, x: t * (i0e(x) - sign(x) * out - _by_itself(out, x)))],
+    lower=_LONG_SERIES,
     dtypes="float",
     domain=(0.3, 4.0),
 )

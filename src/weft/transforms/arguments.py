@@ -39,7 +39,7 @@ class FlatFunction:
         if self.has_aux:
             result, self.aux = pair(self.op, result)
         found, self.out = trees.flatten(result)
-        return [as_tensor(self.op, leaf, "the function's result") for leaf in found]
+        return [as_tensor(self.op, leaf, "result") for leaf in found]
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """A tree in the form of the function's result."""
@@ -84,18 +84,6 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, (Tensor, bool, int, float, complex)) or hasattr(leaf, "__array__")
 
 
-def check_function(op: str, f: object) -> None:
-    """Refuse to transform what cannot be called."""
-    if not callable(f):
-        raise ArgumentTypeError(
-            op,
-            "this is not a function",
-            expected="a function of tensors",
-            got={"f": f},
-            fix=f"wf.{op}(lambda x: ...)",
-        )
-
-
 def _starts(args: tuple[Any, ...]) -> list[int]:
     starts = [0]
     for argument in args:
@@ -107,7 +95,7 @@ def argument_numbers(op: str, argnums: int | Sequence[int], count: int) -> list[
     """Positions of arguments, checked and made non-negative."""
     numbers: list[Any] = list(argnums) if isinstance(argnums, (tuple, list)) else [argnums]
     for number in numbers:
-        if not -count <= number < count:
+        if type(number) is not int or not -count <= number < count:
             raise ArgumentError(
                 op,
                 "there is no argument at that position",
@@ -115,4 +103,13 @@ def argument_numbers(op: str, argnums: int | Sequence[int], count: int) -> list[
                 got={"argnums": argnums},
                 fix="argnums=0 for the first argument" if count else "call it with an argument",
             )
-    return [number % count for number in numbers]
+    chosen = [number % count for number in numbers]
+    if len(set(chosen)) < len(chosen):
+        raise ArgumentError(
+            op,
+            "an argument is named twice",
+            expected="each position once",
+            got={"argnums": argnums},
+            fix=f"argnums={tuple(dict.fromkeys(chosen))}",
+        )
+    return chosen

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled, reachable, recording, zeros
 from weft.ir.tape import Hook, Leaf
-from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
+from weft.ir.tensor import Tensor, Traced, about_to_write, grad_mode, wrap
 from weft.ops.operands import as_tensor
 
 __all__ = ["enable_grad", "is_grad_enabled", "no_grad"]
@@ -79,6 +79,7 @@ def backward(
 
 def _accumulate(handle: Tensor, cotangent: Tensor, attach: bool) -> None:
     total = cotangent if handle._grad is None else handle._grad + cotangent
+    about_to_write(handle)
     handle._grad = total if attach else wrap(total._value)
 
 
@@ -188,6 +189,7 @@ def set_grad(tensor: Tensor, value: Tensor | None) -> None:
                 got={"grad": value},
                 fix="assign a tensor of the same shape and dtype, or None",
             )
+    about_to_write(tensor)
     tensor._grad = value
 
 

@@ -34,6 +34,7 @@ from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, Shape
 from weft.core.shapes import Shape, equal, match_size, mismatch
 from weft.core.types import TensorType
 from weft.ir.tensor import Tensor
+from weft.ops.operands import check_function
 
 __all__ = [
     "BFloat16", "Bool", "Complex", "Complex64", "Complex128", "Float", "Float16", "Float32",
@@ -173,6 +174,7 @@ def checked(f: F) -> F:
     """
     if isinstance(f, (staticmethod, classmethod)):
         return type(f)(checked(f.__func__))
+    check_function("checked", f)
     signature = inspect.signature(f)
     names = _names_in_scope(f, sys._getframe(1).f_locals)
     wanted = {

@@ -21,7 +21,7 @@ from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 from weft.ops.composed import random
 from weft.ops.identity import barrier
-from weft.transforms.arguments import check_function
+from weft.ops.operands import check_function
 
 __all__ = ["checkpoint"]
 

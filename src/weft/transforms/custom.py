@@ -32,10 +32,9 @@ from weft.ir.graph import Graph
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.reverse import recording
 from weft.ir.tape import Node, Projection
-from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 from weft.ir.tracing import Closure, interpret, trace
-from weft.ops.operands import as_tensor
-from weft.transforms.arguments import check_function
+from weft.ops.operands import as_tensor, check_function
 from weft.transforms.vmap import vmap
 
 __all__ = ["custom_derivative"]
@@ -282,6 +281,8 @@ class _Call:
             pairs = [trace_of.split(tensor) for tensor in tensors]
             primals = [primal for primal, _ in pairs]
             out, tangents = _push(primals, [tangent for _, tangent in pairs], self.rule)
+            inside = [x for x in (*out, *tangents) if trace_of.split(x)[0] is not x]
+            _check_closes_over_nothing(self.owner.__name__, inside)
             results = [trace_of.tensor(o, t) for o, t in zip(out, tangents, strict=True)]
             return self._recorded(tensors, results)
         closure = trace(self._flat, [tensor.type for tensor in tensors])
@@ -290,9 +291,10 @@ class _Call:
         )
 
     def _run_now(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        with recording(False):
-            results = [wrap(r._value) for r in self._flat(*[wrap(t._value) for t in tensors])]
-        return self._recorded(tensors, results)
+        results = self._flat(*[wrap(t._value) for t in tensors])
+        traced = [r for r in results if r._node is not None or isinstance(r._value, Traced)]
+        _check_closes_over_nothing(self.owner.__name__, traced)
+        return self._recorded(tensors, [wrap(result._value) for result in results])
 
     def _recorded(self, tensors: list[Tensor], results: list[Tensor]) -> list[Tensor]:
         """The results, with the rule on the tape behind them."""
@@ -328,14 +330,20 @@ def _is_none(value: Any) -> bool:
 
 
 def _without_captures(closure: Closure, name: str) -> Graph:
-    """The graph of a function that closes over nothing that is being traced."""
-    graph = closure.closed()
-    if len(graph.inputs) != len(closure.graph.inputs) - len(closure.captured):
+    """The graph of a function that closes over nothing that a transform works on."""
+    recorded = [x for x in closure.captured if x._node is not None and grad_mode.enabled]
+    traced = [x for x in closure.captured if isinstance(x._value, Traced)]
+    _check_closes_over_nothing(name.split("#")[0], [*recorded, *traced])
+    return closure.closed()
+
+
+def _check_closes_over_nothing(name: str, found: Sequence[Tensor]) -> None:
+    """Refuse a function whose result varies with what is not among its arguments."""
+    if found:
         raise GradientError(
-            name.split("#")[0],
-            "the function closes over a traced tensor, of which its rule knows nothing",
-            expected="all traced tensors among the arguments",
-            got={"closed over": [tensor.type for tensor in closure.captured]},
-            fix="pass the tensor as an argument, and return its derivative from the rule",
+            name,
+            "the function closes over a tensor of which a derivative is taken or a batch is made",
+            expected="every such tensor among the arguments, where the rule sees it",
+            got={"x": found[0]},
+            fix="pass the tensor as an argument, or take it as a constant: x.detach()",
         )
-    return graph

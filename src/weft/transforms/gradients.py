@@ -22,11 +22,11 @@ from weft.ir.primitive import PRIMITIVES
 from weft.ir.tensor import Tensor
 from weft.ir.tracing import Closure, GraphTrace, interpret, live
 from weft.ops.composed.creation import eye
-from weft.ops.operands import as_tensor
+from weft.ops.elementwise import conj
+from weft.ops.operands import as_tensor, check_function, scalar_tensor
 from weft.transforms.arguments import (
     FlatFunction,
     argument_numbers,
-    check_function,
     flat_function,
     is_number,
 )
@@ -195,10 +195,17 @@ def _matching(op: str, given: Any, flat: FlatFunction, results: Sequence[Tensor]
             got={"cotangent": structure},
             fix="pass one cotangent for each tensor that the function returns",
         )
-    tensors = [as_tensor(op, leaf) for leaf in leaves]
+    tensors = [_like(op, leaf, result) for leaf, result in zip(leaves, results, strict=True)]
     for tensor, result in zip(tensors, results, strict=True):
         _check_same_type(op, tensor, result, "cotangent", "the function's result")
     return tensors
+
+
+def _like(op: str, given: Any, other: Tensor, name: str = "cotangent") -> Tensor:
+    """What was given as a tensor; a Python number takes the dtype of what it belongs to."""
+    if type(given) in (int, float):
+        return scalar_tensor(op, given, other.dtype)
+    return as_tensor(op, given, name)
 
 
 def _check_same_type(op: str, given: Tensor, wanted: Tensor, name: str, other: str) -> None:
@@ -253,7 +260,7 @@ def _tangents(primals: Any, tangents: Any, xs: Sequence[Tensor]) -> list[Tensor 
             got={"tangents": structure},
             fix="pass one tangent for each primal: wf.jvp(f, (x,), (t,))",
         )
-    given = [as_tensor("jvp", leaf, "tangent") for leaf in leaves]
+    given = [_like("jvp", leaf, x, "tangent") for leaf, x in zip(leaves, xs, strict=True)]
     for tensor, x in zip(given, xs, strict=True):
         _check_same_type("jvp", tensor, x, "tangent", "its primal")
     return [t if t.dtype.is_inexact else None for t in given]
@@ -306,7 +313,8 @@ def jacobian(
     """A function that returns all derivatives of f's results with respect to one argument.
 
     The axes of the result come first, then those of the argument. mode: "reverse" costs one pass
-    per element of the result, "forward" one per element of the argument.
+    per element of the result, "forward" one per element of the argument. Functions of complex
+    numbers to complex numbers are taken to be holomorphic.
 
     >>> import weft as wf
     >>> jacobian(lambda x: x * x)(wf.tensor([1.0, 2.0])).tolist()
@@ -325,23 +333,60 @@ def jacobian(
     def call(*args: Any, **kwargs: Any) -> Any:
         number = argument_numbers("jacobian", argnums, len(args))
         _check_argument(args[number[0]])
-        flat, xs = flat_function("jacobian", f, args, kwargs, number)
-        rows = (_reverse_rows if mode == "reverse" else _forward_rows)(flat, xs)
-        structure = trees.flatten(args[number[0]])[1]
-        return flat.rebuild([trees.unflatten(structure, row) for row in rows])
+        flat, tensors = flat_function("jacobian", f, args, kwargs, number)
+        moving = _inexact(tensors)
+        xs = [tensors[i] for i in moving]
+        rows_of = _reverse_rows if mode == "reverse" else _forward_rows
+        rows = rows_of(_fixing(flat, tensors, moving), xs)
+        leaves = [_in_places(row, moving, len(tensors)) for row in rows]
+        return flat.rebuild([_as_arguments([args[number[0]]], row)[0] for row in leaves])
 
     return Derivative(f, call)
 
 
-def _reverse_rows(flat: FlatFunction, xs: Sequence[Tensor]) -> list[list[Tensor]]:
+def _in_places(row: Sequence[Tensor], places: Sequence[int], count: int) -> list[Tensor | None]:
+    """A row for all leaves of the argument: None for those without derivatives."""
+    given = dict(zip(places, row, strict=True))
+    return [given.get(place) for place in range(count)]
+
+
+def _check_jacobian(results: Sequence[Tensor], xs: Sequence[Tensor], mode: str) -> None:
+    """Refuse results without derivatives, and modes that would see half of a complex number."""
+    for result in results:
+        if not result.dtype.is_inexact:
+            raise GradientError(
+                "jacobian",
+                "a result is not a floating-point or complex tensor",
+                expected="results that vary smoothly",
+                got={"result": result},
+                fix="leave it out of what the function returns",
+            )
+        if mode == "reverse":
+            mixed = result.dtype.is_complex and any(not x.dtype.is_complex for x in xs)
+        else:
+            mixed = not result.dtype.is_complex and any(x.dtype.is_complex for x in xs)
+        if mixed:
+            other = "forward" if mode == "reverse" else "reverse"
+            raise GradientError(
+                "jacobian",
+                f"{mode} mode sees only the real part of this derivative",
+                expected="real numbers, or complex arguments and results",
+                got={"result": result, "argument": xs[0]},
+                fix=f'wf.jacobian(f, mode="{other}")',
+            )
+
+
+def _reverse_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> list[list[Tensor]]:
     """One row per result: its Jacobian with respect to each argument."""
     results, pull = reverse.vjp(flat, *xs)
+    _check_jacobian(results, xs, "reverse")
     rows = []
     for position, result in enumerate(results):
 
         def backs(seed: Tensor, position: int = position) -> list[Tensor]:
             seeds = [seed if i == position else None for i in range(len(results))]
-            return reverse.or_zeros(pull(seeds), xs)
+            found = reverse.or_zeros(pull(seeds), xs)
+            return [conj(back) for back in found] if seed.dtype.is_complex else found
 
         found = batching.vmap(backs, result.size, [_basis(result)], [0])
         fronts = [batching.to_front(result.size, tensor, axis) for tensor, axis in found]
@@ -354,13 +399,15 @@ def _reverse_rows(flat: FlatFunction, xs: Sequence[Tensor]) -> list[list[Tensor]
     return rows
 
 
-def _forward_rows(flat: FlatFunction, xs: Sequence[Tensor]) -> list[list[Tensor]]:
+def _forward_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The same, found column by column."""
     columns = []
     for position, x in enumerate(xs):
 
         def pushed(tangent: Tensor, position: int = position) -> list[Tensor]:
             tangents = [tangent if i == position else None for i in range(len(xs))]
             results, found = forward.jvp(flat, xs, tangents)
+            _check_jacobian(results, xs, "forward")
             return reverse.or_zeros(found, results)
 
         found = batching.vmap(pushed, x.size, [_basis(x)], [0])

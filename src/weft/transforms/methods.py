@@ -138,7 +138,7 @@ def _missing(x: Tensor, name: str) -> Any:
             f"{name} is a function, not a method",
             expected="a name in dir(x)",
             got={"name": name},
-            fix=f"wf.{name}(x)",
+            fix=f"call it with the tensor among its arguments: wf.{name}",
         )
     raise names.unknown("tensor", name, dir(x), "x")
 
@@ -176,7 +176,7 @@ def _reshape(x: Tensor, *shape: Any) -> Tensor:
 def _transpose(x: Tensor, *axes: Any) -> Tensor:
     """The axes in another order, reversed by default: x.transpose(1, 0) or x.transpose((1, 0))."""
     order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-    return manipulation.permute_dims(x, order or tuple(reversed(range(x.ndim))))
+    return manipulation.permute_dims(x, order if axes else tuple(reversed(range(x.ndim))))
 
 
 def _matrix_turned(x: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from weft.core.errors import ArgumentError, AxisError, ShapeError
 from weft.core.shapes import Dimension, equal, normalize_axis
 from weft.ir import batching
 from weft.ir.tensor import Tensor
-from weft.transforms.arguments import check_function, flat_function
+from weft.ops.operands import check_function
+from weft.transforms.arguments import flat_function
 
 __all__ = ["vmap"]
 

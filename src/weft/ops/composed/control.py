@@ -21,7 +21,7 @@ import numpy as np
 
 from weft.core.dtypes import bool_, int32
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, WeftError
-from weft.core.shapes import Dim, Dimension, equal
+from weft.core.shapes import Dim, Dimension, check_size, equal
 from weft.core.trees import TreeStructure, flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
@@ -32,7 +32,7 @@ from weft.ops import control_branch, control_loop
 from weft.ops.comparison import less
 from weft.ops.control import same_type
 from weft.ops.elementwise import add
-from weft.ops.operands import as_tensor, convert_to
+from weft.ops.operands import as_sequence, as_tensor, check_function, convert_to
 from weft.ops.random_bits import GENERATOR
 
 __all__ = ["case", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
@@ -87,6 +87,7 @@ def switch(index: Any, branches: Sequence[Function], /, *operands: Any) -> Any:
     >>> wf.switch(1, [wf.sin, wf.exp, wf.cos], wf.tensor(0.0)).item()
     1.0
     """
+    branches = as_sequence("switch", "branches", branches)
     if not branches:
         raise ArgumentError(
             "switch",
@@ -116,9 +117,20 @@ def case(pairs: Sequence[tuple[Any, Function]], /, *operands: Any, default: Func
     >>> wf.case([(x > 1.0, wf.sin), (x > -1.0, wf.cos)], x, default=wf.exp).item()
     1.0
     """
+    check_function("case", default)
+    pairs = as_sequence("case", "pairs", pairs)
     if not pairs:
         return default(*operands)
-    (pred, function), *rest = pairs
+    first, *rest = pairs
+    if not isinstance(first, (tuple, list)) or len(first) != 2:
+        raise ArgumentTypeError(
+            "case",
+            "not a pair of a predicate and a function",
+            expected="(predicate, function) for each case",
+            got={"pair": first},
+            fix="wf.case([(x > 1.0, f)], x, default=g)",
+        )
+    pred, function = first
     return cond(pred, function, lambda *xs: case(rest, *xs, default=default), *operands)
 
 
@@ -201,6 +213,7 @@ def map(f: Function, xs: Any, /) -> Any:
     >>> wf.map(lambda x: x * x, wf.tensor([1.0, 2.0, 3.0])).tolist()
     [1.0, 4.0, 9.0]
     """
+    check_function("map", f)
     return scan(lambda carry, x: (carry, f(x)), (), xs)[1]
 
 
@@ -250,8 +263,9 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any, /) -> Any:
     >>> wf.fori_loop(0, 3, lambda i, x: x * 2.0, wf.tensor(1.0)).item()
     8.0
     """
+    check_function("fori_loop", body)
     if isinstance(lower, int) and isinstance(upper, int):
-        steps = max(upper - lower, 0)
+        steps = check_size("fori_loop", "upper", max(upper - lower, 0))
 
         def step(state: Any, _: Any) -> Any:
             i, carry = state
@@ -293,6 +307,7 @@ def _record(
     types: Sequence[TensorType],
 ) -> Recorded:
     """Trace a function over trees; `arguments` is the structure of the tuple of its arguments."""
+    check_function(op, f)
     structures: list[TreeStructure] = []
     counter = GENERATOR.state()[1].type
     draws = False

@@ -10,7 +10,6 @@ Python numbers get the default dtypes (float32, int64, complex64, bool); arrays 
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from weft.core.errors import (
     GradientError,
     WeftError,
 )
-from weft.core.shapes import Dim, Dimension, check_shape
+from weft.core.shapes import Dim, Dimension, check_shape, check_size
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled
 from weft.ir.tape import Leaf
@@ -36,7 +35,7 @@ from weft.ops.comparison import equal, greater_equal
 from weft.ops.composed.ingestion import from_dlpack, ingest
 from weft.ops.creation import iota
 from weft.ops.movement import broadcast_to, reshape
-from weft.ops.operands import alias, as_tensor, convert_to, scalar_tensor
+from weft.ops.operands import alias, as_integer, as_tensor, convert_to, scalar_tensor
 from weft.ops.selection import where
 
 __all__ = [
@@ -287,6 +286,15 @@ def arange(
             got={"start": first, "stop": last, "step": step},
             fix="for equal values use wf.full((n,), value)",
         )
+    known = not any(isinstance(value, Dim) for value in (first, last, step))
+    if known and not abs((last - first) / step) < 2**62:
+        raise ArgumentError(
+            "arange",
+            "the numbers never end",
+            expected="a finite range of numbers",
+            got={"start": first, "stop": last, "step": step},
+            fix="wf.arange(0, 10)",
+        )
     whole = not any(isinstance(value, float) for value in (first, last, step))
     default = dtypes.DEFAULT_INTEGER if whole else dtypes.DEFAULT_FLOAT
     chosen = default if dtype is None else as_dtype(dtype)
@@ -297,10 +305,11 @@ def _number(op: str, value: Any) -> Any:
     """A Python number or dimension, also from a tensor or array that holds one."""
     if isinstance(value, (int, float, Dim)):
         return value
-    if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:
-        return value.item()
-    if isinstance(value, Tensor) and value.ndim == 0:
-        return concrete(value, op).item()
+    is_single = isinstance(value, (np.ndarray, np.generic, Tensor)) and value.ndim == 0
+    if is_single:
+        found = as_tensor(op, value)
+        if not found.dtype.is_complex:
+            return concrete(found, op).item()
     raise ArgumentTypeError(
         op,
         f"{type(value).__name__} is not a real number",
@@ -368,7 +377,7 @@ def linspace(
     [0.0, 0.5, 1.0]
     """
     as_device(device)
-    (count,) = check_shape("linspace", num)
+    count = check_size("linspace", "num", num)
     ends = [x if isinstance(x, complex) else _number("linspace", x) for x in (start, stop)]
     whole = any(isinstance(x, complex) for x in ends)
     default = dtypes.DEFAULT_COMPLEX if whole else dtypes.DEFAULT_FLOAT
@@ -387,16 +396,8 @@ def _positions(shape: Any, axis: int) -> Tensor:
 
 def _diagonal_columns(op: str, shape: Any, k: Any) -> Tensor:
     """For each place of a matrix, the column in which its row meets the k-th diagonal."""
-    if isinstance(k, bool) or not hasattr(k, "__index__"):
-        raise ArgumentTypeError(
-            op,
-            "diagonals are counted in integers",
-            expected="an integer",
-            got={"k": k},
-            fix=f"wf.{op}(..., k=1)",
-        )
     beyond = 2**62  # further than any column, and far from where the sum would wrap
-    return add(_positions(shape, 0), min(max(operator.index(k), -beyond), beyond))
+    return add(_positions(shape, 0), min(max(as_integer(op, "k", k), -beyond), beyond))
 
 
 def eye(

@@ -27,7 +27,16 @@ from weft.ops import fourier
 from weft.ops.arithmetic import conj
 from weft.ops.fourier import NORMS, OPPOSITE
 from weft.ops.movement import concatenate, pad, slice_
-from weft.ops.operands import Operand, alias, as_tensor, convert_to, promoted
+from weft.ops.operands import (
+    Operand,
+    alias,
+    as_integer,
+    as_number,
+    as_sequence,
+    as_tensor,
+    convert_to,
+    promoted,
+)
 
 __all__ = [
     "fft",
@@ -240,7 +249,16 @@ def _frequencies(op: str, table: Any, n: int, d: float, dtype: Any, device: Any)
             got={"dtype": kind},
             fix='dtype="float32"',
         )
-    return wrap(table(_length(op, n), d).astype(kind.numpy))
+    step = as_number(op, "d", d)
+    if step == 0:
+        raise ArgumentError(
+            op,
+            "samples at one place have no frequency",
+            expected="a distance d other than 0",
+            got={"d": d},
+            fix="d=1.0",
+        )
+    return wrap(table(_length(op, n), step).astype(kind.numpy))
 
 
 def fftshift(x: Operand, /, *, axes: int | Sequence[int] | None = None) -> Tensor:
@@ -335,13 +353,14 @@ def _require_elements(op: str, x: Tensor, length: Dimension) -> None:
 
 def _sizes(op: str, x: Tensor, s: Sizes, axes: Axes) -> dict[int, int | None]:
     """The wanted size of each transformed axis, in order; None keeps it."""
+    s = None if s is None else as_sequence(op, "s", s)
     if axes is None:
         first = 0 if s is None else x.ndim - len(s)
         if first < 0:
             raise _more_sizes(op, x, s)
         places = tuple(range(first, x.ndim))
     else:
-        places = normalize_axes(op, tuple(axes), x.ndim, {"x": x})
+        places = normalize_axes(op, as_sequence(op, "axes", axes), x.ndim, {"x": x})
     if s is None:
         return dict.fromkeys(places)
     if len(s) != len(places):
@@ -352,7 +371,8 @@ def _sizes(op: str, x: Tensor, s: Sizes, axes: Axes) -> dict[int, int | None]:
             got={"s": s, "axes": axes},
             fix="name one axis per size",
         )
-    return {axis: None if n == -1 else n for axis, n in zip(places, s, strict=True)}
+    sizes = [as_integer(op, "s", n) for n in s]
+    return {axis: None if n == -1 else n for axis, n in zip(places, sizes, strict=True)}
 
 
 def _more_sizes(op: str, x: Tensor, s: Sizes) -> AxisError:

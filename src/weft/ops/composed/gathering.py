@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from weft.core.dtypes import INDEX, bool_
 from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, normalize_axis
@@ -24,10 +22,11 @@ from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
 from weft.ops import boxes, indexing
 from weft.ops.composed.indexing import from_the_front, getitem
+from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcasted, moveaxis, reordered, reshaped
 from weft.ops.elementwise import divide, multiply
 from weft.ops.movement import is_below, slice_
-from weft.ops.operands import Operand, as_tensor, convert_to
+from weft.ops.operands import Operand, as_sequence, as_tensor, convert_to
 from weft.ops.selection import where
 from weft.ops.sorting import along_axis
 
@@ -51,8 +50,8 @@ __all__ = [
 def index_tensor(op: str, index: Any) -> Tensor:
     """A tensor of integers from what was passed as an index."""
     if isinstance(index, (list, tuple)):
-        array = np.asarray(index)
-        index = array if array.size else array.astype(np.int64)
+        index = ingest(op, index, None)[0]
+        index = index if index.size else convert_to(index, INDEX)
     tensor = as_tensor(op, index, "indices")
     if not tensor.dtype.is_integer:
         raise DTypeError(
@@ -254,8 +253,9 @@ def scatter_reduce(
     [0.0, 6.0]
     """
     by = {"amax": indexing.scatter_max, "amin": indexing.scatter_min, "sum": indexing.scatter_add}
-    if reduce in by:
-        return _scattered("scatter_reduce", by[reduce], x, axis, index, src)
+    chosen = by.get(str(reduce))
+    if chosen is not None:
+        return _scattered("scatter_reduce", chosen, x, axis, index, src)
     if reduce != "mean":
         raise ArgumentError(
             "scatter_reduce",
@@ -359,7 +359,8 @@ def masked_select(x: Operand, mask: Operand) -> Tensor:
 
 
 def _starts(op: str, starts: Sequence[Operand]) -> list[Tensor]:
-    return [convert_to(index_tensor(op, start), INDEX) for start in starts]
+    listed = as_sequence(op, "starts", starts)
+    return [convert_to(index_tensor(op, start), INDEX) for start in listed]
 
 
 def dynamic_slice(x: Operand, starts: Sequence[Operand], sizes: Sequence[int]) -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.dtypes import INDEX, bool_
+from weft.core.dtypes import INDEX, bool_, result_type
 from weft.core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -40,6 +40,7 @@ from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, concrete, grad_mode, wrap
 from weft.ops import movement
 from weft.ops.comparison import less
+from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcasted, reordered, reshaped
 from weft.ops.elementwise import add
 from weft.ops.indexing import extent, gather, out_of_range, scatter
@@ -374,8 +375,10 @@ def _index_tensor(item: Any) -> Tensor:
         OP,
         f"{type(item).__name__} is not an index",
         expected="integers, slices, None, ..., and tensors or lists of integers or booleans",
-        got={"index": item},
-        fix="x[0], x[1:3], x[..., None], x[[0, 2]], x[x > 0]",
+        got={"index": repr(item)},
+        fix="convert it first: x[int(i)]"
+        if isinstance(item, float)
+        else "x[0], x[1:3], x[..., None], x[[0, 2]], x[x > 0]",
     )
 
 
@@ -488,23 +491,23 @@ def _write_view(x: Tensor, selection: Selection, value: Tensor) -> Tensor:
 
 
 def _new_value(x: Tensor, value: Operand) -> Tensor:
-    """What is written, in x's dtype."""
+    """What is written, in x's dtype; refused where x could hold only part of it."""
     if isinstance(value, (list, tuple)):
-        value = np.asarray(value)
-    is_scalar = type(value) in (bool, int, float, complex)
-    if is_scalar and (x.dtype.is_inexact or type(value) in (bool, int)):
-        is_lost = type(value) is complex and not x.dtype.is_complex
-        new = scalar_tensor(OP, 0 if is_lost else value, x.dtype)
-    else:
-        new = as_tensor(OP, value, "value")
-        is_lost = new.dtype.is_complex and not x.dtype.is_complex
-    if is_lost:
+        value = ingest(OP, value, x.dtype if x.dtype.is_inexact else None)[0]
+    if type(value) in (bool, int) or (type(value) is float and x.dtype.is_inexact):
+        return scalar_tensor(OP, value, x.dtype)
+    if type(value) is complex and x.dtype.is_complex:
+        return scalar_tensor(OP, value, x.dtype)
+    new = as_tensor(OP, value, "value")
+    kinds = ("inexact", "complex")
+    if any(getattr(new.dtype, f"is_{k}") > getattr(x.dtype, f"is_{k}") for k in kinds):
+        wider = result_type(OP, [x.dtype, new.dtype]).name
         raise DTypeError(
             OP,
-            "a complex number does not fit a real tensor",
+            f"{x.dtype.name} can hold only part of a {new.dtype.kind} number",
             expected=f"values that {x.dtype.name} can hold",
             got={"x": x, "value": value},
-            fix='take its real part, or convert x first: x = x.astype("complex64")',
+            fix=f'convert x first: x = x.astype("{wider}")',
         )
     return convert_to(new, x.dtype)
 

@@ -28,7 +28,7 @@ from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.dlpack import imported
 from weft.ops.movement import concatenate, reshape
-from weft.ops.operands import array_tensor, convert_to, promoted
+from weft.ops.operands import array_tensor, convert_to, promoted, span
 
 __all__ = ["from_dlpack"]
 
@@ -243,7 +243,10 @@ def _unfit(op: str, obj: Any, dtype: DType) -> WeftError:
     return kind(
         op,
         f"a number does not fit {dtype.name}",
-        expected=f"numbers that {dtype.name} can hold",
+        expected=f"numbers that {dtype.name} can hold"
+        + (f": {span(dtype)}" if dtype.is_integer else ""),
         got={"obj": obj, "dtype": dtype},
-        fix='choose another dtype: dtype="float32"' if dtype.is_integer else "take the real parts",
+        fix='choose a wider dtype: dtype="int64" or dtype="float32"'
+        if dtype.is_integer
+        else "take the real parts",
     )

@@ -11,7 +11,6 @@ Hermitian too.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 from weft.core.dtypes import DEFAULT_INTEGER, real_of
@@ -36,7 +35,7 @@ from weft.ops.matrices import (
     require_square,
 )
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
-from weft.ops.operands import Operand, as_tensor, convert_to, promoted
+from weft.ops.operands import Operand, as_integer, as_tensor, convert_to, promoted
 from weft.ops.reduction import kept, reduce_max, reduce_sum
 
 __all__ = [
@@ -459,7 +458,7 @@ def diagonal(x: Operand, /, *, offset: int = 0) -> Tensor:
     """
     tensor = as_tensor("diagonal", x)
     require_matrix("diagonal", tensor.type, allowed="any")
-    return diagonal_of(tensor, operator.index(offset))
+    return diagonal_of(tensor, as_integer("diagonal", "offset", offset))
 
 
 def trace(x: Operand, /, *, offset: int = 0, dtype: Any = None) -> Tensor:

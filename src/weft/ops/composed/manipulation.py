@@ -30,8 +30,9 @@ from weft.core.shapes import (
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, concrete, wrap
 from weft.ops import movement
+from weft.ops.composed.ingestion import ingest
 from weft.ops.indexing import gather
-from weft.ops.operands import Operand, alias, apply_as, as_tensor, promoted
+from weft.ops.operands import Operand, alias, apply_as, as_integer, as_sequence, as_tensor, promoted
 
 __all__ = [
     "broadcast_arrays",
@@ -221,7 +222,8 @@ def permute_dims(x: Operand, /, axes: Sequence[int]) -> Tensor:
     (4, 2, 3)
     """
     x = as_tensor("permute_dims", x)
-    order = normalize_axes("permute_dims", tuple(axes), x.ndim, {"x": x})
+    listed = as_sequence("permute_dims", "axes", axes)
+    order = normalize_axes("permute_dims", listed, x.ndim, {"x": x})
     found: Tensor = apply_as("permute_dims", movement.transpose, x, order=order)
     return found
 
@@ -301,7 +303,8 @@ def roll(x: Operand, /, shift: Axis, *, axis: Axis | None = None) -> Tensor:
         return reshaped(roll(reshaped(x, (x.size,)), shift, axis=0), x.shape)
     named = axis if isinstance(axis, Sequence) else [axis]
     axes = [normalize_axis("roll", each, x.ndim, {"x": x}) for each in named]
-    shifts = list(shift) if isinstance(shift, Sequence) else [shift] * len(axes)
+    given = shift if isinstance(shift, (tuple, list)) else [shift] * len(axes)
+    shifts = [as_integer("roll", "shift", each) for each in given]
     if len(axes) == 1:
         axes = axes * len(shifts)
     if len(shifts) != len(axes):
@@ -365,7 +368,8 @@ def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Tensor:
     tensors = joined("concat", arrays)
     if axis is None:
         tensors = tuple([reshaped(x, (x.size,)) for x in tensors])
-    place = normalize_axis("concat", axis or 0, tensors[0].ndim, {"x1": tensors[0]})
+    along = 0 if axis is None else axis
+    place = normalize_axis("concat", along, tensors[0].ndim, {"x1": tensors[0]})
     found: Tensor = apply_as("concat", movement.concatenate, *tensors, axis=place)
     return found
 
@@ -460,7 +464,9 @@ def _repeats(x: Tensor, repeats: Any, axis: int) -> Any:
     """One number for all elements, or an array of one for each."""
     if isinstance(repeats, Dim):
         return repeats
-    counts = concrete(repeats, "repeat") if isinstance(repeats, Tensor) else np.asarray(repeats)
+    if isinstance(repeats, (list, tuple)):
+        repeats = ingest("repeat", repeats, None)[0]
+    counts = concrete(as_tensor("repeat", repeats, "repeats"), "repeat")
     if counts.dtype.kind not in "iu":
         raise DTypeError(
             "repeat",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from weft.core.errors import ArgumentError, ArgumentTypeError
+from weft.core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from weft.core.shapes import Dimension
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor
@@ -20,7 +20,7 @@ from weft.ops.composed.products import matmul
 from weft.ops.identity import stop_gradient
 from weft.ops.matrices import identity, product, require_square
 from weft.ops.movement import broadcast_to, reshape
-from weft.ops.operands import Operand, alias, promoted
+from weft.ops.operands import Operand, alias, as_sequence, promoted
 from weft.ops.reduction import reduce_max, reduce_sum
 from weft.ops.selection import where
 from weft.ops.solving import inv, solve
@@ -76,6 +76,7 @@ def multi_dot(arrays: Sequence[Operand], /) -> Tensor:
     >>> wf.linalg.multi_dot([wf.ones(2), wf.ones((2, 3)), wf.ones(3)]).tolist()
     6.0
     """
+    arrays = as_sequence("multi_dot", "arrays", arrays)
     if len(arrays) < 2:
         raise ArgumentError(
             "multi_dot",
@@ -85,6 +86,15 @@ def multi_dot(arrays: Sequence[Operand], /) -> Tensor:
             fix="pass them as one sequence: multi_dot([a, b, c])",
         )
     tensors = list(promoted("multi_dot", arrays, "number"))
+    ranks = [x.ndim for x in tensors]
+    if any(rank != 2 for rank in ranks[1:-1]) or not {ranks[0], ranks[-1]} <= {1, 2}:
+        raise ShapeError(
+            "multi_dot",
+            "a factor is not a matrix",
+            expected="matrices; the first and the last may be vectors",
+            got={f"x{i + 1}": x for i, x in enumerate(tensors)},
+            fix="multiply stacks of matrices with a @ b @ c",
+        )
     return _chained(tensors)
 
 

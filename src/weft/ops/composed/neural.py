@@ -112,7 +112,8 @@ def glu(x: Any, /, *, axis: int = -1) -> Tensor:
     >>> wf.glu(wf.tensor([2.0, 0.0])).tolist()
     [1.0]
     """
-    tensor, (place,) = _floating("glu", x, axis)
+    tensor, places = _floating("glu", x, axis)
+    place = places[0] if len(places) == 1 else normalize_axis("glu", axis, tensor.ndim, {"x": x})
     count = tensor.shape[place]
     if count % 2 != 0 and isinstance(count, int):
         raise ShapeError(

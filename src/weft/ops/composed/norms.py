@@ -133,6 +133,7 @@ def matrix_norm(
 
 def _matrix_size(x: Tensor, ord: object) -> Tensor:
     rows, columns = x.ndim - 2, x.ndim - 1
+    ord = ord if ord is None or isinstance(ord, (str, int, float)) else repr(ord)
     if ord == "fro" or ord is None:
         return _sized(x, (rows, columns), 2)
     if ord == "nuc":

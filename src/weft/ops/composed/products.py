@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from weft.core.errors import ArgumentError, AxisError, ShapeError
+from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from weft.core.shapes import (
     Dimension,
     Shape,
@@ -30,7 +30,7 @@ from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
 from weft.ops.contraction import NONE, ROWS_BY_COLUMNS, dot, plain_product
 from weft.ops.movement import broadcast_to, reshape, slice_, transpose
-from weft.ops.operands import alias, as_tensor, promoted, wrong_dtype
+from weft.ops.operands import alias, as_sequence, as_tensor, promoted, wrong_dtype
 from weft.ops.reduction import reduce_sum
 
 __all__ = [
@@ -181,9 +181,10 @@ def _paired_axes(
                 fix=f"axes={min(a.ndim, b.ndim)}",
             )
         return tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
-    left = normalize_axes("tensordot", axes[0], a.ndim, {"a": a})
-    right = normalize_axes("tensordot", axes[1], b.ndim, {"b": b})
-    if len(left) != len(right):
+    pair = as_sequence("tensordot", "axes", axes)
+    left = normalize_axes("tensordot", pair[0] if pair else (), a.ndim, {"a": a})
+    right = normalize_axes("tensordot", pair[1] if len(pair) > 1 else (), b.ndim, {"b": b})
+    if len(left) != len(right) or len(pair) != 2:
         raise AxisError(
             "tensordot",
             "not as many axes of one side as of the other",
@@ -297,6 +298,14 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
 
 def _parse(subscripts: str, count: int) -> tuple[list[str], str | None]:
     """The formula's inputs and its output, None where there is no arrow."""
+    if not isinstance(subscripts, str):
+        raise ArgumentTypeError(
+            "einsum",
+            "the formula is not a string",
+            expected='letters for the axes of each operand, as in "ij,jk->ik"',
+            got={"subscripts": subscripts},
+            fix='the formula comes first: wf.einsum("ij,jk->ik", a, b)',
+        )
     text = subscripts.replace(" ", "")
     left, arrow, right = text.partition("->")
     inputs = left.split(",")

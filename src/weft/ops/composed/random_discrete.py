@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.core.dtypes import DEFAULT_INTEGER, DType, as_dtype, float32, float64, int64, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError
-from weft.core.shapes import Dimension, Shape, check_shape, equal, normalize_axis
+from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled, zeros
@@ -53,7 +53,7 @@ from weft.ops.identity import stop_gradient
 from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.movement import broadcast_to, reshape, slice_
-from weft.ops.operands import as_tensor, convert_to, scalar_tensor
+from weft.ops.operands import as_number, as_tensor, convert_to, scalar_tensor
 from weft.ops.selection import where
 from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
@@ -216,8 +216,7 @@ def permutation(x: Any, axis: int = 0, *, key: Key = None) -> Tensor:
     """
     op = "random.permutation"
     if not isinstance(x, (Tensor, np.ndarray)):
-        (count,) = check_shape(op, x)
-        return _order(taken(op, key), count)
+        return _order(taken(op, key), check_size(op, "x", x))
     tensor = as_tensor(op, x)
     place = normalize_axis(op, axis, tensor.ndim, {"x": tensor})
     return _rows(tensor, _order(taken(op, key), tensor.shape[place]), place)
@@ -262,7 +261,7 @@ def choice(
     op = "random.choice"
     source = as_tensor(op, x) if isinstance(x, (Tensor, np.ndarray)) else None
     place = 0 if source is None else normalize_axis(op, axis, source.ndim, {"x": source})
-    count = check_shape(op, x)[0] if source is None else source.shape[place]
+    count = check_size(op, "x", x) if source is None else source.shape[place]
     wanted = check_shape(op, shape)
     chances = None if p is None else _chances(op, p, count)
     index = _chosen(op, taken(op, key), count, wanted, replace, chances)
@@ -490,6 +489,7 @@ def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None) -> Tensor:
     [True, True, True]
     """
     op = "random.dropout_mask"
+    p = as_number(op, "p", p)
     require(op, _is_share, _SHARE, f"wf.{op}(shape, 0.5)", p=p)
     return bernoulli(1.0 - p, check_shape(op, shape), key=taken(op, key))
 
@@ -503,6 +503,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -
     """
     op = "random.dropout"
     tensor = as_tensor(op, x)
+    p = as_number(op, "p", p)
     require(op, _is_share, _SHARE, f"wf.{op}(x, 0.5)", p=p)
     if not tensor.dtype.is_inexact:
         raise DTypeError(

@@ -21,6 +21,7 @@ from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, Shape
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, equal
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
+from weft.ops.composed.ingestion import ingest
 from weft.ops.operands import DTYPE_CLASSES, as_tensor, convert_to, scalar_tensor
 from weft.ops.random_bits import DRAW, GENERATOR, SPLIT, folded, random_bits, seed_key
 
@@ -253,7 +254,8 @@ def require(
     **parameters: Any,
 ) -> None:
     """Refuse parameters outside a distribution's domain; traced ones cannot be looked at."""
-    arrays = [v._value if isinstance(v, Tensor) else np.asarray(v) for v in parameters.values()]
+    arrays = [_looked_at(op, name, value) for name, value in parameters.items()]
+    broadcast_shapes(op, [array.shape for array in arrays], parameters)
     if all(type(array) is np.ndarray for array in arrays) and not np.all(holds(*arrays)):
         names = " and ".join(parameters)
         raise ArgumentError(
@@ -263,6 +265,15 @@ def require(
             got={n: _shown(v) for n, v in parameters.items()},
             fix=fix,
         )
+
+
+def _looked_at(op: str, name: str, value: Any) -> Any:
+    """A parameter's array, or what is traced in its place."""
+    if isinstance(value, Tensor):
+        return value._value
+    if isinstance(value, (list, tuple)):
+        value = ingest(op, value, None)[0]
+    return as_tensor(op, value, name)._value
 
 
 def _shown(value: Any) -> object:

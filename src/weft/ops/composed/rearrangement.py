@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
@@ -27,7 +29,7 @@ from weft.ops.composed.manipulation import (
 from weft.ops.elementwise import add, multiply
 from weft.ops.indexing import counting, gather, scatter
 from weft.ops.movement import is_below
-from weft.ops.operands import Operand, alias, as_tensor
+from weft.ops.operands import Operand, alias, as_integer, as_sequence, as_tensor
 
 __all__ = [
     "as_windows",
@@ -151,8 +153,17 @@ def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     [[2, 4], [1, 3]]
     """
     x = as_tensor("rot90", x)
-    first, second = normalize_axes("rot90", tuple(axes), x.ndim, {"x": x})
-    turns = k % 4
+    plane = normalize_axes("rot90", as_sequence("rot90", "axes", axes), x.ndim, {"x": x})
+    if len(plane) != 2:
+        raise ArgumentError(
+            "rot90",
+            "a plane has two axes",
+            expected="two different axes",
+            got={"x": x, "axes": axes},
+            fix="axes=(0, 1)",
+        )
+    first, second = plane
+    turns = as_integer("rot90", "k", k) % 4
     if turns in (0, 2):
         return flip(x, axis=(first, second)) if turns else alias(x)
     order = list(range(x.ndim))
@@ -173,6 +184,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     [1, 2, 3]
     """
     x = as_tensor("narrow", x)
+    start, length = as_integer("narrow", "start", start), as_integer("narrow", "length", length)
     place = normalize_axis("narrow", axis, x.ndim, {"x": x})
     low: Dimension = start + x.shape[place] if start < 0 else start
     if is_below(low, 0) or length < 0 or is_below(x.shape[place], low + length):
@@ -196,16 +208,19 @@ def split(x: Operand, indices_or_sections: int | Sequence[int], axis: int = 0) -
     x = as_tensor("split", x)
     place = normalize_axis("split", axis, x.ndim, {"x": x})
     dim = x.shape[place]
-    if isinstance(indices_or_sections, int):
-        return _equal_parts(x, indices_or_sections, place)
-    cuts = [slice(None, int(index)).indices(int(dim))[1] for index in indices_or_sections]
+    if not isinstance(indices_or_sections, (tuple, list, Tensor, np.ndarray)):
+        count = as_integer("split", "indices_or_sections", indices_or_sections)
+        return _equal_parts(x, count, place)
+    listed = as_sequence("split", "indices_or_sections", indices_or_sections)
+    places = [as_integer("split", "indices_or_sections", each) for each in listed]
+    cuts = [slice(None, each).indices(int(dim))[1] for each in places]
     edges = list(zip([0, *cuts], [*cuts, dim], strict=True))
     return [cut_axis(x, place, low, max(low, int(high))) for low, high in edges]
 
 
 def _equal_parts(x: Tensor, count: int, axis: int) -> list[Tensor]:
     dim = x.shape[axis]
-    if count < 1 or dim % count != 0:
+    if not 1 <= count < 2**31 or dim % count != 0:
         raise ArgumentError(
             "split",
             f"{dim} elements do not make {count} equal parts",
@@ -226,6 +241,7 @@ def chunk(x: Operand, chunks: int, axis: int = 0) -> list[Tensor]:
     """
     x = as_tensor("chunk", x)
     place = normalize_axis("chunk", axis, x.ndim, {"x": x})
+    chunks = as_integer("chunk", "chunks", chunks)
     if chunks < 1:
         raise ArgumentError(
             "chunk",
@@ -254,6 +270,7 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Ten
     if x.ndim < 2:
         raise _needs_axes("diagonal", x, 2)
     first, second = normalize_axes("diagonal", (axis1, axis2), x.ndim, {"x": x})
+    offset = as_integer("diagonal", "offset", offset)
     down, right = max(-offset, 0), max(offset, 0)
     count = _smaller(x.shape[first] - down, x.shape[second] - right)
     rows, columns = _diagonal_places(count, down, right)
@@ -287,7 +304,7 @@ def diag(x: Operand, offset: int = 0) -> Tensor:
     >>> wf.diag(wf.tensor([1, 2])).tolist()
     [[1, 0], [0, 2]]
     """
-    x = as_tensor("diag", x)
+    x, offset = as_tensor("diag", x), as_integer("diag", "offset", offset)
     if x.ndim == 2:
         return diagonal(x, offset)
     if x.ndim != 1:
@@ -314,6 +331,7 @@ def unfold(x: Operand, axis: int, size: int, step: int = 1) -> Tensor:
     x = as_tensor("unfold", x)
     place = normalize_axis("unfold", axis, x.ndim, {"x": x})
     dim = x.shape[place]
+    size, step = as_integer("unfold", "size", size), as_integer("unfold", "step", step)
     if size < 0 or step < 1 or is_below(dim, size):
         raise ArgumentError(
             "unfold",
@@ -339,8 +357,9 @@ def as_windows(
     """
     x = as_tensor("as_windows", x)
     axes = normalize_axes("as_windows", axis, x.ndim, {"x": x})
-    sizes = [shape] * len(axes) if isinstance(shape, int) else list(shape)
-    steps = [step] * len(axes) if isinstance(step, int) else list(step)
+    op = "as_windows"
+    sizes = [shape] * len(axes) if isinstance(shape, int) else as_sequence(op, "shape", shape)
+    steps = [step] * len(axes) if isinstance(step, int) else as_sequence(op, "step", step)
     if not len(sizes) == len(steps) == len(axes):
         raise ArgumentError(
             "as_windows",

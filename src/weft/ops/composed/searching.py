@@ -25,7 +25,7 @@ from weft.ops.composed.gathering import take
 from weft.ops.composed.indexing import concrete_mask
 from weft.ops.composed.manipulation import reshaped
 from weft.ops.logic import logical_not
-from weft.ops.operands import Operand, apply_as, as_tensor, convert_to, promoted
+from weft.ops.operands import Operand, apply_as, as_integer, as_tensor, convert_to, promoted
 from weft.ops.reduction import reduce_sum
 from weft.ops.selection import clip
 
@@ -86,7 +86,7 @@ def topk(
     ([9.0, 5.0], [1, 2])
     """
     x = as_tensor("topk", x)
-    place = _axis("topk", x, axis)
+    place, k = _axis("topk", x, axis), as_integer("topk", "k", k)
     return TopK(*apply_as("topk", sorting.top_k, x, k=k, axis=place, largest=bool(largest)))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.core.dtypes import INDEX, DType, as_dtype, float32
 from weft.core.errors import ArgumentError, BoundsError, ShapeError, TraceError
-from weft.core.shapes import Dimension
+from weft.core.shapes import Dimension, check_size
 from weft.core.shapes import equal as equal_sizes
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive
@@ -27,7 +27,16 @@ from weft.ops.composed.gathering import index_tensor
 from weft.ops.composed.manipulation import broadcasted, cut_axis, reshaped
 from weft.ops.elementwise import divide, maximum
 from weft.ops.indexing import counting
-from weft.ops.operands import Operand, as_tensor, convert_to, promoted
+from weft.ops.operands import (
+    Operand,
+    as_integer,
+    as_number,
+    as_sequence,
+    as_tensor,
+    convert_to,
+    promoted,
+    wrong_dtype,
+)
 from weft.ops.selection import where
 
 __all__ = [
@@ -59,7 +68,7 @@ def _labels(op: str, labels: Operand, name: str) -> Tensor:
 def _count(op: str, labels: Tensor, count: Dimension | None, option: str) -> Dimension:
     """The number of segments, by default one more than the greatest label."""
     if count is not None:
-        return count
+        return check_size(op, option, count)
     try:
         value = concrete(labels, op)
     except TraceError:
@@ -177,15 +186,15 @@ def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any =
     labels = _labels("one_hot", indices, "indices")
     count = _count("one_hot", labels, num_classes, "num_classes")
     value = labels._value
-    if type(value) is np.ndarray and value.size and isinstance(count, int):
-        if int(value.max()) >= count:
-            raise BoundsError(
-                "one_hot",
-                f"there is no class {int(value.max())} among {count}",
-                expected=f"0 <= index < {count}",
-                got={"indices": labels, "num_classes": count},
-                fix=f"num_classes={int(value.max()) + 1}",
-            )
+    known = type(value) is np.ndarray and value.size and isinstance(count, int)
+    if known and value.max() >= count:
+        raise BoundsError(
+            "one_hot",
+            f"there is no class {int(value.max())} among {count}",
+            expected=f"0 <= index < {count}",
+            got={"indices": labels, "num_classes": count},
+            fix=f"num_classes={int(value.max()) + 1}",
+        )
     hot = equal(reshaped(labels, (*labels.shape, 1)), counting(count))
     return convert_to(hot, float32 if dtype is None else as_dtype(dtype))
 
@@ -218,7 +227,7 @@ def bincount(
         )
     if length is None:
         found = _count("bincount", labels, None, "length")
-        length = max(found, minlength)
+        length = max(found, as_integer("bincount", "minlength", minlength))
     one = filled((), INDEX, 1) if weights is None else as_tensor("bincount", weights, "weights")
     return segment_sum(broadcasted(one, labels.shape), labels, length)
 
@@ -254,7 +263,16 @@ def histogram(
 
 def _edges(x: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
     if not isinstance(bins, int):
-        return as_tensor("histogram", bins, "bins")
+        edges = as_tensor("histogram", bins, "bins")
+        if edges.ndim != 1 or edges.size == 0:
+            raise ShapeError(
+                "histogram",
+                "the edges of the bins are not a line",
+                expected="a number of bins, or their edges in order",
+                got={"bins": edges},
+                fix="bins=wf.linspace(0.0, 1.0, 11)",
+            )
+        return edges
     if bins < 1:
         raise ArgumentError(
             "histogram",
@@ -263,11 +281,26 @@ def _edges(x: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
             got={"x": x, "bins": bins},
             fix="bins=10",
         )
-    low, high = limits or _limits(x)
+    if x.dtype.is_complex:
+        raise wrong_dtype("histogram", "ordered", {"x": x})
+    low, high = _limits(x) if limits is None else _range(limits)
     if low == high:
         low, high = low - 0.5, high + 0.5
     dtype = x.dtype if x.dtype.is_floating else float32
     return wrap(np.linspace(low, high, bins + 1).astype(dtype.numpy))
+
+
+def _range(limits: Any) -> tuple[float, float]:
+    ends = [as_number("histogram", "range", e) for e in as_sequence("histogram", "range", limits)]
+    if len(ends) != 2 or not np.isfinite(ends).all() or ends[0] > ends[1]:
+        raise ArgumentError(
+            "histogram",
+            "the range is not two numbers in order",
+            expected="(low, high) with low <= high",
+            got={"range": limits},
+            fix="range=(0.0, 1.0)",
+        )
+    return ends[0], ends[1]
 
 
 def _limits(x: Tensor) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from weft.ir.tensor import Tensor
 from weft.ops import cumulative, reduction
 from weft.ops.arithmetic import ceil, conj, floor, real, square
 from weft.ops.comparison import equal, greater, isfinite, isnan, not_equal
+from weft.ops.composed.ingestion import ingest
 from weft.ops.elementary import exp, log, sqrt
 from weft.ops.identity import stop_gradient
 from weft.ops.indexing import extent, gather
@@ -30,6 +31,8 @@ from weft.ops.movement import concatenate, pad, reshape, slice_, transpose
 from weft.ops.operands import (
     alias,
     allowed_dtype,
+    as_integer,
+    as_number,
     as_tensor,
     convert_to,
     promoted,
@@ -292,7 +295,7 @@ def _variance(op: str, x: Any, axis: Axis, correction: float, keepdims: bool) ->
     deviation = tensor - _mean(tensor, axes, keepdims=True)
     is_complex = deviation.dtype.is_complex
     squares = real(deviation * conj(deviation)) if is_complex else square(deviation)
-    freedom = _count(tensor, axes) - correction
+    freedom = _count(tensor, axes) - as_number(op, "correction", correction)
     if isinstance(freedom, float):
         freedom = builtins.max(freedom, 0.0)
     return _reduced(reduction.reduce_sum, squares, axes, keepdims) / freedom
@@ -403,7 +406,7 @@ def _quantile(op: str, x: Any, q: Any, axis: Axis, keepdims: bool) -> Tensor:
 
 
 def _fractions(op: str, q: Any) -> Tensor:
-    given = np.asarray(q) if isinstance(q, (list, tuple, float, int)) else q
+    given = ingest(op, q, float64)[0] if isinstance(q, (list, tuple, float, int)) else q
     fractions = convert_to(as_tensor(op, given, "q"), float64)
     value = fractions._value
     if type(value) is np.ndarray and not bool(np.all((value >= 0) & (value <= 1))):
@@ -542,6 +545,7 @@ def diff(
     parts = promoted("diff", given)
     place = normalize_axis("diff", axis, parts[0].ndim, {"x": parts[0]})
     joined = apply(concatenate, *parts, axis=place) if len(parts) > 1 else alias(parts[0])
+    n = as_integer("diff", "n", n)
     if n < 0:
         raise ArgumentError(
             "diff",

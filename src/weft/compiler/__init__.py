@@ -1,0 +1,1 @@
+"""The compiler: from a graph to one native program. `docs/design/compiler.md` gives the way."""

@@ -1,0 +1,101 @@
+"""The driver: one native function that runs a whole program.
+
+A program is a table of calls. Each names a function with a kernel's signature, the slots whose
+addresses are its buffers, its sizes, and how many iterations it has; long ones are divided over the
+pool. The driver stops at the first call that reports an error in the error slot.
+
+>>> from weft.compiler.driver import FIELDS
+>>> FIELDS
+('function', 'slots', 'count', 'sizes', 'extent', 'grain')
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import llvmlite.binding as llvm
+
+from weft.compiler.pool import thread_pool
+
+FIELDS = ("function", "slots", "count", "sizes", "extent", "grain")
+"""The columns of the table of calls, each an int64."""
+
+SOURCE = """
+define i64 @execute(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for) {
+entry:
+  %buffers = alloca ptr, i64 256, align 8
+  %any = icmp sgt i64 %count, 0
+  br i1 %any, label %call, label %done
+
+call:
+  %i = phi i64 [0, %entry], [%next, %after]
+  %row = mul i64 %i, 6
+  %function.at = getelementptr i64, ptr %calls, i64 %row
+  %function = load ptr, ptr %function.at
+  %slots.at = getelementptr i64, ptr %function.at, i64 1
+  %slots = load ptr, ptr %slots.at
+  %many.at = getelementptr i64, ptr %function.at, i64 2
+  %many = load i64, ptr %many.at
+  %sizes.at = getelementptr i64, ptr %function.at, i64 3
+  %sizes = load ptr, ptr %sizes.at
+  %extent.at = getelementptr i64, ptr %function.at, i64 4
+  %extent = load i64, ptr %extent.at
+  %grain.at = getelementptr i64, ptr %function.at, i64 5
+  %grain = load i64, ptr %grain.at
+  %some = icmp sgt i64 %many, 0
+  br i1 %some, label %fill, label %run
+
+fill:
+  %k = phi i64 [0, %call], [%k.next, %fill]
+  %slot.at = getelementptr i64, ptr %slots, i64 %k
+  %slot = load i64, ptr %slot.at
+  %address.at = getelementptr ptr, ptr %addresses, i64 %slot
+  %address = load ptr, ptr %address.at
+  %buffer.at = getelementptr ptr, ptr %buffers, i64 %k
+  store ptr %address, ptr %buffer.at
+  %k.next = add i64 %k, 1
+  %more = icmp slt i64 %k.next, %many
+  br i1 %more, label %fill, label %run
+
+run:
+  %long = icmp sgt i64 %extent, %grain
+  br i1 %long, label %divided, label %whole
+
+divided:
+  call void %parallel_for(ptr %function, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain)
+  br label %after
+
+whole:
+  call void %function(ptr %buffers, ptr %sizes, i64 0, i64 %extent)
+  br label %after
+
+after:
+  %failed = load i32, ptr %error
+  %fine = icmp eq i32 %failed, 0
+  %next = add i64 %i, 1
+  %rest = icmp slt i64 %next, %count
+  %go = and i1 %fine, %rest
+  br i1 %go, label %call, label %done
+
+done:
+  %end = phi i64 [0, %entry], [%next, %after]
+  ret i64 %end
+}
+"""
+
+
+@cache
+def engine() -> llvm.ExecutionEngine:
+    """The compiled driver, which lives as long as the process."""
+    thread_pool()  # initialises LLVM, and the pool that long calls are divided over
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    made = llvm.create_mcjit_compiler(llvm.parse_assembly(SOURCE), machine)
+    made.finalize_object()
+    return made
+
+
+@cache
+def execute_address() -> int:
+    """The address of the driver."""
+    address: int = engine().get_function_address("execute")
+    return address

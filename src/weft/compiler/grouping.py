@@ -1,0 +1,229 @@
+"""Grouping: which nodes of a graph become one kernel.
+
+Element-wise and movement nodes are written into their consumers, unless their value is needed as
+a whole: by a node that is no loop over elements, as an output, or by several expensive readers.
+Values that are needed as a whole, and reductions, are *roots*. Roots over the same space share a
+kernel: a space is rows (outer axes) and what lies in a row (inner axes). A root over the whole
+space reads others at its own place, a root over the rows holds one value per row.
+
+>>> import weft as wf
+>>> from weft.compiler.grouping import group
+>>> graph = wf.ir.trace(lambda x: wf.softmax(x), wf.spec("float32", (4, 8)))
+>>> [type(step).__name__ for step in group(graph, lambda node: True)]
+['Group']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from weft.compiler.access import Accesses, Index
+from weft.compiler.affine import Affine
+from weft.core.shapes import Shape
+from weft.ir.graph import Graph, GraphNode, Variable
+
+REDUCTIONS = frozenset(
+    {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any", "reduce_all"}
+)
+CHEAP = 4
+"""How many operations a value may cost to be computed anew by each of its readers."""
+LONGEST = 60
+"""How many operations an expression may have before its parts become roots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A value that is stored: by a loop over its elements, or by a reduction.
+
+    outer: the loops over its elements; inner: those that a reduction sums over. Loops are numbered,
+    outer before inner, and `reads` says which elements of stored values one element needs.
+    """
+
+    variable: Variable
+    node: GraphNode
+    outer: Shape
+    inner: Shape
+    reads: frozenset[tuple[Variable, Index]]
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether the root is one value per row of what it reads."""
+        return is_reduction(self.node)
+
+
+@dataclass(slots=True)
+class Group:
+    """Roots that share a kernel, in order: rows (outer) and what lies in a row (inner)."""
+
+    outer: Shape
+    inner: Shape
+    roots: list[Root]
+
+    def per_row(self, root: Root) -> bool:
+        """Whether a root holds one value per row."""
+        return root.is_reduction or root.outer != self.outer + self.inner
+
+    def joined(self, root: Root) -> bool:
+        """Whether the root fits this group; if so it becomes part of it."""
+        split = self._split_with(root)
+        if split is None:
+            return False
+        before = self.outer, self.inner
+        self.outer, self.inner = split
+        if self._reads_in_place(root):
+            self.roots.append(root)
+            return True
+        self.outer, self.inner = before
+        return False
+
+    def _split_with(self, root: Root) -> tuple[Shape, Shape] | None:
+        """Rows and what lies in them, for the group with this root; None if there is no way."""
+        whole = self.outer + self.inner
+        if root.is_reduction:
+            if (root.outer, root.inner) == (self.outer, self.inner):
+                return self.outer, self.inner
+            unsplit = not self.inner and not any(self.per_row(r) for r in self.roots)
+            fits = root.outer + root.inner == whole and root.inner
+            return (root.outer, root.inner) if unsplit and fits else None
+        return (self.outer, self.inner) if root.outer in (whole, self.outer) else None
+
+    def _reads_in_place(self, root: Root) -> bool:
+        """Whether a root reads the others' values only at its own place, or its own row."""
+        whole = counted(self.outer + self.inner, 0)
+        members = {member.variable: member for member in self.roots}
+        for variable, index in root.reads:
+            member = members.get(variable)
+            if member is None:
+                continue
+            row = self.per_row(member)
+            own = whole[: len(self.outer)] if row else whole
+            if tuple(i for i in index if i != Affine()) != own:
+                return False
+            if not row and self.per_row(root) and not root.is_reduction:
+                return False
+        return True
+
+
+@dataclass(slots=True)
+class Single:
+    """A node that stands alone: a product, a gather, a sort, a call by reference."""
+
+    node: GraphNode
+
+
+Step = Group | Single
+
+
+def group(graph: Graph, fusible: Callable[[GraphNode], bool]) -> list[Step]:
+    """The steps of a program, in an order that can be run."""
+    return _Grouping(graph, fusible).steps()
+
+
+class _Grouping:
+    """The state of cutting one graph into steps."""
+
+    def __init__(self, graph: Graph, fusible: Callable[[GraphNode], bool]) -> None:
+        self.graph = graph
+        self.fusible = fusible
+        self.producer = {v: node for node in graph.nodes for v in node.results}
+        self.readers = _readers(graph)
+        self.stored = self._stored()
+        self.accesses = Accesses(self.producer, self.stored)
+
+    def steps(self) -> list[Step]:
+        """One pass over the nodes; each root joins the last group that it may join."""
+        steps: list[Step] = []
+        place: dict[Variable, int] = {}
+        for node in self.graph.nodes:
+            if not self._is_loop(node):
+                steps.append(Single(node))
+                place.update((result, len(steps) - 1) for result in node.results)
+            elif node.results[0] in self.stored:
+                place[node.results[0]] = self._place(steps, place, self._root(node))
+        return steps
+
+    def _is_loop(self, node: GraphNode) -> bool:
+        return is_reduction(node) or (self.fusible(node) and not is_general_reshape(node))
+
+    def _stored(self) -> set[Variable]:
+        """Outputs, reductions, and what is read by anything but a loop over elements."""
+        stored = {atom for atom in self.graph.outputs if isinstance(atom, Variable)}
+        for node in self.graph.nodes:
+            if not self._is_loop(node):
+                stored.update(atom for atom in node.operands if isinstance(atom, Variable))
+                stored.update(node.results)
+            elif is_reduction(node):
+                stored.add(node.results[0])
+        cost: dict[Variable, int] = {}
+        for node in self.graph.nodes:
+            self._weigh(node, stored, cost)
+        return stored
+
+    def _weigh(self, node: GraphNode, stored: set[Variable], cost: dict[Variable, int]) -> None:
+        """Store what is too long to be written into its readers, or too dear for several."""
+        variable = node.results[0]
+        if not self._is_loop(node) or variable in stored:
+            return
+        own = 1 if node.primitive.broadcasts else 0
+        total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
+        several = self.readers.get(variable, 0) > 1
+        if (several and total > CHEAP) or total > LONGEST:
+            stored.add(variable)
+        else:
+            cost[variable] = total
+
+    def _root(self, node: GraphNode) -> Root:
+        """A stored value with the loops it is computed in; axes of size 1 need none."""
+        variable = node.results[0]
+        outer = tuple(dim for dim in variable.type.shape if dim != 1)
+        if not is_reduction(node):
+            index = counted(variable.type.shape, 0)
+            return Root(variable, node, outer, (), self.accesses.of_node(node, index))
+        operand, axes = node.operands[0], node.params["axes"]
+        shape = operand.type.shape
+        kept = iter(counted(variable.type.shape, 0))
+        inner = iter(counted(tuple(shape[axis] for axis in axes), len(outer)))
+        index = tuple(next(inner) if a in axes else next(kept) for a in range(len(shape)))
+        reduced = tuple(shape[axis] for axis in axes if shape[axis] != 1)
+        return Root(variable, node, outer, reduced, self.accesses.at(operand, index))
+
+    def _place(self, steps: list[Step], place: dict[Variable, int], root: Root) -> int:
+        """Put a root into the last group that it fits, if nothing that it reads comes later."""
+        needed = max((place.get(variable, -1) for variable, _ in root.reads), default=-1)
+        for position in range(len(steps) - 1, max(needed, 0) - 1, -1):
+            step = steps[position]
+            if isinstance(step, Group) and step.joined(root):
+                return position
+        steps.append(Group(root.outer, root.inner, [root]))
+        return len(steps) - 1
+
+
+def _readers(graph: Graph) -> dict[Variable, int]:
+    counts: dict[Variable, int] = {}
+    for node in graph.nodes:
+        for atom in set(node.operands):
+            if isinstance(atom, Variable):
+                counts[atom] = counts.get(atom, 0) + 1
+    return counts
+
+
+def counted(shape: Shape, first: int) -> Index:
+    """The loop variables of a value's axes, from number `first` on; axes of size 1 have none."""
+    numbers = count(first)
+    return tuple(Affine() if dim == 1 else Affine.variable(next(numbers)) for dim in shape)
+
+
+def is_reduction(node: GraphNode) -> bool:
+    """Whether a node is a reduction that the loop language can write."""
+    real = not node.operands or not node.operands[0].type.dtype.is_complex
+    return node.primitive.name in REDUCTIONS and real
+
+
+def is_general_reshape(node: GraphNode) -> bool:
+    """Whether a node is a reshape that does more than add or remove axes of size 1."""
+    if node.primitive.name != "reshape":
+        return False
+    before, after = node.operands[0].type.shape, node.params["shape"]
+    return [d for d in before if d != 1] != [d for d in after if d != 1]

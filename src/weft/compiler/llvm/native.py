@@ -1,0 +1,133 @@
+"""Native code in this process: from kernels to addresses, and to object files and back.
+
+>>> import numpy as np
+>>> from weft.core.dtypes import float32
+>>> from weft.ir.loops import For, Kernel, Store
+>>> from weft.ir.scalars import Buffer, index, size
+>>> x, y, i = Buffer("x", float32), Buffer("y", float32, "write"), index("i")
+>>> body = (For(i, size("n"), (Store(y, i, x[i] * 2),), "parallel vector"),)
+>>> addresses = compile_kernels([Kernel("double", (x, y), ("n",), body)])
+>>> source, target = np.array([1, 2, 3], np.float32), np.zeros(3, np.float32)
+>>> call_kernel(addresses["double"], [source, target], [3], 0, 3)
+>>> target.tolist()
+[2.0, 4.0, 6.0]
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from threading import RLock
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from weft.compiler.llvm.emit import emit_module, symbol_name
+from weft.compiler.llvm.machine import Machine, host
+from weft.compiler.llvm.mathematics import LIBRARY
+from weft.ir.loops import Kernel
+
+Array = np.ndarray[Any, Any]
+_SIGNATURE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+)
+
+
+@dataclass
+class _Loaded:
+    """The code in this process, which lives as long as the process does."""
+
+    engines: list[Any] = field(default_factory=list)
+    lock: Any = field(default_factory=RLock)
+
+
+_loaded = _Loaded()
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2
+) -> dict[str, int]:
+    """Compile kernels; the address of each function, by the kernel's name."""
+    return load_object(emit_object(kernels, width=width, opt=opt), [k.name for k in kernels])
+
+
+def emit_object(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> bytes:
+    """Compile kernels to the bytes of an object file, which `load_object` takes."""
+    machine = host(width)
+    with _loaded.lock:
+        target = _target_machine(machine, opt)
+        return bytes(target.emit_object(_module(kernels, machine, target, opt)))
+
+
+def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> str:
+    """The machine's instructions of kernels, to read."""
+    machine = host(width)
+    with _loaded.lock:
+        target = _target_machine(machine, opt)
+        return str(target.emit_assembly(_module(kernels, machine, target, opt)))
+
+
+def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
+    """Load an object file into this process; the addresses of its functions."""
+    with _loaded.lock:
+        _add_symbols()
+        engine = _engine()
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        addresses = {name: engine.get_function_address(symbol_name(name)) for name in names}
+        _loaded.engines.append(engine)
+    return addresses
+
+
+def _module(kernels: Sequence[Kernel], machine: Machine, target: Any, opt: int) -> Any:
+    module = llvm.parse_assembly(emit_module(kernels, machine))
+    _optimize(module, target, opt)
+    return module
+
+
+def _optimize(module: Any, target: Any, opt: int) -> None:
+    """Few passes: values are computed once, and loops are what they should be, from the start."""
+    if opt == 0:
+        return
+    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(0))
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_simplify_cfg_pass()
+    passes.add_instruction_combine_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+
+
+@cache
+def _target_machine(machine: Machine, opt: int) -> Any:
+    target = llvm.Target.from_triple(machine.triple)
+    return target.create_target_machine(
+        cpu=machine.processor, features=machine.features, opt=opt, reloc="pic", codemodel="small"
+    )
+
+
+def _engine() -> Any:
+    """An engine of its own for each object, so that names do not meet."""
+    target = llvm.Target.from_triple(host().triple)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target.create_target_machine())
+
+
+@cache
+def _add_symbols() -> None:
+    """Functions of the C library, for the code that calls them."""
+    library = ctypes.CDLL(None)
+    for name in {*LIBRARY.values(), "fmod", "malloc", "free"}:
+        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        llvm.add_symbol(name, address)
+
+
+def call_kernel(
+    address: int, buffers: Sequence[Array], sizes: Sequence[int], begin: int = 0, end: int = 1
+) -> None:
+    """Run iterations of a kernel on arrays, which must be contiguous and of the right dtype."""
+    pointers = (ctypes.c_void_p * max(1, len(buffers)))(*(b.ctypes.data for b in buffers))
+    numbers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
+    _SIGNATURE(address)(ctypes.addressof(pointers), ctypes.addressof(numbers), begin, end)

@@ -1,0 +1,134 @@
+"""The text of LLVM IR: types, literals, and a writer that names values.
+
+A value of a 16-bit float is held as its bits, an i16; a bool as an i1, and in memory as an i8.
+
+>>> from weft.core.dtypes import float32
+>>> Type(float32, 4).text, Type(float32, 4).suffix, Type(float32, 4).literal(0.5)
+('<4 x float>', 'v4f32', 'splat (float 0x3FE0000000000000)')
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import count
+
+from weft.core.dtypes import DType, bool_, float32, float64
+
+_ELEMENT = {float32: "float", float64: "double"}
+
+
+def element(dtype: DType) -> str:
+    """The LLVM type of one value: float16 is an i16, bool an i1."""
+    if dtype is bool_:
+        return "i1"
+    return _ELEMENT.get(dtype) or f"i{dtype.bits}"
+
+
+@dataclass(frozen=True)
+class Type:
+    """The LLVM type of `width` lanes of a dtype."""
+
+    dtype: DType
+    width: int = 1
+
+    @cached_property
+    def text(self) -> str:
+        """As in `<16 x float>`."""
+        return widened(element(self.dtype), self.width)
+
+    @cached_property
+    def memory(self) -> str:
+        """The type in memory, which differs for bool."""
+        return widened("i8", self.width) if self.dtype is bool_ else self.text
+
+    @cached_property
+    def mask(self) -> str:
+        """The type of a condition for each lane."""
+        return widened("i1", self.width)
+
+    @cached_property
+    def suffix(self) -> str:
+        """As intrinsics have it: `v16f32`."""
+        return overload(element(self.dtype), self.width)
+
+    def literal(self, value: bool | int | float) -> str:
+        """A constant in every lane."""
+        text = _literal(self.dtype, value)
+        return text if self.width == 1 else f"splat ({element(self.dtype)} {text})"
+
+
+def widened(text: str, width: int) -> str:
+    """The type of a vector, or of one lane."""
+    return text if width == 1 else f"<{width} x {text}>"
+
+
+def overload(text: str, width: int) -> str:
+    """The name of a type in an intrinsic's."""
+    name = {"float": "f32", "double": "f64", "ptr": "p0"}.get(text, text)
+    return name if width == 1 else f"v{width}{name}"
+
+
+@cache
+def _literal(dtype: DType, value: bool | int | float) -> str:
+    if dtype is bool_:
+        return "true" if value else "false"
+    if dtype in _ELEMENT:
+        return f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
+    if dtype.is_floating:
+        return str(int.from_bytes(dtype.numpy.type(value).tobytes(), "little"))
+    return str(value)
+
+
+@cache
+def steps(width: int, kind: str = "i64", step: int = 1) -> str:
+    """The lanes' numbers, as a constant: 0, 1, 2, …"""
+    if width == 1:
+        return "0"
+    return "<" + ", ".join(f"{kind} {step * lane}" for lane in range(width)) + ">"
+
+
+@dataclass
+class Function:
+    """What the lines of one function share: the counter of names, and what must be declared."""
+
+    numbers: count[int] = field(default_factory=count)
+    externals: set[tuple[str, int, int]] = field(default_factory=set)
+    """Functions of the C library that are called: name, arity, width."""
+
+
+@dataclass
+class Lines:
+    """Instructions in order; each value gets a name of its own."""
+
+    function: Function
+    text: list[str] = field(default_factory=list)
+
+    def put(self, instruction: str) -> str:
+        """Append an instruction; the name of its value."""
+        name = f"%v{next(self.function.numbers)}"
+        self.text.append(f"  {name} = {instruction}")
+        return name
+
+    def do(self, instruction: str) -> None:
+        """Append an instruction without a value."""
+        self.text.append(f"  {instruction}")
+
+    def label(self, name: str) -> None:
+        """Begin a block; the one before must have ended."""
+        self.text.append(f"{name}:")
+
+    def fresh(self, stem: str) -> str:
+        """A new name for a block."""
+        return f"{stem}{next(self.function.numbers)}"
+
+    def splat(self, name: str, kind: Type) -> str:
+        """A vector with one scalar in each lane."""
+        if kind.width == 1:
+            return name
+        one = self.put(f"insertelement {kind.text} poison, {element(kind.dtype)} {name}, i64 0")
+        mask = widened("i32", kind.width)
+        return self.put(
+            f"shufflevector {kind.text} {one}, {kind.text} poison, {mask} zeroinitializer"
+        )

@@ -1,0 +1,476 @@
+"""Lowering: a group of nodes written as one kernel of the loop language.
+
+Rows are divided over threads. Within a row, reductions are accumulated one after the other, values
+per row are locals, and values over the whole space are stored by vector loops; a value that only
+its own loop reads is never stored. Neighbouring loops that every access runs through in one
+stretch are one loop.
+
+>>> import weft as wf
+>>> from weft.compiler.grouping import group
+>>> graph = wf.ir.trace(lambda x: x * 2 + 1, wf.spec("float32", (4, 8)))
+>>> print(lower(group(graph, lambda node: True)[0], context_of(graph), "k").kernel)
+kernel k(v0: read f32, v1: write f32; )
+  parallel vector i < 32
+    v1[i] = v0[i] * 2 + 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.access import Condition, Index, Reading
+from weft.compiler.affine import Affine, offset
+from weft.compiler.grouping import Group, Root, counted, is_reduction
+from weft.core.dimensions import Dim, Floor
+from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32
+from weft.core.shapes import Dimension
+from weft.ir import scalars
+from weft.ir.graph import Graph, GraphNode, Literal, Variable
+from weft.ir.scalar_functions import lowered, why_not_lowered
+from weft.ir.loops import Accumulate, Combine, For, Kernel, Kind, Let, Statement, Store, Update
+from weft.ir.scalars import Buffer, Scalar
+
+COMBINE: dict[str, Combine] = {
+    "reduce_sum": "add",
+    "reduce_prod": "multiply",
+    "reduce_max": "maximum",
+    "reduce_min": "minimum",
+    "reduce_any": "or",
+    "reduce_all": "and",
+}
+SHORT = (float16, bfloat16)
+UNMERGED = frozenset({"pad", "concatenate", "iota"})
+"""What looks at single indices, so that its loops stay apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known of the graph that a group belongs to."""
+
+    producer: dict[Variable, GraphNode]
+    readers: dict[Variable, list[GraphNode]]
+    outputs: frozenset[Variable]
+
+
+def context_of(graph: Graph) -> Context:
+    """The context of a graph's groups."""
+    readers: dict[Variable, list[GraphNode]] = {}
+    for node in graph.nodes:
+        for atom in node.operands:
+            if isinstance(atom, Variable):
+                readers.setdefault(atom, []).append(node)
+    outputs = frozenset(atom for atom in graph.outputs if isinstance(atom, Variable))
+    return Context({v: n for n in graph.nodes for v in n.results}, readers, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A kernel, and the values that its buffers hold, in order."""
+
+    kernel: Kernel
+    values: tuple[Variable | Literal, ...]
+    written: tuple[Variable, ...]
+
+
+def is_lowered(node: GraphNode) -> bool:
+    """Whether a node can be part of a kernel."""
+    kinds = [atom.type.dtype for atom in (*node.operands, *node.results)]
+    if any(kind.is_complex for kind in kinds) or len(node.results) != 1:
+        return False
+    name = node.primitive.name
+    if name == "pad":
+        return all(between == 0 for _, _, between in node.params["padding"])
+    if name in STRUCTURAL:
+        return True
+    return why_not_lowered(node.primitive, kinds[:-1], kinds[-1], node.params) is None
+
+
+STRUCTURAL = frozenset(
+    {
+        "transpose", "broadcast_to", "reshape", "slice", "flip", "concatenate", "stop_gradient",
+        "barrier", "full", "iota",
+    }
+)  # fmt: skip
+
+
+def computed(dtype: DType) -> DType:
+    """The dtype that values are accumulated in: 16-bit floats in float32."""
+    return float32 if dtype in SHORT else dtype
+
+
+def lower(group: Group, context: Context, name: str) -> Lowered:
+    """A group as a kernel."""
+    return _Lowering(group, context).kernel(name)
+
+
+class _Elements(Reading[Scalar]):
+    """Builds the scalar expression of one element."""
+
+    def __init__(self, lowering: _Lowering) -> None:
+        stored = {root.variable for root in lowering.group.roots}
+        super().__init__(lowering.context.producer, stored | lowering.outside)
+        self.lowering = lowering
+        self._where: list[Condition] = []
+
+    def load(self, variable: Variable, index: Index) -> Scalar:
+        """A local where the value is at hand, else a load."""
+        found = self.lowering.locals.get(variable)
+        if found is not None:
+            return found
+        return self._loaded(variable, index)
+
+    def _loaded(self, value: Variable | Literal, index: Index) -> Scalar:
+        shape = value.type.shape
+        place = self.lowering.place(offset(index, shape))
+        return scalars.load(self.lowering.buffer(value), place)
+
+    def literal(self, literal: Literal, index: Index) -> Scalar:
+        """A number, or a load from an array of constants."""
+        value = literal.value
+        if value.size and (value == value.flat[0]).all():
+            return scalars.const(value.flat[0].item(), literal.type.dtype)
+        return self._loaded(literal, index)
+
+    def number(self, value: Any, node: GraphNode) -> Scalar:
+        """A number of the node's dtype."""
+        dtype = node.results[0].type.dtype
+        return scalars.const(np.asarray(value).astype(dtype.numpy).item(), dtype)
+
+    def position(self, index: Affine, node: GraphNode) -> Scalar:
+        """An index as a number."""
+        return scalars.cast(self.lowering.place(index), node.results[0].type.dtype)
+
+    def operation(self, node: GraphNode, operands: list[Scalar]) -> Scalar:
+        """The primitive's own lowering."""
+        return lowered(node.primitive, operands, node.results[0].type.dtype, node.params)
+
+    def choice(self, conditions: Sequence[Condition], inside: Scalar, outside: Scalar) -> Scalar:
+        """Select by the conditions; what is loaded inside is loaded only there."""
+        holds = self.lowering.condition(conditions)
+        return inside if holds is None else scalars.select(holds, _guarded(inside, holds), outside)
+
+
+def _guarded(value: Scalar, holds: Scalar) -> Scalar:
+    """The expression with all its loads made only where a condition holds."""
+    if not value.buffers:
+        return value
+    if value.op == "load":
+        place, *rest = value.args
+        where = holds if not rest else scalars.and_(rest[0], holds)
+        return scalars.load(value.detail, place, where, 0)
+    args = tuple(_guarded(arg, holds) for arg in value.args)
+    return scalars.node(value.op, value.dtype, args, value.detail)
+
+
+class _Lowering:
+    """The state of writing one kernel."""
+
+    def __init__(self, group: Group, context: Context) -> None:
+        self.group = group
+        self.context = context
+        self.locals: dict[Variable, Scalar] = {}
+        self.values: dict[Variable | Literal, Buffer] = {}
+        self.symbols: dict[str, None] = {}
+        members = {root.variable for root in group.roots}
+        self.outside = {v for root in group.roots for v, _ in root.reads if v not in members}
+        self.escaping = {v for v in members if self._escapes(v)}
+        self.merged = self._merge()
+        self.elements = _Elements(self)
+
+    # --- loops -------------------------------------------------------------------------------
+
+    def _merge(self) -> list[list[int]]:
+        """Neighbouring loops that are one loop, outer and inner apart."""
+        outer, whole = len(self.group.outer), len(self.group.outer + self.group.inner)
+        merged: list[list[int]] = []
+        for loop in range(whole):
+            previous = merged[-1] if merged and loop != outer else None
+            if previous is not None and self._contiguous(previous[-1], loop):
+                previous.append(loop)
+            else:
+                merged.append([loop])
+        return merged
+
+    def _contiguous(self, first: int, second: int) -> bool:
+        if any(_uses_positions(root, self.context) for root in self.group.roots):
+            return False
+        extent = (self.group.outer + self.group.inner)[second]
+        return all(a.factor(first) == a.factor(second) * extent for a in self._accesses())
+
+    def _accesses(self) -> list[Affine]:
+        reads = [offset(i, v.type.shape) for root in self.group.roots for v, i in root.reads]
+        stores = [offset(self.own(root), root.variable.type.shape) for root in self.group.roots]
+        return reads + stores
+
+    def own(self, root: Root) -> Index:
+        """The index of the element of a root that the loops are at."""
+        return counted(root.variable.type.shape, 0)
+
+    def extent(self, position: int) -> Scalar:
+        """How often a merged loop runs."""
+        total: Dimension = 1
+        for loop in self.merged[position]:
+            total = total * (self.group.outer + self.group.inner)[loop]
+        return self.dimension(total)
+
+    def variable(self, position: int) -> Scalar:
+        """The index of a merged loop."""
+        return scalars.index("ijklmnop"[position] if position < 8 else f"i{position}")
+
+    def place(self, where: Affine) -> Scalar:
+        """An offset over the merged loops."""
+        total = self.dimension(where.constant)
+        for position, loops in enumerate(self.merged):
+            factor = where.factor(loops[-1])
+            if factor != 0:
+                total = self.variable(position) * self.dimension(factor) + total
+        return total
+
+    def condition(self, conditions: Sequence[Condition]) -> Scalar | None:
+        """Whether indices are within their bounds; None where they always are."""
+        holds: Scalar | None = None
+        for index, bound in conditions:
+            place = self.place(index)
+            within = scalars.and_(
+                scalars.less_equal(scalars.const(0, INDEX), place),
+                scalars.less(place, self.dimension(bound)),
+            )
+            holds = within if holds is None else scalars.and_(holds, within)
+        return holds
+
+    def dimension(self, dim: Dimension) -> Scalar:
+        """A size as an expression over the symbols, which the kernel is given."""
+        if not isinstance(dim, Dim):
+            return scalars.const(int(dim), INDEX)
+        total = scalars.const(0, INDEX)
+        for monomial, factor in dim.terms:
+            product = scalars.const(factor, INDEX)
+            for atom in monomial:
+                product = product * self._atom(atom)
+            total = total + product
+        return total
+
+    def _atom(self, atom: str | Floor) -> Scalar:
+        if isinstance(atom, Floor):
+            return self.dimension(atom.numerator) // self.dimension(atom.denominator)
+        self.symbols[atom] = None
+        return scalars.size(atom)
+
+    # --- values ------------------------------------------------------------------------------
+
+    def buffer(self, value: Variable | Literal, access: scalars.Access = "read") -> Buffer:
+        """The buffer that holds a value."""
+        known = self.values.get(value)
+        if known is None:
+            known = Buffer(f"v{len(self.values)}", value.type.dtype, access)
+            self.values[value] = known
+        return known
+
+    def _escapes(self, variable: Variable) -> bool:
+        """Whether a value is read outside the group."""
+        if variable in self.context.outputs:
+            return True
+        members = {root.variable for root in self.group.roots}
+        return any(not self._inside(node, members) for node in self.context.readers.get(variable, []))
+
+    def _inside(self, node: GraphNode, members: set[Variable]) -> bool:
+        """Whether a node is computed only within the group's own kernel."""
+        result = node.results[0]
+        if result in members:
+            return True
+        if len(node.results) != 1 or result in self.context.outputs or not _is_inlined(node):
+            return False
+        readers = self.context.readers.get(result, [])
+        return bool(readers) and all(self._inside(reader, members) for reader in readers)
+
+    # --- statements --------------------------------------------------------------------------
+
+    def kernel(self, name: str) -> Lowered:
+        """The kernel of the whole group."""
+        for root in self.group.roots:
+            if root.variable in self._stored_roots():
+                self.buffer(root.variable, "both")
+        body = self._column_body() if self._is_column() else self._row_body()
+        kernel = Kernel(name, tuple(self.values.values()), tuple(self.symbols), body)
+        written = tuple(v for v in self.values if v in self._stored_roots())
+        return Lowered(kernel, tuple(self.values), written)  # type: ignore[arg-type]
+
+    def _stored_roots(self) -> set[Variable]:
+        """Roots that need memory: read elsewhere, or by a later loop over the same row."""
+        stored = set(self.escaping)
+        stored.update(v for v in self._read_by_later_loops())
+        return stored
+
+    def _read_by_later_loops(self) -> set[Variable]:
+        found: set[Variable] = set()
+        loop_of: dict[Variable, int] = {}
+        for number, roots in enumerate(self._loops()):
+            for root in roots:
+                loop_of[root.variable] = number
+                found.update(
+                    v for v, _ in root.reads if v in loop_of and loop_of[v] != number
+                    and not self.group.per_row(self._root(v))
+                )
+        return found
+
+    def _root(self, variable: Variable) -> Root:
+        return next(root for root in self.group.roots if root.variable is variable)
+
+    def _loops(self) -> list[list[Root]]:
+        """Roots in the order they are computed; those over the whole space share loops."""
+        loops: list[list[Root]] = []
+        pending: list[Root] = []
+        for root in self.group.roots:
+            if not self.group.per_row(root):
+                pending.append(root)
+                continue
+            if {v for v, _ in root.reads} & {each.variable for each in pending}:
+                loops.append(pending)
+                pending = []
+            loops.append([root])
+        return [*loops, pending] if pending else loops
+
+    def _row_body(self) -> tuple[Statement, ...]:
+        rows = [p for p, loops in enumerate(self.merged) if loops[0] < len(self.group.outer)]
+        inner = [p for p in range(len(self.merged)) if p not in rows]
+        if not self.group.inner:
+            return self._nest(rows, self._stores(self.group.roots), vector=True)
+        body: list[Statement] = []
+        for roots in self._loops():
+            if self.group.per_row(roots[0]):
+                body += self._row_value(roots[0], inner)
+            else:
+                body += self._nest(inner, self._stores(roots), vector=True, parallel=False)
+                for root in roots:
+                    self._forget(root.variable)
+        return self._nest(rows, tuple(body), vector=False)
+
+    def _nest(
+        self,
+        positions: Sequence[int],
+        body: tuple[Statement, ...],
+        *,
+        vector: bool,
+        parallel: bool = True,
+    ) -> tuple[Statement, ...]:
+        """Statements inside loops: the first divided over threads, the last in vectors."""
+        for position in reversed(positions):
+            last, first = position == positions[-1], position == positions[0]
+            kinds = ("parallel " * (first and parallel) + "vector" * (last and vector)).strip()
+            kind: Kind = kinds or "serial"  # type: ignore[assignment]
+            body = (For(self.variable(position), self.extent(position), body, kind),)
+        return body
+
+    def _stores(self, roots: Sequence[Root]) -> tuple[Statement, ...]:
+        """Compute roots over the whole space, at one place, and store those that are needed."""
+        statements: list[Statement] = []
+        stored = self._stored_roots()
+        for root in roots:
+            value = self._value(root)
+            local = scalars.local(f"x{len(self.locals)}", value.dtype)
+            if len(roots) > 1:
+                statements.append(Let(local, value))
+                self._define(root.variable, local)
+                value = local
+            if root.variable in stored:
+                statements.append(self._store(root, value))
+        return tuple(statements)
+
+    def _define(self, variable: Variable, local: Scalar) -> None:
+        self.locals[variable] = local
+        self.elements._known.clear()
+
+    def _forget(self, variable: Variable) -> None:
+        self.locals.pop(variable, None)
+        self.elements._known.clear()
+
+    def _value(self, root: Root) -> Scalar:
+        """One element of a root, or of what a reduction reads."""
+        if not is_reduction(root.node):
+            return self.elements.of_node(root.node, self.own(root))
+        operand, axes = root.node.operands[0], root.node.params["axes"]
+        shape = operand.type.shape
+        kept = iter(counted(root.variable.type.shape, 0))
+        inner = iter(counted(tuple(shape[axis] for axis in axes), len(root.outer)))
+        index = tuple(next(inner) if a in axes else next(kept) for a in range(len(shape)))
+        return self.elements.at(operand, index)
+
+    def _store(self, root: Root, value: Scalar) -> Store:
+        place = self.place(offset(self.own(root), root.variable.type.shape))
+        return Store(self.buffer(root.variable), place, value)
+
+    def _row_value(self, root: Root, inner: Sequence[int]) -> list[Statement]:
+        """A value per row: a reduction, or an operation on such; a local from here on."""
+        dtype = root.variable.type.dtype
+        value = self._value(root)
+        local = scalars.local(f"r{len(self.locals)}", computed(value.dtype))
+        statements: list[Statement] = []
+        if root.is_reduction:
+            wide = scalars.cast(value, local.dtype)
+            statements += self._accumulation(root, wide, local, inner)
+        else:
+            statements.append(Let(local, scalars.cast(value, local.dtype)))
+        self._define(root.variable, scalars.cast(local, dtype))
+        if root.variable in self._stored_roots():
+            statements.append(self._store(root, self.locals[root.variable]))
+        return statements
+
+    def _accumulation(
+        self, root: Root, value: Scalar, local: Scalar, inner: Sequence[int]
+    ) -> list[Statement]:
+        """A reduction over one or several loops; inner ones are accumulated first."""
+        combine = COMBINE[root.node.primitive.name]
+        positions = list(inner)
+        if not positions:
+            return [Let(local, value)]
+        body: tuple[Statement, ...] = ()
+        for depth, position in enumerate(reversed(positions)):
+            last = depth == len(positions) - 1
+            into = local if last else scalars.local(f"{local.detail}p{depth}", local.dtype)
+            update = Update(into, combine, value)
+            body = (Accumulate(self.variable(position), self.extent(position), (update,), body),)
+            value = into
+        return list(body)
+
+    # --- sums over columns -------------------------------------------------------------------
+
+    def _is_column(self) -> bool:
+        """Whether neighbouring elements belong to different rows: then rows go in vectors."""
+        group = self.group
+        if not group.inner or not group.outer or not all(r.is_reduction for r in group.roots):
+            return False
+        row, column = len(group.outer) - 1, len(group.outer + group.inner) - 1
+        reads = [offset(i, v.type.shape) for root in group.roots for v, i in root.reads]
+        along = [a for a in reads if a.factor(row) == 1 and a.factor(column) != 1]
+        return bool(along)
+
+    def _column_body(self) -> tuple[Statement, ...]:
+        rows = [p for p, loops in enumerate(self.merged) if loops[0] < len(self.group.outer)]
+        inner = [p for p in range(len(self.merged)) if p not in rows]
+        body: list[Statement] = []
+        for root in self.group.roots:
+            body += self._row_value(root, inner)
+        return self._nest(rows, tuple(body), vector=True)
+
+
+def _is_inlined(node: GraphNode) -> bool:
+    return is_lowered(node) and not is_reduction(node)
+
+
+def _uses_positions(root: Root, context: Context) -> bool:
+    """Whether an expression looks at single indices."""
+    stack = [root.node]
+    seen: set[Variable | Literal] = {variable for variable, _ in root.reads}
+    while stack:
+        node = stack.pop()
+        if node.primitive.name in UNMERGED:
+            return True
+        for atom in node.operands:
+            if atom not in seen and isinstance(atom, Variable) and atom in context.producer:
+                seen.add(atom)
+                stack.append(context.producer[atom])
+    return False

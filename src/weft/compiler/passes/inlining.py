@@ -1,0 +1,54 @@
+"""Inlining: the nodes of a graph in place of the one node that holds it.
+
+A function with a derivative of its own is an ordinary one once all derivatives are taken, and a
+branch whose number is known is no branch.
+
+>>> import weft as wf
+>>> f = wf.custom_derivative(wf.sin)
+>>> f.jvp(lambda primals, tangents: (f(*primals), tangents[0])) and None
+>>> print(inline(wf.ir.trace(f, wf.spec("float32", (3,)))))  # doctest: +ELLIPSIS
+graph(a: f32[3]) {
+  b: f32[3] = sin(a)...
+  return b
+}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.walking import Tally, Walk, graphs_of, replace_node
+
+__all__ = ["inline"]
+
+
+def inline(graph: Graph, tally: Tally | None = None) -> Graph:
+    """The graph without nodes that do nothing but run one graph."""
+    return _Inline(graph, tally).run() if any(map(graphs_of, graph.nodes)) else graph
+
+
+class _Inline(Walk):
+    def visit(self, node: GraphNode) -> Sequence[Atom] | None:
+        if node.primitive.name == "custom":
+            return self.spliced(node, node.params["graph"], node.operands)
+        if node.primitive.name == "switch" and node.params["rows"] == 0:
+            index = self.uniform(node.operands[0])
+            branches = node.params["branches"]
+            if index is not None and 0 <= int(index) < len(branches):
+                return self.spliced(node, branches[int(index)], node.operands[1:])
+        return None
+
+    def spliced(self, node: GraphNode, graph: Graph, operands: Sequence[Atom]) -> list[Atom]:
+        """What stands for the outputs of a graph whose nodes are put here."""
+        self.tally[node.primitive.name] += 1
+        known: dict[Variable, Atom] = dict(zip(graph.inputs, operands, strict=True))
+
+        def read(atom: Atom) -> Atom:
+            return known[atom] if isinstance(atom, Variable) else atom
+
+        for inner in graph.nodes:
+            results = tuple([Variable(old.type, old.name) for old in inner.results])
+            new = replace_node(inner, operands=tuple(map(read, inner.operands)), results=results)
+            known.update(zip(inner.results, self.put(new), strict=True))
+        return [read(atom) for atom in graph.outputs]

@@ -1,0 +1,135 @@
+"""Reductions over what has one element, or one element repeated, and reductions of reductions.
+
+As in `simplify`, elements are kept to the bit unless a rule says otherwise. Sums of sums of floats
+stay as they are, since another order of adding rounds otherwise.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda x: x[None].sum(axis=0), wf.spec("float32", (3,)))
+>>> print(reduce_less.apply(graph))  # doctest: +ELLIPSIS
+graph(a: f32[3]) {
+  b: f32[1, 3] = reshape(a, shape=(1, 3))...
+  c: f32[3] = reshape(b, shape=(3,))...
+  return c
+}
+"""
+
+from __future__ import annotations
+
+import math
+
+from weft.core.shapes import Shape
+from weft.core.types import spec
+from weft.ir.dispatch import apply
+from weft.ir.primitive import PRIMITIVES, Primitive
+from weft.ir.rewriting import RuleSet
+from weft.ir.tensor import Tensor
+from weft.ops.movement import broadcast_to, reshape
+from weft.ops.reduction import reduce_sum
+
+__all__ = ["reduce_less"]
+
+Axes = tuple[int, ...]
+reduce_less = RuleSet("reduce_less")
+
+
+def _rest(shape: Shape, axes: Axes) -> Shape:
+    return tuple([dim for axis, dim in enumerate(shape) if axis not in axes])
+
+
+def _trivial(primitive: Primitive) -> None:
+    """The reduction over single elements, which are then the result."""
+    dtype = "bool" if primitive.name in ("reduce_all", "reduce_any") else "float32"
+
+    @reduce_less.rule(
+        lambda x, axes=(1,): apply(primitive, x, axes=axes),
+        name=f"{primitive.name}_of_one",
+        on=spec(dtype, (2, 1, 3)),
+        signed_zeros=False,
+        cases=[{"axes": ()}],
+    )
+    def of_one(x: Tensor, axes: Axes) -> Tensor | None:
+        """The reduction of one element is the element; of -0.0 the sum is 0.0."""
+        if any(x.shape[axis] != 1 for axis in axes):
+            return None
+        return apply(reshape, x, shape=_rest(x.shape, axes)) if axes else x
+
+
+for _name in ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_all", "reduce_any"):
+    _trivial(PRIMITIVES[_name])
+
+
+def _unrepeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
+    """One of the repetitions along axes; None where there may be none, or elements of x itself."""
+    if not all(isinstance(shape[axis], int) and shape[axis] > 0 for axis in axes):
+        return None
+    new = len(shape) - x.ndim
+    own = tuple([axis - new for axis in axes if axis >= new])
+    if any(x.shape[axis] != 1 for axis in own):
+        return None
+    single = apply(reshape, x, shape=_rest(x.shape, own)) if own else x
+    return apply(broadcast_to, single, shape=_rest(shape, axes))
+
+
+def _joined(primitive: Primitive) -> None:
+    """Two reductions that any order gives the same as one."""
+    dtype = "bool" if primitive.name in ("reduce_all", "reduce_any") else "float32"
+
+    @reduce_less.rule(
+        lambda x, first=(1,), second=(0,): apply(
+            primitive, apply(primitive, x, axes=first), axes=second
+        ),
+        name=f"{primitive.name}_twice",
+        on=spec(dtype, (2, 3, 4)),
+        lone=True,
+    )
+    def twice(x: Tensor, first: Axes, second: Axes) -> Tensor:
+        """A reduction of reductions is one reduction."""
+        left = [axis for axis in range(x.ndim) if axis not in first]
+        axes = tuple(sorted([*first, *[left[axis] for axis in second]]))
+        return apply(primitive, x, axes=axes)
+
+    @reduce_less.rule(
+        lambda x, shape=(2, 3, 4), axes=(0, 2): apply(
+            primitive, apply(broadcast_to, x, shape=shape), axes=axes
+        ),
+        name=f"{primitive.name}_of_repeated",
+        on=spec(dtype, (3, 1)),
+    )
+    def of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
+        """The extreme of equal elements is any of them."""
+        return _unrepeated(x, shape, axes)
+
+
+for _name in ("reduce_max", "reduce_min", "reduce_all", "reduce_any"):
+    _joined(PRIMITIVES[_name])
+
+
+@reduce_less.rule(
+    lambda x, shape=(2, 3, 4), axes=(0, 2): apply(
+        reduce_sum, apply(broadcast_to, x, shape=shape), axes=axes
+    ),
+    on=spec("float32", (3, 1)),
+    exact=False,
+)
+def sum_of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
+    """The sum of n equal numbers is n times the number, up to rounding."""
+    single = None if x.dtype.bits < 32 else _unrepeated(x, shape, axes)
+    if single is None:
+        return None
+    count = math.prod([int(shape[axis]) for axis in axes])
+    return single * count if count < 1 << 24 else None
+
+
+@reduce_less.rule(
+    lambda x, first=(1,), second=(0,): apply(
+        reduce_sum, apply(reduce_sum, x, axes=first), axes=second
+    ),
+    on=spec("int32", (2, 3, 4)),
+    lone=True,
+)
+def sum_of_sums(x: Tensor, first: Axes, second: Axes) -> Tensor | None:
+    """A sum of sums of integers is one sum."""
+    if not x.dtype.is_integer:
+        return None
+    left = [axis for axis in range(x.ndim) if axis not in first]
+    return apply(reduce_sum, x, axes=tuple(sorted([*first, *[left[axis] for axis in second]])))

@@ -1,0 +1,116 @@
+"""The pipeline: the one list of what is done to a graph before it is cut into kernels.
+
+Each entry is a pure function from graphs to graphs with the reason it stands where it stands. The
+list is gone through until a round changes nothing; a pass is left out when nothing has changed
+since it last ran.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda x: wf.sin(-(-x)) * wf.ones(3) + wf.sin(x), wf.spec("float32", (3,)))
+>>> print(optimize(graph))  # doctest: +ELLIPSIS
+graph(a: f32[3]) {
+  b: f32[3] = sin(a)...
+  c: f32[3] = add(b, b)...
+  return c
+}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from weft.compiler.passes.common_subexpressions import merge_common_subexpressions
+from weft.compiler.passes.conversions import convert_less
+from weft.compiler.passes.dead_code import remove_dead_code
+from weft.compiler.passes.folding import fold_constants
+from weft.compiler.passes.inlining import inline
+from weft.compiler.passes.movement import absorb_movement, rearrange
+from weft.compiler.passes.products import merge_products
+from weft.compiler.passes.reductions import reduce_less
+from weft.compiler.passes.simplify import simplify
+from weft.ir.graph import Graph
+from weft.ir.rewriting import RuleSet
+from weft.ir.walking import Tally
+
+__all__ = [
+    "LAWS", "MERGE_PRODUCTS", "PIPELINE", "Pass", "PassReport", "optimize", "optimize_with_report",
+]  # fmt: skip
+
+ROUNDS = 8
+"""The most times the list is gone through; programs come to rest after two or three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A function from graphs to graphs that counts what it does, and why it stands in the list."""
+
+    name: str
+    run: Callable[[Graph, Tally | None], Graph]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one run of a pass did: nodes before and after, rewrites by name, and its time."""
+
+    name: str
+    before: int
+    after: int
+    rewrites: dict[str, int]
+    seconds: float
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{name} {count}" for name, count in self.rewrites.items())
+        return f"{self.name}: {self.before} -> {self.after} nodes   {names}".rstrip()
+
+
+LAWS = RuleSet("laws", convert_less, simplify, reduce_less, rearrange)
+"""All rules together, so that what one of them makes is seen by the others at once."""
+
+PIPELINE: tuple[Pass, ...] = (
+    Pass("inline", inline, "rules of derivatives have done their work; the passes see one graph"),
+    Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
+    Pass("fold", fold_constants, "makes the numbers that the laws look for"),
+    Pass("laws", LAWS.apply, "fewer operations, cheaper ones, transposes inside of products"),
+    Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
+    Pass("merge", merge_common_subexpressions, "last: what was written differently is now equal"),
+)
+
+MERGE_PRODUCTS = Pass("products", merge_products, "once, at the end: it undoes simple forms")
+"""Joins products that share an operand; for `optimize(graph, further=[MERGE_PRODUCTS])`."""
+
+
+def optimize(graph: Graph, further: Sequence[Pass] = ()) -> Graph:
+    """The graph in its simplest form; `further` passes are run once on that."""
+    return optimize_with_report(graph, further)[0]
+
+
+def optimize_with_report(
+    graph: Graph, further: Sequence[Pass] = ()
+) -> tuple[Graph, list[PassReport]]:
+    """The graph in its simplest form, and what each run of a pass did to it."""
+    reports: list[PassReport] = []
+    settled: dict[Callable[..., Graph], Graph] = {}
+    for _ in range(ROUNDS):
+        before = graph
+        for each in PIPELINE:
+            if settled.get(each.run) is not graph:
+                graph = _run(each, graph, reports)
+                settled[each.run] = graph
+        if graph is before:
+            break
+    for each in further:
+        graph = _run(each, graph, reports)
+    return graph, reports
+
+
+def _run(each: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
+    tally: Tally = Counter()
+    start = perf_counter()
+    result = each.run(graph, tally)
+    seconds = perf_counter() - start
+    sizes = len(graph.nodes), len(result.nodes)
+    reports.append(PassReport(each.name, *sizes, dict(+tally), seconds))
+    return result

@@ -1,0 +1,175 @@
+"""Matrix products in compiled programs: which operands a native product takes, and the call of it.
+
+A product of float32 or float64 whose operands are stacks of matrices, each plain or transposed, is
+one call of the BLAS that NumPy brings along; other products are computed by reference.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda a, b: a @ b, wf.spec("float32", (4, 3)), wf.spec("float32", (3, 5)))
+>>> product_of(graph.nodes[0]).shape
+(1, 4, 5, 3)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from weft.compiler.pool import thread_pool
+from weft.core.dtypes import DType, float32, float64
+from weft.core.shapes import Dimension, size
+from weft.ir.graph import GraphNode
+from weft.ops.contraction import free_axes
+
+GEMM = {float32: "sgemm", float64: "dgemm"}
+_SYMBOL = "scipy_cblas_{0}64_"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A stack of products of matrices: [stack, rows, inner] times [stack, inner, columns]."""
+
+    dtype: DType
+    shape: tuple[Dimension, Dimension, Dimension, Dimension]
+    """How many products, rows, columns, and terms of each sum."""
+    turned: tuple[bool, bool]
+    """Whether each operand lies in memory transposed."""
+
+
+def product_of(node: GraphNode) -> Product | None:
+    """The native product that computes a node; None where there is none."""
+    a, b = (operand.type for operand in node.operands)
+    if a.dtype not in GEMM or gemm_address(a.dtype) is None:
+        return None
+    contract, batch = node.params["contract"], node.params["batch"]
+    if any(tuple(axes) != tuple(range(len(axes))) for axes in batch):
+        return None
+    left = _turned(a.ndim, batch[0], contract[0], inner_last=True)
+    right = _turned(b.ndim, batch[1], contract[1], inner_last=False)
+    if left is None or right is None or not _same_order(contract):
+        return None
+    rows = size(a.shape[axis] for axis in free_axes(a.ndim, contract[0], batch[0]))
+    columns = size(b.shape[axis] for axis in free_axes(b.ndim, contract[1], batch[1]))
+    inner = size(a.shape[axis] for axis in contract[0])
+    stack = size(a.shape[axis] for axis in batch[0])
+    return Product(a.dtype, (stack, rows, columns, inner), (left, right))
+
+
+def _same_order(contract: tuple[Sequence[int], Sequence[int]]) -> bool:
+    pairs = list(zip(*contract, strict=True))
+    return sorted(pairs) == sorted(pairs, key=lambda pair: pair[1])
+
+
+def _turned(
+    ndim: int, batch: Sequence[int], contract: Sequence[int], *, inner_last: bool
+) -> bool | None:
+    """Whether an operand is the transpose of what the product wants; None if it is neither."""
+    free = free_axes(ndim, tuple(contract), tuple(batch))
+    inner = tuple(sorted(contract))
+    rest = tuple(range(len(batch), ndim))
+    plain = free + inner if inner_last else inner + free
+    if rest == plain:
+        return False
+    return True if rest == (inner + free if inner_last else free + inner) else None
+
+
+@cache
+def gemm_address(dtype: DType) -> int | None:
+    """Where the BLAS that NumPy brings along has its product; None where it cannot be found."""
+    folder = Path(np.__file__).parent
+    files = [*folder.parent.glob("numpy.libs/*openblas*"), *folder.glob(".dylibs/*openblas*")]
+    for file in files:
+        library = ctypes.CDLL(str(file))
+        name = _SYMBOL.format(GEMM[dtype])
+        if hasattr(library, name):
+            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    return None
+
+
+SOURCE = """
+define void @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
+entry:
+  %a.at = getelementptr ptr, ptr %buffers, i64 0
+  %a = load ptr, ptr %a.at
+  %b.at = getelementptr ptr, ptr %buffers, i64 1
+  %b = load ptr, ptr %b.at
+  %c.at = getelementptr ptr, ptr %buffers, i64 2
+  %c = load ptr, ptr %c.at
+  %m.at = getelementptr i64, ptr %sizes, i64 0
+  %m = load i64, ptr %m.at
+  %n.at = getelementptr i64, ptr %sizes, i64 1
+  %n = load i64, ptr %n.at
+  %k.at = getelementptr i64, ptr %sizes, i64 2
+  %k = load i64, ptr %k.at
+  %ta.at = getelementptr i64, ptr %sizes, i64 3
+  %ta.wide = load i64, ptr %ta.at
+  %ta = trunc i64 %ta.wide to i32
+  %tb.at = getelementptr i64, ptr %sizes, i64 4
+  %tb.wide = load i64, ptr %tb.at
+  %tb = trunc i64 %tb.wide to i32
+  %lda.at = getelementptr i64, ptr %sizes, i64 5
+  %lda = load i64, ptr %lda.at
+  %ldb.at = getelementptr i64, ptr %sizes, i64 6
+  %ldb = load i64, ptr %ldb.at
+  %mk = mul i64 %m, %k
+  %kn = mul i64 %k, %n
+  %mn = mul i64 %m, %n
+  %gemm = inttoptr i64 {address} to ptr
+  %any = icmp slt i64 %begin, %end
+  br i1 %any, label %loop, label %done
+loop:
+  %i = phi i64 [%begin, %entry], [%next, %loop]
+  %ao = mul i64 %i, %mk
+  %ap = getelementptr {type}, ptr %a, i64 %ao
+  %bo = mul i64 %i, %kn
+  %bp = getelementptr {type}, ptr %b, i64 %bo
+  %co = mul i64 %i, %mn
+  %cp = getelementptr {type}, ptr %c, i64 %co
+  call void %gemm(i32 101, i32 %ta, i32 %tb, i64 %m, i64 %n, i64 %k, {type} 1.0, ptr %ap, i64 %lda,
+                  ptr %bp, i64 %ldb, {type} 0.0, ptr %cp, i64 %n)
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+PLAIN, TURNED = 111, 112
+"""How the BLAS names a matrix as it is, and its transpose."""
+
+
+def table(product: Product, shape: Sequence[int]) -> list[int]:
+    """What the native function is given beside its buffers, for these sizes."""
+    _, rows, columns, inner = shape
+    left, right = product.turned
+    return [
+        rows,
+        columns,
+        inner,
+        TURNED if left else PLAIN,
+        TURNED if right else PLAIN,
+        max(1, rows if left else inner),
+        max(1, inner if right else columns),
+    ]
+
+
+_engines: list[llvm.ExecutionEngine] = []
+
+
+@cache
+def product_address(dtype: DType) -> int:
+    """The address of a function with a kernel's signature that makes a stack of products."""
+    thread_pool()
+    name, kind = GEMM[dtype], "float" if dtype is float32 else "double"
+    source = SOURCE.format(name=f"weft_{name}", address=gemm_address(dtype), type=kind)
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    address: int = engine.get_function_address(f"weft_{name}")
+    return address

@@ -1,0 +1,239 @@
+"""Tracing a whole call: arguments, closed-over tensors, and all state that the call writes.
+
+While the function runs, the handles it was given hold traced values. A handle that holds another
+value afterwards, or another gradient, is state: its new value is an output of the graph, and is
+written back after each run. Handles from outside that the function writes to are found as they
+are written to; those it only reads are inputs, read anew at each call.
+
+>>> import weft as wf
+>>> from weft.compiler.tracing import record
+>>> w, x = wf.tensor(1.0), wf.tensor(3.0)
+>>> def step():
+...     w.copy_(w + x)
+...     return w * 2
+>>> recording = record([x], step)
+>>> len(recording.graph.inputs), len(recording.graph.outputs), w.item()
+(2, 2, 1.0)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.core import trees
+from weft.core.trees import TreeStructure
+from weft.core.types import TensorType
+from weft.ir.dispatch import running
+from weft.ir.graph import Atom, Graph, Literal, Variable
+from weft.ir.tape import Leaf, Node, Projection
+from weft.ir.tensor import Tensor, Traced, wrap
+from weft.ir.tracing import GraphTrace, live, substitute
+from weft.ops.random_bits import GENERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an input comes from at each call.
+
+    An argument by position, a handle outside (its last value stands in when it is gone), or, with
+    neither, the counter of the global generator. `gradient`: not the handle's value but its grad's.
+    """
+
+    argument: int | None = None
+    handle: weakref.ref[Tensor] | None = None
+    last: Any = None
+    gradient: bool = False
+
+    def owner(self, arguments: Sequence[Tensor]) -> Tensor | None:
+        """The handle that holds the input, if there is one."""
+        if self.argument is not None:
+            return arguments[self.argument]
+        if self.handle is not None:
+            return self.handle()
+        return GENERATOR.counter
+
+    def read(self, arguments: Sequence[Tensor]) -> Tensor:
+        """The input in this call."""
+        owner = self.owner(arguments)
+        if owner is None:
+            return wrap(self.last)
+        if not self.gradient:
+            return owner
+        assert owner._grad is not None
+        return owner._grad
+
+
+@dataclass(slots=True)
+class Held:
+    """A handle in the trace: what it held before, and what it held at the beginning of the call."""
+
+    handle: Tensor
+    source: Source
+    before: tuple[Any, Any, Tensor | None]
+    start: Any
+    start_grad: Any
+
+    def restore(self) -> None:
+        """Give the handle back what it held before."""
+        self.handle._value, self.handle._node, self.handle._grad = self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """State that a call writes: a handle's value or gradient. Without an output it is cleared."""
+
+    source: Source
+    output: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result that is an output of the graph, by position."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A traced call: its graph, where its inputs come from, and what becomes of its outputs."""
+
+    graph: Graph
+    sources: tuple[Source, ...]
+    results: tuple[Any, ...]
+    structure: TreeStructure
+    writes: tuple[Write, ...]
+    differentiable: bool
+    """Whether a derivative of some result may be asked for after the call."""
+
+    def rebuild(self, outputs: Sequence[Tensor]) -> Any:
+        """The value of the call, given the outputs of its graph."""
+        leaves = [outputs[r.position] if isinstance(r, Output) else r for r in self.results]
+        return trees.unflatten(self.structure, leaves)
+
+
+class StateTrace(GraphTrace):
+    """Records a call with the state that it reads and writes."""
+
+    name = "jit"
+    adopts = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, Held] = {}
+        self.inputs: list[tuple[Variable, Source]] = []
+
+    def lift(self, handle: Tensor, source: Source) -> None:
+        """Put a traced value, and a traced gradient, into a handle."""
+        if id(handle) in self.held:
+            return
+        before = handle._value, handle._node, handle._grad
+        handle._value = self.input(handle.type, source)
+        if handle._node is not None:
+            handle._node = Leaf(handle)
+        if handle._grad is not None:
+            of_gradient = Source(source.argument, source.handle, gradient=True)
+            handle._grad = wrap(self.input(handle._grad.type, of_gradient))
+        self._hold(handle, source, before)
+
+    def input(self, kind: TensorType, source: Source) -> Any:
+        """A traced value that is an input of the graph."""
+        variable = Variable(kind)
+        self.inputs.append((variable, source))
+        return self.tensor(variable)._value
+
+    def adopt(self, handle: Tensor) -> None:
+        """A handle from outside is about to be written to: it becomes state."""
+        if id(handle) not in self.held and not isinstance(handle._value, Traced):
+            self._capture(handle)
+            before = handle._value, handle._node, handle._grad
+            self._hold(handle, outside(handle), before)
+
+    def _hold(self, handle: Tensor, source: Source, before: tuple[Any, Any, Tensor | None]) -> None:
+        grad = None if handle._grad is None else handle._grad._value
+        self.held[id(handle)] = Held(handle, source, before, handle._value, grad)
+
+    def _is_literal(self, tensor: Tensor) -> bool:
+        """Never at once: a number may be state. What nobody holds afterwards is a constant."""
+        return False
+
+    def _capture(self, tensor: Tensor) -> Variable:
+        count = len(self.captures)
+        variable = super()._capture(tensor)
+        if len(self.captures) > count:
+            self.inputs.append((variable, outside(tensor)))
+        return variable
+
+
+def outside(handle: Tensor) -> Source:
+    """The source of a tensor that the function closes over."""
+    return Source(handle=weakref.ref(handle), last=handle._value)
+
+
+def record(arguments: Sequence[Tensor], call: Callable[[], Any]) -> Recording:
+    """Trace one call, in which these handles are the arguments."""
+    trace = StateTrace()
+    with running(trace):
+        try:
+            for position, handle in enumerate(arguments):
+                trace.lift(handle, Source(position))
+            start = trace.input(GENERATOR.counter.type, Source())
+            with GENERATOR.lifted(wrap(start)) as counter:
+                results, structure = trees.flatten(call())
+            drawn = counter._value if counter._value is not start else None
+            return _finish(trace, results, structure, drawn)
+        finally:
+            for held in trace.held.values():
+                held.restore()
+
+
+def _finish(
+    trace: StateTrace, results: Sequence[Any], structure: TreeStructure, drawn: Any
+) -> Recording:
+    outputs: list[Atom] = []
+
+    def put(value: Any) -> int:
+        outputs.append(trace.atom(wrap(value)))
+        return len(outputs) - 1
+
+    shown = tuple(Output(put(r._value)) if isinstance(r, Tensor) else r for r in results)
+    writes = [write for held in trace.held.values() for write in _writes(held, put)]
+    if drawn is not None:
+        writes.append(Write(Source(), put(drawn)))
+    graph, sources = _used(trace, outputs)
+    differentiable = any(_is_differentiable(result) for result in results)
+    return Recording(graph, sources, shown, structure, tuple(writes), differentiable)
+
+
+def _writes(held: Held, put: Callable[[Any], int]) -> list[Write]:
+    """What the call changed in one handle."""
+    found: list[Write] = []
+    handle, source = held.handle, held.source
+    if handle._value is not held.start:
+        found.append(Write(source, put(handle._value)))
+    after = None if handle._grad is None else handle._grad._value
+    if after is not held.start_grad:
+        of_gradient = Source(source.argument, source.handle, gradient=True)
+        found.append(Write(of_gradient, None if after is None else put(after)))
+    return found
+
+
+def _used(trace: StateTrace, outputs: Sequence[Atom]) -> tuple[Graph, tuple[Source, ...]]:
+    """The graph with only those inputs that it reads and that somebody still holds."""
+    everything = tuple(variable for variable, _ in trace.inputs)
+    graph = live(Graph(everything, tuple(trace.nodes), tuple(outputs)))
+    read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
+    used = [(variable, source) for variable, source in trace.inputs if variable in read]
+    known = {v: Literal(s.last) for v, s in used if s.handle is not None and s.handle() is None}
+    kept = [(variable, source) for variable, source in used if variable not in known]
+    inputs = tuple(variable for variable, _ in kept)
+    return substitute(graph, known, inputs), tuple(source for _, source in kept)
+
+
+def _is_differentiable(result: Any) -> bool:
+    node = result._node if isinstance(result, Tensor) else None
+    if isinstance(node, Projection):
+        node = node.parents[0]
+    return node is not None and not (type(node) is Node and node.values is None)

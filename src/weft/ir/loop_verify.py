@@ -1,0 +1,283 @@
+"""The rules of the loop language, checked.
+
+>>> from weft.core.dtypes import float32
+>>> from weft.ir.loops import For, Kernel, Store
+>>> from weft.ir.scalars import Buffer, index, size
+>>> x, y, i = Buffer("x", float32), Buffer("y", float32, "write"), index("i")
+>>> verify_kernel(Kernel("copy", (x, y), ("n",), (For(i, size("n"), (Store(y, i, x[i]),)),)))
+>>> verify_kernel(Kernel("copy", (x, y), (), (Store(y, i, x[i]),)))  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+weft.core.errors.GraphError: kernel copy: an index or local is used outside its scope
+  expected  indices inside their loops, locals after their definition
+  got       i: i      in y[i] = …
+  fix       put the statement inside For(i, ...)
+  at        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.core.dtypes import INDEX, bool_
+from weft.core.errors import GraphError
+from weft.ir.loops import (
+    Accumulate,
+    For,
+    Kernel,
+    Let,
+    Statement,
+    Store,
+    Update,
+    expressions,
+    walk,
+    written,
+)
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar
+
+LONGEST_UNROLLED = 64
+
+
+def verify_kernel(kernel: Kernel) -> None:
+    """Raise a GraphError where a kernel breaks a rule of the language."""
+    _Check(kernel).run()
+
+
+@dataclass
+class _Check:
+    kernel: Kernel
+    _vectors: tuple[Scalar, ...] = ()
+    _seen: set[Scalar] = field(default_factory=set)
+
+    def run(self) -> None:
+        kernel = self.kernel
+        scratch = [s.buffer for s in kernel.scratch]
+        names = [b.name for b in (*kernel.buffers, *scratch)] + list(kernel.sizes)
+        if len(set(names)) < len(names):
+            self._fail("two buffers or sizes have one name", "distinct names", {"names": names})
+        if any(b.access == "scratch" for b in kernel.buffers):
+            self._fail("a buffer is scratch", "scratch buffers in `scratch`", {"names": names})
+        for each in kernel.scratch:
+            self._index("the count of scratch", each.count)
+            if each.buffer.access != "scratch" or each.count.variables or each.count.buffers:
+                self._fail(
+                    "scratch memory depends on more than sizes",
+                    "a count of sizes",
+                    {"buffer": str(each.buffer), "count": str(each.count)},
+                )
+        self._outermost()
+        self._body(kernel.body, frozenset())
+
+    def _outermost(self) -> None:
+        body = self.kernel.body
+        parallel = [s for s in walk(body) if isinstance(s, For) and s.is_parallel]
+        allowed = [s for s in body if isinstance(s, Let) or s in parallel]
+        if parallel and (len(parallel) > 1 or len(allowed) < len(body) or parallel[0] not in body):
+            self._fail(
+                "a parallel loop is not the outermost one",
+                "one, beside Let only",
+                {"parallel": [str(loop.index) for loop in parallel]},
+            )
+
+    def _body(self, body: tuple[Statement, ...], scope: frozenset[Scalar]) -> None:
+        for statement in body:
+            match statement:
+                case Let(variable, value):
+                    self._scoped(statement, (value,), scope)
+                    scope |= {self._local(variable, value, scope)}
+                case Store():
+                    self._store(statement, scope)
+                case For():
+                    self._for(statement, scope)
+                case Accumulate():
+                    scope = self._accumulate(statement, scope)
+
+    def _store(self, store: Store, scope: frozenset[Scalar]) -> None:
+        self._scoped(store, tuple(expressions(store)), scope)
+        self._index("an offset", store.offset)
+        known = (*self.kernel.buffers, *(s.buffer for s in self.kernel.scratch))
+        if store.buffer not in known or store.buffer.access == "read":
+            self._fail(
+                "a store to what is not to be written",
+                "a buffer of the kernel",
+                {"buffer": str(store.buffer)},
+            )
+        if store.value.dtype is not store.buffer.dtype:
+            self._fail(
+                "a store of another dtype",
+                "the buffer's dtype",
+                {"buffer": str(store.buffer), "value": store.value.dtype},
+            )
+        if store.where is not None and store.where.dtype is not bool_:
+            self._fail("a condition is not a bool", "a bool", {"where": store.where.dtype})
+
+    def _for(self, loop: For, scope: frozenset[Scalar]) -> None:
+        self._loop(loop, scope)
+        if loop.kind == "unrolled":
+            whole = loop.extent.op == "const" and loop.extent.detail <= LONGEST_UNROLLED
+            if not whole:
+                self._fail(
+                    "a loop cannot be unrolled",
+                    f"a number up to {LONGEST_UNROLLED}",
+                    {"extent": str(loop.extent)},
+                )
+        outer = self._vectors
+        if loop.is_vector:
+            self._independent(loop)
+            self._vectors = (*outer, loop.index)
+        self._body(loop.body, scope | {loop.index})
+        self._vectors = outer
+
+    def _independent(self, loop: For) -> None:
+        """A vector loop holds no other, and reads what it writes at the same offset only."""
+        inner = [s for s in walk(loop.body) if isinstance(s, For) and s.is_vector]
+        if self._vectors or inner:
+            self._fail(
+                "a vector loop inside another", "vector loops innermost", {"loop": str(loop.index)}
+            )
+        offsets = {s.offset for s in walk(loop.body) if isinstance(s, Store)}
+        changed = written(loop.body)
+        for statement in walk(loop.body):
+            for x in expressions(statement):
+                for read in _loads(x, changed):
+                    if read.args[0] not in offsets:
+                        self._fail(
+                            "iterations depend on each other",
+                            "independent ones",
+                            {"read": str(read), "loop": str(loop.index)},
+                        )
+
+    def _accumulate(self, loop: Accumulate, scope: frozenset[Scalar]) -> frozenset[Scalar]:
+        self._loop(loop, scope)
+        inner = scope | {loop.index} | _defined(loop.body)
+        self._body(loop.body, scope | {loop.index})
+        for update in loop.updates:
+            self._update(update)
+            self._scoped(loop, (update.value,), inner)
+            if update.init is not None:
+                self._scoped(loop, (update.init,), scope)
+        for update in loop.updates:
+            scope |= {self._local(update.variable, update.value, scope)}
+        return scope
+
+    def _update(self, update: Update) -> None:
+        instruction = INSTRUCTIONS.get(update.combine)
+        dtype = update.variable.dtype
+        if instruction is None or dtype not in instruction.dtypes:
+            self._fail(
+                "an accumulator of a dtype that does not combine so",
+                "another",
+                {"combine": update.combine, "dtype": dtype},
+            )
+        if update.init is not None and update.init.dtype is not dtype:
+            self._fail(
+                "an accumulator starts with another dtype",
+                "one dtype",
+                {"init": update.init.dtype, "dtype": dtype},
+            )
+
+    def _loop(self, loop: For | Accumulate, scope: frozenset[Scalar]) -> None:
+        self._scoped(loop, (loop.extent,), scope)
+        self._index("an extent", loop.extent)
+        if loop.index.op != "index" or loop.index in scope:
+            self._fail("a loop's index is taken", "an index of its own", {"index": str(loop.index)})
+        if loop.extent.variables & frozenset(self._vectors):
+            self._fail(
+                "an extent differs between lanes",
+                "an extent for all lanes",
+                {"extent": str(loop.extent)},
+            )
+
+    def _local(self, variable: Scalar, value: Scalar, scope: frozenset[Scalar]) -> Scalar:
+        names = {v.detail for v in scope}
+        if variable.op != "local" or variable.detail in names:
+            self._fail(
+                "a local is defined twice, or is none",
+                "a name of its own",
+                {"variable": str(variable)},
+            )
+        if variable.dtype is not value.dtype:
+            self._fail(
+                "a local gets a value of another dtype",
+                "one dtype",
+                {"variable": variable.dtype, "value": value.dtype},
+            )
+        return variable
+
+    def _index(self, what: str, x: Scalar) -> None:
+        if x.dtype is not INDEX:
+            self._fail(f"{what} is not an int64", "an int64 expression", {"x": x.dtype})
+
+    def _scoped(
+        self, statement: Statement, values: tuple[Scalar, ...], scope: frozenset[Scalar]
+    ) -> None:
+        for value in values:
+            for missing in value.variables - scope:
+                self._fail(
+                    "an index or local is used outside its scope",
+                    "indices inside their loops, locals after their definition",
+                    {missing.detail: str(missing)},
+                    note=f"in {_brief(statement)}",
+                    fix=f"put the statement inside For({missing}, ...)",
+                )
+            self._known(value)
+
+    def _known(self, x: Scalar) -> None:
+        """Loads are from buffers, and sizes are sizes, of this kernel."""
+        if x in self._seen:
+            return
+        self._seen.add(x)
+        if x.op == "size" and x.detail not in self.kernel.sizes:
+            self._fail("a size that the kernel is not given", "one of its sizes", {"size": str(x)})
+        if x.op == "load":
+            self._index("an offset", x.args[0])
+            known = (*self.kernel.buffers, *(s.buffer for s in self.kernel.scratch))
+            if x.detail not in known:
+                self._fail(
+                    "a load from another kernel's buffer",
+                    "a buffer of the kernel",
+                    {"buffer": str(x.detail)},
+                )
+        for arg in x.args:
+            self._known(arg)
+
+    def _fail(
+        self,
+        problem: str,
+        expected: str,
+        got: Mapping[str, object],
+        note: str = "",
+        fix: str = "correct the lowering that made this kernel: print(kernel)",
+    ) -> None:
+        raise GraphError(
+            f"kernel {self.kernel.name}", problem, expected=expected, got=got, note=note, fix=fix
+        )
+
+
+def _loads(x: Scalar, buffers: frozenset[Buffer]) -> list[Scalar]:
+    """The loads from some buffers in an expression."""
+    found: dict[Scalar, None] = {}
+    pending = [x] if x.buffers & buffers else []
+    while pending:
+        current = pending.pop()
+        if current.op == "load" and current.detail in buffers:
+            found[current] = None
+        pending += [arg for arg in current.args if arg.buffers & buffers and arg not in found]
+    return list(found)
+
+
+def _defined(body: tuple[Statement, ...]) -> frozenset[Scalar]:
+    lets = {s.variable for s in body if isinstance(s, Let)}
+    return frozenset(
+        lets | {u.variable for s in body if isinstance(s, Accumulate) for u in s.updates}
+    )
+
+
+def _brief(statement: Statement) -> str:
+    match statement:
+        case Store(buffer, offset):
+            return f"{buffer.name}[{offset}] = …"
+        case Let(variable):
+            return f"let {variable} = …"
+        case For(index, extent) | Accumulate(index, extent):
+            return f"the loop {index} < {extent}"

@@ -1,0 +1,110 @@
+"""A call: a graph as one operation, evaluated by whoever evaluates graphs best.
+
+The compiler puts its own evaluator in `EVALUATOR`; without it a graph is run node by node.
+
+>>> import weft as wf
+>>> from weft.core.types import spec
+>>> from weft.ops.control import closed
+>>> from weft.ops.control_call import call_graph
+>>> graph = closed(lambda x: [wf.sin(x) * 2], [spec("float32")])
+>>> call_graph(graph, wf.tensor(0.0))[0].item()
+0.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core.shapes import Dimension
+from weft.core.types import TensorType, spec
+from weft.ir.batching import move_axis
+from weft.ir.derivatives import joint
+from weft.ir.dispatch import apply_multiple
+from weft.ir.graph import Graph
+from weft.ir.primitive import Primitive, Sample
+from weft.ir.sizes import specialize
+from weft.ir.tensor import Tensor
+from weft.ops.control import (
+    Array,
+    batched_graph,
+    closed,
+    cotangent_graph,
+    inexact,
+    moved,
+    placed,
+    run,
+    spread,
+    tangent_graph,
+)
+from weft.ops.elementwise import multiply, sin
+
+__all__: list[str] = []
+
+EVALUATOR: list[Callable[[Graph, Sequence[Array]], Sequence[Array]]] = [run]
+"""The last one is in force."""
+
+
+def _call_type(*operands: TensorType, graph: Graph) -> tuple[TensorType, ...]:
+    return specialize(graph, operands).output_types
+
+
+def _call_jvp(
+    primals: Sequence[Tensor], tangents: Sequence[Tensor | None], out: Any, graph: Graph
+) -> list[Tensor | None]:
+    moving = tuple(tangent is not None for tangent in tangents)
+    wanted = moved(graph, moving)
+    if not any(wanted):
+        return [None] * len(wanted)
+    given = [tangent for tangent in tangents if tangent is not None]
+    derived = tangent_graph(graph, moving, wanted)
+    return placed(apply_multiple(call, *primals, *given, graph=derived), wanted)
+
+
+def _call_vjp(
+    cotangents: Sequence[Tensor | None],
+    out: Any,
+    primals: Sequence[Tensor],
+    wanted: Sequence[bool],
+    graph: Graph,
+) -> list[Tensor | None]:
+    asked = tuple(w and d for w, d in zip(wanted, inexact(primals), strict=True))
+    given = [cotangent for cotangent in cotangents if cotangent is not None]
+    derived = cotangent_graph(graph, asked)
+    return placed(apply_multiple(call, *primals, *given, graph=derived), asked)
+
+
+def _batch_call(
+    size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], graph: Graph
+) -> tuple[tuple[Tensor, ...], list[int | None]]:
+    marks = tuple(axis is not None for axis in axes)
+    wanted = spread(graph, marks, size)
+    pairs = zip(operands, axes, strict=True)
+    fronts = [x if axis is None else move_axis(x, axis, 0) for x, axis in pairs]
+    out = apply_multiple(call, *fronts, graph=batched_graph(graph, size, marks, wanted))
+    return out, [0 if want else None for want in wanted]
+
+
+def _samples() -> list[Sample]:
+    kinds = [spec("float64", (3,)), spec("float64")]
+    graph = closed(lambda x, a: [sin(multiply(x, a)), multiply(x, x)], kinds)
+    return [Sample((np.array([0.3, -1.1, 0.8]), np.array(0.7)), {"graph": graph})]
+
+
+call: Primitive = Primitive(
+    "call",
+    "The outputs of a graph, as one operation.",
+    type_rule=_call_type,
+    reference=lambda *arrays, graph: tuple(EVALUATOR[-1](graph, arrays)),
+    derivatives=joint(_call_jvp, _call_vjp),
+    batch=_batch_call,
+    samples=_samples,
+    multiple=True,
+)
+
+
+def call_graph(graph: Graph, *operands: Tensor) -> tuple[Tensor, ...]:
+    """The outputs of a graph on tensors."""
+    return apply_multiple(call, *operands, graph=graph)

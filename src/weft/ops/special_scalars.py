@@ -1,0 +1,88 @@
+"""Special functions of one element, for the compiler: the references' formulas as expressions.
+
+Like the references they work in double precision, whatever the dtype.
+
+>>> from weft.core.dtypes import float64
+>>> from weft.ir.scalars import local
+>>> digamma(local("x", float64)).dtype
+weft.float64
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+
+from weft.core.dtypes import float64
+from weft.ir.scalar_functions import copysign
+from weft.ir.scalars import (
+    Scalar,
+    absolute,
+    cast,
+    const,
+    divide,
+    equal,
+    erf,
+    erfc,
+    exp,
+    less,
+    log,
+    maximum,
+    rint,
+    select,
+    sqrt,
+    tan,
+)
+from weft.ops.special_series import BERNOULLI, polynomial
+
+__all__: list[str] = []
+
+
+def _in_double(function: Callable[[Scalar], Scalar]) -> Callable[[Scalar], Scalar]:
+    """The function of a float64, for the other dtypes too."""
+
+    @wraps(function)
+    def rounded(x: Scalar) -> Scalar:
+        return cast(function(cast(x, float64)), x.dtype)
+
+    return rounded
+
+
+@_in_double
+def erfinv(p: Scalar) -> Scalar:
+    """The x with erf(x) = p: S. Winitzki's formula, then three steps of Halley's method."""
+    depth = -log((1.0 - p) * (1.0 + p))
+    b = 2.0 / (math.pi * 0.147) - depth / 2.0
+    size = sqrt(maximum(sqrt(b * b + depth / 0.147) - b, 0.0))
+    target = absolute(p)
+    for _ in range(3):
+        error = select(less(target, 0.5), erf(size) - target, (1.0 - target) - erfc(size))
+        step = error * (math.sqrt(math.pi) / 2.0) * exp(size * size)
+        size = size - step / (1.0 + size * step)
+    beyond = select(equal(target, 1.0), const(math.inf, float64), math.nan)
+    return copysign(select(less(target, 1.0), size, beyond), p)
+
+
+_DIGAMMA = (*(-n / (2 * k) for k, n in reversed([*enumerate(BERNOULLI, 1)])), 0.0)
+
+
+@_in_double
+def digamma(x: Scalar) -> Scalar:
+    """The derivative of log Γ, by reflection for negative numbers."""
+    negative = less(x, 0.0)
+    value = _digamma_positive(select(negative, 1.0 - x, x))
+    apart = x - rint(x)
+    mirrored = value - divide(math.pi, tan(apart * math.pi))
+    return select(negative, select(equal(apart, 0.0), math.nan, mirrored), value)
+
+
+def _digamma_positive(x: Scalar) -> Scalar:
+    """Up to 10 by recurrence, then by its asymptotic series."""
+    total = const(0.0, float64)
+    for _ in range(10):
+        small = less(x, 10.0)
+        total = select(small, total - 1.0 / x, total)
+        x = select(small, x + 1.0, x)
+    series: Scalar = polynomial(_DIGAMMA, 1.0 / (x * x))
+    return total + log(x) - 0.5 / x + series

@@ -1,0 +1,193 @@
+"""The arena: the one piece of memory that a program's buffers lie in, kept from call to call.
+
+A program takes a block for a call and gives it back; two calls at once get two blocks. `account`
+counts what is allocated here, so that a plan's prediction can be compared with what happened.
+
+>>> from weft.runtime.arena import Arena, account
+>>> from weft.runtime.memory import Lifetime, plan
+>>> arena, needed = Arena(), plan([Lifetime("x", 1000, 0, 0)])
+>>> with arena.lease(needed) as block:
+...     block.address % 64, block.size
+(0, 1024)
+>>> arena.take(needed) is block
+True
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.errors import WeftError
+from weft.runtime.memory import ALIGNMENT, MemoryPlan
+
+_CHECKED_BYTES = 1 << 28  # smaller blocks are not worth asking the system about
+
+
+class OutOfMemoryError(WeftError, MemoryError):
+    """A program that needs more memory than there is, or than it was given."""
+
+
+@dataclass
+class Account:
+    """How many bytes are allocated now, and the most there have been since the last `reset`."""
+
+    current: int = 0
+    peak: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def add(self, size: int) -> None:
+        """Count an allocation, or with a negative size a release."""
+        with self._lock:
+            self.current += size
+            self.peak = max(self.peak, self.current)
+
+    def reset(self) -> None:
+        """Let the peak start again from what is allocated now."""
+        with self._lock:
+            self.peak = self.current
+
+
+account = Account()
+"""What is allocated in this process by `allocate`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A piece of memory with an aligned address; it is freed when nothing holds it any more."""
+
+    memory: npt.NDArray[np.uint8]
+    address: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self.memory.size
+
+
+def allocate(size: int) -> Block:
+    """New memory, not initialised, counted in `account` for as long as it lives.
+
+    >>> allocate(100).address % 64
+    0
+    """
+    whole = np.empty(size + ALIGNMENT, np.uint8)
+    skipped = -whole.ctypes.data % ALIGNMENT
+    memory = whole[skipped : skipped + size]
+    account.add(size)
+    # The slice keeps the whole alive, also where only an array made from the slice is left.
+    weakref.finalize(whole, account.add, -size).atexit = False
+    return Block(memory, memory.ctypes.data)
+
+
+class Arena:
+    """The blocks of one program, of at most `limit` bytes each where there is a limit."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._free: list[Block] = []
+
+    def take(self, plan: MemoryPlan) -> Block:
+        """A block that holds the plan: the one given back last if it is large enough."""
+        try:
+            block = self._free.pop()
+            if block.size >= plan.peak:
+                return block
+            del block  # it goes before its successor comes
+        except IndexError:
+            pass
+        return self._allocate(plan)
+
+    def give(self, block: Block) -> None:
+        """Take a block back for the next call."""
+        self._free.append(block)
+
+    @contextmanager
+    def lease(self, plan: MemoryPlan) -> Iterator[Block]:
+        """A block inside a `with` statement."""
+        block = self.take(plan)
+        try:
+            yield block
+        finally:
+            self.give(block)
+
+    def release(self) -> None:
+        """Free the blocks that are not in use."""
+        self._free.clear()
+
+    def _allocate(self, plan: MemoryPlan) -> Block:
+        if self.limit is not None and plan.peak > self.limit:
+            raise _out_of_memory(plan, self.limit, "was given")
+        available = available_memory() if plan.peak >= _CHECKED_BYTES else None
+        if available is not None and plan.peak > available:
+            # Where the system promises more than it has, writing would end the process.
+            raise _out_of_memory(plan, available, "can have")
+        try:
+            return allocate(plan.peak)
+        except MemoryError:
+            raise _out_of_memory(plan, available_memory(), "can have") from None
+
+
+def available_memory() -> int | None:
+    """How many more bytes this process can have; None where the system does not say."""
+    candidates = [_available_on_machine(), _available_in_group()]
+    return min([size for size in candidates if size is not None], default=None)
+
+
+def _available_on_machine() -> int | None:
+    for line in _text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _available_in_group() -> int | None:
+    """What the container's limit leaves, where there is one."""
+    limit, used = _text("/sys/fs/cgroup/memory.max"), _text("/sys/fs/cgroup/memory.current")
+    if not limit.strip().isdecimal() or not used.strip().isdecimal():
+        return None
+    return max(0, int(limit) - int(used))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _out_of_memory(plan: MemoryPlan, available: int | None, verb: str) -> OutOfMemoryError:
+    largest = plan.largest_live()
+    limit = "less" if available is None else readable(available)
+    got = {buffer.name: readable(plan.sizes[buffer.name]) for buffer in largest}
+    got |= {b.name: f"{got[b.name]} ({b.at})" for b in largest if b.at is not None}
+    return OutOfMemoryError(
+        "memory",
+        f"the program needs {readable(plan.peak)} at once, and {verb} {limit}",
+        expected=f"at most {limit}",
+        got=got,
+        note="the largest values that live together",
+        fix="use a smaller batch, 16-bit floats, or wf.checkpoint(f) around its parts",
+        at=next((buffer.at for buffer in largest if buffer.at is not None), None),
+    )
+
+
+def readable(size: int) -> str:
+    """Bytes as people write them.
+
+    >>> readable(1536), readable(3 * 10**9)
+    ('1.5 kB', '3.0 GB')
+    """
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{size} bytes" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

@@ -1,0 +1,376 @@
+"""The memory plan: where in one arena each buffer lies, known before anything runs.
+
+A buffer lives from the position that writes it to the last that reads it, both included. Buffers
+that live at the same time never overlap, except a result that takes its operand's place. The
+plan says how much is needed (`peak`) and how much would be with no gap at all (`lower_bound`).
+
+>>> from weft.runtime.memory import Lifetime, plan
+>>> chain = [Lifetime("a", 4096, 0, 1), Lifetime("b", 4096, 1, 2), Lifetime("c", 4096, 2, 3)]
+>>> plan(chain).offsets, plan(chain).peak
+({'a': 0, 'b': 4096, 'c': 0}, 8192)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.core.dimensions import Dim, substitute, symbols_in
+from weft.core.errors import GraphError
+from weft.core.locations import Location
+
+ALIGNMENT = 64
+"""Every buffer starts at a multiple of this: a line of cache, and the widest vector."""
+
+Binding: TypeAlias = Mapping[str, int]
+Size: TypeAlias = int | Dim | Callable[[Binding], int]
+"""Bytes: known, an expression over symbols, or any function of the symbols' values."""
+
+_Integers: TypeAlias = npt.NDArray[np.int64]
+
+# How far from the lower bound other orders are tried, and how far a kept stacking is given up.
+_SEARCHED = 1.02
+_STACKED = 1.1
+_REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A buffer: its size in bytes, and the first and last position at which it is in use.
+
+    `reuses` names a buffer that this one may take the place of, because the kernel at `first` reads
+    each of its elements just before it writes the same one here.
+    """
+
+    name: str
+    size: Size
+    first: int
+    last: int
+    reuses: str | None = None
+    at: Location | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The offset of each buffer in the arena, and what the plan costs."""
+
+    buffers: tuple[Lifetime, ...]
+    sizes: Mapping[str, int]
+    offsets: Mapping[str, int]
+    reused: Mapping[str, str] = field(default_factory=dict)
+    """Result to operand, for each result that lies in its operand's place."""
+
+    @cached_property
+    def peak(self) -> int:
+        """How many bytes the arena needs."""
+        return max(
+            [self.offsets[b.name] + _aligned(self.sizes[b.name]) for b in self.buffers] + [0]
+        )
+
+    @cached_property
+    def lower_bound(self) -> int:
+        """The most bytes that live at one position: no plan needs less."""
+        return max(self.timeline(), default=0)
+
+    @property
+    def fragmentation(self) -> float:
+        """Which part of the arena is lost to gaps: 0 for none."""
+        return 1 - self.lower_bound / self.peak if self.peak else 0.0
+
+    def timeline(self) -> tuple[int, ...]:
+        """The live bytes at each position, from 0 to the last."""
+        end = max([buffer.last for buffer in self.buffers], default=-1) + 1
+        change = np.zeros(end + 1, np.int64)
+        for buffer in self.buffers:
+            size = _aligned(self.sizes[buffer.name])
+            # A result in its operand's place takes nothing more while both live.
+            change[buffer.first + (buffer.name in self.reused)] += size
+            change[buffer.last + 1] -= size
+        return tuple(np.cumsum(change)[:end].tolist())
+
+    def largest_live(self, count: int = 5) -> list[Lifetime]:
+        """The largest buffers that live where most bytes do, the largest first."""
+        timeline = self.timeline()
+        if not timeline:
+            return []
+        position = timeline.index(max(timeline))
+        live = [b for b in self.buffers if b.first <= position <= b.last]
+        return sorted(live, key=lambda buffer: -self.sizes[buffer.name])[:count]
+
+
+def plan(buffers: Sequence[Lifetime], binding: Binding | None = None) -> MemoryPlan:
+    """Place the buffers; sizes that are not integers are taken at this binding of the symbols.
+
+    >>> result = plan([Lifetime("x", 64, 0, 1), Lifetime("y", 64, 1, 2, reuses="x")])
+    >>> result.offsets, result.peak, result.reused
+    ({'x': 0, 'y': 0}, 64, {'y': 'x'})
+    """
+    return Planner(buffers).at(binding or {})
+
+
+class Planner:
+    """Plans for one set of buffers at any sizes; the plans for recent sizes are remembered.
+
+    For new sizes the stacking of the last plan is kept and only the offsets are computed again,
+    unless that leaves larger gaps than a search would.
+
+    >>> from weft.core.dimensions import symbol
+    >>> planner = Planner([Lifetime("x", 4 * symbol("n"), 0, 1)])
+    >>> planner.at({"n": 100}).peak, planner.at({"n": 100}) is planner.at({"n": 100})
+    (448, True)
+    """
+
+    def __init__(self, buffers: Sequence[Lifetime]) -> None:
+        self.buffers = tuple(buffers)
+        self._names = [buffer.name for buffer in self.buffers]
+        self._places = {name: index for index, name in enumerate(self._names)}
+        _check(self.buffers, self._places)
+        self._plans: dict[frozenset[tuple[str, int]], MemoryPlan] = {}
+        self._stacking: tuple[dict[int, int], _Stacking] | None = None
+
+    def at(self, binding: Binding) -> MemoryPlan:
+        """The plan for these values of the symbols."""
+        key = frozenset(binding.items())
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plan(binding)
+            while len(self._plans) >= _REMEMBERED:
+                self._plans.pop(next(iter(self._plans)), None)
+            self._plans[key] = found
+        return found
+
+    def _plan(self, binding: Binding) -> MemoryPlan:
+        expressions = {buffer.size for buffer in self.buffers}
+        values = {size: _evaluate(size, binding) for size in expressions}
+        sizes = [values[buffer.size] for buffer in self.buffers]
+        operands = _reused(self.buffers, self._places, sizes)
+        blocks = _Blocks.merged(self.buffers, [_aligned(size) for size in sizes], operands)
+        offsets = self._offsets(blocks, operands)[blocks.block_of].tolist()
+        return MemoryPlan(
+            self.buffers,
+            dict(zip(self._names, sizes, strict=True)),
+            dict(zip(self._names, offsets, strict=True)),
+            {self._names[result]: self._names[operand] for result, operand in operands.items()},
+        )
+
+    def _offsets(self, blocks: _Blocks, operands: dict[int, int]) -> _Integers:
+        known = self._stacking
+        if known is not None and known[0] == operands:
+            offsets = known[1].offsets(blocks.sizes)
+            if int((offsets + blocks.sizes).max(initial=0)) <= blocks.lower_bound() * _STACKED:
+                return offsets
+        offsets = blocks.place()
+        self._stacking = operands, _Stacking(blocks, np.argsort(offsets, kind="stable"))
+        return offsets
+
+
+def _reused(
+    buffers: Sequence[Lifetime], places: Mapping[str, int], sizes: Sequence[int]
+) -> dict[int, int]:
+    """Result to operand, where a hint holds: the operand ends there, is as large, and is free."""
+    taken: dict[int, int] = {}
+    for index, buffer in enumerate(buffers):
+        if buffer.reuses is None:
+            continue
+        operand = places[buffer.reuses]
+        ends_there = buffers[operand].last == buffer.first and buffers[operand].first < buffer.first
+        if ends_there and sizes[operand] == sizes[index] and operand not in taken.values():
+            taken[index] = operand
+    return taken
+
+
+# --- placing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """What is placed as one piece: a buffer, or several that follow each other in one place."""
+
+    sizes: _Integers
+    first: _Integers
+    last: _Integers
+    block_of: _Integers  # for each buffer, its block
+
+    @classmethod
+    def merged(
+        cls, buffers: Sequence[Lifetime], sizes: Sequence[int], operands: Mapping[int, int]
+    ) -> _Blocks:
+        roots = [_root(index, operands) for index in range(len(buffers))]
+        kept = {root: block for block, root in enumerate(dict.fromkeys(roots))}
+        block_of = np.array([kept[root] for root in roots], np.int64)
+        last = np.zeros(len(kept), np.int64)
+        np.maximum.at(last, block_of, np.array([buffer.last for buffer in buffers], np.int64))
+        first = np.array([buffers[root].first for root in kept], np.int64)
+        return cls(np.array([sizes[root] for root in kept], np.int64), first, last, block_of)
+
+    def place(self) -> _Integers:
+        """The offset of each block, by the best of a few greedy orders."""
+        bound = self.lower_bound()
+        best: _Integers | None = None
+        peak = 0
+        for order in self._orders():
+            offsets = self._place_in(order)
+            needed = int((offsets + self.sizes).max(initial=0))
+            if best is None or needed < peak:
+                best, peak = offsets, needed
+            if peak <= bound * _SEARCHED:
+                break
+        return best if best is not None else np.zeros(0, np.int64)
+
+    def lower_bound(self) -> int:
+        """The most bytes that live at one position."""
+        change = np.zeros(int(self.last.max(initial=-1)) + 2, np.int64)
+        np.add.at(change, self.first, self.sizes)
+        np.add.at(change, self.last + 1, -self.sizes)
+        return int(np.cumsum(change).max(initial=0))
+
+    def _orders(self) -> Iterator[_Integers]:
+        """Orders of placing, the usually best first: large ones early, then by other measures."""
+        duration = self.last - self.first + 1
+        yield np.lexsort((self.first, -duration, -self.sizes))
+        yield np.lexsort((self.first, -self.sizes * duration))
+        yield np.lexsort((-self.sizes, -duration))
+        yield np.lexsort((-self.sizes, self.first))
+        yield np.lexsort((-self.sizes, -self.last))
+
+    def _place_in(self, order: _Integers) -> _Integers:
+        """Put each block into the smallest gap that holds it, among those placed before it."""
+        offsets = np.zeros(len(order), np.int64)
+        placed = _Placed(len(order))
+        for block in order.tolist():
+            size = int(self.sizes[block])
+            if size:
+                first, last = int(self.first[block]), int(self.last[block])
+                offsets[block] = placed.put(size, first, last)
+        return offsets
+
+
+class _Placed:
+    """The blocks placed so far, in the order of their offsets."""
+
+    def __init__(self, capacity: int) -> None:
+        self.count = 0
+        # [offset, end, first, last] of each
+        self.table = np.zeros((4, capacity), np.int64)
+
+    def put(self, size: int, first: int, last: int) -> int:
+        """Find a place for a block, put it there, and return its offset."""
+        begins, ends, firsts, lasts = self.table[:, : self.count]
+        living = np.flatnonzero((firsts <= last) & (lasts >= first))
+        offset = _best_gap(begins[living], ends[living], size)
+        place = int(np.searchsorted(begins, offset))
+        self.table[:, place + 1 : self.count + 1] = self.table[:, place : self.count].copy()
+        self.table[:, place] = offset, offset + size, first, last
+        self.count += 1
+        return offset
+
+
+def _best_gap(begins: _Integers, ends: _Integers, size: int) -> int:
+    """The offset of the smallest gap of at least this size; behind everything if there is none."""
+    if not len(begins):
+        return 0
+    reached = np.maximum.accumulate(ends)
+    starts = np.concatenate([[0], reached[:-1]])
+    gaps = begins - starts
+    gaps[gaps < size] = np.iinfo(np.int64).max
+    best = int(np.argmin(gaps))
+    return int(starts[best]) if gaps[best] != np.iinfo(np.int64).max else int(reached[-1])
+
+
+class _Stacking:
+    """Which blocks lie on which: enough to compute offsets for other sizes, without a search.
+
+    Any order of placing serves: each block lies on the highest end below it of those that live
+    at the same time. Only those are kept that no other keeps apart from it.
+    """
+
+    def __init__(self, blocks: _Blocks, order: _Integers) -> None:
+        self._blocks = blocks
+        self._order = order
+        self._supports: list[tuple[int, list[int]]] | None = None  # made when first needed
+
+    def offsets(self, sizes: _Integers) -> _Integers:
+        """Offsets for these sizes of the blocks."""
+        if self._supports is None:
+            self._supports = self._find_supports()
+        ends = [0] * len(sizes)
+        lengths = sizes.tolist()
+        for block, below in self._supports:
+            ends[block] = max([ends[other] for other in below], default=0) + lengths[block]
+        return np.array(ends, np.int64) - sizes
+
+    def _find_supports(self) -> list[tuple[int, list[int]]]:
+        first, last = self._blocks.first[self._order], self._blocks.last[self._order]
+        found = []
+        for place, block in enumerate(self._order.tolist()):
+            below = np.flatnonzero((first[:place] <= last[place]) & (last[:place] >= first[place]))
+            direct = []
+            while len(below):
+                top, below = below[-1], below[:-1]
+                direct.append(int(self._order[top]))
+                below = below[(first[below] > last[top]) | (last[below] < first[top])]
+            found.append((block, direct))
+        return found
+
+
+def _root(index: int, operands: Mapping[int, int]) -> int:
+    while index in operands:
+        index = operands[index]
+    return index
+
+
+# --- sizes -------------------------------------------------------------------------------------
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _evaluate(size: Size, binding: Binding) -> int:
+    if isinstance(size, Dim):
+        value = substitute(size, binding)
+        if isinstance(value, Dim):
+            raise _unbound(size, binding)
+    else:
+        value = size if isinstance(size, int) else size(binding)
+    if value < 0:
+        raise _misuse(f"a size came out negative: {size}", "size >= 0", {"size": value})
+    return value
+
+
+def _check(buffers: Sequence[Lifetime], places: Mapping[str, int]) -> None:
+    if len(places) != len(buffers):
+        raise _misuse("two buffers have the same name", "a name each", {"buffers": len(buffers)})
+    for buffer in buffers:
+        if not 0 <= buffer.first <= buffer.last:
+            raise _misuse(
+                f"{buffer.name} does not live from first to last",
+                "0 <= first <= last",
+                {"first": buffer.first, "last": buffer.last},
+            )
+        if buffer.reuses is not None and buffer.reuses not in places:
+            raise _misuse(
+                f"{buffer.name} reuses a buffer that is not there",
+                "reuses: the name of a buffer",
+                {"reuses": buffer.reuses},
+            )
+
+
+def _unbound(size: Dim, binding: Binding) -> GraphError:
+    missing = sorted(symbols_in(size) - binding.keys())
+    return _misuse(
+        f"the size of {', '.join(missing)} is not known",
+        f"a binding for {', '.join(missing)}",
+        {"size": size, "binding": dict(binding)},
+    )
+
+
+def _misuse(problem: str, expected: str, got: Mapping[str, object]) -> GraphError:
+    return GraphError(
+        "plan", problem, expected=expected, got=got, fix='Lifetime("x", size=4096, first=0, last=1)'
+    )

@@ -1,0 +1,119 @@
+"""The elementary functions of the LLVM target against NumPy in double precision."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.compiler.llvm.instructions import TABLE
+from weft.compiler.llvm.mathematics import LIBRARY, SINGLE
+from weft.compiler.llvm.native import call_kernel, compile_kernels
+from weft.core.dtypes import DType, float32, float64
+from weft.ir import scalars
+from weft.ir.loops import For, Kernel, Store
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, index, size
+
+Array = np.ndarray[Any, Any]
+
+REFERENCE: dict[str, Callable[..., Array]] = {
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "erf": np.vectorize(math.erf, otypes="d"), "erfc": np.vectorize(math.erfc, otypes="d"),
+    "lgamma": np.vectorize(INSTRUCTIONS["lgamma"].reference, otypes="d"),
+}  # fmt: skip
+UNARY = sorted(n for n in LIBRARY if INSTRUCTIONS[n].arity == 1)
+
+
+def reference(name: str, *operands: Array) -> Array:
+    function = REFERENCE.get(name) or getattr(np, name)
+    with np.errstate(all="ignore"):
+        return np.asarray(function(*(x.astype(np.float64) for x in operands)))
+
+
+def compiled(name: str, dtype: DType, width: int | None = None) -> Callable[..., Array]:
+    arity = INSTRUCTIONS[name].arity
+    inputs = [Buffer(f"x{k}", dtype) for k in range(arity)]
+    out, i = Buffer("y", dtype, "write"), index("i")
+    value: Scalar = getattr(scalars, name)(*(x[i] for x in inputs))
+    body = (For(i, size("n"), (Store(out, i, value),), "parallel vector"),)
+    address = compile_kernels([Kernel(name, (*inputs, out), ("n",), body)], width=width)[name]
+
+    def run(*operands: Array) -> Array:
+        result = np.zeros_like(operands[0])
+        call_kernel(address, [*operands, result], [result.size], 0, result.size)
+        return result
+
+    return run
+
+
+def ulps(got: Array, exact: Array) -> Array:
+    """Errors in units of the last place; infinity where one is a NaN and the other is not."""
+    kind = got.dtype.type
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        near = exact.astype(kind)
+        unit = np.spacing(np.abs(near)).astype(np.float64)
+        error = np.abs(got.astype(np.float64) - exact) / unit
+    same = (got == near) | (np.isnan(got) & np.isnan(near))
+    # beyond the greatest number: the exact value counts as the next power of two
+    edge = np.isfinite(got) & np.isinf(near) & (np.abs(exact) < 2.0 ** (128 if kind is np.float32 else 1023))
+    error = np.where(edge, 1.0, error)
+    return np.where(same, np.minimum(np.nan_to_num(error, nan=0.0), 1.0), np.nan_to_num(error, nan=np.inf))
+
+
+def every(stride: int) -> Array:
+    """Float32s of all magnitudes, both signs, and what is special."""
+    bits = np.arange(0, 1 << 32, stride, dtype=np.uint64).astype(np.uint32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, 88.72283, -103.97, 1e-45], "f4")
+    near_one = np.nextafter(np.float32(1), np.float32(2)) ** np.arange(-50, 50, dtype=np.float32)
+    return np.concatenate([bits.view(np.float32), special, near_one.astype(np.float32)])
+
+
+def test_table_and_expansions_cover_the_vocabulary() -> None:
+    assert set(TABLE) | set(LIBRARY) == set(INSTRUCTIONS)
+    assert not set(TABLE) & set(LIBRARY)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_float32_functions_are_within_2_ulp(name: str) -> None:
+    x = every(4099 if name in SINGLE and name != "erf" else 65537)
+    error = ulps(compiled(name, float32)(x), reference(name, x))
+    worst = int(np.argmax(error))
+    assert error[worst] <= (2.0 if name in SINGLE else 0.51), f"{error[worst]} at {x[worst]!r}"
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "log", "sin", "erf"])
+def test_every_width_gives_the_same_bits(name: str) -> None:
+    x = every(1000003)
+    widest = compiled(name, float32)(x)
+    for width in (1, 2, 4, 8, 16):
+        np.testing.assert_array_equal(compiled(name, float32, width)(x), widest)
+
+
+def test_power_is_within_2_ulp() -> None:
+    random = np.random.default_rng(0)
+    pool = every(65537 * 61)
+    x = np.concatenate([random.choice(pool, 200_000), random.uniform(0, 4, 200_000).astype("f4")])
+    y = np.concatenate([random.choice(pool, 200_000), random.uniform(-60, 60, 200_000).astype("f4")])
+    with np.errstate(all="ignore"):
+        y[::3] = np.round(y[::3])
+    special = np.array([0.0, -0.0, 1, -1, 2, -2, 3, 0.5, -0.5, np.inf, -np.inf, np.nan, -3, 1e38], "f4")
+    x = np.concatenate([x, np.repeat(special, special.size)])
+    y = np.concatenate([y, np.tile(special, special.size)])
+    error = ulps(compiled("power", float32)(x, y), reference("power", x, y))
+    worst = int(np.argmax(error))
+    assert error[worst] <= 2.0, f"{error[worst]} at {x[worst]!r} ** {y[worst]!r}"
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_float64_functions_are_within_4_ulp(name: str) -> None:
+    random = np.random.default_rng(1)
+    x = np.concatenate([random.normal(size=2000) * 10.0 ** random.integers(-8, 3, 2000), [0.0, np.inf, np.nan, 1.0]])
+    if name == "lgamma":  # ill-conditioned near its negative zeros
+        x = np.abs(x)
+    got, exact = compiled(name, float64)(x), reference(name, x)
+    assert ulps(got, exact).max() <= 4.0
