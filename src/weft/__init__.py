@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys as _sys
 from importlib import import_module as _import_module
-from types import ModuleType as _ModuleType
+from typing import Any as _Any
 
 from weft import ir
 from weft.core import tracebacks as _tracebacks
@@ -409,11 +409,12 @@ __all__ = [
     "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
     "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "expm1", "eye", "fft", "finfo",
     "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide", "fmod",
-    "fori_loop", "from_dlpack", "full", "full_like", "gather", "gelu", "glu", "grad", "greater",
+    "fori_loop", "from_dlpack", "full", "full_like", "gather", "gelu",
+    "get_num_threads", "glu", "grad", "greater",
     "greater_equal", "hessian", "histogram", "hstack", "hvp", "hypot", "i0", "i0e", "i1", "i1e",
     "iinfo", "imag", "index_add", "index_copy", "inf", "inner", "int8", "int16", "int32", "int64",
     "interpolate", "ir", "is_grad_enabled", "isclose", "isdtype", "isfinite", "isin", "isinf",
-    "isnan", "isneginf", "isposinf", "jacobian", "jvp", "kron", "lerp", "less", "less_equal",
+    "isnan", "isneginf", "isposinf", "jacobian", "jit", "jvp", "kron", "lerp", "less", "less_equal",
     "lgamma", "linalg", "linearize", "linspace", "log", "log1p", "log2", "log10", "log_sigmoid",
     "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit",
     "logsumexp", "map", "masked_fill", "masked_select", "matmul", "matrix_transpose", "max",
@@ -424,7 +425,8 @@ __all__ = [
     "prod", "put_along_axis", "quantile", "rad2deg", "random", "ravel", "real", "reciprocal",
     "relu", "remainder", "repeat", "reshape", "result_type", "roll", "rot90", "round", "rsqrt",
     "scan", "scatter", "scatter_add", "scatter_reduce", "searchsorted", "segment_max",
-    "segment_mean", "segment_min", "segment_sum", "settings", "sigmoid", "sign", "signbit", "silu",
+    "segment_mean", "segment_min", "segment_sum", "set_num_threads", "settings", "sigmoid", "sign",
+    "signbit", "silu",
     "sin", "sinc", "sinh", "softmax", "softmin", "softplus", "sort", "spec", "split", "sqrt",
     "square", "squeeze", "stack", "std", "stop_gradient", "subtract", "sum", "swapaxes", "switch",
     "symbol", "take", "take_along_axis", "tan", "tanh", "tensor", "tensordot", "testing", "tile",
@@ -438,13 +440,23 @@ concatenate = concat
 cumsum = cumulative_sum
 cumprod = cumulative_prod
 
-_LAZY = ("data", "testing")
+_LAZY = {
+    "data": "weft.data",
+    "get_num_threads": "weft.runtime.threads",
+    "jit": "weft.compiler.jit",
+    "set_num_threads": "weft.runtime.threads",
+    "testing": "weft.testing",
+}
+"""Heavy parts, and where they are."""
 
 
-def __getattr__(name: str) -> _ModuleType:
+def __getattr__(name: str) -> _Any:
     """Load a heavy part on first use."""
     if name in _LAZY:
-        return _import_module(f"weft.{name}")
+        module = _import_module(_LAZY[name])
+        found = module if module.__name__ == f"weft.{name}" else getattr(module, name)
+        globals()[name] = found
+        return found
     if name.startswith("_"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     raise _unknown("wf", name, __all__, "wf")

@@ -34,7 +34,7 @@ LISTS: list[Any] = [
 ]  # fmt: skip
 THINGS: list[Any] = [
     None, ..., slice(None), {}, {"a": 1.0}, object(), range(3), wf.float32, wf.int8, first,
-    np.int64,
+    np.dtype("int64"),
 ]  # fmt: skip
 TENSORS: list[Any] = [
     wf.tensor(2.0), wf.tensor(3), wf.tensor(True), wf.zeros(0), wf.tensor([1.0, -2.0, 0.5]),

@@ -18,20 +18,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, update_wrapper
 from typing import Any
 
 import numpy as np
 
-from weft.core import trees
 from weft.compiler.program import Program
-from weft.core.errors import ArgumentTypeError
+from weft.compiler.tracing import Recording, record
+from weft.core import trees
+from weft.core.errors import ArgumentTypeError, TraceError, WeftError
 from weft.core.settings import settings
+from weft.core.shapes import Dim, Dimension, Unifier, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.graph import Graph
+from weft.ir.sizes import resolve_graph
 from weft.ir.tensor import Tensor, grad_mode, wrap
-from weft.compiler.tracing import Recording, record
 from weft.ops.control import run
 from weft.ops.control_call import EVALUATOR, call_graph
 from weft.ops.random_bits import GENERATOR
@@ -40,6 +42,7 @@ __all__ = ["Compilation", "Jit", "jit"]
 
 PROGRAMS = 64
 """How many compiled forms of one function are kept."""
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,88 +55,177 @@ class Compilation:
 
 @dataclass(slots=True)
 class Call:
-    """A call taken apart: its leaves, the handles among them, and the key of its program."""
+    """A call taken apart: the tensor handles in its arguments, and the key of its program.
+
+    `family` is the key without the sizes.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     handles: list[Tensor]
     key: Hashable
+    family: Hashable
 
 
-class Jit:
-    """A function that is compiled for each new combination of types it is called with."""
+@dataclass(slots=True)
+class Compiled:
+    """One compiled form of a function."""
 
-    def __init__(self, f: Callable[..., Any], static_argnames: Sequence[str] = ()) -> None:
-        self._f = f
-        self._static = frozenset(static_argnames)
-        self._programs: OrderedDict[Hashable, Recording] = OrderedDict()
-        self.compilations: list[Compilation] = []
-        update_wrapper(self, f)
+    recording: Recording
+    program: Program | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the compiled function, compiling it first if need be."""
-        call = self._read(args, kwargs)
-        recording = self._recording(call)
+    def __call__(self, call: Call) -> Any:
+        """Run it on the arguments of a call, and write back the state that it changed."""
+        recording = self.recording
         inputs = [source.read(call.handles) for source in recording.sources]
         if _is_plain(inputs, recording):
-            arrays = evaluate(recording.graph, [x._value for x in inputs])
-            outputs = [wrap(array) for array in arrays]
+            outputs = [wrap(array) for array in self._run([x._value for x in inputs])]
         else:
             outputs = list(call_graph(recording.graph, *inputs))
         _write_back(recording, call.handles, outputs)
         return recording.rebuild(outputs)
 
+    def _run(self, arrays: list[Array]) -> Sequence[Array]:
+        if not settings.compiler:
+            return run(self.recording.graph, arrays)
+        if self.program is None:
+            self.program = program(self.recording.graph)
+        return self.program.run(arrays)
+
+
+@dataclass(slots=True)
+class Family:
+    """Calls that differ in sizes only: the first sizes seen, and programs for all sizes."""
+
+    first: list[TensorType]
+    programs: list[tuple[list[TensorType], Compiled]] = field(default_factory=list)
+    fixed: bool = False
+    """Whether the function must know its sizes."""
+
+    def find(self, types: Sequence[TensorType]) -> Compiled | None:
+        """A program that takes these sizes."""
+        return next((made for general, made in self.programs if _takes(general, types)), None)
+
+    def generalized(self, types: Sequence[TensorType]) -> list[TensorType] | None:
+        """The types with a symbol for each dimension that was seen with another size.
+
+        Dimensions that changed alike are one symbol. Sizes of 0 and 1 broadcast, and stay numbers.
+        """
+        if self.fixed:
+            return None
+        known = self.programs[-1][0] if self.programs else self.first
+        names: dict[tuple[Dimension, Dimension], Dim] = {}
+        shapes = []
+        for old, new in zip(known, types, strict=True):
+            pairs = list(zip(old.shape, new.shape, strict=True))
+            if any(a != b and (b in (0, 1) or a in (0, 1)) for a, b in pairs):
+                return None
+            shapes.append(
+                tuple(a if a == b else names.setdefault((a, b), _fresh(names, a)) for a, b in pairs)
+            )
+        return [new.with_shape(shape) for new, shape in zip(types, shapes, strict=True)]
+
+    def reason(self, types: Sequence[TensorType]) -> str:
+        """What changed, in words."""
+        known = self.programs[-1][0] if self.programs else self.first
+        changed = [
+            f"axis {axis} of tensor {position}: {a} then {b}"
+            for position, (old, new) in enumerate(zip(known, types, strict=True))
+            for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True))
+            if a != b
+        ]
+        return "a second size: " + ", ".join(changed)
+
+
+def _fresh(names: dict[Any, Dim], old: Dimension) -> Dim:
+    return old if isinstance(old, Dim) else symbol(f"n{len(names)}")
+
+
+def _takes(general: Sequence[TensorType], types: Sequence[TensorType]) -> bool:
+    known: dict[str, Dimension] = {}
+    return all(
+        match_size(pattern, dim, known) and (pattern == dim or dim > 1)
+        for kind, actual in zip(general, types, strict=True)
+        for pattern, dim in zip(kind.shape, actual.shape, strict=True)
+    )
+
+
+class Jit:
+    """A function that is compiled for each new combination of types it is called with."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self._f = f
+        self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
+        self._families: dict[Hashable, Family] = {}
+        self.compilations: list[Compilation] = []
+        update_wrapper(self, f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled function, compiling it first if need be."""
+        call = _read(args, kwargs)
+        return self._find(call)(call)
+
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph of a call with these arguments; nothing is run."""
-        return self._recording(self._read(args, kwargs)).graph
+        return self._find(_read(args, kwargs)).recording.graph
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        leaves, structure = trees.flatten((args, kwargs))
-        handles: list[Tensor] = []
-        keys: list[Hashable] = [structure, grad_mode.enabled]
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                handles.append(leaf)
-                grad = None if leaf._grad is None else leaf._grad.type
-                keys.append((leaf.type, leaf._node is None, grad))
-            else:
-                keys.append(_static_key(leaf))
-        return Call(args, kwargs, handles, tuple(keys))
+    def program(self, *args: Any, **kwargs: Any) -> Program:
+        """The compiled program of a call with these arguments; nothing is run."""
+        return program(self.graph(*args, **kwargs))
 
-    def _recording(self, call: Call) -> Recording:
-        found = self._programs.get(call.key)
+    def _find(self, call: Call) -> Compiled:
+        found = self._compiled.get(call.key)
         if found is None:
-            found = record(call.handles, lambda: self._f(*call.args, **call.kwargs))
-            self.compilations.append(
-                Compilation(tuple(h.type for h in call.handles), self._reason())
-            )
-            self._programs[call.key] = found
-            if len(self._programs) > PROGRAMS:
-                self._programs.popitem(last=False)
+            found = self._compiled[call.key] = self._compile(call)
+            if len(self._compiled) > PROGRAMS:
+                self._compiled.popitem(last=False)
         else:
-            self._programs.move_to_end(call.key)
+            self._compiled.move_to_end(call.key)
         return found
 
-    def _reason(self) -> str:
-        return "first call" if not self.compilations else "other types or values of arguments"
+    def _compile(self, call: Call) -> Compiled:
+        """A program for these types; for all sizes of a dimension once it is seen with a second."""
+        types = [handle.type for handle in call.handles]
+        family = self._families.get(call.family)
+        if family is None:
+            reason = (
+                "other dtypes, ranks or values of arguments" if self._families else "first call"
+            )
+            self._families[call.family] = Family(types)
+            return self._compile_for(call, types, reason)
+        found = family.find(types)
+        if found is not None:
+            return found
+        general = family.generalized(types)
+        if general is not None:
+            try:
+                made = self._compile_for(call, general, family.reason(types))
+            except WeftError:  # the function needs to know the size
+                family.fixed = True
+            else:
+                family.programs.append((general, made))
+                return made
+        return self._compile_for(call, types, "another size, which the function depends on")
+
+    def _compile_for(self, call: Call, types: Sequence[TensorType], reason: str) -> Compiled:
+        with Unifier() as unifier:
+            recording = record(call.handles, lambda: self._f(*call.args, **call.kwargs), types)
+        if unifier.bindings:
+            graph = resolve_graph(recording.graph, unifier.resolve)
+            recording = replace(recording, graph=graph)
+        if any(isinstance(result, Dim) for result in recording.results):
+            raise _size_returned(recording)
+        self.compilations.append(Compilation(tuple(types), reason))
+        return Compiled(recording)
 
 
-def jit(f: Callable[..., Any] | None = None, *, static_argnames: Sequence[str] = ()) -> Any:
+def jit(f: Callable[..., Any]) -> Jit:
     """Compile a function whole: forward, backward and updates of state in one program.
 
     Arguments are trees of tensors and of values that are part of the program's key. Tensors that
     the function rebinds (parameters, moments, gradients, the generator's counter) are written back.
     """
-    if f is None:
-        return lambda function: Jit(function, static_argnames)
-    return Jit(f, static_argnames)
-
-
-def evaluate(graph: Graph, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
-    if not settings.compiler:
-        return list(run(graph, arrays))
-    return program(graph).run(arrays)
+    return Jit(f)
 
 
 @lru_cache(maxsize=256)
@@ -142,7 +234,37 @@ def program(graph: Graph) -> Program:
     return Program(graph)
 
 
+def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
+    return program(graph).run(arrays) if settings.compiler else run(graph, arrays)
+
+
 EVALUATOR.append(evaluate)
+
+
+def _read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    leaves, structure = trees.flatten((args, kwargs))
+    handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
+    family = (structure, grad_mode.enabled, *keys)
+    return Call(args, kwargs, handles, (family, *[h._value.shape for h in handles]), family)
+
+
+def _tensor_key(x: Tensor) -> Hashable:
+    """What a program depends on beside sizes: dtype, rank, and what is there of gradients."""
+    value = x._value
+    dtype = value.dtype if type(value) is np.ndarray else x.dtype
+    return dtype, len(value.shape), x._node is None, x._grad is None
+
+
+def _size_returned(recording: Recording) -> TraceError:
+    return TraceError(
+        "jit",
+        "the function returns a size that is not known while it is traced",
+        expected="tensors, and values that do not depend on sizes",
+        got={"results": recording.results},
+        fix="return the tensor, and take its shape from the result",
+    )
 
 
 def _static_key(leaf: Any) -> Hashable:

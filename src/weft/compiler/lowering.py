@@ -30,8 +30,8 @@ from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32
 from weft.core.shapes import Dimension
 from weft.ir import scalars
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
-from weft.ir.scalar_functions import lowered, why_not_lowered
 from weft.ir.loops import Accumulate, Combine, For, Kernel, Kind, Let, Statement, Store, Update
+from weft.ir.scalar_functions import lowered, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
 
 COMBINE: dict[str, Combine] = {
@@ -275,7 +275,9 @@ class _Lowering:
         if variable in self.context.outputs:
             return True
         members = {root.variable for root in self.group.roots}
-        return any(not self._inside(node, members) for node in self.context.readers.get(variable, []))
+        return any(
+            not self._inside(node, members) for node in self.context.readers.get(variable, [])
+        )
 
     def _inside(self, node: GraphNode, members: set[Variable]) -> bool:
         """Whether a node is computed only within the group's own kernel."""
@@ -297,7 +299,7 @@ class _Lowering:
         body = self._column_body() if self._is_column() else self._row_body()
         kernel = Kernel(name, tuple(self.values.values()), tuple(self.symbols), body)
         written = tuple(v for v in self.values if v in self._stored_roots())
-        return Lowered(kernel, tuple(self.values), written)  # type: ignore[arg-type]
+        return Lowered(kernel, tuple(self.values), written)
 
     def _stored_roots(self) -> set[Variable]:
         """Roots that need memory: read elsewhere, or by a later loop over the same row."""
@@ -312,7 +314,10 @@ class _Lowering:
             for root in roots:
                 loop_of[root.variable] = number
                 found.update(
-                    v for v, _ in root.reads if v in loop_of and loop_of[v] != number
+                    v
+                    for v, _ in root.reads
+                    if v in loop_of
+                    and loop_of[v] != number
                     and not self.group.per_row(self._root(v))
                 )
         return found

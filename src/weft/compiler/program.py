@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 
 from weft.compiler.driver import FIELDS, execute_address
 from weft.compiler.grouping import Group, Single, Step, group, is_general_reshape
-from weft.compiler.llvm.native import compile_kernels
+from weft.compiler.kernels import addresses
 from weft.compiler.lowering import Lowered, context_of, is_lowered, lower
 from weft.compiler.pipeline import optimize
 from weft.compiler.pool import thread_pool
@@ -44,7 +44,12 @@ BOUND = 32
 """How many sets of sizes a program keeps its tables for."""
 Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 Execute = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
 )
 
 
@@ -108,19 +113,17 @@ class Program:
                 drafts.append((step, lowered))
             else:
                 drafts.append((step, None))
-        addresses = compile_kernels([each.kernel for each in self.lowered])
+        compiled = iter(addresses([each.kernel for each in self.lowered]))
         return [
             call
             for step, lowered in drafts
-            if (call := self._call(step, lowered, addresses)) is not None
+            if (call := self._call(step, lowered, compiled)) is not None
         ]
 
-    def _call(
-        self, step: Step, lowered: Lowered | None, addresses: Mapping[str, int]
-    ) -> Call | None:
+    def _call(self, step: Step, lowered: Lowered | None, compiled: Iterator[int]) -> Call | None:
         if lowered is not None:
             assert isinstance(step, Group)
-            return _kernel_call(step, lowered, addresses[lowered.kernel.name])
+            return _kernel_call(step, lowered, next(compiled))
         assert isinstance(step, Single)
         if is_general_reshape(step.node):
             return None
@@ -145,12 +148,12 @@ class Program:
         address = ctypes.cast(callback, ctypes.c_void_p).value
         assert address is not None
         values = (*node.operands, *node.results)
-        return Call(
-            node.primitive.name, address, values, node.results, _nothing, _one, _one, node
-        )
+        return Call(node.primitive.name, address, values, node.results, _nothing, _one, _one, node)
 
     def _refer(self, node: GraphNode, buffers: int) -> None:
-        pointers = (ctypes.c_void_p * (len(node.operands) + len(node.results))).from_address(buffers)
+        pointers = (ctypes.c_void_p * (len(node.operands) + len(node.results))).from_address(
+            buffers
+        )
         shapes = self._running.shapes
         arrays = [
             _view(pointer or 0, value, shapes)
@@ -189,9 +192,7 @@ class Program:
                 if isinstance(root, Variable) and root not in outside:
                     first.setdefault(root, position)
                     last[root] = position
-        return [
-            Lifetime(str(self._slots[v]), _bytes(v.type), first[v], last[v]) for v in first
-        ]
+        return [Lifetime(str(self._slots[v]), _bytes(v.type), first[v], last[v]) for v in first]
 
     # --- running -----------------------------------------------------------------------------
 
@@ -339,9 +340,7 @@ def substitute_all(dim: Dimension, sizes: Sizes) -> int:
 
 def _bases(graph: Graph) -> dict[Variable, Atom]:
     """Values that share the memory of another: reshapes of stored values."""
-    return {
-        node.results[0]: node.operands[0] for node in graph.nodes if is_general_reshape(node)
-    }
+    return {node.results[0]: node.operands[0] for node in graph.nodes if is_general_reshape(node)}
 
 
 def _bytes(kind: TensorType) -> Dimension:
@@ -373,8 +372,9 @@ def _view(address: int, value: Value, shapes: Mapping[Variable, tuple[int, ...]]
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if count == 0:
         return np.empty(shape, dtype)
-    memory = (ctypes.c_char * count).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(shape)
+    memory = memoryview((ctypes.c_char * count).from_address(address)).cast("B")
+    array: Array = np.frombuffer(memory, dtype).reshape(shape)
+    return array
 
 
 def _nothing(sizes: Sizes) -> list[int]:

@@ -125,17 +125,17 @@ class StateTrace(GraphTrace):
         self.held: dict[int, Held] = {}
         self.inputs: list[tuple[Variable, Source]] = []
 
-    def lift(self, handle: Tensor, source: Source) -> None:
-        """Put a traced value, and a traced gradient, into a handle."""
+    def lift(self, handle: Tensor, kind: TensorType, source: Source) -> None:
+        """Put a traced value of a type, and a traced gradient, into a handle."""
         if id(handle) in self.held:
             return
         before = handle._value, handle._node, handle._grad
-        handle._value = self.input(handle.type, source)
+        handle._value = self.input(kind, source)
         if handle._node is not None:
             handle._node = Leaf(handle)
         if handle._grad is not None:
             of_gradient = Source(source.argument, source.handle, gradient=True)
-            handle._grad = wrap(self.input(handle._grad.type, of_gradient))
+            handle._grad = wrap(self.input(kind, of_gradient))
         self._hold(handle, source, before)
 
     def input(self, kind: TensorType, source: Source) -> Any:
@@ -172,13 +172,18 @@ def outside(handle: Tensor) -> Source:
     return Source(handle=weakref.ref(handle), last=handle._value)
 
 
-def record(arguments: Sequence[Tensor], call: Callable[[], Any]) -> Recording:
-    """Trace one call, in which these handles are the arguments."""
+def record(
+    arguments: Sequence[Tensor],
+    call: Callable[[], Any],
+    types: Sequence[TensorType] | None = None,
+) -> Recording:
+    """Trace one call, in which these handles are the arguments, of their own or of given types."""
+    kinds = [handle.type for handle in arguments] if types is None else types
     trace = StateTrace()
     with running(trace):
         try:
-            for position, handle in enumerate(arguments):
-                trace.lift(handle, Source(position))
+            for position, (handle, kind) in enumerate(zip(arguments, kinds, strict=True)):
+                trace.lift(handle, kind, Source(position))
             start = trace.input(GENERATOR.counter.type, Source())
             with GENERATOR.lifted(wrap(start)) as counter:
                 results, structure = trees.flatten(call())

@@ -50,6 +50,7 @@ class Walk:
         self.changed = False
         self._renamed: dict[Variable, Atom] = {}
         self._walked: dict[int, Graph] = {}
+        self._numbers: dict[Variable, Array | None] = {}
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         """What stands for the results of a node whose operands are as they will be."""
@@ -100,14 +101,18 @@ class Walk:
 
     def uniform(self, atom: Atom) -> Array | None:
         """The one number that all elements of an atom are known to be, without axes."""
-        if isinstance(atom, Literal):
-            return _uniform_literal(atom.value)
-        node = self.makers.get(atom)
-        if node is None:
-            return None
-        if node.primitive.name == "full":
-            return np.array(node.params["value"], node.params["dtype"].numpy)
-        return self.uniform(node.operands[0]) if node.primitive.name in _KEEP_VALUE else None
+        behind: list[Variable] = []
+        while isinstance(atom, Variable) and atom not in self._numbers:
+            node = self.makers.get(atom)
+            if node is None or node.primitive.name not in _KEEP_VALUE:
+                self._numbers[atom] = None if node is None else _number_made(node)
+                break
+            behind.append(atom)
+            atom = node.operands[0]
+        number = _number(atom.value) if isinstance(atom, Literal) else self._numbers[atom]
+        for variable in behind:
+            self._numbers[variable] = number
+        return number
 
     def constant(self, value: Array, kind: TensorType, like: GraphNode) -> Atom:
         """An atom of a type, all of whose elements are one number."""
@@ -203,7 +208,14 @@ def same_atom(a: Atom, b: Atom) -> bool:
     return same and (a.value is b.value or a.value.tobytes() == b.value.tobytes())
 
 
-def _uniform_literal(value: Array) -> Array | None:
+def _number_made(node: GraphNode) -> Array | None:
+    """The number that a node makes a tensor of."""
+    full = node.primitive.name == "full"
+    return np.array(node.params["value"], node.params["dtype"].numpy) if full else None
+
+
+def _number(value: Array) -> Array | None:
+    """The number that all elements of a constant are."""
     if value.ndim == 0:
         return value
     if not 0 < value.size <= _SEARCHED:

@@ -31,9 +31,9 @@ from weft.core.shapes import Dimension, Shape, require_equal
 from weft.core.types import TensorType
 from weft.ir.batching import BatchTrace, to_front
 from weft.ir.derivatives import constant
-from weft.ir.dispatch import apply, traces
+from weft.ir.dispatch import apply
 from weft.ir.primitive import Mistake, Primitive, Sample
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops.elementwise import add
 
 __all__: list[str] = []

@@ -226,13 +226,17 @@ def join_one(x: Tensor, axis: int) -> Tensor:
     return x
 
 
-def _neighbours(x: Tensor, y: Tensor, first: Padding, second: Padding) -> int | None:
-    """The axis along which y begins where x ends, if their places agree in all others."""
+def _side_by_side(x: Tensor, y: Tensor, first: Padding, second: Padding) -> Tensor | None:
+    """The sum of x and y among zeros, if y begins where x ends along one axis."""
     apart = [axis for axis, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
     if len(apart) != 1 or any(between != 0 for _, _, between in (*first, *second)):
         return None
     (axis,) = apart
-    return axis if second[axis][0] == first[axis][0] + x.shape[axis] else None
+    if second[axis][0] != first[axis][0] + x.shape[axis]:
+        return None
+    ends = (first[axis][0], second[axis][1], 0)
+    padding = (*first[:axis], ends, *first[axis + 1 :])
+    return padded(joined(x, y, axis=axis), padding=padding, value=0.0)
 
 
 @rearrange.rule(
@@ -246,14 +250,8 @@ def add_neighbours(x: Tensor, y: Tensor, first: Padding, second: Padding) -> Ten
 
     This is how the gradients of the parts of a split meet.
     """
-    axis = _neighbours(x, y, first, second)
-    if axis is None:
-        if _neighbours(y, x, second, first) is None:
-            return None
-        return add_neighbours(y, x, second, first)
-    low, high = first[axis][0], second[axis][1]
-    sides = (*first[:axis], (low, high, 0), *first[axis + 1 :])
-    return padded(joined(x, y, axis=axis), padding=sides, value=0.0)
+    found = _side_by_side(x, y, first, second)
+    return found if found is not None else _side_by_side(y, x, second, first)
 
 
 # --- products ----------------------------------------------------------------------------------
@@ -350,13 +348,9 @@ class _Absorb(Walk):
 
     def source(self, atom: Atom) -> Atom:
         """What was broadcast, or given leading axes of size 1, to make an operand."""
-        node = self.maker(atom)
-        if node is None:
-            return atom
-        (first, *_) = node.operands or (atom,)
-        shape = atom.type.shape
-        leads = node.primitive is movement.reshape and shape == _led(first.type.shape, len(shape))
-        return self.source(first) if leads or node.primitive is movement.broadcast_to else atom
+        while (node := self.maker(atom)) is not None and _only_spreads(node):
+            atom = node.operands[0]
+        return atom
 
     def flat(self, node: GraphNode) -> Sequence[Atom] | None:
         """A join of joins along the same axis, without empty parts."""
@@ -373,7 +367,7 @@ class _Absorb(Walk):
             else:
                 parts.extend(inner.operands)
         kept = [atom for atom in parts if atom.type.shape[axis] != 0] or parts[:1]
-        if len(kept) == len(node.operands):
+        if tuple(kept) == node.operands:
             return None
         self.tally["join_of_joins"] += 1
         return [self.make(node.primitive, *kept, like=node, axis=axis)]
@@ -400,6 +394,14 @@ class _Absorb(Walk):
         starts[axis], stops[axis] = starts[axis] - by, stops[axis] - by
         bounds = {"starts": tuple(starts), "stops": tuple(stops)}
         return self.make(node.primitive, atom, like=node, **{**node.params, **bounds})
+
+
+def _only_spreads(node: GraphNode) -> bool:
+    """Whether a node does nothing that an element-wise operation would not do by itself."""
+    if node.primitive is not movement.reshape:
+        return node.primitive is movement.broadcast_to
+    shape: Shape = node.params["shape"]
+    return shape == _led(node.operands[0].type.shape, len(shape))
 
 
 def _has_type(node: GraphNode, operands: Sequence[Atom]) -> bool:

@@ -93,8 +93,10 @@ class _MergeProducts(Walk):
 
 def _siblings(graph: Graph) -> Iterator[Siblings]:
     """Groups worth merging; a product is in at most one."""
-    made = {result: place for place, node in enumerate(graph.nodes) for result in node.results}
-    found: dict[Hashable, list[tuple[int, GraphNode]]] = {}
+    made: dict[Atom, int] = {
+        result: place for place, node in enumerate(graph.nodes) for result in node.results
+    }
+    found: dict[tuple[int, Hashable], list[tuple[int, GraphNode]]] = {}
     for place, node in enumerate(graph.nodes):
         for side in (0, 1) if node.primitive is dot else ():
             key = _key(node, side)

@@ -48,8 +48,8 @@ def _trivial(primitive: Primitive) -> None:
         cases=[{"axes": ()}],
     )
     def of_one(x: Tensor, axes: Axes) -> Tensor | None:
-        """The reduction of one element is the element; of -0.0 the sum is 0.0."""
-        if any(x.shape[axis] != 1 for axis in axes):
+        """The reduction of one real element is the element; of -0.0 the sum is 0.0."""
+        if x.dtype.is_complex or any(x.shape[axis] != 1 for axis in axes):
             return None
         return apply(reshape, x, shape=_rest(x.shape, axes)) if axes else x
 

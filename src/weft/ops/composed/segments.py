@@ -305,4 +305,16 @@ def _range(limits: Any) -> tuple[float, float]:
 
 def _limits(x: Tensor) -> tuple[float, float]:
     value = concrete(x, "histogram")
-    return (float(value.min()), float(value.max())) if value.size else (0.0, 1.0)
+    if not value.size:
+        return 0.0, 1.0
+    low, high = float(value.min()), float(value.max())
+    if not np.isfinite([low, high]).all():
+        raise ArgumentError(
+            "histogram",
+            "the elements have no finite range",
+            expected="finite elements, or a range",
+            got={"x": x},
+            note=f"{low} to {high}",
+            fix="range=(0.0, 1.0)",
+        )
+    return low, high
