@@ -56,6 +56,7 @@ from weft.core.errors import (
     ShapeError,
     TraceError,
     Unsupported,
+    UnsupportedError,
     WeftError,
 )
 from weft.core.names import unknown as _unknown
@@ -392,7 +393,8 @@ __all__ = [
     "Complex", "Complex64", "Complex128", "DType", "DTypeError", "Device", "DeviceError", "Dim",
     "Float", "Float16", "Float32", "Float64", "GradientError", "GraphError", "Int", "Int8",
     "Int16", "Int32", "Int64", "LeakError", "NameUnknownError", "ShapeError", "Shaped", "Tensor",
-    "TensorType", "TraceError", "UInt8", "UInt16", "UInt32", "UInt64", "Unsupported", "WeftError",
+    "TensorType", "TraceError", "UInt8", "UInt16", "UInt32", "UInt64", "Unsupported",
+    "UnsupportedError", "WeftError",
     "__array_api_version__", "__array_namespace_info__", "abs", "acos", "acosh",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "add", "all", "any", "arange", "argmax",

@@ -443,7 +443,7 @@ def torch_function() -> None:
     NameUnknownError,
     "settings",
     problem="no setting is called 'print_precison'",
-    expected="one of full_tracebacks, print_elements, print_precision",
+    expected="one of full_tracebacks, print_elements",
     got="name: print_precison",
     fix="wf.settings.print_precision",
 )
@@ -458,7 +458,7 @@ def unknown_setting() -> None:
     NameUnknownError,
     "settings",
     problem="no setting is called 'full_traceback'",
-    expected="one of full_tracebacks, print_elements, print_precision",
+    expected="one of full_tracebacks, print_elements",
     got="name: full_traceback",
     fix="wf.settings.full_tracebacks",
 )

@@ -5,8 +5,13 @@
 from tests.mistakes.entry import Family, mistake
 
 import weft as wf
-from weft import ArgumentError, ArgumentTypeError, GradientError, ShapeError
-from weft.core.errors import UnsupportedError
+from weft import (
+    ArgumentError,
+    ArgumentTypeError,
+    GradientError,
+    ShapeError,
+    UnsupportedError,
+)
 
 FAMILY: Family = []
 

@@ -318,6 +318,16 @@ def test_pairs_of_edge_values_give_what_numpy_gives(name: str, dtype: str) -> No
     assert_same(getattr(wf, name)(wf.asarray(x1), wf.asarray(x2)), expected)
 
 
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_comparisons_of_uint64_with_signed_integers_are_exact(name: str) -> None:
+    function = getattr(operator, name)
+    left = np.array([0, 1, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+    for dtype in ("int8", "int64"):
+        right = edges(dtype)[:, None]
+        assert_same(function(wf.asarray(left), wf.asarray(right)), function(left, right))
+        assert_same(function(wf.asarray(right), wf.asarray(left)), function(right, left))
+
+
 @pytest.mark.parametrize("name", ["logical_and", "logical_or", "logical_xor", "logical_not"])
 def test_logic_is_for_booleans(name: str) -> None:
     arguments = [wf.asarray([True, False])] * (1 if name == "logical_not" else 2)

@@ -1,4 +1,4 @@
-"""Kernels by content: each is compiled once, in this process and, through the disk, on this machine.
+"""Kernels by content: each is compiled once, in this process and, through the disk, for others.
 
 >>> from weft.core.dtypes import float32
 >>> from weft.ir.loops import For, Kernel, Store

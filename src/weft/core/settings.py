@@ -28,7 +28,7 @@ class Settings:
     cache_folder: str = ""
     """Where compiled kernels are kept on disk; empty for the user's cache folder."""
     compiler: bool = True
-    """Compile what `jit` is given; otherwise run it by reference, to find out which side is wrong."""
+    """Compile what `jit` is given; off, it runs by reference, to find out which side is wrong."""
     print_precision: int = 4
     """How many digits after the point `repr` shows."""
 

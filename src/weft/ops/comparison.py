@@ -12,11 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dtypes import uint64
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import constant
-from weft.ir.primitive import Lower
+from weft.ir.dispatch import apply
+from weft.ir.primitive import PRIMITIVES, Lower
 from weft.ir.tensor import Tensor
 from weft.ops.families import elementwise
+from weft.ops.logic import logical_and, logical_not, logical_or
+from weft.ops.operands import convert_to
 
 __all__ = [
     "equal",
@@ -51,7 +55,26 @@ def _comparison(
         example=example,
         dtypes=dtypes,
         result="bool",
+        unlike=_with_uint64(name, reference),
     )
+
+
+def _with_uint64(name: str, reference: Callable[..., Any]) -> Callable[..., Tensor | None]:
+    """uint64 and signed integers have no common dtype, but an order: negative ones come first."""
+
+    def compare(x1: Any, x2: Any) -> Tensor | None:
+        if not (isinstance(x1, Tensor) and isinstance(x2, Tensor)):
+            return None
+        kinds = (x1.dtype.kind, x2.dtype.kind)
+        if uint64 not in (x1.dtype, x2.dtype) or "signed" not in kinds:
+            return None
+        negative = less(x1 if kinds[0] == "signed" else x2, 0)
+        compared = apply(PRIMITIVES[name], convert_to(x1, uint64), convert_to(x2, uint64))
+        if reference(0, 1) if kinds[0] == "signed" else reference(1, 0):
+            return logical_or(negative, compared)
+        return logical_and(logical_not(negative), compared)
+
+    return compare
 
 
 def _predicate(

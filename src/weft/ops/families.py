@@ -70,6 +70,7 @@ def elementwise(
     exact: str = "",
     kernel: Callable[..., Any] | None = None,
     otherwise: Function | None = None,
+    unlike: Callable[..., Tensor | None] | None = None,
     arity: int | None = None,
     samples: Callable[[], Sequence[Sample]] | None = None,
 ) -> Function:
@@ -82,6 +83,7 @@ def elementwise(
     exact, kernel: the class of dtypes for which the short path is taken (default: all), and what
     it calls (default: the reference); a kernel may get a Python float for one of two operands.
     otherwise: what the function does with other dtypes, where promotion is not the answer.
+    unlike: what it does with operands that have no common dtype; None where they have one.
     Tangent rules are taken for multiplications by a number that depends on the operands
     analytically, so that they are their own transposes; see reverse.py.
     """
@@ -99,7 +101,7 @@ def elementwise(
         lower=lower,
     )
     fast = frozenset(dtype.numpy for dtype in DTYPE_CLASSES[exact or dtypes])
-    slow = _slow(primitive, dtypes, otherwise)
+    slow = _slow(primitive, dtypes, otherwise, unlike)
     weak = fast & _PLAIN if kernel or isinstance(reference, np.ufunc) else frozenset()
     if count == 1:
         function = _unary(primitive, kernel or reference, fast, slow)
@@ -196,13 +198,19 @@ def _aligned(operand: Tensor, axis: int | None, rank: int) -> Tensor:
     return apply(PRIMITIVES["reshape"], front, shape=shape)
 
 
-def _slow(primitive: Primitive, allowed: str, otherwise: Function | None) -> Function:
+def _slow(
+    primitive: Primitive,
+    allowed: str,
+    otherwise: Function | None,
+    unlike: Callable[..., Tensor | None] | None,
+) -> Function:
     """The way of everything the short path does not take: scalars, arrays, mixed dtypes, traces."""
     name = primitive.name
     choices = frozenset(DTYPE_CLASSES[allowed])
 
     def promote(*operands: Any) -> Tensor:
-        return apply(primitive, *promoted(name, operands, allowed))
+        found = None if unlike is None else unlike(*operands)
+        return apply(primitive, *promoted(name, operands, allowed)) if found is None else found
 
     def promote_unless_other(*operands: Any) -> Tensor:
         assert otherwise is not None

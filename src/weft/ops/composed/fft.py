@@ -329,10 +329,10 @@ def _length(op: str, n: object) -> int:
             got={"n": repr(n)},
             fix="round it: n=int(n)",
         ) from None
-    if length < 1:
+    if not 1 <= length < 2**63:
         raise ArgumentError(
             op,
-            "a transform has at least one element",
+            "a transform has at least one element, and not more than memory",
             expected="n of at least 1",
             got={"n": length},
             fix="leave n out to transform the whole axis",

@@ -1,0 +1,168 @@
+"""`jit` gives what the function gives: results, state, gradients, random numbers, in any nesting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.ir.dispatch import traces
+
+
+def test_a_training_step_is_one_program() -> None:
+    def step(w: wf.Tensor, x: wf.Tensor) -> wf.Tensor:
+        loss = ((w * x) ** 2).sum()
+        loss.backward()
+        with wf.no_grad():
+            w -= 0.1 * w.grad
+        w.grad = None
+        return loss
+
+    eager = wf.tensor([1.0, 2.0], requires_grad=True)
+    compiled = wf.tensor([1.0, 2.0], requires_grad=True)
+    fast = wf.jit(step)
+    x = wf.tensor([1.0, 3.0])
+    for _ in range(3):
+        assert fast(compiled, x).item() == pytest.approx(step(eager, x).item(), rel=1e-6)
+        np.testing.assert_allclose(
+            compiled.detach().numpy(), eager.detach().numpy(), rtol=1e-6
+        )
+    assert compiled.requires_grad
+    assert compiled.is_leaf
+    assert compiled.grad is None
+    assert len(fast.compilations) == 1
+
+
+def test_gradients_accumulate_as_they_do_eagerly() -> None:
+    def accumulate(w: wf.Tensor) -> wf.Tensor:
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    w = wf.tensor([1.0, 2.0], requires_grad=True)
+    fast = wf.jit(accumulate)
+    fast(w)
+    assert w.grad.tolist() == [2.0, 4.0]
+    fast(w)
+    assert w.grad.tolist() == [4.0, 8.0]
+
+
+def test_state_that_is_closed_over_is_found_and_written_back() -> None:
+    total = wf.tensor(1.0)
+
+    @wf.jit
+    def add(x: wf.Tensor) -> wf.Tensor:
+        total.copy_(total + x)
+        return total * 2
+
+    assert add(wf.tensor(2.0)).item() == 6.0
+    assert total.item() == 3.0
+    total.fill_(10.0)
+    assert add(wf.tensor(1.0)).item() == 22.0
+    assert len(add.compilations) == 1
+
+
+def test_trees_go_in_and_come_out() -> None:
+    @wf.jit
+    def f(tree: dict[str, list[wf.Tensor]], scale: float) -> dict[str, object]:
+        return {"sum": tree["a"][0] + tree["a"][1], "scaled": (tree["b"][0] * scale, "name")}
+
+    out = f({"a": [wf.ones(2), wf.ones(2)], "b": [wf.ones(3)]}, 2.0)
+    assert out["sum"].tolist() == [2.0, 2.0]
+    assert out["scaled"][0].tolist() == [2.0, 2.0, 2.0]
+    assert out["scaled"][1] == "name"
+
+
+@pytest.mark.parametrize("x", [0.5, 2.0])
+def test_jit_composes_with_every_transform_in_both_orders(x: float) -> None:
+    f = lambda x: wf.sin(x) * x  # noqa: E731
+    fast = wf.jit(f)
+    point = wf.tensor(x)
+    slope = np.cos(x) * x + np.sin(x)
+    bend = 2 * np.cos(x) - x * np.sin(x)
+    assert wf.grad(fast)(point).item() == pytest.approx(slope, rel=1e-5)
+    assert wf.jit(wf.grad(fast))(point).item() == pytest.approx(slope, rel=1e-5)
+    assert wf.grad(wf.jit(wf.grad(fast)))(point).item() == pytest.approx(bend, rel=1e-5)
+    assert wf.jvp(fast, (point,), (wf.tensor(1.0),))[1].item() == pytest.approx(slope, rel=1e-5)
+    many = wf.tensor([x, x + 1])
+    expected = [f(each).item() for each in many]
+    assert wf.vmap(fast)(many).tolist() == pytest.approx(expected, rel=1e-5)
+    assert wf.jit(wf.vmap(fast))(many).tolist() == pytest.approx(expected, rel=1e-5)
+    leaf = wf.tensor(x, requires_grad=True)
+    fast(leaf).backward()
+    assert leaf.grad.item() == pytest.approx(slope, rel=1e-5)
+
+
+def test_random_numbers_are_those_of_the_eager_function() -> None:
+    draw = lambda: wf.random.normal((3,)) + wf.random.uniform((3,))  # noqa: E731
+    fast = wf.jit(draw)
+    wf.random.seed(7)
+    expected = [draw().tolist() for _ in range(3)]
+    wf.random.seed(7)
+    found = [fast().tolist() for _ in range(3)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert len(fast.compilations) == 1
+
+
+def test_many_sizes_cost_two_compilations(rng: np.random.Generator) -> None:
+    def f(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
+        return wf.softmax(x @ w).sum(axis=0) / x.shape[0]
+
+    fast = wf.jit(f)
+    w = wf.asarray(rng.normal(size=(5, 6)).astype(np.float32))
+    for size in range(2, 202):
+        x = wf.asarray(rng.normal(size=(size, 5)).astype(np.float32))
+        np.testing.assert_allclose(fast(x, w).numpy(), f(x, w).numpy(), rtol=1e-4, atol=1e-6)
+    assert len(fast.compilations) == 2
+    assert fast.compilations[0].reason == "first call"
+    assert "axis 0 of tensor 0: 2 then 3" in fast.compilations[1].reason
+
+
+def test_a_function_that_needs_its_size_is_compiled_for_each() -> None:
+    fast = wf.jit(lambda x: x.reshape(2, int(x.shape[0]) // 2).sum(axis=1))
+    assert [fast(wf.ones(n)).tolist() for n in (4, 8, 6)] == [[2.0, 2.0], [4.0, 4.0], [3.0, 3.0]]
+
+
+def test_the_function_can_run_by_reference() -> None:
+    fast = wf.jit(lambda x: wf.exp(x))
+    with wf.settings.changed(compiler=False):
+        assert fast(wf.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_python_control_flow_on_a_traced_value_is_refused_with_the_ways_out() -> None:
+    fast = wf.jit(lambda x: x if x > 0 else -x)
+    x = wf.tensor(1.0)
+    with pytest.raises(wf.TraceError) as caught:
+        fast(x)
+    assert "traced by jit" in caught.value.problem
+    assert "wf.where" in caught.value.fix
+    assert x.item() == 1.0
+    assert traces.stack == []
+
+
+def test_an_error_while_tracing_leaves_everything_as_it_was() -> None:
+    w = wf.tensor([1.0, 2.0], requires_grad=True)
+
+    @wf.jit
+    def bad(w: wf.Tensor) -> wf.Tensor:
+        (w * w).sum().backward()
+        return w @ wf.ones((3, 3))
+
+    with pytest.raises(wf.ShapeError):
+        bad(w)
+    assert w.detach().tolist() == [1.0, 2.0]
+    assert w.grad is None
+    assert w.is_leaf
+
+
+def test_a_leaked_tensor_is_refused() -> None:
+    kept: list[wf.Tensor] = []
+    wf.jit(lambda x: kept.append(x * 2) or x)(wf.ones(2))
+    with pytest.raises(wf.LeakError):
+        kept[0] + 1
+
+
+def test_an_argument_that_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(wf.ArgumentTypeError) as caught:
+        wf.jit(lambda x: x)({1, 2})
+    assert caught.value.op == "jit"
