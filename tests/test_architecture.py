@@ -44,6 +44,7 @@ MARKER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 LONGEST_FILE = 600
 LONGEST_FUNCTION = 60
 LONGEST_IMPORT_SECONDS = 0.25
+USUAL_NUMPY_SECONDS = 0.13
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -403,9 +404,12 @@ def test_importing_weft_loads_no_layer_5() -> None:
 
 
 def test_importing_weft_takes_under_a_quarter_of_a_second() -> None:
+    """On a machine that is busy, or slow to import NumPy itself, the limit grows alike."""
     program = (
-        "from time import perf_counter; start = perf_counter(); import weft;"
-        "print(perf_counter() - start)"
+        "from time import perf_counter; start = perf_counter(); import numpy, ml_dtypes;"
+        "middle = perf_counter(); import weft; print(middle - start, perf_counter() - start)"
     )
-    seconds = [float(fresh_python(program)) for _ in range(7)]
-    assert min(seconds) < LONGEST_IMPORT_SECONDS, f"seconds of each run: {seconds}"
+    runs = [tuple(map(float, fresh_python(program).split())) for _ in range(9)]
+    numpy_alone, whole = (min(column) for column in zip(*runs, strict=True))
+    limit = LONGEST_IMPORT_SECONDS * max(1.0, numpy_alone / USUAL_NUMPY_SECONDS)
+    assert whole < limit, f"seconds of NumPy, and of all, in each run: {runs}"

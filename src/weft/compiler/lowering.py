@@ -8,10 +8,10 @@ stretch are one loop.
 >>> import weft as wf
 >>> from weft.compiler.grouping import group
 >>> graph = wf.ir.trace(lambda x: x * 2 + 1, wf.spec("float32", (4, 8)))
->>> print(lower(group(graph, lambda node: True)[0], context_of(graph), "k").kernel)
-kernel k(v0: read f32, v1: write f32; )
+>>> print(lower(group(graph, is_lowered)[0], context_of(graph), "k").kernel)
+kernel k(v0: both f32, v1: read f32; )
   parallel vector i < 32
-    v1[i] = v0[i] * 2 + 1
+    v0[i] = v1[i] * 2 + 1
 """
 
 from __future__ import annotations

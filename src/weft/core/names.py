@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from importlib import import_module
 
 from weft.core.errors import NameUnknownError
 
@@ -63,7 +63,9 @@ ELSEWHERE: dict[str, str] = {
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that a wrong one is most like, empty where none is."""
-    return next(iter(get_close_matches(name, list(known), 1)), "")
+    difflib = import_module("difflib")  # only a mistake needs it
+    matches: list[str] = difflib.get_close_matches(name, list(known), 1)
+    return matches[0] if matches else ""
 
 
 def unknown(op: str, name: str, known: Iterable[str], owner: str) -> NameUnknownError:

@@ -3,6 +3,7 @@
 Instructions that `mathematics` expands into others before anything is written are not here; the two
 together cover the vocabulary, and a test holds that.
 
+>>> from weft.compiler.llvm.writing import Function
 >>> from weft.core.dtypes import float32
 >>> lines = Lines(Function())
 >>> TABLE["add"](lines, Type(float32, 8), "%a", "%b"), lines.text
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.compiler.llvm.writing import Function, Lines, Type, element, overload
-from weft.core.dtypes import DType, bfloat16, bool_, float16, float32
+from weft.compiler.llvm.writing import Lines, Type
+from weft.core.dtypes import DType, bool_, float16
 
 Rule = Callable[..., str]
 TABLE: dict[str, Rule] = {}
@@ -308,9 +309,3 @@ def _each(name: str, arity: int, width: int) -> list[str]:
     lines += [f"  %more = insertelement {vector} %done, double %z, i64 %i"]
     lines += ["  %next = add i64 %i, 1", f"  %again = icmp ult i64 %next, {width}"]
     return [*lines, "  br i1 %again, label %lane, label %end", "end:", f"  ret {vector} %more", "}"]
-
-
-__all__ = [
-    "TABLE", "bfloat16", "bitcast", "call", "cast", "declarations", "element", "float32",
-    "intrinsic", "overload", "select",
-]  # fmt: skip

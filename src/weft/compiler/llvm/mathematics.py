@@ -13,12 +13,11 @@ only if some lane needs it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from weft.core.dtypes import (
     DType,
     bfloat16,
-    bool_,
     float16,
     float32,
     float64,
@@ -30,7 +29,6 @@ from weft.core.dtypes import (
 from weft.ir.scalars import (
     Scalar,
     absolute,
-    and_,
     bitcast,
     cast,
     const,
@@ -40,7 +38,6 @@ from weft.ir.scalars import (
     node,
     not_equal,
     or_,
-    rint,
     select,
     sqrt,
     trunc,
@@ -440,6 +437,3 @@ def _hypot(x: Scalar, y: Scalar) -> Scalar:
     value = cast(sqrt(fma(wide, wide, high * high)), float32)
     endless = or_(equal(absolute(x), INFINITY), equal(absolute(y), INFINITY))
     return select(endless, INFINITY, value)
-
-
-_KEEP: Sequence[object] = (and_, rint, bool_)

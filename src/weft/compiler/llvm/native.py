@@ -16,7 +16,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from threading import RLock
@@ -57,17 +58,15 @@ def compile_kernels(
 def emit_object(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> bytes:
     """Compile kernels to the bytes of an object file, which `load_object` takes."""
     machine = host(width)
-    with _loaded.lock:
-        target = _target_machine(machine, opt)
-        return bytes(target.emit_object(_module(kernels, machine, target, opt)))
+    with _module(kernels, machine) as module:
+        return bytes(_target_machine(machine, opt).emit_object(module))
 
 
 def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> str:
     """The machine's instructions of kernels, to read."""
     machine = host(width)
-    with _loaded.lock:
-        target = _target_machine(machine, opt)
-        return str(target.emit_assembly(_module(kernels, machine, target, opt)))
+    with _module(kernels, machine) as module:
+        return str(_target_machine(machine, opt).emit_assembly(module))
 
 
 def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
@@ -82,23 +81,20 @@ def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
     return addresses
 
 
-def _module(kernels: Sequence[Kernel], machine: Machine, target: Any, opt: int) -> Any:
-    module = llvm.parse_assembly(emit_module(kernels, machine))
-    _optimize(module, target, opt)
-    return module
+@contextmanager
+def _module(kernels: Sequence[Kernel], machine: Machine) -> Iterator[Any]:
+    """Kernels as a module that needs no passes: values are computed once, in the right place.
 
-
-def _optimize(module: Any, target: Any, opt: int) -> None:
-    """Few passes: values are computed once, and loops are what they should be, from the start."""
-    if opt == 0:
-        return
-    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(0))
-    passes = llvm.create_new_function_pass_manager()
-    passes.add_simplify_cfg_pass()
-    passes.add_instruction_combine_pass()
-    for function in module.functions:
-        if not function.is_declaration:
-            passes.run(function, builder)
+    Of the passes of LLVM's code generation, loop strength reduction takes a quarter of the time,
+    and finds nothing to do. It is an option of the process, so it is put back.
+    """
+    text = emit_module(kernels, machine)
+    with _loaded.lock:
+        llvm.set_option("weft", "-disable-lsr")
+        try:
+            yield llvm.parse_assembly(text)
+        finally:
+            llvm.set_option("weft", "-disable-lsr=false")
 
 
 @cache

@@ -19,7 +19,7 @@ from weft.compiler.llvm.machine import Machine
 from weft.compiler.llvm.mathematics import Expander
 from weft.compiler.llvm.writing import Function, Lines, Type, element, overload, steps, widened
 from weft.core.dtypes import INDEX, DType, bool_, float64
-from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, node
+from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Values:
         names = []
         for place, mask, instead in zip(places, masks, otherwise, strict=True):
             read = _contiguous_load if contiguous else _gather
-            names.append(_from_memory(self.lines, kind, read(kind, x.dtype, place, mask, instead)))
+            names.append(_from_memory(self.lines, kind, read(kind, place, mask, instead)))
         return Value(tuple(names), self.depth, lanes.width)
 
     def _masks(self, conditions: tuple[str, ...], lanes: Lanes) -> tuple[str, ...]:
@@ -306,9 +306,9 @@ class Values:
         key = ("origin", buffer, start.names[0])
         found = self.known(key)
         if found is None:
-            lines = self.scopes[start.depth].lines
+            lines, pointer = self.scopes[start.depth].lines, self.pointers[buffer]
             name = lines.put(
-                f"getelementptr {_memory(buffer)}, ptr {self.pointers[buffer]}, i64 {start.names[0]}"
+                f"getelementptr {_memory(buffer)}, ptr {pointer}, i64 {start.names[0]}"
             )
             found = self._keep(key, Value((name,), start.depth))
         return found.names[0]
@@ -379,7 +379,7 @@ class Values:
         for place, value, mask in zip(places, values, masks, strict=True):
             stored = _to_memory(self.lines, kind, value)
             write = _contiguous_store if contiguous else _scatter
-            self.lines.do(write(kind, buffer.dtype, stored, place, mask))
+            self.lines.do(write(kind, stored, place, mask))
 
 
 def _without(offset: Scalar, variable: Scalar) -> Scalar:
@@ -438,36 +438,37 @@ def _to_memory(lines: Lines, kind: Type, value: str) -> str:
     return lines.put(f"zext {kind.text} {value} to {kind.memory}")
 
 
-def _contiguous_load(kind: Type, dtype: DType, place: str, mask: str, instead: str) -> str:
+def _contiguous_load(kind: Type, place: str, mask: str, instead: str) -> str:
+    align = kind.dtype.itemsize
     if not mask:
-        return f"load {kind.memory}, ptr {place}, align {dtype.itemsize}"
+        return f"load {kind.memory}, ptr {place}, align {align}"
     name = f"@llvm.masked.load.{_memory_suffix(kind)}.p0"
-    return f"call {kind.memory} {name}(ptr align {dtype.itemsize} {place}, {kind.mask} {mask}, {kind.memory} {instead})"
+    given = f"ptr {place}, i32 {align}, {kind.mask} {mask}, {kind.memory} {instead}"
+    return f"call {kind.memory} {name}({given})"
 
 
-def _gather(kind: Type, dtype: DType, places: str, mask: str, instead: str) -> str:
-    pointers = widened("ptr", kind.width)
+def _gather(kind: Type, places: str, mask: str, instead: str) -> str:
     name = f"@llvm.masked.gather.{_memory_suffix(kind)}.{overload('ptr', kind.width)}"
-    on = mask or "splat (i1 true)"
-    return f"call {kind.memory} {name}({pointers} align {dtype.itemsize} {places}, {kind.mask} {on}, {kind.memory} {instead})"
+    pointers, on = widened("ptr", kind.width), mask or "splat (i1 true)"
+    given = f"{pointers} {places}, i32 {kind.dtype.itemsize}, {kind.mask} {on}"
+    return f"call {kind.memory} {name}({given}, {kind.memory} {instead})"
 
 
-def _contiguous_store(kind: Type, dtype: DType, value: str, place: str, mask: str) -> str:
+def _contiguous_store(kind: Type, value: str, place: str, mask: str) -> str:
+    align = kind.dtype.itemsize
     if not mask:
-        return f"store {kind.memory} {value}, ptr {place}, align {dtype.itemsize}"
+        return f"store {kind.memory} {value}, ptr {place}, align {align}"
     name = f"@llvm.masked.store.{_memory_suffix(kind)}.p0"
-    return f"call void {name}({kind.memory} {value}, ptr align {dtype.itemsize} {place}, {kind.mask} {mask})"
+    given = f"{kind.memory} {value}, ptr {place}, i32 {align}, {kind.mask} {mask}"
+    return f"call void {name}({given})"
 
 
-def _scatter(kind: Type, dtype: DType, value: str, places: str, mask: str) -> str:
-    pointers = widened("ptr", kind.width)
+def _scatter(kind: Type, value: str, places: str, mask: str) -> str:
     name = f"@llvm.masked.scatter.{_memory_suffix(kind)}.{overload('ptr', kind.width)}"
-    on = mask or "splat (i1 true)"
-    return f"call void {name}({kind.memory} {value}, {pointers} align {dtype.itemsize} {places}, {kind.mask} {on})"
+    pointers, on = widened("ptr", kind.width), mask or "splat (i1 true)"
+    given = f"{kind.memory} {value}, {pointers} {places}, i32 {kind.dtype.itemsize}"
+    return f"call void {name}({given}, {kind.mask} {on})"
 
 
 def _memory_suffix(kind: Type) -> str:
     return overload("i8", kind.width) if kind.dtype is bool_ else kind.suffix
-
-
-__all__ = ["Lanes", "Scope", "Value", "Values", "node"]

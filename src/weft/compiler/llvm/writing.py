@@ -83,7 +83,7 @@ def _literal(dtype: DType, value: bool | int | float) -> str:
 
 @cache
 def steps(width: int, kind: str = "i64", step: int = 1) -> str:
-    """The lanes' numbers, as a constant: 0, 1, 2, …"""
+    """The lanes' numbers as a constant: 0, 1, 2 and so on."""
     if width == 1:
         return "0"
     return "<" + ", ".join(f"{kind} {step * lane}" for lane in range(width)) + ">"
