@@ -103,7 +103,6 @@ from weft.ops.comparison import (
     signbit,
 )
 from weft.ops.composed import datatypes as _datatypes
-from weft.ops import control_call as _control_call
 from weft.ops.composed import fft, linalg, random
 from weft.ops.composed.control import case, cond, fori_loop, map, scan, switch, while_loop
 from weft.ops.composed.convolutions import (

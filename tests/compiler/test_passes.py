@@ -22,9 +22,10 @@ from weft.compiler.passes.movement import absorb_movement, rearrange
 from weft.compiler.passes.products import merge_products
 from weft.compiler.pipeline import MERGE_PRODUCTS, PIPELINE, optimize, optimize_with_report
 from weft.core.errors import Unsupported
-from weft.ir import PRIMITIVES, Graph, Primitive
+from weft.ir import PRIMITIVES, Graph, Primitive, Variable
 from weft.ir.dispatch import apply
 from weft.ir.printing import print_graph
+from weft.ir.walking import replace_node
 
 Run = Callable[[Graph], Graph]
 
@@ -102,13 +103,21 @@ def test_what_no_output_needs_goes_and_effects_stay(effect: Primitive) -> None:
     )
 
 
-def test_a_loop_with_an_effect_stays_whole(effect: Primitive) -> None:
-    def step(carry: wf.Tensor, x: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
-        return carry + apply(effect, x), carry
+def test_a_loop_stays_for_the_sake_of_an_effect_inside(effect: Primitive) -> None:
+    def step(carry: Any, x: wf.Tensor) -> Any:
+        told = apply(effect, carry[0] + x)
+        return (carry[0] * 2.0, carry[1] * told), carry[1]
 
-    graph = wf.ir.trace(lambda x: (wf.scan(step, 0.0, x), x)[1], wf.spec("float32", (3,)))
-    scanned = [node for node in graph.nodes if node.primitive.name == "scan"]
-    assert [n for n in remove_dead_code(graph).nodes if n.primitive.name == "scan"] == scanned
+    graph = wf.ir.trace(lambda x: wf.scan(step, (0.0, 1.0), x)[1], wf.spec("float32", (3,)))
+    unused = Graph(graph.inputs, graph.nodes, graph.inputs)
+    (node,) = remove_dead_code(unused).nodes
+    assert (node.primitive.name, node.params["num_carry"], len(node.operands)) == ("scan", 1, 2)
+    assert [n.primitive.name for n in node.params["graph"].nodes] == [
+        "add",
+        "effect_of_tests",
+        "multiply",
+    ]
+    wf.ir.verify(remove_dead_code(unused))
 
 
 def test_branches_lose_results_and_operands_that_nothing_uses() -> None:
@@ -351,6 +360,17 @@ def test_a_function_with_its_own_derivative_is_inlined_wherever_it_is_called() -
     assert_same_results(graph, inlined)
 
 
+def test_one_graph_can_be_inlined_twice() -> None:
+    f = wf.custom_derivative(lambda x: wf.sin(x) * 2.0)
+    f.vjp(lambda x: (f(x), lambda ct: (ct,)))
+    graph = wf.ir.trace(f, wf.spec("float64", (3,)))
+    (first,) = graph.nodes
+    result = Variable(first.results[0].type)
+    second = replace_node(first, operands=first.results, results=(result,))
+    twice = Graph(graph.inputs, (first, second), (result,))
+    assert_same_results(twice, inline(twice))
+
+
 def test_a_branch_that_is_known_is_taken() -> None:
     branches = "branches=(graph(f: f32[2]) {\n g: f32[2] = sin(f)\n return g\n}, "
     branches += "graph(f: f32[2]) {\n return f\n}), rows=0"
@@ -381,6 +401,10 @@ MOVED = {
         "e: f32[0, 3] = full(shape=(0, 3), dtype=float32, value=0.0)\n"
         "d: f32[6, 3] = concatenate(a, c, e, axis=0)",
         "d: f32[6, 3] = concatenate(a, a, a, axis=0)",
+    ),
+    "joins along different axes": (
+        "c: f32[2, 6] = concatenate(a, a, axis=1)\n d: f32[4, 6] = concatenate(c, c, axis=0)",
+        "c: f32[2, 6] = concatenate(a, a, axis=1)\n d: f32[4, 6] = concatenate(c, c, axis=0)",
     ),
     "a slice of a join": (
         "f: f32[2, 3] = sin(a)\n c: f32[4, 3] = concatenate(a, f, axis=0)\n"

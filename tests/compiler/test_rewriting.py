@@ -337,6 +337,9 @@ def test_a_lone_rule_leaves_what_is_used_elsewhere() -> None:
         )
 
     assert lone.apply(program("b, c")) == program("b, c")
+    renamed = RuleSet("renamed", lone, example)
+    hidden = wf.ir.trace(lambda x: [y := wf.sin(x) * 1.0, wf.exp(y)], wf.spec("float32", (3,)))
+    assert [n.primitive.name for n in renamed.apply(hidden).nodes] == ["sin", "exp"]
     assert [node.primitive.name for node in lone.apply(program("c, c")).nodes] == ["cos"]
 
 

@@ -14,7 +14,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from weft.core.dtypes import DType, bool_, float16, float32, float64, int32, uint32
+from weft.core.dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    complex64,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+)
 from weft.core.types import spec
 from weft.ir.dispatch import apply
 from weft.ir.rewriting import RuleSet
@@ -64,6 +79,20 @@ def holds(wide: DType, narrow: DType) -> bool:
 @convert_less.rule(
     lambda x, first=float64, second=float32: converted(converted(x, dtype=first), dtype=second),
     on=_INTEGERS,
+    cases=[
+        {"first": first, "second": second}
+        for first, second in [
+            (int16, int32),
+            (uint16, float32),
+            (float16, float32),
+            (float64, int8),
+            (bool_, int32),
+            (complex64, float16),
+            (float32, bfloat16),
+            (float64, uint32),
+            (int64, uint8),
+        ]
+    ],
 )
 def convert_twice(x: Tensor, first: DType, second: DType) -> Tensor | None:
     """A conversion by way of a wider dtype is one conversion.

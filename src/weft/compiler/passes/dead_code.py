@@ -56,7 +56,7 @@ def _has_effect(node: GraphNode) -> bool:
 def _trimmed(node: GraphNode, used: Marks, tally: Tally) -> GraphNode:
     """A node that holds graphs without what nothing uses."""
     trim = _TRIM.get(node.primitive.name)
-    if trim is not None and is_pure(node):
+    if trim is not None:
         trimmed = trim(node, used, tally)
         fewer = len(node.operands) - len(trimmed.operands)
         tally["operands"] += fewer

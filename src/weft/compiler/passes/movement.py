@@ -72,7 +72,9 @@ def transpose_twice(x: Tensor, first: Order, second: Order) -> Tensor:
 
 
 @rearrange.rule(
-    lambda x, order=(1, 2, 0): transposed(x, order=order), on=spec("float32", (1, 2, 3))
+    lambda x, order=(1, 2, 0): transposed(x, order=order),
+    on=spec("float32", (1, 2, 3)),
+    cases=[{"order": (0, 2, 1)}],
 )
 def transpose_ones(x: Tensor, order: Order) -> Tensor | None:
     """A transpose that only moves axes of size 1 is a reshape."""
@@ -165,6 +167,10 @@ def slice_everything(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> 
         _cut(x, a, b, c), d, e, f
     ),
     on=spec("float32", (10, 5)),
+    cases=[
+        {"a": (2, 0), "b": (10, 5), "c": (3, 1), "d": (0, 1), "e": (3, 5), "f": (1, 3)},
+        {"a": (2, 0), "b": (10, 5), "c": (3, 1), "d": (3, 1), "e": (3, 5), "f": (1, 3)},
+    ],
 )
 def slice_twice(
     x: Tensor, a: Shape, b: Shape, c: Shape, d: Shape, e: Shape, f: Shape

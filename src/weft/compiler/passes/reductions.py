@@ -94,6 +94,7 @@ def _joined(primitive: Primitive) -> None:
         ),
         name=f"{primitive.name}_of_repeated",
         on=spec(dtype, (3, 1)),
+        cases=[{"axes": (1,)}, {"axes": (2,)}, {"axes": (1, 2)}],
     )
     def of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
         """The extreme of equal elements is any of them."""
@@ -110,6 +111,7 @@ for _name in ("reduce_max", "reduce_min", "reduce_all", "reduce_any"):
     ),
     on=spec("float32", (3, 1)),
     exact=False,
+    cases=[{"axes": (1,)}, {"axes": (2,)}],
 )
 def sum_of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
     """The sum of n equal numbers is n times the number, up to rounding."""

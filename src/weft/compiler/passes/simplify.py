@@ -142,7 +142,7 @@ def divide_by_one(x: Tensor) -> Tensor | None:
     return None if x.dtype.is_complex else x
 
 
-@simplify.rule(lambda x, c=8.0: x / c, cases=[{"c": -0.25}, {"c": 2.0**14}, {"c": 2.0**-14}])
+@simplify.rule(lambda x, c=8.0: x / c, cases=[{"c": c} for c in (-0.25, 2.0**14, 2.0**-14, 3.0)])
 def divide_by_power_of_two(x: Tensor, c: float) -> Tensor | None:
     """x / 2ⁿ = x · 2⁻ⁿ, where every float has both."""
     if x.dtype.is_complex or not 2.0**-14 <= abs(c) <= 2.0**14:
