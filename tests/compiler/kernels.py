@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from weft.compiler.llvm import native
+from weft.compiler.llvm.machine import Machine
 from weft.compiler.llvm.native import call_kernel, compile_kernels
 from weft.core.dtypes import DType, float32, float64, int32, int64
 from weft.ir import scalars
@@ -37,8 +40,10 @@ def softmax(dtype: DType = float32) -> Kernel:
 def moments() -> Kernel:
     """Mean and variance of rows, with the centred row kept in scratch memory."""
     x, mean, variance = (
-        Buffer("x", float32), Buffer("mean", float32, "write"), Buffer("variance", float32, "write"),
-    )  # fmt: skip
+        Buffer("x", float32),
+        Buffer("mean", float32, "write"),
+        Buffer("variance", float32, "write"),
+    )
     kept = Buffer("kept", float32, "scratch")
     total, squares, average = (local(n, float32) for n in ("total", "squares", "average"))
     count = scalars.cast(COLUMNS, float32)
@@ -104,13 +109,23 @@ def scanned() -> Kernel:
     return Kernel("scanned", (x, y), SIZES, (For(ROW, ROWS, (inner,), "parallel"),))
 
 
+@cache
+def _address(kernel: Kernel, machine: Machine) -> int:
+    return compile_kernels([kernel], width=machine.width)[kernel.name]
+
+
+def address(kernel: Kernel, width: int | None) -> int:
+    """The compiled kernel; each is compiled once for all tests."""
+    return _address(kernel, native.host(width))
+
+
 def both(kernel: Kernel, arrays: list[Array], sizes: list[int], width: int | None) -> list[Array]:
     """The arrays after the compiled kernel, checked against those after the reference."""
     verify_kernel(kernel)
     expected, got = [a.copy() for a in arrays], [a.copy() for a in arrays]
     extent = kernel.iterations(dict(zip(kernel.sizes, sizes, strict=True)))
     run_reference(kernel, expected, sizes, 0, extent)
-    call_kernel(compile_kernels([kernel], width=width)[kernel.name], got, sizes, 0, extent)
+    call_kernel(address(kernel, width), got, sizes, 0, extent)
     for position, (a, b) in enumerate(zip(expected, got, strict=True)):
         np.testing.assert_array_equal(b, a, f"buffer {position} at width {width}\n{kernel}")
     return got
@@ -118,7 +133,10 @@ def both(kernel: Kernel, arrays: list[Array], sizes: list[int], width: int | Non
 
 # --- random kernels ------------------------------------------------------------------------------
 
-EXACT = ("add", "subtract", "multiply", "divide", "minimum", "maximum", "negative", "absolute", "sqrt", "floor", "rint")  # fmt: skip
+EXACT = (
+    "add", "subtract", "multiply", "divide", "minimum", "maximum", "negative", "absolute", "sqrt",
+    "floor", "rint",
+)  # fmt: skip
 
 
 def random_expression(random: np.random.Generator, leaves: list[Scalar], depth: int) -> Scalar:
@@ -139,8 +157,7 @@ def random_expression(random: np.random.Generator, leaves: list[Scalar], depth: 
 
 def random_kernel(random: np.random.Generator) -> Kernel:
     """Rows with a few accumulations and vector loops, each using what came before."""
-    x, y, z, out = (Buffer(n, float32) for n in "xyz"), None, None, Buffer("out", float32, "both")
-    inputs = list(x)
+    inputs, out = [Buffer(name, float32) for name in "xyz"], Buffer("out", float32, "both")
     places = (PLACE, COLUMN, COLUMN * ROWS + ROW)
     leaves = [b[places[k]] for k, b in enumerate(inputs)] + [const(0.75, float32)]
     body: list[Statement] = []

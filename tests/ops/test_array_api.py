@@ -335,6 +335,13 @@ def test_logic_is_for_booleans(name: str) -> None:
     assert getattr(wf, name)(*arguments).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("exponent", [2.0**31, -(2.0**31), 2**40, 1e30, INF, -INF, NAN])
+def test_powers_with_large_exponents_are_numpy_s(exponent: float) -> None:
+    values = np.array([0.0, 0.5, 1.0, -1.0, 2.0], np.float32)
+    with np.errstate(all="ignore"):
+        assert_same(wf.asarray(values) ** exponent, values**exponent)
+
+
 def test_logaddexp_is_exact_far_apart_and_close_together() -> None:
     x = wf.asarray([1000.0, -1000.0, 0.0], dtype=wf.float64)
     y = wf.asarray([0.0, -1000.0, 1e-20], dtype=wf.float64)

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, update_wrapper
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,12 @@ class Compiled:
             outputs = [wrap(array) for array in self._run([x._value for x in inputs])]
         else:
             outputs = list(call_graph(recording.graph, *inputs))
-        _write_back(recording, call.handles, outputs)
+        del inputs
+        replaced = _write_back(recording, call.handles, outputs)
+        if self.program is not None:
+            for old, references in zip(replaced, _references(replaced), strict=True):
+                if references == _UNSHARED:
+                    self.program.recycle(old)
         return recording.rebuild(outputs)
 
     def _run(self, arrays: list[Array]) -> Sequence[Array]:
@@ -289,7 +295,20 @@ def _is_plain(inputs: Sequence[Tensor], recording: Recording) -> bool:
     return not recorded or all(x._node is None for x in inputs)
 
 
-def _write_back(recording: Recording, handles: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+def _references(arrays: list[Array]) -> list[int]:
+    """How many references to each array there are, with those of the list and of this question."""
+    return [getrefcount(array) for array in arrays]
+
+
+_UNSHARED = _references([np.empty(1)])[0]
+"""The references to an array that only a list holds; interpreters count differently."""
+
+
+def _write_back(
+    recording: Recording, handles: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[Array]:
+    """Write state back; the arrays that were replaced."""
+    replaced: list[Array] = []
     for write in recording.writes:
         owner = write.source.owner(handles)
         if owner is None:
@@ -300,4 +319,7 @@ def _write_back(recording: Recording, handles: Sequence[Tensor], outputs: Sequen
         elif owner is GENERATOR.counter:
             GENERATOR.advance(wrap(value))
         else:
+            if type(owner._value) is np.ndarray:
+                replaced.append(owner._value)
             owner._value = value
+    return replaced

@@ -40,6 +40,10 @@ Value = Variable | Literal
 
 ROW = 32 * 1024
 """About how many element operations one chunk of a divided kernel should be."""
+RECYCLED = 4096
+"""Bytes from which an array is worth being used again."""
+SPARE = 64
+"""How many arrays of one type are kept for that."""
 BOUND = 32
 """How many sets of sizes a program keeps its tables for."""
 Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -78,6 +82,8 @@ class Tables:
     keep: list[Array]
     plan: MemoryPlan
     shapes: dict[Variable, tuple[int, ...]]
+    given: tuple[int, ...]
+    """What the driver is called with."""
 
 
 class Program:
@@ -95,6 +101,7 @@ class Program:
         self._slots = self._assign_slots()
         self._planner = Planner(self._lifetimes())
         self._tables: OrderedDict[tuple[int, ...], Tables] = OrderedDict()
+        self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
         self._lock = Lock()
         self._execute = Execute(execute_address())
         self.symbols = sorted(
@@ -200,7 +207,7 @@ class Program:
         """The outputs for these inputs."""
         inputs = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in arrays]
         with self._lock:
-            sizes = self._read_sizes(inputs)
+            sizes = self._read_sizes(inputs) if self.symbols else _NO_SIZES
             tables = self._tables_for(sizes)
             addresses = tables.addresses
             for position, array in enumerate(inputs):
@@ -208,13 +215,7 @@ class Program:
             outputs = self._outputs(inputs, tables)
             self._running, self._sizes = tables, sizes
             self._error[0] = 0
-            self._execute(
-                tables.calls.ctypes.data,
-                len(self.calls),
-                addresses.ctypes.data,
-                self._error.ctypes.data,
-                thread_pool().address,
-            )
+            self._execute(*tables.given)
             if self._error[0]:
                 raise self._failed()
         return outputs
@@ -263,12 +264,31 @@ class Program:
                 call.extent(sizes), max(1, call.grain(sizes)),
             )  # fmt: skip
         shapes = {v: _static(v.type.shape, sizes) for v in self._variables()}
-        return Tables(calls, addresses, arena, keep, plan, shapes)
+        given = (
+            calls.ctypes.data, len(self.calls), addresses.ctypes.data, self._error.ctypes.data,
+            thread_pool().address,
+        )  # fmt: skip
+        return Tables(calls, addresses, arena, keep, plan, shapes, given)
 
     def _variables(self) -> list[Variable]:
         found = [*self.graph.inputs, *[v for node in self.graph.nodes for v in node.results]]
         found += [self._root(v) for v in found]  # type: ignore[misc]
         return found
+
+    def recycle(self, array: Array) -> None:
+        """Take an array that nobody else holds as memory for an output of a later run.
+
+        State that a program replaces at every run thus alternates between two arrays, and no
+        memory is asked of the system.
+        """
+        if array.nbytes >= RECYCLED and array.base is None and array.flags.c_contiguous:
+            spare = self._spare.setdefault((array.shape, array.dtype), [])
+            if len(spare) < SPARE:
+                spare.append(array)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        spare = self._spare.get((shape, dtype))
+        return spare.pop() if spare else np.empty(shape, dtype)
 
     def _outputs(self, inputs: Sequence[Array], tables: Tables) -> list[Array]:
         """Arrays for the outputs; those that share memory, or are inputs, are views."""
@@ -280,12 +300,15 @@ class Program:
                 outputs.append(root.value)
                 continue
             if root not in made:
-                made[root] = np.empty(tables.shapes[root], root.type.dtype.numpy)
+                made[root] = self._empty(tables.shapes[root], root.type.dtype.numpy)
                 tables.addresses[self._slots[root]] = made[root].__array_interface__["data"][0]
             assert isinstance(atom, Variable)
             array = made[root]
             outputs.append(array if atom is root else array.reshape(tables.shapes[atom]))
         return outputs
+
+
+_NO_SIZES: dict[str, int] = {}
 
 
 def _contradiction(position: int, array: Array, kind: TensorType) -> ShapeError:

@@ -486,8 +486,8 @@ def is_const(x: Scalar, value: Number) -> bool:
 # --- text ----------------------------------------------------------------------------------------
 
 _INFIX = {
-    "or": ("|", 1), "xor": ("^", 2), "and": ("&", 3),
-    "equal": ("==", 4), "not_equal": ("!=", 4), "less": ("<", 4), "less_equal": ("<=", 4),
+    "equal": ("==", 1), "not_equal": ("!=", 1), "less": ("<", 1), "less_equal": ("<=", 1),
+    "or": ("|", 2), "xor": ("^", 3), "and": ("&", 4),
     "shift_left": ("<<", 5), "shift_right": (">>", 5),
     "add": ("+", 6), "subtract": ("-", 6),
     "multiply": ("*", 7), "divide": ("/", 7), "floor_divide": ("//", 7), "modulo": ("%", 7),
@@ -527,7 +527,7 @@ def _render(x: Scalar, names: Names) -> tuple[str, int]:
 
 def _infix(x: Scalar, names: Names) -> tuple[str, int]:
     symbol, binding = _INFIX[x.op]
-    left = _tight(x.args[0], names, binding + (binding == 4))
+    left = _tight(x.args[0], names, binding + (binding == 1))
     return f"{left} {symbol} {_tight(x.args[1], names, binding + 1)}", binding
 
 
@@ -539,7 +539,7 @@ def _tight(x: Scalar, names: Names, least: int) -> str:
 def _number(x: Scalar) -> str:
     """A constant as Python writes it; the shortest text that its dtype reads back."""
     if x.dtype.is_floating and math.isfinite(x.detail):
-        if x.detail == int(x.detail) and abs(x.detail) < 1e6 and str(x.detail)[0] != "-":
+        if x.detail == int(x.detail) and abs(x.detail) < 1e6 and str(x.detail) != "-0.0":
             return str(int(x.detail))
         return str(x.dtype.numpy.type(x.detail))
     return str(x.detail)

@@ -161,12 +161,15 @@ def _pow_samples() -> list[Sample]:
     ]
 
 
+_LARGE_EXPONENT = 2**31
+
+
 def _integer_power_type(x: TensorType, exponent: int) -> TensorType:
     if x.dtype not in DTYPE_CLASSES["number"]:
         raise wrong_dtype("pow", "number", {"x": x})
     if exponent < 0 and x.dtype.is_integer:
         raise _negative_exponent(x, exponent)
-    if abs(exponent) >= 2**31:
+    if abs(exponent) >= _LARGE_EXPONENT:
         raise ArgumentError(
             "pow",
             "the exponent is too large",
@@ -240,7 +243,8 @@ def pow(x1: Any, x2: Any, /) -> Tensor:
     """
     if type(x1) is Tensor:
         kind = type(x2)
-        if kind is int or (kind is float and x2.is_integer() and x1.dtype.is_inexact):
+        whole = kind is int or (kind is float and x2.is_integer() and x1.dtype.is_inexact)
+        if whole and -_LARGE_EXPONENT < x2 < _LARGE_EXPONENT:
             return _whole_power(x1, int(x2))
     return general_pow(x1, x2)
 
