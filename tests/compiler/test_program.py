@@ -87,6 +87,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda x: wf.concat([wf.pad(x, ((1, 0), (0, 2))), wf.flip(x, axis=1)[:, [0] * 7]])[::2],
         ((4, 5),),
     ),
+    "a constant that repeats along some axes": (
+        lambda x: wf.softmax(x * 2 + wf.tensor(np.triu(np.full((5, 5), -9.0, np.float32)))),
+        ((2, 3, 5, 5),),
+    ),
     "sums along every axis": (lambda x: [wf.sum(x * x, axis=a) for a in (0, 1, 2)], ((4, 5, 6),)),
     "a scalar": (lambda x: wf.sum(wf.exp(x)) / 3.0, ((7,),)),
     "nothing": (lambda x: x * 2, ((0, 3),)),

@@ -574,3 +574,12 @@ def test_comparison_with_none_is_by_identity() -> None:
     x = wf.ones(2)
     assert (x == None) is False  # noqa: E711
     assert (x != "a") is True
+
+
+def test_a_float_in_numpys_clothes_is_as_weak_as_the_float() -> None:
+    x = wf.ones(2)
+    assert (x * np.sqrt(2.0)).dtype is wf.float32
+    assert (np.float64(2.0) * x).dtype is wf.float32
+    assert (x * np.float32(2)).dtype is wf.float32
+    assert (x * np.array(2.0)).dtype is wf.float64
+    assert wf.asarray(np.float64(1)).dtype is wf.float64

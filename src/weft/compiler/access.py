@@ -22,6 +22,8 @@ T = TypeVar("T")
 Index = tuple[Affine, ...]
 Condition = tuple[Affine, Dimension]
 """An index and a bound: the condition that the index is not below 0 and below the bound."""
+Loads = frozenset[tuple[Atom, Index]]
+"""Which elements of stored values and of constants are read."""
 
 
 class Reading(Generic[T]):
@@ -82,37 +84,37 @@ class Reading(Generic[T]):
         return self.operation(node, operands)
 
 
-class Accesses(Reading[frozenset[tuple[Variable, Index]]]):
+class Accesses(Reading[Loads]):
     """Collects which elements of stored values an element is computed from."""
 
-    def load(self, variable: Variable, index: Index) -> frozenset[tuple[Variable, Index]]:
+    def load(self, variable: Variable, index: Index) -> Loads:
         """The element itself."""
         return frozenset([(variable, index)])
 
-    def literal(self, literal: Literal, index: Index) -> frozenset[tuple[Variable, Index]]:
+    def literal(self, literal: Literal, index: Index) -> Loads:
+        """The element of an array; a number is read from nowhere."""
+        return frozenset([(literal, index)] if literal.value.ndim else [])
+
+    def number(self, value: Any, node: GraphNode) -> Loads:
         """Nothing that is stored."""
         return frozenset()
 
-    def number(self, value: Any, node: GraphNode) -> frozenset[tuple[Variable, Index]]:
-        """Nothing that is stored."""
-        return frozenset()
-
-    def position(self, index: Affine, node: GraphNode) -> frozenset[tuple[Variable, Index]]:
+    def position(self, index: Affine, node: GraphNode) -> Loads:
         """Nothing that is stored."""
         return frozenset()
 
     def operation(
-        self, node: GraphNode, operands: list[frozenset[tuple[Variable, Index]]]
-    ) -> frozenset[tuple[Variable, Index]]:
+        self, node: GraphNode, operands: list[Loads]
+    ) -> Loads:
         """What all operands are computed from."""
         return frozenset().union(*operands)
 
     def choice(
         self,
         conditions: Sequence[Condition],
-        inside: frozenset[tuple[Variable, Index]],
-        outside: frozenset[tuple[Variable, Index]],
-    ) -> frozenset[tuple[Variable, Index]]:
+        inside: Loads,
+        outside: Loads,
+    ) -> Loads:
         """What either is computed from."""
         return inside | outside
 

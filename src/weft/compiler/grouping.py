@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from weft.compiler.access import Accesses, Index
+from weft.compiler.access import Accesses, Index, Loads
 from weft.compiler.affine import Affine
 from weft.core.shapes import Shape
-from weft.ir.graph import Graph, GraphNode, Variable
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
 
 REDUCTIONS = frozenset(
     {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any", "reduce_all"}
@@ -45,7 +45,7 @@ class Root:
     node: GraphNode
     outer: Shape
     inner: Shape
-    reads: frozenset[tuple[Variable, Index]]
+    reads: Loads
 
     @property
     def is_reduction(self) -> bool:
@@ -92,9 +92,9 @@ class Group:
     def _reads_in_place(self, root: Root) -> bool:
         """Whether a root reads the others' values only at its own place, or its own row."""
         whole = counted(self.outer + self.inner, 0)
-        members = {member.variable: member for member in self.roots}
-        for variable, index in root.reads:
-            member = members.get(variable)
+        members: dict[Atom, Root] = {member.variable: member for member in self.roots}
+        for atom, index in root.reads:
+            member = members.get(atom)
             if member is None:
                 continue
             row = self.per_row(member)
@@ -135,7 +135,7 @@ class _Grouping:
     def steps(self) -> list[Step]:
         """One pass over the nodes; each root joins the last group that it may join."""
         steps: list[Step] = []
-        place: dict[Variable, int] = {}
+        place: dict[Atom, int] = {}
         for node in self.graph.nodes:
             if not self._is_loop(node):
                 steps.append(Single(node))
@@ -189,9 +189,9 @@ class _Grouping:
         reduced = tuple(shape[axis] for axis in axes if shape[axis] != 1)
         return Root(variable, node, outer, reduced, self.accesses.at(operand, index))
 
-    def _place(self, steps: list[Step], place: dict[Variable, int], root: Root) -> int:
+    def _place(self, steps: list[Step], place: dict[Atom, int], root: Root) -> int:
         """Put a root into the last group that it fits, if nothing that it reads comes later."""
-        needed = max((place.get(variable, -1) for variable, _ in root.reads), default=-1)
+        needed = max((place.get(atom, -1) for atom, _ in root.reads), default=-1)
         for position in range(len(steps) - 1, max(needed, 0) - 1, -1):
             step = steps[position]
             if isinstance(step, Group) and step.joined(root):

@@ -257,10 +257,10 @@ class Program:
         calls = np.zeros((max(1, len(self.calls)), len(FIELDS)), np.int64)
         for row, call in zip(calls, self.calls, strict=False):
             slots = np.array([self._slots[self._root(v)] for v in call.values] or [0], np.int64)
-            given = np.array(call.sizes(sizes) or [0], np.int64)
-            keep += [slots, given]
+            numbers = np.array(call.sizes(sizes) or [0], np.int64)
+            keep += [slots, numbers]
             row[:] = (
-                call.function, slots.ctypes.data, len(call.values), given.ctypes.data,
+                call.function, slots.ctypes.data, len(call.values), numbers.ctypes.data,
                 call.extent(sizes), max(1, call.grain(sizes)),
             )  # fmt: skip
         shapes = {v: _static(v.type.shape, sizes) for v in self._variables()}

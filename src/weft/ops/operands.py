@@ -176,8 +176,11 @@ def _unfit(op: str, name: str, value: object, kind: str, fix: str) -> ArgumentTy
 def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[Tensor, ...]:
     """Tensors of one dtype: the operands' common one, which the operation is defined for.
 
-    Integers given to an operation on floating-point numbers become the default float.
+    Integers given to an operation on floating-point numbers become the default float. What NumPy
+    makes of a Python float, as np.sqrt(2) does, is as weak beside a tensor as the float itself.
     """
+    if any(isinstance(value, Tensor) for value in values):
+        values = [value.item() if _is_numpy_float(value) else value for value in values]
     scalars = [_is_scalar(value) for value in values]
     tensors: list[Any] = [
         v
@@ -195,6 +198,11 @@ def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[
 
 def _is_scalar(value: Operand) -> bool:
     return type(value) in (bool, int, float, complex, Dim)
+
+
+def _is_numpy_float(value: Operand) -> bool:
+    """Whether a value is a Python float or complex number in NumPy's clothes."""
+    return isinstance(value, (float, complex)) and isinstance(value, np.generic)
 
 
 def _weak(value: Scalar | Dim) -> Scalar:
