@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -292,6 +293,27 @@ def test_a_kernel_may_have_the_name_of_a_function_of_the_c_library() -> None:
     x = samples(float64, 0)
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(run(kernel, [x], None), np.tan(x), rtol=1e-15)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of another kind")
+@pytest.mark.parametrize(("processor", "width"), [("x86-64", 4), ("haswell", 8), ("x86-64", 1)])
+def test_older_processors_give_the_same_bits(
+    processor: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = native.host()
+    if processor == "haswell" and own.width < 8:
+        pytest.skip("this machine is older")
+    x = samples(float32, 0)
+    made = {
+        "exp": scalars.exp, "sin": scalars.sin, "rint": scalars.rint,
+        "power": lambda x: scalars.power(x, x), "half": lambda x: scalars.rounded(x, float16),
+    }  # fmt: skip
+    compiled = {name: elementwise(name, [float32], float32, value) for name, value in made.items()}
+    expected = {name: run(kernel, [x], None) for name, kernel in compiled.items()}
+    older = replace(own, processor=processor, features="", width=width, masked=False, half=False)
+    monkeypatch.setattr(native, "host", lambda width=None: older)
+    for name, kernel in compiled.items():
+        same(run(kernel, [x], None), expected[name], name)
 
 
 def test_objects_load_again_and_assembly_is_text() -> None:

@@ -156,6 +156,15 @@ def test_text_grows_with_the_kernel_and_not_with_its_paths() -> None:
     assert made.digest
 
 
+def test_deep_expressions_are_no_trouble() -> None:
+    x: Scalar = X[HERE]
+    for step in range(3000):
+        x = x + float(step % 7)
+    made = kernel(For(HERE, N, (Store(Y, HERE, x),), "parallel vector"))
+    assert max(map(len, str(made).splitlines())) < 1000
+    kernels.both(made, [np.ones(3, np.float32), np.zeros(3, np.float32)], [3], None)
+
+
 def test_a_digest_leaves_names_out_and_nothing_else() -> None:
     def double(name: str, i: str, n: str, factor: float = 2.0, kind: str = "vector") -> Kernel:
         x, y, j = Buffer(f"{name}in", float32), Buffer(f"{name}out", float32, "write"), index(i)

@@ -31,7 +31,7 @@ from weft.ir.loops import (
     Update,
     has_loops,
 )
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, ordered
 
 Array = np.ndarray[Any, Any]
 Values = dict[Scalar, Any]
@@ -133,8 +133,9 @@ class _Run:
 
     def value(self, x: Scalar, done: Values) -> Any:
         """The value of an expression, as a NumPy scalar; `done` holds those already known."""
-        if x not in done:
-            done[x] = self._value(x, done)
+        for each in ordered(x) if x not in done else ():
+            if each not in done:
+                done[each] = self._value(each, done)
         return done[x]
 
     def _value(self, x: Scalar, done: Values) -> Any:
@@ -147,7 +148,7 @@ class _Run:
                 return self.variables[x]
             case "load":
                 return self._load(x, done)
-        operands = [self.value(arg, done) for arg in x.args]
+        operands = [done[arg] for arg in x.args]
         match x.op:
             case "select":
                 return operands[1] if operands[0] else operands[2]
@@ -158,9 +159,9 @@ class _Run:
         return x.dtype.numpy.type(INSTRUCTIONS[x.op].reference(*operands))
 
     def _load(self, x: Scalar, done: Values) -> Any:
-        if len(x.args) > 1 and not self.value(x.args[1], done):
-            return self.value(x.args[2], done)
-        return self.memory[x.detail][_inside(int(self.value(x.args[0], done)))]
+        if len(x.args) > 1 and not done[x.args[1]]:
+            return done[x.args[2]]
+        return self.memory[x.detail][_inside(int(done[x.args[0]]))]
 
 
 def _inside(offset: int) -> int:

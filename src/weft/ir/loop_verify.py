@@ -17,7 +17,7 @@ weft.core.errors.GraphError: kernel copy: an index or local is used outside its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weft.core.dtypes import INDEX, bool_
 from weft.core.errors import GraphError
@@ -33,7 +33,7 @@ from weft.ir.loops import (
     walk,
     written,
 )
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, ordered
 
 LONGEST_UNROLLED = 64
 
@@ -47,7 +47,6 @@ def verify_kernel(kernel: Kernel) -> None:
 class _Check:
     kernel: Kernel
     _vectors: tuple[Scalar, ...] = ()
-    _seen: set[Scalar] = field(default_factory=set)
 
     def run(self) -> None:
         kernel = self.kernel
@@ -222,24 +221,18 @@ class _Check:
                 )
             self._known(value)
 
-    def _known(self, x: Scalar) -> None:
+    def _known(self, value: Scalar) -> None:
         """Loads are from buffers, and sizes are sizes, of this kernel."""
-        if x in self._seen:
-            return
-        self._seen.add(x)
-        if x.op == "size" and x.detail not in self.kernel.sizes:
-            self._fail("a size that the kernel is not given", "one of its sizes", {"size": str(x)})
-        if x.op == "load":
-            self._index("an offset", x.args[0])
-            known = (*self.kernel.buffers, *(s.buffer for s in self.kernel.scratch))
-            if x.detail not in known:
-                self._fail(
-                    "a load from another kernel's buffer",
-                    "a buffer of the kernel",
-                    {"buffer": str(x.detail)},
-                )
-        for arg in x.args:
-            self._known(arg)
+        known = {*self.kernel.buffers, *(s.buffer for s in self.kernel.scratch)}
+        for x in ordered(value):
+            if x.op == "size" and x.detail not in self.kernel.sizes:
+                got = {"size": str(x)}
+                self._fail("a size that the kernel is not given", "one of its sizes", got)
+            if x.op == "load":
+                self._index("an offset", x.args[0])
+                if x.detail not in known:
+                    got = {"buffer": str(x.detail)}
+                    self._fail("a load from another kernel's buffer", "one of its buffers", got)
 
     def _fail(
         self,
@@ -256,14 +249,9 @@ class _Check:
 
 def _loads(x: Scalar, buffers: frozenset[Buffer]) -> list[Scalar]:
     """The loads from some buffers in an expression."""
-    found: dict[Scalar, None] = {}
-    pending = [x] if x.buffers & buffers else []
-    while pending:
-        current = pending.pop()
-        if current.op == "load" and current.detail in buffers:
-            found[current] = None
-        pending += [arg for arg in current.args if arg.buffers & buffers and arg not in found]
-    return list(found)
+    if not x.buffers & buffers:
+        return []
+    return [each for each in ordered(x) if each.op == "load" and each.detail in buffers]
 
 
 def _defined(body: tuple[Statement, ...]) -> frozenset[Scalar]:

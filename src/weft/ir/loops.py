@@ -42,6 +42,7 @@ on a line of its own under a number. So text grows with the kernel, not with the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,7 +50,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from weft.core.dtypes import INDEX
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, const, render, size
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, const, ordered, render, size
 
 Kind = Literal["serial", "parallel", "vector", "parallel vector", "unrolled"]
 Combine = Literal["add", "multiply", "maximum", "minimum", "and", "or"]
@@ -227,8 +228,8 @@ def has_loops(body: tuple[Statement, ...]) -> bool:
 
 # --- text ----------------------------------------------------------------------------------------
 
-_LONG = 8
-"""Nodes beyond which a repeated subexpression is written once."""
+_LONG, _DEEP = 8, 40
+"""Nodes beyond which a repeated subexpression is written once, and depth of a line's text."""
 
 
 class _Writer:
@@ -294,12 +295,8 @@ class _Writer:
         return f"{name}[{self._text(statement.offset)}] = {value}{guard}"
 
     def _with_repeated(self, roots: tuple[Scalar, ...], indent: str) -> Iterator[str]:
-        """Lines for the long subexpressions that occur more than once; operands come first."""
-        uses: dict[Scalar, int] = {}
-        sizes: dict[Scalar, int] = {}
-        for root in roots:
-            _count(root, uses, sizes)
-        for number, x in enumerate(x for x in sizes if uses[x] > 1 and sizes[x] > _LONG):
+        """Lines for long parts that occur more than once, and for the depths of deep ones."""
+        for number, x in enumerate(_repeated(roots)):
             line = f"{indent}%{number} = {self._text(x)}"
             self._names[x] = f"%{number}"
             yield line
@@ -330,10 +327,15 @@ class _CanonicalWriter(_Writer):
                 self._type_numbers(arg)
 
 
-def _count(x: Scalar, uses: dict[Scalar, int], sizes: dict[Scalar, int]) -> None:
-    """Count the places where each node is used, and the nodes that its text is made of."""
-    uses[x] = uses.get(x, 0) + 1
-    if uses[x] == 1:
-        for arg in x.args:
-            _count(arg, uses, sizes)
+def _repeated(roots: tuple[Scalar, ...]) -> Iterator[Scalar]:
+    """The subexpressions that get a line of their own, operands first."""
+    nodes = ordered(*roots)
+    uses = Counter(arg for x in nodes for arg in x.args) + Counter(roots)
+    sizes: dict[Scalar, int] = {}
+    depths: dict[Scalar, int] = {}
+    for x in nodes:
         sizes[x] = min(1 + sum(sizes[arg] for arg in x.args), _LONG + 1)
+        depths[x] = 1 + max((depths[arg] for arg in x.args), default=0)
+        if (uses[x] > 1 and sizes[x] > _LONG) or depths[x] > _DEEP:
+            depths[x] = 0
+            yield x

@@ -478,6 +478,24 @@ def coefficient(offset: Scalar, variable: Scalar) -> Scalar | None:
     return None
 
 
+def ordered(*roots: Scalar) -> list[Scalar]:
+    """All nodes of expressions, each once, operands first.
+
+    >>> [str(x) for x in ordered(index("i") * 2 + index("i"))]
+    ['i', '2', 'i * 2', 'i * 2 + i']
+    """
+    found: dict[Scalar, None] = {}
+    pending = list(reversed(roots))
+    while pending:
+        x = pending[-1]
+        missing = [arg for arg in reversed(x.args) if arg not in found]
+        if missing:
+            pending += missing
+        else:
+            found[pending.pop()] = None
+    return list(found)
+
+
 def is_const(x: Scalar, value: Number) -> bool:
     """Whether a node is this constant."""
     return x.op == "const" and bool(x.detail == value)

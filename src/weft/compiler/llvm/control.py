@@ -16,7 +16,7 @@ from weft.compiler.llvm.machine import Machine
 from weft.compiler.llvm.values import Lanes, Values
 from weft.compiler.llvm.writing import Function, steps, widened
 from weft.ir.loops import Accumulate, For, expressions, walk
-from weft.ir.scalars import Buffer, Scalar
+from weft.ir.scalars import Buffer, ordered
 
 Body = Callable[[str, list[str]], list[str]]
 """Writes a loop's body: given its index and what it carries, what it carries on."""
@@ -150,22 +150,10 @@ class Control:
 
     def work(self, loop: For | Accumulate) -> int:
         """The instructions of a loop's body."""
-        seen: set[Scalar] = set()
-        for statement in walk((loop,)):
-            for x in expressions(statement):
-                _collect(self.values.expand(x), seen)
-        return sum(1 for x in seen if x.args and x.variables)
+        roots = [self.values.expand(x) for s in walk((loop,)) for x in expressions(s)]
+        return sum(1 for x in ordered(*roots) if x.args and x.variables)
 
 
 def _runs(start: str, stop: str) -> bool:
     """Whether a loop with constant bounds runs at all."""
     return start.isdigit() and stop.isdigit() and int(start) < int(stop)
-
-
-def _collect(x: Scalar, seen: set[Scalar]) -> None:
-    pending = [x]
-    while pending:
-        current = pending.pop()
-        if current not in seen:
-            seen.add(current)
-            pending += current.args

@@ -38,6 +38,7 @@ from weft.ir.scalars import (
     node,
     not_equal,
     or_,
+    ordered,
     select,
     sqrt,
     trunc,
@@ -397,16 +398,9 @@ class Expander:
 
     def __call__(self, x: Scalar) -> Scalar:
         """The expression without elementary functions."""
-        pending = [x]
-        while pending:
-            current = pending[-1]
-            missing = [arg for arg in current.args if arg not in self._done]
-            if missing:
-                pending += missing
-                continue
-            pending.pop()
-            if current not in self._done:
-                self._done[current] = self._expanded(current)
+        for each in ordered(x) if x not in self._done else ():
+            if each not in self._done:
+                self._done[each] = self._expanded(each)
         return self._done[x]
 
     def _expanded(self, x: Scalar) -> Scalar:

@@ -111,13 +111,21 @@ def _engine() -> Any:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target.create_target_machine())
 
 
+_CALLED = (
+    "fmod", "malloc", "free", "fma", "fmaf", "floor", "floorf", "ceil", "ceilf", "trunc", "truncf",
+    "roundeven", "roundevenf",
+)  # fmt: skip
+"""What code may call beside the elementary functions: on old processors for instructions."""
+
+
 @cache
 def _add_symbols() -> None:
     """Functions of the C library, for the code that calls them."""
     library = ctypes.CDLL(None)
-    for name in {*LIBRARY.values(), "fmod", "malloc", "free"}:
-        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        llvm.add_symbol(name, address)
+    for name in (*LIBRARY.values(), *_CALLED):
+        function = getattr(library, name, None)
+        if function is not None:
+            llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
 
 
 def call_kernel(
