@@ -36,6 +36,14 @@ class DType:
     kind: Kind
     bits: int
     numpy: np.dtype[Any]
+    is_integer: bool
+    """Whether this is a signed or unsigned integer type."""
+    is_floating: bool
+    """Whether this is a real floating-point type."""
+    is_complex: bool
+    """Whether this is a complex type."""
+    is_inexact: bool
+    """Whether this type has derivatives: floating-point or complex."""
 
     def __repr__(self) -> str:
         return f"weft.{self.name}"
@@ -51,29 +59,11 @@ class DType:
         """Bytes of one element."""
         return self.numpy.itemsize
 
-    @property
-    def is_integer(self) -> bool:
-        """Whether this is a signed or unsigned integer type."""
-        return self.kind in ("signed", "unsigned")
-
-    @property
-    def is_floating(self) -> bool:
-        """Whether this is a real floating-point type."""
-        return self.kind == "float"
-
-    @property
-    def is_complex(self) -> bool:
-        """Whether this is a complex type."""
-        return self.kind == "complex"
-
-    @property
-    def is_inexact(self) -> bool:
-        """Whether this type has derivatives: floating-point or complex."""
-        return self.kind in ("float", "complex")
-
 
 def _dtype(name: str, short: str, kind: Kind, bits: int, form: Any) -> DType:
-    return DType(name, short, kind, bits, np.dtype(form))
+    # Asked on every eager operation, so these are answered once.
+    integer, real, complex_ = kind in ("signed", "unsigned"), kind == "float", kind == "complex"
+    return DType(name, short, kind, bits, np.dtype(form), integer, real, complex_, real or complex_)
 
 
 bool_ = _dtype("bool", "bool", "bool", 8, np.bool_)

@@ -162,10 +162,10 @@ def _propagate(
     if type(derivatives) is Joint or node.primitive.multiple:
         _propagate_all(cotangents, live, node, operands, cotangent, attach)
         return
-    out = wrap(node.out, node if attach else None)
+    primitive, out = node.primitive, wrap(node.out, node if attach else None)
     for index, parent in enumerate(parents):
         if parent in live:
-            back = pull(node.primitive, index, cotangent, out, operands, params)
+            back = pull(primitive, index, cotangent, out, operands, params)
             if back is not None:
                 before = cotangents.get(parent)
                 cotangents[parent] = back if before is None else before + back

@@ -259,23 +259,26 @@ def _binary(
     """`weak` are the dtypes that a Python float may stand beside."""
 
     def function(x1: Any, x2: Any, /) -> Tensor:
-        if type(x1) is Tensor:
-            a, node = x1._value, x1._node
+        if type(x1) is Tensor and type(x2) is Tensor:
+            a, b = x1._value, x2._value
+            if type(a) is not _ndarray or type(b) is not _ndarray:
+                return slow(x1, x2)
+            if a.dtype is not b.dtype or a.dtype not in fast:
+                return slow(x1, x2)
+            node, other = x1._node, x2._node
+        elif type(x1) is Tensor:
+            a, b = x1._value, _as_float(x2)
+            if type(b) is not float or type(a) is not _ndarray or a.dtype not in weak:
+                return slow(x1, x2)
+            node, other = x1._node, None
         else:
-            a, node = float(x1) if type(x1) is int and -_EXACT < x1 < _EXACT else x1, None
-        if type(x2) is Tensor:
-            b, other = x2._value, x2._node
-        else:
-            b, other = float(x2) if type(x2) is int and -_EXACT < x2 < _EXACT else x2, None
-        if type(a) is _ndarray:
-            if type(b) is _ndarray:
-                short = a.dtype is b.dtype and a.dtype in fast and type(x2) is type(x1) is Tensor
-            else:
-                short = type(b) is float and a.dtype in weak and type(x1) is Tensor
-        else:
-            short = type(a) is float and type(b) is _ndarray and b.dtype in weak
-        if not short:
-            return slow(x1, x2)
+            a = _as_float(x1)
+            if type(a) is not float or type(x2) is not Tensor:
+                return slow(x1, x2)
+            b = x2._value
+            if type(b) is not _ndarray or b.dtype not in weak:
+                return slow(x1, x2)
+            node, other = None, x2._node
         try:
             value = quiet(kernel, a, b)
         except (RuntimeError, ValueError):
@@ -292,6 +295,11 @@ def _binary(
         return tensor
 
     return function
+
+
+def _as_float(x: Any) -> Any:
+    """A Python integer that a float holds exactly, as one; anything else as it is."""
+    return float(x) if type(x) is int and -_EXACT < x < _EXACT else x
 
 
 def recorded(

@@ -46,7 +46,8 @@ def spread(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
     """A reduction's result repeated along the reduced axes."""
     if not axes:
         return reduced
-    return apply(broadcast_to, kept(reduced, like, axes), shape=like.shape)
+    leading = axes[-1] == len(axes) - 1  # what broadcasting adds by itself
+    return apply(broadcast_to, reduced if leading else kept(reduced, like, axes), shape=like.shape)
 
 
 def kept(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
