@@ -252,3 +252,8 @@ def test_an_exception_in_the_second_run_leaves_the_generator_alone() -> None:
     after = wf.random.get_state()
     assert [np.asarray(s).tolist() for s in after] == [np.asarray(s).tolist() for s in expected]
     assert wf.is_grad_enabled()
+
+
+def test_a_policy_is_refused_with_the_reason() -> None:
+    with pytest.raises(NotImplementedError, match="leave policy= out"):
+        wf.checkpoint(wf.sin, policy="products")

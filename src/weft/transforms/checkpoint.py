@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any
 
 from weft.core import trees
+from weft.core.errors import Unsupported
 from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.reverse import AnyNode, backpropagate, between, recording
@@ -26,12 +27,15 @@ from weft.ops.operands import check_function
 __all__ = ["checkpoint"]
 
 
-def checkpoint(f: Callable[..., Any]) -> Callable[..., Any]:
+def checkpoint(f: Callable[..., Any], *, policy: str | None = None) -> Callable[..., Any]:
     """A function that computes what f does and keeps only its arguments for the backward pass.
 
     f runs a second time when a derivative is needed, with the same random numbers. It may take
-    and return trees, and use tensors from outside.
+    and return trees, and use tensors from outside. Everything is computed again: a `policy` that
+    keeps some values is not supported yet.
     """
+    if policy is not None:
+        raise Unsupported("checkpoint keeps nothing but the arguments; leave policy= out")
     check_function("checkpoint", f)
 
     @wraps(f)
