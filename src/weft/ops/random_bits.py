@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.dtypes import DType, uint32, uint64
+from weft.core.dtypes import DType, uint8, uint32, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError, TraceError
 from weft.core.shapes import Dimension, Shape, require_equal
 from weft.core.types import TensorType
@@ -161,7 +161,7 @@ def _mistakes() -> list[Mistake]:
     key, zero = np.zeros(2, np.uint32), np.zeros((), np.uint64)
     params = {"shape": (), "dtype": uint32, "domain": DRAW}
     words = "a key is two uint32 words and the data beside it is uint64"
-    wide = {**params, "dtype": DType("u3", "u3", "unsigned", 3, np.dtype("u1"))}
+    wide = {**params, "dtype": uint8}
     return [
         Mistake((key.astype(np.int64), zero), params, DTypeError, words),
         Mistake((np.zeros(3, np.uint32), zero), params, ShapeError, "a key has two words"),
