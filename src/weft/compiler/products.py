@@ -12,7 +12,8 @@ one call of the BLAS that NumPy brings along; other products are computed by ref
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,11 +24,11 @@ import numpy as np
 from weft.compiler.pool import thread_pool
 from weft.core.dtypes import DType, float32, float64
 from weft.core.shapes import Dimension, size
-from weft.ir.graph import GraphNode
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ops.contraction import free_axes
+from weft.ops.movement import transpose
 
 GEMM = {float32: "sgemm", float64: "dgemm"}
-_SYMBOL = "scipy_cblas_{0}64_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +79,86 @@ def _turned(
     return True if rest == (inner + free if inner_last else free + inner) else None
 
 
+def arranged(graph: Graph) -> Graph:
+    """The graph with transposes before products whose operands no native product takes."""
+    nodes: list[GraphNode] = []
+    for node in graph.nodes:
+        if node.primitive.name == "dot" and _is_odd(node):
+            nodes += _arranged(node)
+        else:
+            nodes.append(node)
+    return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
+
+
+def _is_odd(node: GraphNode) -> bool:
+    dtype = node.operands[0].type.dtype
+    return dtype in GEMM and gemm_address(dtype) is not None and product_of(node) is None
+
+
+def _arranged(node: GraphNode) -> list[GraphNode]:
+    """The product after a transpose of each operand that does not lie as it should."""
+    sides = [_side(node, 0, inner_last=True), _side(node, 1, inner_last=False)]
+    turned = [turn for turn, _, _ in sides if turn is not None]
+    operands = tuple(operand for _, operand, _ in sides)
+    stack = tuple(range(len(node.params["batch"][0])))
+    params = {"contract": tuple(inner for _, _, inner in sides), "batch": (stack, stack)}
+    return [*turned, GraphNode(node.primitive, operands, params, node.results, node.location)]
+
+
+def _side(
+    node: GraphNode, side: int, *, inner_last: bool
+) -> tuple[GraphNode | None, Atom, tuple[int, ...]]:
+    """A transpose where one is needed, the operand after it, and the axes that are summed over."""
+    operand = node.operands[side]
+    ndim = operand.type.ndim
+    inner, batch = tuple(node.params["contract"][side]), tuple(node.params["batch"][side])
+    leading = batch == tuple(range(len(batch)))
+    if (
+        leading
+        and len(inner) == 1
+        and _turned(ndim, batch, inner, inner_last=inner_last) is not None
+    ):
+        return None, operand, inner
+    free = free_axes(ndim, inner, batch)
+    turn = _turn(operand, batch + (free + inner if inner_last else inner + free), node)
+    start = ndim - len(inner) if inner_last else len(batch)
+    return turn, turn.results[0], tuple(range(start, start + len(inner)))
+
+
+def _turn(operand: Atom, order: tuple[int, ...], node: GraphNode) -> GraphNode:
+    shape = tuple(operand.type.shape[axis] for axis in order)
+    result = Variable(operand.type.with_shape(shape))
+    return GraphNode(transpose, (operand,), {"order": order}, (result,), node.location)
+
+
 @cache
-def gemm_address(dtype: DType) -> int | None:
-    """Where the BLAS that NumPy brings along has its product; None where it cannot be found."""
+def blas() -> ctypes.CDLL | None:
+    """The BLAS that NumPy brings along; None where it cannot be found."""
     folder = Path(np.__file__).parent
     files = [*folder.parent.glob("numpy.libs/*openblas*"), *folder.glob(".dylibs/*openblas*")]
-    for file in files:
-        library = ctypes.CDLL(str(file))
-        name = _SYMBOL.format(GEMM[dtype])
-        if hasattr(library, name):
-            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    return None
+    return next((ctypes.CDLL(str(file)) for file in files), None)
+
+
+@cache
+def gemm_address(dtype: DType) -> int | None:
+    """Where the BLAS has its product; None where it cannot be found."""
+    function = getattr(blas(), f"scipy_cblas_{GEMM[dtype]}64_", None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let the BLAS use one thread inside: the pool divides products, and pools do not nest."""
+    library = blas()
+    before = 0 if library is None else library.scipy_openblas_get_num_threads64_()
+    if before <= 1 or library is None:
+        yield
+        return
+    library.scipy_openblas_set_num_threads64_(1)
+    try:
+        yield
+    finally:
+        library.scipy_openblas_set_num_threads64_(before)
 
 
 SOURCE = """
@@ -100,8 +170,7 @@ entry:
   %b = load ptr, ptr %b.at
   %c.at = getelementptr ptr, ptr %buffers, i64 2
   %c = load ptr, ptr %c.at
-  %m.at = getelementptr i64, ptr %sizes, i64 0
-  %m = load i64, ptr %m.at
+  %m = load i64, ptr %sizes
   %n.at = getelementptr i64, ptr %sizes, i64 1
   %n = load i64, ptr %n.at
   %k.at = getelementptr i64, ptr %sizes, i64 2
@@ -116,6 +185,12 @@ entry:
   %lda = load i64, ptr %lda.at
   %ldb.at = getelementptr i64, ptr %sizes, i64 6
   %ldb = load i64, ptr %ldb.at
+  %step.at = getelementptr i64, ptr %sizes, i64 7
+  %step = load i64, ptr %step.at
+  %panel.at = getelementptr i64, ptr %sizes, i64 8
+  %panel = load i64, ptr %panel.at
+  %panels.at = getelementptr i64, ptr %sizes, i64 9
+  %panels = load i64, ptr %panels.at
   %mk = mul i64 %m, %k
   %kn = mul i64 %k, %n
   %mn = mul i64 %m, %n
@@ -124,14 +199,24 @@ entry:
   br i1 %any, label %loop, label %done
 loop:
   %i = phi i64 [%begin, %entry], [%next, %loop]
-  %ao = mul i64 %i, %mk
-  %ap = getelementptr {type}, ptr %a, i64 %ao
-  %bo = mul i64 %i, %kn
-  %bp = getelementptr {type}, ptr %b, i64 %bo
-  %co = mul i64 %i, %mn
-  %cp = getelementptr {type}, ptr %c, i64 %co
-  call void %gemm(i32 101, i32 %ta, i32 %tb, i64 %m, i64 %n, i64 %k, {type} 1.0, ptr %ap, i64 %lda,
-                  ptr %bp, i64 %ldb, {type} 0.0, ptr %cp, i64 %n)
+  %item = udiv i64 %i, %panels
+  %part = urem i64 %i, %panels
+  %row = mul i64 %part, %panel
+  %left = sub i64 %m, %row
+  %short = icmp slt i64 %left, %panel
+  %rows = select i1 %short, i64 %left, i64 %panel
+  %a.item = mul i64 %item, %mk
+  %a.row = mul i64 %row, %step
+  %a.off = add i64 %a.item, %a.row
+  %ap = getelementptr {type}, ptr %a, i64 %a.off
+  %b.off = mul i64 %item, %kn
+  %bp = getelementptr {type}, ptr %b, i64 %b.off
+  %c.item = mul i64 %item, %mn
+  %c.row = mul i64 %row, %n
+  %c.off = add i64 %c.item, %c.row
+  %cp = getelementptr {type}, ptr %c, i64 %c.off
+  call void %gemm(i32 101, i32 %ta, i32 %tb, i64 %rows, i64 %n, i64 %k, {type} 1.0, ptr %ap,
+                  i64 %lda, ptr %bp, i64 %ldb, {type} 0.0, ptr %cp, i64 %n)
   %next = add i64 %i, 1
   %more = icmp slt i64 %next, %end
   br i1 %more, label %loop, label %done
@@ -141,6 +226,10 @@ done:
 """
 PLAIN, TURNED = 111, 112
 """How the BLAS names a matrix as it is, and its transpose."""
+PANEL = 16_000_000
+"""About how many floating-point operations one panel of rows should be."""
+ROWS = 64
+"""The rows of a panel are a multiple of this."""
 
 
 def table(product: Product, shape: Sequence[int]) -> list[int]:
@@ -155,7 +244,30 @@ def table(product: Product, shape: Sequence[int]) -> list[int]:
         TURNED if right else PLAIN,
         max(1, rows if left else inner),
         max(1, inner if right else columns),
+        1 if left else inner,
+        panel_rows(shape),
+        panels(shape),
     ]
+
+
+def panel_rows(shape: Sequence[int]) -> int:
+    """How many rows one call of the BLAS makes: what threads claim.
+
+    It depends on the sizes only, so that the bits do not depend on the number of threads.
+    """
+    _, rows, columns, inner = shape
+    worth = PANEL // max(1, 2 * columns * inner) + 1
+    return min(max(1, rows), max(ROWS, -(-worth // ROWS) * ROWS))
+
+
+def product_work(shape: Sequence[int]) -> int:
+    """The floating-point operations of one panel."""
+    return max(1, 2 * panel_rows(shape) * shape[2] * shape[3])
+
+
+def panels(shape: Sequence[int]) -> int:
+    """Into how many panels of rows each product is cut."""
+    return -(-shape[1] // panel_rows(shape))
 
 
 _engines: list[llvm.ExecutionEngine] = []
