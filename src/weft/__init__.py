@@ -53,6 +53,7 @@ from weft.core.errors import (
     GraphError,
     LeakError,
     NameUnknownError,
+    NanError,
     ShapeError,
     TraceError,
     Unsupported,
@@ -64,6 +65,7 @@ from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec
 from weft.ir.tensor import Tensor
+from weft.ops import debugging as _debugging  # noqa: F401  registers its primitives
 from weft.ops.arithmetic import (
     abs,
     add,
@@ -392,8 +394,9 @@ __all__ = [
     "ArgumentError", "ArgumentTypeError", "AxisError", "BFloat16", "Bool", "BoundsError",
     "Complex", "Complex64", "Complex128", "DType", "DTypeError", "Device", "DeviceError", "Dim",
     "Float", "Float16", "Float32", "Float64", "GradientError", "GraphError", "Int", "Int8",
-    "Int16", "Int32", "Int64", "LeakError", "NameUnknownError", "ShapeError", "Shaped", "Tensor",
-    "TensorType", "TraceError", "UInt8", "UInt16", "UInt32", "UInt64", "Unsupported",
+    "Int16", "Int32", "Int64", "LeakError", "NameUnknownError", "NanError", "ShapeError",
+    "Shaped", "Tensor", "TensorType", "TraceError", "UInt8", "UInt16", "UInt32", "UInt64",
+    "Unsupported",
     "UnsupportedError", "WeftError",
     "__array_api_version__", "__array_namespace_info__", "abs", "acos", "acosh",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
@@ -407,10 +410,12 @@ __all__ = [
     "conj", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "copysign", "cos", "cosh", "cosine_similarity", "count_nonzero", "cummax",
     "cummin", "cumprod", "cumsum", "cumulative_logsumexp", "cumulative_prod", "cumulative_sum",
-    "custom_derivative", "data", "deg2rad", "diag", "diagonal", "diff", "digamma", "divide",
-    "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
-    "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "expm1", "eye", "fft", "finfo",
-    "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide", "fmod",
+    "custom_derivative", "data", "debug", "deg2rad", "diag", "diagonal", "diff", "digamma",
+    "divide", "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like",
+    "enable_grad",
+    "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye",
+    "fft", "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide",
+    "fmod",
     "fori_loop", "from_dlpack", "full", "full_like", "gather", "gelu",
     "get_num_threads", "glu", "grad", "greater",
     "greater_equal", "hessian", "histogram", "hstack", "hvp", "hypot", "i0", "i0e", "i1", "i1e",
@@ -432,7 +437,8 @@ __all__ = [
     "sin", "sinc", "sinh", "softmax", "softmin", "softplus", "sort", "spec", "split", "sqrt",
     "square", "squeeze", "stack", "std", "stop_gradient", "subtract", "sum", "swapaxes", "switch",
     "symbol", "take", "take_along_axis", "tan", "tanh", "tensor", "tensordot", "testing", "tile",
-    "topk", "transpose", "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64", "unfold",
+    "timings", "tools", "topk", "transpose", "tril", "triu", "trunc", "uint8", "uint16", "uint32",
+    "uint64", "unfold",
     "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
     "var", "vecdot", "vjp", "vmap", "vstack", "where", "while_loop", "xlog1py", "xlogy", "zeros",
     "zeros_like",
@@ -444,10 +450,14 @@ cumprod = cumulative_prod
 
 _LAZY = {
     "data": "weft.data",
+    "debug": "weft.debug",
+    "explain": "weft.compiler.explain",
     "get_num_threads": "weft.runtime.threads",
     "jit": "weft.compiler.jit",
     "set_num_threads": "weft.runtime.threads",
     "testing": "weft.testing",
+    "timings": "weft.compiler.profiling",
+    "tools": "weft.tools",
 }
 """Heavy parts, and where they are."""
 

@@ -24,9 +24,7 @@ def test_a_training_step_is_one_program() -> None:
     x = wf.tensor([1.0, 3.0])
     for _ in range(3):
         assert fast(compiled, x).item() == pytest.approx(step(eager, x).item(), rel=1e-6)
-        np.testing.assert_allclose(
-            compiled.detach().numpy(), eager.detach().numpy(), rtol=1e-6
-        )
+        np.testing.assert_allclose(compiled.detach().numpy(), eager.detach().numpy(), rtol=1e-6)
     assert compiled.requires_grad
     assert compiled.is_leaf
     assert compiled.grad is None
@@ -166,3 +164,45 @@ def test_an_argument_that_cannot_be_compared_is_refused() -> None:
     with pytest.raises(wf.ArgumentTypeError) as caught:
         wf.jit(lambda x: x)({1, 2})
     assert caught.value.op == "jit"
+
+
+SCALE = wf.tensor(5.0)
+
+
+def doubled() -> wf.Tensor:
+    return SCALE * 2
+
+
+def test_what_is_closed_over_is_read_at_each_call() -> None:
+    w = wf.tensor(5.0)
+    by_value = wf.jit(lambda x: w * 2 + x)
+    by_call = wf.jit(lambda x: doubled() + x)
+    assert by_value(wf.tensor(1.0)).item() == by_call(wf.tensor(1.0)).item() == 11.0
+    w.fill_(100.0)
+    SCALE.fill_(100.0)
+    assert by_value(wf.tensor(1.0)).item() == by_call(wf.tensor(1.0)).item() == 201.0
+    w = wf.tensor([1.0, 2.0])
+    assert by_value(wf.tensor(1.0)).tolist() == [3.0, 5.0]
+
+
+def test_objects_that_hold_tensors_are_looked_into() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.weights = [wf.tensor(1.0), wf.tensor(2.0)]
+
+        def __call__(self, x: wf.Tensor) -> wf.Tensor:
+            return self.weights[0] * 2 + self.weights[1] * x
+
+    model = Model()
+    fast = wf.jit(model.__call__)
+    assert fast(wf.tensor(3.0)).item() == 8.0
+    model.weights[0] = wf.tensor(10.0)
+    assert fast(wf.tensor(3.0)).item() == 26.0
+    assert len(fast.compilations) == 1
+
+
+def test_a_compiled_function_inside_another_leaves_no_call() -> None:
+    inner = wf.jit(lambda x: wf.sin(x) * 2)
+    outer = wf.jit(lambda x: inner(x) + 1)
+    assert outer(wf.tensor(0.0)).item() == 1.0
+    assert [call.name for call in outer.program(wf.tensor(0.0)).calls] == ["k0"]

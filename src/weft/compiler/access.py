@@ -103,9 +103,7 @@ class Accesses(Reading[Loads]):
         """Nothing that is stored."""
         return frozenset()
 
-    def operation(
-        self, node: GraphNode, operands: list[Loads]
-    ) -> Loads:
+    def operation(self, node: GraphNode, operands: list[Loads]) -> Loads:
         """What all operands are computed from."""
         return frozenset().union(*operands)
 

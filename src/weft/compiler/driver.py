@@ -11,7 +11,9 @@ pool. The driver stops at the first call that reports an error in the error slot
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import llvmlite.binding as llvm
 
@@ -19,6 +21,10 @@ from weft.compiler.pool import thread_pool
 
 FIELDS = ("function", "slots", "count", "sizes", "extent", "grain")
 """The columns of the table of calls, each an int64."""
+
+WATCHERS: list[Callable[[Any, Mapping[str, int], tuple[int, ...]], int]] = []
+"""The last one runs programs in the driver's place, given the program, its sizes and what the
+driver is given; see profiling.py."""
 
 SOURCE = """
 define i64 @execute(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for) {

@@ -121,6 +121,11 @@ def group(graph: Graph, fusible: Callable[[GraphNode], bool]) -> list[Step]:
     return _Grouping(graph, fusible).steps()
 
 
+def why_stored(graph: Graph, fusible: Callable[[GraphNode], bool]) -> dict[Variable, str]:
+    """The values that are written to memory as a whole, and for each the reason."""
+    return _Grouping(graph, fusible).reasons
+
+
 class _Grouping:
     """The state of cutting one graph into steps."""
 
@@ -129,7 +134,8 @@ class _Grouping:
         self.fusible = fusible
         self.producer = {v: node for node in graph.nodes for v in node.results}
         self.readers = _readers(graph)
-        self.stored = self._stored()
+        self.reasons = self._reasons()
+        self.stored = set(self.reasons)
         self.accesses = Accesses(self.producer, self.stored)
 
     def steps(self) -> list[Step]:
@@ -147,30 +153,38 @@ class _Grouping:
     def _is_loop(self, node: GraphNode) -> bool:
         return is_reduction(node) or (self.fusible(node) and not is_general_reshape(node))
 
-    def _stored(self) -> set[Variable]:
+    def _reasons(self) -> dict[Variable, str]:
         """Outputs, reductions, and what is read by anything but a loop over elements."""
-        stored = {atom for atom in self.graph.outputs if isinstance(atom, Variable)}
+        stored = {atom: "an output" for atom in self.graph.outputs if isinstance(atom, Variable)}
         for node in self.graph.nodes:
+            name = node.primitive.name
             if not self._is_loop(node):
-                stored.update(atom for atom in node.operands if isinstance(atom, Variable))
-                stored.update(node.results)
+                for atom in node.operands:
+                    if isinstance(atom, Variable):
+                        stored.setdefault(atom, f"{name} reads it as a whole")
+                for result in node.results:
+                    stored.setdefault(result, f"{name} makes it as a whole")
             elif is_reduction(node):
-                stored.add(node.results[0])
+                stored.setdefault(node.results[0], "a reduction")
         cost: dict[Variable, int] = {}
         for node in self.graph.nodes:
             self._weigh(node, stored, cost)
         return stored
 
-    def _weigh(self, node: GraphNode, stored: set[Variable], cost: dict[Variable, int]) -> None:
+    def _weigh(
+        self, node: GraphNode, stored: dict[Variable, str], cost: dict[Variable, int]
+    ) -> None:
         """Store what is too long to be written into its readers, or too dear for several."""
         variable = node.results[0]
         if not self._is_loop(node) or variable in stored:
             return
         own = 1 if node.primitive.broadcasts else 0
         total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
-        several = self.readers.get(variable, 0) > 1
-        if (several and total > CHEAP) or total > LONGEST:
-            stored.add(variable)
+        readers = self.readers.get(variable, 0)
+        if readers > 1 and total > CHEAP:
+            stored[variable] = f"{readers} readers, and {total} operations to compute it again"
+        elif total > LONGEST:
+            stored[variable] = f"an expression of {total} operations, the most are {LONGEST}"
         else:
             cost[variable] = total
 

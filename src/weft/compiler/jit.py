@@ -25,18 +25,23 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.closures import Read, closed_over
+from weft.compiler.explain import Explanation, explanation
+from weft.compiler.memory_report import MemoryReport
 from weft.compiler.program import Program
 from weft.compiler.tracing import Recording, record
 from weft.core import trees
-from weft.core.errors import ArgumentTypeError, TraceError, WeftError
+from weft.core.errors import ArgumentTypeError, NanError, TraceError, WeftError
 from weft.core.settings import settings
 from weft.core.shapes import Dim, Dimension, Unifier, match_size, symbol
 from weft.core.types import TensorType
+from weft.ir.dispatch import OBSERVERS
 from weft.ir.graph import Graph
-from weft.ir.sizes import resolve_graph
+from weft.ir.sizes import resolve_graph, specialize
 from weft.ir.tensor import Tensor, grad_mode, wrap
-from weft.ops.control import run
+from weft.ops.control import run, silent
 from weft.ops.control_call import EVALUATOR, call_graph
+from weft.ops.debugging import has_nan
 from weft.ops.random_bits import GENERATOR
 
 __all__ = ["Compilation", "Jit", "jit"]
@@ -52,6 +57,18 @@ class Compilation:
 
     types: tuple[TensorType, ...]
     reason: str
+
+
+class Compilations(list[Compilation]):
+    """The compilations of a function, in order; its text is a table."""
+
+    def __repr__(self) -> str:
+        types = [", ".join(map(str, each.types)) or "no tensors" for each in self]
+        width = max(map(len, types), default=0)
+        rows = [
+            f"  {kinds:<{width}}  {each.reason}" for kinds, each in zip(types, self, strict=True)
+        ]
+        return "\n".join([f"{len(self)} compilations", *rows])
 
 
 @dataclass(slots=True)
@@ -75,6 +92,16 @@ class Compiled:
     recording: Recording
     program: Program | None = None
 
+    def fits(self) -> bool:
+        """Whether tensors from outside that no variable was found for are as they were."""
+        return all(
+            (held := source.held()) is None or held.type == variable.type
+            for source, variable in zip(
+                self.recording.sources, self.recording.graph.inputs, strict=True
+            )
+            if source.handle is not None
+        )
+
     def __call__(self, call: Call) -> Any:
         """Run it on the arguments of a call, and write back the state that it changed."""
         recording = self.recording
@@ -92,8 +119,8 @@ class Compiled:
         return recording.rebuild(outputs)
 
     def _run(self, arrays: list[Array]) -> Sequence[Array]:
-        if not settings.compiler:
-            return run(self.recording.graph, arrays)
+        if not settings.compiler or OBSERVERS:
+            return observed(self.recording.graph, arrays)
         if self.program is None:
             self.program = program(self.recording.graph)
         return self.program.run(arrays)
@@ -163,25 +190,50 @@ class Jit:
         self._f = f
         self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._families: dict[Hashable, Family] = {}
-        self.compilations: list[Compilation] = []
+        self._outside: list[Read] | None = None
+        self.compilations = Compilations()
         update_wrapper(self, f)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
-        call = _read(args, kwargs)
+        call = self._read(args, kwargs)
         return self._find(call)(call)
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if self._outside is None:
+            self._outside = closed_over(self._f)
+        return _read(args, kwargs, [read() for read in self._outside])
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph of a call with these arguments; nothing is run."""
-        return self._find(_read(args, kwargs)).recording.graph
+        return self._find(self._read(args, kwargs)).recording.graph
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The compiled program of a call with these arguments; nothing is run."""
         return program(self.graph(*args, **kwargs))
 
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a call with these arguments is compiled to, and why; nothing is run."""
+        call = self._read(args, kwargs)
+        recording = self._find(call).recording
+        types = [source.read(call.handles).type for source in recording.sources]
+        return explanation(recording.graph, types)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
+        """What a call with these arguments will allocate; nothing is run."""
+        return self.explain(*args, **kwargs).memory
+
+    def loops(self, *args: Any, **kwargs: Any) -> str:
+        """The kernels of a call with these arguments, in the loop language."""
+        return self.explain(*args, **kwargs).loops
+
+    def assembly(self, *args: Any, **kwargs: Any) -> str:
+        """The kernels of a call with these arguments, in the machine's instructions."""
+        return self.explain(*args, **kwargs).assembly
+
     def _find(self, call: Call) -> Compiled:
         found = self._compiled.get(call.key)
-        if found is None:
+        if found is None or not found.fits():
             found = self._compiled[call.key] = self._compile(call)
             if len(self._compiled) > PROGRAMS:
                 self._compiled.popitem(last=False)
@@ -242,14 +294,47 @@ def program(graph: Graph) -> Program:
 
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
-    return program(graph).run(arrays) if settings.compiler else run(graph, arrays)
+    if not settings.compiler or OBSERVERS:
+        return observed(graph, arrays)
+    return program(graph).run(arrays)
+
+
+def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs by reference, or compiled under observation.
+
+    Where compiled outputs hold NaN, the reference is run too, for its observers to find the node.
+    """
+    if not settings.compiler:
+        return by_reference(graph, arrays)
+    outputs = program(graph).run([array.copy() for array in arrays])
+    if any(map(has_nan, outputs)):
+        by_reference(silent(graph), arrays)
+        raise _only_compiled(outputs)
+    return outputs
+
+
+def _only_compiled(outputs: Sequence[Array]) -> NanError:
+    """NaN that the reference does not make: rounding beside an edge, or a mistake of ours."""
+    return NanError(
+        "jit",
+        "the compiled program gives NaN, and the reference does not",
+        expected="numbers only, inside wf.debug.nans()",
+        got={f"output {i}": wrap(out) for i, out in enumerate(outputs) if has_nan(out)},
+        fix="run by reference: with wf.settings.changed(compiler=False)",
+    )
+
+
+def by_reference(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs of a graph, each node by its reference."""
+    types = [wrap(array).type for array in arrays]
+    return run(specialize(graph, types), arrays)
 
 
 EVALUATOR.append(evaluate)
 
 
-def _read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    leaves, structure = trees.flatten((args, kwargs))
+def _read(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any]) -> Call:
+    leaves, structure = trees.flatten((args, kwargs, outside) if outside else (args, kwargs))
     handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
     family = (structure, grad_mode.enabled, *keys)

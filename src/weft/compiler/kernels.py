@@ -25,7 +25,7 @@ from weft.compiler.llvm.native import emit_object, load_object
 from weft.ir.loops import Kernel
 from weft.runtime.cache import DiskCache, entry_key
 
-VERSION = "2"
+VERSION = "3"
 """Changes with the code that is generated for a kernel, so that old entries are not found."""
 
 _known: dict[str, int] = {}

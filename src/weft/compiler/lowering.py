@@ -24,8 +24,8 @@ import numpy as np
 
 from weft.compiler.access import Condition, Index, Reading
 from weft.compiler.affine import Affine, offset
+from weft.compiler.extents import Extents
 from weft.compiler.grouping import Group, Root, counted, is_reduction
-from weft.core.dimensions import Dim, Floor
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32
 from weft.core.shapes import Dimension
 from weft.ir import scalars
@@ -174,9 +174,14 @@ class _Lowering:
         self.context = context
         self.locals: dict[Variable, Scalar] = {}
         self.values: dict[Variable | Literal, Buffer] = {}
-        self.symbols: dict[str, None] = {}
+        self.extents = Extents()
         members = {root.variable for root in group.roots}
-        self.outside = {v for root in group.roots for v, _ in root.reads if v not in members}
+        self.outside = {
+            atom
+            for root in group.roots
+            for atom, _ in root.reads
+            if isinstance(atom, Variable) and atom not in members
+        }
         self.escaping = {v for v in members if self._escapes(v)}
         self.merged = self._merge()
         self.elements = _Elements(self)
@@ -244,21 +249,7 @@ class _Lowering:
 
     def dimension(self, dim: Dimension) -> Scalar:
         """A size as an expression over the symbols, which the kernel is given."""
-        if not isinstance(dim, Dim):
-            return scalars.const(int(dim), INDEX)
-        total = scalars.const(0, INDEX)
-        for monomial, factor in dim.terms:
-            product = scalars.const(factor, INDEX)
-            for atom in monomial:
-                product = product * self._atom(atom)
-            total = total + product
-        return total
-
-    def _atom(self, atom: str | Floor) -> Scalar:
-        if isinstance(atom, Floor):
-            return self.dimension(atom.numerator) // self.dimension(atom.denominator)
-        self.symbols[atom] = None
-        return scalars.size(atom)
+        return self.extents.of(dim)
 
     # --- values ------------------------------------------------------------------------------
 
@@ -297,7 +288,7 @@ class _Lowering:
             if root.variable in self._stored_roots():
                 self.buffer(root.variable, "both")
         body = self._column_body() if self._is_column() else self._row_body()
-        kernel = Kernel(name, tuple(self.values.values()), tuple(self.symbols), body)
+        kernel = Kernel(name, tuple(self.values.values()), tuple(self.extents.symbols), body)
         written = tuple(v for v in self.values if v in self._stored_roots())
         return Lowered(kernel, tuple(self.values), written)
 

@@ -15,23 +15,36 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
 
-from weft.compiler.driver import FIELDS, execute_address
+from weft.compiler.driver import FIELDS, WATCHERS, execute_address
 from weft.compiler.grouping import Group, Single, Step, group, is_general_reshape
 from weft.compiler.kernels import addresses
 from weft.compiler.lowering import Lowered, context_of, is_lowered, lower
 from weft.compiler.pipeline import optimize
 from weft.compiler.pool import thread_pool
-from weft.compiler.products import Product, product_address, product_of, table
+from weft.compiler.products import (
+    PANEL,
+    Product,
+    arranged,
+    one_thread_each,
+    panels,
+    product_address,
+    product_of,
+    product_work,
+    table,
+)
+from weft.compiler.singles import SingleKernel, single_kernel
 from weft.core.errors import ShapeError
 from weft.core.shapes import Dimension, Shape, match_size, size, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ops.control import run as run_by_reference
 from weft.runtime.memory import Lifetime, MemoryPlan, Planner
 
 Array = np.ndarray[Any, Any]
@@ -70,6 +83,8 @@ class Call:
     grain: Callable[[Sizes], int]
     node: GraphNode | None = None
     """The node that is called by reference, if it is."""
+    checked: GraphNode | None = None
+    """The node whose reference says what is wrong, if the kernel reports that something is."""
 
 
 @dataclass(slots=True)
@@ -90,7 +105,7 @@ class Program:
     """A graph, compiled."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = optimize(graph)
+        self.graph = arranged(optimize(graph))
         self.base = _bases(self.graph)
         self.steps = group(self.graph, is_lowered)
         self.lowered: list[Lowered] = []
@@ -103,6 +118,8 @@ class Program:
         self._tables: OrderedDict[tuple[int, ...], Tables] = OrderedDict()
         self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
         self._lock = Lock()
+        self._runner: int | None = None
+        self._has_products = any(call.name == "dot" for call in self.calls)
         self._execute = Execute(execute_address())
         self.symbols = sorted(
             {s for kind in self.graph.input_types for d in kind.shape for s in _symbols(d)}
@@ -114,12 +131,14 @@ class Program:
         context = context_of(self.graph)
         drafts: list[tuple[Step, Lowered | None]] = []
         for step in self.steps:
+            lowered: Lowered | None
             if isinstance(step, Group):
                 lowered = lower(step, context, f"k{len(self.lowered)}")
-                self.lowered.append(lowered)
-                drafts.append((step, lowered))
             else:
-                drafts.append((step, None))
+                lowered = single_kernel(step.node, context.producer, Literal(self._error))
+            if lowered is not None:
+                self.lowered.append(lowered)
+            drafts.append((step, lowered))
         compiled = iter(addresses([each.kernel for each in self.lowered]))
         return [
             call
@@ -129,7 +148,6 @@ class Program:
 
     def _call(self, step: Step, lowered: Lowered | None, compiled: Iterator[int]) -> Call | None:
         if lowered is not None:
-            assert isinstance(step, Group)
             return _kernel_call(step, lowered, next(compiled))
         assert isinstance(step, Single)
         if is_general_reshape(step.node):
@@ -206,23 +224,46 @@ class Program:
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """The outputs for these inputs."""
         inputs = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in arrays]
+        if self._runner == get_ident():  # a call back, such as a breakpoint, calls the program
+            return list(run_by_reference(self.graph, inputs))
         with self._lock:
-            sizes = self._read_sizes(inputs) if self.symbols else _NO_SIZES
-            tables = self._tables_for(sizes)
-            addresses = tables.addresses
-            for position, array in enumerate(inputs):
-                addresses[position] = array.__array_interface__["data"][0]
-            outputs = self._outputs(inputs, tables)
-            self._running, self._sizes = tables, sizes
-            self._error[0] = 0
-            self._execute(*tables.given)
-            if self._error[0]:
-                raise self._failed()
+            self._runner = get_ident()
+            try:
+                return self._run(inputs)
+            finally:
+                self._runner = None
+
+    def _run(self, inputs: list[Array]) -> list[Array]:
+        sizes = self._read_sizes(inputs) if self.symbols else _NO_SIZES
+        tables = self._tables_for(sizes)
+        addresses = tables.addresses
+        for position, array in enumerate(inputs):
+            addresses[position] = array.__array_interface__["data"][0]
+        outputs = self._outputs(inputs, tables)
+        self._running, self._sizes = tables, sizes
+        self._error[0] = 0
+        given = tables.given
+        with one_thread_each() if self._has_products else nullcontext():
+            ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
+        if self._error[0]:
+            raise self._failed(self.calls[ended - 1])
         return outputs
 
-    def _failed(self) -> BaseException:
+    def _failed(self, call: Call) -> BaseException:
         failure, self._failure = self._failure, None
-        return failure or RuntimeError("a kernel reported an error")
+        return failure or self._refused(call)
+
+    def _refused(self, call: Call) -> BaseException:
+        """What the reference says of operands that a kernel has found wrong."""
+        node = call.checked
+        if node is not None:
+            slots = [self._slots[self._root(v)] for v in (*node.operands, *node.results)]
+            buffers = self._running.addresses[slots]
+            try:
+                self._refer(node, buffers.ctypes.data)
+            except Exception as error:
+                return error
+        return RuntimeError(f"the kernel {call.name} reported an error")
 
     def _read_sizes(self, inputs: Sequence[Array]) -> dict[str, int]:
         sizes: dict[str, Dimension] = {}
@@ -321,13 +362,18 @@ def _contradiction(position: int, array: Array, kind: TensorType) -> ShapeError:
     )
 
 
-def _kernel_call(step: Group, lowered: Lowered, address: int) -> Call:
+def _kernel_call(step: Step, lowered: Lowered, address: int) -> Call:
     kernel = lowered.kernel
     names = kernel.sizes
+    if isinstance(step, Group):
+        work = size(step.outer + step.inner)
+    else:
+        assert isinstance(lowered, SingleKernel)
+        work = lowered.work
 
     def grain(sizes: Sizes) -> int:
         extent = max(1, kernel.iterations(sizes))
-        total = max(1, substitute_all(size(step.outer + step.inner), sizes))
+        total = max(1, substitute_all(work, sizes))
         return max(1, ROW * extent // total)
 
     return Call(
@@ -338,6 +384,7 @@ def _kernel_call(step: Group, lowered: Lowered, address: int) -> Call:
         lambda sizes: [sizes[name] for name in names],
         kernel.iterations,
         grain,
+        checked=step.node if isinstance(step, Single) else None,
     )
 
 
@@ -351,8 +398,8 @@ def _product_call(node: GraphNode, product: Product) -> Call:
         (*node.operands, *node.results),
         node.results,
         lambda sizes: table(product, shape(sizes)),
-        lambda sizes: shape(sizes)[0],
-        lambda sizes: 1 << 62,
+        lambda sizes: shape(sizes)[0] * panels(shape(sizes)),
+        lambda sizes: max(1, PANEL // product_work(shape(sizes))),
     )
 
 

@@ -55,6 +55,11 @@ class Source:
             return self.handle()
         return GENERATOR.counter
 
+    def held(self) -> Tensor | None:
+        """What a handle outside holds; None when it is gone."""
+        owner = None if self.handle is None else self.handle()
+        return owner._grad if owner is not None and self.gradient else owner
+
     def read(self, arguments: Sequence[Tensor]) -> Tensor:
         """The input in this call."""
         owner = self.owner(arguments)

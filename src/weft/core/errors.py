@@ -121,6 +121,10 @@ class DeviceError(WeftError, ValueError, BufferError):
     """Memory on a device that the operation cannot reach."""
 
 
+class NanError(WeftError, ArithmeticError):
+    """A value that is not a number, where `wf.debug.nans` asked for none."""
+
+
 class GraphError(WeftError, ValueError):
     """A graph, or its text, that breaks the rules of the IR."""
 

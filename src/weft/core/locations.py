@@ -52,11 +52,17 @@ class Location:
 
 
 def user_location() -> Location | None:
+    """Where the innermost frame outside this package is, or None when there is none."""
+    frame = user_frame()
+    return None if frame is None else frame_location(frame)
+
+
+def user_frame() -> FrameType | None:
     """The innermost frame outside this package, or None when there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_internal(frame.f_code.co_filename):
         frame = frame.f_back
-    return None if frame is None else frame_location(frame)
+    return frame
 
 
 def is_internal(filename: str) -> bool:

@@ -14,6 +14,7 @@ from weft.ir.functions import infer
 from weft.ir.functions import trace_function as trace
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
+from weft.ir.printing import name_variables
 from weft.ir.sizes import specialize
 from weft.ir.text import parse
 from weft.ir.tracing import interpret
@@ -21,5 +22,5 @@ from weft.ir.verify import verify
 
 __all__ = [
     "PRIMITIVES", "Graph", "GraphNode", "Literal", "Mistake", "Primitive", "Sample", "Variable",
-    "infer", "interpret", "parse", "specialize", "trace", "verify",
+    "infer", "interpret", "name_variables", "parse", "specialize", "trace", "verify",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.locations import user_location
+from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
 from weft.ir.derivatives import Joint
 from weft.ir.primitive import Primitive
@@ -27,6 +27,14 @@ _quiet_context = contextvars.copy_context()
 _quiet_context.run(np.seterr, all="ignore")
 quiet = _quiet_context.run
 """Calls a function with NumPy's floating-point warnings off; a RuntimeError when in use already."""
+
+
+Observer = Callable[[Primitive, Sequence[Any], Sequence[Any], Location | None], None]
+OBSERVERS: list[Observer] = []
+"""Called with each primitive computed by reference, its arrays, its results and the user's line.
+
+The short paths of the families do not ask: who adds an observer closes them, as debug.py does.
+"""
 
 
 @contextmanager
@@ -61,7 +69,7 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     types = primitive.type_rule(*[operand.type for operand in operands], **params)
     trace = deepest(operands, primitive.name)
     if trace is None and traces.stack:
-        trace = _staging(params, operands)
+        trace = _staging(primitive, params, operands)
     if trace is None:
         result = evaluate(primitive, [operand._value for operand in operands], params)
     else:
@@ -91,9 +99,17 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
         except RuntimeError:  # the context is in use, by another thread
             with np.errstate(all="ignore"):
                 result = primitive.reference(*arrays, **params)
+    if OBSERVERS:
+        _observe(primitive, arrays, result)
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
     return wrap(result if type(result) is np.ndarray else np.asarray(result))
+
+
+def _observe(primitive: Primitive, arrays: Sequence[Any], result: Any) -> None:
+    results = result if primitive.multiple else (result,)
+    for observe in OBSERVERS:
+        observe(primitive, arrays, results, None)
 
 
 def deepest(operands: Sequence[Tensor], purpose: str) -> Trace | None:
@@ -110,13 +126,15 @@ def deepest(operands: Sequence[Tensor], purpose: str) -> Trace | None:
     return found
 
 
-def _staging(params: dict[str, Any], operands: tuple[Tensor, ...]) -> Trace | None:
+def _staging(
+    primitive: Primitive, params: dict[str, Any], operands: tuple[Tensor, ...]
+) -> Trace | None:
     """The trace for a call on nothing but constants: usually none, and it is computed at once.
 
-    A call without operands (a constant of some shape, random bits) or of a symbolic size belongs
-    to the innermost trace that records.
+    A call without operands (a constant of some shape, random bits), of a symbolic size, or with
+    an effect belongs to the innermost trace that records.
     """
-    if operands and not _symbolic(params):
+    if operands and not primitive.impure and not _symbolic(params):
         return None
     return traces.recording[-1] if traces.recording else None
 

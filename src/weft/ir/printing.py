@@ -64,6 +64,13 @@ def print_graph(graph: Graph, indent: str = "", locations: bool = True) -> str:
 PRINTER[0] = print_graph
 
 
+def name_variables(graph: Graph) -> dict[Variable, str]:
+    """The names that the variables of a graph have in its text."""
+    fresh = _fresh_names()
+    variables = [*graph.inputs, *[result for node in graph.nodes for result in node.results]]
+    return {variable: next(fresh) for variable in variables}
+
+
 def print_node(graph: Graph, node: GraphNode) -> str:
     """The text of one node of a graph, as it stands in the graph's; unknown operands are `?`."""
     names: Names = {}

@@ -24,6 +24,7 @@ from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import Primitive
 from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, Trace, Traced, wrap
+from weft.ir.walking import is_pure
 
 
 class Staged(Traced):
@@ -128,7 +129,7 @@ def live(graph: Graph) -> Graph:
     needed = {atom for atom in graph.outputs if isinstance(atom, Variable)}
     kept: list[GraphNode] = []
     for node in reversed(graph.nodes):
-        if node.primitive.impure or any(result in needed for result in node.results):
+        if any(result in needed for result in node.results) or not is_pure(node):
             kept.append(node)
             needed.update(atom for atom in node.operands if isinstance(atom, Variable))
     return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)

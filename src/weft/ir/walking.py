@@ -158,7 +158,7 @@ def _live(graph: Graph) -> Graph:
     needed = set(graph.outputs)
     kept: list[GraphNode] = []
     for node in reversed(graph.nodes):
-        if not needed.isdisjoint(node.results) or node.primitive.impure:
+        if not needed.isdisjoint(node.results) or not is_pure(node):
             kept.append(node)
             needed.update(node.operands)
     return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)

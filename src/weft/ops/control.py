@@ -27,12 +27,13 @@ from weft.core.shapes import Dimension, equal
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
 from weft.ir.batching import to_front, vmap
-from weft.ir.dispatch import running
+from weft.ir.dispatch import OBSERVERS, running
 from weft.ir.forward import jvp
-from weft.ir.graph import Atom, Graph, Variable
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tensor import Tensor
 from weft.ir.tracing import interpret, trace
+from weft.ir.walking import is_pure, replace_node
 
 __all__: list[str] = []
 
@@ -55,6 +56,9 @@ def run(graph: Graph, arrays: Iterable[Array]) -> tuple[Array, ...]:
         for node in graph.nodes:
             result = node.primitive.reference(*map(read, node.operands), **node.params)
             results = result if node.primitive.multiple else (result,)
+            for observe in OBSERVERS:
+                arrays = list(map(read, node.operands))
+                observe(node.primitive, arrays, results, node.location)
             values.update(zip(node.results, map(np.asarray, results), strict=True))
     return tuple(map(read, graph.outputs))
 
@@ -98,6 +102,34 @@ def parted(values: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
     return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
+# --- effects -----------------------------------------------------------------------------------
+
+
+def silent(graph: Graph) -> Graph:
+    """The graph without what it only shows: a derivative computes again what has been shown."""
+    return graph if all(map(is_pure, graph.nodes)) else _silenced(graph)
+
+
+@remember
+def _silenced(graph: Graph) -> Graph:
+    read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
+    shown = [n for n in graph.nodes if n.primitive.impure and read.isdisjoint(n.results)]
+    nodes = [_silent_node(node) for node in graph.nodes if node not in shown]
+    return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
+
+
+def _silent_node(node: GraphNode) -> GraphNode:
+    if is_pure(node):
+        return node
+    return replace_node(node, params={k: _silent_value(v) for k, v in node.params.items()})
+
+
+def _silent_value(value: Any) -> Any:
+    if isinstance(value, Graph):
+        return silent(value)
+    return tuple(map(_silent_value, value)) if isinstance(value, tuple) else value
+
+
 # --- forward mode ------------------------------------------------------------------------------
 
 
@@ -105,7 +137,7 @@ def pushed(
     graph: Graph, primals: Sequence[Tensor], tangents: Iterable[Tensor], moving: Marks
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Outputs and their tangents, given the tangents of the inputs that move."""
-    return jvp(partial(interpret, graph), primals, placed(tangents, moving))
+    return jvp(partial(interpret, silent(graph)), primals, placed(tangents, moving))
 
 
 @remember
@@ -142,7 +174,7 @@ def pulled(
     def outputs(*varying: Tensor) -> tuple[Tensor, ...]:
         rest = iter(varying)
         arguments = [next(rest) if w else x for x, w in zip(inputs, wanted, strict=True)]
-        return interpret(graph, *arguments)
+        return interpret(silent(graph), *arguments)
 
     varying = marked(inputs, wanted)
     _, pullback = vjp(outputs, *varying)

@@ -41,6 +41,7 @@ from weft.ops.control import (
     require_types,
     run,
     settle,
+    silent,
     spread,
 )
 from weft.ops.control_branch import switch
@@ -221,7 +222,7 @@ def _saving_step(graph: Graph, num_consts: int, num_carry: int) -> Graph:
     """The step whose y is the carry that it was given."""
     return closed(
         lambda *values: [
-            *interpret(graph, *values)[:num_carry],
+            *interpret(silent(graph), *values)[:num_carry],
             *values[num_consts : num_consts + num_carry],
         ],
         graph.input_types,
@@ -394,7 +395,7 @@ def _beside_tangents(
 
     def test(*values: Tensor) -> tuple[Tensor, ...]:
         consts, _, carry, _ = parted(values, (*counts, len(values) - sum(counts)))
-        return interpret(cond, *consts, *carry)
+        return interpret(silent(cond), *consts, *carry)
 
     return closed(test, kinds)
 

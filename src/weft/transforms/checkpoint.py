@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from weft.core import trees
-from weft.core.errors import Unsupported
+from weft.core.errors import UnsupportedError
 from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.reverse import AnyNode, backpropagate, between, recording
@@ -27,7 +27,7 @@ from weft.ops.operands import check_function
 __all__ = ["checkpoint"]
 
 
-def checkpoint(f: Callable[..., Any], *, policy: str | None = None) -> Callable[..., Any]:
+def checkpoint(f: Callable[..., Any], *, policy: object = None) -> Callable[..., Any]:
     """A function that computes what f does and keeps only its arguments for the backward pass.
 
     f runs a second time when a derivative is needed, with the same random numbers. It may take
@@ -35,7 +35,13 @@ def checkpoint(f: Callable[..., Any], *, policy: str | None = None) -> Callable[
     keeps some values is not supported yet.
     """
     if policy is not None:
-        raise Unsupported("checkpoint keeps nothing but the arguments; leave policy= out")
+        raise UnsupportedError(
+            "checkpoint",
+            "there are no policies yet: nothing but the arguments is kept",
+            expected="policy=None",
+            got={"policy": policy},
+            fix="leave policy= out",
+        )
     check_function("checkpoint", f)
 
     @wraps(f)

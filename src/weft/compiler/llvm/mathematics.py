@@ -1,10 +1,11 @@
 """Elementary functions, written in the scalar vocabulary itself.
 
 `expand` replaces each function by arithmetic that is the same for one lane and for many. In float32
-the frequent functions are polynomials, within 2 ulp over the whole range; the rare ones, and all of
-float64, call the C library in double precision. Coefficients: N. Juffa's published single
-precision functions (erf, log, sin, cos), and Remez polynomials of our own; `tests/compiler/
-test_math.py` measures each.
+the frequent functions are polynomials, within 2 ulp over the whole range, and so are exp, log and
+tanh of float64; the others call the C library in double precision. Coefficients: N. Juffa's
+published single precision functions (erf, log, sin, cos), and polynomials of our own by Remez's
+exchange, in 40 digits (mpmath) for those of float64 and erfc, weighted for the relative error and
+rounded; `tests/compiler/test_math.py` measures each.
 
 Two nodes are private to this target: `call`, a function of the C library, and `rarely`, a call made
 only if some lane needs it.
@@ -70,6 +71,11 @@ def _with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
     return _float(or_(_bits(magnitude), _bits(x) & least))
 
 
+def _odd(x: Scalar, value: Scalar) -> Scalar:
+    """A function's value, but at -0.0, which x - x³ would lose, the same."""
+    return select(equal(x, 0.0), x, value)
+
+
 def _power_of_two(exponent: Scalar) -> Scalar:
     """2 to an integer, of a normal float32 or float64."""
     bias, place = (127, 23) if exponent.dtype is int32 else (1023, 52)
@@ -78,21 +84,51 @@ def _power_of_two(exponent: Scalar) -> Scalar:
 
 # --- exponentials --------------------------------------------------------------------------------
 
-_SHIFT = 12582912.0  # 1.5·2²³: what is added to it is rounded to an integer
-_SHIFT_BITS = 0x4B400000
-_EXP = (1.38131451e-3, 8.36941884e-3, 4.16684568e-2, 1.66665148e-1, 4.99999931e-1)
+_SHIFTS = {
+    float32: (12582912.0, 0x4B400000),  # 1.5·2²³: what is added to it is rounded to an integer
+    float64: (6755399441055744.0, 0x4338000000000000),  # 1.5·2⁵²
+}
+"""A number whose last place is worth 1, and its bits."""
+_LN2 = {
+    float32: (0.693145752, 1.42860677e-6),
+    float64: (6.93147180369123816490e-1, 1.90821492927058770002e-10),
+}
+"""log 2 in two parts, the first so short that its product with an exponent is exact."""
+_EXP = {
+    float32: (1.38131451e-3, 8.36941884e-3, 4.16684568e-2, 1.66665148e-1, 4.99999931e-1),
+    float64: (
+        2.499996083000273e-8, 2.763037789814365e-7, 2.755758735412816e-6, 2.4801492764987718e-5,
+        1.9841269504757597e-4, 1.3888888943920364e-3, 8.333333333495622e-3, 4.16666666665292e-2,
+        1.666666666666641e-1, 5.000000000000011e-1,
+    ),
+}  # fmt: skip
 _EXP2 = (
     1.53533410e-4, 1.33989002e-3, 9.61843761e-3, 5.55033241e-2, 2.40226479e-1, 6.93147203e-1,
 )  # fmt: skip
 _EXPM1 = (1.98461219e-4, 1.39416190e-3, 8.33339130e-3, 4.16663493e-2, 1.66666664e-1, 0.5)
-_TANH = (-5.59542792e-3, 2.05435171e-2, -5.37114201e-2, 1.33311193e-1, -3.33332709e-1)
-_LN2_HIGH, _LN2_LOW = 0.693145752, 1.42860677e-6
+_TANH = {
+    float32: (-5.59542792e-3, 2.05435171e-2, -5.37114201e-2, 1.33311193e-1, -3.33332709e-1),
+    float64: (
+        -1.607123263549704e-5, 7.714163874278033e-5, -2.285618157127221e-4, 5.863153563623751e-4,
+        -1.4549585163786034e-3, 3.5919891033089446e-3, -8.863220993875546e-3,
+        2.1869487575424985e-2, -5.39682539312384e-2, 1.333333333326203e-1, -3.3333333333332854e-1,
+    ),
+}  # fmt: skip
 
 
 def _exponent(x: Scalar, scale: float) -> tuple[Scalar, Scalar]:
-    """x·scale rounded to an integer: as a float, and as an int32."""
-    moved = fma(x, const(scale, float32), const(_SHIFT, float32))
-    return moved - _SHIFT, _bits(moved) - _SHIFT_BITS
+    """x·scale rounded to an integer: as a float, and as an integer."""
+    shift, bits = _SHIFTS[x.dtype]
+    moved = fma(x, const(scale, x.dtype), const(shift, x.dtype))
+    return moved - shift, _bits(moved) - bits
+
+
+def _reduced(x: Scalar) -> tuple[Scalar, Scalar]:
+    """x less the nearest multiple of log 2, and which multiple that is."""
+    whole, exponent = _exponent(x, 1.4426950408889634)
+    high, low = _LN2[x.dtype]
+    rest = fma(whole, const(-high, x.dtype), x)
+    return fma(whole, const(-low, x.dtype), rest), exponent
 
 
 def _clamped(x: Scalar, low: float, high: float) -> Scalar:
@@ -108,11 +144,9 @@ def _scaled(x: Scalar, exponent: Scalar) -> Scalar:
 
 
 def _exp(x: Scalar) -> Scalar:
-    x = _clamped(x, -104.0, 89.0)
-    whole, exponent = _exponent(x, 1.44269502)
-    rest = fma(whole, const(-_LN2_HIGH, float32), x)
-    rest = fma(whole, const(-_LN2_LOW, float32), rest)
-    return _scaled(polynomial(rest, *_EXP, 1.0, 1.0), exponent)
+    low, high = (-104.0, 89.0) if x.dtype is float32 else (-746.0, 710.0)
+    rest, exponent = _reduced(_clamped(x, low, high))
+    return _scaled(polynomial(rest, *_EXP[x.dtype], 1.0, 1.0), exponent)
 
 
 def _exp2(x: Scalar) -> Scalar:
@@ -124,24 +158,21 @@ def _exp2(x: Scalar) -> Scalar:
 
 
 def _expm1(x: Scalar) -> Scalar:
-    bounded = _clamped(x, -20.0, 89.0)
-    whole, exponent = _exponent(bounded, 1.44269502)
-    rest = fma(whole, const(-_LN2_HIGH, float32), bounded)
-    rest = fma(whole, const(-_LN2_LOW, float32), rest)
+    rest, exponent = _reduced(_clamped(x, -20.0, 89.0))
     tail = polynomial(rest, *_EXPM1)
     series = fma(tail * rest, rest, rest)
     scale = _power_of_two(exponent - 1)  # half of it, as 2¹²⁸ is too great
     value = fma(series, scale, scale - 0.5) * 2.0
-    return select(equal(exponent, 0), series, value)
+    return _odd(x, select(equal(exponent, 0), series, value))
 
 
 def _tanh(x: Scalar) -> Scalar:
     size = absolute(x)
     square = x * x
-    near = polynomial(square, *_TANH)
-    near = fma(near * square, x, x)
+    near = polynomial(square, *_TANH[x.dtype])
+    near = fma(near * square, size, size)
     far = 1.0 - 2.0 / (_exp(size + size) + 1.0)
-    return select(less(size, 0.625), near, _with_sign_of(x, far))
+    return _with_sign_of(x, select(less(size, 0.625), near, far))
 
 
 # --- logarithms ----------------------------------------------------------------------------------
@@ -170,6 +201,27 @@ def _log_near_one(m: Scalar) -> Scalar:
     r = fma(r, m, const(0.333331972, m.dtype))
     r = fma(r, m, const(-0.5, m.dtype))
     return fma(r, s, m)
+
+
+_LOG = (
+    1.4796261114045747e-1, 1.531402117018948e-1, 1.8183565402873952e-1, 2.2222198553931352e-1,
+    2.857142874255989e-1, 3.9999999999413977e-1, 6.666666666666734e-1,
+)  # fmt: skip
+
+
+def _log_of_double(x: Scalar) -> Scalar:
+    """log of x = 2ᵏ·(1 + m), by the series in m/(2 + m) that fdlibm has."""
+    tiny = less(x, 2.2250738585072014e-308)
+    bits = _bits(select(tiny, x * 2.0**54, x))
+    exponent = (bits - 0x3FE6A09E667F3BCD) & -0x10000000000000  # 1 + m from √½ to √2
+    m = _float(bits - exponent) - 1.0
+    whole = cast(exponent >> 52, float64) - select(tiny, const(54.0, float64), 0.0)
+    high, low = _LN2[float64]
+    ratio = m / (m + 2.0)
+    square = ratio * ratio
+    half = m * m * 0.5
+    curve = fma(ratio, fma(polynomial(square, *_LOG), square, half), whole * low)
+    return _log_special(x, fma(whole, const(high, float64), m - (half - curve)))
 
 
 def _log_special(x: Scalar, value: Scalar) -> Scalar:
@@ -201,11 +253,9 @@ def _log2_in_double(x: Scalar) -> Scalar:
 
 def _exp2_in_double(x: Scalar) -> Scalar:
     """2ˣ to about 35 bits, for |x| up to 1000."""
-    shift = 6755399441055744.0  # 1.5·2⁵²
-    moved = x + shift
-    rest = x - (moved - shift)
+    whole, exponent = _exponent(x, 1.0)
     series = [math.log(2.0) ** k / math.factorial(k) for k in range(10, -1, -1)]
-    return polynomial(rest, *series) * _power_of_two(_bits(moved) - 0x4338000000000000)
+    return polynomial(x - whole, *series) * _power_of_two(exponent)
 
 
 def _logarithm(factor: float) -> Function:
@@ -264,6 +314,51 @@ def _erf(x: Scalar) -> Scalar:
     return select(less(0.927734375, t), far, fma(near, x, x))
 
 
+# -erf(x)/x in x², to 2⁻³⁰; and exp(x²)·erfc(x)·(x + 1)/0.75 - 1, for x from 0.4765625 to 10.1, in
+# 1/(x + 1) stretched to [-1, 1], to 2⁻²⁷
+_ERFC_NEAR = (-4.76199528e-3, 2.67756339e-2, -1.12830602e-1, 3.76126170e-1, -1.12837923)
+_ERFC_FAR = (
+    1.18288735e-5, -3.52230309e-5, -9.18775913e-6, 2.48850731e-4, -5.92610508e-4, -1.83861601e-4,
+    5.29244915e-3, -1.13174319e-2, -3.51720378e-2, 2.18013793e-1, 5.99348843e-2,
+)  # fmt: skip
+_ERFC_EDGE = 0.4765625
+"""Up to here 1 - erf(x) is 1/2 or more, and cancels nothing."""
+
+
+def _erfc(x: Scalar) -> Scalar:
+    near = fma(x, polynomial(x * x, *_ERFC_NEAR), const(1.0, float32))
+    size = absolute(x)
+    far = _erfc_far(select(less(10.1, size), 10.1, size))
+    far = select(less(x, 0.0), 2.0 - far, far)
+    return select(less(size, _ERFC_EDGE), near, far)
+
+
+def _erfc_far(x: Scalar) -> Scalar:
+    """erfc of what is neither small nor negative: 0.75/(x + 1)·(1 + p)·(1 + f)·2ᵉ.
+
+    The square of x, the sum x + 1 and the quotient are followed by what their rounding lost, and
+    the greatest terms of the product are added last.
+    """
+    square = x * x
+    whole, exponent = _exponent(-square, 1.4426950408889634)
+    high, low = _LN2[float32]
+    rest = fma(whole, const(-high, float32), -square)  # exact
+    beyond = fma(whole, const(-low, float32), fma(-x, x, square))
+    near = rest + beyond
+    curve = polynomial(near, *_EXPM1) * near * near  # f is near + curve
+
+    below = x + 1.0
+    quotient = 0.75 / below
+    remainder = fma(-quotient, below, const(0.75, float32)) - quotient * (x - (below - 1.0))
+    lost = remainder * quotient * 1.33333337
+    place = fma(quotient, const(4.54164648, float32), const(-1.30686796, float32))
+    p = polynomial(fma(lost, const(4.54164648, float32), place), *_ERFC_FAR)
+
+    small = fma(p, near + curve, p + (curve + beyond))
+    small = fma(quotient, small, fma(lost, rest + small, lost))
+    return _scaled(quotient + fma(quotient, rest, small), exponent)
+
+
 # --- circular functions --------------------------------------------------------------------------
 
 _FAR = 48000.0
@@ -287,7 +382,7 @@ def _circular(name: str, quarter: int) -> Function:
 def _sine(x: Scalar) -> Scalar:
     s = x * x
     r = polynomial(s, 2.86567956e-6, -1.98559923e-4, 8.33338592e-3, -1.66666672e-1)
-    return fma(r, x * s, x)
+    return _odd(x, fma(r, x * s, x))
 
 
 def _cosine(x: Scalar) -> Scalar:
@@ -329,10 +424,16 @@ SINGLE: dict[str, Function] = {
     "log10": _logarithm(math.log10(2.0)),
     "power": _power,
     "erf": _erf,
+    "erfc": _erfc,
     "sin": _circular("sin", 0),
     "cos": _circular("cos", 1),
 }
 """The functions of float32 that are polynomials."""
+
+DOUBLE: dict[str, Function] = {"exp": _exp, "log": _log_of_double, "tanh": _tanh}
+"""The functions of float64 that are polynomials."""
+
+_POLYNOMIALS = {float32: SINGLE, float64: DOUBLE}
 
 
 # --- casts of 16-bit floats ----------------------------------------------------------------------
@@ -407,7 +508,7 @@ class Expander:
         args = tuple(self._done[arg] for arg in x.args)
         if x.op == "cast":
             return self._cast(args[0], x.dtype)
-        rule = SINGLE.get(x.op) if x.dtype is float32 else None
+        rule = _POLYNOMIALS.get(x.dtype, {}).get(x.op)
         if rule is not None:
             return rule(*args)
         if x.op == "hypot" and x.dtype is float32:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.sizes import specialize
 from weft.ir.walking import Tally, Walk, graphs_of, replace_node
 
 __all__ = ["inline"]
@@ -30,8 +31,9 @@ def inline(graph: Graph, tally: Tally | None = None) -> Graph:
 
 class _Inline(Walk):
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
-        if node.primitive.name == "custom":
-            return self.spliced(node, node.params["graph"], node.operands)
+        if node.primitive.name in ("custom", "call"):
+            graph = specialize(node.params["graph"], [atom.type for atom in node.operands])
+            return self.spliced(node, graph, node.operands)
         if node.primitive.name == "switch" and node.params["rows"] == 0:
             index = self.uniform(node.operands[0])
             branches = node.params["branches"]

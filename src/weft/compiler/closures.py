@@ -1,0 +1,93 @@
+"""What a function closes over: tensors that are as good as arguments of it.
+
+A compiled function must see what its closed-over tensors hold at each call, and what names are
+bound to. So the variables from outside that hold tensors, in the function and in those it calls,
+are found before it is traced, and read anew at each call.
+
+>>> import weft as wf
+>>> w = wf.tensor(2.0)
+>>> [read().item() for read in closed_over(lambda x: w * x)]
+[2.0]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from weft.core import trees
+from weft.core.locations import is_internal
+from weft.ir.tensor import Tensor
+
+Read = Callable[[], Any]
+DEPTH = 6
+"""How far functions that call functions, and objects that hold objects, are followed."""
+
+
+def closed_over(function: Any) -> list[Read]:
+    """How to read each variable from outside that holds tensors."""
+    return list(_of_function(function, set(), DEPTH))
+
+
+def _of_function(function: Any, seen: set[int], depth: int) -> Iterator[Read]:
+    if id(function) in seen or depth == 0:
+        return
+    seen.add(id(function))
+    if isinstance(function, MethodType):
+        yield from _of_value(functools.partial(getattr, function, "__self__"), seen, depth)
+        yield from _of_function(function.__func__, seen, depth)
+    elif isinstance(function, functools.partial):
+        yield from _of_value(lambda: (function.args, function.keywords), seen, depth)
+        yield from _of_function(function.func, seen, depth)
+    elif isinstance(function, FunctionType):
+        if not is_internal(function.__code__.co_filename):
+            yield from _of_variables(function, seen, depth)
+    elif hasattr(function, "__wrapped__"):
+        yield from _of_function(function.__wrapped__, seen, depth - 1)
+
+
+def _of_variables(function: FunctionType, seen: set[int], depth: int) -> Iterator[Read]:
+    for cell in function.__closure__ or ():
+        yield from _of_value(functools.partial(getattr, cell, "cell_contents", None), seen, depth)
+    scope = function.__globals__
+    for name in _names(function.__code__):
+        if name in scope:
+            yield from _of_value(functools.partial(scope.get, name), seen, depth)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names that a function, and the functions inside it, use."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _names(constant)
+    return found
+
+
+def _of_value(read: Read, seen: set[int], depth: int) -> Iterator[Read]:
+    """A variable that holds tensors; functions and objects are looked into."""
+    value = read()
+    if value is None or isinstance(value, (type, ModuleType, str, bytes, int, float, complex)):
+        return
+    if isinstance(value, Tensor):
+        yield read
+    elif (callable(value) and not hasattr(value, "__dict__")) or isinstance(value, FunctionType):
+        yield from _of_function(value, seen, depth - 1)
+    elif any(isinstance(leaf, Tensor) for leaf in trees.leaves(value)):
+        yield read
+    else:
+        yield from _of_object(value, seen, depth)
+
+
+def _of_object(value: Any, seen: set[int], depth: int) -> Iterator[Read]:
+    """The tensors among the attributes of an object that is no tree."""
+    if id(value) in seen or depth == 0 or not hasattr(value, "__dict__"):
+        return
+    yield from _of_function(value, seen, depth)
+    seen.add(id(value))
+    if type(value).__module__.split(".")[0] in ("weft", "numpy", "builtins"):
+        return
+    for name in list(vars(value)):
+        yield from _of_value(functools.partial(getattr, value, name, None), seen, depth - 1)

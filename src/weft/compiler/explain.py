@@ -1,0 +1,396 @@
+"""What became of a program: passes, kernels, what was fused and what was not, costs, memory.
+
+Everything is read off the compiled program, so a report cannot say anything but what runs.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda x: wf.softmax(x * 2), wf.spec("float32", (4, 8)))
+>>> report = wf.explain(graph)
+>>> [kernel.primitives for kernel in report.kernels]
+[['multiply', 'reduce_max', 'reshape', 'subtract', 'exp', 'reduce_sum', 'reshape', 'divide']]
+>>> report.kernels[0].written, report.memory.outputs
+(128, 128)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from weft.compiler.costs import Sizes, bytes_of, number, operations
+from weft.compiler.grouping import Group, why_stored
+from weft.compiler.llvm.native import assembly
+from weft.compiler.lowering import is_lowered
+from weft.compiler.memory_report import MemoryReport, memory_report
+from weft.compiler.pipeline import PassReport, optimize_with_report
+from weft.compiler.program import Call, Program
+from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
+from weft.core.locations import Location
+from weft.core.shapes import Shape
+from weft.core.types import TensorType
+from weft.ir.graph import Graph, GraphNode, Variable
+from weft.ir.printing import name_variables
+from weft.ir.scalar_functions import why_not_lowered
+from weft.runtime.arena import readable
+
+__all__ = ["Explanation", "KernelReport", "StoredValue", "explain", "kernel_reports"]
+
+LISTED = 200
+"""How many kernels a report lists before it only counts the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value that a kernel writes to memory: under which name in the graph, and why."""
+
+    name: str
+    type: str
+    bytes: int
+    reason: str
+    at: Location | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One call of a compiled program.
+
+    kind: "kernel" for generated loops, "product", or "reference" for a call back into Python,
+    whose `reason` says why there is no kernel. nodes: what was fused into it, in order.
+    """
+
+    name: str
+    kind: str
+    space: str
+    nodes: tuple[GraphNode, ...]
+    stored: tuple[StoredValue, ...]
+    reason: str
+    read: int
+    written: int
+    flops: int
+
+    @property
+    def primitives(self) -> list[str]:
+        """The names of what was fused into it."""
+        return [node.primitive.name for node in self.nodes]
+
+    @property
+    def lines(self) -> dict[str, list[str]]:
+        """The user's lines that it computes, each with the primitives that come from there."""
+        found: dict[str, list[str]] = {}
+        for node in self.nodes:
+            found.setdefault(_place(node.location), []).append(node.primitive.name)
+        return found
+
+    def __str__(self) -> str:
+        head = f"{self.name:<12} {self.kind:<10} {self.space}"
+        costs = f"{amount(self.flops)}FLOP, {readable(self.read)} read,"
+        lines = [f"{head:<52} {costs} {readable(self.written)} written"]
+        lines += [f"    by reference: {self.reason}"] if self.reason else []
+        for line, names in self.lines.items():
+            lines.append(f"    {_counted(names)}")
+            lines += [f"        {line}"] if line else []
+        for value in self.stored:
+            lines.append(f"    stores {value.name}: {value.type}, {value.reason}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a graph was compiled to; `print` it, or read its fields.
+
+    graph: as recorded; optimized: after the passes; passes: what each run of them did.
+    """
+
+    graph: Graph
+    program: Program = field(repr=False)
+    passes: tuple[PassReport, ...]
+    sizes: Mapping[str, int]
+
+    @property
+    def optimized(self) -> Graph:
+        """The graph that was cut into kernels."""
+        return self.program.graph
+
+    @cached_property
+    def kernels(self) -> list[KernelReport]:
+        """The calls of the program, in order."""
+        return kernel_reports(self.program, self.sizes)
+
+    @property
+    def references(self) -> list[KernelReport]:
+        """The calls back into Python."""
+        return [kernel for kernel in self.kernels if kernel.kind == "reference"]
+
+    @cached_property
+    def memory(self) -> MemoryReport:
+        """What it will allocate."""
+        return memory_report(self.program, self.sizes)
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of all kernels."""
+        return sum(kernel.flops for kernel in self.kernels)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that all kernels read and write."""
+        return sum(kernel.read + kernel.written for kernel in self.kernels)
+
+    @property
+    def loops(self) -> str:
+        """The kernels in the loop language."""
+        return "\n\n".join(str(lowered.kernel) for lowered in self.program.lowered)
+
+    @cached_property
+    def assembly(self) -> str:
+        """The kernels in the machine's instructions."""
+        kernels = [lowered.kernel for lowered in self.program.lowered]
+        return assembly(kernels) if kernels else ""
+
+    def __str__(self) -> str:
+        listed = [str(kernel) for kernel in self.kernels[:LISTED]]
+        rest = len(self.kernels) - len(listed)
+        more = [f"and {rest} more: see .kernels"] if rest else []
+        return "\n".join([*self._head(), "", *self._passes(), "", *listed, *more])
+
+    def _head(self) -> Iterator[str]:
+        kinds = [kernel.kind for kernel in self.kernels]
+        counts = [_several(kinds.count(k), *words) for k, words in _KINDS.items() if k in kinds]
+        nodes = f"{len(self.graph.nodes)} nodes recorded, {len(self.optimized.nodes)} after passes"
+        yield f"{nodes}: {', '.join(counts) or 'nothing to compute'}"
+        if self.sizes:
+            yield "sizes: " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
+        read, written = (sum(getattr(k, s) for k in self.kernels) for s in ("read", "written"))
+        yield (
+            f"{amount(self.flops)}FLOP, {readable(read)} read, {readable(written)} written; "
+            f"peak memory {readable(self.memory.peak)}"
+        )
+
+    def _passes(self) -> list[str]:
+        changed = [str(report) for report in self.passes if report.rewrites]
+        return ["passes", *[f"  {line}" for line in changed or ["nothing to do"]]]
+
+
+_KINDS = {
+    "kernel": ("kernel", "kernels"),
+    "product": ("product", "products"),
+    "reference": ("call by reference", "calls by reference"),
+}
+
+
+def explain(graph: Graph, /, **sizes: int) -> Explanation:
+    """Compile a graph and say what became of it; sizes of its symbols are given by name.
+
+    >>> import weft as wf
+    >>> graph = wf.ir.trace(lambda x: x * 2 + 1, wf.spec("float32", ("n",)))
+    >>> print(explain(graph, n=1000))  # doctest: +ELLIPSIS
+    2 nodes recorded, 2 after passes: 1 kernel
+    sizes: n = 1000
+    2.0 kFLOP, 4.0 kB read, 4.0 kB written; peak memory 8.0 kB
+    <BLANKLINE>
+    passes
+      nothing to do
+    <BLANKLINE>
+    k0           kernel     over [1000]                  2.0 kFLOP, 4.0 kB read, 4.0 kB written
+        multiply, add
+            ...
+        stores c: f32[n], an output
+    """
+    if not isinstance(graph, Graph):
+        raise ArgumentTypeError(
+            "explain",
+            "this is not a graph",
+            expected="a graph, such as wf.ir.trace(f, x) gives",
+            got={"graph": graph},
+            fix="wf.explain(wf.ir.trace(f, x)), or of a compiled function: step.explain(x)",
+        )
+    program = Program(graph)
+    missing = [name for name in program.symbols if type(sizes.get(name)) is not int]
+    if missing:
+        raise ArgumentError(
+            "explain",
+            "the sizes of some symbols are not known",
+            expected="a number for each symbol: " + ", ".join(program.symbols),
+            got=dict(sizes),
+            fix=f"wf.explain(graph, {missing[0]}=32)",
+        )
+    return _explanation(graph, program, sizes)
+
+
+def explanation(graph: Graph, types: Sequence[TensorType]) -> Explanation:
+    """The same for inputs of these types."""
+    program = Program(graph)
+    inputs: list[Any] = list(types)  # which have shapes, as arrays do
+    return _explanation(graph, program, program._read_sizes(inputs))
+
+
+def _explanation(graph: Graph, program: Program, sizes: Sizes) -> Explanation:
+    return Explanation(graph, program, tuple(optimize_with_report(graph)[1]), dict(sizes))
+
+
+# --- kernels -----------------------------------------------------------------------------------
+
+
+def kernel_reports(program: Program, sizes: Sizes) -> list[KernelReport]:
+    """The calls of a program with what they compute and cost, for some sizes."""
+    return _Reports(program, sizes).all()
+
+
+class _Reports:
+    """What is looked up while the calls of one program are described."""
+
+    def __init__(self, program: Program, sizes: Sizes) -> None:
+        graph = program.graph
+        self.program, self.sizes = program, sizes
+        self.names = name_variables(graph)
+        self.producer = {result: node for node in graph.nodes for result in node.results}
+        self.order = {node: position for position, node in enumerate(graph.nodes)}
+        self.reasons = why_stored(graph, is_lowered)
+        self.groups = {
+            root.variable: step
+            for step in program.steps
+            if isinstance(step, Group)
+            for root in step.roots
+        }
+        self.readers: dict[Variable, list[Call]] = {}
+        for call in program.calls:
+            for value in {v for v in call.values if isinstance(v, Variable)} - set(call.writes):
+                self.readers.setdefault(value, []).append(call)
+        self.place = {id(call): position for position, call in enumerate(program.calls)}
+
+    def all(self) -> list[KernelReport]:
+        """A report of each call."""
+        return [self.report(call) for call in self.program.calls]
+
+    def report(self, call: Call) -> KernelReport:
+        """The report of one call."""
+        group = self.groups.get(call.writes[0]) if call.writes and call.node is None else None
+        nodes = self.fused(group) if group else [call.node or self.producer[call.writes[0]]]
+        reads = {v for v in call.values if v not in call.writes}
+        return KernelReport(
+            call.name,
+            self.kind(call, nodes),
+            self.space(group)
+            if group
+            else " · ".join(str(v.type) for v in call.values if v in reads),
+            tuple(nodes),
+            tuple(self.stored(call, value) for value in call.writes),
+            why_by_reference(call.node) if call.node is not None else "",
+            sum(bytes_of(value.type, self.sizes) for value in reads),
+            sum(bytes_of(value.type, self.sizes) for value in call.writes),
+            sum(operations(node, self.sizes) for node in nodes),
+        )
+
+    def kind(self, call: Call, nodes: Sequence[GraphNode]) -> str:
+        if call.node is not None:
+            return "reference"
+        return "product" if nodes[0].primitive.name == "dot" and len(nodes) == 1 else "kernel"
+
+    def space(self, group: Group) -> str:
+        """The loops of a kernel: rows, and what lies in a row."""
+        inner = f", in each row {self.shape(group.inner)}" if group.inner else ""
+        return f"over {self.shape(group.outer)}{inner}"
+
+    def shape(self, shape: Shape) -> str:
+        return str([number(dim, self.sizes) for dim in shape])
+
+    def fused(self, group: Group) -> list[GraphNode]:
+        """The nodes that are computed in a kernel, in the order of the graph."""
+        stack = [root.node for root in group.roots]
+        members = {root.variable for root in group.roots}
+        given = {atom for root in group.roots for atom, _ in root.reads} - members
+        found: dict[GraphNode, None] = {}
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found[node] = None
+                inner = [a for a in node.operands if isinstance(a, Variable) and a not in given]
+                stack += [self.producer[atom] for atom in inner if atom in self.producer]
+        return sorted(found, key=self.order.__getitem__)
+
+    def stored(self, call: Call, value: Variable) -> StoredValue:
+        """A value that is written, and why."""
+        reason = self.reasons.get(value, "a later loop of this kernel reads it")
+        if reason != "an output":
+            apart = [self.apart(value, call, reader) for reader in self.readers.get(value, [])]
+            reason = "; ".join([reason, *[why for why in apart if why]])
+        node = self.producer.get(value)
+        at = None if node is None else node.location
+        size = bytes_of(value.type, self.sizes)
+        return StoredValue(self.names[value], str(value.type), size, reason, at)
+
+    def apart(self, value: Variable, call: Call, reader: Call) -> str:
+        """Why a kernel that reads a value is not the one that computes it."""
+        mine, other = self.groups.get(value), self._group_of(reader)
+        if mine is None or other is None or mine is other:
+            return ""
+        whole, whole_of_other = mine.outer + mine.inner, other.outer + other.inner
+        waits = self._waits_for(value, call, reader)
+        if waits is not None:
+            return f"{reader.name} also needs {self.names[waits]}, which is made later"
+        if whole_of_other != whole and whole_of_other != mine.outer:
+            runs = f"{reader.name} runs over {self.shape(whole_of_other)}"
+            return f"{runs}, this kernel over {self.shape(whole)}"
+        if other.inner and mine.inner and other.inner != mine.inner:
+            return f"{reader.name} has its rows along other axes"
+        return f"{reader.name} reads it at other places than its own"
+
+    def _group_of(self, call: Call) -> Group | None:
+        return self.groups.get(call.writes[0]) if call.writes and call.node is None else None
+
+    def _waits_for(self, value: Variable, call: Call, reader: Call) -> Variable | None:
+        """What a reader reads that is made after this call."""
+        begin, end = self.place[id(call)], self.place[id(reader)]
+        later = {v for each in self.program.calls[begin + 1 : end] for v in each.writes}
+        needed = [v for v in reader.values if isinstance(v, Variable) and v is not value]
+        return next((v for v in needed if v in later), None)
+
+
+def why_by_reference(node: GraphNode) -> str:
+    """The reason why a node is computed by its reference."""
+    kinds = [atom.type.dtype for atom in (*node.operands, *node.results)]
+    if any(kind.is_complex for kind in kinds):
+        return "complex numbers are computed by reference"
+    if node.primitive.impure:
+        return "it has an effect"
+    lower = node.primitive.lower
+    if isinstance(lower, Unsupported):
+        known = lower.reason != "called by reference"
+        return lower.reason if known else f"{node.primitive.name} has no loops yet"
+    reason = why_not_lowered(node.primitive, kinds[:-1], kinds[-1], node.params)
+    return reason or f"{node.primitive.name} has no loops for this call"
+
+
+# --- text --------------------------------------------------------------------------------------
+
+
+def amount(value: float) -> str:
+    """A number with a prefix of the thousands, and a blank.
+
+    >>> amount(12_300_000), amount(7)
+    ('12.3 M', '7 ')
+    """
+    for prefix in ("", "k", "M", "G"):
+        if value < 1000:
+            return f"{value:.0f} " if not prefix else f"{value:.1f} {prefix}"
+        value /= 1000
+    return f"{value:.1f} T"
+
+
+def _several(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Names in order, with how often each comes."""
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(name if many == 1 else f"{name} ×{many}" for name, many in counts.items())
+
+
+def _place(at: Location | None) -> str:
+    """A user's line: where, and its text."""
+    if at is None:
+        return ""
+    source = at.source().partition("\n")[0]
+    return f"{str(at).partition(', in ')[0]}   {source}".rstrip()

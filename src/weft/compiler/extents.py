@@ -1,0 +1,40 @@
+"""Sizes as expressions of the loop language: a kernel is given the symbols that they are made of.
+
+>>> from weft.core.dimensions import symbol
+>>> extents = Extents()
+>>> print(extents.of(symbol("batch") * 4 + 1), tuple(extents.symbols))
+batch * 4 + 1 ('batch',)
+"""
+
+from __future__ import annotations
+
+from weft.core.dimensions import Dim, Floor
+from weft.core.dtypes import INDEX
+from weft.core.shapes import Dimension
+from weft.ir import scalars
+from weft.ir.scalars import Scalar
+
+
+class Extents:
+    """Writes sizes, and remembers the symbols that were met."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, None] = {}
+
+    def of(self, dim: Dimension) -> Scalar:
+        """A size as an int64 expression."""
+        if not isinstance(dim, Dim):
+            return scalars.const(int(dim), INDEX)
+        total = scalars.const(0, INDEX)
+        for monomial, factor in dim.terms:
+            product = scalars.const(1, INDEX)
+            for atom in monomial:
+                product = product * self._atom(atom)
+            total = total + product * factor
+        return total
+
+    def _atom(self, atom: str | Floor) -> Scalar:
+        if isinstance(atom, Floor):
+            return self.of(atom.numerator) // self.of(atom.denominator)
+        self.symbols[atom] = None
+        return scalars.size(atom)

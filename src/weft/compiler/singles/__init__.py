@@ -1,0 +1,75 @@
+"""Kernels of nodes that stand alone: one small function for each primitive.
+
+What has no kernel here, and is neither part of a group nor a product of matrices, is called back by
+reference.
+
+>>> import weft as wf
+>>> from weft.compiler.singles import SINGLES
+>>> "gather" in SINGLES
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.compiler.singles import (
+    bits,
+    boxes,
+    contractions,
+    convolution_gradients,
+    convolutions,
+    elements,
+    gathers,
+    scans,
+    scatters,
+    windows,
+)
+from weft.compiler.singles.drafts import Draft, Producers, SingleKernel
+from weft.ir.graph import GraphNode, Literal
+
+__all__ = ["SINGLES", "SingleKernel", "single_kernel"]
+
+SINGLES: dict[str, Callable[[Draft], SingleKernel | None]] = {
+    "argmax": scans.argmax,
+    "argmin": scans.argmin,
+    "bitcast": elements.bitcast,
+    "conv": convolutions.conv,
+    "conv_input_gradient": convolution_gradients.conv_input_gradient,
+    "conv_weight_gradient": convolution_gradients.conv_weight_gradient,
+    "cumulative_argmax": scans.cumulative_argmax,
+    "cumulative_argmin": scans.cumulative_argmin,
+    "cumulative_logsumexp": scans.cumulative_logsumexp,
+    "cumulative_prod": scans.cumulative_prod,
+    "cumulative_sum": scans.cumulative_sum,
+    "dot": contractions.dot,
+    "dynamic_slice": gathers.dynamic_slice,
+    "dynamic_update_slice": boxes.dynamic_update_slice,
+    "gather": gathers.gather,
+    "linear_recurrence": scans.linear_recurrence,
+    "pad": boxes.pad,
+    "random_bits": bits.random_bits,
+    "scatter": scatters.scatter,
+    "scatter_add": scatters.scatter_add,
+    "scatter_max": scatters.scatter_max,
+    "scatter_min": scatters.scatter_min,
+    "triangle": elements.triangle,
+    "update_slice": boxes.update_slice,
+    "window_argmax": windows.window_argmax,
+    "window_max": windows.window_max,
+    "window_spread": windows.window_spread,
+    "window_sum": windows.window_sum,
+}
+"""The kernel of each primitive; None where it cannot be written for these operands."""
+
+
+def single_kernel(node: GraphNode, producers: Producers, error: Literal) -> SingleKernel | None:
+    """The kernel that computes a node; None where there is none.
+
+    `error` is the number that a kernel sets when its operands are wrong.
+    """
+    write = SINGLES.get(node.primitive.name)
+    kinds = [atom.type.dtype for atom in (*node.operands, *node.results)]
+    if write is None or len(node.results) != 1 or any(kind.is_complex for kind in kinds):
+        return None
+    return write(Draft(node, producers, error))

@@ -1,0 +1,202 @@
+"""`explain`, `memory`, `loops`, `assembly`, `compilations`: a program says what became of it."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.compiler.costs import operations
+from weft.compiler.grouping import why_stored
+from weft.compiler.lowering import is_lowered
+
+
+def mlp(w1: wf.Tensor, w2: wf.Tensor, x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
+    hidden = wf.tanh(x @ w1)
+    loss = -(wf.log_softmax(hidden @ w2) * y).sum(axis=-1).mean()
+    loss.backward()
+    with wf.no_grad():
+        w1 -= 0.1 * w1.grad
+        w2 -= 0.1 * w2.grad
+    w1.grad = None
+    w2.grad = None
+    return loss
+
+
+def mlp_arguments(rows: int = 64) -> tuple[wf.Tensor, ...]:
+    shapes = [(20, 30), (30, 5), (rows, 20), (rows, 5)]
+    generator = np.random.default_rng(0)
+    tensors = [wf.asarray(generator.normal(size=s).astype(np.float32)) for s in shapes]
+    tensors[0].requires_grad = tensors[1].requires_grad = True
+    return tuple(tensors)
+
+
+def test_a_training_step_is_explained_kernel_by_kernel() -> None:
+    report = wf.jit(mlp).explain(*mlp_arguments())
+    kinds = [kernel.kind for kernel in report.kernels]
+    assert kinds.count("product") == 5
+    assert "reference" not in kinds
+    assert report.references == []
+    softmax = next(k for k in report.kernels if "reduce_max" in k.primitives)
+    assert {"exp", "log", "reduce_sum"} <= set(softmax.primitives)
+    assert softmax.space == "over [64], in each row [5]"
+    assert any("loss = -(wf.log_softmax" in line for line in softmax.lines)
+    assert any("test_explain.py" in line for line in softmax.lines)
+    assert len(report.graph.nodes) > len(report.optimized.nodes)
+    assert any(each.rewrites for each in report.passes)
+    text = str(report)
+    for words in ("after passes", "products", "peak memory", "laws:", "stores"):
+        assert words in text
+
+
+def reasons(f: object, *args: wf.Tensor) -> str:
+    report = wf.jit(f).explain(*args)  # type: ignore[arg-type]
+    return "\n".join(value.reason for kernel in report.kernels for value in kernel.stored)
+
+
+def test_what_prevents_fusion_is_said() -> None:
+    x = wf.ones((8, 6))
+    assert "an output" in reasons(wf.exp, x)
+    assert "dot reads it as a whole" in reasons(lambda x: wf.exp(x) @ x.T, x)
+    assert "dot makes it as a whole" in reasons(lambda x: wf.exp(x @ x.T), x)
+    along = reasons(lambda x: (x - x.sum(axis=0)).sum(axis=1), x)
+    assert "a reduction; k1 runs over [8, 6], this kernel over [6, 8]" in along
+
+    def expensive(x: wf.Tensor) -> wf.Tensor:
+        y = wf.sin(wf.cos(wf.exp(wf.tanh(wf.sin(x)))))
+        return (y * 2).sum(axis=0) + (y * 3).sum(axis=1)[:6]
+
+    assert "2 readers, and 5 operations to compute it again" in reasons(expensive, x)
+
+
+def test_an_expression_that_is_too_long_is_cut() -> None:
+    def long(x: wf.Tensor) -> wf.Tensor:
+        for _ in range(70):
+            x = wf.sin(x)
+        return x
+
+    graph = wf.ir.trace(long, wf.spec("float32", (8,)))
+    found = list(why_stored(graph, is_lowered).values())
+    assert found == ["an output", "an expression of 61 operations, the most are 60"]
+
+
+def test_a_call_by_reference_is_named_with_its_reason() -> None:
+    report = wf.jit(lambda a: wf.linalg.eigh(a @ a.T)[0]).explain(wf.ones((3, 3)))
+    (call,) = report.references
+    assert call.primitives == ["eigh"]
+    assert call.reason
+    assert "by reference: " + call.reason in str(report)
+    complex_ = wf.jit(wf.exp).explain(wf.ones(3, dtype=wf.complex64)).references
+    assert [each.reason for each in complex_] == ["complex numbers are computed by reference"]
+
+
+def test_costs_are_those_of_the_types() -> None:
+    def f(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
+        return wf.exp(x @ w).sum(axis=1)
+
+    report = wf.jit(f).explain(wf.ones((8, 16)), wf.ones((16, 4)))
+    product, kernel = report.kernels
+    assert (product.flops, product.read, product.written) == (2 * 8 * 16 * 4, 4 * (128 + 64), 128)
+    assert (kernel.flops, kernel.read, kernel.written) == (2 * 32, 128, 32)
+    assert report.flops == product.flops + kernel.flops
+    assert report.bytes == 768 + 128 + 128 + 32
+
+
+def test_a_convolution_and_its_derivatives_cost_the_same() -> None:
+    x, w = wf.ones((2, 3, 8, 8)), wf.ones((4, 3, 3, 3))
+    graph = wf.ir.trace(lambda x, w: wf.vjp(wf.conv2d, x, w)[1](wf.ones((2, 4, 6, 6))), x, w)
+    costs = [operations(n, {}) for n in graph.nodes if n.primitive.name.startswith("conv_")]
+    assert costs == [2 * (2 * 4 * 6 * 6) * (3 * 3 * 3)] * 2
+
+
+def test_symbols_need_sizes() -> None:
+    graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", ("n",)))
+    assert wf.explain(graph, n=10).kernels[0].written == 40
+    with pytest.raises(wf.ArgumentError) as caught:
+        wf.explain(graph)
+    assert "n" in caught.value.expected
+
+
+def test_sizes_are_those_of_the_arguments_where_the_program_takes_all() -> None:
+    fast = wf.jit(wf.exp)
+    for size in (2, 3):
+        fast(wf.ones(size))
+    assert fast.explain(wf.ones(100)).kernels[0].read == 400
+    assert fast.memory(wf.ones(100)).outputs == 400
+    assert len(fast.compilations) == 2
+
+
+def test_nothing_is_run_by_looking() -> None:
+    arguments = mlp_arguments()
+    before = [x.detach().numpy().copy() for x in arguments]
+    step = wf.jit(mlp)
+    step.explain(*arguments)
+    step.memory(*arguments)
+    for tensor, array in zip(arguments, before, strict=True):
+        np.testing.assert_array_equal(tensor.detach().numpy(), array)
+
+
+def test_loops_and_assembly_are_texts() -> None:
+    fast = wf.jit(lambda x: x * 2 + 1)
+    assert "parallel vector i < 32" in fast.loops(wf.ones(32))
+    assert ".globl" in fast.assembly(wf.ones(32))
+    assert wf.jit(lambda x: x).assembly(wf.ones(3)) == ""
+
+
+def test_compilations_are_a_table() -> None:
+    fast = wf.jit(wf.exp)
+    fast(wf.ones(2))
+    fast(wf.ones(3))
+    assert repr(fast.compilations).splitlines() == [
+        "2 compilations",
+        "  f32[2]   first call",
+        "  f32[n0]  a second size: axis 0 of tensor 0: 2 then 3",
+    ]
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def chain(x: wf.Tensor) -> wf.Tensor:
+    for _ in range(4):
+        x = wf.tanh(x @ x)
+    return x
+
+
+def fork(x: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+    parts = [wf.exp(x) @ x, wf.sin(x) @ x, wf.cos(x) @ x]
+    return parts[0] @ parts[1] @ parts[2], parts[0] + parts[1]
+
+
+@pytest.mark.parametrize("f", [chain, fork, wf.softmax, lambda x: x.T.reshape(-1) * 2])
+def test_what_is_allocated_is_what_was_predicted(f: object) -> None:
+    x = wf.asarray(np.random.default_rng(0).normal(size=(300, 300)).astype(np.float32))
+    fast = wf.jit(f)  # type: ignore[arg-type]
+    report = fast.memory(x)
+    program = fast.program(x)
+    program.run([np.zeros((300, 300), np.float32)])  # what is made once for all runs
+    program._tables.clear()
+    tracemalloc.start()
+    try:
+        outputs = program.run([x.numpy()])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert outputs
+    assert report.allocated == pytest.approx(peak, rel=0.02)
+    assert report.inputs == x.numpy().nbytes
+    assert report.peak == report.inputs + report.constants + report.allocated
+
+
+def test_the_largest_values_are_named_with_their_lines() -> None:
+    report = wf.jit(fork).memory(wf.ones((64, 64)))
+    largest = report.largest[0]
+    assert largest.bytes == 64 * 64 * 4
+    assert largest.at is not None
+    assert largest.at.file == __file__
+    assert max(report.timeline) <= report.arena
+    assert len(report.timeline) == len(report.calls)
+    assert "test_explain.py" in str(report)
+    assert str(report).startswith("peak ")
