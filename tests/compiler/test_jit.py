@@ -1,4 +1,4 @@
-"""`jit` gives what the function gives: results, state, gradients, random numbers, in any nesting."""
+"""`jit` gives what the function gives: results, state, gradients, random numbers, in any order."""
 
 from __future__ import annotations
 
@@ -100,6 +100,20 @@ def test_random_numbers_are_those_of_the_eager_function() -> None:
     found = [fast().tolist() for _ in range(3)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert len(fast.compilations) == 1
+
+
+def test_a_checkpoint_with_random_numbers_leaves_the_generator_alone() -> None:
+    noisy = wf.checkpoint(lambda x: wf.sin(x) * wf.random.uniform((3,)))
+    gradient = lambda x: wf.grad(lambda x: noisy(x).sum())(x)  # noqa: E731
+    x = wf.tensor([0.1, 0.2, 0.3])
+    wf.random.seed(3)
+    expected = gradient(x).tolist()
+    wf.random.seed(3)
+    assert wf.jit(gradient)(x).tolist() == pytest.approx(expected, rel=1e-5)
+    following = wf.random.uniform((2,)).tolist()
+    wf.random.seed(3)
+    gradient(x)
+    assert wf.random.uniform((2,)).tolist() == following
 
 
 def test_many_sizes_cost_two_compilations(rng: np.random.Generator) -> None:
@@ -206,3 +220,16 @@ def test_a_compiled_function_inside_another_leaves_no_call() -> None:
     outer = wf.jit(lambda x: inner(x) + 1)
     assert outer(wf.tensor(0.0)).item() == 1.0
     assert [call.name for call in outer.program(wf.tensor(0.0)).calls] == ["k0"]
+
+
+def test_the_decorator_takes_the_options_of_the_interface() -> None:
+    @wf.jit(static_argnames=("power",))
+    def raised(x: wf.Tensor, power: int) -> wf.Tensor:
+        return x**power
+
+    assert raised(wf.tensor(3.0), power=2).item() == 9.0
+    with pytest.raises(wf.ArgumentError, match="no argument called 'exponent'"):
+        wf.jit(lambda x: x, static_argnames=("exponent",))
+    with pytest.raises(wf.UnsupportedError) as caught:
+        wf.jit(lambda x: x, memory="8GB")
+    assert "wf.checkpoint" in caught.value.fix

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, update_wrapper
+from inspect import signature
 from sys import getrefcount
 from typing import Any
 
@@ -29,7 +30,7 @@ from weft.compiler.closures import Read, closed_over
 from weft.compiler.explain import Explanation, explanation
 from weft.compiler.memory_report import MemoryReport
 from weft.compiler.program import Program
-from weft.compiler.tracing import Recording, record
+from weft.compiler.tracing import Recording, Source, record
 from weft.core import trees
 from weft.core.errors import ArgumentTypeError, NanError, TraceError, WeftError
 from weft.core.settings import settings
@@ -42,6 +43,7 @@ from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.control import run, silent
 from weft.ops.control_call import EVALUATOR, call_graph
 from weft.ops.debugging import has_nan
+from weft.ops.operands import check_function
 from weft.ops.random_bits import GENERATOR
 
 __all__ = ["Compilation", "Jit", "jit"]
@@ -91,28 +93,29 @@ class Compiled:
 
     recording: Recording
     program: Program | None = None
+    outside: list[tuple[Source, TensorType]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.recording.sources, self.recording.graph.input_types, strict=True)
+        self.outside = [(source, kind) for source, kind in pairs if source.handle is not None]
 
     def fits(self) -> bool:
         """Whether tensors from outside that no variable was found for are as they were."""
-        return all(
-            (held := source.held()) is None or held.type == variable.type
-            for source, variable in zip(
-                self.recording.sources, self.recording.graph.inputs, strict=True
-            )
-            if source.handle is not None
+        return not self.outside or all(
+            (held := source.held()) is None or held.type == kind for source, kind in self.outside
         )
 
-    def __call__(self, call: Call) -> Any:
-        """Run it on the arguments of a call, and write back the state that it changed."""
+    def __call__(self, handles: Sequence[Tensor]) -> Any:
+        """Run it on the tensors in a call's arguments, and write back the state that it changed."""
         recording = self.recording
-        inputs = [source.read(call.handles) for source in recording.sources]
+        inputs = [source.read(handles) for source in recording.sources]
         if _is_plain(inputs, recording):
             outputs = [wrap(array) for array in self._run([x._value for x in inputs])]
         else:
             outputs = list(call_graph(recording.graph, *inputs))
         del inputs
-        replaced = _write_back(recording, call.handles, outputs)
-        if self.program is not None:
+        replaced = _write_back(recording, handles, outputs)
+        if replaced and self.program is not None:
             for old, references in zip(replaced, _references(replaced), strict=True):
                 if references == _UNSHARED:
                     self.program.recycle(old)
@@ -190,14 +193,24 @@ class Jit:
         self._f = f
         self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._families: dict[Hashable, Family] = {}
+        self._plain: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._outside: list[Read] | None = None
         self.compilations = Compilations()
         update_wrapper(self, f)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
+        key = None if kwargs or self._outside != [] else _plain_key(args)
+        found = None if key is None else self._plain.get(key)
+        if found is not None and found.fits():
+            return found(args)
         call = self._read(args, kwargs)
-        return self._find(call)(call)
+        found = self._find(call)
+        if key is not None:
+            self._plain[key] = found
+            while len(self._plain) > PROGRAMS:
+                self._plain.popitem(last=False)
+        return found(call.handles)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self._outside is None:
@@ -277,13 +290,44 @@ class Jit:
         return Compiled(recording)
 
 
-def jit(f: Callable[..., Any]) -> Jit:
+def jit(
+    f: Callable[..., Any] | None = None,
+    *,
+    static_argnames: Sequence[str] = (),
+    memory: str | None = None,
+) -> Any:
     """Compile a function whole: forward, backward and updates of state in one program.
 
     Arguments are trees of tensors and of values that are part of the program's key. Tensors that
     the function rebinds (parameters, moments, gradients, the generator's counter) are written back.
+    Whatever is no tensor is static; `static_argnames` may say so for readers.
     """
+    if memory is not None:
+        raise UnsupportedError(
+            "jit",
+            "a budget of memory is not supported yet",
+            expected="memory=None",
+            got={"memory": memory},
+            fix="mark what is recomputed by hand: wf.checkpoint(f)",
+        )
+    if f is None:
+        return lambda function: jit(function, static_argnames=static_argnames)
+    check_function("jit", f)
+    for name in static_argnames:
+        _check_parameter(f, name)
     return Jit(f)
+
+
+def _check_parameter(f: Callable[..., Any], name: str) -> None:
+    parameters = signature(f).parameters
+    if name not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        raise ArgumentError(
+            "jit",
+            f"the function has no argument called {name!r}",
+            expected="one of " + ", ".join(parameters),
+            got={"static_argnames": name},
+            fix="name an argument of the function",
+        )
 
 
 @lru_cache(maxsize=256)
@@ -339,6 +383,16 @@ def _read(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any]) -> 
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
     family = (structure, grad_mode.enabled, *keys)
     return Call(args, kwargs, handles, (family, *[h._value.shape for h in handles]), family)
+
+
+def _plain_key(args: tuple[Any, ...]) -> Hashable | None:
+    """The key of a call whose arguments are nothing but tensors, and are not traced; else None."""
+    key: list[Hashable] = [grad_mode.enabled]
+    for x in args:
+        if type(x) is not Tensor or type(x._value) is not np.ndarray:
+            return None
+        key.append((x._value.dtype, x._value.shape, x._node is None, x._grad is None))
+    return tuple(key)
 
 
 def _tensor_key(x: Tensor) -> Hashable:

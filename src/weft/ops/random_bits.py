@@ -219,10 +219,10 @@ class Generator:
         self.restore(seed_key(seed), wrap(np.zeros((), np.uint64)))
 
     def restore(self, key: Tensor, counter: Tensor) -> None:
-        """Continue from a key and a counter."""
+        """Continue from a key and a counter; while a function is traced, its counter is meant."""
         with self._lock:
             self.key._value = key._value
-            self.counter._value = counter._value
+            self._handle()._value = counter._value
 
     def state(self) -> tuple[Tensor, Tensor]:
         """The key and the counter of the next draw."""
