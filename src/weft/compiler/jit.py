@@ -32,7 +32,14 @@ from weft.compiler.memory_report import MemoryReport
 from weft.compiler.program import Program
 from weft.compiler.tracing import Recording, Source, record
 from weft.core import trees
-from weft.core.errors import ArgumentTypeError, NanError, TraceError, WeftError
+from weft.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NanError,
+    TraceError,
+    UnsupportedError,
+    WeftError,
+)
 from weft.core.settings import settings
 from weft.core.shapes import Dim, Dimension, Unifier, match_size, symbol
 from weft.core.types import TensorType
