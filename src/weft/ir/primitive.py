@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.core.errors import ArgumentError, NameUnknownError, Unsupported, WeftError
 from weft.core.types import TensorType
-from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative
+from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative, Tangent
 from weft.ir.scalars import Scalar
 
 Types = TensorType | tuple[TensorType, ...]
@@ -75,6 +75,8 @@ class Primitive:
     impure: bool = False
     """Whether equal calls may not be merged."""
     lower: Lower | Unsupported = BY_REFERENCE
+    is_multilinear: bool = field(init=False, default=False)
+    """Whether no derivative reads the result."""
 
     def __post_init__(self) -> None:
         if self.name in PRIMITIVES:
@@ -87,6 +89,9 @@ class Primitive:
             )
         if isinstance(self.derivatives, list):
             object.__setattr__(self, "derivatives", tuple(self.derivatives))
+        rules = self.derivatives if isinstance(self.derivatives, tuple) else ()
+        plain = bool(rules) and not any(isinstance(rule, Tangent) for rule in rules)
+        object.__setattr__(self, "is_multilinear", plain)
         PRIMITIVES[self.name] = self
 
     def __repr__(self) -> str:

@@ -162,7 +162,8 @@ def _propagate(
     if type(derivatives) is Joint or node.primitive.multiple:
         _propagate_all(cotangents, live, node, operands, cotangent, attach)
         return
-    primitive, out = node.primitive, wrap(node.out, node if attach else None)
+    primitive = node.primitive
+    out = None if primitive.is_multilinear else wrap(node.out, node if attach else None)
     for index, parent in enumerate(parents):
         if parent in live:
             back = pull(primitive, index, cotangent, out, operands, params)
