@@ -12,6 +12,8 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,8 @@ def cell(primitive: Primitive, column: Column) -> str:
     """What comes of a transform: yes, a reason, or both where it depends on the call."""
     if column in (push, pull, twice) and (still := constant(primitive)):
         return still
-    reasons = [reason(column, primitive, sample) for sample in primitive.samples()]
+    with redirect_stdout(StringIO()):  # printing is what one of them is for
+        reasons = [reason(column, primitive, sample) for sample in primitive.samples()]
     asked = [each for each in reasons if each != NO_FLOATS]
     given = list(dict.fromkeys(each for each in asked if each))
     if not asked:
