@@ -131,7 +131,11 @@ class _Grouping:
 
     def __init__(self, graph: Graph, fusible: Callable[[GraphNode], bool]) -> None:
         self.graph = graph
-        self.fusible = fusible
+        self.loops = {
+            node
+            for node in graph.nodes
+            if is_reduction(node) or (fusible(node) and not is_general_reshape(node))
+        }
         self.producer = {v: node for node in graph.nodes for v in node.results}
         self.readers = _readers(graph)
         self.reasons = self._reasons()
@@ -151,7 +155,7 @@ class _Grouping:
         return steps
 
     def _is_loop(self, node: GraphNode) -> bool:
-        return is_reduction(node) or (self.fusible(node) and not is_general_reshape(node))
+        return node in self.loops
 
     def _reasons(self) -> dict[Variable, str]:
         """Outputs, reductions, and what is read by anything but a loop over elements."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -285,18 +286,17 @@ class _Lowering:
     def kernel(self, name: str) -> Lowered:
         """The kernel of the whole group."""
         for root in self.group.roots:
-            if root.variable in self._stored_roots():
+            if root.variable in self._stored_roots:
                 self.buffer(root.variable, "both")
         body = self._column_body() if self._is_column() else self._row_body()
         kernel = Kernel(name, tuple(self.values.values()), tuple(self.extents.symbols), body)
-        written = tuple(v for v in self.values if v in self._stored_roots())
+        written = tuple(v for v in self.values if v in self._stored_roots)
         return Lowered(kernel, tuple(self.values), written)
 
+    @cached_property
     def _stored_roots(self) -> set[Variable]:
         """Roots that need memory: read elsewhere, or by a later loop over the same row."""
-        stored = set(self.escaping)
-        stored.update(v for v in self._read_by_later_loops())
-        return stored
+        return self.escaping | self._read_by_later_loops()
 
     def _read_by_later_loops(self) -> set[Variable]:
         found: set[Variable] = set()
@@ -364,7 +364,7 @@ class _Lowering:
     def _stores(self, roots: Sequence[Root]) -> tuple[Statement, ...]:
         """Compute roots over the whole space, at one place, and store those that are needed."""
         statements: list[Statement] = []
-        stored = self._stored_roots()
+        stored = self._stored_roots
         for root in roots:
             value = self._value(root)
             local = scalars.local(f"x{len(self.locals)}", value.dtype)
@@ -411,7 +411,7 @@ class _Lowering:
         else:
             statements.append(Let(local, scalars.cast(value, local.dtype)))
         self._define(root.variable, scalars.cast(local, dtype))
-        if root.variable in self._stored_roots():
+        if root.variable in self._stored_roots:
             statements.append(self._store(root, self.locals[root.variable]))
         return statements
 
