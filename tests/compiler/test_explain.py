@@ -177,7 +177,7 @@ def test_what_is_allocated_is_what_was_predicted(f: object) -> None:
     report = fast.memory(x)
     program = fast.program(x)
     program.run([np.zeros((300, 300), np.float32)])  # what is made once for all runs
-    program._tables.clear()
+    program.release()
     tracemalloc.start()
     try:
         outputs = program.run([x.numpy()])

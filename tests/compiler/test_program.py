@@ -15,6 +15,7 @@ from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES, Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import trace
+from weft.runtime.arena import account
 
 Array = np.ndarray[Any, Any]
 
@@ -145,3 +146,15 @@ def test_the_same_bits_come_out_for_any_number_of_threads(rng: np.random.Generat
         results.append(program.run([array])[0].tobytes())
     wf.set_num_threads(before)
     assert len(set(results)) == 1
+
+
+def test_all_sizes_of_a_program_share_one_block_of_memory() -> None:
+    kind = wf.spec("float32", ("n", 64))
+    program = Program(wf.ir.trace(lambda x: wf.exp(x) @ x.T @ x, kind))
+    before = account.current
+    for size in (200, 300, 100, 250):
+        program.run([np.ones((size, 64), np.float32)])
+    largest = program._planner.at({"n": 300}).peak
+    assert account.current - before == largest
+    program.release()
+    assert account.current == before

@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import llvmlite.binding as llvm
-
-from weft.compiler.pool import thread_pool
+from weft.compiler.llvm.native import load_text
 
 FIELDS = ("function", "slots", "count", "sizes", "extent", "grain")
 """The columns of the table of calls, each an int64."""
@@ -91,17 +89,6 @@ done:
 
 
 @cache
-def engine() -> llvm.ExecutionEngine:
-    """The compiled driver, which lives as long as the process."""
-    thread_pool()  # initialises LLVM, and the pool that long calls are divided over
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    made = llvm.create_mcjit_compiler(llvm.parse_assembly(SOURCE), machine)
-    made.finalize_object()
-    return made
-
-
-@cache
 def execute_address() -> int:
     """The address of the driver."""
-    address: int = engine().get_function_address("execute")
-    return address
+    return load_text(SOURCE, "execute")

@@ -200,12 +200,10 @@ class _Grouping:
             index = counted(variable.type.shape, 0)
             return Root(variable, node, outer, (), self.accesses.of_node(node, index))
         operand, axes = node.operands[0], node.params["axes"]
-        shape = operand.type.shape
-        kept = iter(counted(variable.type.shape, 0))
-        inner = iter(counted(tuple(shape[axis] for axis in axes), len(outer)))
-        index = tuple(next(inner) if a in axes else next(kept) for a in range(len(shape)))
-        reduced = tuple(shape[axis] for axis in axes if shape[axis] != 1)
-        return Root(variable, node, outer, reduced, self.accesses.at(operand, index))
+        sizes = [operand.type.shape[axis] for axis in axes]
+        reduced = tuple(size for size in sizes if size != 1)
+        reads = self.accesses.at(operand, reduced_index(node, len(outer)))
+        return Root(variable, node, outer, reduced, reads)
 
     def _place(self, steps: list[Step], place: dict[Atom, int], root: Root) -> int:
         """Put a root into the last group that it fits, if nothing that it reads comes later."""
@@ -231,6 +229,14 @@ def counted(shape: Shape, first: int) -> Index:
     """The loop variables of a value's axes, from number `first` on; axes of size 1 have none."""
     numbers = count(first)
     return tuple(Affine() if dim == 1 else Affine.variable(next(numbers)) for dim in shape)
+
+
+def reduced_index(node: GraphNode, outer: int) -> Index:
+    """The index of what a reduction reads: its own loops, then, from `outer` on, those it sums."""
+    shape, axes = node.operands[0].type.shape, node.params["axes"]
+    kept = iter(counted(node.results[0].type.shape, 0))
+    inner = iter(counted(tuple(shape[axis] for axis in axes), outer))
+    return tuple(next(inner) if axis in axes else next(kept) for axis in range(len(shape)))
 
 
 def is_reduction(node: GraphNode) -> bool:

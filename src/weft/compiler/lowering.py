@@ -26,7 +26,7 @@ import numpy as np
 from weft.compiler.access import Condition, Index, Reading
 from weft.compiler.affine import Affine, offset
 from weft.compiler.extents import Extents
-from weft.compiler.grouping import Group, Root, counted, is_reduction
+from weft.compiler.grouping import Group, Root, counted, is_reduction, reduced_index
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32
 from weft.core.shapes import Dimension
 from weft.ir import scalars
@@ -115,7 +115,6 @@ class _Elements(Reading[Scalar]):
         stored = {root.variable for root in lowering.group.roots}
         super().__init__(lowering.context.producer, stored | lowering.outside)
         self.lowering = lowering
-        self._where: list[Condition] = []
 
     def load(self, variable: Variable, index: Index) -> Scalar:
         """A local where the value is at hand, else a load."""
@@ -388,12 +387,7 @@ class _Lowering:
         """One element of a root, or of what a reduction reads."""
         if not is_reduction(root.node):
             return self.elements.of_node(root.node, self.own(root))
-        operand, axes = root.node.operands[0], root.node.params["axes"]
-        shape = operand.type.shape
-        kept = iter(counted(root.variable.type.shape, 0))
-        inner = iter(counted(tuple(shape[axis] for axis in axes), len(root.outer)))
-        index = tuple(next(inner) if a in axes else next(kept) for a in range(len(shape)))
-        return self.elements.at(operand, index)
+        return self.elements.at(root.node.operands[0], reduced_index(root.node, len(root.outer)))
 
     def _store(self, root: Root, value: Scalar) -> Store:
         place = self.place(offset(self.own(root), root.variable.type.shape))

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import numpy as np
 
-from weft.compiler.pool import thread_pool
+from weft.compiler.llvm.native import load_text
 from weft.core.dtypes import DType, float32, float64
 from weft.core.shapes import Dimension, size
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
@@ -270,18 +269,9 @@ def panels(shape: Sequence[int]) -> int:
     return -(-shape[1] // panel_rows(shape))
 
 
-_engines: list[llvm.ExecutionEngine] = []
-
-
 @cache
 def product_address(dtype: DType) -> int:
     """The address of a function with a kernel's signature that makes a stack of products."""
-    thread_pool()
     name, kind = GEMM[dtype], "float" if dtype is float32 else "double"
     source = SOURCE.format(name=f"weft_{name}", address=gemm_address(dtype), type=kind)
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), machine)
-    engine.finalize_object()
-    _engines.append(engine)
-    address: int = engine.get_function_address(f"weft_{name}")
-    return address
+    return load_text(source, f"weft_{name}")

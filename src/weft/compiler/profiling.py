@@ -22,12 +22,11 @@ from functools import cache
 from threading import get_native_id
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 
 from weft.compiler.driver import FIELDS, WATCHERS, execute_address
 from weft.compiler.explain import KernelReport, kernel_reports
-from weft.compiler.pool import thread_pool
+from weft.compiler.llvm.native import load_text
 from weft.compiler.program import Program
 
 __all__ = ["TimedCall", "timings"]
@@ -125,20 +124,11 @@ done:
 
 
 @cache
-def _engine() -> llvm.ExecutionEngine:
-    thread_pool()  # initialises LLVM
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    made = llvm.create_mcjit_compiler(llvm.parse_assembly(SOURCE), machine)
-    made.finalize_object()
-    return made
-
-
-@cache
 def _timed() -> Any:
     signature = ctypes.CFUNCTYPE(
         ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 6
     )
-    return signature(_engine().get_function_address("execute_timed"))
+    return signature(load_text(SOURCE, "execute_timed"))
 
 
 @cache

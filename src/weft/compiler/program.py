@@ -45,6 +45,7 @@ from weft.core.shapes import Dimension, Shape, match_size, size, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ops.control import run as run_by_reference
+from weft.runtime.arena import Arena, Block
 from weft.runtime.memory import Lifetime, MemoryPlan, Planner
 
 Array = np.ndarray[Any, Any]
@@ -93,12 +94,16 @@ class Tables:
 
     calls: Array
     addresses: Array
-    arena: Array
+    planned: Array
+    """The slots in the arena, and where in it."""
+    offsets: Array
     keep: list[Array]
     plan: MemoryPlan
     shapes: dict[Variable, tuple[int, ...]]
     given: tuple[int, ...]
     """What the driver is called with."""
+    base: int = 0
+    """Where the arena was when the addresses were written."""
 
 
 class Program:
@@ -119,6 +124,8 @@ class Program:
         self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
         self._lock = Lock()
         self._runner: int | None = None
+        self._arena = Arena()
+        self._block: Block | None = None
         self._has_products = any(call.name == "dot" for call in self.calls)
         self._execute = Execute(execute_address())
         self.symbols = sorted(
@@ -236,6 +243,7 @@ class Program:
     def _run(self, inputs: list[Array]) -> list[Array]:
         sizes = self._read_sizes(inputs) if self.symbols else _NO_SIZES
         tables = self._tables_for(sizes)
+        self._place(tables)
         addresses = tables.addresses
         for position, array in enumerate(inputs):
             addresses[position] = array.__array_interface__["data"][0]
@@ -284,8 +292,6 @@ class Program:
 
     def _make_tables(self, sizes: Sizes) -> Tables:
         plan = self._planner.at(sizes)
-        arena = np.empty(plan.peak + 64, np.uint8)
-        start = -(-arena.ctypes.data // 64) * 64
         addresses = np.zeros(max(1, len(self._slots)), np.int64)
         keep: list[Array] = []
         for value, slot in self._slots.items():
@@ -293,8 +299,6 @@ class Program:
                 constant = np.ascontiguousarray(value.value)
                 keep.append(constant)
                 addresses[slot] = constant.ctypes.data
-            elif str(slot) in plan.offsets:
-                addresses[slot] = start + plan.offsets[str(slot)]
         calls = np.zeros((max(1, len(self.calls)), len(FIELDS)), np.int64)
         for row, call in zip(calls, self.calls, strict=False):
             slots = np.array([self._slots[self._root(v)] for v in call.values] or [0], np.int64)
@@ -309,7 +313,25 @@ class Program:
             calls.ctypes.data, len(self.calls), addresses.ctypes.data, self._error.ctypes.data,
             thread_pool().address,
         )  # fmt: skip
-        return Tables(calls, addresses, arena, keep, plan, shapes, given)
+        planned = np.array([int(name) for name in plan.offsets], np.int64)
+        offsets = np.array(list(plan.offsets.values()), np.int64)
+        return Tables(calls, addresses, planned, offsets, keep, plan, shapes, given)
+
+    def _place(self, tables: Tables) -> None:
+        """Put the planned values into the program's block of memory, which all sizes share."""
+        if self._block is None or self._block.size < tables.plan.peak:
+            self._block = None  # it goes before its successor comes
+            self._block = self._arena.take(tables.plan)
+        if tables.base != self._block.address:
+            tables.base = self._block.address
+            tables.addresses[tables.planned] = tables.base + tables.offsets
+
+    def release(self) -> None:
+        """Free the memory that is kept from run to run."""
+        with self._lock:
+            self._block = None
+            self._tables.clear()
+            self._spare.clear()
 
     def _variables(self) -> list[Variable]:
         found = [*self.graph.inputs, *[v for node in self.graph.nodes for v in node.results]]

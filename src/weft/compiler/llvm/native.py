@@ -81,6 +81,16 @@ def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
     return addresses
 
 
+def load_text(source: str, name: str) -> int:
+    """Compile LLVM IR that was written by hand; the address of one of its functions."""
+    with _loaded.lock:
+        target = llvm.Target.from_triple(host().triple).create_target_machine(opt=2)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), target)
+        engine.finalize_object()
+        _loaded.engines.append(engine)
+        return int(engine.get_function_address(name))
+
+
 @contextmanager
 def _module(kernels: Sequence[Kernel], machine: Machine) -> Iterator[Any]:
     """Kernels as a module that needs no passes: values are computed once, in the right place.
