@@ -14,6 +14,7 @@ import linecache
 import os
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType, FrameType
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -51,6 +52,12 @@ class Location:
         return f"{text}\n{' ' * start}{'^' * width}"
 
 
+PLACES = 8192
+"""How many places are remembered: finding the columns of one takes a walk over its function."""
+_places: dict[tuple[int, int], tuple[CodeType, Location]] = {}
+"""Places by code and instruction; the code is held, so that its identity stays its own."""
+
+
 def user_location() -> Location | None:
     """Where the innermost frame outside this package is, or None when there is none."""
     frame = user_frame()
@@ -65,6 +72,7 @@ def user_frame() -> FrameType | None:
     return frame
 
 
+@lru_cache(maxsize=1024)
 def is_internal(filename: str) -> bool:
     """Whether frames of this file are the framework's own and not the user's."""
     return filename.startswith(PACKAGE) or any(part in filename for part in _MACHINERY)
@@ -73,8 +81,16 @@ def is_internal(filename: str) -> bool:
 def frame_location(frame: FrameType) -> Location:
     """The place a frame is at, with columns."""
     code = frame.f_code
-    line, column, end_column = _position(code, frame.f_lasti)
-    return Location(code.co_filename, line or frame.f_lineno, code.co_name, column, end_column)
+    key = id(code), frame.f_lasti
+    known = _places.get(key)
+    if known is None:
+        if len(_places) >= PLACES:
+            _places.clear()
+        line, column, end_column = _position(code, frame.f_lasti)
+        line = line or frame.f_lineno
+        place = Location(code.co_filename, line, code.co_name, column, end_column)
+        known = _places[key] = code, place
+    return known[1]
 
 
 def _position(code: CodeType, instruction: int) -> tuple[int | None, int | None, int | None]:
