@@ -112,6 +112,8 @@ class Recording:
     writes: tuple[Write, ...]
     differentiable: bool
     """Whether a derivative of some result may be asked for after the call."""
+    gradients: frozenset[int] = frozenset()
+    """The arguments for which it matters whether they had a gradient before the call."""
 
     def rebuild(self, outputs: Sequence[Tensor]) -> Any:
         """The value of the call, given the outputs of its graph."""
@@ -129,6 +131,20 @@ class StateTrace(GraphTrace):
         super().__init__()
         self.held: dict[int, Held] = {}
         self.inputs: list[tuple[Variable, Source]] = []
+        self.read_gradients: set[int] = set()
+        """Arguments whose gradient was looked at before it was replaced."""
+        self.written_gradients: set[int] = set()
+        """Handles whose gradient was replaced."""
+
+    def touch_gradient(self, handle: Tensor, written: bool) -> None:
+        """See `Trace`."""
+        held = self.held.get(id(handle))
+        if held is None or id(handle) in self.written_gradients:
+            return
+        if written:
+            self.written_gradients.add(id(handle))
+        elif held.source.argument is not None:
+            self.read_gradients.add(held.source.argument)
 
     def lift(self, handle: Tensor, kind: TensorType, source: Source) -> None:
         """Put a traced value of a type, and a traced gradient, into a handle."""
@@ -209,22 +225,27 @@ def _finish(
         return len(outputs) - 1
 
     shown = tuple(Output(put(r._value)) if isinstance(r, Tensor) else r for r in results)
-    writes = [write for held in trace.held.values() for write in _writes(held, put)]
+    writes = [
+        write
+        for held in trace.held.values()
+        for write in _writes(held, put, id(held.handle) in trace.written_gradients)
+    ]
     if drawn is not None:
         writes.append(Write(Source(), put(drawn)))
     graph, sources = _used(trace, outputs)
     differentiable = any(_is_differentiable(result) for result in results)
-    return Recording(graph, sources, shown, structure, tuple(writes), differentiable)
+    looked_at = frozenset(trace.read_gradients)
+    return Recording(graph, sources, shown, structure, tuple(writes), differentiable, looked_at)
 
 
-def _writes(held: Held, put: Callable[[Any], int]) -> list[Write]:
-    """What the call changed in one handle."""
+def _writes(held: Held, put: Callable[[Any], int], replaced: bool) -> list[Write]:
+    """What the call changed in one handle; its gradient also where it was cleared already."""
     found: list[Write] = []
     handle, source = held.handle, held.source
     if handle._value is not held.start:
         found.append(Write(source, put(handle._value)))
     after = None if handle._grad is None else handle._grad._value
-    if after is not held.start_grad:
+    if replaced or after is not held.start_grad:
         of_gradient = Source(source.argument, source.handle, gradient=True)
         found.append(Write(of_gradient, None if after is None else put(after)))
     return found

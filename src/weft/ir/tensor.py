@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class Trace:
 
     def adopt(self, handle: Tensor) -> None:
         """Remember a handle that is about to be written to."""
+
+    def touch_gradient(self, handle: Tensor, written: bool) -> None:
+        """Remember that a handle's gradient was looked at, or replaced."""
 
 
 class Traced:
@@ -111,6 +114,14 @@ def about_to_write(handle: Tensor) -> None:
             return
 
 
+def gradient_touched(handle: Tensor, *, written: bool) -> None:
+    """Tell the running traces that a handle's gradient is looked at, or replaced."""
+    for trace in reversed(traces.stack):
+        if trace.adopts:
+            trace.touch_gradient(handle, written)
+            return
+
+
 class Tensor:
     """A multi-dimensional array of one element type; a value with a derivative."""
 
@@ -145,11 +156,35 @@ class Tensor:
     __lshift__: ClassVar[Callable[..., Tensor]]
     __rshift__: ClassVar[Callable[..., Tensor]]
     __getitem__: ClassVar[Callable[..., Tensor]]
+    __setitem__: ClassVar[Callable[..., None]]
     astype: ClassVar[Callable[..., Tensor]]
     reshape: ClassVar[Callable[..., Tensor]]
     sum: ClassVar[Callable[..., Tensor]]
+    mean: ClassVar[Callable[..., Tensor]]
+    max: ClassVar[Callable[..., Tensor]]
+    detach: ClassVar[Callable[..., Tensor]]
+    copy_: ClassVar[Callable[..., Tensor]]
+    set_: ClassVar[Callable[..., Tensor]]
+    clone: ClassVar[Callable[..., Tensor]]
+    to: ClassVar[Callable[..., Tensor]]
+    requires_grad_: ClassVar[Callable[..., Tensor]]
+    backward: ClassVar[Callable[..., None]]
+    item: ClassVar[Callable[..., Any]]
+    tolist: ClassVar[Callable[..., Any]]
+    numpy: ClassVar[Callable[..., np.ndarray[Any, Any]]]
+    requires_grad: bool
+    is_leaf: bool
     mT: ClassVar[Any]
     T: ClassVar[Any]
+
+    if TYPE_CHECKING:  # installed by the layer above, too; a type checker wants its setter
+
+        @property
+        def grad(self) -> Tensor | None:
+            """The gradient that `.backward()` accumulated, or None."""
+
+        @grad.setter
+        def grad(self, value: Tensor | None) -> None: ...
 
     @property
     def type(self) -> TensorType:

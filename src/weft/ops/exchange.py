@@ -25,7 +25,7 @@ from weft.core.errors import (
 )
 from weft.ir.forward import Dual
 from weft.ir.tape import Leaf
-from weft.ir.tensor import Tensor, concrete, grad_mode, wrap
+from weft.ir.tensor import Tensor, concrete, grad_mode, gradient_touched, wrap
 from weft.ops.conversion import astype
 from weft.ops.dlpack import CPU_KIND, exported
 
@@ -213,6 +213,7 @@ def copied(x: Tensor, memo: Any = None) -> Tensor:
     tensor = wrap(x._value, x._node)
     if type(x._node) is Leaf:
         tensor._node = Leaf(tensor)
+        gradient_touched(x, written=False)
         tensor._grad = None if x._grad is None else copied(x._grad)
     return tensor
 

@@ -15,7 +15,14 @@ from contextlib import contextmanager
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled, reachable, recording, zeros
 from weft.ir.tape import Hook, Leaf
-from weft.ir.tensor import Tensor, Traced, about_to_write, grad_mode, wrap
+from weft.ir.tensor import (
+    Tensor,
+    Traced,
+    about_to_write,
+    grad_mode,
+    gradient_touched,
+    wrap,
+)
 from weft.ops.operands import as_tensor
 
 __all__ = ["enable_grad", "is_grad_enabled", "no_grad"]
@@ -78,8 +85,10 @@ def backward(
 
 
 def _accumulate(handle: Tensor, cotangent: Tensor, attach: bool) -> None:
+    gradient_touched(handle, written=False)
     total = cotangent if handle._grad is None else handle._grad + cotangent
     about_to_write(handle)
+    gradient_touched(handle, written=True)
     handle._grad = total if attach else wrap(total._value)
 
 
@@ -167,6 +176,7 @@ def is_leaf(tensor: Tensor) -> bool:
 
 def get_grad(tensor: Tensor) -> Tensor | None:
     """The gradient that `.backward()` accumulated, or None."""
+    gradient_touched(tensor, written=False)
     return tensor._grad
 
 
@@ -190,6 +200,7 @@ def set_grad(tensor: Tensor, value: Tensor | None) -> None:
                 fix="assign a tensor of the same shape and dtype, or None",
             )
     about_to_write(tensor)
+    gradient_touched(tensor, written=True)
     tensor._grad = value
 
 
