@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.compiler.singles import (
+    attention,
+    attention_gradients,
     bits,
     boxes,
     contractions,
@@ -33,6 +35,8 @@ __all__ = ["SINGLES", "SingleKernel", "single_kernel"]
 SINGLES: dict[str, Callable[[Draft], SingleKernel | None]] = {
     "argmax": scans.argmax,
     "argmin": scans.argmin,
+    "attention": attention.attention,
+    "attention_gradient": attention_gradients.attention_gradient,
     "bitcast": elements.bitcast,
     "conv": convolutions.conv,
     "conv_input_gradient": convolution_gradients.conv_input_gradient,
@@ -70,6 +74,6 @@ def single_kernel(node: GraphNode, producers: Producers, error: Literal) -> Sing
     """
     write = SINGLES.get(node.primitive.name)
     kinds = [atom.type.dtype for atom in (*node.operands, *node.results)]
-    if write is None or len(node.results) != 1 or any(kind.is_complex for kind in kinds):
+    if write is None or any(kind.is_complex for kind in kinds):
         return None
     return write(Draft(node, producers, error))

@@ -1,9 +1,8 @@
-"""Kernels of products that the BLAS does not take: other dtypes, and other orders of axes.
+"""Kernels of products that are not of floats: plain and blocked loops, for any order of axes.
 
 A task is a block of rows and columns of one product of a stack. It copies what it needs of both
 operands into scratch memory, whatever the order of their axes, and multiplies `ROWS` rows at a time
-with columns in vectors; 16-bit floats are widened on the way. Products with a vector, and those
-without a sum, are plain loops.
+with columns in vectors. Products with a vector, and those without a sum, are plain loops.
 
 >>> import weft as wf
 >>> wf.jit(wf.matmul)(wf.tensor([[1, 2]]), wf.tensor([[3], [4]])).tolist()
@@ -42,7 +41,7 @@ class _Axes:
 
 
 def dot(draft: Draft) -> SingleKernel | None:
-    """The product of two tensors; None where it is one of the BLAS's."""
+    """The product of two tensors; None where it is a native one."""
     if product_of(draft.node) is not None:
         return None
     stack, rows, columns, terms = _roles(draft)

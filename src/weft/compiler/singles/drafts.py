@@ -98,7 +98,7 @@ class Draft:
         if read:
             buffers, values = (*buffers, self.report), (*values, self._error)
         kernel = Kernel(name, buffers, tuple(self.extents.symbols), body, scratch)
-        return SingleKernel(kernel, values, self.node.results, work, read)
+        return SingleKernel(kernel, values, self.node.results, work=work, checked=read)
 
 
 def _stored(statement: Statement) -> set[Buffer]:

@@ -1,0 +1,185 @@
+"""Sums of products: one form for expressions that differ only in how they are written.
+
+An expression over rows is a polynomial: terms, each a number times powers of factors. A factor is a
+value that is not looked into, or the sum of a term along rows; what is the same along a row is
+taken out of such a sum. So `p · (a - Σ(a · p))` is found however it is spelled.
+
+>>> import weft as wf
+>>> kinds = [wf.spec("float32", (3,))] * 2
+>>> graph = wf.ir.trace(lambda a, b: (a * b - (b * a) / 2.0, 0.5 * a * b), *kinds)
+>>> left, right = (Polynomials(graph, ndim=1).of(atom) for atom in graph.outputs)
+>>> left == right
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+
+__all__ = ["Polynomial", "Polynomials", "Sum", "factors", "ratio"]
+
+Factor: TypeAlias = "Variable | Sum"
+Term: TypeAlias = frozenset[tuple[Factor, int]]
+Polynomial: TypeAlias = dict[Term, float]
+MOST = 8
+"""Terms beyond which an expression is not looked into."""
+
+
+class Sum(tuple[Term]):
+    """The sum of a term along rows."""
+
+    __slots__ = ()
+
+
+def factors(*found: tuple[Factor, int]) -> Term:
+    """A product of powers."""
+    powers: dict[Factor, int] = {}
+    for factor, power in found:
+        powers[factor] = powers.get(factor, 0) + power
+    return frozenset([(factor, power) for factor, power in powers.items() if power])
+
+
+def ratio(found: Polynomial, wanted: Polynomial) -> float | None:
+    """How many times another polynomial one is; None where it is not a multiple."""
+    if found.keys() != wanted.keys() or not found:
+        return None
+    ratios = [found[each] / wanted[each] for each in found]
+    near = all(abs(each - ratios[0]) <= 1e-6 * abs(ratios[0]) for each in ratios)
+    return ratios[0] if near else None
+
+
+class Polynomials:
+    """The polynomials of values with `ndim` axes, the last of which are the rows.
+
+    `through` says which values stand for others.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        ndim: int,
+        through: Callable[[GraphNode], Atom | None] = lambda node: None,
+    ) -> None:
+        self.makers = {v: node for node in graph.nodes for v in node.results}
+        self.ndim = ndim
+        self.through = through
+        self._known: dict[Variable, Polynomial] = {}
+
+    def of(self, atom: Atom) -> Polynomial:
+        """The polynomial of a value; a variable alone where nothing is known of it."""
+        value = uniform(atom, self.makers)
+        if value is not None:
+            return {factors(): value} if value else {}
+        if not isinstance(atom, Variable):
+            return {factors((Variable(atom.type), 1)): 1.0}
+        if atom not in self._known:
+            self._known[atom] = {factors((atom, 1)): 1.0}
+            found = self._made(self.makers[atom]) if atom in self.makers else None
+            if found is not None and len(found) <= MOST:
+                self._known[atom] = found
+        return self._known[atom]
+
+    def _made(self, node: GraphNode) -> Polynomial | None:
+        other = self.through(node)
+        if other is not None:
+            return self.of(other)
+        name = node.primitive.name
+        if name in _ELEMENTWISE and self._aligned(node):
+            return _ELEMENTWISE[name](*[self.of(each) for each in node.operands])
+        if name == "reduce_sum" and self._is_over_rows(node):
+            return _summed(self.of(node.operands[0]), self.ndim)
+        if name == "reshape" and _is_column(node):
+            return self.of(node.operands[0])
+        same_rank = node.operands and node.operands[0].type.ndim == node.results[0].type.ndim
+        return self.of(node.operands[0]) if name == "broadcast_to" and same_rank else None
+
+    def _is_over_rows(self, node: GraphNode) -> bool:
+        return node.operands[0].type.ndim == self.ndim and node.params["axes"] == (self.ndim - 1,)
+
+    def _aligned(self, node: GraphNode) -> bool:
+        """Whether no operand but a number has axes of other meaning than the result's."""
+        ndim = node.results[0].type.ndim
+        return all(
+            each.type.ndim == ndim or uniform(each, self.makers) is not None
+            for each in node.operands
+        )
+
+
+def uniform(atom: Atom, makers: dict[Variable, GraphNode]) -> float | None:
+    """The real number that all elements of a value are, where that is known."""
+    if isinstance(atom, Literal):
+        value = atom.value
+        if value.size == 0 or value.size > 4096 or value.dtype.kind == "c":
+            return None
+        return float(value.flat[0]) if (value == value.flat[0]).all() else None
+    node = makers.get(atom)
+    if node is None or atom.type.dtype.is_complex:
+        return None
+    if node.primitive.name == "full":
+        return float(node.params["value"])
+    kept = node.primitive.name in ("broadcast_to", "reshape", "transpose")
+    return uniform(node.operands[0], makers) if kept else None
+
+
+def _is_column(node: GraphNode) -> bool:
+    """Whether a reshape gives each row a column, or takes it away."""
+    before, after = node.operands[0].type.shape, node.results[0].type.shape
+    return after == (*before, 1) or before == (*after, 1)
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+
+def _plus(x: Polynomial | None, y: Polynomial | None) -> Polynomial | None:
+    if x is None or y is None:
+        return None
+    total = dict(x)
+    for term, number in y.items():
+        total[term] = total.get(term, 0.0) + number
+    return {term: number for term, number in total.items() if number}
+
+
+def _times(x: Polynomial, y: Polynomial) -> Polynomial | None:
+    total: Polynomial | None = {}
+    for left, a in x.items():
+        for right, b in y.items():
+            total = _plus(total, {factors(*left, *right): a * b})
+    return total
+
+
+def _over(x: Polynomial, y: Polynomial) -> Polynomial | None:
+    if len(y) != 1:
+        return None
+    ((term, number),) = y.items()
+    return _times(x, {frozenset([(factor, -power) for factor, power in term]): 1 / number})
+
+
+def _summed(x: Polynomial, ndim: int) -> Polynomial | None:
+    """The sum along rows: what is the same along them stands before it."""
+    total: Polynomial | None = {}
+    for term, number in x.items():
+        outside = [pair for pair in term if _is_constant(pair[0], ndim)]
+        inside = factors(*[pair for pair in term if not _is_constant(pair[0], ndim)])
+        if not inside:
+            return None
+        total = _plus(total, {factors(*outside, (Sum((inside,)), 1)): number})
+    return total
+
+
+def _is_constant(factor: Factor, ndim: int) -> bool:
+    """Whether a factor is the same along a row."""
+    if isinstance(factor, Sum):
+        return True
+    return factor.type.ndim == ndim and factor.type.shape[-1] == 1
+
+
+_ELEMENTWISE: dict[str, Callable[..., Polynomial | None]] = {
+    "add": _plus,
+    "subtract": lambda x, y: _plus(x, _times(y, {factors(): -1.0})),
+    "negative": lambda x: _times(x, {factors(): -1.0}),
+    "multiply": _times,
+    "divide": _over,
+}

@@ -1,0 +1,390 @@
+"""The kernel of attention: one pass over keys for a block of queries.
+
+A task takes a block of queries of one head, turned so that queries lie in vectors. For a block of
+keys after the other it has their scores in scratch memory, raises the largest score so far, and
+adds exponentials times values to what it has, lowered to the new largest score. So scores are
+never in main memory, and blocks of keys that no query of the block sees are left out. The order of
+every sum depends on sizes only.
+
+>>> import weft as wf
+>>> q, v = wf.zeros((1, 2, 4)), wf.tensor([[[1.0], [3.0]]])
+>>> wf.jit(wf.scaled_dot_product_attention)(q, q, v).tolist()
+[[[2.0], [2.0]]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.compiler.affine import strides
+from weft.compiler.singles.convolutions import few, products, zeroed
+from weft.compiler.singles.drafts import ZERO, Draft, SingleKernel, computed, wide
+from weft.core.dtypes import INDEX, DType, bool_, float32, float64
+from weft.core.shapes import Dimension, Shape, size
+from weft.ir import scalars
+from weft.ir.loops import Accumulate, For, Kernel, Let, Scratch, Statement, Store, Update
+from weft.ir.scalars import Buffer, Scalar
+
+ROWS = 4
+"""Rows that one pass multiplies with four vectors of queries: 16 accumulators."""
+LANES = 64
+"""Queries of a block, at most."""
+KEYS = 64
+"""Keys of a block."""
+VECTOR = 16
+LOWEST = {float32: -3e38, float64: -1.7e308}
+"""Lower than any score but -inf."""
+
+
+class Writer:
+    """What the kernels of attention share: sizes, blocks of queries, and scores."""
+
+    def __init__(self, draft: Draft, mask: int) -> None:
+        self.draft = draft
+        node = draft.node
+        self.q, self.k, self.v = draft.operands[:3]
+        self.mask = draft.operands[mask] if len(draft.operands) > mask else None
+        self.mask_shape: Shape = node.operands[mask].type.shape if self.mask else ()
+        self.outs = tuple(
+            Buffer(f"out{i}", each.type.dtype, "both") for i, each in enumerate(node.results)
+        )
+        (*self.batch, self.heads, self.queries, self.head) = draft.shape(0)
+        self.shared, self.keys, self.value = draft.shape(2)[-3:]
+        self.group = 1 if self.heads == self.shared else int(self.heads) // int(self.shared)
+        self.offset = draft.params["offset"]
+        self.guarded = draft.params["guarded"] or self.keys == 0
+        self.dtype = computed(self.q.dtype)
+        self.lanes = _lanes(self.queries)
+        self.scratch: list[Scratch] = []
+
+    # what a task is about
+    row = scalars.local("row", INDEX)
+    """Which head of which batch, counted through all."""
+    shared_row = scalars.local("shared_row", INDEX)
+    first = scalars.local("first", INDEX)
+    """The first query of the block."""
+    limit = scalars.local("limit", INDEX)
+    """The keys that some query of the block sees."""
+    block = scalars.index("block")
+    """Which block of keys."""
+    start = scalars.local("start", INDEX)
+    tiles = scalars.local("tiles", INDEX)
+    """How many times `ROWS` keys the block has."""
+
+    def extent(self, dim: Dimension) -> Scalar:
+        """A size as an expression."""
+        return self.draft.extent(dim)
+
+    def number(self, value: float) -> Scalar:
+        """A number of the dtype of sums."""
+        return scalars.const(value, self.dtype)
+
+    def memory(self, name: str, count: Dimension, dtype: DType | None = None) -> Buffer:
+        """Scratch memory of so many elements."""
+        buffer = Buffer(name, dtype or self.dtype, "scratch")
+        self.scratch.append(Scratch(buffer, self.extent(count)))
+        return buffer
+
+    @property
+    def blocks(self) -> Dimension:
+        """How many blocks of queries a head has."""
+        return (self.queries + (self.lanes - 1)) // self.lanes
+
+    @property
+    def rows(self) -> Scalar:
+        """How many queries of the block there are."""
+        return scalars.minimum(
+            scalars.const(self.lanes, INDEX), self.extent(self.queries) - self.first
+        )
+
+    def placed(self, row: Scalar, block: Scalar) -> list[Statement]:
+        """What follows from a head and a block of queries."""
+        keys = self.extent(self.keys)
+        last = keys
+        if self.offset is not None:
+            seen = self.first + self.rows + self.extent(self.offset)
+            last = scalars.maximum(ZERO, scalars.minimum(keys, seen))
+        return [
+            Let(self.row, row),
+            Let(self.first, block * self.lanes),
+            Let(self.limit, last),
+        ]
+
+    def sharing(self) -> Let:
+        """Which head of keys the head of queries sees."""
+        return Let(self.shared_row, self.row // self.group if self.group > 1 else self.row)
+
+    def key_blocks(
+        self, body: Sequence[Statement], begin: Scalar = ZERO, most: Scalar | None = None
+    ) -> For:
+        """Statements for each block of keys that is seen, or for some of them."""
+        count = (self.limit + (KEYS - 1)) // KEYS - begin
+        count = count if most is None else scalars.minimum(most, count)
+        lets = [
+            Let(self.start, (begin + self.block) * KEYS),
+            Let(self.tiles, (self.here + (ROWS - 1)) // ROWS),
+        ]
+        return For(self.block, count, (*lets, *body))
+
+    @property
+    def here(self) -> Scalar:
+        """How many keys of the block are seen by some query."""
+        return scalars.minimum(scalars.const(KEYS, INDEX), self.limit - self.start)
+
+    def each(self, *stores: Statement, index: Scalar) -> For:
+        """Statements for each query of the block."""
+        return For(index, self.extent(self.lanes), stores, "vector")
+
+    def turned(self, source: Buffer, target: Buffer, width: Dimension, scale: float) -> Statement:
+        """Copy rows of the block of queries as [width, lanes], zeros for those that are not."""
+        d, i = scalars.index("d"), scalars.index("i")
+        line = (self.row * self.extent(self.queries) + self.first + i) * self.extent(width) + d
+        value = wide(scalars.load(source, line, scalars.less(i, self.rows)))
+        scaled = value if scale == 1 else value * self.number(scale)
+        store = Store(target, d * self.lanes + i, scaled)
+        return For(d, self.extent(width), (For(i, self.extent(self.lanes), (store,), "vector"),))
+
+    def key_rows(
+        self, name: str, tile: Scalar, width: Dimension
+    ) -> tuple[list[Statement], list[Scalar]]:
+        """Where the rows of keys, or of values, of a tile begin; the last stands for later ones."""
+        lets: list[Statement] = []
+        found = []
+        for number in range(ROWS):
+            base = scalars.local(f"{name}{number}", INDEX)
+            key = scalars.minimum(self.start + tile * ROWS + number, self.extent(self.keys) - 1)
+            place = self.shared_row * self.extent(self.keys) + key
+            lets.append(Let(base, place * self.extent(width)))
+            found.append(base)
+        return lets, found
+
+    def scored(self, sums: Sequence[Scalar], tile: Scalar, i: Scalar, masked: bool) -> list[Scalar]:
+        """Scores of a tile, given its products: -inf where a key is hidden."""
+        scores = []
+        nothing = self.number(-float("inf"))
+        for number, value in enumerate(sums):
+            key = self.start + tile * ROWS + number
+            if self.mask is not None:
+                seen = scalars.load(self.mask, self._mask_place(key, i), self._is_there(key, i))
+                if self.mask.dtype is bool_:
+                    value = scalars.select(seen, value, nothing)
+                else:
+                    value = value + wide(seen)
+            if masked:
+                value = scalars.select(self._is_seen(key, i), value, nothing)
+            scores.append(value)
+        return scores
+
+    def _is_there(self, key: Scalar, i: Scalar) -> Scalar:
+        """Whether the mask may be read there."""
+        rows, keys = scalars.less(i, self.rows), scalars.less(key, self.extent(self.keys))
+        return scalars.and_(rows, keys)
+
+    def _is_seen(self, key: Scalar, i: Scalar) -> Scalar:
+        seen = scalars.less(key, self.limit)
+        if self.offset is None:
+            return seen
+        latest = self.first + i + self.extent(self.offset)
+        return scalars.and_(seen, scalars.less_equal(key, latest))
+
+    def _mask_place(self, key: Scalar, i: Scalar) -> Scalar:
+        """Where the mask is for a key and a query: not moved along axes of size 1."""
+        whole = (*self.batch, self.heads, self.queries, self.keys)
+        shape = (*[1] * (len(whole) - len(self.mask_shape)), *self.mask_shape)
+        steps = [0 if dim == 1 else step for dim, step in zip(shape, strides(shape), strict=True)]
+        lead = whole[:-2]
+        total = (self.first + i) * self.extent(steps[-2]) + key * self.extent(steps[-1])
+        for axis, (dim, counted) in enumerate(zip(lead, strides(lead), strict=True)):
+            if steps[axis] != 0:
+                along = self.row // self.extent(counted)
+                along = along % self.extent(dim) if axis else along
+                total = total + along * self.extent(steps[axis])
+        return total
+
+    def summed(
+        self,
+        rows: Buffer,
+        width: Dimension,
+        weights: Buffer,
+        total: Buffer,
+        factor: Buffer | None = None,
+    ) -> Statement:
+        """Add rows of the block of keys, weighted for each query, to [width, lanes]."""
+        i, j, t = scalars.index("i"), scalars.index("j"), scalars.index("t")
+        unit, last = few(ROWS, width), self.extent(width) - 1
+        line = scalars.local("line", INDEX)
+        first = (self.shared_row * self.extent(self.keys) + self.start) * self.extent(width)
+        lets: list[Statement] = [Let(line, first)]
+        left = []
+        for number in range(unit):
+            column = scalars.local(f"column{number}", INDEX)
+            lets.append(Let(column, line + scalars.minimum(t * unit + number, last)))
+            left.append(wide(rows[column + j * self.extent(width)]))
+        sums, found = products("o", unit, self.here, left, weights[j * self.lanes + i], j)
+        stores = []
+        for number, local in enumerate(found):
+            place = (t * unit + number) * self.lanes + i
+            before = total[place] if factor is None else total[place] * factor[i]
+            stores.append(Store(total, place, before + local))
+        count = self.extent((width + (unit - 1)) // unit)
+        return For(t, count, (*lets, self.each(sums, *stores, index=i)))
+
+    def columns(self, name: str, width: Dimension) -> Buffer:
+        """Memory for [width, lanes], and as many rows more as `summed` writes."""
+        return self.memory(name, self.column_count(width))
+
+    def column_count(self, width: Dimension) -> Dimension:
+        """How many elements that are."""
+        unit = few(ROWS, width)
+        return -(-width // unit) * unit * self.lanes
+
+    def seen_by_all(self) -> Scalar:
+        """How many tiles of the block all queries see whole."""
+        most = self.limit
+        if self.offset is not None:
+            most = scalars.minimum(most, self.first + self.extent(self.offset) + 1)
+        whole = scalars.maximum(ZERO, most - self.start) // ROWS
+        return scalars.minimum(self.tiles, whole)
+
+    def finished(self, body: tuple[Statement, ...], products_: int) -> SingleKernel:
+        """The kernel; its work counts a vector of products as one operation."""
+        node = self.draft.node
+        rows = size(self.batch) * self.heads * self.queries
+        work = rows * self.keys * (self.head + self.value) * products_
+        kernel = Kernel(
+            node.primitive.name,
+            (*self.draft.operands, *self.outs),
+            tuple(self.draft.extents.symbols),
+            body,
+            tuple(self.scratch),
+        )
+        values = (*node.operands, *node.results)
+        return SingleKernel(kernel, values, node.results, work=(work + 31) // 32)
+
+
+def _lanes(queries: Dimension) -> int:
+    """Queries of a block: so many that few are left over, in whole vectors."""
+    if not isinstance(queries, int):
+        return LANES
+    blocks = max(1, -(-queries // LANES))
+    each = -(-queries // blocks)
+    return max(VECTOR, -(-each // VECTOR) * VECTOR)
+
+
+# --- forward -------------------------------------------------------------------------------------
+
+
+def attention(draft: Draft) -> SingleKernel:
+    """Blocks of queries are divided over threads; those with the most keys are begun first."""
+    return _Forward(draft, 3).kernel()
+
+
+class _Forward(Writer):
+    def kernel(self) -> SingleKernel:
+        lanes = self.lanes
+        self.turned_q = self.memory("turned", self.head * lanes)
+        self.scores = self.memory("scores", KEYS * lanes)
+        self.total = self.columns("total", self.value)
+        names = ("before", "top", "sum", "factor")
+        self.before, self.top, self.sum, self.factor = (self.memory(n, lanes) for n in names)
+        task = scalars.index("task")
+        blocks = self.extent(self.blocks)
+        body = (
+            *self.placed(task // blocks, blocks - 1 - task % blocks),
+            self.sharing(),
+            self.turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            *self.begun(),
+            self.key_blocks([*self.scored_tiles(), *self.raised(), self.weighed(), self.added()]),
+            *self.written(),
+        )
+        tasks = self.extent(size(self.batch) * self.heads) * blocks
+        return self.finished((For(task, tasks, body, "parallel"),), 1)
+
+    def begun(self) -> tuple[Statement, ...]:
+        i = scalars.index("i")
+        # not -inf, whose difference to itself is no number
+        lowest = self.number(LOWEST[self.dtype])
+        return (
+            self.each(
+                Store(self.top, i, lowest),
+                Store(self.before, i, lowest),
+                Store(self.sum, i, self.number(0)),
+                index=i,
+            ),
+            *zeroed(self.total, self.extent(self.column_count(self.value))),
+        )
+
+    def scored_tiles(self) -> tuple[Statement, ...]:
+        """Scores of the block, and the largest so far: first of keys that all see, then others."""
+        whole = scalars.local("whole", INDEX)
+        return (
+            Let(whole, self.seen_by_all()),
+            self._scored_tiles(ZERO, whole, masked=False),
+            self._scored_tiles(whole, self.tiles - whole, masked=True),
+        )
+
+    def _scored_tiles(self, begin: Scalar, count: Scalar, masked: bool) -> Statement:
+        i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
+        tile = scalars.local("tile", INDEX)
+        lets, bases = self.key_rows("k", tile, self.head)
+        left = [wide(self.k[base + d]) for base in bases]
+        right = self.turned_q[d * self.lanes + i]
+        sums, found = products("s", ROWS, self.extent(self.head), left, right, d)
+        scores = [scalars.local(f"score{number}", self.dtype) for number in range(ROWS)]
+        values = self.scored(found, tile, i, masked)
+        top = self.top[i]
+        for score in scores:
+            top = scalars.maximum(top, score)
+        stores = [
+            Store(self.scores, (tile * ROWS + number) * self.lanes + i, score)
+            for number, score in enumerate(scores)
+        ]
+        held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
+        inner = self.each(sums, *held, *stores, Store(self.top, i, top), index=i)
+        return For(t, count, (Let(tile, begin + t), *lets, inner))
+
+    def raised(self) -> tuple[Statement, ...]:
+        """How much what was added before counts, now that there is a larger score."""
+        i = scalars.index("i")
+        factor = scalars.exp(self.before[i] - self.top[i])
+        return (
+            self.each(
+                Store(self.factor, i, factor),
+                Store(self.sum, i, self.sum[i] * self.factor[i]),
+                Store(self.before, i, self.top[i]),
+                index=i,
+            ),
+        )
+
+    def weighed(self) -> Statement:
+        """Exponentials in place of scores, and their sum."""
+        i, j = scalars.index("i"), scalars.index("j")
+        power, total = scalars.local("power", self.dtype), scalars.local("powers", self.dtype)
+        place = j * self.lanes + i
+        body = (
+            Let(power, scalars.exp(self.scores[place] - self.top[i])),
+            Store(self.scores, place, power),
+        )
+        sums = Accumulate(j, self.tiles * ROWS, (Update(total, "add", power),), body)
+        return self.each(sums, Store(self.sum, i, self.sum[i] + total), index=i)
+
+    def added(self) -> Statement:
+        """Values times exponentials, to what there was before, lowered."""
+        return self.summed(self.v, self.value, self.scores, self.total, self.factor)
+
+    def written(self) -> tuple[Statement, ...]:
+        """Sums divided by the sum of exponentials, turned back; and the logarithm of that."""
+        i, d = scalars.index("i"), scalars.index("d")
+        inverse = 1 / self.sum[i]
+        if self.guarded:
+            inverse = scalars.select(scalars.equal(self.sum[i], 0), self.number(0), inverse)
+        out, lse = self.outs
+        place = self.row * self.extent(self.queries) + self.first + i
+        value = self.total[d * self.lanes + i] * self.factor[i]
+        store = Store(out, place * self.extent(self.value) + d, scalars.cast(value, out.dtype))
+        height = self.top[i] + scalars.log(self.sum[i])
+        return (
+            self.each(Store(self.factor, i, inverse), index=i),
+            For(i, self.rows, (Store(lse, place, scalars.cast(height, lse.dtype)),), "vector"),
+            For(i, self.rows, (For(d, self.extent(self.value), (store,), "vector"),)),
+        )

@@ -1,0 +1,526 @@
+"""Scaled dot-product attention: its result and its gradient, each as one primitive.
+
+With q: [..., heads, queries, head], k: [..., heads/g, keys, head], v: [..., heads/g, keys, value],
+where g heads of queries share a head of keys and values:
+
+    s[i, j] = scale · q[i] · k[j]  (+ mask[i, j], or hidden where mask[i, j] is false)
+    p = softmax(s) along j,   out = p · v,   lse[i] = log Σⱼ exp s[i, j]
+
+A key that a query does not see counts as if it were not there. With an `offset`, query i sees the
+keys j ≤ i + offset: 0 lets equal positions meet, keys - queries lets the last query see the last
+key. A row that sees no key has an lse of -inf; with `guarded` it is 0, without it is NaN.
+
+`attention_gradient` gets probabilities back from scores and lse, so that nothing of size queries ×
+keys has to be kept. Derivatives of it, and forward mode, go through the plain formula.
+
+>>> import weft as wf
+>>> q = wf.ones((1, 2, 4))
+>>> wf.scaled_dot_product_attention(q, q, wf.tensor([[[1.0], [3.0]]]), causal=True).tolist()
+[[[1.0], [2.0]]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.core.dtypes import INDEX, DType, bfloat16, bool_, float16, float32
+from weft.core.errors import DTypeError, ShapeError
+from weft.core.shapes import Dimension, Shape, require_equal
+from weft.core.types import TensorType
+from weft.ir import forward, reverse
+from weft.ir.batching import to_front
+from weft.ir.derivatives import joint
+from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.tensor import Tensor
+from weft.ops.comparison import equal, less_equal
+from weft.ops.contraction import dot
+from weft.ops.creation import iota
+from weft.ops.elementary import exp, log
+from weft.ops.identity import stop_gradient
+from weft.ops.movement import reshape
+from weft.ops.operands import DTYPE_CLASSES, convert_to, wrong_dtype
+from weft.ops.reduction import reduce_max, reduce_sum
+from weft.ops.selection import where
+
+__all__: list[str] = []
+
+Array = np.ndarray[Any, Any]
+Offset = Dimension | None
+
+
+# --- types -------------------------------------------------------------------------------------
+
+
+def wide_dtype(dtype: DType) -> DType:
+    """The dtype that sums are kept in: float32 for 16-bit floats."""
+    return float32 if dtype in (float16, bfloat16) else dtype
+
+
+def _check(op: str, got: dict[str, TensorType]) -> None:
+    """Refuse queries, keys, values and masks that do not belong together."""
+    q, k, v = got["q"], got["k"], got["v"]
+    if len({x.dtype for x in (q, k, v)}) > 1 or q.dtype not in DTYPE_CLASSES["float"]:
+        raise wrong_dtype(op, "float", got)
+    if q.ndim < 3 or not q.ndim == k.ndim == v.ndim:
+        raise ShapeError(
+            op,
+            "q, k and v are not stacks of heads",
+            expected="[..., heads, time, head] for q, k and v, with as many axes in each",
+            got=got,
+            fix="give each an axis for heads: x[..., None, :, :]",
+        )
+    pairs = [
+        (q, k, -1, "the sizes of a head of q and k differ"),
+        (k, v, -2, "k and v have different numbers of keys"),
+        (k, v, -3, "k and v have different numbers of heads"),
+        *[(q, x, axis, "batch axes differ") for x in (k, v) for axis in range(q.ndim - 3)],
+    ]
+    for a, b, axis, problem in pairs:
+        require_equal(
+            op,
+            a.shape[axis],
+            b.shape[axis],
+            expected="equal sizes there",
+            got=got,
+            fix="broadcast or repeat the smaller one: wf.broadcast_to(x, shape)",
+            what=problem,
+        )
+    _check_heads(op, q, k, got)
+    if "mask" in got:
+        _check_mask(op, got)
+
+
+def _check_heads(op: str, q: TensorType, k: TensorType, got: dict[str, TensorType]) -> None:
+    heads, shared = q.shape[-3], k.shape[-3]
+    whole = isinstance(heads, int) and isinstance(shared, int) and shared > 0
+    if heads == shared or (whole and heads % shared == 0):
+        return
+    raise ShapeError(
+        op,
+        "the heads of q are not a multiple of those of k and v",
+        expected="q.shape[-3] % k.shape[-3] == 0",
+        got=got,
+        fix="use as many heads, or heads that groups of q's share",
+    )
+
+
+def _check_mask(op: str, got: dict[str, TensorType]) -> None:
+    mask, wanted = got["mask"], scores_shape(got["q"].shape, got["k"].shape)
+    if mask.dtype not in (bool_, got["q"].dtype):
+        raise DTypeError(
+            op,
+            "the mask is neither of truth values nor of q's dtype",
+            expected=f"bool, or {got['q'].dtype} that is added to scores",
+            got=got,
+            fix="mask.astype(q.dtype)",
+        )
+    sizes = zip(mask.shape[::-1], wanted[::-1], strict=False)
+    if mask.ndim > len(wanted) or any(a not in (1, b) for a, b in sizes):
+        raise ShapeError(
+            op,
+            "the mask does not broadcast to the scores",
+            expected=f"a shape that broadcasts to {wanted}: [..., heads, queries, keys]",
+            got=got,
+            fix="give it axes of size 1: mask[:, None, None, :] hides keys of each batch",
+        )
+
+
+def scores_shape(q: Shape, k: Shape) -> Shape:
+    """[..., heads, queries, keys]."""
+    return (*q[:-1], k[-2])
+
+
+def _named(operands: Sequence[Any], *more: str) -> dict[str, Any]:
+    return dict(zip(("q", "k", "v", *more, "mask"), operands, strict=False))
+
+
+def _attention_type(
+    *operands: TensorType, offset: Offset, scale: float, guarded: bool
+) -> tuple[TensorType, TensorType]:
+    got = _named(operands)
+    _check("attention", got)
+    q, v = got["q"], got["v"]
+    out = q.with_shape((*q.shape[:-1], v.shape[-1]))
+    return out, TensorType(wide_dtype(q.dtype), q.shape[:-1])
+
+
+def _gradient_type(
+    *operands: TensorType, offset: Offset, scale: float, guarded: bool
+) -> tuple[TensorType, TensorType, TensorType]:
+    got = _named(operands, "lse", "ct", "delta")
+    _check("attention_gradient", got)
+    out, rows = _attention_type(
+        *[got[name] for name in ("q", "k", "v")], offset=offset, scale=scale, guarded=guarded
+    )
+    if got["ct"] != out or got["lse"] != rows or got["delta"] != rows:
+        raise ShapeError(
+            "attention_gradient",
+            "lse, ct and delta are not of this attention",
+            expected=f"ct: {out}, lse and delta: {rows}",
+            got=got,
+            fix="use what attention has returned for the same q, k and v",
+        )
+    return got["q"], got["k"], got["v"]
+
+
+# --- the reference -----------------------------------------------------------------------------
+
+
+def _scores(q: Array, k: Array, mask: Array | None, offset: Any, scale: float) -> Array:
+    """Scores in the dtype of sums, -inf where a key is hidden: [..., shared, group, i, j]."""
+    scores: Array = q @ _turned(k) * q.dtype.type(scale)
+    if mask is not None:
+        hidden = _grouped(mask, k.shape[-3], q.shape[-3], scores.ndim)
+        scores = np.where(hidden, scores, -np.inf) if mask.dtype == bool else scores + hidden
+    if offset is not None:
+        i, j = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
+        scores = np.where(j <= i[:, None] + offset, scores, -np.inf)
+    return scores.astype(q.dtype, copy=False)
+
+
+def _grouped(mask: Array, shared: int, group: int, ndim: int) -> Array:
+    """The mask with its axis of heads, if it has more than one, divided into groups."""
+    wide = mask.reshape(*[1] * (ndim - 1 - mask.ndim), *mask.shape)
+    heads = wide.shape[-3]
+    groups = (shared, group) if heads > 1 else (1, 1)
+    return wide.reshape(*wide.shape[:-3], *groups, *wide.shape[-2:])
+
+
+def _turned(x: Array) -> Array:
+    """Keys or values as [..., shared, 1, head, keys]."""
+    return x[..., None, :, :].swapaxes(-1, -2)
+
+
+def _in_groups(x: Array, shared: int) -> Array:
+    """Queries as [..., shared, group, queries, head]."""
+    heads = x.shape[-3]
+    return x.reshape(*x.shape[:-3], shared, heads // max(1, shared), *x.shape[-2:])
+
+
+def _widened(*arrays: Array) -> list[Array]:
+    narrow = arrays[0].dtype.itemsize == 2
+    return [x.astype(np.float32) if narrow and x.dtype != bool else x for x in arrays]
+
+
+def _attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    offset: Any,
+    scale: float,
+    guarded: bool,
+) -> tuple[Array, Array]:
+    dtype, shape = q.dtype, q.shape
+    q, k, v, *rest = _widened(q, k, v, *([] if mask is None else [mask]))
+    with np.errstate(all="ignore"):
+        scores = _scores(_in_groups(q, k.shape[-3]), k, rest[0] if rest else None, offset, scale)
+        top = scores.max(axis=-1, initial=-np.inf)
+        powers = np.exp(scores - np.where(np.isneginf(top), 0, top)[..., None])
+        total = powers.sum(axis=-1)
+        lse = np.where(np.isneginf(top), -np.inf, top + np.log(total))
+        safe = np.where(total == 0, 1, total) if guarded or not k.shape[-2] else total
+        out = powers / safe[..., None] @ v[..., None, :, :]
+    out = out.reshape(*shape[:-1], v.shape[-1]).astype(dtype, copy=False)
+    return out, lse.reshape(shape[:-1]).astype(q.dtype, copy=False)
+
+
+def _attention_gradient(
+    q: Array,
+    k: Array,
+    v: Array,
+    lse: Array,
+    ct: Array,
+    delta: Array,
+    mask: Array | None = None,
+    *,
+    offset: Any,
+    scale: float,
+    guarded: bool,
+) -> tuple[Array, Array, Array]:
+    dtype, shared, shape = q.dtype, k.shape[-3], q.shape
+    q, k, v, ct, *rest = _widened(q, k, v, ct, *([] if mask is None else [mask]))
+    q, ct = _in_groups(q, shared), _in_groups(ct, shared)
+    lse, delta = (_in_groups(x[..., None], shared) for x in (lse, delta))
+    with np.errstate(all="ignore"):
+        scores = _scores(q, k, rest[0] if rest else None, offset, scale)
+        powers = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
+        moved = powers * (ct @ _turned(v) - delta) * q.dtype.type(scale)
+        dq = (moved @ k[..., None, :, :]).reshape(shape)
+        dk = (moved.swapaxes(-1, -2) @ q).sum(axis=-3)
+        dv = (powers.swapaxes(-1, -2) @ ct).sum(axis=-3)
+    return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
+
+
+# --- the plain formula, for derivatives ----------------------------------------------------------
+
+
+class _Plain:
+    """Attention made of products, with the queries of a group one after the other."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        self.shape, self.dtype, self.mask = q.shape, q.dtype, mask
+        self.shared, self.stack = k.shape[-3], q.ndim - 2
+        self.k, self.v = (convert_to(x, wide_dtype(x.dtype)) for x in (k, v))
+        self.q = self.grouped(q)
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """Queries as [..., shared, group · queries, last], in the dtype of sums."""
+        group = 0 if self.shared == 0 else self.shape[-3] // self.shared
+        shape = (*x.shape[:-3], self.shared, group * x.shape[-2], x.shape[-1])
+        return apply(reshape, convert_to(x, wide_dtype(x.dtype)), shape=shape)
+
+    def ungrouped(self, x: Tensor) -> Tensor:
+        """The way back: [..., heads, queries, last]."""
+        return apply(reshape, x, shape=(*self.shape[:-1], x.shape[-1]))
+
+    def product(self, a: Tensor, b: Tensor, left: int, right: int) -> Tensor:
+        """The matrices of each stack multiplied, along axes counted from the first of theirs."""
+        contract, axes = ((self.stack + left,), (self.stack + right,)), tuple(range(self.stack))
+        return apply(dot, a, b, contract=contract, batch=(axes, axes))
+
+    def scores(self, offset: Offset, scale: float) -> Tensor:
+        """[..., heads, queries, keys], -inf where a key is hidden."""
+        s = self.ungrouped(self.product(self.q, self.k, 1, 1)) * scale
+        if self.mask is not None and self.mask.dtype is bool_:
+            s = where(self.mask, s, -np.inf)
+        elif self.mask is not None:
+            s = s + convert_to(self.mask, s.dtype)
+        return s if offset is None else where(_visible(s.shape, offset), s, -np.inf)
+
+
+def _visible(shape: Shape, offset: Dimension) -> Tensor:
+    """Whether key j is not after query i + offset."""
+    i, j = (apply(iota, shape=tuple(shape[-2:]), dtype=INDEX, axis=axis) for axis in (0, 1))
+    return less_equal(j, i + offset)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return apply(reshape, x, shape=(*x.shape, 1))
+
+
+def _or_zero(x: Tensor) -> Tensor:
+    """The tensor with 0 in place of -inf."""
+    return where(equal(x, -np.inf), 0.0, x)
+
+
+def plain_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    offset: Offset,
+    scale: float,
+    guarded: bool,
+) -> tuple[Tensor, Tensor]:
+    """What `attention` computes, made of products and exponentials."""
+    plain = _Plain(q, k, v, mask)
+    scores = plain.scores(offset, scale)
+    last = (scores.ndim - 1,)
+    if k.shape[-2] == 0:
+        top = reverse.filled(q.shape[:-1], scores.dtype, -np.inf)
+    else:
+        top = apply(reduce_max, stop_gradient(scores), axes=last)
+    powers = exp(scores - _rows(_or_zero(top)))
+    total = apply(reduce_sum, powers, axes=last)
+    empty = equal(total, 0.0)
+    some = where(empty, 1.0, total)
+    lse = where(empty, -np.inf, _or_zero(top) + log(some))
+    weights = powers / _rows(some if guarded else total)
+    out = plain.ungrouped(plain.product(plain.grouped(weights), plain.v, 1, 0))
+    return convert_to(out, q.dtype), lse
+
+
+def plain_gradient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    ct: Tensor,
+    delta: Tensor,
+    mask: Tensor | None = None,
+    *,
+    offset: Offset,
+    scale: float,
+    guarded: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `attention_gradient` computes, made of products and exponentials."""
+    plain = _Plain(q, k, v, mask)
+    scores = plain.scores(offset, scale)
+    powers = exp(scores - _rows(_or_zero(lse) if guarded else lse))
+    back = plain.grouped(ct)
+    moved = plain.ungrouped(plain.product(back, plain.v, 1, 1))
+    moved = plain.grouped(powers * (moved - _rows(delta)) * scale)
+    dq = plain.ungrouped(plain.product(moved, plain.k, 1, 0))
+    dk = plain.product(moved, plain.q, 0, 0)
+    dv = plain.product(plain.grouped(powers), back, 0, 0)
+    return convert_to(dq, q.dtype), convert_to(dk, q.dtype), convert_to(dv, q.dtype)
+
+
+# --- derivatives -------------------------------------------------------------------------------
+
+
+Formula = Callable[..., tuple[Tensor, ...]]
+Found = Sequence[Tensor | None]
+
+
+def _pushed(formula: Formula) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Forward mode through the plain formula."""
+
+    def push(primals: Sequence[Tensor], tangents: Found, out: Any, **params: Any) -> Any:
+        _, found = forward.jvp(lambda *xs: formula(*xs, **params), primals, tangents)
+        return tuple(found)
+
+    return push
+
+
+def _pulled(formula: Formula) -> Callable[..., Found]:
+    """Reverse mode through the plain formula."""
+
+    def pull(
+        cotangents: Found, out: Any, primals: Sequence[Tensor], wanted: Any, **params: Any
+    ) -> Found:
+        _, pullback = reverse.vjp(lambda *xs: formula(*xs, **params), *primals)
+        backs = zip(pullback(cotangents), wanted, strict=True)
+        return [back if want else None for back, want in backs]
+
+    return pull
+
+
+def _back(
+    cotangents: Found, out: Sequence[Tensor], primals: Sequence[Tensor], wanted: Any, **params: Any
+) -> Found:
+    """By `attention_gradient`; a mask that wants a gradient is as large as the scores anyway."""
+    if len(primals) > 3 and wanted[3] and primals[3].dtype.is_inexact:
+        return _pulled(plain_attention)(cotangents, out, primals, wanted, **params)
+    ct, moved = cotangents
+    assert ct is not None
+    assert moved is not None
+    result, lse = out
+    last = (result.ndim - 1,)
+    wide = [convert_to(x, lse.dtype) for x in (ct, result)]
+    delta = apply(reduce_sum, wide[0] * wide[1], axes=last) - moved
+    q, k, v, *mask = primals
+    found = apply_multiple(attention_gradient, q, k, v, lse, ct, delta, *mask, **params)
+    return [*found, *[None for _ in mask]]
+
+
+# --- batching ----------------------------------------------------------------------------------
+
+
+def _batch(count: int, primitive_of: Callable[[], Primitive]) -> Callable[..., Any]:
+    """The batch axis is one more in front; a mask gets axes up to there."""
+
+    def batch(
+        size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], **params: Any
+    ) -> Any:
+        fronts = [to_front(size, x, axis) for x, axis in zip(operands, axes, strict=True)]
+        for place, mask in enumerate(fronts[count:], count):
+            missing = fronts[0].ndim - mask.ndim
+            shape = (mask.shape[0], *[1] * missing, *mask.shape[1:])
+            fronts[place] = apply(reshape, mask, shape=shape)
+        results = apply_multiple(primitive_of(), *fronts, **params)
+        return results, (0,) * len(results)
+
+    return batch
+
+
+# --- samples -----------------------------------------------------------------------------------
+
+
+_PLAIN: dict[str, Any] = {"offset": None, "scale": 0.5, "guarded": False}
+
+
+def _drawn(*shape: int, dtype: Any = np.float32) -> Array:
+    seed = sum(shape) + 31 * len(shape)
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def _mask() -> Array:
+    """Each key is hidden from some query, and one query sees none."""
+    return np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], bool)
+
+
+def _cases() -> list[tuple[tuple[Array, ...], dict[str, Any]]]:
+    q, k, v = _drawn(2, 3, 4), _drawn(2, 4, 4) * 2, _drawn(2, 4, 2)
+    shared = _drawn(1, 1, 4, 4), _drawn(1, 1, 4, 3)
+    wide = _drawn(1, 2, 3, 4)
+    return [
+        ((q, k, v), _PLAIN),
+        ((q, k, v), {**_PLAIN, "offset": 1}),
+        ((wide, *shared), {**_PLAIN, "offset": 0, "scale": 1.0}),
+        ((wide, *shared, _drawn(2, 1, 4)), _PLAIN),
+        ((q, k, v, _mask()), {**_PLAIN, "guarded": True}),
+        ((q, k, v, _mask()[2:]), _PLAIN),
+        ((q, k, v, _drawn(3, 4)), {**_PLAIN, "offset": -1, "guarded": True}),
+    ]
+
+
+def _samples() -> list[Sample]:
+    empty = _drawn(1, 2, 3), _drawn(1, 0, 3), _drawn(1, 0, 2)
+    narrow = tuple(_drawn(1, 2, 4, dtype=np.float16) for _ in range(3))
+    return [
+        *[Sample(operands, params) for operands, params in _cases() if _sees(operands, params)],
+        Sample(empty, _PLAIN, derivative=False),
+        Sample(narrow, _PLAIN, derivative=False),
+    ]
+
+
+def _sees(operands: tuple[Array, ...], params: dict[str, Any]) -> bool:
+    """Whether each query sees a key: there are no differences of an lse of -inf."""
+    return bool(np.isfinite(_attention(*operands, **params)[1]).all())
+
+
+def _gradient_samples() -> list[Sample]:
+    samples = []
+    for forward_operands, params in _cases():
+        q, k, v, *mask = forward_operands
+        out, lse = _attention(*forward_operands, **params)
+        ct = _drawn(*out.shape)
+        operands = (q, k, v, lse, ct, (ct * out).sum(-1), *mask)
+        samples.append(Sample(operands, params, _sees(forward_operands, params)))
+    return samples
+
+
+def _mistakes() -> list[Mistake]:
+    q, k, v = _drawn(2, 3, 4), _drawn(2, 5, 4), _drawn(2, 5, 2)
+    return [
+        Mistake((q[0], k[0], v[0]), _PLAIN, ShapeError, "not stacks of heads"),
+        Mistake((q, k, v.astype(np.float64)), _PLAIN, DTypeError, "not defined for this dtype"),
+        Mistake((q[..., :3], k, v), _PLAIN, ShapeError, "sizes of a head"),
+        Mistake((q, k, v[:, :4]), _PLAIN, ShapeError, "numbers of keys"),
+        Mistake((q, k[:1], v), _PLAIN, ShapeError, "numbers of heads"),
+        Mistake((_drawn(3, 3, 4), k, v), _PLAIN, ShapeError, "not a multiple"),
+        Mistake((q, k, v, _drawn(4, 5)), _PLAIN, ShapeError, "does not broadcast"),
+        Mistake((q, k, v, np.ones((3, 5), np.int32)), _PLAIN, DTypeError, "neither of truth"),
+    ]
+
+
+attention: Primitive = Primitive(
+    "attention",
+    "The mean of values, weighted by the softmax of scaled products of queries and keys; and lse.",
+    type_rule=_attention_type,
+    reference=_attention,
+    derivatives=joint(jvp=_pushed(plain_attention), vjp=_back),
+    batch=_batch(3, lambda: attention),
+    samples=_samples,
+    mistakes=_mistakes,
+    multiple=True,
+)
+
+attention_gradient: Primitive = Primitive(
+    "attention_gradient",
+    "The cotangents of attention's q, k and v; delta is the sum of ct · out, less that of lse.",
+    type_rule=_gradient_type,
+    reference=_attention_gradient,
+    derivatives=joint(jvp=_pushed(plain_gradient), vjp=_pulled(plain_gradient)),
+    batch=_batch(6, lambda: attention_gradient),
+    samples=_gradient_samples,
+    multiple=True,
+)
