@@ -36,12 +36,13 @@ def mlp_arguments(rows: int = 64) -> tuple[wf.Tensor, ...]:
 def test_a_training_step_is_explained_kernel_by_kernel() -> None:
     report = wf.jit(mlp).explain(*mlp_arguments())
     kinds = [kernel.kind for kernel in report.kernels]
-    assert kinds.count("product") == 5
+    assert sum(kernel.primitives.count("dot") for kernel in report.kernels) == 5
+    assert "product" in kinds
     assert "reference" not in kinds
     assert report.references == []
     softmax = next(k for k in report.kernels if "reduce_max" in k.primitives)
     assert {"exp", "log", "reduce_sum"} <= set(softmax.primitives)
-    assert softmax.space == "over [64], in each row [5]"
+    assert softmax.space == "f32[64, 20] · f32[20, 30] and its rows"
     assert any("loss = -(wf.log_softmax" in line for line in softmax.lines)
     assert any("test_explain.py" in line for line in softmax.lines)
     assert len(report.graph.nodes) > len(report.optimized.nodes)
@@ -140,7 +141,7 @@ def test_nothing_is_run_by_looking() -> None:
 
 def test_loops_and_assembly_are_texts() -> None:
     fast = wf.jit(lambda x: x * 2 + 1)
-    assert "parallel vector i < 32" in fast.loops(wf.ones(32))
+    assert "parallel vector i < count" in fast.loops(wf.ones(32))
     assert ".globl" in fast.assembly(wf.ones(32))
     assert wf.jit(lambda x: x).assembly(wf.ones(3)) == ""
 

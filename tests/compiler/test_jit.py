@@ -233,3 +233,48 @@ def test_the_decorator_takes_the_options_of_the_interface() -> None:
     with pytest.raises(wf.UnsupportedError) as caught:
         wf.jit(lambda x: x, memory="8GB")
     assert "wf.checkpoint" in caught.value.fix
+
+
+def test_a_step_that_clears_gradients_first_is_compiled_once() -> None:
+    w = wf.tensor([1.0, 2.0], requires_grad=True)
+
+    @wf.jit
+    def step(w: wf.Tensor) -> wf.Tensor:
+        w.grad = None
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        step(w)
+        assert w.grad.tolist() == [2.0, 4.0]
+    assert len(step.compilations) == 1
+
+
+def test_a_gradient_that_is_cleared_at_the_end_is_cleared_whether_or_not_there_was_one() -> None:
+    @wf.jit
+    def gradient(w: wf.Tensor) -> wf.Tensor:
+        w.grad = None
+        (w * w).sum().backward()
+        found = w.grad * 1
+        w.grad = None
+        return found
+
+    for before in (None, wf.ones(2)):
+        w = wf.tensor([1.0, 2.0], requires_grad=True)
+        w.grad = before
+        assert gradient(w).tolist() == [2.0, 4.0]
+        assert w.grad is None
+    assert len(gradient.compilations) == 1
+
+
+def test_a_step_that_accumulates_gradients_knows_whether_there_is_one() -> None:
+    w = wf.tensor([1.0, 2.0], requires_grad=True)
+    step = wf.jit(lambda w: (w * w).sum().backward())
+    for count in (1, 2, 3):
+        step(w)
+        assert w.grad.tolist() == [2.0 * count, 4.0 * count]
+    w.grad = None
+    step(w)
+    assert w.grad.tolist() == [2.0, 4.0]
+    assert len(step.compilations) == 2

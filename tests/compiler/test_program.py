@@ -154,7 +154,7 @@ def test_all_sizes_of_a_program_share_one_block_of_memory() -> None:
     before = account.current
     for size in (200, 300, 100, 250):
         program.run([np.ones((size, 64), np.float32)])
-    largest = program._planner.at({"n": 300}).peak
+    largest = program.planner.at({"n": 300}).peak
     assert account.current - before == largest
     program.release()
     assert account.current == before

@@ -46,6 +46,8 @@ def _of_function(function: Any, seen: set[int], depth: int) -> Iterator[Read]:
             yield from _of_variables(function, seen, depth)
     elif hasattr(function, "__wrapped__"):
         yield from _of_function(function.__wrapped__, seen, depth - 1)
+    elif any(isinstance(leaf, Tensor) for leaf in trees.leaves(function)):
+        yield lambda: function  # a tree that can be called, such as a module
 
 
 def _of_variables(function: FunctionType, seen: set[int], depth: int) -> Iterator[Read]:

@@ -15,11 +15,34 @@ from collections.abc import Callable, Mapping
 
 from weft.core.shapes import Dimension, size, substitute
 from weft.core.types import TensorType
-from weft.ir.graph import GraphNode
+from weft.ir.graph import Graph, GraphNode
 
-__all__ = ["bytes_of", "operations"]
+__all__ = ["bytes_of", "flops", "operations"]
 
 Sizes = Mapping[str, int]
+
+
+def flops(graph: Graph, **sizes: int) -> int:
+    """How many operations on floating-point numbers a graph is, given the sizes of its symbols.
+
+    A scan counts as often as it runs, the other loops once, a choice as its dearest branch.
+
+    >>> import weft as wf
+    >>> flops(wf.ir.trace(lambda x: (x * 2).sum(), wf.spec("float32", ("n",))), n=10)
+    20
+    """
+    return sum(operations(node, sizes) + _inside(node, sizes) for node in graph.nodes)
+
+
+def _inside(node: GraphNode, sizes: Sizes) -> int:
+    """The operations of the graphs that a node holds."""
+    held = [param for param in node.params.values() if isinstance(param, Graph)]
+    branches = [param for param in node.params.values() if isinstance(param, tuple)]
+    held += [each for branch in branches for each in branch if isinstance(each, Graph)]
+    costs = [flops(graph, **sizes) for graph in held]
+    together = max if node.primitive.name == "switch" else sum
+    steps = number(node.params["length"], sizes) if node.primitive.name == "scan" else 1
+    return steps * together(costs) if costs else 0
 
 
 def operations(node: GraphNode, sizes: Sizes) -> int:
@@ -57,7 +80,15 @@ def _windows(result: TensorType, weight: TensorType) -> Dimension:
     return 2 * result.size * size(weight.shape[1:])
 
 
+def _attention(node: GraphNode, heads: int, values: int) -> Dimension:
+    """For each query and key, products over a head and over a value; and an exponential."""
+    q, k, v = (atom.type.shape for atom in node.operands[:3])
+    return size(q[:-1]) * k[-2] * (2 * heads * q[-1] + 2 * values * v[-1] + 1)
+
+
 _RULES: dict[str, Callable[[GraphNode], Dimension]] = {
+    "attention": lambda n: _attention(n, 1, 1),
+    "attention_gradient": lambda n: _attention(n, 3, 2),
     "dot": _product,
     "conv": lambda n: _windows(n.results[0].type, n.operands[1].type),
     "conv_input_gradient": lambda n: _windows(n.operands[0].type, n.operands[1].type),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from weft.compiler.llvm.native import load_text
+from weft.compiler.kernels import text_addresses
 
 FIELDS = ("function", "slots", "count", "sizes", "extent", "grain")
 """The columns of the table of calls, each an int64."""
@@ -25,14 +25,30 @@ WATCHERS: list[Callable[[Any, Mapping[str, int], tuple[int, ...]], int]] = []
 driver is given; see profiling.py."""
 
 SOURCE = """
-define i64 @execute(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for) {
+define i64 @"weft.execute"(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for) {
 entry:
-  %buffers = alloca ptr, i64 256, align 8
   %any = icmp sgt i64 %count, 0
-  br i1 %any, label %call, label %done
+  br i1 %any, label %measure, label %done
+
+measure:
+  %m = phi i64 [0, %entry], [%m.next, %measure]
+  %most = phi i64 [1, %entry], [%most.next, %measure]
+  %m.row = mul i64 %m, 6
+  %m.place = add i64 %m.row, 2
+  %m.at = getelementptr i64, ptr %calls, i64 %m.place
+  %m.count = load i64, ptr %m.at
+  %larger = icmp sgt i64 %m.count, %most
+  %most.next = select i1 %larger, i64 %m.count, i64 %most
+  %m.next = add i64 %m, 1
+  %unmeasured = icmp slt i64 %m.next, %count
+  br i1 %unmeasured, label %measure, label %start
+
+start:
+  %buffers = alloca ptr, i64 %most.next, align 8
+  br label %call
 
 call:
-  %i = phi i64 [0, %entry], [%next, %after]
+  %i = phi i64 [0, %start], [%next, %after]
   %row = mul i64 %i, 6
   %function.at = getelementptr i64, ptr %calls, i64 %row
   %function = load ptr, ptr %function.at
@@ -91,4 +107,4 @@ done:
 @cache
 def execute_address() -> int:
     """The address of the driver."""
-    return load_text(SOURCE, "execute")
+    return text_addresses(SOURCE, ["execute"])["execute"]

@@ -13,9 +13,10 @@ Everything is read off the compiled program, so a report cannot say anything but
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from textwrap import indent
 from typing import Any
 
 from weft.compiler.costs import Sizes, bytes_of, number, operations
@@ -24,7 +25,9 @@ from weft.compiler.llvm.native import assembly
 from weft.compiler.lowering import is_lowered
 from weft.compiler.memory_report import MemoryReport, memory_report
 from weft.compiler.pipeline import PassReport, optimize_with_report
-from weft.compiler.program import Call, Program
+from weft.compiler.program import Program
+from weft.compiler.runner import Donation
+from weft.compiler.section import Call, Nested, Section
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
 from weft.core.locations import Location
 from weft.core.shapes import Shape
@@ -55,8 +58,10 @@ class StoredValue:
 class KernelReport:
     """One call of a compiled program.
 
-    kind: "kernel" for generated loops, "product", or "reference" for a call back into Python,
-    whose `reason` says why there is no kernel. nodes: what was fused into it, in order.
+    kind: "kernel" for generated loops, "product", "loop" or "choice" for control flow, or
+    "reference" for a call back into Python, whose `reason` says why there is no kernel. nodes: what
+    was fused into it, in order. sections: what is run inside, under "body", "branch 0" and so on.
+    members: the calls of an ensemble, which are run as one.
     """
 
     name: str
@@ -68,6 +73,16 @@ class KernelReport:
     read: int
     written: int
     flops: int
+    sections: tuple[tuple[str, tuple[KernelReport, ...]], ...] = ()
+    members: tuple[KernelReport, ...] = ()
+
+    @property
+    def inner(self) -> Iterator[KernelReport]:
+        """The calls inside, and those inside of them."""
+        for _, kernels in self.sections:
+            for kernel in kernels:
+                yield kernel
+                yield from kernel.inner
 
     @property
     def primitives(self) -> list[str]:
@@ -86,13 +101,31 @@ class KernelReport:
         head = f"{self.name:<12} {self.kind:<10} {self.space}"
         costs = f"{amount(self.flops)}FLOP, {readable(self.read)} read,"
         lines = [f"{head:<52} {costs} {readable(self.written)} written"]
+        if self.members:
+            return "\n".join([*lines, *self._members()])
         lines += [f"    by reference: {self.reason}"] if self.reason else []
         for line, names in self.lines.items():
             lines.append(f"    {_counted(names)}")
             lines += [f"        {line}"] if line else []
         for value in self.stored:
             lines.append(f"    stores {value.name}: {value.type}, {value.reason}")
+        for label, kernels in self.sections:
+            lines.append(f"    {label}" + ("" if kernels else ": nothing to compute"))
+            lines += [indent(str(kernel), " " * 6) for kernel in kernels]
         return "\n".join(lines)
+
+    def _members(self) -> Iterator[str]:
+        """The members of an ensemble: those that compute the same on one another's sizes as one."""
+        alike: dict[tuple[str, ...], list[KernelReport]] = {}
+        for member in self.members:
+            alike.setdefault(tuple(sorted(member.primitives)), []).append(member)
+        for members in alike.values():
+            first, count = members[0], len(members)
+            name = first.name if count == 1 else f"{first.name} ×{count}"
+            yield f"    {name}: {_counted([member.space for member in members])}"
+            yield f"        {_counted(first.primitives)}"
+            yield from [f"            {line}" for line in first.lines if line]
+            yield f"        stores {_counted([each.type for m in members for each in m.stored])}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +139,8 @@ class Explanation:
     program: Program = field(repr=False)
     passes: tuple[PassReport, ...]
     sizes: Mapping[str, int]
+    donated: tuple[Donation, ...] = ()
+    """Outputs that are written to an input's own array, and those inputs."""
 
     @property
     def optimized(self) -> Graph:
@@ -120,12 +155,13 @@ class Explanation:
     @property
     def references(self) -> list[KernelReport]:
         """The calls back into Python."""
-        return [kernel for kernel in self.kernels if kernel.kind == "reference"]
+        every = [each for kernel in self.kernels for each in (kernel, *kernel.inner)]
+        return [kernel for kernel in every if kernel.kind == "reference"]
 
     @cached_property
     def memory(self) -> MemoryReport:
         """What it will allocate."""
-        return memory_report(self.program, self.sizes)
+        return memory_report(self.program, self.sizes, self.donated)
 
     @property
     def flops(self) -> int:
@@ -175,6 +211,8 @@ class Explanation:
 _KINDS = {
     "kernel": ("kernel", "kernels"),
     "product": ("product", "products"),
+    "loop": ("loop", "loops"),
+    "choice": ("choice", "choices"),
     "reference": ("call by reference", "calls by reference"),
 }
 
@@ -218,29 +256,36 @@ def explain(graph: Graph, /, **sizes: int) -> Explanation:
     return _explanation(graph, program, sizes)
 
 
-def explanation(graph: Graph, types: Sequence[TensorType]) -> Explanation:
-    """The same for inputs of these types."""
+def explanation(
+    graph: Graph,
+    types: Sequence[TensorType],
+    donated: Callable[[Program], Sequence[Donation]] = lambda program: (),
+) -> Explanation:
+    """The same for inputs of these types, some of which the caller lets go of."""
     program = Program(graph)
     inputs: list[Any] = list(types)  # which have shapes, as arrays do
-    return _explanation(graph, program, program._read_sizes(inputs))
+    return _explanation(graph, program, program.read_sizes(inputs), donated(program))
 
 
-def _explanation(graph: Graph, program: Program, sizes: Sizes) -> Explanation:
-    return Explanation(graph, program, tuple(optimize_with_report(graph)[1]), dict(sizes))
+def _explanation(
+    graph: Graph, program: Program, sizes: Sizes, donated: Sequence[Donation] = ()
+) -> Explanation:
+    passes = tuple(optimize_with_report(graph)[1])
+    return Explanation(graph, program, passes, dict(sizes), tuple(donated))
 
 
 # --- kernels -----------------------------------------------------------------------------------
 
 
-def kernel_reports(program: Program, sizes: Sizes) -> list[KernelReport]:
+def kernel_reports(program: Section, sizes: Sizes) -> list[KernelReport]:
     """The calls of a program with what they compute and cost, for some sizes."""
     return _Reports(program, sizes).all()
 
 
 class _Reports:
-    """What is looked up while the calls of one program are described."""
+    """What is looked up while the calls of one program, or section of it, are described."""
 
-    def __init__(self, program: Program, sizes: Sizes) -> None:
+    def __init__(self, program: Section, sizes: Sizes) -> None:
         graph = program.graph
         self.program, self.sizes = program, sizes
         self.names = name_variables(graph)
@@ -254,10 +299,12 @@ class _Reports:
             for root in step.roots
         }
         self.readers: dict[Variable, list[Call]] = {}
-        for call in program.calls:
-            for value in {v for v in call.values if isinstance(v, Variable)} - set(call.writes):
-                self.readers.setdefault(value, []).append(call)
-        self.place = {id(call): position for position, call in enumerate(program.calls)}
+        self.place: dict[int, int] = {}
+        for position, launch in enumerate(program.calls):
+            for call in _parts(launch):
+                self.place[id(call)] = position
+                for value in {v for v in call.values if isinstance(v, Variable)} - {*call.writes}:
+                    self.readers.setdefault(value, []).append(call)
 
     def all(self) -> list[KernelReport]:
         """A report of each call."""
@@ -265,8 +312,14 @@ class _Reports:
 
     def report(self, call: Call) -> KernelReport:
         """The report of one call."""
+        if call.nested is not None:
+            return self.control(call, call.nested)
+        if call.members:
+            return self.ensemble(call)
+        if call.stages:
+            return self.chain(call)
         group = self.groups.get(call.writes[0]) if call.writes and call.node is None else None
-        nodes = self.fused(group) if group else [call.node or self.producer[call.writes[0]]]
+        nodes = self.fused(group) if group else self._single(call)
         reads = {v for v in call.values if v not in call.writes}
         return KernelReport(
             call.name,
@@ -282,10 +335,84 @@ class _Reports:
             sum(operations(node, self.sizes) for node in nodes),
         )
 
+    def control(self, call: Call, nested: Nested) -> KernelReport:
+        """The report of a loop or a choice: what is inside, as often as it is known to be run."""
+        node, name = nested.node, nested.node.primitive.name
+        inner = [tuple(kernel_reports(section, self.sizes)) for section in nested.sections]
+        steps = nested.steps(self.sizes)
+        costs = [
+            [_total(kernels, section.once, steps, key) for key in ("read", "written", "flops")]
+            for section, kernels in zip(nested.sections, inner, strict=True)
+        ]
+        together = max if name == "switch" and not node.params["rows"] else sum
+        read, written, flops = [together(column) for column in zip(*costs, strict=True)]
+        labels = _LABELS.get(name) or [f"branch {number}" for number in range(len(inner))]
+        return KernelReport(
+            name,
+            "choice" if name == "switch" else "loop",
+            self.course(node, steps),
+            (node,),
+            tuple(self.stored(call, value) for value in call.writes),
+            "",
+            read,
+            written,
+            flops,
+            tuple(zip(labels, inner, strict=False)),
+        )
+
+    def course(self, node: GraphNode, steps: int) -> str:
+        """How often what is inside a node is run."""
+        if node.primitive.name == "scan":
+            back = ", the last first" if node.params["reverse"] else ""
+            return _several(steps, "step", "steps") + back
+        if node.primitive.name == "while":
+            most = node.params["max_steps"]
+            return "as long as it holds" if most is None else f"at most {most} steps"
+        count = len(node.params["branches"])
+        return f"{count} branches, by row" if node.params["rows"] else f"one of {count} branches"
+
     def kind(self, call: Call, nodes: Sequence[GraphNode]) -> str:
         if call.node is not None:
             return "reference"
-        return "product" if nodes[0].primitive.name == "dot" and len(nodes) == 1 else "kernel"
+        return "product" if [node.primitive.name for node in nodes] == ["dot"] else "kernel"
+
+    def _single(self, call: Call) -> list[GraphNode]:
+        """The node of a call; none for the packing of an operand, which is part of a product."""
+        known = call.node or self.producer.get(call.writes[0])
+        return [] if known is None else [known]
+
+    def chain(self, call: Call) -> KernelReport:
+        """The report of a product with what is computed on its rows, block by block."""
+        parts = [self.report(stage) for stage in call.stages]
+        reads = {v for v in call.values if v not in call.writes}
+        return KernelReport(
+            call.name,
+            "product",
+            " · ".join(str(v.type) for v in call.stages[0].values[:2]) + " and its rows",
+            tuple(node for part in parts for node in part.nodes),
+            tuple(self.stored(call, value) for value in call.writes),
+            "",
+            sum(bytes_of(value.type, self.sizes) for value in reads),
+            sum(bytes_of(value.type, self.sizes) for value in call.writes),
+            sum(part.flops for part in parts),
+        )
+
+    def ensemble(self, call: Call) -> KernelReport:
+        """The report of calls that are run as one."""
+        members = tuple(self.report(member) for member in call.members)
+        kinds = {member.kind for member in members}
+        return KernelReport(
+            call.name,
+            kinds.pop() if len(kinds) == 1 else "kernel",
+            f"{len(members)} at once",
+            tuple(node for member in members for node in member.nodes),
+            tuple(value for member in members for value in member.stored),
+            "",
+            sum(member.read for member in members),
+            sum(member.written for member in members),
+            sum(member.flops for member in members),
+            members=members,
+        )
 
     def space(self, group: Group) -> str:
         """The loops of a kernel: rows, and what lies in a row."""
@@ -311,14 +438,15 @@ class _Reports:
 
     def stored(self, call: Call, value: Variable) -> StoredValue:
         """A value that is written, and why."""
-        reason = self.reasons.get(value, "a later loop of this kernel reads it")
+        packed = value not in self.names
+        reason = "read by a product" if packed else self.reasons.get(value, _LATER)
         if reason != "an output":
             apart = [self.apart(value, call, reader) for reader in self.readers.get(value, [])]
             reason = "; ".join([reason, *[why for why in apart if why]])
         node = self.producer.get(value)
         at = None if node is None else node.location
         size = bytes_of(value.type, self.sizes)
-        return StoredValue(self.names[value], str(value.type), size, reason, at)
+        return StoredValue(self.names.get(value, "packed"), str(value.type), size, reason, at)
 
     def apart(self, value: Variable, call: Call, reader: Call) -> str:
         """Why a kernel that reads a value is not the one that computes it."""
@@ -328,7 +456,8 @@ class _Reports:
         whole, whole_of_other = mine.outer + mine.inner, other.outer + other.inner
         waits = self._waits_for(value, call, reader)
         if waits is not None:
-            return f"{reader.name} also needs {self.names[waits]}, which is made later"
+            named = self.names.get(waits, "a packed operand")
+            return f"{reader.name} also needs {named}, which is made later"
         if whole_of_other != whole and whole_of_other != mine.outer:
             runs = f"{reader.name} runs over {self.shape(whole_of_other)}"
             return f"{runs}, this kernel over {self.shape(whole)}"
@@ -345,6 +474,28 @@ class _Reports:
         later = {v for each in self.program.calls[begin + 1 : end] for v in each.writes}
         needed = [v for v in reader.values if isinstance(v, Variable) and v is not value]
         return next((v for v in needed if v in later), None)
+
+
+_LABELS = {"scan": ["body"], "while": ["body", "condition"]}
+"""What the sections of a loop are called."""
+
+
+def _total(kernels: Sequence[KernelReport], once: int, steps: int, key: str) -> int:
+    """The sum over all steps; the first calls are made once."""
+    costs: list[int] = [getattr(kernel, key) for kernel in kernels]
+    return sum(costs[:once]) * min(steps, 1) + sum(costs[once:]) * steps
+
+
+_LATER = "a later loop of this kernel reads it"
+
+
+def _parts(call: Call) -> Iterator[Call]:
+    """A call, or those that it runs."""
+    inner = call.members or call.stages
+    for each in inner:
+        yield from _parts(each)
+    if not call.members:
+        yield call
 
 
 def why_by_reference(node: GraphNode) -> str:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from weft.compiler.access import Accesses, Index, Loads
-from weft.compiler.affine import Affine
-from weft.core.shapes import Shape
+from weft.compiler.affine import Affine, offset
+from weft.core.shapes import Shape, size
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 
 REDUCTIONS = frozenset(
@@ -29,6 +29,8 @@ REDUCTIONS = frozenset(
 )
 CHEAP = 4
 """How many operations a value may cost to be computed anew by each of its readers."""
+UNDIVIDED = 16 * 1024
+"""How many elements a loop may have that shares a kernel with a sum over all of them."""
 LONGEST = 60
 """How many operations an expression may have before its parts become roots."""
 
@@ -138,6 +140,7 @@ class _Grouping:
         }
         self.producer = {v: node for node in graph.nodes for v in node.results}
         self.readers = _readers(graph)
+        self.inputs, self.outputs = set[Atom](graph.inputs), set[Atom](graph.outputs)
         self.reasons = self._reasons()
         self.stored = set(self.reasons)
         self.accesses = Accesses(self.producer, self.stored)
@@ -210,10 +213,55 @@ class _Grouping:
         needed = max((place.get(atom, -1) for atom, _ in root.reads), default=-1)
         for position in range(len(steps) - 1, max(needed, 0) - 1, -1):
             step = steps[position]
-            if isinstance(step, Group) and step.joined(root):
+            if isinstance(step, Group) and self._belongs(root, step) and step.joined(root):
                 return position
         steps.append(Group(root.outer, root.inner, [root]))
         return len(steps) - 1
+
+    def _belongs(self, root: Root, group: Group) -> bool:
+        """Whether a root and a group have to do with each other: they read, or make, the same.
+
+        Updates of state stay out of reductions that make their gradients: they would be done row
+        by row, and they are done all at once elsewhere.
+        """
+        per_row = not root.is_reduction and root.outer == group.outer
+        if group.inner and per_row and self._is_update(root):
+            return False
+        if self._ends_rows(root, group):
+            return False
+        known = {atom for each in group.roots for atom, _ in each.reads if _is_many(atom)}
+        known |= {each.variable for each in group.roots}
+        return any(atom in known for atom, _ in root.reads)
+
+    def _ends_rows(self, root: Root, group: Group) -> bool:
+        """Whether a long loop over elements would share a kernel with a sum over all of them.
+
+        Such a kernel has no rows, which threads divide.
+        """
+        whole = group.outer + group.inner
+        if root.is_reduction == bool(group.inner) or whole != root.outer + root.inner:
+            return False
+        if root.outer if root.is_reduction else group.outer:
+            return False
+        members = group.roots if root.is_reduction else [root]
+        count = size(whole)
+        return not isinstance(count, int) or count > UNDIVIDED or any(map(self._is_update, members))
+
+    def _is_update(self, root: Root) -> bool:
+        """Whether a root replaces an input: it is an output, and reads the input at its place."""
+        if root.variable not in self.outputs:
+            return False
+        own = offset(counted(root.variable.type.shape, 0), root.variable.type.shape)
+        return any(
+            atom in self.inputs
+            and atom.type.shape == root.variable.type.shape
+            and offset(index, atom.type.shape) == own
+            for atom, index in root.reads
+        )
+
+
+def _is_many(atom: Atom) -> bool:
+    return any(dim != 1 for dim in atom.type.shape)
 
 
 def _readers(graph: Graph) -> dict[Variable, int]:

@@ -26,10 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler import stored
 from weft.compiler.closures import Read, closed_over
 from weft.compiler.explain import Explanation, explanation
 from weft.compiler.memory_report import MemoryReport
 from weft.compiler.program import Program
+from weft.compiler.runner import Runner
 from weft.compiler.tracing import Recording, Source, record
 from weft.core import trees
 from weft.core.errors import (
@@ -57,6 +59,8 @@ __all__ = ["Compilation", "Jit", "jit"]
 
 PROGRAMS = 64
 """How many compiled forms of one function are kept."""
+RUNNERS = 256
+"""How many programs are kept for all functions together."""
 Array = np.ndarray[Any, Any]
 
 
@@ -84,14 +88,24 @@ class Compilations(list[Compilation]):
 class Call:
     """A call taken apart: the tensor handles in its arguments, and the key of its program.
 
-    `family` is the key without the sizes.
+    `family` is the key without the sizes, `kind` that without what is there of gradients.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     handles: list[Tensor]
-    key: Hashable
-    family: Hashable
+    kind: Hashable
+    family: Hashable = field(init=False)
+    key: Hashable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.distinguish(frozenset())
+
+    def distinguish(self, looked_at: frozenset[int]) -> None:
+        """Let it matter whether these arguments have a gradient."""
+        cleared = [self.handles[position]._grad is None for position in sorted(looked_at)]
+        self.family = (self.kind, *cleared) if cleared else self.kind
+        self.key = (self.family, *[handle._value.shape for handle in self.handles])
 
 
 @dataclass(slots=True)
@@ -99,8 +113,10 @@ class Compiled:
     """One compiled form of a function."""
 
     recording: Recording
-    program: Program | None = None
+    program: Runner | None = None
     outside: list[tuple[Source, TensorType]] = field(init=False)
+    donated: list[tuple[int, int]] = field(default_factory=list)
+    """Outputs that may be written to an input's own array, and those inputs."""
 
     def __post_init__(self) -> None:
         pairs = zip(self.recording.sources, self.recording.graph.input_types, strict=True)
@@ -132,8 +148,9 @@ class Compiled:
         if not settings.compiler or OBSERVERS:
             return observed(self.recording.graph, arrays)
         if self.program is None:
-            self.program = program(self.recording.graph)
-        return self.program.run(arrays)
+            self.program = runner(self.recording.graph)
+            self.donated = donated(self.recording, self.program)
+        return self.program.run(arrays, _let_go(arrays, self.donated) if self.donated else ())
 
 
 @dataclass(slots=True)
@@ -201,9 +218,11 @@ class Jit:
         self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._families: dict[Hashable, Family] = {}
         self._plain: OrderedDict[Hashable, Compiled] = OrderedDict()
+        self._looked_at: dict[Hashable, frozenset[int]] = {}
+        """For calls of one kind, arguments whose having a gradient matters."""
         self._outside: list[Read] | None = None
         self.compilations = Compilations()
-        update_wrapper(self, f)
+        update_wrapper(self, f, updated=())  # a module's attributes stay its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
@@ -222,7 +241,9 @@ class Jit:
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self._outside is None:
             self._outside = closed_over(self._f)
-        return _read(args, kwargs, [read() for read in self._outside])
+        call = _read(args, kwargs, [read() for read in self._outside])
+        call.distinguish(self._looked_at.get(call.kind, frozenset()))
+        return call
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph of a call with these arguments; nothing is run."""
@@ -237,7 +258,7 @@ class Jit:
         call = self._read(args, kwargs)
         recording = self._find(call).recording
         types = [source.read(call.handles).type for source in recording.sources]
-        return explanation(recording.graph, types)
+        return explanation(recording.graph, types, lambda made: donated(recording, made))
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
         """What a call with these arguments will allocate; nothing is run."""
@@ -269,8 +290,9 @@ class Jit:
             reason = (
                 "other dtypes, ranks or values of arguments" if self._families else "first call"
             )
+            made = self._compile_for(call, types, reason)
             self._families[call.family] = Family(types)
-            return self._compile_for(call, types, reason)
+            return made
         found = family.find(types)
         if found is not None:
             return found
@@ -294,6 +316,10 @@ class Jit:
         if any(isinstance(result, Dim) for result in recording.results):
             raise _size_returned(recording)
         self.compilations.append(Compilation(tuple(types), reason))
+        looked_at = self._looked_at.get(call.kind, frozenset()) | recording.gradients
+        if looked_at:
+            self._looked_at[call.kind] = looked_at
+            call.distinguish(looked_at)
         return Compiled(recording)
 
 
@@ -339,15 +365,29 @@ def _check_parameter(f: Callable[..., Any], name: str) -> None:
 
 @lru_cache(maxsize=256)
 def program(graph: Graph) -> Program:
-    """The compiled form of a graph; equal graphs are compiled once."""
+    """The compiled form of a graph, with all that can be asked of it."""
     return Program(graph)
+
+
+def runner(graph: Graph) -> Runner:
+    """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
+    digest = graph.digest()
+    found = _runners.get(digest)
+    if found is None:
+        found = _runners[digest] = stored.runner(digest, lambda: program(graph))
+        if len(_runners) > RUNNERS:
+            _runners.popitem(last=False)
+    return found
+
+
+_runners: OrderedDict[str, Runner] = OrderedDict()
 
 
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
     if not settings.compiler or OBSERVERS:
         return observed(graph, arrays)
-    return program(graph).run(arrays)
+    return runner(graph).run(arrays)
 
 
 def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
@@ -357,7 +397,7 @@ def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """
     if not settings.compiler:
         return by_reference(graph, arrays)
-    outputs = program(graph).run([array.copy() for array in arrays])
+    outputs = runner(graph).run([array.copy() for array in arrays])
     if any(map(has_nan, outputs)):
         by_reference(silent(graph), arrays)
         raise _only_compiled(outputs)
@@ -389,7 +429,7 @@ def _read(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any]) -> 
     handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
     family = (structure, grad_mode.enabled, *keys)
-    return Call(args, kwargs, handles, (family, *[h._value.shape for h in handles]), family)
+    return Call(args, kwargs, handles, family)
 
 
 def _plain_key(args: tuple[Any, ...]) -> Hashable | None:
@@ -403,10 +443,10 @@ def _plain_key(args: tuple[Any, ...]) -> Hashable | None:
 
 
 def _tensor_key(x: Tensor) -> Hashable:
-    """What a program depends on beside sizes: dtype, rank, and what is there of gradients."""
+    """What a program depends on beside sizes: dtype, rank, and whether there is a tape."""
     value = x._value
     dtype = value.dtype if type(value) is np.ndarray else x.dtype
-    return dtype, len(value.shape), x._node is None, x._grad is None
+    return dtype, len(value.shape), x._node is None
 
 
 def _size_returned(recording: Recording) -> TraceError:
@@ -446,6 +486,54 @@ def _references(arrays: list[Array]) -> list[int]:
     return [getrefcount(array) for array in arrays]
 
 
+def donated(recording: Recording, program: Runner) -> list[tuple[int, int]]:
+    """Outputs that replace the state whose array they may be written to, and those inputs."""
+    found: list[tuple[int, int]] = []
+    for write in recording.writes:
+        source, output = write.source, write.output
+        is_counter = source.argument is None and source.handle is None
+        if output is None or source.gradient or is_counter:
+            continue
+        inputs = program.donations.get(output, ())
+        found += [(output, given) for given in inputs if recording.sources[given] == source]
+    return found
+
+
+def _let_go(arrays: list[Array], pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those pairs whose input's array nobody but one handle, and the list, holds."""
+    return [
+        pair for pair in pairs if getrefcount(arrays[pair[1]]) == _HELD and _is_own(arrays[pair[1]])
+    ]
+
+
+def _is_own(array: Array) -> bool:
+    flags = array.flags
+    return bool(flags.owndata and flags.carray)
+
+
+def _held_references() -> int:
+    """The references to an array that one handle and a list hold, counted as `_let_go` does."""
+    handle = wrap(np.empty(1))
+    arrays = [handle._value]
+    counts = [getrefcount(arrays[place]) for place in (0,)]
+    return counts[0]
+
+
+_HELD = _held_references()
+
+
+def _count(held: object) -> int:
+    return getrefcount(held)
+
+
+def _count_of_one() -> int:
+    """The count of something that one variable holds."""
+    made = wrap(None)
+    return _count(made)
+
+
+_ALONE = _count_of_one()
+
 _UNSHARED = _references([np.empty(1)])[0]
 """The references to an array that only a list holds; interpreters count differently."""
 
@@ -461,7 +549,10 @@ def _write_back(
             continue
         value = None if write.output is None else outputs[write.output]._value
         if write.source.gradient:
+            old = owner._grad
             owner._grad = None if value is None else wrap(value)
+            if old is not None and _count(old) == _ALONE and type(old._value) is np.ndarray:
+                replaced.append(old._value)
         elif owner is GENERATOR.counter:
             GENERATOR.advance(wrap(value))
         else:

@@ -21,7 +21,8 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from weft.compiler.llvm.machine import host
-from weft.compiler.llvm.native import emit_object, load_object
+from weft.compiler.llvm.native import emit_object, emit_text, load_object
+from weft.compiler.origins import finder, remembered
 from weft.ir.loops import Kernel
 from weft.runtime.cache import DiskCache, entry_key
 
@@ -29,6 +30,7 @@ VERSION = "3"
 """Changes with the code that is generated for a kernel, so that old entries are not found."""
 
 _known: dict[str, int] = {}
+_texts: dict[tuple[str, str], int] = {}
 _lock = RLock()
 
 
@@ -42,22 +44,71 @@ def addresses(kernels: Sequence[Kernel]) -> list[int]:
 
 
 def _loaded(kernel: Kernel) -> int:
-    name = f"weft_{kernel.digest}"
-    key = entry_key(kernel.digest.encode(), *_environment())
-    code = _disk().get(key)
+    key = _key(kernel.digest)
+    code = disk().get(key)
     if code is None:
-        code = emit_object([replace(kernel, name=name)])
-        _disk().put(key, code)
-    return load_object(code, [name])[name]
+        code = emit_object([replace(kernel, name=f"weft_{kernel.digest}")])
+        disk().put(key, code)
+    return _load(code, kernel.digest)
+
+
+def text_addresses(source: str, names: Sequence[str]) -> dict[str, int]:
+    """The functions of a module that was written by hand, each defined as `weft.name`."""
+    key = entry_key(source.encode(), *environment())
+    with _lock:
+        code = disk().get(key)
+        if code is None:
+            code = emit_text(source)
+            disk().put(key, code)
+        found = load_object(code, names)
+        for name in names:
+            _texts[key, name] = remembered(found[name], "text", key, name)
+        return found
+
+
+def _text_address(key: str, name: str) -> int | None:
+    """A function of a module that was compiled before; None if it is not found."""
+    with _lock:
+        if (key, name) not in _texts:
+            code = disk().get(key)
+            if code is None:
+                return None
+            _texts[key, name] = remembered(load_object(code, [name])[name], "text", key, name)
+        return _texts[key, name]
+
+
+def kernel_address(digest: str) -> int | None:
+    """The native function of a kernel that was compiled before; None if it is not found."""
+    with _lock:
+        if digest not in _known:
+            code = disk().get(_key(digest))
+            if code is None:
+                return None
+            _known[digest] = _load(code, digest)
+    return _known[digest]
+
+
+def _key(digest: str) -> str:
+    return entry_key(digest.encode(), *environment())
+
+
+def _load(code: bytes, digest: str) -> int:
+    name = f"weft_{digest}"
+    return remembered(load_object(code, [name])[name], "kernel", digest)
+
+
+finder("kernel", kernel_address)
+finder("text", _text_address)
 
 
 @cache
-def _disk() -> DiskCache:
+def disk() -> DiskCache:
+    """The store that all programs share."""
     return DiskCache()
 
 
 @cache
-def _environment() -> tuple[str, ...]:
+def environment() -> tuple[str, ...]:
     """What compiled code depends on beside the kernel."""
     machine = host()
     version = ".".join(map(str, llvm.llvm_version_info))

@@ -9,15 +9,15 @@ stretch are one loop.
 >>> from weft.compiler.grouping import group
 >>> graph = wf.ir.trace(lambda x: x * 2 + 1, wf.spec("float32", (4, 8)))
 >>> print(lower(group(graph, is_lowered)[0], context_of(graph), "k").kernel)
-kernel k(v0: both f32, v1: read f32; )
-  parallel vector i < 32
+kernel k(v0: both f32, v1: read f32; count)
+  parallel vector i < count
     v0[i] = v1[i] * 2 + 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,10 +28,21 @@ from weft.compiler.affine import Affine, offset
 from weft.compiler.extents import Extents
 from weft.compiler.grouping import Group, Root, counted, is_reduction, reduced_index
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32
-from weft.core.shapes import Dimension
+from weft.core.shapes import Dimension, size
 from weft.ir import scalars
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
-from weft.ir.loops import Accumulate, Combine, For, Kernel, Kind, Let, Statement, Store, Update
+from weft.ir.loops import (
+    Accumulate,
+    Combine,
+    For,
+    Kernel,
+    Kind,
+    Let,
+    Statement,
+    Store,
+    Update,
+    has_loops,
+)
 from weft.ir.scalar_functions import lowered, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
 
@@ -75,6 +86,12 @@ class Lowered:
     kernel: Kernel
     values: tuple[Variable | Literal, ...]
     written: tuple[Variable, ...]
+    known: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the kernel that are numbers here."""
+    in_place: tuple[tuple[Variable, Variable], ...] = ()
+    """Stored values, and read ones whose place they may take; see `_Lowering.in_place`."""
+    by_rows: Mapping[Variable, Dimension] = field(default_factory=dict)
+    """Values of which an iteration touches its own part only; see `_Lowering.by_rows`."""
 
 
 def is_lowered(node: GraphNode) -> bool:
@@ -288,9 +305,57 @@ class _Lowering:
             if root.variable in self._stored_roots:
                 self.buffer(root.variable, "both")
         body = self._column_body() if self._is_column() else self._row_body()
-        kernel = Kernel(name, tuple(self.values.values()), tuple(self.extents.symbols), body)
+        body, known = _counted(body) if not self.extents.symbols else (body, {})
+        sizes = (*self.extents.symbols, *known)
+        kernel = Kernel(name, tuple(self.values.values()), sizes, body)
         written = tuple(v for v in self.values if v in self._stored_roots)
-        return Lowered(kernel, tuple(self.values), written)
+        pairs, rows = tuple(self.in_place()), self.by_rows()
+        return Lowered(kernel, tuple(self.values), written, known, pairs, rows)
+
+    def by_rows(self) -> dict[Variable, Dimension]:
+        """Values that each iteration of the first loop touches a part of, which is its own.
+
+        The parts lie one after the other and make up the whole. Indices are within their bounds,
+        so that what the other loops add stays below a part where nothing is added to it.
+        """
+        if not self.merged or self.merged[0][0] >= len(self.group.outer) or self._is_column():
+            return {}
+        first = self.merged[0]
+        count = size((self.group.outer + self.group.inner)[loop] for loop in first)
+        accesses: dict[Variable | Literal, set[Affine]] = {}
+        for root in self.group.roots:
+            own = (root.variable, self.own(root))
+            for atom, index in (own, *root.reads):
+                accesses.setdefault(atom, set()).add(offset(index, atom.type.shape))
+        found: dict[Variable, Dimension] = {}
+        for value, places in accesses.items():
+            parts = {place.factor(first[-1]) for place in places}
+            part = parts.pop() if len(parts) == 1 else 0
+            starts = all(place.constant == 0 for place in places)
+            if isinstance(value, Variable) and starts and part * count == size(value.type.shape):
+                found[value] = part
+        return found
+
+    def in_place(self) -> Iterator[tuple[Variable, Variable]]:
+        """Pairs of a stored value and a read one that may lie in one place.
+
+        The first is stored by the last loop of a row, at a place where the other is read before,
+        and no other place of the other is read: rows do not see each other's memory.
+        """
+        last = self._loops()[-1] if self.group.inner else self.group.roots
+        if self.group.inner and self.group.per_row(last[0]):
+            return
+        places: dict[Variable | Literal, set[Affine]] = {}
+        for root in self.group.roots:
+            for atom, index in root.reads:
+                places.setdefault(atom, set()).add(offset(index, atom.type.shape))
+        for root in last:
+            if root.variable in self._stored_roots:
+                own = offset(self.own(root), root.variable.type.shape)
+                for atom in self.values:
+                    fits = atom in self.outside and places.get(atom) == {own}
+                    if fits and isinstance(atom, Variable) and _same_bytes(atom, root.variable):
+                        yield root.variable, atom
 
     @cached_property
     def _stored_roots(self) -> set[Variable]:
@@ -361,9 +426,12 @@ class _Lowering:
         return body
 
     def _stores(self, roots: Sequence[Root]) -> tuple[Statement, ...]:
-        """Compute roots over the whole space, at one place, and store those that are needed."""
+        """Compute roots over the whole space, at one place, and then store those that are needed.
+
+        Everything is read before anything is stored, so that results may take operands' places.
+        """
         statements: list[Statement] = []
-        stored = self._stored_roots
+        stores: list[Statement] = []
         for root in roots:
             value = self._value(root)
             local = scalars.local(f"x{len(self.locals)}", value.dtype)
@@ -371,9 +439,9 @@ class _Lowering:
                 statements.append(Let(local, value))
                 self._define(root.variable, local)
                 value = local
-            if root.variable in stored:
-                statements.append(self._store(root, value))
-        return tuple(statements)
+            if root.variable in self._stored_roots:
+                stores.append(self._store(root, value))
+        return (*statements, *stores)
 
     def _define(self, variable: Variable, local: Scalar) -> None:
         self.locals[variable] = local
@@ -445,6 +513,26 @@ class _Lowering:
         for root in self.group.roots:
             body += self._row_value(root, inner)
         return self._nest(rows, tuple(body), vector=True)
+
+
+def _counted(
+    body: tuple[Statement, ...],
+) -> tuple[tuple[Statement, ...], dict[str, int]]:
+    """A body that is one loop over elements, with its extent given at run time.
+
+    Kernels that differ in their sizes only, such as the updates of an optimiser, are then one.
+    """
+    loop = body[0] if len(body) == 1 else None
+    if not isinstance(loop, For) or loop.kind != "parallel vector" or has_loops(loop.body):
+        return body, {}
+    if loop.extent.op != "const":
+        return body, {}
+    return (replace(loop, extent=scalars.size("count")),), {"count": int(loop.extent.detail)}
+
+
+def _same_bytes(one: Variable, other: Variable) -> bool:
+    a, b = one.type, other.type
+    return a.dtype.itemsize == b.dtype.itemsize and size(a.shape) == size(b.shape)
 
 
 def _is_inlined(node: GraphNode) -> bool:

@@ -1,7 +1,8 @@
 """What a program will allocate, known before anything runs.
 
 >>> import weft as wf
->>> graph = wf.ir.trace(lambda x: (x @ x) @ x, wf.spec("float32", (64, 64)))
+>>> f = lambda x: wf.cumsum(wf.cumsum(x, axis=0), axis=1)
+>>> graph = wf.ir.trace(f, wf.spec("float32", (64, 64)))
 >>> report = wf.explain(graph).memory
 >>> report.inputs, report.arena, report.outputs
 (16384, 16384, 16384)
@@ -9,13 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.compiler.costs import Sizes, bytes_of
 from weft.compiler.program import Program
+from weft.compiler.runner import Donation
+from weft.compiler.section import Section
 from weft.core.locations import Location
-from weft.ir.graph import Literal, Variable
+from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.printing import name_variables
 from weft.runtime.arena import readable
 
@@ -46,13 +49,15 @@ class LiveValue:
 class MemoryReport:
     """Bytes, by what they are for.
 
-    inputs: what the caller holds already; outputs: what it gets; constants: parts of the program;
+    inputs: what the caller holds already; outputs: what it gets; donated: outputs that take the
+    place of state they replace, where nobody else holds it; constants: parts of the program;
     arena: values in between, by lifetime; temporary: what the largest call by reference makes.
     timeline: the live bytes of the arena at each call; largest: where most bytes live together.
     """
 
     inputs: int
     outputs: int
+    donated: int
     constants: int
     arena: int
     temporary: int
@@ -84,7 +89,7 @@ class MemoryReport:
 
     def _lines(self) -> Iterator[str]:
         yield f"peak {readable(self.peak)}"
-        for name in ("inputs", "outputs", "constants", "arena", "temporary"):
+        for name in ("inputs", "outputs", "donated", "constants", "arena", "temporary"):
             yield f"  {name:<10} {readable(getattr(self, name)):>10}"
         if self.largest:
             yield "the largest values that live together in the arena"
@@ -99,19 +104,20 @@ class MemoryReport:
             yield f"  {name:<12} {'#' * round(BAR * live / most):<{BAR}} {readable(live):>10}"
 
 
-def memory_report(program: Program, sizes: Sizes) -> MemoryReport:
-    """What a run of a program with these sizes needs."""
-    graph, plan = program.graph, program._planner.at(sizes)
-    values = {str(slot): value for value, slot in program._slots.items()}
+def memory_report(program: Program, sizes: Sizes, donated: Sequence[Donation] = ()) -> MemoryReport:
+    """What a run of a program with these sizes needs, if these outputs take their inputs' place."""
+    graph, plan = program.graph, program.planner.at(sizes)
+    values = {str(slot): value for value, slot in program.slots.items()}
     given = set(graph.inputs)
-    made = {program._root(atom) for atom in graph.outputs} - given
+    replaced = {graph.outputs[output] for output, _ in donated}
+    made = {program.root(atom) for atom in graph.outputs} - given - replaced
     outputs = [value for value in made if isinstance(value, Variable)]
-    constants = [value for value in program._slots if isinstance(value, Literal)]
     timeline = plan.timeline()
     return MemoryReport(
         sum(bytes_of(kind, sizes) for kind in graph.input_types),
         sum(bytes_of(value.type, sizes) for value in outputs),
-        sum(value.value.nbytes for value in constants),
+        sum(bytes_of(value.type, sizes) for value in replaced),
+        _constants(program),
         plan.peak,
         _temporary(program, sizes),
         tuple(call.name for call in program.calls),
@@ -125,17 +131,46 @@ def _live_values(
 ) -> Iterator[LiveValue]:
     names = name_variables(program.graph)
     producer = {result: node for node in program.graph.nodes for result in node.results}
-    plan = program._planner.at(sizes)
+    inside = {call.nested.scratch: call.nested.node for call in program.calls if call.nested}
+    plan = program.planner.at(sizes)
     for buffer in plan.buffers:
         value = values[buffer.name]
         assert isinstance(value, Variable)
-        at = producer[value].location if value in producer else None
+        if value in inside:
+            name, at = f"inside {inside[value].primitive.name}", inside[value].location
+            size = plan.sizes[buffer.name]
+            yield LiveValue(name, "bytes", size, buffer.first, buffer.last, at)
+            continue
+        node = producer.get(value) or _user(program, value, producer)
+        at = None if node is None else node.location
         size = plan.sizes[buffer.name]
-        yield LiveValue(names[value], str(value.type), size, buffer.first, buffer.last, at)
+        yield LiveValue(
+            names.get(value, "packed"), str(value.type), size, buffer.first, buffer.last, at
+        )
 
 
-def _temporary(program: Program, sizes: Sizes) -> int:
+def _user(
+    program: Program, value: Variable, producer: Mapping[Variable, GraphNode]
+) -> GraphNode | None:
+    """The node that a value which is in no graph was made for, such as a packed operand."""
+    readers = [
+        each
+        for call in program.calls
+        for each in (call.members or (call,))
+        if value in each.values and value not in each.writes
+    ]
+    made = [result for call in readers for result in call.writes if result in producer]
+    return producer[made[0]] if made else None
+
+
+def _temporary(section: Section, sizes: Sizes) -> int:
     """What the largest call by reference makes before it is copied to its place."""
-    called = [call for call in program.calls if call.node is not None]
+    called = [call for call in section.calls if call.node is not None]
     made = [sum(bytes_of(value.type, sizes) for value in call.writes) for call in called]
-    return max(made, default=0)
+    return max([*made, *[_temporary(inner, sizes) for inner in section.inner]], default=0)
+
+
+def _constants(section: Section) -> int:
+    """The bytes of the constants of a program, those inside of loops and choices included."""
+    own = [value.value.nbytes for value in section.slots if isinstance(value, Literal)]
+    return sum(own) + sum(map(_constants, section.inner))

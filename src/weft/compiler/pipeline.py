@@ -21,12 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from weft.compiler.passes.attention import recognize_attention
 from weft.compiler.passes.common_subexpressions import merge_common_subexpressions
 from weft.compiler.passes.conversions import convert_less
 from weft.compiler.passes.dead_code import remove_dead_code
 from weft.compiler.passes.folding import fold_constants
 from weft.compiler.passes.inlining import inline
+from weft.compiler.passes.loops import lighten_loops
 from weft.compiler.passes.movement import absorb_movement, rearrange
+from weft.compiler.passes.normalization import fold_scales
 from weft.compiler.passes.products import merge_products
 from weft.compiler.passes.reductions import reduce_less
 from weft.compiler.passes.simplify import simplify
@@ -66,7 +69,7 @@ class PassReport:
         return f"{self.name}: {self.before} -> {self.after} nodes   {names}".rstrip()
 
 
-LAWS = RuleSet("laws", convert_less, simplify, reduce_less, rearrange)
+LAWS = RuleSet("laws", convert_less, simplify, reduce_less, rearrange, fold_scales)
 """All rules together, so that what one of them makes is seen by the others at once."""
 
 PIPELINE: tuple[Pass, ...] = (
@@ -75,6 +78,8 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("fold", fold_constants, "makes the numbers that the laws look for"),
     Pass("laws", LAWS.apply, "fewer operations, cheaper ones, transposes inside of products"),
     Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
+    Pass("loops", lighten_loops, "when steps are in their simplest form; what leaves is merged"),
+    Pass("attention", recognize_attention, "on products and masks in the form the laws give them"),
     Pass("merge", merge_common_subexpressions, "last: what was written differently is now equal"),
 )
 

@@ -1,7 +1,8 @@
 """Matrix products in compiled programs: which operands a native product takes, and the call of it.
 
 A product of float32 or float64 whose operands are stacks of matrices, each plain or transposed, is
-one call of the BLAS that NumPy brings along; other products are computed by reference.
+native: generated (`weft.compiler.matmul`), or a call of the BLAS that NumPy brings along. Products
+of 16-bit floats become such products, operands in another order are transposed before.
 
 >>> import weft as wf
 >>> graph = wf.ir.trace(lambda a, b: a @ b, wf.spec("float32", (4, 3)), wf.spec("float32", (3, 5)))
@@ -14,20 +15,24 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from weft.compiler.llvm.native import load_text
-from weft.core.dtypes import DType, float32, float64
+from weft.compiler.origins import finder, remembered
+from weft.core.dtypes import DType, as_dtype, bfloat16, float16, float32, float64
 from weft.core.shapes import Dimension, size
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ops.contraction import free_axes
+from weft.ops.conversion import convert
 from weft.ops.movement import transpose
 
 GEMM = {float32: "sgemm", float64: "dgemm"}
+"""The dtypes of native products, and what the BLAS calls them."""
+SHORT = (float16, bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Product:
 def product_of(node: GraphNode) -> Product | None:
     """The native product that computes a node; None where there is none."""
     a, b = (operand.type for operand in node.operands)
-    if a.dtype not in GEMM or gemm_address(a.dtype) is None:
+    if a.dtype not in GEMM:
         return None
     contract, batch = node.params["contract"], node.params["batch"]
     if any(tuple(axes) != tuple(range(len(axes))) for axes in batch):
@@ -79,19 +84,34 @@ def _turned(
 
 
 def arranged(graph: Graph) -> Graph:
-    """The graph with transposes before products whose operands no native product takes."""
-    nodes: list[GraphNode] = []
-    for node in graph.nodes:
-        if node.primitive.name == "dot" and _is_odd(node):
-            nodes += _arranged(node)
-        else:
-            nodes.append(node)
+    """The graph with products as native ones take them: transposed, and of wide floats."""
+    nodes = [each for node in graph.nodes for each in _native(node)]
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
 
 
-def _is_odd(node: GraphNode) -> bool:
+def _native(node: GraphNode) -> list[GraphNode]:
+    """A node, or a product with what must come before and after it."""
+    if node.primitive.name != "dot":
+        return [node]
+    if node.operands[0].type.dtype in SHORT:
+        *before, product, after = _widened(node)
+        return [*before, *_native(product), after]
     dtype = node.operands[0].type.dtype
-    return dtype in GEMM and gemm_address(dtype) is not None and product_of(node) is None
+    is_odd = dtype in GEMM and product_of(node) is None
+    return _arranged(node) if is_odd else [node]
+
+
+def _widened(node: GraphNode) -> list[GraphNode]:
+    """A product of 16-bit floats as one of float32, whose sums are rounded once, at the end."""
+    wide = [Variable(replace(atom.type, dtype=float32)) for atom in node.operands]
+    total = Variable(replace(node.results[0].type, dtype=float32))
+    before = [
+        GraphNode(convert, (atom,), {"dtype": float32}, (to,), node.location)
+        for atom, to in zip(node.operands, wide, strict=True)
+    ]
+    product = GraphNode(node.primitive, tuple(wide), node.params, (total,), node.location)
+    rounding = {"dtype": node.results[0].type.dtype}
+    return [*before, product, GraphNode(convert, (total,), rounding, node.results, node.location)]
 
 
 def _arranged(node: GraphNode) -> list[GraphNode]:
@@ -274,4 +294,7 @@ def product_address(dtype: DType) -> int:
     """The address of a function with a kernel's signature that makes a stack of products."""
     name, kind = GEMM[dtype], "float" if dtype is float32 else "double"
     source = SOURCE.format(name=f"weft_{name}", address=gemm_address(dtype), type=kind)
-    return load_text(source, f"weft_{name}")
+    return remembered(load_text(source, f"weft_{name}"), "blas", dtype.name)
+
+
+finder("blas", lambda name: product_address(as_dtype(name)))

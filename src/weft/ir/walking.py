@@ -91,6 +91,19 @@ class Walk:
         node = GraphNode(primitive, operands, params, (Variable(kind),), like.location)
         return self.put(node)[0]
 
+    def splice(self, graph: Graph, operands: Sequence[Atom]) -> list[Atom]:
+        """What stands for the outputs of a graph whose nodes are put here."""
+        known: dict[Variable, Atom] = dict(zip(graph.inputs, operands, strict=True))
+
+        def read(atom: Atom) -> Atom:
+            return known[atom] if isinstance(atom, Variable) else atom
+
+        for inner in graph.nodes:
+            results = tuple([Variable(old.type, old.name) for old in inner.results])
+            new = replace_node(inner, operands=tuple(map(read, inner.operands)), results=results)
+            known.update(zip(inner.results, self.put(new), strict=True))
+        return [read(atom) for atom in graph.outputs]
+
     def renamed(self, atom: Atom) -> Atom:
         """What stands for an atom of the old graph."""
         return self._renamed.get(atom, atom) if isinstance(atom, Variable) else atom

@@ -62,6 +62,12 @@ def emit_object(kernels: Sequence[Kernel], *, width: int | None = None, opt: int
         return bytes(_target_machine(machine, opt).emit_object(module))
 
 
+def emit_text(source: str) -> bytes:
+    """Compile LLVM IR that was written by hand to the bytes of an object file, for this machine."""
+    with _loaded.lock:
+        return bytes(_target_machine(host(), 2).emit_object(llvm.parse_assembly(source)))
+
+
 def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> str:
     """The machine's instructions of kernels, to read."""
     machine = host(width)
@@ -122,8 +128,8 @@ def _engine() -> Any:
 
 
 _CALLED = (
-    "fmod", "malloc", "free", "fma", "fmaf", "floor", "floorf", "ceil", "ceilf", "trunc", "truncf",
-    "roundeven", "roundevenf",
+    "fmod", "malloc", "free", "memcpy", "fma", "fmaf", "floor", "floorf", "ceil", "ceilf", "trunc",
+    "truncf", "roundeven", "roundevenf",
 )  # fmt: skip
 """What code may call beside the elementary functions: on old processors for instructions."""
 

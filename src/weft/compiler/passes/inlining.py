@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.graph import Atom, Graph, GraphNode
 from weft.ir.sizes import specialize
-from weft.ir.walking import Tally, Walk, graphs_of, replace_node
+from weft.ir.walking import Tally, Walk, graphs_of
 
 __all__ = ["inline"]
 
@@ -42,15 +42,5 @@ class _Inline(Walk):
         return None
 
     def spliced(self, node: GraphNode, graph: Graph, operands: Sequence[Atom]) -> list[Atom]:
-        """What stands for the outputs of a graph whose nodes are put here."""
         self.tally[node.primitive.name] += 1
-        known: dict[Variable, Atom] = dict(zip(graph.inputs, operands, strict=True))
-
-        def read(atom: Atom) -> Atom:
-            return known[atom] if isinstance(atom, Variable) else atom
-
-        for inner in graph.nodes:
-            results = tuple([Variable(old.type, old.name) for old in inner.results])
-            new = replace_node(inner, operands=tuple(map(read, inner.operands)), results=results)
-            known.update(zip(inner.results, self.put(new), strict=True))
-        return [read(atom) for atom in graph.outputs]
+        return self.splice(graph, operands)

@@ -1,8 +1,9 @@
 """Products that share an operand become one product with the others joined.
 
-Queries, keys and values of attention are three products of one tensor with three matrices; joined,
-they fill the machine better, at the price of a copy of the matrices. So this pays where the shared
-operand is the larger side, and it is not in the pipeline unless asked for.
+Queries, keys and values of attention are three products of one tensor with three matrices. Joined
+they are one call, at the price of a copy of the matrices. Generated products do not pack the shared
+operand, and run side by side anyway, so that nothing is gained (docs/design/products.md): this is
+for targets where it is, and not in the pipeline unless asked for.
 
 >>> import weft as wf
 >>> x, w = wf.spec("float32", (64, 8)), wf.spec("float32", (8, 4))

@@ -1,0 +1,1 @@
+"""Matrix products that are generated for the machine: register tiles, packing, blocks."""

@@ -1,0 +1,225 @@
+"""Runners: memory, arrays and one native call for the tables of a program.
+
+Every value that is stored has a slot: inputs and outputs are addresses of the caller's arrays,
+constants live with the program, and everything else lies in one arena, planned by lifetime.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from threading import Lock, get_ident
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.driver import WATCHERS, execute_address
+from weft.compiler.products import one_thread_each
+from weft.compiler.section import Context, Sizes, Tables, Value
+from weft.core.errors import ShapeError
+from weft.core.shapes import Dimension, match_size
+from weft.core.types import TensorType
+from weft.ir.graph import Graph, Literal, Variable
+from weft.runtime.arena import Arena, Block
+
+Array = np.ndarray[Any, Any]
+
+Donation = tuple[int, int]
+"""The positions of an output and of the input whose array it is written to."""
+RECYCLED = 4096
+"""Bytes from which an array is worth being used again."""
+SPARE = 64
+"""How many arrays of one type are kept for that."""
+BOUND = 32
+"""How many sets of sizes a program keeps its tables for."""
+Execute = ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+)
+
+
+class Runner(ABC):
+    """What runs tables; whoever makes them says what goes in, what comes out, and where it is."""
+
+    graph: Graph
+    """Its inputs and outputs are those of the tables."""
+    context: Context
+    slots: dict[Value, int]
+    donations: Mapping[int, tuple[int, ...]]
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[int, ...], Tables] = OrderedDict()
+        self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
+        self._lock = Lock()
+        self._runner: int | None = None
+        self._arena = Arena()
+        self._block: Block | None = None
+        self._execute = Execute(execute_address())
+
+    @abstractmethod
+    def root(self, value: Value) -> Value:
+        """The value whose memory a value shares."""
+
+    @abstractmethod
+    def tables(self, sizes: Sizes) -> Tables:
+        """The tables for some sizes."""
+
+    @property
+    @abstractmethod
+    def has_products(self) -> bool:
+        """Whether any call is a product."""
+
+    @abstractmethod
+    def by_reference(self, inputs: list[Array]) -> list[Array]:
+        """The outputs, each node by its reference."""
+
+    @abstractmethod
+    def failure(self, tables: Tables, ended: int, inputs: list[Array]) -> BaseException:
+        """What went wrong in the last of so many calls."""
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """The sizes that are known at run time only."""
+        return sorted(
+            {s for kind in self.graph.input_types for d in kind.shape for s in _symbols(d)}
+        )
+
+    @cached_property
+    def _multiplies(self) -> bool:
+        return self.has_products
+
+    def run(self, arrays: Sequence[Array], donated: Sequence[Donation] = ()) -> list[Array]:
+        """The outputs for these inputs.
+
+        An output that is donated an input's array, which the caller must let go of, is written to
+        it; those that may be are in `donations`.
+        """
+        inputs = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in arrays]
+        if self._runner == get_ident():  # a call back, such as a breakpoint, calls the program
+            return self.by_reference(inputs)
+        with self._lock:
+            self._runner = get_ident()
+            try:
+                return self._run(inputs, donated)
+            finally:
+                self._runner = None
+
+    def _run(self, inputs: list[Array], donated: Sequence[Donation]) -> list[Array]:
+        sizes = self.read_sizes(inputs) if self.symbols else _NO_SIZES
+        tables = self._tables_for(sizes)
+        self._place(tables)
+        addresses = tables.addresses
+        for position, array in enumerate(inputs):
+            addresses[position] = array.__array_interface__["data"][0]
+        outputs = self._outputs(inputs, tables, sizes, donated)
+        context = self.context
+        context.sizes = sizes
+        context.error[0] = 0
+        given = tables.given
+        with one_thread_each() if self._multiplies else nullcontext():
+            ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
+        if context.error[0]:
+            raise self.failure(tables, ended, inputs)
+        return outputs
+
+    def read_sizes(self, inputs: Sequence[Any]) -> dict[str, int]:
+        """The sizes of the symbols, given inputs, or anything that has their shapes."""
+        sizes: dict[str, Dimension] = {}
+        for position, (array, kind) in enumerate(zip(inputs, self.graph.input_types, strict=True)):
+            for actual, dim in zip(array.shape, kind.shape, strict=True):
+                if dim is not actual and not match_size(dim, actual, sizes):
+                    raise _contradiction(position, array, kind)
+        return sizes  # type: ignore[return-value]
+
+    def _tables_for(self, sizes: Sizes) -> Tables:
+        key = tuple(sizes[name] for name in self.symbols)
+        found = self._tables.get(key)
+        if found is None:
+            found = self._tables[key] = self.tables(sizes)
+            if len(self._tables) > BOUND:
+                self._tables.popitem(last=False)
+        return found
+
+    def _place(self, tables: Tables) -> None:
+        """Put the planned values into the program's block of memory, which all sizes share."""
+        if self._block is None or self._block.size < tables.plan.peak:
+            self._block = None  # it goes before its successor comes
+            self._block = self._arena.take(tables.plan)
+        if tables.base != self._block.address:
+            tables.base = self._block.address
+            tables.addresses[tables.planned] = tables.base + tables.offsets
+
+    def release(self) -> None:
+        """Free the memory that is kept from run to run."""
+        with self._lock:
+            self._block = None
+            self._tables.clear()
+            self._spare.clear()
+
+    def recycle(self, array: Array) -> None:
+        """Take an array that nobody else holds as memory for an output of a later run.
+
+        State that a program replaces at every run thus alternates between two arrays, and no
+        memory is asked of the system.
+        """
+        if array.nbytes >= RECYCLED and array.base is None and array.flags.carray:
+            spare = self._spare.setdefault((array.shape, array.dtype), [])
+            if len(spare) < SPARE:
+                spare.append(array)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        spare = self._spare.get((shape, dtype))
+        return spare.pop() if spare else np.empty(shape, dtype)
+
+    def _outputs(
+        self,
+        inputs: Sequence[Array],
+        tables: Tables,
+        sizes: Sizes,
+        donated: Sequence[Donation],
+    ) -> list[Array]:
+        """Arrays for the outputs; those that share memory, or are inputs, are views."""
+        made: dict[Value, Array] = dict(zip(self.graph.inputs, inputs, strict=True))
+        for output, given in donated:
+            atom = self.graph.outputs[output]
+            made[atom] = inputs[given]
+            tables.addresses[self.slots[atom]] = tables.addresses[given]
+        outputs = []
+        for atom in self.graph.outputs:
+            root = self.root(atom)
+            if isinstance(root, Literal):
+                outputs.append(root.value)
+                continue
+            if root not in made:
+                shape = tables.shape(root, sizes)
+                made[root] = self._empty(shape, root.type.dtype.numpy)
+                tables.addresses[self.slots[root]] = made[root].__array_interface__["data"][0]
+            assert isinstance(atom, Variable)
+            array = made[root]
+            outputs.append(array if atom is root else array.reshape(tables.shape(atom, sizes)))
+        return outputs
+
+
+_NO_SIZES: dict[str, int] = {}
+
+
+def _contradiction(position: int, array: Array, kind: TensorType) -> ShapeError:
+    return ShapeError(
+        "jit",
+        f"input {position} has a size that contradicts the compiled program",
+        expected=str(kind),
+        got={"input": array},
+        fix="call the function again with arguments: it is compiled for their sizes",
+    )
+
+
+def _symbols(dim: Dimension) -> frozenset[str]:
+    return frozenset() if isinstance(dim, int) else dim.symbols()

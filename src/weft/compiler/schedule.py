@@ -1,0 +1,208 @@
+"""The schedule: in which order the calls of a program run, and which of them run as one.
+
+Calls that do not wait for each other are an *ensemble*: one pass of the pool over all their chunks.
+Updates of state, which nobody waits for, go to the end and are one ensemble there. The order is
+changed only where less memory is then live at once, and depends on nothing but the program.
+
+>>> tasks = [Task((), ("a",)), Task(("a",), ("b",)), Task(("a",), ("c",))]
+>>> schedule(tasks, {"a": 64, "b": 64, "c": 64})
+[(0,), (1, 2)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Launch = tuple[int, ...]
+"""The tasks that run as one, by number."""
+
+LARGE = 64.0
+"""Chunks from which a task fills the pool alone."""
+WINDOW = 8
+"""How many launches a task may be moved forward to join another."""
+TOLERATED = 1.02
+"""How much more memory an order may need that has fewer launches."""
+SLACK = 1 << 20
+"""And how many bytes more, where there is little to begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A call to be placed: the values it reads and writes, and how it may be moved.
+
+    work: in chunks; joins: it may be part of an ensemble; pinned: it has an effect, or may fail,
+    and keeps its place among its like; replaces: the inputs that it may be written over, in bytes.
+    """
+
+    reads: tuple[Hashable, ...]
+    writes: tuple[Hashable, ...]
+    work: float = 1.0
+    joins: bool = True
+    pinned: bool = False
+    replaces: Mapping[Hashable, int] = field(default_factory=dict)
+
+
+def schedule(tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> list[Launch]:
+    """The launches, in order; `sizes` are the bytes of the values that are no inputs or outputs."""
+    plain: list[Launch] = [(number,) for number in range(len(tasks))]
+    allowed = peak(plain, tasks, sizes) * TOLERATED + SLACK
+    updates = _updates(tasks, sizes)
+    body = [number for number in range(len(tasks)) if number not in set(updates)]
+    tail = _tail(updates, tasks)
+    for window in (WINDOW, 0):
+        head = _ensembles(body, tasks, window)
+        if peak([*head, *tail], tasks, sizes) <= allowed:
+            return [*_reordered(head, tail, tasks, sizes), *tail]
+    return _reordered(plain, [], tasks, sizes)
+
+
+def peak(launches: Sequence[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> int:
+    """The most bytes that are live during one launch."""
+    last = _last_readers(launches, tasks)
+    live = most = 0
+    for place, launch in enumerate(launches):
+        live += sum(sizes.get(value, 0) for value in _of(launch, tasks, _writes))
+        most = max(most, live)
+        ended = {v for v in _of(launch, tasks, _all) if last[v] == place}
+        live -= sum(sizes.get(value, 0) for value in ended)
+    return most
+
+
+def _last_readers(launches: Sequence[Launch], tasks: Sequence[Task]) -> dict[Hashable, int]:
+    return {
+        value: place for place, launch in enumerate(launches) for value in _of(launch, tasks, _all)
+    }
+
+
+def _writes(task: Task) -> Iterable[Hashable]:
+    return task.writes
+
+
+def _all(task: Task) -> Iterable[Hashable]:
+    return (*task.reads, *task.writes)
+
+
+def _of(
+    launch: Launch, tasks: Sequence[Task], values: Callable[[Task], Iterable[Hashable]]
+) -> dict[Hashable, None]:
+    """The values of all tasks of a launch, each once."""
+    return dict.fromkeys(value for number in launch for value in values(tasks[number]))
+
+
+# --- ensembles -----------------------------------------------------------------------------------
+
+
+def _updates(tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> list[int]:
+    """Tasks that replace state, and that nobody waits for.
+
+    Where they go last, all others have read the state, and nothing can fail after them. What must
+    wait for them is memory that is held: a gradient each, and not more.
+    """
+    read = {value for task in tasks for value in task.reads}
+    return [
+        number
+        for number, task in enumerate(tasks)
+        if task.replaces and task.joins and not read & set(task.writes) and _is_light(task, sizes)
+    ]
+
+
+def _is_light(task: Task, sizes: Mapping[Hashable, int]) -> bool:
+    held = sum(sizes.get(value, 0) for value in task.reads)
+    return held <= 2 * sum(task.replaces.values())
+
+
+def _tail(updates: Sequence[int], tasks: Sequence[Task]) -> list[Launch]:
+    """The updates: large ones alone, all others as one."""
+    large: list[Launch] = [(number,) for number in updates if tasks[number].work >= LARGE]
+    small = tuple(number for number in updates if tasks[number].work < LARGE)
+    return [*large, small] if small else large
+
+
+def _ensembles(order: Sequence[int], tasks: Sequence[Task], window: int) -> list[Launch]:
+    """Tasks in order, each moved forward to the last launch in the window that it may join."""
+    launches: list[list[int]] = []
+    place: dict[Hashable, int] = {}
+    for number in order:
+        task = tasks[number]
+        earliest = max([place.get(value, -1) for value in task.reads], default=-1) + 1
+        nearest = max(earliest, len(launches) - window)
+        hosts = range(len(launches) - 1, nearest - 1, -1) if _is_small(task) else ()
+        host = next((p for p in hosts if _is_small(tasks[launches[p][0]])), len(launches))
+        if host == len(launches):
+            launches.append([])
+        launches[host].append(number)
+        place.update(dict.fromkeys(task.writes, host))
+    return [tuple(launch) for launch in launches]
+
+
+def _is_small(task: Task) -> bool:
+    return task.joins and task.work < LARGE
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def _reordered(
+    head: list[Launch], tail: list[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]
+) -> list[Launch]:
+    """The launches in an order that needs less memory, if one is found."""
+    found = _frugal(head, tail, tasks, sizes)
+    needed = peak([*head, *tail], tasks, sizes)
+    return found if peak([*found, *tail], tasks, sizes) * TOLERATED < needed else head
+
+
+def _frugal(
+    head: list[Launch], tail: list[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]
+) -> list[Launch]:
+    """Of the launches that can run, the first that frees what it takes; else the first."""
+    waiting = _waiting(head, tasks)
+    readers: dict[Hashable, int] = {}
+    for launch in (*head, *tail):
+        for value in _of(launch, tasks, _all):
+            readers[value] = readers.get(value, 0) + 1
+    followers: dict[int, list[int]] = {}
+    for place, needed in enumerate(waiting):
+        for other in needed:
+            followers.setdefault(other, []).append(place)
+    counts = [len(needed) for needed in waiting]
+    ready = [place for place, count in enumerate(counts) if count == 0]
+    order: list[Launch] = []
+    while ready:
+        place = next((p for p in ready if _gain(head[p], tasks, sizes, readers) >= 0), ready[0])
+        ready.remove(place)
+        order.append(head[place])
+        for value in _of(head[place], tasks, _all):
+            readers[value] -= 1
+        for follower in followers.get(place, ()):
+            counts[follower] -= 1
+            if counts[follower] == 0:
+                ready.append(follower)
+        ready.sort()
+    return order
+
+
+def _gain(
+    launch: Launch,
+    tasks: Sequence[Task],
+    sizes: Mapping[Hashable, int],
+    readers: Mapping[Hashable, int],
+) -> int:
+    """The bytes that are free after a launch and were not before."""
+    ended = sum(sizes.get(v, 0) for v in _of(launch, tasks, _all) if readers[v] == 1)
+    return ended - sum(sizes.get(v, 0) for v in _of(launch, tasks, _writes))
+
+
+def _waiting(head: Sequence[Launch], tasks: Sequence[Task]) -> list[set[int]]:
+    """For each launch those that must come before it."""
+    writer: dict[Hashable, int] = {}
+    found: list[set[int]] = []
+    pinned = -1
+    for place, launch in enumerate(head):
+        needed = {writer[v] for n in launch for v in tasks[n].reads if v in writer}
+        if any(tasks[number].pinned for number in launch):
+            needed |= {pinned} if pinned >= 0 else set()
+            pinned = place
+        found.append(needed)
+        writer.update((value, place) for number in launch for value in tasks[number].writes)
+    return found

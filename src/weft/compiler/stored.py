@@ -1,0 +1,258 @@
+"""Programs on disk: what a graph was compiled to, found by the graph itself.
+
+The tables of a program are stored as an image (image.py), so that another process, or a later
+one, runs them at once: no pass, no lowering, no plan. A program of symbolic sizes, or one that
+calls back into Python, is compiled from its graph each time. What can be asked of a program beside
+running it (explanations, profiles, the text of an error) is answered by the program compiled from
+the graph, when it is asked.
+
+>>> import numpy as np
+>>> import weft as wf
+>>> from weft.compiler.program import Program
+>>> graph = wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,)))
+>>> stored = thawed(frozen(Program(graph)), lambda: Program(graph))
+>>> stored.run([np.zeros(3, np.float32)])[0].tolist()
+[2.0, 2.0, 2.0]
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.control import control_call
+from weft.compiler.driver import WATCHERS
+from weft.compiler.image import Image, taken
+from weft.compiler.kernels import disk, environment
+from weft.compiler.origins import finder, found_again, remembered
+from weft.compiler.pool import thread_pool
+from weft.compiler.program import Program
+from weft.compiler.runner import Donation, Runner
+from weft.compiler.section import Context, Section, Sizes, Tables, Value
+from weft.core.dtypes import as_dtype
+from weft.core.types import TensorType
+from weft.ir.graph import Atom, Graph, Literal, Variable
+from weft.runtime.cache import entry_key
+from weft.runtime.memory import Lifetime, MemoryPlan
+
+Array = np.ndarray[Any, Any]
+LARGEST = 64 * 1024 * 1024
+"""The most bytes that are stored for one program."""
+_LENGTH = struct.Struct("<Q")
+
+
+def runner(digest: str, compiled: Callable[[], Program]) -> Runner:
+    """The program of a graph's digest: found on disk, or compiled and stored for others."""
+    key = entry_key(digest.encode(), sources(), *environment())
+    known = thawed(disk().get(key), compiled)
+    if known is not None:
+        return known
+    made = compiled()
+    data = frozen(made)
+    if data is not None:
+        disk().put(key, data)
+    return made
+
+
+@cache
+def sources() -> str:
+    """A stamp of this package's files: a stored program is found by the code that made it only."""
+    folder = Path(__file__).parents[1]
+    stamp = sha256()
+    for part in ("core", "ir", "ops", "compiler", "runtime"):
+        for file in sorted((folder / part).rglob("*.py")):
+            status = file.stat()
+            stamp.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return stamp.hexdigest()
+
+
+finder("pool", lambda: thread_pool().address)
+
+
+# --- storing -----------------------------------------------------------------------------------
+
+
+def frozen(program: Program) -> bytes | None:
+    """A program as bytes; None where it is not the kind that is stored."""
+    if program.symbols or any(call.node is not None for call in _calls(program)):
+        return None
+    remembered(thread_pool().address, "pool")
+    tables = program.tables({})
+    image = _image(program, tables)
+    if image is None or image.words.nbytes > LARGEST:
+        return None
+    arrays = [image.words, image.inward, image.outward, tables.planned, tables.offsets]
+    head = {
+        **_interface(program),
+        "count": len(program.calls),
+        "peak": tables.plan.peak,
+        "products": program.has_products,
+        "names": image.names,
+        "places": {str(key): place for key, place in image.places.items() if key in _NAMED},
+        "lengths": [len(array) for array in arrays],
+    }
+    text = json.dumps(head).encode()
+    return b"".join([_LENGTH.pack(len(text)), text, *[array.tobytes() for array in arrays]])
+
+
+def _calls(section: Section) -> Iterator[Any]:
+    for call in section.calls:
+        yield call
+        yield from (*call.members, *call.stages)
+    for inner in section.inner:
+        yield from _calls(inner)
+
+
+_NAMED = ("calls", "addresses", "error")
+
+
+def _image(program: Program, tables: Tables) -> Image | None:
+    arrays: dict[Hashable, Array] = {}
+    constants: list[Hashable] = ["error"]
+    arrays["error"] = program.context.error
+    for number, (section, each) in enumerate(_sections(program, tables)):
+        name = "" if number == 0 else f"{number} "
+        arrays |= {f"{name}calls": each.calls, f"{name}addresses": each.addresses}
+        data = {each.addresses[section.slots[v]] for v in section.slots if isinstance(v, Literal)}
+        for place, array in enumerate(each.keep):
+            arrays[number, place] = array
+            if array.ctypes.data in data:
+                constants.append((number, place))
+    distinct = {array.ctypes.data: key for key, array in reversed(arrays.items())}
+    kept = {key: array for key, array in arrays.items() if distinct[array.ctypes.data] == key}
+    return taken(kept, [key for key in constants if key in kept])
+
+
+def _sections(section: Section, tables: Tables) -> Iterator[tuple[Section, Tables]]:
+    """A section and all inside it, with their tables."""
+    yield section, tables
+    for position, (_, inner) in tables.nested.items():
+        nested = section.calls[position].nested
+        assert nested is not None
+        for each, its in zip(nested.sections, inner, strict=True):
+            yield from _sections(each, its)
+
+
+def _interface(program: Program) -> dict[str, Any]:
+    """What goes in and comes out, and which values share memory."""
+    numbers: dict[Value, int] = {}
+    atoms: list[Value] = [*program.graph.inputs, *program.graph.outputs]
+    for atom in (*atoms, *map(program.root, atoms)):
+        numbers.setdefault(atom, len(numbers))
+    return {
+        "types": [[v.type.dtype.name, list(v.type.shape)] for v in numbers],
+        "constants": {
+            n: v.value.tobytes().hex() for v, n in numbers.items() if isinstance(v, Literal)
+        },
+        "slots": {n: program.slots[v] for v, n in numbers.items() if v in program.slots},
+        "roots": {n: numbers[program.root(v)] for v, n in numbers.items()},
+        "inputs": len(program.graph.inputs),
+        "outputs": [numbers[atom] for atom in program.graph.outputs],
+        "donations": list(program.donations.items()),
+    }
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def thawed(data: bytes | None, compiled: Callable[[], Program]) -> StoredProgram | None:
+    """The program that bytes stand for; None if a native function of it is missing."""
+    if data is None:
+        return None
+    (length,) = _LENGTH.unpack_from(data)
+    head = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+    arrays, start = [], _LENGTH.size + length
+    for count in head["lengths"]:
+        arrays.append(np.frombuffer(data, np.int64, count, start))
+        start += 8 * count
+    words, inward, outward, planned, offsets = arrays
+    image = Image(words, {}, inward, outward, tuple(tuple(name) for name in head["names"]))
+    memory = image.restored(found_again)
+    return None if memory is None else StoredProgram(head, memory, (planned, offsets), compiled)
+
+
+class StoredProgram(Runner):
+    """A program whose tables were made by another process."""
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        memory: Array,
+        placed: tuple[Array, Array],
+        compiled: Callable[[], Program],
+    ) -> None:
+        super().__init__()
+        self._head, self._memory, self._placed = head, memory, placed
+        self._compile = compiled
+        self.context = Context(control_call, self._part("error").view(np.int32)[:1])
+        self._full: Program | None = None
+        self.donations = {output: tuple(given) for output, given in head["donations"]}
+        self._restore()
+
+    def _part(self, name: str) -> Array:
+        return self._memory[self._head["places"][name] :]
+
+    def _restore(self) -> None:
+        """The values that go in and come out, as a graph without nodes."""
+        head = self._head
+        kinds = [TensorType(as_dtype(name), tuple(shape)) for name, shape in head["types"]]
+        atoms: list[Atom] = [Variable(kind) for kind in kinds]
+        for number, data in head["constants"].items():
+            kind = kinds[int(number)]
+            value = np.frombuffer(bytes.fromhex(data), kind.dtype.numpy).reshape(kind.shape)
+            atoms[int(number)] = Literal(value.copy())
+        inputs = tuple(atoms[: head["inputs"]])
+        self.graph = Graph(inputs, (), tuple(atoms[n] for n in head["outputs"]))  # type: ignore[arg-type]
+        self.slots = {atoms[int(number)]: slot for number, slot in head["slots"].items()}
+        self._roots = {atoms[int(n)]: atoms[root] for n, root in head["roots"].items()}
+
+    def root(self, value: Value) -> Value:
+        """See `Section`."""
+        root: Value = self._roots[value]
+        return root
+
+    def tables(self, sizes: Sizes) -> Tables:
+        """See `Section`."""
+        calls, addresses, peak = self._part("calls"), self._part("addresses"), self._head["peak"]
+        given = (
+            calls.ctypes.data, self._head["count"], addresses.ctypes.data,
+            self.context.error.ctypes.data, thread_pool().address,
+        )  # fmt: skip
+        plan = MemoryPlan((Lifetime("program", peak, 0, 0),), {"program": peak}, {"program": 0})
+        return Tables(calls, addresses, *self._placed, [self._memory], plan, given, {})
+
+    @property
+    def has_products(self) -> bool:
+        """See `Section`."""
+        found: bool = self._head["products"]
+        return found
+
+    @property
+    def full(self) -> Program:
+        """The program compiled from the graph."""
+        if self._full is None:
+            self._full = self._compile()
+        return self._full
+
+    def by_reference(self, inputs: list[Array]) -> list[Array]:
+        """See `Runner`."""
+        return self.full.by_reference(inputs)
+
+    def failure(self, tables: Tables, ended: int, inputs: list[Array]) -> BaseException:
+        """See `Runner`: the program compiled from the graph knows the nodes, and says it."""
+        try:
+            self.full.run(inputs)
+        except Exception as error:
+            return error
+        return RuntimeError("a stored program reported an error")
+
+    def run(self, arrays: Sequence[Array], donated: Sequence[Donation] = ()) -> list[Array]:
+        """See `Runner`; what watches programs, watches the one compiled from the graph."""
+        return self.full.run(arrays, donated) if WATCHERS else super().run(arrays, donated)

@@ -1,0 +1,146 @@
+"""Programs on disk: run by another process as by the one that compiled them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.compiler import stored
+from weft.compiler.image import taken
+from weft.compiler.origins import found_again
+from weft.compiler.program import Program
+from weft.compiler.stored import StoredProgram, frozen, thawed
+from weft.runtime.cache import DiskCache
+
+Array = np.ndarray[Any, Any]
+KINDS = (wf.spec("float32", (5, 7)), wf.spec("float32", (7, 3)))
+
+
+def _inputs(seed: int = 0) -> list[Array]:
+    generator = np.random.default_rng(seed)
+    return [generator.normal(size=kind.shape).astype(np.float32) for kind in KINDS]
+
+
+def _step(x: wf.Tensor, w: wf.Tensor) -> tuple[wf.Tensor, ...]:
+    loss, slope = wf.value_and_grad(lambda w: (wf.softmax(x @ w) ** 2).sum())(w)
+    return loss, w - 0.1 * slope
+
+
+def _loop(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
+    start = wf.zeros((3,))
+    total = wf.scan(lambda total, row: (wf.tanh(total + row @ w), total * 2), start, x)
+    return wf.cond(total[0].sum() > 0, lambda a: a * 2, lambda a: a - 1, total[1])
+
+
+def _constants(x: wf.Tensor, w: wf.Tensor) -> tuple[wf.Tensor, ...]:
+    table = wf.arange(35, dtype=wf.float32).reshape(5, 7)
+    return x + table, wf.ones((2,)), w, (x * 2).reshape(7, 5)
+
+
+PROGRAMS: list[Callable[..., Any]] = [_step, _loop, _constants]
+
+
+@pytest.mark.parametrize("function", PROGRAMS)
+def test_a_stored_program_gives_the_same_bits(function: Callable[..., Any]) -> None:
+    graph = wf.ir.trace(function, *KINDS)
+    program = Program(graph)
+    restored = thawed(frozen(program), lambda: Program(graph))
+    assert restored is not None
+    for seed in range(3):
+        expected = program.run(_inputs(seed))
+        found = restored.run(_inputs(seed))
+        assert [a.tobytes() for a in found] == [a.tobytes() for a in expected]
+        assert [(a.shape, a.dtype) for a in found] == [(a.shape, a.dtype) for a in expected]
+
+
+def test_a_stored_program_says_what_is_wrong_as_the_compiled_one_does() -> None:
+    kinds = wf.spec("float32", (4,)), wf.spec("int64", (2,))
+    graph = wf.ir.trace(lambda x, i: wf.take(x, i), *kinds)
+    program = Program(graph)
+    restored = thawed(frozen(program), lambda: Program(graph))
+    assert restored is not None
+    arrays = [np.ones(4, np.float32), np.array([0, 9])]
+    with pytest.raises(wf.BoundsError) as expected:
+        program.run(arrays)
+    with pytest.raises(wf.BoundsError) as found:
+        restored.run(arrays)
+    assert (found.value.op, found.value.got) == (expected.value.op, expected.value.got)
+    assert restored.run([arrays[0], np.array([0, 1])])[0].tolist() == [1.0, 1.0]
+
+
+def test_programs_of_symbolic_sizes_are_not_stored() -> None:
+    graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", ("n",)))
+    assert frozen(Program(graph)) is None
+
+
+def test_programs_that_call_python_are_not_stored() -> None:
+    graph = wf.ir.trace(lambda x: wf.linalg.inv(x), wf.spec("float32", (3, 3)))
+    assert frozen(Program(graph)) is None
+
+
+def test_a_missing_kernel_means_that_the_program_is_compiled_again() -> None:
+    program = Program(wf.ir.trace(lambda x: wf.exp(x) + 1, wf.spec("float32", (3,))))
+    data = frozen(program)
+    assert data is not None
+    assert thawed(data.replace(b'"kernel"', b'"nobody"'), lambda: program) is None
+
+
+def test_a_number_that_is_no_known_address_has_no_image() -> None:
+    assert taken({"table": np.array([1 << 45])}, plain=()) is None
+    assert taken({"table": np.array([1 << 45])}, plain=("table",)) is not None
+
+
+def test_a_program_is_found_by_the_code_that_made_it_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = DiskCache(tmp_path)
+    monkeypatch.setattr(stored, "disk", lambda: cache)
+    graph = wf.ir.trace(lambda x: wf.sin(x) * 5, wf.spec("float32", (4,)))
+    first = stored.runner(graph.digest(), lambda: Program(graph))
+    again = stored.runner(graph.digest(), lambda: Program(graph))
+    monkeypatch.setattr(stored, "sources", lambda: "other code")
+    other = stored.runner(graph.digest(), lambda: Program(graph))
+    assert [type(each) for each in (first, again, other)] == [Program, StoredProgram, Program]
+
+
+def test_functions_are_found_again_by_name() -> None:
+    assert found_again(("kernel", "0" * 64)) is None
+    assert found_again(("text", "0" * 64, "chain")) is None
+
+
+SCRIPT = """
+import weft as wf
+from weft.compiler.jit import runner
+w = wf.tensor([[0.5, -1.0], [0.25, 2.0]], requires_grad=True)
+optimizer = wf.optim.Adam([w], lr=0.1)
+@wf.jit
+def step(w, optimizer, x):
+    loss = (wf.tanh(x @ w) ** 2).sum()
+    optimizer.minimize(loss)
+    return loss
+x = wf.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+losses = [step(w, optimizer, x).item().hex() for _ in range(3)]
+print(losses, type(runner(step.graph(w, optimizer, x))).__name__)
+"""
+
+
+def test_a_second_process_runs_what_the_first_one_compiled(tmp_path: Path) -> None:
+    environment = {**os.environ, "WEFT_CACHE": str(tmp_path)}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True
+        )
+        for _ in range(2)
+    ]
+    assert not any(each.stderr for each in found)
+    first, second = (each.stdout.rsplit(" ", 1) for each in found)
+    assert first[0] == second[0]
+    assert [first[1].strip(), second[1].strip()] == ["Program", "StoredProgram"]
