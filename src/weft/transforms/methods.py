@@ -163,6 +163,11 @@ def _copy(x: Tensor, source: Any) -> Tensor:
     return rebind(x, apply(movement.broadcast_to, values, shape=x.shape), "copy_")
 
 
+def _set(x: Tensor, source: Any) -> Tensor:
+    """Stand for another tensor's value, of any shape and dtype, and return the tensor."""
+    return rebind(x, as_tensor("set_", source), "set_")
+
+
 def _clone(x: Tensor) -> Tensor:
     """Another handle on the same value, with the same history."""
     return wrap(x._value, x._node)
@@ -285,6 +290,7 @@ METHODS: dict[str, Function] = {
     "zero_": _zero,
     "fill_": _fill,
     "copy_": _copy,
+    "set_": _set,
     "numpy": exchange.numpy,
     "item": exchange.item,
     "tolist": exchange.tolist,

@@ -61,7 +61,7 @@ def _widths(x: Tensor, pad_width: Any) -> Widths:
     if _is_width(pad_width):
         return [(pad_width, pad_width)] * x.ndim
     if isinstance(pad_width, (np.ndarray, Tensor)):
-        pad_width = pad_width.tolist()  # type: ignore[union-attr]
+        pad_width = pad_width.tolist()
     entries = list(pad_width) if isinstance(pad_width, (tuple, list)) else _refuse(x, pad_width)
     if len(entries) == 2 and all(map(_is_width, entries)):
         return [(entries[0], entries[1])] * x.ndim

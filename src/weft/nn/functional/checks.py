@@ -1,0 +1,83 @@
+"""Checks that layers share: indices and labels within range, names of options.
+
+>>> import weft as wf
+>>> within("embedding", wf.tensor([0, 2]), 3, "index").tolist()
+[0, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+import weft as wf
+
+
+def values_of(x: wf.Tensor) -> np.ndarray[Any, Any] | None:
+    """The array behind a tensor; None inside a transform, where there is none."""
+    try:
+        return x.detach().numpy()
+    except wf.TraceError:
+        return None
+
+
+def within(op: str, index: Any, count: Any, name: str) -> wf.Tensor:
+    """Indices from 0 to count - 1, checked at once where they are known.
+
+    Inside a transform they are checked when the program runs: negative ones, which would count
+    from the end, are moved out of range.
+    """
+    places: wf.Tensor = wf.asarray(index)
+    if not places.dtype.is_integer:
+        raise wf.DTypeError(
+            op,
+            f"each {name} is a whole number",
+            expected="an integer dtype",
+            got={name: places},
+            fix='x.astype("int64")',
+        )
+    values = values_of(places)
+    if values is None:
+        return wf.where(places < 0, count, places)
+    outside = (values < 0) | (values >= count)
+    if outside.any():
+        place = tuple(map(int, np.argwhere(outside)[0]))
+        raise _outside(op, name, values[place], place, count)
+    return places
+
+
+def _outside(op: str, name: str, value: Any, place: tuple[int, ...], count: Any) -> wf.BoundsError:
+    where = f" at {', '.join(map(str, place))}" if place else ""
+    return wf.BoundsError(
+        op,
+        f"the {name} {int(value)}{where} is out of range",
+        expected=f"0 <= {name} < {count}",
+        got={name: int(value), "position": list(place)},
+        fix=f"use {name}s from 0 to {count - 1}, or make room for {int(value) + 1}",
+    )
+
+
+def choose(op: str, name: str, value: Any, choices: Collection[Any]) -> None:
+    """Refuse an option that is not one of the choices."""
+    if value not in choices:
+        raise wf.ArgumentError(
+            op,
+            f"there is no such {name}",
+            expected="one of " + ", ".join(map(repr, choices)),
+            got={name: repr(value)},
+            fix=f"{name}={next(iter(choices))!r}",
+        )
+
+
+def same_shape(op: str, x: wf.Tensor, target: wf.Tensor) -> None:
+    """Refuse a prediction and a target of different shapes, which would broadcast silently."""
+    if x.shape != target.shape:
+        raise wf.ShapeError(
+            op,
+            "the prediction and the target have different shapes",
+            expected="x.shape == target.shape",
+            got={"x": x, "target": target},
+            fix="reshape the target: target.reshape(x.shape)",
+        )

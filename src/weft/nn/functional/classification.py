@@ -1,0 +1,287 @@
+"""Losses over classes: cross entropy and its relatives.
+
+>>> import weft as wf
+>>> logits = wf.tensor([[0.0, 0.0]])
+>>> round(cross_entropy(logits, wf.tensor([1])).item(), 4)
+0.6931
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import weft as wf
+from weft.nn.functional.checks import choose, values_of, within
+from weft.nn.functional.losses import REDUCTIONS, reduced
+
+
+def cross_entropy(
+    x: wf.Tensor,
+    target: wf.Tensor,
+    weight: wf.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> wf.Tensor:
+    """-log softmax(x) at the target: x [batch, classes, ...], or [classes].
+
+    The target is class indices [batch, ...], or probabilities of the shape of x. weight [classes]
+    scales each class, and the mean is the weighted one; targets equal to `ignore_index` count for
+    nothing; label_smoothing spreads that share of the target evenly over all classes.
+
+    >>> x = wf.tensor([[0.0, 0.0], [5.0, 1.0]])
+    >>> round(cross_entropy(x, wf.tensor([0, -100])).item(), 4)
+    0.6931
+    """
+    axis = 0 if x.ndim == 1 else 1
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise wf.ArgumentError(
+            "cross_entropy",
+            "label_smoothing is no share",
+            expected="0 <= label_smoothing <= 1",
+            got={"label_smoothing": label_smoothing},
+            fix="label_smoothing=0.1",
+        )
+    logs = wf.log_softmax(x, axis=axis)
+    if not target.dtype.is_inexact:
+        options = weight, ignore_index, reduction
+        return _of_indices("cross_entropy", logs, target, *options, label_smoothing, axis)
+    return _of_probabilities(logs, target, weight, reduction, label_smoothing, axis)
+
+
+def nll_loss(
+    x: wf.Tensor,
+    target: wf.Tensor,
+    weight: wf.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> wf.Tensor:
+    """-x at the target, for log-probabilities x [batch, classes, ...] and indices [batch, ...].
+
+    >>> nll_loss(wf.tensor([[-1.0, -2.0]]), wf.tensor([1])).item()
+    2.0
+    """
+    axis = 0 if x.ndim == 1 else 1
+    return _of_indices("nll_loss", x, target, weight, ignore_index, reduction, 0.0, axis)
+
+
+def _of_indices(
+    op: str,
+    logs: wf.Tensor,
+    target: wf.Tensor,
+    weight: wf.Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    axis: int,
+) -> wf.Tensor:
+    choose(op, "reduction", reduction, REDUCTIONS)
+    _check_labels(op, logs, target, axis)
+    counted = wf.not_equal(target, ignore_index)
+    labels = within(op, wf.where(counted, target, 0), logs.shape[axis], "label")
+    places = wf.expand_dims(labels, axis=axis)
+    chosen = wf.squeeze(wf.take_along_axis(logs, places, axis=axis), axis=axis)
+    scale = counted.astype(logs.dtype)
+    if weight is not None:
+        _check_weight(op, logs, weight, axis)
+        scale = scale * wf.take(weight, labels, axis=0)
+    losses = wf.where(counted, -chosen * scale, 0.0)
+    if smoothing:
+        every = logs if weight is None else logs * _along(weight, logs, axis)
+        spread = wf.where(counted, -wf.sum(every, axis=axis), 0.0) / logs.shape[axis]
+        losses = (1 - smoothing) * losses + smoothing * spread
+    if reduction == "mean":
+        return wf.sum(losses) / wf.sum(scale)
+    return reduced(op, losses, reduction)
+
+
+def _of_probabilities(
+    logs: wf.Tensor,
+    target: wf.Tensor,
+    weight: wf.Tensor | None,
+    reduction: str,
+    smoothing: float,
+    axis: int,
+) -> wf.Tensor:
+    if logs.shape != target.shape:
+        raise _shapes("cross_entropy", logs, target, axis)
+    if smoothing:
+        target = (1 - smoothing) * target + smoothing / int(logs.shape[axis])
+    if weight is not None:
+        _check_weight("cross_entropy", logs, weight, axis)
+        logs = logs * _along(weight, logs, axis)
+    losses = -wf.sum(logs * target, axis=axis)
+    return reduced("cross_entropy", losses, reduction)
+
+
+def _along(weight: wf.Tensor, x: wf.Tensor, axis: int) -> wf.Tensor:
+    """One number for each class, in a shape that broadcasts with x."""
+    return wf.reshape(weight, (-1, *[1] * (x.ndim - axis - 1)))
+
+
+def _check_labels(op: str, logs: wf.Tensor, target: wf.Tensor, axis: int) -> None:
+    wanted = (*logs.shape[:axis], *logs.shape[axis + 1 :])
+    if logs.ndim == 0 or target.shape != wanted:
+        raise _shapes(op, logs, target, axis)
+
+
+def _shapes(op: str, x: wf.Tensor, target: wf.Tensor, axis: int) -> wf.ShapeError:
+    wanted = [*x.shape[:axis], *x.shape[axis + 1 :]]
+    return wf.ShapeError(
+        op,
+        "the target has neither the shape of class indices nor that of probabilities",
+        expected=f"indices {wanted}, or probabilities {list(x.shape)}",
+        got={"x": x, "target": target},
+        fix="classes stand on axis 1: wf.moveaxis(x, -1, 1), or x.reshape(-1, classes)",
+    )
+
+
+def _check_weight(op: str, x: wf.Tensor, weight: wf.Tensor, axis: int) -> None:
+    if weight.shape != (x.shape[axis],):
+        raise wf.ShapeError(
+            op,
+            "there is not one weight for each class",
+            expected=f"weight of shape ({x.shape[axis]},)",
+            got={"x": x, "weight": weight},
+            fix=f"weight=wf.ones({x.shape[axis]})",
+        )
+
+
+def multi_margin_loss(
+    x: wf.Tensor, target: wf.Tensor, p: int = 1, margin: float = 1.0, reduction: str = "mean"
+) -> wf.Tensor:
+    """The sum of max(0, margin - x[target] + x[j])ᵖ over the other classes j, over their count.
+
+    >>> multi_margin_loss(wf.tensor([[0.0, 1.0]]), wf.tensor([0])).item()
+    1.0
+    """
+    _check_labels("multi_margin_loss", x, target, x.ndim - 1)
+    labels = within("multi_margin_loss", target, x.shape[-1], "label")
+    chosen = wf.take_along_axis(x, wf.expand_dims(labels, axis=-1), axis=-1)
+    gaps = wf.relu(margin - chosen + x) ** p
+    others = 1 - wf.one_hot(labels, x.shape[-1], dtype=x.dtype)
+    losses = wf.sum(gaps * others, axis=-1) / x.shape[-1]
+    return reduced("multi_margin_loss", losses, reduction)
+
+
+LOWEST = -1e30
+"""Stands for log 0: finite, so that differences and derivatives of it are numbers."""
+
+
+def ctc_loss(
+    log_probs: wf.Tensor,
+    targets: wf.Tensor,
+    input_lengths: wf.Tensor,
+    target_lengths: wf.Tensor,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> wf.Tensor:
+    """-log of the chance that the steps spell the target, over all alignments (Graves, 2006).
+
+    log_probs: [time, batch, classes]; targets: [batch, longest], padded at will; both lengths:
+    [batch]. "mean" divides each loss by its target's length. A target that does not fit its input
+    has an infinite loss, or zero with zero_infinity.
+
+    >>> logs = wf.log_softmax(wf.zeros((2, 1, 3)))
+    >>> lengths = wf.tensor([2]), wf.tensor([1])
+    >>> round(ctc_loss(logs, wf.tensor([[1]]), *lengths, reduction="sum").item(), 4)  # log(9/3)
+    1.0986
+    """
+    choose("ctc_loss", "reduction", reduction, REDUCTIONS)
+    input_lengths, target_lengths = wf.asarray(input_lengths), wf.asarray(target_lengths)
+    _check_ctc(log_probs, targets, input_lengths, target_lengths)
+    symbols = _with_blanks(log_probs, targets, target_lengths, blank)  # [batch, 2 longest + 1]
+    losses = -_alignments(log_probs, symbols, input_lengths, target_lengths, blank)
+    impossible = losses > -LOWEST / 2
+    losses = wf.where(impossible, 0.0 if zero_infinity else wf.inf, losses)
+    if reduction == "mean":
+        return wf.mean(losses / wf.maximum(target_lengths, 1).astype(losses.dtype))
+    return reduced("ctc_loss", losses, reduction)
+
+
+def _with_blanks(
+    log_probs: wf.Tensor, targets: wf.Tensor, target_lengths: wf.Tensor, blank: int
+) -> wf.Tensor:
+    """The target with a blank before, between and after its labels; padding is blank, too."""
+    batch, longest = targets.shape
+    used = wf.arange(longest) < wf.expand_dims(target_lengths, axis=1)
+    labels = within("ctc_loss", wf.where(used, targets, blank), log_probs.shape[2], "label")
+    blanks = wf.full((batch, longest), blank, dtype=labels.dtype)
+    pairs = wf.reshape(wf.stack([blanks, labels], axis=2), (batch, 2 * longest))
+    return wf.concat([pairs, wf.full((batch, 1), blank, dtype=labels.dtype)], axis=1)
+
+
+def _alignments(
+    log_probs: wf.Tensor,
+    symbols: wf.Tensor,
+    input_lengths: wf.Tensor,
+    target_lengths: wf.Tensor,
+    blank: int,
+) -> wf.Tensor:
+    """The log of the summed chances of all alignments, [batch], by the forward algorithm."""
+    batch, states = symbols.shape
+    time = log_probs.shape[0]
+    spread = wf.broadcast_to(wf.expand_dims(symbols, axis=0), (time, batch, states))
+    emitted = wf.take_along_axis(log_probs, spread, axis=2)  # [time, batch, states]
+    before = wf.pad(symbols, [(0, 0), (2, 0)], constant_values=-1)[:, :states]
+    may_skip = wf.not_equal(symbols, blank) & wf.not_equal(symbols, before)
+    start = wf.broadcast_to(wf.where(wf.arange(states) < 2, 0.0, LOWEST), (batch, states))
+
+    def step(carry: wf.Tensor, given: tuple[wf.Tensor, wf.Tensor]) -> Any:
+        number, chances = given
+        one, two = _moved(carry, 1), wf.where(may_skip, _moved(carry, 2), LOWEST)
+        come = wf.where(wf.equal(number, 0), carry, wf.logaddexp(wf.logaddexp(carry, one), two))
+        running = wf.expand_dims(number < input_lengths, axis=1)
+        return wf.where(running, wf.maximum(come + chances, LOWEST), carry), None
+
+    start = start.astype(log_probs.dtype)
+    last, _ = wf.scan(step, start, (wf.arange(time), emitted))
+    ends = wf.expand_dims(2 * target_lengths, axis=1)
+    full = wf.take_along_axis(last, ends, axis=1)
+    cut = wf.take_along_axis(last, wf.maximum(ends - 1, 0), axis=1)
+    cut = wf.where(ends > 0, cut, LOWEST)
+    return wf.squeeze(wf.logaddexp(full, cut), axis=1)
+
+
+def _moved(carry: wf.Tensor, places: int) -> wf.Tensor:
+    """The states moved up; those that nothing moves to are impossible."""
+    states = carry.shape[1]
+    return wf.pad(carry, [(0, 0), (places, 0)], constant_values=LOWEST)[:, :states]
+
+
+def _check_ctc(
+    log_probs: wf.Tensor, targets: wf.Tensor, inputs: wf.Tensor, lengths: wf.Tensor
+) -> None:
+    batch = log_probs.shape[1:2]
+    if (
+        log_probs.ndim != 3
+        or targets.ndim != 2
+        or not (targets.shape[:1] == inputs.shape == lengths.shape == batch)
+    ):
+        raise wf.ShapeError(
+            "ctc_loss",
+            "inputs, targets and lengths do not fit each other",
+            expected="log_probs [time, batch, classes], targets [batch, longest], lengths [batch]",
+            got={
+                "log_probs": log_probs,
+                "targets": targets,
+                "input_lengths": inputs,
+                "target_lengths": lengths,
+            },
+            fix="pad targets to one length: [batch, longest]",
+        )
+    for name, given, most in (
+        ("input_lengths", inputs, log_probs.shape[0]),
+        ("target_lengths", lengths, targets.shape[1]),
+    ):
+        values: Any = values_of(given)
+        known = values is not None and values.size > 0 and isinstance(most, int)
+        if known and (values.min() < 0 or values.max() > most):
+            raise wf.ArgumentError(
+                "ctc_loss",
+                f"{name} are longer than what they are the lengths of",
+                expected=f"0 <= length <= {most}",
+                got={name: given.tolist()},
+                fix=f"wf.clip({name}, 0, {most})",
+            )

@@ -1,0 +1,270 @@
+"""Losses over numbers: how far a prediction is from its target.
+
+Each takes `reduction`: "mean", "sum", or "none" for one number per element.
+
+>>> import weft as wf
+>>> mse_loss(wf.tensor([1.0, 2.0]), wf.tensor([1.0, 4.0])).item()
+2.0
+"""
+
+from __future__ import annotations
+
+import math
+
+import weft as wf
+from weft.nn.functional.checks import choose, same_shape, values_of
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def reduced(op: str, losses: wf.Tensor, reduction: str) -> wf.Tensor:
+    """The losses of all elements as the reduction asks for them."""
+    choose(op, "reduction", reduction, REDUCTIONS)
+    if reduction == "none":
+        return losses
+    return wf.mean(losses) if reduction == "mean" else wf.sum(losses)
+
+
+def mse_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
+    """(x - target)².
+
+    >>> mse_loss(wf.tensor([1.0]), wf.tensor([4.0])).item()
+    9.0
+    """
+    same_shape("mse_loss", x, target)
+    return reduced("mse_loss", wf.square(x - target), reduction)
+
+
+def l1_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
+    """|x - target|.
+
+    >>> l1_loss(wf.tensor([1.0]), wf.tensor([4.0])).item()
+    3.0
+    """
+    same_shape("l1_loss", x, target)
+    return reduced("l1_loss", wf.abs(x - target), reduction)
+
+
+def smooth_l1_loss(
+    x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", beta: float = 1.0
+) -> wf.Tensor:
+    """½ d² / beta where d = |x - target| is below beta, d - ½ beta elsewhere.
+
+    >>> smooth_l1_loss(wf.tensor([1.0, 0.0]), wf.tensor([4.0, 1.0]), "none").tolist()
+    [2.5, 0.5]
+    """
+    if beta == 0:
+        return l1_loss(x, target, reduction)
+    return huber_loss(x, target, reduction, beta) / beta
+
+
+def huber_loss(
+    x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", delta: float = 1.0
+) -> wf.Tensor:
+    """½ d² where d = |x - target| is below delta, delta (d - ½ delta) elsewhere.
+
+    >>> huber_loss(wf.tensor([0.0]), wf.tensor([3.0]), delta=2.0).item()
+    4.0
+    """
+    same_shape("huber_loss", x, target)
+    distance = wf.abs(x - target)
+    inside = wf.minimum(distance, delta)
+    return reduced("huber_loss", inside * (distance - 0.5 * inside), reduction)
+
+
+def binary_cross_entropy(
+    x: wf.Tensor, target: wf.Tensor, weight: wf.Tensor | None = None, reduction: str = "mean"
+) -> wf.Tensor:
+    """-(t log x + (1 - t) log(1 - x)) for probabilities x; logarithms are at least -100.
+
+    >>> round(binary_cross_entropy(wf.tensor([0.5]), wf.tensor([1.0])).item(), 4)
+    0.6931
+    """
+    same_shape("binary_cross_entropy", x, target)
+    low = wf.maximum(wf.log(x), -100.0)
+    high = wf.maximum(wf.log1p(-x), -100.0)
+    losses = -(target * low + (1 - target) * high)
+    return reduced("binary_cross_entropy", losses if weight is None else weight * losses, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    x: wf.Tensor,
+    target: wf.Tensor,
+    weight: wf.Tensor | None = None,
+    reduction: str = "mean",
+    pos_weight: wf.Tensor | None = None,
+) -> wf.Tensor:
+    """Binary cross entropy of sigmoid(x), exact for large x; pos_weight scales the positive part.
+
+    >>> binary_cross_entropy_with_logits(wf.tensor([1000.0]), wf.tensor([0.0])).item()
+    1000.0
+    """
+    same_shape("binary_cross_entropy_with_logits", x, target)
+    if pos_weight is None:
+        losses = wf.softplus(x) - x * target
+    else:
+        losses = (1 - target) * wf.softplus(x) + pos_weight * target * wf.softplus(-x)
+    if weight is not None:
+        losses = weight * losses
+    return reduced("binary_cross_entropy_with_logits", losses, reduction)
+
+
+def kl_div(
+    x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", log_target: bool = False
+) -> wf.Tensor:
+    """target (log target - x) for log-probabilities x; "batchmean" divides the sum by the batch.
+
+    >>> kl_div(wf.log(wf.tensor([[0.5, 0.5]])), wf.tensor([[0.5, 0.5]]), "batchmean").item()
+    0.0
+    """
+    same_shape("kl_div", x, target)
+    choose("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
+    losses = wf.exp(target) * (target - x) if log_target else wf.xlogy(target, target) - target * x
+    if reduction == "batchmean":
+        return wf.sum(losses) / x.shape[0]
+    return reduced("kl_div", losses, reduction)
+
+
+def poisson_nll_loss(
+    x: wf.Tensor,
+    target: wf.Tensor,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: str = "mean",
+) -> wf.Tensor:
+    """exp(x) - target x, or x - target log(x + eps); `full` adds Stirling's term.
+
+    >>> poisson_nll_loss(wf.tensor([0.0]), wf.tensor([3.0])).item()
+    1.0
+    """
+    same_shape("poisson_nll_loss", x, target)
+    losses = wf.exp(x) - target * x if log_input else x - target * wf.log(x + eps)
+    if full:
+        safe = wf.maximum(target, 1.0)
+        term = safe * wf.log(safe) - safe + 0.5 * wf.log(2 * math.pi * safe)
+        losses = losses + wf.where(target > 1, term, 0.0)
+    return reduced("poisson_nll_loss", losses, reduction)
+
+
+def gaussian_nll_loss(
+    x: wf.Tensor,
+    target: wf.Tensor,
+    var: wf.Tensor,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> wf.Tensor:
+    """½ (log var + (x - target)² / var), with var at least eps; `full` adds ½ log 2π.
+
+    >>> gaussian_nll_loss(wf.tensor([1.0]), wf.tensor([3.0]), wf.tensor([1.0])).item()
+    2.0
+    """
+    same_shape("gaussian_nll_loss", x, target)
+    known = values_of(var)
+    if known is not None and (known < 0).any():
+        raise wf.ArgumentError(
+            "gaussian_nll_loss",
+            "a variance is negative",
+            expected="var >= 0",
+            got={"var": float(known.min())},
+            fix="make it positive: wf.softplus(var)",
+        )
+    if var.shape == x.shape[:-1]:
+        var = wf.expand_dims(var, axis=-1)
+    bounded = var + wf.stop_gradient(wf.maximum(var, eps) - var)
+    losses = 0.5 * (wf.log(bounded) + wf.square(x - target) / bounded)
+    return reduced(
+        "gaussian_nll_loss", losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction
+    )
+
+
+def hinge_embedding_loss(
+    x: wf.Tensor, target: wf.Tensor, margin: float = 1.0, reduction: str = "mean"
+) -> wf.Tensor:
+    """x where the target is 1, max(0, margin - x) where it is -1.
+
+    >>> x, target = wf.tensor([2.0, 0.25]), wf.tensor([1.0, -1.0])
+    >>> hinge_embedding_loss(x, target, reduction="none").tolist()
+    [2.0, 0.75]
+    """
+    same_shape("hinge_embedding_loss", x, target)
+    losses = wf.where(wf.equal(target, 1), x, wf.relu(margin - x))
+    return reduced("hinge_embedding_loss", losses, reduction)
+
+
+def margin_ranking_loss(
+    x1: wf.Tensor, x2: wf.Tensor, target: wf.Tensor, margin: float = 0.0, reduction: str = "mean"
+) -> wf.Tensor:
+    """max(0, margin - target (x1 - x2)).
+
+    >>> margin_ranking_loss(wf.tensor([1.0]), wf.tensor([3.0]), wf.tensor([1.0])).item()
+    2.0
+    """
+    same_shape("margin_ranking_loss", x1, x2)
+    same_shape("margin_ranking_loss", x1, target)
+    return reduced("margin_ranking_loss", wf.relu(margin - target * (x1 - x2)), reduction)
+
+
+def soft_margin_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
+    """log(1 + exp(-target x)), for targets 1 and -1.
+
+    >>> round(soft_margin_loss(wf.tensor([0.0]), wf.tensor([1.0])).item(), 4)
+    0.6931
+    """
+    same_shape("soft_margin_loss", x, target)
+    return reduced("soft_margin_loss", wf.softplus(-target * x), reduction)
+
+
+def cosine_embedding_loss(
+    x1: wf.Tensor, x2: wf.Tensor, target: wf.Tensor, margin: float = 0.0, reduction: str = "mean"
+) -> wf.Tensor:
+    """1 - cos(x1, x2) where the target is 1, max(0, cos(x1, x2) - margin) where it is -1.
+
+    >>> a = wf.tensor([[1.0, 0.0]])
+    >>> cosine_embedding_loss(a, a, wf.tensor([-1.0])).item()
+    1.0
+    """
+    same_shape("cosine_embedding_loss", x1, x2)
+    cosine = wf.cosine_similarity(x1, x2, axis=-1)
+    same_shape("cosine_embedding_loss", cosine, target)
+    losses = wf.where(wf.equal(target, 1), 1 - cosine, wf.relu(cosine - margin))
+    return reduced("cosine_embedding_loss", losses, reduction)
+
+
+def pairwise_distance(
+    x1: wf.Tensor, x2: wf.Tensor, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
+) -> wf.Tensor:
+    """The p-norm of x1 - x2 + eps along the last axis.
+
+    >>> round(pairwise_distance(wf.tensor([3.0, 0.0]), wf.tensor([0.0, 4.0])).item(), 4)
+    5.0
+    """
+    return wf.linalg.vector_norm(x1 - x2 + eps, axis=-1, ord=p, keepdims=keepdims)
+
+
+def triplet_margin_loss(
+    anchor: wf.Tensor,
+    positive: wf.Tensor,
+    negative: wf.Tensor,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> wf.Tensor:
+    """max(0, |anchor - positive| - |anchor - negative| + margin).
+
+    swap: the negative is measured from the positive where that is nearer.
+
+    >>> a, n = wf.tensor([[0.0]]), wf.tensor([[3.0]])
+    >>> round(triplet_margin_loss(a, a, n, margin=5.0).item(), 4)
+    2.0
+    """
+    same_shape("triplet_margin_loss", anchor, positive)
+    same_shape("triplet_margin_loss", anchor, negative)
+    near = pairwise_distance(anchor, positive, p, eps)
+    far = pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = wf.minimum(far, pairwise_distance(positive, negative, p, eps))
+    return reduced("triplet_margin_loss", wf.relu(near - far + margin), reduction)

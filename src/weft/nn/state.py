@@ -1,0 +1,88 @@
+"""Loading a state dictionary: what does not fit is told exactly, and nothing is loaded then.
+
+>>> from weft.nn.state import nearest
+>>> nearest("layers.0.wieght", ["layers.0.weight", "layers.1.weight"])
+'layers.0.weight'
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import weft as wf
+from weft.nn.layout import Place
+
+SHOWN = 8
+"""How many names of each kind an error lists."""
+
+
+class Mismatch(NamedTuple):
+    """Names that the module has and the dictionary has not, and the other way round."""
+
+    missing: list[str]
+    unexpected: list[str]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that a wrong one is most like, empty where none is."""
+    matches = difflib.get_close_matches(name, list(known), 1, 0.5)
+    return matches[0] if matches else ""
+
+
+def check_state(
+    places: Sequence[Place], tensors: Sequence[wf.Tensor], state: Mapping[str, Any], strict: bool
+) -> Mismatch:
+    """What a dictionary lacks and has beside a module's entries; an error unless it may be so."""
+    if not isinstance(state, Mapping):
+        raise wf.ArgumentTypeError(
+            "load_state_dict",
+            "a state is a dictionary from names to tensors",
+            expected="what net.state_dict() returns",
+            got={"state": state},
+            fix="net.load_state_dict(other.state_dict())",
+        )
+    given = {place.index for place in places if place.name in state}
+    missing = [p.name for p in places if p.name not in state and p.index not in given]
+    names = {place.name for place in places}
+    unexpected = [name for name in state if name not in names]
+    misshapen = [
+        f"{p.name} {list(wf.asarray(state[p.name]).shape)}, not {list(tensors[p.index].shape)}"
+        for p in places
+        if p.name in state and wf.asarray(state[p.name]).shape != tensors[p.index].shape
+    ]
+    if misshapen or (strict and (missing or unexpected)):
+        raise _misfit(missing, unexpected, misshapen, strict)
+    return Mismatch(missing, unexpected)
+
+
+def _misfit(
+    missing: list[str], unexpected: list[str], misshapen: list[str], strict: bool
+) -> wf.WeftError:
+    kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
+    found = {kind: names for kind, names in kinds.items() if names}
+    pairs = [(wrong, nearest(wrong, missing)) for wrong in unexpected]
+    meant = [f"{wrong} -> {right}" for wrong, right in pairs if right]
+    renaming = f"rename entries: {_listed(meant)}" if meant else "load the state of such a module"
+    made = wf.ShapeError if misshapen else wf.ArgumentError
+    return made(
+        "load_state_dict",
+        "the entries do not fit this module: "
+        + ", ".join(f"{len(names)} {kind}" for kind, names in found.items()),
+        expected="an entry of the right shape for each name in net.state_dict()",
+        got={kind: _listed(names) for kind, names in found.items()},
+        fix=renaming if misshapen or not strict else f"{renaming}; or pass strict=False",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + rest
+
+
+def written(tensor: wf.Tensor, value: Any) -> None:
+    """Give a handle the value of an entry, in its own dtype; foreign memory is copied."""
+    source = value.detach() if isinstance(value, wf.Tensor) else wf.tensor(value)
+    with wf.no_grad():
+        tensor.copy_(source)
