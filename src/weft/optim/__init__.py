@@ -1,0 +1,56 @@
+"""Optimisers, schedules, clipping, averages of weights and mixed precision.
+
+    optimizer = wf.optim.AdamW(net.parameters(), lr=1e-3, clip_norm=1.0)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()      # or optimizer.minimize(loss)
+
+The same lines run eagerly and inside `wf.jit`, where the updates are part of the compiled step.
+
+>>> import weft as wf
+>>> w = wf.tensor([1.0, 2.0], requires_grad=True)
+>>> optimizer = wf.optim.SGD([w], lr=0.25)
+>>> optimizer.minimize((w * w).sum())
+>>> w.tolist()
+[0.5, 1.0]
+"""
+
+from weft.optim import rules, schedules
+from weft.optim.averaging import ExponentialMovingAverage
+from weft.optim.clipping import clip_grad_norm, clip_grad_value
+from weft.optim.lbfgs import LBFGS
+from weft.optim.optimizer import Group, Optimizer, Rows, take_rows
+from weft.optim.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lamb,
+    Lion,
+    Muon,
+    RMSprop,
+)
+from weft.optim.precision import LossScale, mixed
+
+__all__ = [
+    "LBFGS",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "ExponentialMovingAverage",
+    "Group",
+    "Lamb",
+    "Lion",
+    "LossScale",
+    "Muon",
+    "Optimizer",
+    "RMSprop",
+    "Rows",
+    "clip_grad_norm",
+    "clip_grad_value",
+    "mixed",
+    "rules",
+    "schedules",
+    "take_rows",
+]

@@ -1,0 +1,549 @@
+"""What all optimisers share: groups of parameters, state, and the one loop that applies a rule.
+
+An optimiser holds the same handles as the model. Its state and its learning rates are tensors that
+are there from the beginning, so a compiled step is compiled once: `optimizer.lr = 0.01` writes a
+handle. Other numbers, such as betas, are part of the program unless they are given as tensors.
+
+>>> import weft as wf
+>>> w = wf.tensor([1.0, 2.0], requires_grad=True)
+>>> optimizer = wf.optim.SGD([w], lr=0.1, momentum=0.9)
+>>> @wf.jit
+... def step(w, optimizer):
+...     loss = (w * w).sum()
+...     optimizer.minimize(loss)
+...     return loss
+>>> losses = [step(w, optimizer).item() for _ in range(3)]
+>>> optimizer.lr = 0.01
+>>> losses[0], step(w, optimizer).item() < losses[2], len(step.compilations)
+(5.0, True, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypedDict
+
+import weft as wf
+from weft.optim.checks import (
+    check_count,
+    check_known,
+    check_option,
+    check_parameter,
+    check_positive,
+)
+from weft.optim.clipping import gradient_norm, scaled_to_norm
+from weft.optim.nodes import tree_node
+from weft.optim.precision import LossScale, check_precision, mixed
+from weft.optim.rules import Rule, Settings, State
+from weft.optim.schedules import Schedule
+from weft.optim.states import load_state, saved_state
+
+Parameters = Iterable[Any] | Mapping[str, wf.Tensor]
+
+
+class Shared(TypedDict, total=False):
+    """The options that every optimiser takes."""
+
+    maximize: bool
+    """Climb instead of descend."""
+    clip_norm: float | None
+    """The largest norm of all gradients together."""
+    clip_value: float | None
+    """The largest absolute value of a gradient's element."""
+    accumulate: int
+    """How many calls of `step` make one update, with the mean of their gradients."""
+    precision: Any
+    """What `optimizer.mixed` computes in: "bfloat16", "float16" or None."""
+
+
+class Rows(NamedTuple):
+    """A gradient of some rows of a table: row `indices[i]` has the gradient `gradient[i]`."""
+
+    table: wf.Tensor
+    indices: wf.Tensor
+    gradient: wf.Tensor
+
+
+@dataclass(eq=False)
+class Group:
+    """Parameters with options of their own; `group["lr"] = 0.1` changes one."""
+
+    parameters: list[wf.Tensor]
+    options: dict[str, Any]
+    names: tuple[str, ...] = field(metadata={"static": True})
+    owner: str = field(metadata={"static": True})
+
+    def __getitem__(self, name: str) -> Any:
+        check_known(self.owner, [name], self.options)
+        return self.options[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        check_known(self.owner, [name], self.options)
+        if name == "lr":
+            self._set_lr(value)
+            return
+        check_option(self.owner, name, value)
+        held = self.options[name]
+        if isinstance(held, wf.Tensor):
+            held.copy_(value)
+        else:
+            self.options[name] = value
+
+    def handle(self, name: str) -> wf.Tensor:
+        """The tensor that holds an option; from now on changing it does not compile again."""
+        value = self[name]
+        if not isinstance(value, wf.Tensor):
+            check_positive(self.owner, name, value)
+            value = self.options[name] = wf.tensor(float(value))
+        return value
+
+    def _set_lr(self, value: Any) -> None:
+        self.options["schedule"] = value if isinstance(value, Schedule) else None
+        first = value(0) if isinstance(value, Schedule) else value
+        check_option(self.owner, "lr", first)
+        if "lr" in self.options:
+            self.options["lr"].copy_(first)
+        else:
+            self.options["lr"] = wf.asarray(first).astype(wf.float32).clone()
+
+
+class Optimizer:
+    """Base of all optimisers: a subclass gives the options, the state's slots and the rule.
+
+    parameters: tensors, a dict of them, pairs of name and tensor, or groups: a list of dicts with
+    "params" and options that differ from the optimiser's own. A parameter without a gradient is
+    left alone in that step.
+    """
+
+    rowwise = True
+    """Whether the rule treats all elements alike, so that it can be applied to some rows only."""
+    _is_scaled = False
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        options: dict[str, Any],
+        *,
+        maximize: bool = False,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        precision: Any = None,
+        **unknown: Any,
+    ) -> None:
+        op = type(self).__name__
+        check_known(op, unknown, [*options, *Shared.__annotations__])
+        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if limit is not None:
+                check_positive(op, name, limit)
+        check_count(op, "accumulate", accumulate)
+        self.maximize = maximize
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.accumulate = accumulate
+        self.precision = check_precision(op, precision)
+        self.groups = self._divided(read_groups(op, parameters, options))
+        self.steps = wf.tensor(0)
+        self.state = [self._initial(p, g.options) for g in self.groups for p in g.parameters]
+        self.scaling = LossScale() if self.precision == "float16" else None
+        self.waiting = _Waiting.over(self.parameters) if accumulate > 1 else None
+
+    def _divided(self, groups: list[Group]) -> list[Group]:
+        """The groups, where a subclass treats some parameters in another way than the rest."""
+        return groups
+
+    def rule(self, options: Mapping[str, Any]) -> Rule:
+        """The update rule of a group with these options."""
+        raise NotImplementedError
+
+    def slots(self, options: Mapping[str, Any]) -> dict[str, float]:
+        """The state that the rule keeps for each parameter, with its initial value."""
+        raise NotImplementedError
+
+    def _initial(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
+        slots = self.slots(options).items()
+        return {name: wf.full(p.shape, value, dtype=_wide(p)) for name, value in slots}
+
+    @property
+    def parameters(self) -> list[wf.Tensor]:
+        """The parameters of all groups."""
+        return [parameter for group in self.groups for parameter in group.parameters]
+
+    @property
+    def lr(self) -> wf.Tensor:
+        """The learning rate of the first group, a handle; assigning sets that of all groups."""
+        rate: wf.Tensor = self.groups[0].options["lr"]
+        return rate
+
+    @lr.setter
+    def lr(self, value: float | wf.Tensor | Schedule) -> None:
+        for group in self.groups:
+            group["lr"] = value
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of all parameters."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def mixed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A module or function that computes in the optimiser's precision; see `mixed`."""
+        return mixed(function, self.precision)
+
+    def scale(self, loss: wf.Tensor) -> wf.Tensor:
+        """The loss as `backward` must see it: times the loss scale with precision="float16"."""
+        self._is_scaled = True
+        return loss if self.scaling is None else loss * self.scaling.scale
+
+    def minimize(self, loss: wf.Tensor) -> None:
+        """Go back from the loss, update the parameters, and clear their gradients."""
+        self.scale(loss).backward()
+        self.step()
+        self.zero_grad()
+
+    def step(self, closure: Callable[[], Any] | None = None, *, rows: Sequence[Rows] = ()) -> Any:
+        """Update the parameters from their gradients, and the rows given of some tables.
+
+        A closure computes the loss and its gradients first; its result is returned.
+        """
+        loss = None if closure is None else _evaluate(closure)
+        with wf.no_grad():
+            self._check_scaled()
+            tables = [self._read_rows(each) for each in rows]
+            gradients, apply = self._prepared([p.grad for p in self.parameters], tables)
+            step = self._counted(apply)
+            settings = [self._settings(group, step) for group in self.groups]
+            self._update(gradients, settings, apply)
+            for table, gradient in zip(tables, gradients[len(self.state) :], strict=True):
+                self._update_rows(table, gradient, settings, apply)
+        return loss
+
+    def _prepared(
+        self, dense: list[wf.Tensor | None], tables: list[_Table]
+    ) -> tuple[list[wf.Tensor | None], wf.Tensor | None]:
+        """The gradients to apply, first the parameters', then the rows'; and whether to apply."""
+        found = [*dense, *[table.gradient for table in tables]]
+        if self.maximize:
+            found = [None if g is None else -g for g in found]
+        apply: wf.Tensor | None = None
+        if self.scaling is not None:
+            found, apply = self.scaling.unscaled(found)
+            self.scaling.update(apply)
+        if self.waiting is not None:
+            found, apply = self.waiting.joined(found, self.parameters, apply, self.accumulate)
+        if (limit := self.clip_value) is not None:
+            found = [None if g is None else wf.clip(g, -limit, limit) for g in found]
+        if self.clip_norm is not None:
+            found = scaled_to_norm(found, gradient_norm(found), self.clip_norm)
+        return found, apply
+
+    def _counted(self, apply: wf.Tensor | None) -> wf.Tensor:
+        """The number of this update, from 1; the counter is written where it is applied."""
+        number = self.steps + 1
+        for group in self.groups:
+            if (schedule := group.options["schedule"]) is not None:
+                group.options["lr"].copy_(schedule(self.steps))
+        _write(self.steps, number, apply)
+        return number.astype(wf.float32)
+
+    def _settings(self, group: Group, step: wf.Tensor) -> Settings:
+        return Settings(group.options, step)
+
+    def _update(
+        self,
+        gradients: Sequence[wf.Tensor | None],
+        settings: Sequence[Settings],
+        apply: wf.Tensor | None,
+    ) -> None:
+        position = 0
+        for group, setting in zip(self.groups, settings, strict=True):
+            rule = self.rule(group.options)
+            for parameter in group.parameters:
+                gradient, state = gradients[position], self.state[position]
+                position += 1
+                if gradient is None:
+                    continue
+                wide = _wide(parameter)
+                old = parameter.astype(wide, copy=False)
+                new, slots = rule(old, gradient.astype(wide, copy=False), state, setting)
+                _write(parameter, new, apply)
+                for name, value in slots.items():
+                    _write(state[name], value, apply)
+
+    def _read_rows(self, rows: Rows) -> _Table:
+        table, indices, gradient = rows
+        position = next((i for i, p in enumerate(self.parameters) if p is table), None)
+        if position is None:
+            raise _foreign_table(type(self).__name__, table)
+        if not self.rowwise or self.waiting is not None or self.clip_norm is not None:
+            raise _no_rows(type(self).__name__, table)
+        flat = indices.reshape(-1)
+        matrix = gradient.reshape(flat.shape[0], *table.shape[1:])
+        return _Table(position, flat, summed_by_row(flat, matrix))
+
+    def _update_rows(
+        self,
+        table: _Table,
+        gradient: wf.Tensor | None,
+        settings: Sequence[Settings],
+        apply: wf.Tensor | None,
+    ) -> None:
+        """Apply the rule to the touched rows of a parameter and of its state, and put them back."""
+        assert gradient is not None
+        counts = [number for number, group in enumerate(self.groups) for _ in group.parameters]
+        number = counts[table.position]
+        parameter, state = self.parameters[table.position], self.state[table.position]
+        wide = _wide(parameter)
+        old = wf.take(parameter, table.indices, axis=0).astype(wide, copy=False)
+        held = {name: wf.take(slot, table.indices, axis=0) for name, slot in state.items()}
+        rule = self.rule(self.groups[number].options)
+        new, slots = rule(old, gradient.astype(wide, copy=False), held, settings[number])
+        _write_rows(parameter, table.indices, new, old, apply)
+        for name, value in slots.items():
+            _write_rows(state[name], table.indices, value, held[name], apply)
+
+    def _check_scaled(self) -> None:
+        if self.scaling is not None and not self._is_scaled:
+            raise wf.GradientError(
+                type(self).__name__,
+                "the loss was not scaled before backward",
+                expected='with precision="float16", gradients of optimizer.scale(loss)',
+                got={"precision": self.precision},
+                fix="optimizer.scale(loss).backward(), or optimizer.minimize(loss)",
+            )
+        self._is_scaled = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that goes on from step to step, by dotted name; `wf.save` writes it."""
+        return saved_state(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict()` of the same kind of optimiser over the same parameters."""
+        load_state(self, state)
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}("]
+        for group in self.groups:
+            size = sum(int(p.size) for p in group.parameters)
+            lines.append(f"  {len(group.parameters)} parameters, {size} elements: {_shown(group)}")
+        given = {name: getattr(self, name) for name in Shared.__annotations__}
+        extra = [f"  {k}={v!r}" for k, v in given.items() if v is not None and v is not False]
+        shown = [line for line in extra if line != "  accumulate=1"]
+        return "\n".join([*lines, *shown, ")"])
+
+
+class _Table(NamedTuple):
+    position: int
+    indices: wf.Tensor
+    gradient: wf.Tensor
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """Gradients that wait for the rest of their batch, and how many there are."""
+
+    sums: list[wf.Tensor]
+    count: wf.Tensor
+
+    @classmethod
+    def over(cls, parameters: Sequence[wf.Tensor]) -> _Waiting:
+        return cls([wf.zeros(p.shape, dtype=_wide(p)) for p in parameters], wf.tensor(0))
+
+    def joined(
+        self,
+        gradients: Sequence[wf.Tensor | None],
+        parameters: Sequence[wf.Tensor],
+        finite: wf.Tensor | None,
+        wanted: int,
+    ) -> tuple[list[wf.Tensor | None], wf.Tensor]:
+        """The mean of all that wait, and whether it is complete; gradients not finite are left out.
+
+        A parameter that has no gradient now may have had one in an earlier part of the batch.
+        """
+        count = self.count + (1 if finite is None else finite.astype(wf.int64))
+        enough = wf.equal(count, wanted)
+        complete = enough if finite is None else enough & finite
+        totals: list[wf.Tensor | None] = []
+        for total, gradient, parameter in zip(self.sums, gradients, parameters, strict=True):
+            new = total
+            if gradient is not None:
+                new = total + gradient.astype(total.dtype, copy=False) / wanted
+                new = new if finite is None else wf.where(finite, new, total)
+            total.copy_(wf.where(complete, 0.0, new))
+            totals.append(new if parameter.requires_grad else None)
+        self.count.copy_(wf.where(complete, 0, count))
+        return totals, complete
+
+
+def take_rows(table: wf.Tensor, indices: wf.Tensor) -> wf.Tensor:
+    """The rows of a table as a leaf of its own, so that their gradient is as small as they are.
+
+    >>> import weft as wf
+    >>> table = wf.ones((1000, 2)).requires_grad_()
+    >>> optimizer = wf.optim.SGD([table], lr=0.5)
+    >>> indices = wf.tensor([3, 7, 3])
+    >>> rows = wf.optim.take_rows(table, indices)
+    >>> rows.sum().backward()
+    >>> optimizer.step(rows=[wf.optim.Rows(table, indices, rows.grad)])
+    >>> table[3].tolist(), table[4].tolist(), table[7].tolist()
+    ([0.0, 0.0], [1.0, 1.0], [0.5, 0.5])
+    """
+    return wf.take(table.detach(), indices, axis=0).requires_grad_(True)
+
+
+def summed_by_row(indices: wf.Tensor, gradient: wf.Tensor) -> wf.Tensor:
+    """At each position the sum of the gradients of all positions with the same index.
+
+    Without a tensor as large as the table, and of a size that is known in advance: positions that
+    share an index get the same sum, so that writing any of them back writes the same.
+    """
+    order = wf.argsort(indices)
+    ordered = wf.take(indices, order, axis=0)
+    begins = wf.concat([wf.zeros((1,), dtype=wf.int64), (ordered[1:] != ordered[:-1]) + 0])
+    label = wf.cumulative_sum(begins)
+    sums = wf.segment_sum(wf.take(gradient, order, axis=0), label, indices.shape[0])
+    return wf.take(sums, wf.take(label, wf.argsort(order), axis=0), axis=0)
+
+
+def read_groups(op: str, parameters: Parameters, options: Mapping[str, Any]) -> list[Group]:
+    """The groups in what a user gave as parameters, checked."""
+    entries = _entries(op, parameters)
+    grouped = bool(entries) and all(isinstance(entry, Mapping) for entry in entries)
+    wanted = entries if grouped else [{"params": entries}]
+    groups, count = [], 0
+    for entry in wanted:
+        group = _read_group(op, entry, options, count)
+        count += len(group.parameters)
+        groups.append(group)
+    if count == 0:
+        raise wf.ArgumentError(
+            op,
+            "there is nothing to optimise",
+            expected="at least one parameter",
+            got={"parameters": []},
+            fix=f"{op}(net.parameters(), ...); a generator can be read only once",
+        )
+    _check_once(op, [p for group in groups for p in group.parameters])
+    return groups
+
+
+def _entries(op: str, parameters: Any) -> list[Any]:
+    if isinstance(parameters, wf.Tensor) or not isinstance(parameters, Iterable):
+        raise wf.ArgumentTypeError(
+            op,
+            "parameters are not a collection of tensors",
+            expected="net.parameters(), or a list of tensors",
+            got={"parameters": parameters},
+            fix=f"{op}(net.parameters(), ...)",
+        )
+    return list(parameters.items() if isinstance(parameters, Mapping) else parameters)
+
+
+def _read_group(op: str, entry: Any, options: Mapping[str, Any], start: int) -> Group:
+    given = {name: value for name, value in entry.items() if name != "params"}
+    check_known(op, [name for name in entry if name != "params"], ["params", *options])
+    chosen = {**options, **given}
+    for name, value in chosen.items():
+        if name != "lr":
+            check_option(op, name, value)
+    if "params" not in entry:
+        raise wf.ArgumentError(
+            op,
+            "a group has no parameters",
+            expected='{"params": [...], ...}',
+            got={"group": list(entry)},
+            fix='{"params": net.parameters(), "lr": 1e-3}',
+        )
+    params = entry["params"]
+    entries = [params] if isinstance(params, wf.Tensor) else _entries(op, params)
+    pairs = [each if isinstance(each, tuple) else (None, each) for each in entries]
+    names = [name if name is not None else str(start + i) for i, (name, _) in enumerate(pairs)]
+    for name, (_, parameter) in zip(names, pairs, strict=True):
+        check_parameter(op, f"parameters[{name}]", parameter)
+    group = Group([p for _, p in pairs], {}, tuple(names), op)
+    rate = chosen.pop("lr")
+    group.options.update({k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()})
+    group._set_lr(rate)
+    return group
+
+
+def _check_once(op: str, parameters: Sequence[wf.Tensor]) -> None:
+    seen: dict[int, int] = {}
+    for position, parameter in enumerate(parameters):
+        if id(parameter) in seen:
+            raise wf.ArgumentError(
+                op,
+                "a parameter is given twice",
+                expected="each parameter in one group",
+                got={"parameter": parameter},
+                note=f"as number {seen[id(parameter)]} and {position}",
+                fix="leave it out of one of the groups",
+            )
+        seen[id(parameter)] = position
+
+
+def _wide(parameter: wf.Tensor) -> wf.DType:
+    """What a rule computes in: float32 for 16-bit parameters."""
+    return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
+
+
+def _write(handle: wf.Tensor, value: wf.Tensor, apply: wf.Tensor | None) -> None:
+    chosen = value.astype(handle.dtype, copy=False)
+    handle.set_(chosen if apply is None else wf.where(apply, chosen, handle))
+
+
+def _write_rows(
+    handle: wf.Tensor,
+    indices: wf.Tensor,
+    new: wf.Tensor,
+    old: wf.Tensor,
+    apply: wf.Tensor | None,
+) -> None:
+    chosen = new if apply is None else wf.where(apply, new, old)
+    handle.copy_(wf.index_copy(handle, 0, indices, chosen.astype(handle.dtype, copy=False)))
+
+
+def _evaluate(closure: Callable[[], Any]) -> Any:
+    with wf.enable_grad():
+        return closure()
+
+
+def _shown(group: Group) -> str:
+    hidden = {name for name, value in group.options.items() if value is None}
+    schedule = group.options["schedule"]
+    options = {name: _short(v) for name, v in group.options.items() if name not in hidden}
+    first = {"lr": repr(schedule) if schedule is not None else options.pop("lr")}
+    rest = {k: v for k, v in options.items() if k not in ("lr", "schedule")}
+    return ", ".join(f"{name}={value}" for name, value in {**first, **rest}.items())
+
+
+def _short(value: Any) -> str:
+    if not isinstance(value, wf.Tensor):
+        return repr(value)
+    try:
+        return f"{value.item():.6g}"
+    except wf.TraceError:
+        return "traced"
+
+
+def _foreign_table(op: str, table: Any) -> wf.ArgumentError:
+    return wf.ArgumentError(
+        op,
+        "the table is not one of the optimiser's parameters",
+        expected="rows of a parameter that the optimiser was made with",
+        got={"table": table},
+        fix=f"{op}([table], ...)",
+    )
+
+
+def _no_rows(op: str, table: wf.Tensor) -> wf.UnsupportedError:
+    return wf.UnsupportedError(
+        op,
+        "updates of some rows need a rule that treats all elements alike, and every gradient",
+        expected="an element-wise rule, without clip_norm and accumulate",
+        got={"table": table},
+        fix="give the table an optimiser of its own: wf.optim.Adam([table])",
+    )
+
+
+_STATE = ("groups", "state", "steps", "scaling", "waiting")
+tree_node(Optimizer, _STATE, ignored=("_is_scaled",))

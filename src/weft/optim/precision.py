@@ -1,0 +1,113 @@
+"""Mixed precision: 16 bits in forward and backward, float32 in what is kept.
+
+`mixed(net, "bfloat16")` is the network with parameters and inputs rounded to 16 bits on the way in,
+and results widened on the way out; the parameters themselves, their gradients and the optimiser's
+state stay float32. `LossScale` keeps gradients in the range of float16.
+
+>>> import weft as wf
+>>> from weft.optim.precision import mixed
+>>> product = mixed(lambda a, b: a * b, "bfloat16")(wf.tensor(1.01), wf.tensor(1.0))
+>>> product.item(), product.dtype
+(1.0078125, weft.float32)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import weft as wf
+from weft.optim.clipping import Gradients
+
+PRECISIONS = {"float32": wf.float32, "bfloat16": wf.bfloat16, "float16": wf.float16}
+
+
+def check_precision(op: str, precision: Any) -> str | None:
+    """The name of a precision, or None for the precision of the parameters."""
+    name = precision.name if isinstance(precision, wf.DType) else precision
+    if name is not None and name not in PRECISIONS:
+        raise wf.ArgumentError(
+            op,
+            "unknown precision",
+            expected='"bfloat16", "float16" or None',
+            got={"precision": precision},
+            fix='precision="bfloat16"',
+        )
+    return None if name == "float32" else name
+
+
+def mixed(function: Callable[..., Any], precision: Any = "bfloat16") -> Callable[..., Any]:
+    """A module or function that computes in 16 bits and gives float32.
+
+    Floating-point tensors among the arguments, and the parameters of a module, are rounded; buffers
+    are left as they are. Gradients flow through the rounding into the float32 parameters.
+    """
+    chosen = check_precision("mixed", precision)
+    if chosen is None:
+        return function
+    dtype = PRECISIONS[chosen]
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _cast((args, kwargs), dtype)
+        if hasattr(function, "named_parameters"):
+            rounded = {name: _cast(p, dtype) for name, p in function.named_parameters()}
+            result = wf.functional_call(function, rounded, *args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
+        return _widened(result)
+
+    return compute
+
+
+def _cast(tree: Any, dtype: wf.DType) -> Any:
+    def convert(leaf: Any) -> Any:
+        is_wide = isinstance(leaf, wf.Tensor) and leaf.dtype in (wf.float32, wf.float64)
+        return leaf.astype(dtype) if is_wide else leaf
+
+    return wf.tree.map_tree(convert, tree)
+
+
+def _widened(tree: Any) -> Any:
+    def convert(leaf: Any) -> Any:
+        is_narrow = isinstance(leaf, wf.Tensor) and leaf.dtype in (wf.float16, wf.bfloat16)
+        return leaf.astype(wf.float32) if is_narrow else leaf
+
+    return wf.tree.map_tree(convert, tree)
+
+
+def _static(value: Any) -> Any:
+    return field(default=value, metadata={"static": True})
+
+
+@dataclass(eq=False)
+class LossScale:
+    """A factor on the loss that keeps small gradients from vanishing in float16.
+
+    Halved when a gradient overflows, and that step is skipped; doubled after `interval` steps
+    without. The factor and the count are tensors, so that all of it compiles.
+    """
+
+    scale: wf.Tensor = field(default_factory=lambda: wf.tensor(65536.0))
+    good_steps: wf.Tensor = field(default_factory=lambda: wf.tensor(0))
+    growth: float = _static(2.0)
+    backoff: float = _static(0.5)
+    interval: int = _static(2000)
+
+    def unscaled(self, gradients: Gradients) -> tuple[list[wf.Tensor | None], wf.Tensor]:
+        """The gradients without the factor, and whether all of them are finite."""
+        inverse = 1 / self.scale
+        found = [None if g is None else g * inverse for g in gradients]
+        finite = wf.tensor(True)
+        for g in found:
+            if g is not None:
+                finite = finite & wf.all(wf.isfinite(g))
+        return found, finite
+
+    def update(self, finite: wf.Tensor) -> None:
+        """Adapt the factor to whether the last gradients were finite."""
+        good = self.good_steps + 1
+        grow = good >= self.interval
+        grown = wf.where(grow, self.scale * self.growth, self.scale)
+        self.scale.copy_(wf.where(finite, grown, self.scale * self.backoff))
+        self.good_steps.copy_(wf.where(finite & ~grow, good, 0))

@@ -1,0 +1,98 @@
+"""The state of an optimiser by dotted names, and back.
+
+>>> import weft as wf
+>>> w = wf.tensor([1.0], requires_grad=True)
+>>> optimizer = wf.optim.SGD({"w": w}, lr=0.5, momentum=0.9)
+>>> sorted(optimizer.state_dict())[:3]
+['groups.0.dampening', 'groups.0.lr', 'groups.0.momentum']
+>>> sorted(optimizer.state_dict())[-2:]
+['state.w.momentum', 'steps']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import weft as wf
+
+if TYPE_CHECKING:
+    from weft.optim.optimizer import Optimizer
+
+
+def saved_state(optimizer: Optimizer) -> dict[str, Any]:
+    """All tensors and numbers that go on from step to step; the tensors as they are now."""
+    found = {name: handle.clone() for name, handle in _tensors(optimizer)}
+    for number, group in enumerate(optimizer.groups):
+        for name, value in group.options.items():
+            if not isinstance(value, wf.Tensor) and _is_saved(value):
+                found[f"groups.{number}.{name}"] = value
+    return found
+
+
+def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Put a saved state in place; nothing is changed where something does not fit."""
+    op = f"{type(optimizer).__name__}.load_state_dict"
+    handles = dict(_tensors(optimizer))
+    check_names(op, state, saved_state(optimizer))
+    for name, handle in handles.items():
+        check_entry(op, name, handle, state[name])
+    for name, handle in handles.items():
+        handle.copy_(state[name])
+    for number, group in enumerate(optimizer.groups):
+        for name in group.options:
+            key = f"groups.{number}.{name}"
+            if key in state and key not in handles:
+                value = state[key]
+                group.options[name] = tuple(value) if isinstance(value, list) else value
+
+
+def _tensors(optimizer: Optimizer) -> Iterator[tuple[str, wf.Tensor]]:
+    yield "steps", optimizer.steps
+    names = [name for group in optimizer.groups for name in group.names]
+    for number, group in enumerate(optimizer.groups):
+        for option, value in group.options.items():
+            if isinstance(value, wf.Tensor):
+                yield f"groups.{number}.{option}", value
+    for name, slots in zip(names, optimizer.state, strict=True):
+        for slot, value in slots.items():
+            yield f"state.{name}.{slot}", value
+    if (scaling := optimizer.scaling) is not None:
+        yield "scaling.scale", scaling.scale
+        yield "scaling.good_steps", scaling.good_steps
+    if (waiting := optimizer.waiting) is not None:
+        yield "waiting.count", waiting.count
+        for name, total in zip(names, waiting.sums, strict=True):
+            yield f"waiting.{name}", total
+
+
+def _is_saved(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_saved, value))
+    return isinstance(value, bool | int | float | str)
+
+
+def check_names(op: str, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse a state with names that are missing, or that nothing takes."""
+    missing = [name for name in wanted if name not in given]
+    unexpected = [name for name in given if name not in wanted]
+    if missing or unexpected:
+        raise wf.ArgumentError(
+            op,
+            "the state is of something else",
+            expected=f"{len(wanted)} entries, as in state_dict()",
+            got={"missing": missing[:4], "unexpected": unexpected[:4]},
+            fix="make it with the same parameters and options as the one that was saved",
+        )
+
+
+def check_entry(op: str, name: str, handle: wf.Tensor, value: Any) -> None:
+    """Refuse a saved value of another shape or dtype than its place."""
+    if not isinstance(value, wf.Tensor) or value.type != handle.type:
+        raise wf.ShapeError(
+            op,
+            f"{name} has another type than its place",
+            expected=f"{name}: {handle.type}",
+            got={name: value},
+            fix="load the state of the same model and optimiser",
+        )

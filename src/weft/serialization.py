@@ -1,0 +1,414 @@
+"""Tensors on disk, in the safetensors format: no code is run when a file is read.
+
+A file is eight bytes with the length of a header, the header in JSON, and the raw elements. It is
+written beside its place, brought to the disk and then put in place at once: whatever happens, the
+path holds the old file or the whole new one. It is read by mapping it into memory, so that only
+what is used is read.
+
+>>> import tempfile, weft as wf
+>>> path = tempfile.mkdtemp() + "/model.safetensors"
+>>> wf.save({"weight": wf.ones((2, 3)), "steps": 7, "betas": (0.9, 0.99)}, path)
+>>> tree = wf.load(path)
+>>> tree["weight"].shape, tree["steps"], tree["betas"]
+((2, 3), 7, (0.9, 0.99))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from weft.core import dtypes
+from weft.core.dtypes import DType
+from weft.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from weft.ir.tensor import Tensor, wrap
+from weft.ops.composed.creation import asarray
+
+__all__ = ["load", "save"]
+
+Array = np.ndarray[Any, Any]
+NAMES: dict[DType, str] = {
+    dtypes.bool_: "BOOL",
+    dtypes.int8: "I8",
+    dtypes.int16: "I16",
+    dtypes.int32: "I32",
+    dtypes.int64: "I64",
+    dtypes.uint8: "U8",
+    dtypes.uint16: "U16",
+    dtypes.uint32: "U32",
+    dtypes.uint64: "U64",
+    dtypes.float16: "F16",
+    dtypes.bfloat16: "BF16",
+    dtypes.float32: "F32",
+    dtypes.float64: "F64",
+}
+"""What the format calls the dtypes. Complex ones are written as pairs of real numbers."""
+BY_NAME = {name: dtype for dtype, name in NAMES.items()}
+LONGEST_HEADER = 100_000_000
+TREE = "weft.tree"
+COMPLEX = "weft.complex"
+
+
+class Entry(NamedTuple):
+    """One tensor of a file: its dtype, its shape, and where its bytes are."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def save(
+    tree: Any, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a tree of tensors, numbers and text to a file, all of it or nothing.
+
+    tree: a dict of tensors by name, any nest of dicts, lists and tuples, or what has a
+    `state_dict()`. Other programs see the tensors by dotted names. metadata: text by name.
+    """
+    described = tree.state_dict() if hasattr(tree, "state_dict") else tree
+    tensors: dict[str, Tensor] = {}
+    structure = _describe(described, "", tensors)
+    notes = _checked_metadata(metadata)
+    if not _is_flat(described):
+        notes[TREE] = json.dumps(structure)
+    arrays = {name: _array(name, tensor) for name, tensor in tensors.items()}
+    if paired := [name for name, array in arrays.items() if array.dtype.kind == "c"]:
+        notes[COMPLEX] = json.dumps(paired)
+    _write_file(Path(path), {name: _real(array) for name, array in arrays.items()}, notes)
+
+
+def load(path: str | os.PathLike[str], *, map_file: bool = True, metadata: bool = False) -> Any:
+    """The tree that a file holds; of a file from elsewhere, its tensors by name.
+
+    The file is mapped into memory and read where it is used; `map_file=False` reads it at once,
+    for files that another program writes in place. With `metadata=True`, a pair: the tree, and the
+    text that was stored with it.
+    """
+    place = Path(path)
+    data = _bytes(place, map_file)
+    entries, notes, start = _read_header(place, data)
+    tensors = {name: _tensor(data, start, entry) for name, entry in entries.items()}
+    try:
+        for name in json.loads(notes.get(COMPLEX, "[]")):
+            tensors[name] = _joined(tensors[name])
+        tree = _build(json.loads(notes[TREE]), tensors) if TREE in notes else tensors
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _damaged(place, "its own notes about the tree do not fit its tensors") from None
+    own = {name: text for name, text in notes.items() if name not in (TREE, COMPLEX)}
+    return (tree, own) if metadata else tree
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+
+def _is_flat(tree: Any) -> bool:
+    return isinstance(tree, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in tree.items()
+    )
+
+
+def _describe(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The structure of a tree as JSON: [kind, content]; its tensors are collected by name."""
+    if isinstance(node, np.ndarray | np.generic):
+        node = asarray(node)
+    if isinstance(node, Tensor):
+        name = _free_name(path or "tensor", tensors)
+        tensors[name] = node
+        return ["tensor", name]
+    if isinstance(node, dict):
+        items = [
+            [_key(key, path), _describe(v, _join(path, key), tensors)] for key, v in node.items()
+        ]
+        return ["dict", items]
+    if type(node) in (list, tuple):
+        parts = [_describe(v, _join(path, i), tensors) for i, v in enumerate(node)]
+        return [type(node).__name__, parts]
+    if node is None or type(node) in (bool, int, float, str):
+        return ["value", node]
+    raise ArgumentTypeError(
+        "save",
+        "a value that cannot be written to a file",
+        expected="tensors, numbers, text, None, and dicts, lists and tuples of them",
+        got={path or "tree": node},
+        fix="save a state_dict(), or leave it out",
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if type(key) not in (str, int):
+        raise ArgumentTypeError(
+            "save",
+            "a name in a dict is neither text nor an integer",
+            expected="keys that are str or int",
+            got={f"key in {path or 'tree'}": key},
+            fix="str(key)",
+        )
+    return key
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _free_name(name: str, taken: Mapping[str, Any]) -> str:
+    """The name, marked where another path has it too, as {"a": {"b": ...}, "a.b": ...} does."""
+    while name in taken or name == "__metadata__":
+        name += "_"
+    return name
+
+
+def _build(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
+    kind, content = structure
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _build(value, tensors) for key, value in content}
+    if kind == "list":
+        return [_build(value, tensors) for value in content]
+    if kind == "tuple":
+        return tuple([_build(value, tensors) for value in content])
+    if kind == "value":
+        return content
+    raise ValueError(kind)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    notes: dict[Any, Any] = dict(metadata or {})
+    for name, text in notes.items():
+        if not isinstance(name, str) or not isinstance(text, str) or name in (TREE, COMPLEX):
+            raise ArgumentTypeError(
+                "save",
+                "metadata is text by name",
+                expected=f"a dict of str by str, without {TREE} and {COMPLEX}",
+                got={f"metadata[{name!r}]": text},
+                fix="json.dumps(value) makes text of other values",
+            )
+    return notes
+
+
+def _array(name: str, tensor: Tensor) -> Array:
+    value = tensor._value
+    if type(value) is not np.ndarray:
+        raise UnsupportedError(
+            "save",
+            "a traced tensor has no value to write",
+            expected="concrete tensors, outside jit and other transforms",
+            got={name: tensor},
+            fix="return it from the compiled function, and save the result",
+        )
+    return value
+
+
+def _real(array: Array) -> Array:
+    """Complex numbers as pairs on a new last axis; everything contiguous and little-endian."""
+    if array.dtype.kind == "c":
+        parts = np.float32 if array.dtype.itemsize == 8 else np.float64
+        pairs = np.ascontiguousarray(array).reshape(*array.shape, 1).view(parts)
+        return pairs.reshape(*array.shape, 2)
+    little = array.dtype.newbyteorder("<") if array.dtype.kind in "iuf" else array.dtype
+    return np.ascontiguousarray(array, little).reshape(array.shape)
+
+
+def _write_file(path: Path, arrays: Mapping[str, Array], notes: Mapping[str, str]) -> None:
+    # Wide elements first, so that every tensor is aligned to its elements.
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    with _replacing(path) as file:
+        file.write(_header(ordered, notes))
+        for _, array in ordered:
+            file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def _header(arrays: list[tuple[str, Array]], notes: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
+    end = 0
+    for name, array in arrays:
+        begin, end = end, end + array.nbytes
+        kind = NAMES[dtypes.from_numpy(array.dtype)]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of a path when all of it is on the disk."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise _not_writable(path, error) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _keep_mode(path, name)
+        os.replace(name, path)
+        _sync_folder(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        if isinstance(error, OSError):
+            raise _not_writable(path, error) from None
+        raise
+
+
+def _keep_mode(path: Path, name: str) -> None:
+    """Give the new file the permissions of the old one, or those that a new file usually has."""
+    mask = os.umask(0)
+    os.umask(mask)
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask
+    os.chmod(name, mode)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the new name to the disk too, where the system lets folders be opened."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _not_writable(path: Path, error: OSError) -> ArgumentError:
+    return ArgumentError(
+        "save",
+        f"the file could not be written: {error.strerror or error}",
+        expected="a folder that exists, may be written to and has space",
+        got={"path": str(path)},
+        note="what was there before is unchanged",
+        fix="choose another path, or free some space",
+    )
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _bytes(path: Path, map_file: bool) -> Any:
+    try:
+        with open(path, "rb") as file:
+            if not map_file or os.fstat(file.fileno()).st_size == 0:
+                return file.read()
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ArgumentError(
+            "load",
+            f"the file could not be read: {error.strerror or error}",
+            expected="a safetensors file",
+            got={"path": str(path)},
+            fix="check the path",
+        ) from None
+
+
+def _read_header(path: Path, data: Any) -> tuple[dict[str, Entry], dict[str, str], int]:
+    """The tensors and notes of a file, and where the elements begin; all of it checked."""
+    if len(data) < 8:
+        raise _damaged(path, f"it has {len(data)} bytes, too few for a header")
+    length = int.from_bytes(data[:8], "little")
+    if length > LONGEST_HEADER:
+        raise _damaged(path, f"its header is said to have {length} bytes; is it another format?")
+    if 8 + length > len(data):
+        raise _damaged(path, f"it ends within its header of {length} bytes")
+    try:
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is not a JSON object")
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
+        raise _damaged(path, "its metadata is not text by name")
+    entries = {name: _entry(path, name, value) for name, value in header.items()}
+    _check_covered(path, entries, len(data) - 8 - length)
+    return entries, notes, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _entry(path: Path, name: str, value: Any) -> Entry:
+    try:
+        kind, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise _damaged(path, f"the entry of {name!r} has no dtype, shape and offsets") from None
+    if not isinstance(shape, list) or not all(_is_size(n) for n in (*shape, begin, end)):
+        raise _damaged(path, f"the shape or offsets of {name!r} are not sizes")
+    if kind not in BY_NAME:
+        raise UnsupportedError(
+            "load",
+            f"{name!r} has elements of a kind that there is no dtype for",
+            expected="one of " + ", ".join(BY_NAME),
+            got={"dtype": kind},
+            fix="convert the file with the program that wrote it",
+        )
+    dtype = BY_NAME[kind]
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise _damaged(path, f"{name!r} has {end - begin} bytes, which is not its shape's size")
+    return Entry(dtype, tuple(shape), begin, end)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _check_covered(path: Path, entries: Mapping[str, Entry], size: int) -> None:
+    """Every byte belongs to one tensor, as the format asks: nothing is hidden, nothing shared."""
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != end:
+            raise _damaged(path, f"the bytes of {name!r} overlap others, or leave a hole")
+        end = entry.end
+    if end > size:
+        raise _damaged(path, f"it is cut off: {size} of {end} bytes of elements are there")
+    if end < size:
+        raise _damaged(path, f"{size - end} bytes at its end belong to nothing")
+
+
+def _tensor(data: Any, start: int, entry: Entry) -> Tensor:
+    count = math.prod(entry.shape)
+    if count == 0:
+        return wrap(np.empty(entry.shape, entry.dtype.numpy))
+    form = entry.dtype.numpy
+    stored = form.newbyteorder("<") if form.kind in "iuf" else form
+    array = np.frombuffer(data, np.uint8, entry.end - entry.begin, start + entry.begin)
+    if array.ctypes.data % form.itemsize:
+        array = array.copy()  # kernels want elements where the machine reads them in one go
+    if form == np.bool_ and array.max() > 1:
+        array = (array != 0).view(np.uint8)
+    return wrap(array.view(stored).astype(form, copy=False).reshape(entry.shape))
+
+
+def _joined(pairs: Tensor) -> Tensor:
+    array = pairs._value
+    wide = np.complex64 if array.dtype == np.float32 else np.complex128
+    if array.shape[-1:] != (2,) or array.dtype.kind != "f":
+        raise ValueError(array.shape)
+    return wrap(np.ascontiguousarray(array).view(wide).reshape(array.shape[:-1]))
+
+
+def _damaged(path: Path, reason: str) -> ArgumentError:
+    return ArgumentError(
+        "load",
+        f"the file is damaged or of another kind: {reason}",
+        expected="a whole safetensors file",
+        got={"path": str(path)},
+        fix="take an earlier checkpoint, or copy the file again",
+    )
