@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from weft.data import sets
-from weft.data.sets import Examples, Split, load_digits, load_iris
+from weft.data.sets import (
+    HOUSING_MEASURES,
+    Examples,
+    Split,
+    load_digits,
+    load_housing,
+    load_iris,
+    load_names,
+    load_shakespeare,
+)
 
 FOLDER = Path(sets.__file__).parent
 
@@ -62,10 +71,34 @@ def test_examples_unpack_into_inputs_and_labels() -> None:
     assert inputs.shape[0] == labels.shape[0]
 
 
+def test_housing_is_the_set_of_1978_without_its_racial_variable() -> None:
+    measures, prices = joined(load_housing())
+    assert measures.shape == (506, 12) == (506, len(HOUSING_MEASURES))
+    assert measures.dtype == prices.dtype == np.float32
+    # The means of rooms, taxes and prices, and the number of districts by the river.
+    means = [measures[:, 5].mean(), measures[:, 9].mean(), prices.mean()]
+    np.testing.assert_allclose(means, [6.2846, 408.2372, 22.5328], rtol=1e-5)
+    assert measures[:, HOUSING_MEASURES.index("by the river")].sum() == 35
+
+
+def test_names_are_all_there_and_divided_without_overlap_of_places() -> None:
+    train, test = load_names()
+    assert len(train) + len(test) == 32033
+    assert (train[0], train[4], test[0]) == ("emma", "charlotte", "sophia")
+    assert set("".join(train)) == set("abcdefghijklmnopqrstuvwxyz")
+
+
+def test_shakespeare_has_65_characters_and_its_usual_cut() -> None:
+    train, test = load_shakespeare()
+    assert len(train) + len(test) == 1_115_394
+    assert len(set(train + test)) == 65
+    assert len(train) == int(0.9 * 1_115_394)
+
+
 def test_every_set_has_its_source_and_licence_and_is_small() -> None:
     sources = (FOLDER / "SOURCES.md").read_text(encoding="utf-8")
-    archives = sorted(FOLDER.glob("*.npz"))
-    assert archives
+    archives = sorted([*FOLDER.glob("*.npz"), *FOLDER.glob("*.gz")])
+    assert len(archives) == 5
     for archive in archives:
         assert f"`{archive.name}`" in sources
-        assert archive.stat().st_size < 100_000
+    assert sum(archive.stat().st_size for archive in archives) < 700_000

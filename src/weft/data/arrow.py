@@ -1,0 +1,154 @@
+"""Arrow tables and Parquet files through pyarrow, and the datasets of Hugging Face.
+
+`read_parquet("rows.parquet", columns=["x", "y"])` gives arrays by column for `ArrayDataset`;
+`ParquetRows` streams files that are larger than memory; `from_arrow` takes a table in memory, and
+`read_arrow` a file in Arrow's own (IPC, Feather) format.
+
+>>> from weft.data.arrow import from_huggingface
+>>> from_huggingface([{"text": "a", "label": 1}], columns=["label"])[0]
+{'label': 1}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import weft as wf
+from weft.data.dataset import Dataset, Indexed, positive
+from weft.data.optional import require
+from weft.data.stream import IterableDataset, as_dataset
+
+Table = dict[str, npt.NDArray[Any]]
+
+
+def read_parquet(path: str | Path, *, columns: Sequence[str] | None = None) -> Table:
+    """A Parquet file as arrays by column; missing numbers become NaN."""
+    package = _parquet("read_parquet")
+    with package.ParquetFile(path) as file:
+        _check_columns("read_parquet", path, file.schema_arrow.names, columns)
+        return from_arrow(file.read(columns=None if columns is None else list(columns)))
+
+
+def read_arrow(path: str | Path, *, columns: Sequence[str] | None = None) -> Table:
+    """A file in Arrow's own format, memory-mapped, as arrays by column."""
+    package = require("pyarrow", "pyarrow", "read_arrow")
+    with package.memory_map(str(path)) as source:
+        table = package.ipc.open_file(source).read_all()
+        _check_columns("read_arrow", path, table.column_names, columns)
+        return from_arrow(table if columns is None else table.select(list(columns)))
+
+
+def from_arrow(table: Any) -> Table:
+    """An Arrow table (or record batch) as arrays by column, for `ArrayDataset`."""
+    return {name: _column(name, table.column(name)) for name in table.schema.names}
+
+
+class ParquetRows(IterableDataset):
+    """The rows of Parquet files as dictionaries, `fetch` at a time, in the order of the files."""
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        columns: Sequence[str] | None = None,
+        fetch: int = 4096,
+    ) -> None:
+        self.paths = [Path(paths)] if isinstance(paths, str | Path) else [Path(p) for p in paths]
+        self.columns = None if columns is None else list(columns)
+        self.fetch = positive("ParquetRows", "fetch", fetch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        package = _parquet("ParquetRows")
+        for path in self.paths:
+            with package.ParquetFile(path) as file:
+                _check_columns("ParquetRows", path, file.schema_arrow.names, self.columns)
+                for part in file.iter_batches(batch_size=self.fetch, columns=self.columns):
+                    yield from _rows(from_arrow(part))
+
+
+class _Chosen(Indexed):
+    """Some columns of a source whose items are dictionaries."""
+
+    def __init__(self, source: Any, columns: Sequence[str]) -> None:
+        super().__init__(source)
+        self.columns = list(columns)
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]:
+        item = self.source[index]
+        return {name: item[name] for name in self.columns}
+
+
+def from_huggingface(
+    dataset: Any, *, columns: Sequence[str] | None = None
+) -> Dataset | IterableDataset:
+    """A `datasets.Dataset` or `IterableDataset` of Hugging Face; items are dictionaries of arrays.
+
+    Anything else with `__len__` and `__getitem__`, or that can be iterated, is taken too.
+    """
+    names = getattr(dataset, "column_names", None)
+    if names is not None and columns is not None:
+        _check_columns("from_huggingface", type(dataset).__name__, names, columns)
+    if hasattr(dataset, "with_format"):
+        dataset = dataset.with_format("numpy")
+    if columns is None:
+        return as_dataset(dataset)
+    if hasattr(dataset, "select_columns"):
+        return as_dataset(dataset.select_columns(list(columns)))
+    return _Chosen(dataset, columns)
+
+
+def _parquet(purpose: str) -> Any:
+    return require("pyarrow.parquet", "pyarrow", purpose)
+
+
+def _rows(table: Table) -> Iterator[dict[str, Any]]:
+    for row in zip(*table.values(), strict=True):
+        yield dict(zip(table, row, strict=True))
+
+
+def _column(name: str, column: Any) -> npt.NDArray[Any]:
+    array = column.to_numpy(zero_copy_only=False) if _is_flat(column) else column.to_numpy()
+    if array.dtype != object:
+        return np.asarray(array)
+    if column.null_count:
+        raise wf.ArgumentError(
+            "from_arrow",
+            f"column {name} has missing cells that are not numbers",
+            expected="numbers, or cells that are all filled",
+            got={"type": str(column.type), "missing": column.null_count},
+            fix='fill them first: table.column(name).fill_null("")',
+        )
+    if isinstance(array[0] if len(array) else "", str):
+        return np.asarray(array, np.str_)
+    return _stacked(name, array)
+
+
+def _is_flat(column: Any) -> bool:
+    return not hasattr(column, "num_chunks")  # a chunked array has no such choice to make
+
+
+def _stacked(name: str, cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Lists of one length as rows; of several lengths they stay objects, to be padded."""
+    shapes = {np.shape(cell) for cell in cells}
+    if len(shapes) == 1 and not isinstance(cells[0], bytes | dict):
+        return np.stack([np.asarray(cell) for cell in cells])
+    return cells
+
+
+def _check_columns(
+    op: str, where: object, names: Sequence[str], columns: Sequence[str] | None
+) -> None:
+    for name in columns or ():
+        if name not in names:
+            raise wf.ArgumentError(
+                op,
+                f"there is no column {name!r}",
+                expected=f"one of {', '.join(names)}",
+                got={"source": str(where), "column": name},
+                fix="spell it as in the source",
+            )
