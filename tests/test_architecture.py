@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     FACADE: {"core", "runtime", "ir", "ops", "transforms", "compiler"},
 }
 # What users work with: each may import the facade and the others of its kind, nothing underneath.
-SURFACE = {"nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models"}
+SURFACE = {"nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models", "cli"}
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}

@@ -21,6 +21,7 @@ from typing import Any as _Any
 
 from weft import ir
 from weft.core import tracebacks as _tracebacks
+from weft.core import trees as tree
 from weft.core.devices import Device
 from weft.core.dtypes import (
     DType,
@@ -106,6 +107,7 @@ from weft.ops.comparison import (
 )
 from weft.ops.composed import datatypes as _datatypes
 from weft.ops.composed import fft, linalg, random
+from weft.ops.composed.attention import scaled_dot_product_attention
 from weft.ops.composed.control import case, cond, fori_loop, map, scan, switch, while_loop
 from weft.ops.composed.convolutions import (
     conv1d,
@@ -398,7 +400,7 @@ __all__ = [
     "Shaped", "Tensor", "TensorType", "TraceError", "UInt8", "UInt16", "UInt32", "UInt64",
     "Unsupported",
     "UnsupportedError", "WeftError",
-    "__array_api_version__", "__array_namespace_info__", "abs", "acos", "acosh",
+    "__array_api_version__", "__array_namespace_info__", "__version__", "abs", "acos", "acosh",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "add", "all", "any", "arange", "argmax",
     "argmin", "argsort", "as_windows", "asarray", "asin", "asinh", "astype", "atan", "atan2",
@@ -415,29 +417,35 @@ __all__ = [
     "enable_grad",
     "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye",
     "fft", "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide",
+    "flops",
     "fmod",
-    "fori_loop", "from_dlpack", "full", "full_like", "gather", "gelu",
+    "fori_loop", "from_dlpack", "full", "full_like", "functional_call", "gather", "gelu",
     "get_num_threads", "glu", "grad", "greater",
     "greater_equal", "hessian", "histogram", "hstack", "hvp", "hypot", "i0", "i0e", "i1", "i1e",
     "iinfo", "imag", "index_add", "index_copy", "inf", "inner", "int8", "int16", "int32", "int64",
     "interpolate", "ir", "is_grad_enabled", "isclose", "isdtype", "isfinite", "isin", "isinf",
     "isnan", "isneginf", "isposinf", "jacobian", "jit", "jvp", "kron", "lerp", "less", "less_equal",
-    "lgamma", "linalg", "linearize", "linspace", "log", "log1p", "log2", "log10", "log_sigmoid",
-    "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit",
+    "lgamma", "linalg", "linearize", "linspace", "load", "log", "log1p", "log2", "log10",
+    "log_sigmoid", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "logit",
     "logsumexp", "map", "masked_fill", "masked_select", "matmul", "matrix_transpose", "max",
     "max_pool1d", "max_pool2d", "max_pool3d", "maximum", "mean", "median", "meshgrid", "min",
-    "minimum", "moveaxis", "multiply", "nan", "nan_to_num", "nanmean", "nansum", "narrow",
-    "negative", "newaxis", "nextafter", "no_grad", "nonzero", "normalize", "not_equal", "one_hot",
-    "ones", "ones_like", "outer", "pad", "permute_dims", "pi", "polygamma", "positive", "pow",
-    "prod", "put_along_axis", "quantile", "rad2deg", "random", "ravel", "real", "reciprocal",
+    "minimum", "models", "moveaxis", "multiply", "nan", "nan_to_num", "nanmean", "nansum", "narrow",
+    "negative", "newaxis", "nextafter", "nn", "no_grad", "nonzero", "normalize", "not_equal",
+    "one_hot",
+    "ones", "ones_like", "optim", "outer", "pad", "permute_dims", "pi", "polygamma", "positive",
+    "pow", "prod", "put_along_axis", "quantile", "rad2deg", "random", "ravel", "real", "reciprocal",
     "relu", "remainder", "repeat", "reshape", "result_type", "roll", "rot90", "round", "rsqrt",
+    "save",
+    "scaled_dot_product_attention",
     "scan", "scatter", "scatter_add", "scatter_reduce", "searchsorted", "segment_max",
     "segment_mean", "segment_min", "segment_sum", "set_num_threads", "settings", "sigmoid", "sign",
     "signbit", "silu",
     "sin", "sinc", "sinh", "softmax", "softmin", "softplus", "sort", "spec", "split", "sqrt",
     "square", "squeeze", "stack", "std", "stop_gradient", "subtract", "sum", "swapaxes", "switch",
     "symbol", "take", "take_along_axis", "tan", "tanh", "tensor", "tensordot", "testing", "tile",
-    "timings", "tools", "topk", "transpose", "tril", "triu", "trunc", "uint8", "uint16", "uint32",
+    "timings", "tools", "topk", "train", "transpose", "tree", "tril", "triu", "trunc", "uint8",
+    "uint16", "uint32",
     "uint64", "unfold",
     "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
     "var", "vecdot", "vjp", "vmap", "vstack", "where", "while_loop", "xlog1py", "xlogy", "zeros",
@@ -452,12 +460,20 @@ _LAZY = {
     "data": "weft.data",
     "debug": "weft.debug",
     "explain": "weft.compiler.explain",
+    "flops": "weft.compiler.costs",
+    "functional_call": "weft.nn",
     "get_num_threads": "weft.runtime.threads",
     "jit": "weft.compiler.jit",
+    "load": "weft.serialization",
+    "models": "weft.models",
+    "nn": "weft.nn",
+    "optim": "weft.optim",
+    "save": "weft.serialization",
     "set_num_threads": "weft.runtime.threads",
     "testing": "weft.testing",
     "timings": "weft.compiler.profiling",
     "tools": "weft.tools",
+    "train": "weft.train",
 }
 """Heavy parts, and where they are."""
 

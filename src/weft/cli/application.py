@@ -1,0 +1,196 @@
+"""The parser, and what happens to the errors of a command.
+
+Exit codes: 0 for success, 1 where a program failed, 2 for a mistake in the command, its file or its
+settings, 130 where it was interrupted.
+
+>>> parser().parse_args(["train", "mine.py", "--epochs", "3", "--set", "lr=0.1"]).epochs
+3
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from argparse import (
+    SUPPRESS,
+    ArgumentParser,
+    BooleanOptionalAction,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,
+)
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import weft as wf
+from weft.cli import commands, machine
+from weft.cli.mistakes import Mistake, unknown_key
+
+__all__ = ["main", "parser"]
+
+DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at models.
+
+  weft train mine.py --epochs 5 --set lr=0.01 --folder run
+  weft train --config run.toml --resume
+  weft eval mine.py --folder run
+  weft show mine.py --graph mine.html
+  weft info"""
+
+PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
+
+TRAIN = """Train a program: a registered name, or a Python file that defines
+  build(setting=default, ...) -> dict   or the names themselves:
+  model, loss, optimizer, train_data    and perhaps
+  validation_data, metrics, callbacks, schedule"""
+
+
+class Parser(ArgumentParser):
+    """An argument parser whose mistakes name the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, and exit with 2."""
+        self.exit(2, f"error: {self._explained(message)}\n  see: {self.prog} --help\n")
+
+    def _explained(self, message: str) -> str:
+        """The message, or where a name is wrong, the nearest that is right."""
+        wrong = re.search(r"unrecognized arguments: ([^\s=]+)", message)
+        choice = re.search(r"COMMAND: invalid choice: '([^']*)'", message)
+        if wrong:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            return str(unknown_key("option", wrong[1], flags))
+        if choice:
+            names = [name for action in self._actions for name in action.choices or ()]
+            return str(unknown_key("command", choice[1], names))
+        return message
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is left over here, where the flags of the command are known."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and not getattr(found, "rest_allowed", False):
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+
+def parser() -> Parser:
+    """The parser of the whole command line."""
+    whole = Parser("weft", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)
+    whole.add_argument("--version", action="version", version=f"weft {wf.__version__}")
+    kinds = whole.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    _add_train(kinds)
+    evaluate = _command(
+        kinds, "eval", "judge a trained program by its validation data", commands.evaluate
+    )
+    _add_program(evaluate)
+    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    predict = _command(kinds, "predict", "the outputs of a trained program", commands.predict)
+    _add_program(predict)
+    predict.add_argument("--input", metavar="FILE", help="inputs: .npy, .npz or .csv")
+    predict.add_argument("--output", metavar="FILE.npy", help="where to write; else printed")
+    show = _command(kinds, "show", "the summary of a program's model, and a picture", commands.show)
+    _add_program(show)
+    show.add_argument("--graph", metavar="FILE.html", help="write a picture of its graph")
+    bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
+    bench.add_argument("name", nargs="?", help="which; without it, the list of them")
+    bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
+    bench.add_argument("--directory", default="benchmarks", help="where they are")
+    info = _command(kinds, "info", "the machine, its devices, and versions", machine.info)
+    info.add_argument("--json", action="store_true", help="print JSON")
+    info.add_argument("--quiet", action="store_true", help=SUPPRESS)
+    return whole
+
+
+def _command(
+    kinds: _SubParsersAction[Any], name: str, text: str, run: Any, description: str = ""
+) -> ArgumentParser:
+    made: ArgumentParser = kinds.add_parser(
+        name,
+        help=text,
+        description=description or text.capitalize() + ".",
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.set_defaults(run=run)
+    made.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    return made
+
+
+def _add_program(command: ArgumentParser) -> None:
+    command.add_argument("program", help=PROGRAM_HELP)
+    command.add_argument("--folder", metavar="FOLDER", help="of checkpoints; the newest is used")
+    command.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
+    command.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of build")
+    command.add_argument("--batch-size", type=int, default=32, metavar="N")
+
+
+def _add_train(kinds: _SubParsersAction[Any]) -> None:
+    train = _command(kinds, "train", "train a program", commands.train, TRAIN)
+    add = train.add_argument
+    add("program", nargs="?", help=PROGRAM_HELP)
+    add("--config", metavar="FILE.toml", help="keys as these flags, and a table [set]")
+    add("--set", action="append", metavar="KEY=VALUE", help="a setting of build; may be repeated")
+    add("--epochs", type=int, metavar="N")
+    add("--batch-size", type=int, metavar="N", help="where the data are arrays")
+    add("--folder", metavar="FOLDER", help="keep checkpoints here")
+    add("--resume", action="store_true", default=None, help="go on from the newest of them")
+    add("--checkpoint-every", type=int, metavar="STEPS", help="else after every epoch")
+    add("--keep-last", type=int, metavar="N")
+    add("--seed", type=int, metavar="N")
+    add("--precision", choices=["float32", "bfloat16", "float16"])
+    add("--accumulate", type=int, metavar="N", help="batches to one update")
+    add("--clip-norm", type=float, metavar="X")
+    add("--ema", type=float, metavar="DECAY", help="average the weights")
+    add("--compile", action=BooleanOptionalAction, default=None, help="on unless --no-compile")
+    add("--tensorboard", metavar="FOLDER", help="write TensorBoard events")
+    add("--csv", metavar="FILE", help="write a row for each epoch")
+    add("--json", metavar="FILE", help="write a line for each step and epoch")
+    add("--plot", metavar="FILE.png", help="draw the losses at the end")
+    add("--quiet", action="store_true", default=None, help="no progress")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code.
+
+    >>> main(["info", "--quiet"])
+    0
+    """
+    flags = None
+    try:
+        flags = parser().parse_args(arguments)
+        if flags.command is None:
+            parser().print_help()
+            return 0
+        return int(flags.run(flags) or 0)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except Mistake as mistake:
+        sys.stderr.write(f"error: {mistake}\n")
+        return mistake.code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        sys.stderr.write(_told(error, getattr(flags, "traceback", False)))
+        return 1
+
+
+def _told(error: Exception, whole: bool) -> str:
+    """An error of a program: with the user's own lines, or with all."""
+    if whole:
+        return "".join(traceback.format_exception(error))
+    told = f"error: {error}" if isinstance(error, wf.WeftError) else _last_line(error)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_own(f.filename)]
+    if isinstance(error, wf.WeftError) or not frames:
+        return f"{told}\n"
+    return "".join(traceback.format_list(frames)) + f"{told}\n"
+
+
+def _last_line(error: Exception) -> str:
+    return "".join(traceback.format_exception_only(error)).rstrip()
+
+
+def _is_own(filename: str) -> bool:
+    library = Path(__file__).parents[1]
+    return Path(filename).is_relative_to(library) or filename.startswith("<frozen")

@@ -1,0 +1,225 @@
+"""What the commands do.
+
+>>> from weft.cli.commands import rounded
+>>> rounded({"loss": 0.123456789, "name": "x"})
+{'loss': 0.123457, 'name': 'x'}
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import weft as wf
+from weft.cli.configuration import Configuration, configured
+from weft.cli.loading import NEEDED, load, require
+from weft.cli.mistakes import Mistake, unknown_key
+from weft.train.batches import as_loader, batches_of, split
+from weft.train.packing import unpack
+
+__all__ = ["bench", "evaluate", "predict", "show", "train"]
+
+
+def say(text: str) -> None:
+    """Write a line."""
+    sys.stdout.write(text + "\n")
+
+
+def train(flags: Namespace) -> int:
+    """`weft train`."""
+    chosen = configured(flags)
+    wf.random.seed(chosen.seed)
+    parts = load(chosen.program, chosen.set)
+    require(parts, chosen.program, *NEEDED)
+    if chosen.resume and not chosen.folder:
+        raise Mistake("--resume needs --folder, where the checkpoints are")
+    trainer = _trainer(parts, chosen)
+    history = trainer.fit(
+        parts["train_data"],
+        chosen.epochs,
+        parts.get("validation_data"),
+        batch_size=chosen.batch_size,
+        resume=chosen.resume,
+    )
+    if chosen.plot and len(history):
+        say(f"plot: {history.plot(chosen.plot)}")
+    if chosen.folder:
+        say(f"checkpoint: {trainer.checkpoint_folder.latest()}")
+    return 0
+
+
+def _trainer(parts: Mapping[str, Any], chosen: Configuration) -> Any:
+    logs = [
+        (chosen.tensorboard, wf.train.TensorBoard),
+        (chosen.csv, wf.train.CSVLogger),
+        (chosen.json, wf.train.JSONLogger),
+    ]
+    return wf.train.Trainer(
+        parts["model"],
+        parts["loss"],
+        parts["optimizer"],
+        metrics=parts.get("metrics", ()),
+        callbacks=[*parts.get("callbacks", ()), *(kind(path) for path, kind in logs if path)],
+        schedule=parts.get("schedule"),
+        precision=chosen.precision or None,
+        accumulate=chosen.accumulate,
+        clip_norm=chosen.clip_norm or None,
+        ema=chosen.ema or None,
+        compile=chosen.compile,
+        checkpoint_folder=chosen.folder or None,
+        checkpoint_every=chosen.checkpoint_every or None,
+        keep_last=chosen.keep_last,
+        seed=chosen.seed,
+        progress=not chosen.quiet,
+    )
+
+
+def evaluate(flags: Namespace) -> int:
+    """`weft eval`."""
+    trainer, parts = _trained(flags)
+    held_out = "validation_data" if parts.get("validation_data") is not None else "train_data"
+    require(parts, flags.program, "loss", held_out)
+    found = rounded(trainer.evaluate(parts[held_out], batch_size=flags.batch_size))
+    if flags.json:
+        say(json.dumps(found))
+    else:
+        width = max(map(len, found))
+        for name, value in found.items():
+            say(f"{name:<{width}}  {value}")
+    return 0
+
+
+def predict(flags: Namespace) -> int:
+    """`weft predict`."""
+    trainer, parts = _trained(flags)
+    if flags.input:
+        data = wf.asarray(_read_array(Path(flags.input)))
+    else:
+        require(parts, flags.program, "validation_data")
+        data = parts["validation_data"]
+    outputs = trainer.predict(data, batch_size=flags.batch_size)
+    if not isinstance(outputs, wf.Tensor):
+        raise Mistake(f"the model gives {type(outputs).__name__}, not one tensor to write")
+    array = outputs.detach().numpy()
+    if flags.output:
+        np.save(flags.output, array)
+        say(f"{list(array.shape)} written to {flags.output}")
+    else:
+        rows = array.reshape(len(array), -1).tolist()
+        say("\n".join(",".join(f"{x:.6g}" for x in row) for row in rows))
+    return 0
+
+
+def show(flags: Namespace) -> int:
+    """`weft show`."""
+    _, parts = _trained(flags)
+    model, inputs = parts["model"], _example(parts, flags)
+    if inputs is not None and hasattr(type(model), "summary"):
+        say(str(model.summary(*inputs)))
+    else:
+        count = sum(int(p.size) for p in model.parameters())
+        say(f"{model}\n{count:,} parameters")
+    if flags.graph:
+        if inputs is None:
+            raise Mistake(f"{flags.program} has no train_data, so the sizes of inputs are unknown")
+        model.eval()
+        explained = wf.jit(lambda net, *given: net(*given)).explain(model, *inputs)
+        say(f"graph: {wf.tools.show(explained, flags.graph)}")
+    return 0
+
+
+def _example(parts: Mapping[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
+    """The inputs of the first batch, if there are data."""
+    data = parts.get("train_data")
+    if data is None:
+        return None
+    loader = as_loader("show", data, flags.batch_size, shuffle=False, seed=None)
+    return split(next(iter(batches_of("show", loader))))[0]
+
+
+def bench(flags: Namespace) -> int:
+    """`weft bench`."""
+    folder = Path(flags.directory)
+    found = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
+    if not found:
+        raise Mistake(f"no benchmarks in {folder}: run this in a checkout of the project")
+    if flags.name is None:
+        say("\n".join(["benchmarks:", *(f"  weft bench {name}" for name in found)]))
+        return 0
+    if flags.name not in found:
+        raise unknown_key("benchmark", flags.name, found)
+    before, sys.argv = sys.argv, [str(found[flags.name]), *flags.arguments]
+    try:
+        runpy.run_path(str(found[flags.name]), run_name="__main__")
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
+    """The program, with the weights of a checkpoint if a folder is named."""
+    chosen = configured(Namespace(program=flags.program, set=flags.set))
+    parts = load(chosen.program, chosen.set)
+    require(parts, chosen.program, "model")
+    trainer = wf.train.Trainer(
+        parts["model"],
+        parts.get("loss"),
+        parts.get("optimizer") or wf.optim.SGD(parts["model"].parameters(), lr=0.0),
+        metrics=parts.get("metrics", ()),
+        progress=False,
+    )
+    if flags.folder:
+        kind = "best" if flags.best else "step"
+        folder = wf.train.CheckpointFolder(flags.folder)
+        if folder.latest(kind) is None:
+            raise Mistake(f"no checkpoint called {kind}-... in {flags.folder}")
+        parts["model"].load_state_dict(_weights(folder.load(kind=kind), parts["model"]))
+    return trainer, parts
+
+
+def _weights(found: wf.train.Checkpoint, model: Any) -> dict[str, Any]:
+    """The weights in a checkpoint; their averages, where the training had an ema."""
+    averaged = unpack(found.facts["state"]["ema"], found.tensors["state"]) or {}
+    prefix = "averages."
+    chosen = {name.removeprefix(prefix): t for name, t in averaged.items() if prefix in name}
+    return {**found.require("model", model.state_dict()), **chosen}
+
+
+def _read_array(path: Path) -> Any:
+    """The inputs in a file, floats in float32."""
+    if not path.is_file():
+        raise Mistake(f"no such file: {path}")
+    try:
+        array = _array_of(path)
+    except ValueError as error:
+        raise Mistake(f"{path} cannot be read: {error}") from None
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _array_of(path: Path) -> Any:
+    if path.suffix == ".npy":
+        return np.load(path, allow_pickle=False)
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            return archive[archive.files[0]]
+    if path.suffix == ".csv":
+        return np.loadtxt(path, delimiter=",", ndmin=2)
+    raise Mistake(f"{path} is neither .npy, .npz nor .csv")
+
+
+def rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers to six digits, arrays as lists."""
+    return {name: _rounded(value) for name, value in numbers.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,0 +1,56 @@
+"""Training: the trainer, metrics, callbacks, logs, checkpoints, and searches for good settings.
+
+    trainer = wf.train.Trainer(model, loss, optimizer, metrics=["accuracy"])
+    history = trainer.fit(loader, epochs=10, validation=held_out)
+
+>>> import weft as wf
+>>> wf.train.Accuracy().name
+'accuracy'
+"""
+
+from weft.train.callbacks import (
+    BestCheckpoint,
+    Callback,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateLogger,
+    ScheduleCallback,
+)
+from weft.train.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
+from weft.train.classification import AUC, F1, ConfusionMatrix, Precision, Recall
+from weft.train.debugging import StopOnNan
+from weft.train.events import EventWriter
+from weft.train.history import History
+from weft.train.loggers import CSVLogger, Histograms, JSONLogger, TensorBoard
+from weft.train.metrics import (
+    MAE,
+    MSE,
+    R2,
+    Accuracy,
+    Mean,
+    Metric,
+    Perplexity,
+    TopK,
+    as_metrics,
+    register_metric,
+)
+from weft.train.plots import plot
+from weft.train.progress import Progress
+from weft.train.searching import (
+    Trial,
+    cross_validate,
+    find_lr,
+    halving_search,
+    optuna_search,
+    random_search,
+)
+from weft.train.trainer import Trainer
+
+__all__ = [
+    "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
+    "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "EarlyStopping",
+    "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback", "LearningRateLogger",
+    "Mean", "Metric", "Perplexity", "Precision", "Progress", "Recall", "ScheduleCallback",
+    "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "as_metrics", "cross_validate",
+    "find_lr", "halving_search", "optuna_search", "plot", "random_search", "register_metric",
+]  # fmt: skip

@@ -1,0 +1,480 @@
+"""`Trainer`: the loop that trains a model, compiled, watched, saved, and resumed to the bit.
+
+>>> import weft as wf
+>>> wf.random.seed(0)
+>>> x = wf.random.normal((64, 3))
+>>> y = x @ wf.tensor([[1.0], [-2.0], [0.5]])
+>>> model = wf.nn.Linear(3, 1)
+>>> trainer = wf.train.Trainer(
+...     model, wf.nn.functional.mse_loss, wf.optim.Adam(model.parameters(), lr=0.1), progress=False
+... )
+>>> history = trainer.fit((x, y), epochs=20, batch_size=16)
+>>> history["loss"][-1] < 0.01 < history["loss"][0]
+True
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import weft as wf
+from weft.optim import LBFGS, ExponentialMovingAverage, LossScale, schedules
+from weft.train import batches, resuming
+from weft.train.callbacks import Callback, ScheduleCallback
+from weft.train.checkpoints import CheckpointFolder
+from weft.train.history import History
+from weft.train.metrics import Metric, as_metrics
+from weft.train.programs import Programs
+from weft.train.progress import Progress
+
+__all__ = ["Trainer"]
+
+_ONE = wf.tensor(1.0)
+
+
+class Trainer:
+    """Trains `model` to make `loss(model(inputs), target)` small.
+
+    Each step (forward, backward, update) is one compiled program, unless `compile=False`. What
+    else can be said: `metrics` (objects, names or functions), `callbacks`, a `schedule` of the
+    learning rate, `precision` ("bfloat16" or "float16" for forward and backward), `accumulate`
+    (batches to one update), `clip_norm`, `ema` (the decay of an average of the weights, which is
+    what is evaluated), `checkpoint_folder` with `checkpoint_every` so many steps (else epochs) and
+    `keep_last`, `seed`. A subclass may define `objective` where the loss needs more than that.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: Callable[..., Any],
+        optimizer: Any,
+        *,
+        metrics: Iterable[Any] = (),
+        callbacks: Iterable[Callback] = (),
+        schedule: Any = None,
+        precision: Any = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        ema: Any = None,
+        compile: bool = True,
+        checkpoint_folder: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        keep_last: int = 3,
+        seed: int | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.model, self.loss_function, self.optimizer = model, loss, optimizer
+        self.metrics: list[Metric] = as_metrics(metrics)
+        self.callbacks = [*callbacks, *([Progress()] if progress else [])]
+        self.accumulate = _positive("accumulate", accumulate)
+        self.checkpoint_every = checkpoint_every and _positive("checkpoint_every", checkpoint_every)
+        self.checkpoint_folder = (
+            None if checkpoint_folder is None else CheckpointFolder(checkpoint_folder, keep_last)
+        )
+        self.seed = seed
+        self.ema = ExponentialMovingAverage(model, ema) if isinstance(ema, float) else ema
+        self._configure(precision, clip_norm)
+        self.schedule = self._scheduled(schedule)
+        self.train_programs = Programs(self._train_step, compile)
+        self.evaluation_programs = Programs(self._evaluation_step, compile)
+        self._begin()
+
+    def _configure(self, precision: Any, clip_norm: float | None) -> None:
+        """Give the optimiser what belongs to its step."""
+        if isinstance(self.optimizer, LBFGS):
+            raise wf.UnsupportedError(
+                "train.Trainer",
+                "LBFGS computes the loss several times in a step, and the trainer does so once",
+                expected="an optimiser that takes one gradient, such as Adam",
+                got={"optimizer": self.optimizer},
+                fix="write the loop: for x, y in data: optimizer.step(closure)",
+            )
+        if precision is not None:
+            self.optimizer.precision = None if precision == "float32" else precision
+            is_float16 = self.optimizer.precision == "float16"
+            self.optimizer.scaling = LossScale() if is_float16 else None
+        if clip_norm is not None:
+            self.optimizer.clip_norm = clip_norm
+        if self.accumulate > 1 and self.optimizer.accumulate > 1:
+            raise wf.ArgumentError(
+                "train.Trainer",
+                "both the trainer and the optimiser accumulate",
+                expected="accumulate in one of them",
+                got={"trainer": self.accumulate, "optimizer": self.optimizer.accumulate},
+                fix="leave accumulate out of the optimiser",
+            )
+
+    def _scheduled(self, schedule: Any) -> Any:
+        """What must be told of steps: nothing for a formula, which the optimiser follows itself."""
+        if isinstance(schedule, schedules.Schedule):
+            self.optimizer.lr = schedule
+            return None
+        if callable(schedule) and not hasattr(schedule, "step"):
+            self.callbacks.insert(0, ScheduleCallback(schedule))
+            return None
+        return schedule
+
+    def _begin(self) -> None:
+        """Where a run begins."""
+        self.epoch = self.step = self.batches = 0
+        self.total_epochs = self.total_batches = 0
+        self.history = History()
+        self.row: dict[str, Any] = {}
+        self.numbers: dict[str, float] = {}
+        self.loss = math.nan
+        self.batch: Any = None
+        self.stopped = ""
+        self.gradients: dict[str, wf.Tensor] = {}
+        self._wants_gradients = False
+        self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
+        self.loader_state: Any = None
+        self.loader_restored = False
+
+    # --- the step, which is compiled ---------------------------------------------------------
+
+    def objective(self, model: Any, batch: Any) -> tuple[Any, Any]:
+        """The loss of a batch and the model's outputs; a subclass may compute them otherwise.
+
+        >>> import weft as wf
+        >>> class Autoencoding(wf.train.Trainer):
+        ...     def objective(self, model, batch):
+        ...         outputs = model(batch)
+        ...         return ((outputs - batch) ** 2).mean(), outputs
+        """
+        inputs, target = batches.split(batch)
+        outputs = model(*inputs)
+        return self.loss_function(outputs, target), outputs
+
+    def _train_step(
+        self,
+        batch: Any,
+        state: Sequence[Any],
+        weight: wf.Tensor,
+        total: wf.Tensor,
+        update: bool,
+        keep: bool,
+    ) -> tuple[wf.Tensor, Any, dict[str, wf.Tensor]]:
+        """Forward, backward and, where the batch completes one, the update."""
+        _, optimizer, ema, _ = state
+        loss, outputs = self.objective(self.in_precision(), batch)
+        self._check_loss(loss)
+        alone = self.accumulate == 1
+        optimizer.scale(loss if alone else loss * weight).backward()
+        gradients: dict[str, wf.Tensor] = {}
+        if update:
+            if not alone:
+                self._divide(total)
+            if keep:
+                gradients = self._gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+            if ema is not None:
+                ema.update()
+        return loss.detach(), self._kept(outputs), gradients
+
+    def _evaluation_step(self, batch: Any, state: Sequence[Any]) -> tuple[wf.Tensor, Any]:
+        with wf.no_grad():
+            loss, outputs = self.objective(self.in_precision(), batch)
+            self._check_loss(loss)
+        return loss, self._kept(outputs)
+
+    def in_precision(self) -> Any:
+        """The model, which computes in the precision that was chosen."""
+        return self.model if self.optimizer.precision is None else self.optimizer.mixed(self.model)
+
+    def _divide(self, total: wf.Tensor) -> None:
+        """Make the mean over all examples of the sums over batches."""
+        with wf.no_grad():
+            for parameter in self.optimizer.parameters:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad / total
+
+    def _gradients(self) -> dict[str, wf.Tensor]:
+        named = self.model.named_parameters()
+        return {name: p.grad.detach() for name, p in named if p.grad is not None}
+
+    def _kept(self, outputs: Any) -> Any:
+        return wf.tree.map_tree(lambda x: x.detach(), outputs) if self.metrics else None
+
+    def _state(self) -> tuple[Any, ...]:
+        """What the compiled step reads and writes."""
+        learned = hasattr(self.loss_function, "named_parameters")
+        return self.model, self.optimizer, self.ema, self.loss_function if learned else None
+
+    @staticmethod
+    def _check_loss(loss: Any) -> None:
+        if not isinstance(loss, wf.Tensor) or loss.ndim != 0:
+            raise wf.ShapeError(
+                "train.Trainer",
+                "the loss is not one number",
+                expected="a tensor without axes",
+                got={"loss": loss},
+                fix="take the mean: loss.mean()",
+            )
+
+    # --- fitting -----------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        validation: Any = None,
+        *,
+        batch_size: int = 32,
+        resume: bool = False,
+    ) -> History:
+        """Train for so many epochs and return what was measured.
+
+        `data` and `validation` are loaders, data sets or arrays (inputs, targets), which are cut
+        into batches of `batch_size`. With `resume`, the run goes on from the newest checkpoint in
+        `checkpoint_folder`, if there is one, until it has `epochs` epochs in all; its weights are
+        then bitwise those of a run that was never interrupted.
+        """
+        loader = batches.as_loader("fit", data, batch_size, shuffle=True, seed=self.seed)
+        held_out = self._validation(validation, batch_size)
+        self.total_batches = batches.count_of(loader)
+        self.stopped = ""
+        self.batches = 0
+        done = self.epoch
+        if loader is not data:
+            loader.set_epoch(done)
+        if resume:
+            done = 0
+            resuming.resume(self, loader)
+        elif self.step == 0:
+            resuming.refuse_used_folder(self.checkpoint_folder)
+            if self.seed is not None:
+                wf.random.seed(self.seed)
+        self.total_epochs = done + epochs
+        self.model.train()
+        try:
+            self._call("on_fit_begin")
+            while self.epoch < self.total_epochs and not self.stopped:
+                self._epoch(loader, held_out)
+        finally:
+            self._call("on_fit_end")
+        return self.history
+
+    def _validation(self, data: Any, batch_size: int) -> Any:
+        if data is None:
+            return None
+        return batches.as_loader("fit", data, batch_size, shuffle=False, seed=None)
+
+    def _epoch(self, loader: Any, held_out: Any) -> None:
+        """One epoch, or what is left of it."""
+        begin = time.perf_counter()
+        self.row = {}
+        if self.batches == 0:
+            self._reset_counts()
+        self._call("on_epoch_begin")
+        for batch, is_last in resuming.epoch_batches(self, loader):
+            self._step(batch, is_last)
+            due = self.checkpoint_every and self.step % self.checkpoint_every == 0
+            if due and self.waiting == 0 and not is_last:
+                self.save_checkpoint(loader=loader)
+        self.epoch += 1
+        measured = self._measured(self.metrics)
+        self.row = {"epoch": self.epoch, "step": self.step, "loss": self.mean_loss, **measured}
+        if held_out is not None:
+            found = self.evaluate(held_out)
+            self.row.update({f"val_{name}": value for name, value in found.items()})
+        self._judge()
+        self.row["seconds"] = time.perf_counter() - begin
+        self._call("on_epoch_end")
+        self.history.rows.append(self.row)
+        self.batches = 0
+        if self._is_checkpoint_due():
+            self.save_checkpoint(loader=loader)
+
+    def _is_checkpoint_due(self) -> bool:
+        if self.checkpoint_folder is None:
+            return False
+        ends = bool(self.stopped) or self.epoch == self.total_epochs
+        return ends or self.checkpoint_every is None or self.step % self.checkpoint_every == 0
+
+    def _step(self, batch: Any, is_last: bool) -> None:
+        """Train on one batch."""
+        self.batch, self.gradients = batch, {}
+        self._call("on_step_begin")
+        size = batches.size_of(batch)
+        self.waiting += size
+        update = is_last or (self.batches + 1) % self.accumulate == 0
+        outputs = self._run(batch, update)
+        self.loss_sum, self.loss_count = self.loss_sum + self.loss * size, self.loss_count + size
+        self.batches += 1
+        self.step += update
+        self.waiting = 0 if update else self.waiting
+        if update and isinstance(self.schedule, schedules.Scheduler):
+            self.schedule.step()
+        self.numbers = {"loss": self.loss, "lr": float(self.optimizer.lr.item())}
+        for metric in self.metrics:
+            metric.update(outputs, batches.split(batch)[1])
+        self._call("on_step_end")
+        if math.isnan(self.loss) and self.optimizer.scaling is None:
+            raise self._not_a_number()
+
+    def _run(self, batch: Any, update: bool) -> Any:
+        """The compiled step; the model's outputs, if metrics want them."""
+        weight, total = self._weights(batches.size_of(batch))
+        keep, self._wants_gradients = self._wants_gradients, False
+        found = self.train_programs(batch, self._state(), weight, total, update, keep)
+        loss, outputs, self.gradients = found
+        self.loss = loss.item()
+        return outputs
+
+    def _weights(self, size: int) -> tuple[wf.Tensor, wf.Tensor]:
+        """What a batch counts among those that make one update, and what all of them count."""
+        if self.accumulate == 1:
+            return _ONE, _ONE
+        return wf.tensor(float(size)), wf.tensor(float(self.waiting))
+
+    def train_on(self, batch: Any) -> float:
+        """One update for one batch, outside of any epoch; its loss."""
+        self.waiting = batches.size_of(batch)
+        self._run(batch, update=True)
+        self.waiting = 0
+        return self.loss
+
+    def _not_a_number(self) -> wf.NanError:
+        return wf.NanError(
+            "train.Trainer",
+            f"the loss of batch {self.batches - 1} of epoch {self.epoch + 1} is NaN",
+            expected="a loss that is a number",
+            got={"step": self.step, "lr": self.numbers["lr"], "batch": self.batch},
+            fix="callbacks=[wf.train.StopOnNan()] names the line; or try a smaller lr",
+        )
+
+    def _judge(self) -> None:
+        """Tell a schedule that waits for a plateau."""
+        if isinstance(self.schedule, schedules.Plateau):
+            self.schedule.step(self.row.get("val_loss", self.row["loss"]))
+
+    def _reset_counts(self) -> None:
+        self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
+        for metric in self.metrics:
+            metric.reset()
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss of this epoch's examples so far."""
+        return self.loss_sum / self.loss_count if self.loss_count else math.nan
+
+    def stop(self, reason: str) -> None:
+        """End the training after this epoch."""
+        self.stopped = reason
+
+    def keep_gradients(self) -> None:
+        """Have the next step keep its gradients, by name, in `trainer.gradients`."""
+        self._wants_gradients = True
+
+    def save_checkpoint(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        kind: str = "step",
+        keep: int | None = None,
+        loader: Any = None,
+    ) -> Path:
+        """Write a checkpoint now, into the trainer's folder or another one."""
+        return resuming.save(self, folder, kind, keep, loader)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str] | None = None, kind: str = "step"
+    ) -> None:
+        """Take the state of a checkpoint: the newest of a kind, or that in a folder given."""
+        resuming.load(self, path, kind)
+
+    def _call(self, hook: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(self)
+
+    # --- using the model ---------------------------------------------------------------------
+
+    def evaluate(self, data: Any, *, batch_size: int = 32) -> dict[str, Any]:
+        """The loss and the metrics over all of the data, in evaluation mode.
+
+        >>> import weft as wf
+        >>> model = wf.nn.Identity()
+        >>> weight = wf.nn.Parameter(wf.ones(1))
+        >>> trainer = wf.train.Trainer(model, lambda out, y: ((out - y) ** 2).mean(),
+        ...                            wf.optim.SGD([weight], lr=0.1), metrics=["mae"])
+        >>> trainer.evaluate((wf.tensor([1.0, 2.0]), wf.tensor([1.0, 4.0])))
+        {'loss': 2.0, 'mae': 1.0}
+        """
+        loader = batches.as_loader("evaluate", data, batch_size, shuffle=False, seed=None)
+        training = {metric.name: metric.state for metric in self.metrics}
+        for metric in self.metrics:
+            metric.reset()
+        total, count = 0.0, 0
+        with self._evaluating():
+            for batch in batches.batches_of("evaluate", loader):
+                loss, outputs = self.evaluation_programs(batch, self._state())
+                size = batches.size_of(batch)
+                total, count = total + loss.item() * size, count + size
+                for metric in self.metrics:
+                    metric.update(outputs, batches.split(batch)[1])
+        found = {"loss": total / count, **self._measured(self.metrics)}
+        for metric in self.metrics:
+            metric.state = training[metric.name]
+        return found
+
+    def predict(self, data: Any, *, batch_size: int = 32) -> Any:
+        """The model's outputs for all of the data, joined; inputs alone, or the first of tuples.
+
+        >>> import weft as wf
+        >>> weight = wf.nn.Parameter(wf.ones(1))
+        >>> trainer = wf.train.Trainer(wf.nn.ReLU(), None, wf.optim.SGD([weight], lr=0.1))
+        >>> trainer.predict(wf.tensor([[1.0], [-2.0], [3.0]])).tolist()
+        [[1.0], [0.0], [3.0]]
+        """
+        whole = hasattr(data, "shape")
+        loader = _slices(data, batch_size) if whole else data
+        loader = batches.as_loader("predict", loader, batch_size, shuffle=False, seed=None)
+        program = Programs(self._prediction_step, self.evaluation_programs.compiled)
+        with self._evaluating():
+            parts = [
+                program(batch if whole else batches.split(batch)[0], self._state())
+                for batch in batches.batches_of("predict", loader)
+            ]
+        return wf.tree.map_tree(lambda *leaves: wf.concat(leaves), *parts)
+
+    def _prediction_step(self, inputs: Any, state: Sequence[Any]) -> Any:
+        with wf.no_grad():
+            return self.in_precision()(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode, with averaged weights if there are any; then as before."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with nullcontext() if self.ema is None else self.ema.applied():
+                yield
+        finally:
+            self.model.train(was_training)
+
+    @staticmethod
+    def _measured(metrics: Sequence[Metric]) -> dict[str, Any]:
+        return {metric.name: metric.value() for metric in metrics}
+
+
+def _slices(data: Any, batch_size: int) -> list[Any]:
+    return [data[i : i + batch_size] for i in range(0, len(data), batch_size)]
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise wf.ArgumentError(
+            "train.Trainer",
+            f"{name} is not a number of things",
+            expected="an integer of at least 1",
+            got={name: value},
+            fix=f"{name}=1",
+        )
+    return value
