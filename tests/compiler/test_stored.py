@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import stored
+from weft.compiler import kernels, stored
 from weft.compiler.image import taken
-from weft.compiler.origins import found_again
+from weft.compiler.origins import found_again, origin
 from weft.compiler.program import Program
 from weft.compiler.stored import StoredProgram, frozen, thawed
 from weft.runtime.cache import DiskCache
@@ -144,3 +145,15 @@ def test_a_second_process_runs_what_the_first_one_compiled(tmp_path: Path) -> No
     first, second = (each.stdout.rsplit(" ", 1) for each in found)
     assert first[0] == second[0]
     assert [first[1].strip(), second[1].strip()] == ["Program", "StoredProgram"]
+
+
+def test_machine_code_goes_when_no_program_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "RECENT", 0)
+    program = Program(wf.ir.trace(lambda x: wf.exp(x) * 1.375, wf.spec("float32", (3,))))
+    (address,) = [call.function for call in program.calls]
+    gc.collect()
+    assert origin(address) is not None
+    assert program.run([np.zeros(3, np.float32)])[0].tolist() == [1.375] * 3
+    del program
+    gc.collect()
+    assert origin(address) is None

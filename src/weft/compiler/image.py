@@ -99,5 +99,5 @@ def _relocated(
             return None
         inward.append(position)
         words[position] = 8 * places[key] + offset
-    numbers = [np.array(each, np.int64) for each in (inward, outward)]
-    return Image(words, places, *numbers, tuple(names))
+    inside, outside = (np.array(each, np.int64) for each in (inward, outward))
+    return Image(words, places, inside, outside, tuple(names))

@@ -12,44 +12,91 @@ True
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from threading import RLock
+from weakref import WeakValueDictionary, finalize
 
 import llvmlite
 import llvmlite.binding as llvm
 
 from weft.compiler.llvm.machine import host
-from weft.compiler.llvm.native import emit_object, emit_text, load_object
-from weft.compiler.origins import finder, remembered
+from weft.compiler.llvm.native import emit_object, emit_text, load_for_a_while, load_object
+from weft.compiler.origins import finder, forgotten, remembered
 from weft.ir.loops import Kernel
 from weft.runtime.cache import DiskCache, entry_key
 
 VERSION = "3"
 """Changes with the code that is generated for a kernel, so that old entries are not found."""
 
-_known: dict[str, int] = {}
+RECENT = 1024
+"""How many kernels are kept that no program holds any more."""
+
+
+class Code:
+    """A kernel's machine code, which is there as long as somebody holds this."""
+
+    __slots__ = ("__weakref__", "address", "engine")
+
+    def __init__(self, address: int, engine: object) -> None:
+        self.address, self.engine = address, engine
+
+
+_known: WeakValueDictionary[str, Code] = WeakValueDictionary()
+_recent: OrderedDict[str, Code] = OrderedDict()
 _texts: dict[tuple[str, str], int] = {}
 _lock = RLock()
 
 
-def addresses(kernels: Sequence[Kernel]) -> list[int]:
-    """The native function of each kernel."""
+def compiled(kernels: Sequence[Kernel]) -> list[Code]:
+    """The machine code of each kernel."""
     with _lock:
-        for kernel in kernels:
-            if kernel.digest not in _known:
-                _known[kernel.digest] = _loaded(kernel)
-    return [_known[kernel.digest] for kernel in kernels]
+        return [_find(kernel.digest) or _make(kernel) for kernel in kernels]
 
 
-def _loaded(kernel: Kernel) -> int:
-    key = _key(kernel.digest)
-    code = disk().get(key)
-    if code is None:
-        code = emit_object([replace(kernel, name=f"weft_{kernel.digest}")])
-        disk().put(key, code)
-    return _load(code, kernel.digest)
+def addresses(kernels: Sequence[Kernel]) -> list[int]:
+    """The native function of each kernel, for as long as they are recent."""
+    return [code.address for code in compiled(kernels)]
+
+
+def code_of(digest: str) -> Code | None:
+    """The machine code of a kernel that was compiled before; None if it is not found."""
+    with _lock:
+        return _find(digest)
+
+
+def _find(digest: str) -> Code | None:
+    """The code of a digest, in this process or on disk."""
+    found = _known.get(digest)
+    if found is None:
+        data = disk().get(_key(digest))
+        return None if data is None else _load(data, digest)
+    return _kept(digest, found)
+
+
+def _make(kernel: Kernel) -> Code:
+    data = emit_object([replace(kernel, name=f"weft_{kernel.digest}")])
+    disk().put(_key(kernel.digest), data)
+    return _load(data, kernel.digest)
+
+
+def _kept(digest: str, code: Code) -> Code:
+    """The code, which is the most recent one from now on."""
+    _recent[digest] = _known[digest] = code
+    _recent.move_to_end(digest)
+    while len(_recent) > RECENT:
+        _recent.popitem(last=False)
+    return code
+
+
+def _load(data: bytes, digest: str) -> Code:
+    name = f"weft_{digest}"
+    places, engine = load_for_a_while(data, [name])
+    code = Code(remembered(places[name], "kernel", digest), engine)
+    finalize(code, forgotten, code.address).atexit = False
+    return _kept(digest, code)
 
 
 def text_addresses(source: str, names: Sequence[str]) -> dict[str, int]:
@@ -77,27 +124,16 @@ def _text_address(key: str, name: str) -> int | None:
         return _texts[key, name]
 
 
-def kernel_address(digest: str) -> int | None:
-    """The native function of a kernel that was compiled before; None if it is not found."""
-    with _lock:
-        if digest not in _known:
-            code = disk().get(_key(digest))
-            if code is None:
-                return None
-            _known[digest] = _load(code, digest)
-    return _known[digest]
+def _kernel_address(digest: str) -> int | None:
+    found = code_of(digest)
+    return None if found is None else found.address
 
 
 def _key(digest: str) -> str:
     return entry_key(digest.encode(), *environment())
 
 
-def _load(code: bytes, digest: str) -> int:
-    name = f"weft_{digest}"
-    return remembered(load_object(code, [name])[name], "kernel", digest)
-
-
-finder("kernel", kernel_address)
+finder("kernel", _kernel_address)
 finder("text", _text_address)
 
 

@@ -24,6 +24,11 @@ def remembered(address: int, *name: str) -> int:
     return address
 
 
+def forgotten(address: int) -> None:
+    """Let an address be nobody's: the function is gone."""
+    _origins.pop(address, None)
+
+
 def finder(name: str, find: Callable[..., int | None]) -> None:
     """Say who gives the functions of a name, given what else stands in their origin."""
     _finders[name] = find

@@ -23,7 +23,7 @@ import numpy as np
 
 from weft.compiler.driver import FIELDS
 from weft.compiler.grouping import Group, Single, Step, group, is_general_reshape
-from weft.compiler.kernels import addresses
+from weft.compiler.kernels import compiled
 from weft.compiler.launches import is_pinned, launches, places, reused
 from weft.compiler.lowering import Lowered, context_of, is_lowered, lower
 from weft.compiler.matmul.calls import pieces
@@ -195,14 +195,17 @@ class Section:
                 self.context.kernels += 1
                 self.own.append(lowered)
             drafts.append((step, lowered))
-        compiled = iter(addresses([each.kernel for each in self.own]))
+        self._code = compiled([each.kernel for each in self.own])
+        addresses = iter([code.address for code in self._code])
         return [
-            call for step, lowered in drafts for call in self._calls_of(step, lowered, compiled)
+            call for step, lowered in drafts for call in self._calls_of(step, lowered, addresses)
         ]
 
-    def _calls_of(self, step: Step, lowered: Lowered | None, compiled: Iterator[int]) -> list[Call]:
+    def _calls_of(
+        self, step: Step, lowered: Lowered | None, addresses: Iterator[int]
+    ) -> list[Call]:
         if lowered is not None:
-            return [_kernel_call(step, lowered, next(compiled))]
+            return [_kernel_call(step, lowered, next(addresses))]
         assert isinstance(step, Single)
         if is_general_reshape(step.node):
             return []

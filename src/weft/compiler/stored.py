@@ -30,7 +30,7 @@ import numpy as np
 from weft.compiler.control import control_call
 from weft.compiler.driver import WATCHERS
 from weft.compiler.image import Image, taken
-from weft.compiler.kernels import disk, environment
+from weft.compiler.kernels import code_of, disk, environment
 from weft.compiler.origins import finder, found_again, remembered
 from weft.compiler.pool import thread_pool
 from weft.compiler.program import Program
@@ -191,6 +191,7 @@ class StoredProgram(Runner):
         super().__init__()
         self._head, self._memory, self._placed = head, memory, placed
         self._compile = compiled
+        self._code = [code_of(name[1]) for name in head["names"] if name[0] == "kernel"]
         self.context = Context(control_call, self._part("error").view(np.int32)[:1])
         self._full: Program | None = None
         self.donations = {output: tuple(given) for output, given in head["donations"]}

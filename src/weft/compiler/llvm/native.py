@@ -39,7 +39,7 @@ _SIGNATURE = ctypes.CFUNCTYPE(
 
 @dataclass
 class _Loaded:
-    """The code in this process, which lives as long as the process does."""
+    """The code that lives as long as the process does."""
 
     engines: list[Any] = field(default_factory=list)
     lock: Any = field(default_factory=RLock)
@@ -76,15 +76,20 @@ def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 
 
 
 def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
-    """Load an object file into this process; the addresses of its functions."""
+    """Load an object file into this process for good; the addresses of its functions."""
+    addresses, engine = load_for_a_while(code, names)
+    _loaded.engines.append(engine)
+    return addresses
+
+
+def load_for_a_while(code: bytes, names: Sequence[str]) -> tuple[dict[str, int], Any]:
+    """The addresses of an object file's functions, and what keeps them there while it is held."""
     with _loaded.lock:
         _add_symbols()
         engine = _engine()
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
-        addresses = {name: engine.get_function_address(symbol_name(name)) for name in names}
-        _loaded.engines.append(engine)
-    return addresses
+        return {name: engine.get_function_address(symbol_name(name)) for name in names}, engine
 
 
 def load_text(source: str, name: str) -> int:
