@@ -9,6 +9,7 @@ import pytest
 
 import weft as wf
 from weft.compiler.passes import attention as attention_pass
+from weft.compiler.pipeline import optimize
 from weft.compiler.program import Program
 from weft.compiler.singles.attention import KEYS, LANES
 from weft.ir.dispatch import bind
@@ -301,3 +302,11 @@ def test_wrong_calls_are_refused_under_the_name_of_the_function() -> None:
         wf.scaled_dot_product_attention(q.astype("complex64"), q, q)
     with pytest.raises(wf.ShapeError, match="no axes"):
         wf.scaled_dot_product_attention(wf.tensor(1.0), q, q)
+
+
+def test_the_softmax_of_an_input_is_no_attention() -> None:
+    kinds = [wf.spec("float32", (300, 300))] * 3
+    graph = wf.ir.trace(lambda x, v, w: wf.softmax(x) @ v @ w, *kinds)
+    names = {node.primitive.name for node in optimize(graph).nodes}
+    assert "dot" in names
+    assert "attention" not in names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -278,3 +280,20 @@ def test_a_step_that_accumulates_gradients_knows_whether_there_is_one() -> None:
     step(w)
     assert w.grad.tolist() == [2.0, 4.0]
     assert len(step.compilations) == 2
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
+def test_zeros_of_either_sign_are_different_numbers(zeros: tuple[float, float]) -> None:
+    x = wf.tensor([1.0])
+    written = [wf.jit(lambda x, zero=zero: wf.copysign(x, zero) * 1.625)(x) for zero in zeros]
+    given = wf.jit(lambda x, zero: wf.copysign(x, zero) * 1.625)
+    expected = [math.copysign(1.625, zero) for zero in zeros]
+    assert [each.item() for each in written] == expected
+    assert [given(x, zero).item() for zero in zeros] == expected
+
+
+def test_nan_as_an_argument_is_compiled_once() -> None:
+    step = wf.jit(lambda x, fill: wf.where(x > 0, x, fill))
+    for _ in range(3):
+        step(wf.tensor([1.0]), float("nan"))
+    assert len(step.compilations) == 1

@@ -28,7 +28,7 @@ from weft.compiler.origins import finder, forgotten, remembered
 from weft.ir.loops import Kernel
 from weft.runtime.cache import DiskCache, entry_key
 
-VERSION = "3"
+VERSION = "4"
 """Changes with the code that is generated for a kernel, so that old entries are not found."""
 
 RECENT = 1024

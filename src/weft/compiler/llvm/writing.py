@@ -70,7 +70,6 @@ def overload(text: str, width: int) -> str:
     return name if width == 1 else f"v{width}{name}"
 
 
-@cache
 def _literal(dtype: DType, value: bool | int | float) -> str:
     if dtype is bool_:
         return "true" if value else "false"

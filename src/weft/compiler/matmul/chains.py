@@ -23,6 +23,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from weft.compiler.kernels import text_addresses
+from weft.compiler.order import early
 from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Graph, Literal, Variable
 
@@ -54,7 +55,7 @@ class Stage:
 
 
 def chained(calls: Sequence[Call], graph: Graph, root: Root) -> list[Call]:
-    """The calls with chains as one call each, at the place of their last one."""
+    """The calls with chains as one call each, as early as they can run."""
     return _Chains(calls, graph, root).all()
 
 
@@ -75,19 +76,22 @@ class _Chains:
     def all(self) -> list[Call]:
         """Every product is the start of a chain, unless it is part of one."""
         taken = self.taken
-        at: dict[int, Call] = {}
+        chains: dict[int, Call] = {}
         for position, call in enumerate(self.calls):
             if position in taken or not self.is_start(call):
                 continue
             found = _Chain(self, position).begun().grown()
             if len(found.stages) > 1:
                 taken |= set(found.positions)
-                at[found.positions[-1]] = found.call()
-        return [
-            at.get(position, call)
-            for position, call in enumerate(self.calls)
-            if position in at or position not in taken
-        ]
+                chains[position] = found.call()
+        return early(
+            [
+                chains.get(position, call)
+                for position, call in enumerate(self.calls)
+                if position in chains or position not in taken
+            ],
+            self.root,
+        )
 
     def is_start(self, call: Call) -> bool:
         return call.name == "dot" and bool(call.by_rows)
@@ -116,6 +120,8 @@ class _Chain:
         left = chains.root(own.call.values[0])
         made = chains.maker.get(left)
         if made is None or made in chains.taken or own.call.values[0] not in own.call.by_rows:
+            return self
+        if left == chains.root(own.call.values[1]):  # of which the product needs all rows
             return self
         call = chains.calls[made]
         waiting = [chains.root(value) for value in call.writes]
@@ -148,7 +154,8 @@ class _Chain:
         root = self.chains.root
         own = {root(value): parts for value, parts in call.by_rows.items()}
         shared = {root(value) for value in call.values} & set(self.width)
-        if not shared <= set(own) or not {root(v) for v in call.writes} <= set(own):
+        whole = {root(value) for value in call.values if value not in call.by_rows}
+        if not shared <= set(own) - whole or not {root(v) for v in call.writes} <= set(own):
             return None
         ratios = {_ratio(self.width[value], own[value]) for value in shared}
         ratio = ratios.pop() if len(ratios) == 1 else None

@@ -188,6 +188,8 @@ def _softmax(node: GraphNode, makers: Makers) -> tuple[Variable, Variable] | Non
 
 def _site(scores: Variable, powers: Variable, makers: Makers) -> Site | None:
     """The site of a softmax; None where its scores are no masked and scaled product."""
+    if scores not in makers:
+        return None
     found = Site(makers[scores], View(scores, ()), View(scores, ()), 1.0, powers)
     atom: Atom = scores
     while isinstance(atom, Variable) and atom in makers:
