@@ -141,21 +141,35 @@ class _Grouping:
         self.producer = {v: node for node in graph.nodes for v in node.results}
         self.readers = _readers(graph)
         self.inputs, self.outputs = set[Atom](graph.inputs), set[Atom](graph.outputs)
+        self.floors: dict[Atom, int] = {}
         self.reasons = self._reasons()
         self.stored = set(self.reasons)
         self.accesses = Accesses(self.producer, self.stored)
 
     def steps(self) -> list[Step]:
-        """One pass over the nodes; each root joins the last group that it may join."""
+        """One pass over the nodes; each root joins the last group that it may join.
+
+        What is computed again behind a barrier joins no group from before it: it would be there
+        all the time, and not when it is needed.
+        """
         steps: list[Step] = []
         place: dict[Atom, int] = {}
         for node in self.graph.nodes:
+            self._raise_floor(node, len(steps))
             if not self._is_loop(node):
                 steps.append(Single(node))
                 place.update((result, len(steps) - 1) for result in node.results)
             elif node.results[0] in self.stored:
                 place[node.results[0]] = self._place(steps, place, self._root(node))
         return steps
+
+    def _raise_floor(self, node: GraphNode, position: int) -> None:
+        """Note the first step that may compute what a node makes, where a barrier says so."""
+        floor = position if node.primitive.name == "barrier" else -1
+        for atom in node.operands if self.floors else ():
+            floor = max(floor, self.floors.get(atom, -1))
+        if floor >= 0:
+            self.floors.update(dict.fromkeys(node.results, floor))
 
     def _is_loop(self, node: GraphNode) -> bool:
         return node in self.loops
@@ -173,6 +187,8 @@ class _Grouping:
                     stored.setdefault(result, f"{name} makes it as a whole")
             elif is_reduction(node):
                 stored.setdefault(node.results[0], "a reduction")
+            elif name == "barrier" and isinstance(node.operands[0], Variable):
+                stored.setdefault(node.operands[0], "others are computed again from it")
         cost: dict[Variable, int] = {}
         for node in self.graph.nodes:
             self._weigh(node, stored, cost)
@@ -210,7 +226,8 @@ class _Grouping:
 
     def _place(self, steps: list[Step], place: dict[Atom, int], root: Root) -> int:
         """Put a root into the last group that it fits, if nothing that it reads comes later."""
-        needed = max((place.get(atom, -1) for atom, _ in root.reads), default=-1)
+        needed = max([place.get(atom, -1) for atom, _ in root.reads], default=-1)
+        needed = max(needed, self.floors.get(root.variable, -1))
         for position in range(len(steps) - 1, max(needed, 0) - 1, -1):
             step = steps[position]
             if isinstance(step, Group) and self._belongs(root, step) and step.joined(root):
