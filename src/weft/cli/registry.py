@@ -1,6 +1,6 @@
 """Programs that can be named on the command line: functions that build what is trained.
 
-`weft.models` registers its examples here; anyone else may, too.
+Those that the package brings along are in programs.py; anyone may register others.
 
 >>> from weft.cli.registry import names, register_program
 >>> register_program("nothing", lambda: {})
@@ -11,15 +11,14 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from weft.cli.mistakes import unknown_key
+from weft.cli.programs import PROGRAMS
 
 __all__ = ["names", "program_of", "register_program"]
 
-_PROGRAMS: dict[str, Callable[..., Any]] = {}
+_PROGRAMS: dict[str, Callable[..., Any]] = dict(PROGRAMS)
 
 
 def register_program(name: str, build: Callable[..., Any]) -> None:
@@ -28,9 +27,7 @@ def register_program(name: str, build: Callable[..., Any]) -> None:
 
 
 def names() -> list[str]:
-    """The names that are registered, those of `weft.models` among them."""
-    if find_spec("weft.models") is not None:
-        import_module("weft.models")
+    """The names that are registered."""
     return sorted(_PROGRAMS)
 
 

@@ -166,8 +166,9 @@ class _Folding:
         """Take the module apart."""
         skeleton = self.module(module, "")
         assert isinstance(skeleton, Skeleton)
-        known = _SKELETONS.setdefault(skeleton.code, skeleton)
-        skeleton = known if known == skeleton else skeleton
+        if self.seen_changes:  # else it holds what may be changed, which is its own
+            known = _SKELETONS.setdefault(skeleton.code, skeleton)
+            skeleton = known if known == skeleton else skeleton
         changes = Changes.count if self.seen_changes else None
         names: dict[int, str] = {}
         for place in self.places:
@@ -204,7 +205,8 @@ class _Folding:
         if name in owner._roles:
             return self._slot(owner, name, value, prefix)
         if type(value) in ATOMS or (type(value) is tuple and ATOMS.issuperset(map(type, value))):
-            return Static((type(value), value), value)
+            # 0.0 and -0.0 are equal and not the same; NaN is the same and not equal
+            return Static((type(value), value.hex() if type(value) is float else value), value)
         if is_module(value):
             return self.module(value, dotted(prefix, name))
         return self._container(owner, name, value, prefix)

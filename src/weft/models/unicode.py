@@ -1,0 +1,52 @@
+r"""Patterns with Unicode classes, which Python's own regular expressions do not have.
+
+>>> from weft.models.unicode import portable
+>>> portable(r"\p{L}+|\p{N}{1,2}|\s+").findall("añ ½12³")
+['añ', ' ', '½1', '2³']
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from functools import cache
+from itertools import groupby
+
+SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+r"""White space as Unicode has it; Python's \s takes four control characters more."""
+CLASS = re.compile(
+    r"\\p\{(?P<category>[A-Z][a-z]?)\}|\\(?P<space>[sS])|\\.|(?P<bracket>[\[\]])", re.DOTALL
+)
+
+
+@cache
+def portable(pattern: str) -> re.Pattern[str]:
+    r"""A pattern with \p{L}, \p{N}, \s as the Rust and Oniguruma libraries read them."""
+    inside = False
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal inside
+        if match["bracket"]:
+            inside = match["bracket"] == "["
+            return match[0]
+        if match["category"]:
+            found = _ranges(match["category"])
+            return found if inside else f"[{found}]"
+        if match["space"] == "s":
+            return SPACES if inside else f"[{SPACES}]"
+        return f"[^{SPACES}]" if match["space"] else match[0]
+
+    return re.compile(CLASS.sub(replaced, pattern))
+
+
+@cache
+def _ranges(category: str) -> str:
+    """All characters of a category, as ranges between brackets."""
+    codes = [
+        code
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code)).startswith(category)
+    ]
+    runs = [list(run) for _, run in groupby(enumerate(codes), lambda item: item[1] - item[0])]
+    return "".join(f"\\U{run[0][1]:08x}-\\U{run[-1][1]:08x}" for run in runs)
