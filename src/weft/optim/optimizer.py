@@ -33,6 +33,7 @@ from weft.optim.checks import (
     check_positive,
 )
 from weft.optim.clipping import gradient_norm, scaled_to_norm
+from weft.optim.graphs import minimize_in_graph
 from weft.optim.nodes import tree_node
 from weft.optim.precision import LossScale, check_precision, mixed
 from weft.optim.rules import Rule, Settings, State
@@ -119,10 +120,12 @@ class Optimizer:
     rowwise = True
     """Whether the rule treats all elements alike, so that it can be applied to some rows only."""
     _is_scaled = False
+    _options: dict[str, Any] | None = None
+    """The options of an optimiser that waits for its parameters, in a graph."""
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None,
         options: dict[str, Any],
         *,
         maximize: bool = False,
@@ -142,11 +145,28 @@ class Optimizer:
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.accumulate = accumulate
         self.precision = check_precision(op, precision)
-        self.groups = self._divided(read_groups(op, parameters, options))
+        if parameters is None:
+            self._options = options
+            return
+        self._begin(parameters, options)
+
+    def _begin(self, parameters: Parameters, options: dict[str, Any]) -> None:
+        self.groups = self._divided(read_groups(type(self).__name__, parameters, options))
         self.steps = wf.tensor(0)
         self.state = [self._initial(p, g.options) for g in self.groups for p in g.parameters]
         self.scaling = LossScale() if self.precision == "float16" else None
-        self.waiting = _Waiting.over(self.parameters) if accumulate > 1 else None
+        self.waiting = _Waiting.over(self.parameters) if self.accumulate > 1 else None
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the parameters are still to come: those that a graph's loss depends on."""
+        return self._options is not None
+
+    def take(self, parameters: Parameters) -> None:
+        """Give an optimiser that waits for its parameters these."""
+        assert self._options is not None
+        self._begin(parameters, self._options)
+        del self._options
 
     def _divided(self, groups: list[Group]) -> list[Group]:
         """The groups, where a subclass treats some parameters in another way than the rest."""
@@ -194,19 +214,28 @@ class Optimizer:
         self._is_scaled = True
         return loss if self.scaling is None else loss * self.scaling.scale
 
-    def minimize(self, loss: wf.Tensor) -> None:
-        """Go back from the loss, update the parameters, and clear their gradients."""
+    def minimize(self, loss: wf.Tensor) -> Any:
+        """Go back from the loss, update the parameters, and clear their gradients.
+
+        In a `wf.Graph` this adds operations, and returns the one to fetch; an optimiser that was
+        given no parameters takes the trainable variables that the loss depends on.
+        """
+        if wf.staging.builder_of(loss) is not None:
+            return minimize_in_graph(self, loss)
+        self._check_parameters()
         self.scale(loss).backward()
         self.step()
         self.zero_grad()
+        return None
 
     def step(self, closure: Callable[[], Any] | None = None, *, rows: Sequence[Rows] = ()) -> Any:
         """Update the parameters from their gradients, and the rows given of some tables.
 
         A closure computes the loss and its gradients first; its result is returned.
         """
+        self._check_parameters()
         loss = None if closure is None else _evaluate(closure)
-        with wf.no_grad():
+        with wf.no_grad(), wf.ir.scope(type(self).__name__, phase="update"):
             self._check_scaled()
             tables = [self._read_rows(each) for each in rows]
             gradients, apply = self._prepared([p.grad for p in self.parameters], tables)
@@ -300,6 +329,16 @@ class Optimizer:
         _write_rows(parameter, table.indices, new, old, apply)
         for name, value in slots.items():
             _write_rows(state[name], table.indices, value, held[name], apply)
+
+    def _check_parameters(self) -> None:
+        if self.is_deferred:
+            raise wf.ArgumentError(
+                type(self).__name__,
+                "the optimiser was given no parameters",
+                expected="parameters, or the loss of a wf.Graph to minimize",
+                got={"parameters": None},
+                fix=f"wf.optim.{type(self).__name__}(net.parameters(), lr=...)",
+            )
 
     def _check_scaled(self) -> None:
         if self.scaling is not None and not self._is_scaled:

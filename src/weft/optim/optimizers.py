@@ -39,7 +39,7 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-3,
         momentum: float | wf.Tensor = 0.0,
         dampening: float = 0.0,
@@ -86,7 +86,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
@@ -125,7 +125,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
@@ -153,7 +153,7 @@ class RMSprop(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-2,
         alpha: float = 0.99,
         eps: float = 1e-8,
@@ -195,7 +195,7 @@ class Adagrad(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-2,
         lr_decay: float = 0.0,
         weight_decay: float | wf.Tensor = 0.0,
@@ -234,7 +234,7 @@ class Adadelta(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1.0,
         rho: float = 0.9,
         eps: float = 1e-6,
@@ -268,7 +268,7 @@ class Lamb(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-3,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-6,
@@ -300,7 +300,7 @@ class Lion(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-4,
         betas: Betas = (0.9, 0.99),
         weight_decay: float | wf.Tensor = 0.0,
@@ -336,7 +336,7 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: Parameters | None = None,
         lr: Rate = 1e-3,
         momentum: float | wf.Tensor = 0.95,
         nesterov: bool = True,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def saved_state(optimizer: Optimizer) -> dict[str, Any]:
     """All tensors and numbers that go on from step to step; the tensors as they are now."""
-    found = {name: handle.clone() for name, handle in _tensors(optimizer)}
+    found = {name: handle.clone() for name, handle in named_tensors(optimizer)}
     for number, group in enumerate(optimizer.groups):
         for name, value in group.options.items():
             if not isinstance(value, wf.Tensor) and _is_saved(value):
@@ -33,7 +33,7 @@ def saved_state(optimizer: Optimizer) -> dict[str, Any]:
 def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Put a saved state in place; nothing is changed where something does not fit."""
     op = f"{type(optimizer).__name__}.load_state_dict"
-    handles = dict(_tensors(optimizer))
+    handles = dict(named_tensors(optimizer))
     check_names(op, state, saved_state(optimizer))
     for name, handle in handles.items():
         check_entry(op, name, handle, state[name])
@@ -47,7 +47,8 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
                 group.options[name] = tuple(value) if isinstance(value, list) else value
 
 
-def _tensors(optimizer: Optimizer) -> Iterator[tuple[str, wf.Tensor]]:
+def named_tensors(optimizer: Optimizer) -> Iterator[tuple[str, wf.Tensor]]:
+    """The tensors that an optimiser keeps from step to step, by dotted name."""
     yield "steps", optimizer.steps
     names = [name for group in optimizer.groups for name in group.names]
     for number, group in enumerate(optimizer.groups):
