@@ -187,7 +187,7 @@ def while_condition() -> None:
     problem="going back over a loop needs a bound on its steps",
     expected="max_steps, for a derivative in reverse mode",
     got="max_steps: None",
-    fix="while_loop(cond, body, init, max_steps=100), or forward mode: wf.jvp",
+    fix="while_loop(…, max_steps=100), @wf.script(max_steps=100), or forward mode: wf.jvp",
 )
 def while_reverse() -> None:
     def grow(x):

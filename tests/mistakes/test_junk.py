@@ -7,8 +7,10 @@ error of NumPy, never an assertion, never a warning.
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,6 +20,15 @@ from hypothesis import HealthCheck, given, settings
 
 import weft as wf
 from weft.ir.tensor import traces
+
+
+@pytest.fixture(autouse=True, scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What junk makes somebody write is written to a folder of its own."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("junk"))
+    yield
+    os.chdir(before)
 
 
 def first(*xs: Any, **options: Any) -> Any:
@@ -48,8 +59,11 @@ TENSORS: list[Any] = [
 ]  # fmt: skip
 JUNK: list[Any] = [*NUMBERS, *WORDS, *LISTS, *THINGS, *TENSORS]
 
-FOREIGN = {"no_grad", "enable_grad", "symbol", "is_grad_enabled", "while_loop"}
-"""What takes no data, and a loop that may never end on junk."""
+FOREIGN = {
+    "no_grad", "enable_grad", "symbol", "is_grad_enabled", "while_loop",
+    "global_variables_initializer", "group", "placeholder",
+}  # fmt: skip
+"""What takes no data, a loop that may never end on junk, and what begins the default graph."""
 SWITCHES = [value for value in JUNK if not isinstance(value, np.ndarray)]
 """What is passed for a flag or a word: NumPy itself refuses to say what an array's truth is."""
 

@@ -125,6 +125,10 @@ class NanError(WeftError, ArithmeticError):
     """A value that is not a number, where `wf.debug.nans` asked for none."""
 
 
+class CheckError(WeftError, AssertionError):
+    """What a program asserts does not hold when it runs."""
+
+
 class GraphError(WeftError, ValueError):
     """A graph, or its text, that breaks the rules of the IR."""
 

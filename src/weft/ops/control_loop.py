@@ -423,7 +423,7 @@ def _while_vjp(
             "going back over a loop needs a bound on its steps",
             expected="max_steps, for a derivative in reverse mode",
             got={"max_steps": max_steps},
-            fix="while_loop(cond, body, init, max_steps=100), or forward mode: wf.jvp",
+            fix="while_loop(…, max_steps=100), @wf.script(max_steps=100), or forward mode: wf.jvp",
         )
     return _scan_vjp(
         cotangents,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.dtypes import bool_, from_numpy
-from weft.core.errors import NanError
+from weft.core.errors import CheckError, NanError
 from weft.core.locations import Location
 from weft.core.settings import settings
 from weft.core.shapes import Dimension
@@ -28,7 +28,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import to_front
 from weft.ir.derivatives import constant, every
 from weft.ir.dispatch import OBSERVERS, apply
-from weft.ir.primitive import Primitive, Sample
+from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import contraction, families
 
@@ -153,6 +153,50 @@ debug_breakpoint: Primitive = Primitive(
     derivatives=_token,
     batch=_batch(lambda: debug_breakpoint),
     samples=_stop_samples,
+    impure=True,
+)
+
+
+# --- checks ------------------------------------------------------------------------------------
+
+
+def _check(
+    holds: Array, *, text: str, fix: str, file: str, line: int, function: str, rows: int
+) -> Array:
+    """Raise at the user's line unless every element of the batch holds."""
+    if not holds.all():
+        failed = int(holds.size - np.count_nonzero(holds))
+        raise CheckError(
+            "assert",
+            text,
+            expected="a test that holds when the program runs",
+            got={"test": False},
+            note=f"for {failed} of {holds.size} elements of a batch" if rows else "",
+            fix=fix,
+            at=Location(file, line, function) if file else None,
+        )
+    return np.asarray(True)
+
+
+def _check_samples() -> list[Sample]:
+    params = {"text": "x > 0", "fix": "make it so", "file": "f.py", "line": 1, "function": "f"}
+    return [Sample((np.array(True),), {**params, "rows": 0}, derivative=False)]
+
+
+def _check_mistakes() -> list[Mistake]:
+    params = {"text": "no", "fix": "yes", "file": "f.py", "line": 1, "function": "f", "rows": 0}
+    return [Mistake((np.array(False),), params, CheckError, "no")]
+
+
+debug_check: Primitive = Primitive(
+    "debug_check",
+    "Raises where a test does not hold, for any element of a batch.",
+    type_rule=_token_type,
+    reference=_check,
+    derivatives=_token,
+    batch=_batch(lambda: debug_check),
+    samples=_check_samples,
+    mistakes=_check_mistakes,
     impure=True,
 )
 

@@ -1,0 +1,255 @@
+"""Regions: bodies recorded as graphs, each exactly once, with all that they change.
+
+A region's graph takes (arguments, the generator's counter, captured tensors). Its outputs are the
+tensors among the names' values, the tensors and containers written to, and the counter.
+
+>>> from weft.script.regions import record
+>>> import weft as wf
+>>> region = record(lambda x, keep: [keep(x * 2)], [wf.spec("float32", (3,))])
+>>> region.values[0].type, region.draws
+(f32[3], False)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.core.errors import UnsupportedError
+from weft.core.trees import flatten, unflatten
+from weft.core.types import TensorType
+from weft.ir.dispatch import running
+from weft.ir.graph import Atom, Graph, Literal, Variable
+from weft.ir.tensor import Tensor, wrap
+from weft.ir.tracing import GraphTrace, live
+from weft.ops.random_bits import GENERATOR
+from weft.script.state import Journal, Touched
+
+__all__: list[str] = []
+
+DEEPEST = 40
+"""How many branches and loops may be recorded inside each other."""
+
+
+class Recording(threading.local):
+    """What is being recorded in this thread."""
+
+    def __init__(self) -> None:
+        self.journals: list[Journal] = []
+        """Those of the regions, outermost first."""
+        self.paths: list[Tensor] = []
+        """The tests under which what is being recorded happens."""
+
+
+RECORDING = Recording()
+
+
+class Slot:
+    """Stands for a tensor that is an output of a region."""
+
+    __slots__ = ("index", "type")
+
+    def __init__(self, index: int, kind: TensorType) -> None:
+        self.index = index
+        self.type = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A recorded body; values are trees with a slot for each tensor."""
+
+    graph: Graph
+    captured: tuple[Tensor, ...]
+    values: list[Any]
+    written: list[tuple[Tensor, Slot]]
+    touched: list[tuple[Touched, Any]]
+    draws: bool
+    arguments: int
+
+    def atom(self, slot: Slot) -> Atom:
+        """What stands for a slot in the graph."""
+        return self.graph.outputs[slot.index]
+
+    @property
+    def own(self) -> tuple[Variable, ...]:
+        """The inputs that stand for the arguments."""
+        return self.graph.inputs[: self.arguments]
+
+    @property
+    def counter(self) -> Variable:
+        """The input that stands for the generator's counter."""
+        return self.graph.inputs[self.arguments]
+
+    @property
+    def captures(self) -> tuple[Variable, ...]:
+        """The inputs that stand for captured tensors."""
+        return self.graph.inputs[self.arguments + 1 :]
+
+
+@dataclass(slots=True)
+class _Outputs:
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def keep(self, value: Any) -> Any:
+        """A copy of a tree, with a slot in the place of each tensor, which becomes an output."""
+        leaves, structure = flatten(value)
+        return unflatten(structure, [self._slot(leaf) for leaf in leaves])
+
+    def _slot(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        self.tensors.append(wrap(leaf._value, leaf._node))
+        return Slot(len(self.tensors) - 1, leaf.type)
+
+
+Keep = Callable[[Any], Any]
+
+
+def record(
+    run: Callable[..., list[Any]], types: Sequence[TensorType], lifted: Sequence[Tensor] = ()
+) -> Region:
+    """The region of `run(*arguments, keep)`, which returns trees that went through `keep`.
+
+    The last arguments are what the lifted tensors stand for inside; what they stand for at the end
+    are the last values.
+    """
+    _check_depth()
+    journal, outputs = Journal(), _Outputs()
+    values: list[Any] = []
+    written: list[tuple[Tensor, Slot]] = []
+    touched: list[tuple[Touched, Any]] = []
+    draws = False
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        nonlocal draws
+        *own, counter = inputs
+        count = len(own) - len(lifted)
+        with GENERATOR.lifted(counter) as handle, _active(journal), _lifting(lifted, own[count:]):
+            values.extend(run(*own[:count], outputs.keep))
+            values.extend(outputs.keep(each) for each in lifted)
+            written.extend(_written(journal, outputs))
+            touched.extend(_touched(journal, outputs))
+        draws = handle._value is not counter._value
+        return [*outputs.tensors, handle]
+
+    recorder = _Recorder()
+    graph = recorder.graph_of(flat, [*types, GENERATOR.state()[1].type])
+    captured = recorder.outer()
+    return Region(graph, captured, values, written, touched, draws, len(types))
+
+
+class _Recorder(GraphTrace):
+    """Records all that a body does, also to tensors from outside: it may not happen at all."""
+
+    name = "script"
+    claims = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: list[Tensor] = []
+
+    def _capture(self, tensor: Tensor) -> Variable:
+        count = len(self.captures)
+        variable = super()._capture(tensor)
+        self.handles += [tensor] if len(self.captures) > count else []
+        return variable
+
+    def graph_of(self, f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Graph:
+        """The graph of (arguments, captured tensors)."""
+        inputs = [Variable(kind) for kind in types]
+        with running(self):
+            results = f(*[self.tensor(variable) for variable in inputs])
+            outputs = tuple(self.atom(result) for result in results)
+        return live(Graph((*inputs, *self.captures), tuple(self.nodes), outputs))
+
+    def outer(self) -> tuple[Tensor, ...]:
+        """The captured tensors; the very handles where they hold what was captured.
+
+        A handle's value may be another one at the next call of a compiled function.
+        """
+        pairs = zip(self.handles, self.captured, strict=True)
+        return tuple(h if h._value is c._value and h._node is c._node else c for h, c in pairs)
+
+
+def _written(journal: Journal, outputs: _Outputs) -> Iterator[tuple[Tensor, Slot]]:
+    for entry in journal.written.values():
+        handle = entry.handle()
+        if handle is not None and handle._value is not entry.before[0]:
+            yield handle, outputs.keep(handle)
+
+
+def _touched(journal: Journal, outputs: _Outputs) -> Iterator[tuple[Touched, Any]]:
+    journal.drop_own()
+    for entry in journal.touched.values():
+        held = entry.contents()
+        if not same_contents(entry.before, held):
+            yield entry, outputs.keep(held)
+
+
+def same_contents(a: Any, b: Any) -> bool:
+    """Whether two copies of a container's contents hold the very same things."""
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(a[key] is b[key] for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+@contextmanager
+def _active(journal: Journal) -> Iterator[None]:
+    RECORDING.journals.append(journal)
+    try:
+        with running(journal):
+            yield
+    finally:
+        journal.rollback()
+        RECORDING.journals.pop()
+
+
+@contextmanager
+def _lifting(handles: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Let tensors stand for other values inside."""
+    before = [(handle._value, handle._node) for handle in handles]
+    for handle, value in zip(handles, values, strict=True):
+        handle._value, handle._node = value._value, None
+    try:
+        yield
+    finally:
+        for handle, (value, node) in zip(handles, before, strict=True):
+            handle._value, handle._node = value, node
+
+
+@contextmanager
+def under(test: Tensor) -> Iterator[None]:
+    """What is recorded inside happens only if a test holds."""
+    RECORDING.paths.append(test)
+    try:
+        yield
+    finally:
+        RECORDING.paths.pop()
+
+
+def _check_depth() -> None:
+    if len(RECORDING.journals) >= DEEPEST:
+        raise UnsupportedError(
+            "script",
+            "the function calls itself as long as a traced tensor says so, which never ends here",
+            expected=f"at most {DEEPEST} branches and loops inside each other",
+            got={"depth": len(RECORDING.journals)},
+            fix="write the recursion as a loop: while n > 1:",
+        )
+
+
+def identity(tensor: Tensor) -> tuple[int, int]:
+    """What tells captured tensors apart."""
+    return id(tensor._value), id(tensor._node)
+
+
+def literal(number: Any, kind: TensorType) -> Literal:
+    """A Python number as a constant of a graph."""
+    return Literal(np.asarray(number, kind.dtype.numpy))
