@@ -16,14 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.program import Program
+from weft.compiler.singles import single_kernel
 from weft.core import trees
 from weft.core.dtypes import from_numpy
-from weft.core.errors import Unsupported, WeftError
+from weft.core.errors import ArgumentError, Unsupported, WeftError
 from weft.ir import batching, forward, reverse, scalars
 from weft.ir.derivatives import Constant, Joint
 from weft.ir.dispatch import bind
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, Literal
 from weft.ir.loop_reference import run_reference
+from weft.ir.loop_verify import verify_kernel
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.scalar_functions import lowered
@@ -190,12 +193,26 @@ def _close(what: str, found: Array, expected: Array, limit: float) -> None:
     )  # fmt: skip
 
 
-def check_primitive(primitive: Primitive) -> None:
-    """All tests that follow from a primitive's definition, on each of its samples."""
+def check_primitive(primitive: Any) -> None:
+    """All tests that follow from a primitive's definition, on each of its samples.
+
+    It takes a primitive, or a function that applies one, as `@wf.primitive` makes them.
+
+    >>> import weft as wf
+    >>> check_primitive(wf.square)
+    """
+    primitive = getattr(primitive, "primitive", primitive)
     samples = list(primitive.samples())
-    assert samples, f"{primitive.name} has no samples"
+    if not samples:
+        raise ArgumentError(
+            "check_primitive",
+            f"{primitive.name} has no samples",
+            expected="a definition with samples of correct calls",
+            got={"samples": samples},
+            fix="@wf.primitive(..., samples=[(np.ones(3), np.ones(3))])",
+        )
     for number, sample in enumerate(samples):
-        for check in CHECKS:
+        for check in (*CHECKS, *COMPILED_CHECKS):
             try:
                 check(primitive, sample)
             except Exception as error:
@@ -224,7 +241,7 @@ def check_derivatives(primitive: Primitive, sample: Sample) -> None:
     """Both modes to second order agree with finite differences."""
     if isinstance(primitive.derivatives, Unsupported) or not sample.derivative:
         return
-    operands = [_widened(np.asarray(x)) for x in sample.operands]
+    operands = _wide_operands(primitive, sample)
     moving = [i for i, x in enumerate(operands) if x.dtype.kind in "fc" and x.size]
     if not moving:
         return
@@ -247,6 +264,17 @@ def _of_operands(
         return [r for r in results if r.dtype.is_inexact]
 
     return f
+
+
+def _wide_operands(primitive: Primitive, sample: Sample) -> list[Array]:
+    """The operands in double precision, where the primitive takes that."""
+    arrays = [np.asarray(x) for x in sample.operands]
+    wide = [_widened(array) for array in arrays]
+    try:
+        primitive.type_rule(*[wrap(array).type for array in wide], **sample.params)
+    except WeftError:
+        return arrays
+    return wide
 
 
 def _widened(array: Array) -> Array:
@@ -393,7 +421,7 @@ def check_constants(primitive: Primitive, sample: Sample) -> None:
     derivatives = primitive.derivatives
     if isinstance(derivatives, (Unsupported, Joint)) or not sample.derivative:
         return
-    operands = [_widened(np.asarray(x)) for x in sample.operands]
+    operands = _wide_operands(primitive, sample)
     for index, operand in enumerate(operands):
         constant = isinstance(primitive.derivative(index), Constant)
         if constant and operand.dtype.kind in "fc" and operand.size:
@@ -417,6 +445,81 @@ def check_mistakes(primitive: Primitive) -> None:
             raise AssertionError(f"{primitive.name} accepted: {mistake.problem}")
 
 
+def check_operands_are_left_alone(primitive: Primitive, sample: Sample) -> None:
+    """A call changes none of its operands, and gives the same twice."""
+    arrays = [np.array(x) for x in sample.operands]
+    first, second = (_results(primitive, sample, arrays) for _ in range(2))
+    for array, operand in zip(arrays, sample.operands, strict=True):
+        np.testing.assert_array_equal(array, np.asarray(operand), err_msg="an operand was changed")
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg="a second call gives something else")
+
+
+def check_library_agrees_with_reference(primitive: Primitive, sample: Sample) -> None:
+    """The kernel of a shared library gives what the NumPy code beside it gives."""
+    reference = None if primitive.native is None else primitive.native.reference
+    if reference is None:
+        return
+    arrays = [np.asarray(x) for x in sample.operands]
+    with np.errstate(all="ignore"):
+        expected = reference(*arrays, **sample.params)
+    wanted = expected if primitive.multiple else (expected,)
+    for one, other in zip(_results(primitive, sample, arrays), wanted, strict=True):
+        assert one.dtype == np.asarray(other).dtype, f"{one.dtype} != {np.asarray(other).dtype}"
+        _close("kernel and reference", one, np.asarray(other), 1e-5)
+
+
+def check_loops_agree_with_reference(primitive: Primitive, sample: Sample) -> None:
+    """The loops of a primitive, run by the loop language's reference, give what it gives."""
+    if primitive.loops is None:
+        return
+    (node,) = _graph(primitive, sample).nodes
+    error = Literal(np.zeros(1, np.int32))
+    written = single_kernel(node, {}, error)
+    if written is None:
+        return
+    verify_kernel(written.kernel)
+    arrays = [np.asarray(x) for x in sample.operands]
+    (expected,) = _results(primitive, sample, arrays)
+    out = np.zeros(expected.size, expected.dtype)
+    given = dict(zip(node.operands, [np.ravel(x).copy() for x in arrays], strict=True))
+    buffers = [given.get(v, error.value if v is error else out) for v in written.values]
+    sizes = [written.known[name] for name in written.kernel.sizes]
+    run_reference(written.kernel, buffers, sizes)
+    close_in_ulps(out.reshape(expected.shape), expected, least=1.0)
+
+
+def check_compiled_agrees_with_reference(primitive: Primitive, sample: Sample) -> None:
+    """A compiled program of the primitive gives what a call gives."""
+    arrays = [np.asarray(x) for x in sample.operands]
+    found = Program(_graph(primitive, sample)).run(arrays)
+    for one, other in zip(found, _results(primitive, sample, arrays), strict=True):
+        assert one.dtype == other.dtype, f"{one.dtype} != {other.dtype}"
+        assert one.shape == other.shape, f"{one.shape} != {other.shape}"
+        if primitive.native is not None:
+            np.testing.assert_array_equal(one, other)
+        elif isinstance(primitive.lower, Unsupported):
+            _close("compiled", one, other, 1e-5)
+        else:
+            close_in_ulps(one, other, least=1.0)
+
+
+def _graph(primitive: Primitive, sample: Sample) -> Graph:
+    """A graph of one call; its constants are inputs."""
+    types = [wrap(np.asarray(x)).type for x in sample.operands]
+
+    def f(*xs: Tensor) -> Sequence[Tensor]:
+        result = bind(primitive, *xs, **sample.params)
+        return result if primitive.multiple else (result,)
+
+    return trace(f, types).graph
+
+
+def _results(primitive: Primitive, sample: Sample, arrays: Sequence[Array]) -> list[Array]:
+    result = bind(primitive, *[wrap(array) for array in arrays], **sample.params)
+    return [each._value for each in (result if primitive.multiple else (result,))]
+
+
 CHECKS: tuple[Callable[[Primitive, Sample], None], ...] = (
     check_type_agrees_with_reference,
     check_derivatives,
@@ -425,3 +528,11 @@ CHECKS: tuple[Callable[[Primitive, Sample], None], ...] = (
     check_text_round_trip,
     check_lowering_agrees_with_reference,
 )
+
+COMPILED_CHECKS: tuple[Callable[[Primitive, Sample], None], ...] = (
+    check_operands_are_left_alone,
+    check_library_agrees_with_reference,
+    check_loops_agree_with_reference,
+    check_compiled_agrees_with_reference,
+)
+"""What `check_primitive` checks beyond; the suite checks it of the library's own in other ways."""

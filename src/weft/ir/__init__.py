@@ -10,11 +10,13 @@ graph(a: f32[batch]) {
 }
 """
 
-from weft.ir.functions import infer
+from weft.core.scopes import scope
+from weft.ir.functions import infer, trace_whole
 from weft.ir.functions import trace_function as trace
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
 from weft.ir.printing import name_variables
+from weft.ir.scoping import entered, is_tracing
 from weft.ir.sizes import specialize
 from weft.ir.text import parse
 from weft.ir.tracing import interpret
@@ -22,5 +24,6 @@ from weft.ir.verify import verify
 
 __all__ = [
     "PRIMITIVES", "Graph", "GraphNode", "Literal", "Mistake", "Primitive", "Sample", "Variable",
-    "infer", "interpret", "name_variables", "parse", "specialize", "trace", "verify",
+    "entered", "infer", "interpret", "is_tracing", "name_variables", "parse", "scope", "specialize",
+    "trace", "trace_whole", "verify",
 ]  # fmt: skip

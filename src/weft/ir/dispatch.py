@@ -68,8 +68,8 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     """Apply a primitive to tensors: a tensor, or a tuple of them."""
     types = primitive.type_rule(*[operand.type for operand in operands], **params)
     trace = deepest(operands, primitive.name)
-    if trace is None and traces.stack:
-        trace = _staging(primitive, params, operands)
+    if traces.stack:
+        trace = _staging(primitive, params, operands) if trace is None else _claimed(trace)
     if trace is None:
         result = evaluate(primitive, [operand._value for operand in operands], params)
     else:
@@ -137,6 +137,12 @@ def _staging(
     if operands and not primitive.impure and not _symbolic(params):
         return None
     return traces.recording[-1] if traces.recording else None
+
+
+def _claimed(trace: Trace) -> Trace:
+    """The trace itself, or the innermost one that records, where that takes all calls inside it."""
+    inner = traces.recording[-1] if traces.recording else trace
+    return inner if inner.claims and inner.level > trace.level else trace
 
 
 def _symbolic(params: dict[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from weft.ir.sizes import resolve_graph, resolve_type
 from weft.ir.tensor import Tensor, Traced, wrap
 from weft.ir.tracing import Closure, trace
 
-__all__ = ["infer", "trace_function"]
+__all__ = ["infer", "trace_function", "trace_whole"]
 
 
 def trace_function(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
@@ -40,13 +40,26 @@ def trace_function(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
     >>> trace_function(lambda x: x + wf.zeros(3), wf.spec("float32", ("batch",))).input_types
     (f32[3],)
     """
-    call = _Call.of(f, args, kwargs)
+    return _traced(_Call.of(f, args, kwargs), whole=False)
 
+
+def trace_whole(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
+    """The graph of f with everything that it computes, also what no result needs.
+
+    >>> import weft as wf
+    >>> len(trace_whole(lambda x: (wf.sin(x), wf.cos(x))[0], wf.spec("float32", ())).nodes)
+    2
+    """
+    return _traced(_Call.of(f, args, kwargs), whole=True)
+
+
+def _traced(call: _Call, whole: bool) -> Graph:
     def flat(*tensors: Tensor) -> list[Tensor]:
         return [_tensor("trace", leaf) for leaf in trees.leaves(call.run(tensors))]
 
     with Unifier() as unifier:
-        closure = trace(flat, [_type("trace", leaf) for leaf in call.operands()])
+        types = [_type("trace", leaf) for leaf in call.operands()]
+        closure = trace(flat, types, whole=whole)
         _check_constants(closure)
         graph = closure.closed()
     return resolve_graph(graph, unifier.resolve) if unifier.bindings else graph

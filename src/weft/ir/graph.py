@@ -27,7 +27,7 @@ from weft.core.errors import GraphError
 from weft.core.locations import Location
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
-from weft.ir.primitive import Primitive
+from weft.ir.primitive import LOCAL, Primitive
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,9 +129,18 @@ def structure(graph: Graph) -> str:
         operands = ",".join([_refer(atom, numbers) for atom in node.operands])
         params = [f"{k}={param_text(v, _nested)}" for k, v in sorted(node.params.items())]
         results = ",".join([_declare(variable, numbers) for variable in node.results])
-        lines.append(f"{results}={node.primitive.name}({operands};{','.join(params)})")
+        name = node.primitive.name + node.primitive.fingerprint
+        lines.append(f"{results}={name}({operands};{','.join(params)})")
     lines.append(",".join([_refer(atom, numbers) for atom in graph.outputs]))
     return "\n".join(lines)
+
+
+def is_local(node: GraphNode) -> bool:
+    """Whether only this process knows how a node, or one that it holds, is computed."""
+    if node.primitive.fingerprint.startswith(LOCAL):
+        return True
+    inner = [graph for value in node.params.values() for graph in graphs_in(value)]
+    return any(is_local(each) for graph in inner for each in graph.nodes)
 
 
 def _declare(variable: Variable, numbers: dict[Variable, int]) -> str:

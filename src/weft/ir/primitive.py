@@ -22,6 +22,7 @@ from weft.ir.scalars import Scalar
 Types = TensorType | tuple[TensorType, ...]
 Lower = Callable[..., Scalar]
 BY_REFERENCE = Unsupported("called by reference")
+LOCAL = "#local "
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Primitive:
     lower(scalars, *operands, **params): one element of an element-wise primitive's result, given
     the module `weft.ir.scalars` and one element of each operand, never a 16-bit float or complex;
     raises `Unsupported` for dtypes without an expression. Call it by `scalar_functions.lowered`.
+    loops(draft): the kernel of a primitive that is not element-wise, as compiler/singles writes it.
+    native: the functions of a shared library that compute it; see compiler/foreign.py.
     """
 
     name: str
@@ -75,6 +78,11 @@ class Primitive:
     impure: bool = False
     """Whether equal calls may not be merged."""
     lower: Lower | Unsupported = BY_REFERENCE
+    loops: Callable[..., Any] | None = None
+    native: Any = None
+    fingerprint: str = ""
+    """What tells a user's primitive from others of its name; `LOCAL` stands first where only
+    this process knows how it is computed, so that programs with it are not stored."""
     is_multilinear: bool = field(init=False, default=False)
     """Whether no derivative reads the result."""
 

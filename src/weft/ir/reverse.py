@@ -19,6 +19,7 @@ from typing import Any
 
 from weft.core.dtypes import DType
 from weft.core.errors import GradientError
+from weft.core.scopes import BACKWARD, scope, scopes
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
@@ -26,7 +27,7 @@ from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDeriva
 from weft.ir.dispatch import apply, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import Hook, Leaf, Node, Projection
-from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
+from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 
 AnyNode = Node | Leaf | Projection
 
@@ -99,8 +100,22 @@ def backpropagate(
     `release` frees each node's operands after use, as `.backward()` does by default. `attach`
     gives the operands their places on this tape, so that the cotangents are differentiable too.
     """
-    live = frozenset(order)
     ends = frozenset(stops)
+    if not traces.recording:
+        return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+    with scope(phase=BACKWARD):
+        return _backpropagate(order, seeds, ends, release, attach, tracing=True)
+
+
+def _backpropagate(
+    order: Sequence[AnyNode],
+    seeds: Sequence[tuple[AnyNode | None, Tensor]],
+    ends: frozenset[AnyNode],
+    release: bool,
+    attach: bool,
+    tracing: bool,
+) -> dict[AnyNode, Tensor]:
+    live = frozenset(order)
     cotangents: dict[Any, Any] = {}
     for root, seed in seeds:
         if root in live:
@@ -115,6 +130,8 @@ def backpropagate(
         if node in ends:
             leaves[node] = cotangent
         elif type(node) is Node:
+            if tracing:
+                scopes.module = _module_of(node.out)
             _propagate(cotangents, live, node, cotangent, attach)
             if release:
                 node.values = node.out = None
@@ -126,6 +143,13 @@ def backpropagate(
             if node.parents and node.parents[0] in live:
                 _accumulate(cotangents, node.parents[0], cotangent)
     return leaves
+
+
+def _module_of(out: Any) -> str:
+    """The module that computed a value, or the first of several; the present one if not known."""
+    first = out[0] if type(out) is tuple else out
+    module: str = getattr(first, "module", scopes.module)
+    return module
 
 
 def _accumulate(cotangents: dict[Any, Any], key: Any, cotangent: Tensor) -> None:

@@ -33,7 +33,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, permutations
+from itertools import chain, count, permutations
 from typing import Any, NoReturn
 
 import numpy as np
@@ -49,7 +49,7 @@ from weft.ir.tensor import Tensor, Trace, wrap
 from weft.ir.tracing import Staged, trace
 from weft.ir.walking import Tally, Walk, same_atom
 
-__all__ = ["COMMUTATIVE", "Rule", "RuleSet"]
+__all__ = ["COMMUTATIVE", "Rule", "RuleSet", "loosened", "pattern_of"]
 
 Number = bool | int | float | complex
 Program = Callable[..., Any]
@@ -255,6 +255,8 @@ class Rule:
     exact: whether both give the same elements, NaN for NaN; otherwise the same up to rounding,
     on operands from the domain. signed_zeros: whether -0.0 and 0.0 are told apart.
     cases: further values of the holes to check the law with.
+    at: the pattern for operands of given types, and for given holes or with holes; what `pattern`
+    matches is then matched again by that. None where there is none.
     """
 
     name: str
@@ -268,12 +270,13 @@ class Rule:
     signed_zeros: bool = True
     domain: tuple[float, float] = (-2.0, 2.0)
     cases: tuple[Mapping[str, Any], ...] = ()
+    at: Callable[[tuple[TensorType, ...], Mapping[str, Any] | None], Call | None] | None = None
 
 
 class RuleSet:
     """Laws under a name, in the order in which they are tried; `parts` are taken over whole."""
 
-    def __init__(self, name: str, *parts: RuleSet) -> None:
+    def __init__(self, name: str, *parts: Iterable[Rule]) -> None:
         self.name = name
         self.rules: list[Rule] = []
         self._by_root: dict[Primitive, list[Rule]] = {}
@@ -345,6 +348,38 @@ class RuleSet:
     def apply(self, graph: Graph, tally: Tally | None = None) -> Graph:
         """The graph rewritten by these rules, from the inputs on, until none applies."""
         return _RuleWalk(graph, self, tally).run()
+
+
+def pattern_of(name: str, graph: Graph, holes: Mapping[str, Any], lone: bool = False) -> Call:
+    """The pattern that a graph of one output stands for, with holes where their samples stand."""
+
+    def fail(problem: str, expected: str) -> NoReturn:
+        got = {"operands": list(graph.input_types), **holes}
+        fix = "write operations on the arguments, and numbers"
+        raise GraphError(name, problem, expected=expected, got=got, fix=fix)
+
+    pattern = _pattern(graph, holes, lone, fail)
+    if missing := holes.keys() - _holes_in(pattern):
+        fail(f"{', '.join(sorted(missing))} is not found again in the pattern",
+             "arguments with a default that are passed on as they are")  # fmt: skip
+    return pattern
+
+
+def loosened(pattern: Call) -> Call:
+    """The pattern with any numbers and any parameters."""
+    fresh = count()
+
+    def loose(part: Pattern) -> Pattern:
+        if type(part) is Place:
+            return part
+        return loosen(part) if type(part) is Call else Hole(f"#{next(fresh)}")
+
+    def loosen(call: Call) -> Call:
+        parts = {id(part): loose(part) for _, part in call.plans[0]}
+        plans = tuple([tuple([(i, parts[id(p)]) for i, p in plan]) for plan in call.plans])
+        return replace(call, plans=plans, params=())
+
+    return loosen(pattern)
 
 
 def _checked(
@@ -489,12 +524,31 @@ class _RuleWalk(Walk):
         kinds = tuple([self._kinds.get(atom) or self._kind(atom) for atom in node.operands])
         for rule in self.rules.candidates(node.primitive, kinds):
             found = _solve_call(rule.pattern, node, None, {}, self)
+            if found is not None and rule.at is not None:
+                found = self._matched_again(rule, node, found)
             atom = None if found is None else self._replaced(rule, node, found)
             if atom is not None:
                 self.tally[rule.name] += 1
                 self.uses.subtract(node.operands)
                 return (atom,)
         return None
+
+    def _matched_again(self, rule: Rule, node: GraphNode, found: Found) -> Found | None:
+        """What the left side finds as it is for operands of the types found.
+
+        A hole's sample may also stand elsewhere by chance, as a size, so that what the holes hold
+        is put into the left side in the end.
+        """
+        assert rule.at is not None
+        types = tuple([found[index].type for index in range(len(rule.types))])
+        pattern = rule.at(types, None)
+        again = None if pattern is None else _solve_call(pattern, node, None, {}, self)
+        if again is None or not rule.holes:
+            return again
+        holes: dict[Any, Any] = {name: again[name] for name in rule.holes}
+        exact = rule.at(tuple([again[index].type for index in range(len(types))]), holes)
+        last = None if exact is None else _solve_call(exact, node, None, {}, self)
+        return None if last is None else {**last, **holes}
 
     def _kind(self, atom: Atom) -> Kind:
         node = self.maker(atom)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -34,9 +35,16 @@ class Trace:
     name: str = "trace"
     stages: bool = False
     """Whether calls without operands are recorded instead of computed."""
+    claims: bool = False
+    """Whether it records what is done inside it to tensors of traces outside, too."""
     adopts: bool = False
     """Whether handles that are written to become state of the traced program."""
     location: Location | None = None
+
+    @cached_property
+    def parts(self) -> dict[str, int]:
+        """How often each part was entered; see scoping.py."""
+        return {}
 
     def process(
         self, primitive: Any, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any

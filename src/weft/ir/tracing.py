@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import ArgumentError
-from weft.core.locations import user_location
+from weft.core.locations import node_location
+from weft.core.scopes import scopes
 from weft.core.types import TensorType
 from weft.ir.dispatch import bind, running
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
@@ -30,8 +31,10 @@ from weft.ir.walking import is_pure
 class Staged(Traced):
     """A tensor that stands for a variable of the graph being recorded."""
 
-    __slots__ = ("variable",)
+    __slots__ = ("module", "variable")
     variable: Variable
+    module: str
+    """The module it was computed in; what goes back through it belongs there, too."""
 
 
 class GraphTrace(Trace):
@@ -52,6 +55,7 @@ class GraphTrace(Trace):
         value.trace = self
         value.type = variable.type
         value.variable = variable
+        value.module = scopes.module
         return wrap(value)
 
     def atom(self, tensor: Tensor) -> Atom:
@@ -86,7 +90,7 @@ class GraphTrace(Trace):
         kinds = types if primitive.multiple else (types,)
         results = tuple(Variable(kind) for kind in kinds)
         atoms = tuple(self.atom(operand) for operand in operands)
-        self.nodes.append(GraphNode(primitive, atoms, params, results, user_location()))
+        self.nodes.append(GraphNode(primitive, atoms, params, results, node_location()))
         if primitive.multiple:
             return tuple(self.tensor(result) for result in results)
         return self.tensor(results[0])
@@ -113,15 +117,17 @@ class Closure:
         return self.graph.inputs[len(self.graph.inputs) - len(self.captured) :]
 
 
-def trace(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Closure:
-    """The graph of f on arguments of these types."""
+def trace(
+    f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType], *, whole: bool = False
+) -> Closure:
+    """The graph of f on arguments of these types; `whole` keeps what no output needs."""
     recorder = GraphTrace()
     with running(recorder):
         inputs = [Variable(kind) for kind in types]
         results = f(*[recorder.tensor(variable) for variable in inputs])
         outputs = tuple(recorder.atom(result) for result in results)
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
-    return Closure(live(graph), tuple(recorder.captured))
+    return Closure(graph if whole else live(graph), tuple(recorder.captured))
 
 
 def live(graph: Graph) -> Graph:

@@ -172,7 +172,10 @@ def _diagonal(
 
 
 def batch_broadcast(
-    primitive: Primitive, operands: tuple[Tensor, ...], axes: tuple[int | None, ...]
+    primitive: Primitive,
+    operands: tuple[Tensor, ...],
+    axes: tuple[int | None, ...],
+    **params: Any,
 ) -> tuple[Tensor, int]:
     """A batching rule for operands that broadcast.
 
@@ -182,9 +185,9 @@ def batch_broadcast(
     known = {axis for _, axis in pairs if axis is not None}
     ranks = {operand.ndim for operand, axis in pairs if axis is not None}
     if len(known) == len(ranks) == 1 and all(a is not None or o.ndim == 0 for o, a in pairs):
-        return apply(primitive, *operands), known.pop()
+        return apply(primitive, *operands, **params), known.pop()
     rank = max(operand.ndim - (axis is not None) for operand, axis in pairs)
-    return apply(primitive, *[_aligned(o, a, rank) for o, a in pairs]), 0
+    return apply(primitive, *[_aligned(o, a, rank) for o, a in pairs], **params), 0
 
 
 def _aligned(operand: Tensor, axis: int | None, rank: int) -> Tensor:
