@@ -9,7 +9,6 @@ import pytest
 import weft as wf
 from weft.cli.programs import PROGRAMS
 
-
 GUESSING = {"digits": math.log(10), "lenet": math.log(10), "iris": math.log(3), "housing": 590.0}
 
 

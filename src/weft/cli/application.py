@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import commands, machine
+from weft.cli import commands, looking, machine
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -34,9 +34,22 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft train mine.py --epochs 5 --set lr=0.01 --folder run
   weft train --config run.toml --resume
   weft eval mine.py --folder run
-  weft show mine.py --graph mine.html
+  weft show mine.py:net --input 1x3x224x224 -o net.html
+  weft check mine.py:net --input float32:batch,784
   weft info"""
 
+SHOW = """Print the summary of a model, and write a picture of its graph.
+
+  weft show model.py:net --input 1x3x224x224 -o net.html
+  weft show model.py:net --input 8x784 --train --loss cross_entropy --target int64:8 -o step.html"""
+
+CHECK = """Look for mistakes: types, shapes, unused parameters, lost values, gradients that are
+always zero, dtype and broadcast surprises, dead branches. Exits with 1 where there are errors.
+
+  weft check model.py:net --input float32:batch,784
+  weft check model.py:net --input float32:batch,784 --loss cross_entropy --target int64:batch"""
+
+NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
 PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
 
 TRAIN = """Train a program: a registered name, or a Python file that defines
@@ -87,9 +100,8 @@ def parser() -> Parser:
     _add_program(predict)
     predict.add_argument("--input", metavar="FILE", help="inputs: .npy, .npz or .csv")
     predict.add_argument("--output", metavar="FILE.npy", help="where to write; else printed")
-    show = _command(kinds, "show", "the summary of a program's model, and a picture", commands.show)
-    _add_program(show)
-    show.add_argument("--graph", metavar="FILE.html", help="write a picture of its graph")
+    _add_show(kinds)
+    _add_check(kinds)
     bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
     bench.add_argument("name", nargs="?", help="which; without it, the list of them")
     bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
@@ -121,6 +133,37 @@ def _add_program(command: ArgumentParser) -> None:
     command.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
     command.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of build")
     command.add_argument("--batch-size", type=int, default=32, metavar="N")
+
+
+def _add_show(kinds: _SubParsersAction[Any]) -> None:
+    show = _command(
+        kinds, "show", "the summary of a model, and a picture of it", looking.show, SHOW
+    )
+    _add_program(show)
+    _add_inputs(show)
+    add = show.add_argument
+    add("-o", "--graph", metavar="FILE", help="write a picture: .html, .svg, .dot")
+    add("--train", action="store_true", help="a whole training step: backward and update, too")
+    add("--tensorboard", metavar="FOLDER", help="write the graph for TensorBoard")
+    add("--no-measure", action="store_true", help="do not run it to time its kernels")
+
+
+def _add_check(kinds: _SubParsersAction[Any]) -> None:
+    check = _command(
+        kinds, "check", "look for mistakes without running anything", looking.check, CHECK
+    )
+    check.add_argument("program", help=NETWORK_HELP)
+    check.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of build")
+    _add_inputs(check)
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--strict", action="store_true", help="fail on warnings, too")
+
+
+def _add_inputs(command: ArgumentParser) -> None:
+    add = command.add_argument
+    add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
+    add("--loss", metavar="NAME", help="of wf.nn.functional, or of the file")
+    add("--target", action="append", metavar="TYPE", help="of what the loss compares with")
 
 
 def _add_train(kinds: _SubParsersAction[Any]) -> None:

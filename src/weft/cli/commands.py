@@ -21,10 +21,9 @@ import weft as wf
 from weft.cli.configuration import Configuration, configured
 from weft.cli.loading import NEEDED, load, require
 from weft.cli.mistakes import Mistake, unknown_key
-from weft.train.batches import as_loader, batches_of, split
 from weft.train.packing import unpack
 
-__all__ = ["bench", "evaluate", "predict", "show", "train"]
+__all__ = ["bench", "evaluate", "predict", "train", "trained"]
 
 
 def say(text: str) -> None:
@@ -83,7 +82,7 @@ def _trainer(parts: Mapping[str, Any], chosen: Configuration) -> Any:
 
 def evaluate(flags: Namespace) -> int:
     """`weft eval`."""
-    trainer, parts = _trained(flags)
+    trainer, parts = trained(flags)
     held_out = "validation_data" if parts.get("validation_data") is not None else "train_data"
     require(parts, flags.program, "loss", held_out)
     found = rounded(trainer.evaluate(parts[held_out], batch_size=flags.batch_size))
@@ -98,7 +97,7 @@ def evaluate(flags: Namespace) -> int:
 
 def predict(flags: Namespace) -> int:
     """`weft predict`."""
-    trainer, parts = _trained(flags)
+    trainer, parts = trained(flags)
     if flags.input:
         data = wf.asarray(_read_array(Path(flags.input)))
     else:
@@ -115,33 +114,6 @@ def predict(flags: Namespace) -> int:
         rows = array.reshape(len(array), -1).tolist()
         say("\n".join(",".join(f"{x:.6g}" for x in row) for row in rows))
     return 0
-
-
-def show(flags: Namespace) -> int:
-    """`weft show`."""
-    _, parts = _trained(flags)
-    model, inputs = parts["model"], _example(parts, flags)
-    if inputs is not None and hasattr(type(model), "summary"):
-        say(str(model.summary(*inputs)))
-    else:
-        count = sum(int(p.size) for p in model.parameters())
-        say(f"{model}\n{count:,} parameters")
-    if flags.graph:
-        if inputs is None:
-            raise Mistake(f"{flags.program} has no train_data, so the sizes of inputs are unknown")
-        model.eval()
-        explained = wf.jit(lambda net, *given: net(*given)).explain(model, *inputs)
-        say(f"graph: {wf.tools.show(explained, flags.graph)}")
-    return 0
-
-
-def _example(parts: Mapping[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
-    """The inputs of the first batch, if there are data."""
-    data = parts.get("train_data")
-    if data is None:
-        return None
-    loader = as_loader("show", data, flags.batch_size, shuffle=False, seed=None)
-    return split(next(iter(batches_of("show", loader))))[0]
 
 
 def bench(flags: Namespace) -> int:
@@ -163,7 +135,7 @@ def bench(flags: Namespace) -> int:
     return 0
 
 
-def _trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
+def trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
     """The program, with the weights of a checkpoint if a folder is named."""
     chosen = configured(Namespace(program=flags.program, set=flags.set))
     parts = load(chosen.program, chosen.set)

@@ -83,7 +83,8 @@ def shakespeare(
 def next_token_loss(scores: wf.Tensor, targets: wf.Tensor) -> wf.Tensor:
     """Cross entropy of scores [batch, time, vocabulary] and targets [batch, time]."""
     flat = wf.reshape(scores, (-1, scores.shape[-1]))
-    return wf.nn.functional.cross_entropy(flat, wf.reshape(targets, (-1,)))
+    loss: wf.Tensor = wf.nn.functional.cross_entropy(flat, wf.reshape(targets, (-1,)))
+    return loss
 
 
 PROGRAMS: dict[str, Callable[..., Program]] = {

@@ -13,9 +13,11 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FrameType
+
+from weft.core.scopes import FORWARD, scopes
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -34,6 +36,9 @@ class Location:
     function: str
     column: int | None = None
     end_column: int | None = None
+    module: str = field(default="", compare=False)
+    """The modules that were being called, outermost first, joined by slashes."""
+    phase: str = field(default=FORWARD, compare=False)
 
     def __str__(self) -> str:
         return f"{_short(self.file)}:{self.line}, in {self.function}"
@@ -54,13 +59,23 @@ class Location:
 
 PLACES = 8192
 """How many places are remembered: finding the columns of one takes a walk over its function."""
-_places: dict[tuple[int, int], tuple[CodeType, Location]] = {}
-"""Places by code and instruction; the code is held, so that its identity stays its own."""
+_places: dict[tuple[int, int, str, str], tuple[CodeType, Location]] = {}
+"""Places by code, instruction and scope; the code is held, so that its identity stays its own."""
 
 
 def user_location() -> Location | None:
     """Where the innermost frame outside this package is, or None when there is none."""
     frame = user_frame()
+    return None if frame is None else frame_location(frame)
+
+
+def node_location() -> Location | None:
+    """The same for a node that is traced; in a scope there is one where all frames are internal."""
+    frame = user_frame()
+    if frame is None and (scopes.module or scopes.phase != FORWARD):
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            frame = frame.f_back
     return None if frame is None else frame_location(frame)
 
 
@@ -81,14 +96,14 @@ def is_internal(filename: str) -> bool:
 def frame_location(frame: FrameType) -> Location:
     """The place a frame is at, with columns."""
     code = frame.f_code
-    key = id(code), frame.f_lasti
+    key = id(code), frame.f_lasti, scopes.module, scopes.phase
     known = _places.get(key)
     if known is None:
         if len(_places) >= PLACES:
             _places.clear()
         line, column, end_column = _position(code, frame.f_lasti)
         line = line or frame.f_lineno
-        place = Location(code.co_filename, line, code.co_name, column, end_column)
+        place = Location(code.co_filename, line, code.co_name, column, end_column, *key[2:])
         known = _places[key] = code, place
     return known[1]
 

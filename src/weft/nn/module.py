@@ -44,10 +44,12 @@ from weft.nn.layout import (
     role_of,
     take_apart,
 )
+from weft.nn.naming import called
 from weft.nn.state import Mismatch, check_state, nearest, written
 from weft.nn.summary import Summary, summarize
 
 Hook = Callable[..., Any]
+is_tracing = wf.ir.is_tracing
 _numbers = count()
 
 
@@ -107,6 +109,14 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` between the hooks."""
+        if wf.staging.BUILDING and wf.staging.entered() is not None:
+            wf.graph.adopt(self)
+        if is_tracing():
+            with called(self):
+                return self._run(args, kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for hook in tuple(self._pre_hooks.values()):
             changed = hook(self, args)
             if changed is not None:
@@ -442,6 +452,8 @@ def functional_call(net: Module, params: Any, *args: Any, **kwargs: Any) -> Any:
     >>> functional_call(net, {"weight": wf.tensor([[2.0, 3.0]])}, wf.tensor([1.0, 10.0])).tolist()
     [32.0]
     """
+    if not isinstance(net, Module):
+        raise _no_module(net)
     layout = lay_out(net)
     tensors = list(layout.tensors)
     places = {place.name: place for place in layout.places}
@@ -450,6 +462,16 @@ def functional_call(net: Module, params: Any, *args: Any, **kwargs: Any) -> Any:
             raise _unknown_name("functional_call", name, places)
         tensors[places[name].index] = _fitting(places[name], layout.tensors, value)
     return put_together(layout.skeleton, tensors)(*args, **kwargs)
+
+
+def _no_module(net: Any) -> wf.ArgumentTypeError:
+    return wf.ArgumentTypeError(
+        "functional_call",
+        "this is no module",
+        expected="a wf.nn.Module",
+        got={"net": net},
+        fix="call a plain function as it is: f(params, x)",
+    )
 
 
 def _named(params: Any) -> Iterator[tuple[str, Any]]:

@@ -1,374 +1,399 @@
-"""Drawing a graph as SVG: nodes with their constants, types on the edges, kernels as boxes.
+"""Drawing a picture as SVG: what the page shows at first, modules open as far as can be read.
+
+Forward goes down on the left, backward goes up beside it, updates stand on the right. A group is
+laid out by itself, with ports for what comes in and goes out, and then as one box in its own group.
 
 >>> import weft as wf
->>> from weft.tools.drawing import Drawing
->>> drawing = Drawing(wf.ir.trace(lambda x: x * 2, wf.spec("float32", (3,))))
->>> [detail["title"] for detail in drawing.details()]
-['input a', 'multiply', 'output 0']
+>>> from weft.tools.drawing import svg_text
+>>> from weft.tools.picture import Picture
+>>> graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", (3,)))
+>>> svg_text(Picture(graph), "double").count('class="node')
+3
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 from typing import Any
 
-import weft as wf
-from weft.tools.layout import Edge, Point, layered
+from weft.tools.dot import COLOURS
+from weft.tools.layout import Layout, Point, layered
+from weft.tools.picture import PHASES, Item, Part, Picture, cut, place_text
 
-__all__ = ["Drawing"]
+__all__ = ["Drawing", "svg_text"]
 
 CHARACTER = 7.25
-"""The width of a character of the page's font, in its size for titles; small ones are narrower."""
-SMALL = 0.82
-LINE = 16.0
-LONGEST = 34
-"""How many characters of a node's constants and parameters are shown."""
+"""The width of a character of the font, in its size for titles; small ones are narrower."""
+SMALL = 6.1
 MARGIN = 14.0
 PORT = 8.0
-TITLE = 22.0
+TITLE = 24.0
+GAP = 70.0
+MANY = 60
+"""How many items may be seen before modules stay closed."""
+STYLE = """
+svg { background: #fff; }
+text { font: 12px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #22262d;
+  text-anchor: middle; }
+text.small, text.type { font-size: 10px; fill: #717885; }
+text.type { paint-order: stroke; stroke: #fff; stroke-width: 3px; }
+text.name { font-weight: 600; }
+.open text { text-anchor: start; font-weight: 600; }
+.open.phase text { font: 700 17px system-ui, sans-serif; }
+.open rect { fill-opacity: .3; stroke-opacity: .5; }
+.edge { fill: none; stroke: #9aa1ac; stroke-width: 1.2px; marker-end: url(#arrow); }
+.edge.across { opacity: .3; marker-end: none; }
+"""
 
-Kernel = tuple[str, str, Sequence[Any], str]
-"""A name, a kind, the nodes in it, and what is known of it."""
+Key = int | tuple[Any, ...]
+"""An item by number, a group by its phase and path, or a port."""
+
+
+def svg_text(picture: Picture, title: str) -> str:
+    """A picture as one SVG file that needs nothing else."""
+    drawing = Drawing(picture)
+    width, height = drawing.width + 2 * MARGIN, drawing.height + 2 * MARGIN
+    box = f'viewBox="{-MARGIN:g} {-MARGIN:g} {width:.0f} {height:.0f}"'
+    return "".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {box} width="{width:.0f}" ',
+            f'height="{height:.0f}"><title>{escape(title)}</title><style>{STYLE}</style>',
+            '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" ',
+            'markerHeight="6" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#9aa1ac"/></marker>',
+            f"</defs>{drawing.svg()}</svg>\n",
+        ]
+    )
 
 
 @dataclass
-class Shape:
-    """What is drawn as one box: an input, a node or an output."""
+class Group:
+    """A phase, a module, a line or a kernel: what is directly inside, and how much in all."""
 
-    title: str
-    kind: str
-    small: str = ""
-    label: str = ""
-    """What is written under it, on the edges that leave it: the values and their types."""
-    text: str = ""
-    where: str = ""
-    source: str = ""
-    kernel: int = -1
-    centre: Point = (0.0, 0.0)
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """Its width and height; what is written under it needs room too."""
-        titles = len(self.title) * CHARACTER
-        wide = max(titles, SMALL * CHARACTER * max(len(self.small), len(self.label) - 4))
-        return wide + 20, LINE * (1 + bool(self.small)) + 12
-
-
-@dataclass
-class Box:
-    """A kernel: the shapes in it, its title, and where it is."""
-
+    key: tuple[Any, ...]
     name: str
-    kind: str
-    text: str
-    members: list[int] = field(default_factory=list)
+    phase: str
+    inside: list[Key] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass
+class Frame:
+    """An open group: where everything stands, relative to its corner."""
+
+    size: Point
+    centres: dict[Any, Point]
+    routes: dict[tuple[Any, Any], list[Point]]
+    frames: dict[Key, Frame]
     corner: Point = (0.0, 0.0)
-    size: Point = (0.0, 0.0)
 
 
 class Drawing:
-    """A graph with places for its nodes; with kernels, their nodes lie together."""
+    """A picture with a place for everything that is seen of it."""
 
-    def __init__(self, graph: wf.ir.Graph, kernels: Sequence[Kernel] = ()) -> None:
-        self.graph = graph
-        self.count = len(graph.nodes)
-        self.names = wf.ir.name_variables(graph)
-        self.shapes: list[Shape] = []
-        self.edges: list[tuple[int, int, str]] = []
-        self.boxes = [Box(name, kind, text) for name, kind, _, text in kernels]
-        self.routes: dict[Edge, list[Point]] = {}
-        self._add_shapes([nodes for _, _, nodes, _ in kernels])
+    def __init__(self, picture: Picture, many: int = MANY) -> None:
+        self.picture = picture
+        self.groups: dict[tuple[Any, ...], Group] = {}
+        self._add_groups()
+        self.open = self._opened(many)
+        self.boxes: dict[Key, tuple[float, float, float, float]] = {}
+        self.frames: dict[Key, Frame] = {}
+        self.inside: dict[Key, dict[tuple[Any, Any], None]] = {}
+        self.edges: dict[tuple[Key, Key], list[tuple[Key, Any, Any]]] = {}
+        self.labels: dict[Key, dict[str, None]] = {}
+        for source, target, value in picture.edges:
+            self._add_edge(source, target, value)
         self.width, self.height = self._place()
 
-    # --- what there is -----------------------------------------------------------------------
+    # --- what is seen ------------------------------------------------------------------------
 
-    def _add_shapes(self, kernels: Sequence[Sequence[Any]]) -> None:
-        """Inputs, nodes and outputs, so that every edge goes from an earlier to a later one.
+    def _add_groups(self) -> None:
+        for phase in PHASES:
+            if any(item.phase == phase for item in self.picture.items):
+                self.groups[(phase,)] = Group((phase,), phase, phase)
+        for number, item in enumerate(self.picture.items):
+            chain = self._chain(item)
+            for outer, inner in pairwise(chain):
+                if inner not in self.groups:
+                    part: Part = item.path[len(inner) - 2]
+                    self.groups[inner] = Group(inner, part.name, item.phase)
+                    self.groups[outer].inside.append(inner)
+            self.groups[chain[-1]].inside.append(number)
+            for key in chain:
+                self.groups[key].size += item.kind not in ("input", "output")
 
-        What several kernels compute, each for itself, is drawn in each of them.
-        """
-        made: dict[Any, int] = {}
-        for variable in self.graph.inputs:
-            made[variable] = len(self.shapes)
-            name = self.names[variable]
-            self.shapes.append(Shape(f"input {name}", "input", label=str(variable.type)))
-        fused = {node for nodes in kernels for node in nodes}
-        rest = [node for node in self.graph.nodes if node not in fused]
-        for number, nodes in enumerate(kernels):
-            rest = self._add_ready(rest, made)
-            inside = dict(made)
-            for node in nodes:
-                self._add_node(node, inside, number)
-            made = {**inside, **made}
-        for node in rest:
-            self._add_node(node, made)
-        for position, atom in enumerate(self.graph.outputs):
-            self.shapes.append(Shape(f"output {position}", "output", label=""))
-            self._join(atom, made)
+    def _chain(self, item: Item) -> list[tuple[Any, ...]]:
+        """The groups that an item lies in, outermost first."""
+        whole = (item.phase, *item.path)
+        return [whole[: depth + 1] for depth in range(len(whole))]
 
-    def _add_ready(self, nodes: list[Any], made: dict[Any, int]) -> list[Any]:
-        """Add the nodes whose operands are there; those that are left."""
-        left = []
-        for node in nodes:
-            if all(atom in made for atom in node.operands if atom in self.names):
-                self._add_node(node, made)
+    def _opened(self, many: int) -> set[Key]:
+        """The groups that are open: level by level, as long as it can be read."""
+        found: set[Key] = {key for key in self.groups if len(key) == 1}
+        level = [key for key in self.groups if len(key) == 1]
+        while level:
+            inner = [k for key in level for k in self.groups[key].inside if isinstance(k, tuple)]
+            level = [key for key in inner if key[-1].kind == "module"]
+            if len(self._seen(found | set(level))) > many:
+                break
+            found |= set(level)
+        everything: set[Key] = set(self.groups)
+        return everything if len(self._seen(everything)) <= many else found
+
+    def _seen(self, is_open: set[Key]) -> list[Key]:
+        stack: list[Key] = [key for key in self.groups if len(key) == 1]
+        found: list[Key] = []
+        while stack:
+            key = stack.pop()
+            if isinstance(key, tuple) and key in is_open:
+                stack += self.groups[key].inside
             else:
-                left.append(node)
-        return left
+                found.append(key)
+        return found
 
-    def _add_node(self, node: Any, made: dict[Any, int], kernel: int = -1) -> None:
-        place = node.location
-        self.shapes.append(
-            Shape(
-                node.primitive.name,
-                _kind(node),
-                small=_cut(", ".join([*self._constants(node), *_parameters(node)])),
-                label=", ".join(f"{self.names[r]}: {r.type}" for r in node.results),
-                text=self._text(node),
-                where="" if place is None else str(place),
-                source="" if place is None else place.source(),
-                kernel=kernel,
-            )
-        )
-        for atom in dict.fromkeys(node.operands):
-            self._join(atom, made)
-        made.update((result, len(self.shapes) - 1) for result in node.results)
+    def _shown(self, number: int) -> Key:
+        """What stands for an item: itself, or the outermost closed group that it is in."""
+        chain = self._chain(self.picture.items[number])
+        return next((key for key in chain if key not in self.open), number)
 
-    def _join(self, atom: Any, made: dict[Any, int]) -> None:
-        """An edge from where a value is made to the last shape."""
-        if atom in made:
-            self.edges.append((made[atom], len(self.shapes) - 1, self.names[atom]))
+    def _home(self, key: Key) -> list[tuple[Any, ...]]:
+        """The open groups around something, outermost first."""
+        if isinstance(key, tuple):
+            return [key[: depth + 1] for depth in range(len(key) - 1)]
+        return self._chain(self.picture.items[key])
 
-    def _constants(self, node: Any) -> list[str]:
-        return [self._atom(a) for a in node.operands if a not in self.names]
+    def _phase(self, key: Key) -> str:
+        return str(key[0]) if isinstance(key, tuple) else self.picture.items[key].phase
 
-    def _atom(self, atom: Any) -> str:
-        if atom in self.names:
-            return self.names[atom]
-        return f"{atom.value.item():.6g}" if atom.value.ndim == 0 else f"constant {atom.type}"
+    def _add_edge(self, source: int, target: int, value: int) -> None:
+        a, b = self._shown(source), self._shown(target)
+        if a == b:
+            return
+        across = self._phase(a) != self._phase(b)
+        kind = self.picture.items[source].values[value][1]
+        if not across or a not in self.labels:
+            self.labels.setdefault(a, {})[kind] = None
+        if (a, b) not in self.edges:
+            self.edges[a, b] = [] if across else self._legs(a, b)
 
-    def _text(self, node: Any) -> str:
-        results = ", ".join(f"{self.names[r]}: {r.type}" for r in node.results)
-        operands = [self._atom(atom) for atom in node.operands]
-        return f"{results} = {node.primitive.name}({', '.join([*operands, *_parameters(node)])})"
+    def _legs(self, a: Key, b: Key) -> list[tuple[Key, Any, Any]]:
+        """The parts of an edge's way: out of its groups, across, and into those it ends in."""
+        up, down = [*self._home(a), a], [*self._home(b), b]
+        shared = 0
+        while up[shared + 1] == down[shared + 1]:
+            shared += 1
+        legs: list[tuple[Key, Any, Any]] = [
+            (up[level], up[level + 1], ("out", a)) for level in range(len(up) - 2, shared, -1)
+        ]
+        legs.append((up[shared], up[shared + 1], down[shared + 1]))
+        legs += [
+            (down[level], ("in", a), down[level + 1]) for level in range(shared + 1, len(down) - 1)
+        ]
+        for group, start, end in legs:
+            self.inside.setdefault(group, {})[start, end] = None
+        return legs
 
-    # --- where it is -------------------------------------------------------------------------
+    # --- where it stands ---------------------------------------------------------------------
 
     def _place(self) -> Point:
-        sizes = [shape.size for shape in self.shapes]
-        pairs = [(source, target) for source, target, _ in self.edges]
-        if not self.boxes:
-            layout = layered(sizes, pairs)
-            for shape, centre in zip(self.shapes, layout.centres, strict=True):
-                shape.centre = centre
-            self.routes = layout.routes
-            return layout.width, layout.height
-        return self._place_boxes(sizes, pairs)
+        """Phases side by side; forward and backward end at the same height."""
+        columns: list[Key] = [key for key in self.groups if len(key) == 1]
+        frames = [self._frame(key) for key in columns]
+        tallest = max((frame.size[1] for frame in frames), default=0.0)
+        x = 0.0
+        for key, frame in zip(columns, frames, strict=True):
+            below = 0.0 if self._phase(key) == PHASES[2] else tallest - frame.size[1]
+            self._put(key, frame, (x, below))
+            x += frame.size[0] + GAP
+        return max(0.0, x - GAP), tallest
 
-    def _place_boxes(self, sizes: list[tuple[float, float]], pairs: list[Edge]) -> Point:
-        """Kernels are laid out by themselves, and then as nodes among the others."""
-        units = self._units(sizes, pairs)
-        unit_of = {member: n for n, unit in enumerate(units) for member in unit.members}
-        crossing = {(unit_of[a], unit_of[b]) for a, b in pairs if unit_of[a] != unit_of[b]}
-        outer = layered([unit.size for unit in units], sorted(crossing), down=56.0)
-        for unit, centre in zip(units, outer.centres, strict=True):
-            unit.centre = centre
-            for member in unit.members:
-                self.shapes[member].centre = unit.place(member)
-            if unit.boxed:
-                box = self.boxes[self.shapes[unit.members[0]].kernel]
-                box.members, box.corner, box.size = unit.members, unit.corner, unit.size
-        for a, b in pairs:
-            first, last = units[unit_of[a]], units[unit_of[b]]
-            if first is last:
-                self.routes[a, b] = first.within(a, b)
+    def _frame(self, key: Key) -> Frame:
+        assert isinstance(key, tuple)
+        group, pairs = self.groups[key], list(self.inside.get(key, {}))
+        ends = dict.fromkeys(end for pair in pairs for end in pair)
+        entering = [end for end in ends if isinstance(end, tuple) and end[0] == "in"]
+        leaving = [end for end in ends if isinstance(end, tuple) and end[0] == "out"]
+        keys = _ordered(group.inside, pairs)
+        frames = {k: self._frame(k) for k in keys if k in self.open}
+        everything = [*entering, *keys, *leaving]
+        index = {each: place for place, each in enumerate(everything)}
+        sizes = [(PORT, 0.0)] * len(entering)
+        sizes += [frames[k].size if k in frames else self._size(k) for k in keys]
+        sizes += [(PORT, 0.0)] * len(leaving)
+        turned = [(index[a], index[b]) for a, b in pairs]
+        layout = layered(
+            sizes,
+            [(min(pair), max(pair)) for pair in turned],
+            across=22.0,
+            top=len(entering),
+            bottom=len(leaving),
+            widest=560.0 if group.phase == PHASES[2] else 1500.0,
+        )
+        return self._framed(group, layout, everything, pairs, turned, frames)
+
+    def _framed(
+        self,
+        group: Group,
+        layout: Layout,
+        everything: Sequence[Any],
+        pairs: Sequence[tuple[Any, Any]],
+        turned: Sequence[tuple[int, int]],
+        frames: dict[Key, Frame],
+    ) -> Frame:
+        """A layout with a title above it and a margin around it; backward is turned over."""
+        whole = len(group.key) == 1
+        least = 160.0 if whole else len(group.name) * CHARACTER + 44
+        width = max(layout.width + 2 * MARGIN, least)
+        labels = 16.0 if group.phase == PHASES[1] else 0.0  # stand above the uppermost
+        head = (40.0 if whole else TITLE + MARGIN) + labels
+        left = (width - layout.width) / 2
+
+        def moved(point: Point) -> Point:
+            y = layout.height - point[1] if group.phase == PHASES[1] else point[1]
+            return left + point[0], head + y
+
+        routes = {}
+        for pair, (a, b) in zip(pairs, turned, strict=True):
+            route = layout.routes[min(a, b), max(a, b)]
+            routes[pair] = [moved(point) for point in (route if a < b else reversed(route))]
+        centres = {k: moved(centre) for k, centre in zip(everything, layout.centres, strict=True)}
+        return Frame((width, layout.height + head + MARGIN + 4), centres, routes, frames)
+
+    def _put(self, key: Key, frame: Frame, corner: Point) -> None:
+        frame.corner = corner
+        self.frames[key] = frame
+        self.boxes[key] = (*corner, *frame.size)
+        for inner, (x, y) in frame.centres.items():
+            if isinstance(inner, tuple) and inner[0] in ("in", "out"):
+                continue
+            width, height = frame.frames[inner].size if inner in frame.frames else self._size(inner)
+            place = corner[0] + x - width / 2, corner[1] + y - height / 2
+            if inner in frame.frames:
+                self._put(inner, frame.frames[inner], place)
             else:
-                between = outer.routes[unit_of[a], unit_of[b]]
-                self.routes[a, b] = [*first.way_out(a), *between, *last.way_in(a, b)]
-        return outer.width, outer.height
+                self.boxes[inner] = (*place, width, height)
 
-    def _units(self, sizes: list[tuple[float, float]], pairs: list[Edge]) -> list[_Unit]:
-        """Kernels and single shapes, in order."""
-        members: dict[Any, list[int]] = {}
-        for number, shape in enumerate(self.shapes):
-            key = shape.kernel if shape.kernel >= 0 else ("one", number)
-            members.setdefault(key, []).append(number)
-        home = {number: key for key, numbers in members.items() for number in numbers}
-        edges: dict[Any, list[Edge]] = {}
-        for edge in pairs:
-            for key in {home[edge[0]], home[edge[1]]}:
-                edges.setdefault(key, []).append(edge)
-        return [
-            _Unit(numbers, sizes, edges.get(key, []), self._title(numbers))
-            for key, numbers in members.items()
-        ]
-
-    def _title(self, members: Sequence[int]) -> str:
-        """What stands on a kernel; nothing where there is none."""
-        kernel = self.shapes[members[0]].kernel
-        return f"{self.boxes[kernel].name}  {self.boxes[kernel].kind}" if kernel >= 0 else ""
+    def _size(self, key: Key) -> Point:
+        if isinstance(key, tuple):
+            return max(len(self.groups[key].name) * CHARACTER + 30, 110.0), 40.0
+        item = self.picture.items[key]
+        wide = max(len(item.title) * CHARACTER, len(item.small) * SMALL)
+        return wide + 22, 40.0 if item.small else 27.0
 
     # --- what is drawn -----------------------------------------------------------------------
 
     def svg(self) -> str:
-        """Boxes, then edges, then nodes."""
-        parts = [self._box_svg(number, box) for number, box in enumerate(self.boxes) if box.members]
-        parts += [self._edge_svg(*edge) for edge in self.edges]
-        parts += [self._title_svg(number, b) for number, b in enumerate(self.boxes) if b.members]
-        parts += [self._shape_svg(number, shape) for number, shape in enumerate(self.shapes)]
+        """Open groups, then edges, then what is closed."""
+        parts = [self._open_svg(key, box) for key, box in self.boxes.items() if key in self.frames]
+        parts += [self._edge_svg(a, b, legs) for (a, b), legs in self.edges.items()]
+        for key, box in self.boxes.items():
+            if key not in self.frames:
+                parts += [self._closed_svg(key, box), self._label_svg(key, box)]
         return "".join(parts)
 
-    def _box_svg(self, number: int, box: Box) -> str:
-        (x, y), (width, height) = box.corner, box.size
+    def _open_svg(self, key: Key, box: tuple[float, ...]) -> str:
+        assert isinstance(key, tuple)
+        group = self.groups[key]
+        line, fill = COLOURS[group.phase]
+        whole = len(key) == 1
+        below = 27 if whole else 18
         return (
-            f'<g class="box {escape(box.kind)}" data-kernel="{number}">'
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="10"/></g>'
+            f'<g class="open{" phase" if whole else ""}">{_rectangle(box, fill, line, 10)}'
+            f'<text x="{box[0] + 12:.1f}" y="{box[1] + below:.1f}" style="fill:{line}">'
+            f"{escape(group.name)}</text></g>"
         )
 
-    def _title_svg(self, number: int, box: Box) -> str:
-        x, y = box.corner[0] + MARGIN, box.corner[1] + TITLE - 2
-        words = escape(f"{box.name}  {box.kind}")
-        text = f'<text x="{x:.1f}" y="{y:.1f}">{words}</text>'
-        return f'<g class="title" data-kernel="{number}">{text}</g>'
-
-    def _edge_svg(self, source: int, target: int, name: str) -> str:
-        a, b = self.shapes[source], self.shapes[target]
-        start = a.centre[0], a.centre[1] + a.size[1] / 2 + (LINE if a.label else 0)
-        end = b.centre[0], b.centre[1] - b.size[1] / 2
-        points = [start, *self.routes.get((source, target), []), end]
-        path = f"M{start[0]:.1f} {start[1]:.1f}"
-        for (x1, y1), (x2, y2) in pairwise(points):
-            middle = (y1 + y2) / 2
-            path += f"C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
-        return f'<path class="edge" data-from="{source}" data-to="{target}" d="{path}"/>'
-
-    def _shape_svg(self, number: int, shape: Shape) -> str:
-        (x, y), (width, height) = shape.centre, shape.size
-        small, label = escape(shape.small), escape(_cut(shape.label, 60))
-        first = y + (4 if not small else -3)
+    def _closed_svg(self, key: Key, box: tuple[float, ...]) -> str:
+        line, fill = COLOURS[self._phase(key)]
+        if isinstance(key, tuple):
+            title, told = self.groups[key].name, self.groups[key].name
+            small, kind = f"{self.groups[key].size} operations", "group"
+        else:
+            item = self.picture.items[key]
+            title, small, told, kind = item.title, item.small, _told(item), f"node {item.kind}"
+        is_put = "put" in kind
+        x, middle = box[0] + box[2] / 2, box[1] + box[3] / 2
+        name = ' class="name"' if kind == "group" else ""
         parts = [
-            f'<g class="node {shape.kind}" data-node="{number}">',
-            f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width:.1f}"'
-            f' height="{height:.1f}" rx="{height / 2 if "put" in shape.kind else 5:.0f}"/>',
-            f'<text x="{x:.1f}" y="{first:.1f}">{escape(shape.title)}</text>',
+            f'<g class="{kind}"><title>{escape(told)}</title>',
+            _rectangle(box, "#fff" if is_put else fill, line, box[3] / 2 if is_put else 5),
+            f'<text{name} x="{x:.1f}" y="{middle + (-3 if small else 4):.1f}">'
+            f"{escape(title)}</text>",
         ]
         if small:
-            parts.append(f'<text class="small" x="{x:.1f}" y="{y + 12:.1f}">{small}</text>')
-        if label:
-            under = y + height / 2 + 12
-            parts.append(f'<text class="type" x="{x:.1f}" y="{under:.1f}">{label}</text>')
+            under = f'x="{x:.1f}" y="{middle + 12:.1f}"'
+            parts.append(f'<text class="small" {under}>{escape(small)}</text>')
         return "".join([*parts, "</g>"])
 
-    def details(self) -> list[dict[str, Any]]:
-        """What the page tells of each node."""
-        return [
-            {
-                "title": shape.title, "text": shape.text or shape.label, "where": shape.where,
-                "source": shape.source, "kernel": shape.kernel, "at": shape.centre,
-            }
-            for shape in self.shapes
-        ]  # fmt: skip
+    def _label_svg(self, key: Key, box: tuple[float, ...]) -> str:
+        kinds = [kind for kind in self.labels.get(key, {}) if kind]
+        if not kinds:
+            return ""
+        text = cut(kinds[0], 30) + (f"  +{len(kinds) - 1}" if len(kinds) > 1 else "")
+        y = box[1] - 6 if self._phase(key) == PHASES[1] else box[1] + box[3] + 13
+        at = f'x="{box[0] + box[2] / 2:.1f}" y="{y:.1f}"'
+        return f'<text class="type" {at}>{escape(text)}</text>'
 
-    def kernel_details(self) -> list[dict[str, Any]]:
-        """What the page tells of each kernel."""
-        return [
-            {"name": box.name, "kind": box.kind, "text": box.text, "at": [*box.corner, *box.size]}
-            for box in self.boxes
-        ]
+    def _edge_svg(self, a: Key, b: Key, legs: Sequence[tuple[Key, Any, Any]]) -> str:
+        (x1, y1, w1, h1), (x2, y2, w2, h2) = self.boxes[a], self.boxes[b]
+        if not legs:
+            start, end = (x1 + w1, y1 + h1 / 2), (x2, y2 + h2 / 2)
+            middle = (start[0] + end[0]) / 2
+            colour = COLOURS[self._phase(b)][0]
+            return (
+                f'<path class="edge across" style="stroke:{colour}" d="M{start[0]:.1f} '
+                f"{start[1]:.1f}C{middle:.1f} {start[1]:.1f} {middle:.1f} {end[1]:.1f} "
+                f'{end[0]:.1f} {end[1]:.1f}"/>'
+            )
+        up = self._phase(a) == PHASES[1]
+        away = 17.0 if self.labels.get(a) else 0.0
+        first = (x1 + w1 / 2, y1 - away if up else y1 + h1 + away)
+        last = (x2 + w2 / 2, y2 + h2 if up else y2)
+        path = f"M{first[0]:.1f} {first[1]:.1f}"
+        for (xa, ya), (xb, yb) in pairwise([first, *self._way(legs), last]):
+            middle = (ya + yb) / 2
+            path += f"C{xa:.1f} {middle:.1f} {xb:.1f} {middle:.1f} {xb:.1f} {yb:.1f}"
+        return f'<path class="edge" d="{path}"/>'
 
-
-class _Unit:
-    """A kernel or a single shape, laid out by itself.
-
-    Values come into a kernel through ports at its top and leave through ports at its bottom, so
-    that their edges run between the nodes inside.
-    """
-
-    def __init__(
-        self,
-        members: list[int],
-        sizes: Sequence[tuple[float, float]],
-        edges: Sequence[Edge],
-        title: str,
-    ) -> None:
-        self.members = members
-        self.boxed = bool(title)
-        self.centre: Point = (0.0, 0.0)
-        inside = set(members)
-        entering = [a for a, b in edges if a not in inside] if self.boxed else []
-        leaving = [a for a, b in edges if b not in inside] if self.boxed else []
-        order = [*[("in", a) for a in dict.fromkeys(entering)], *members]
-        order += [("out", a) for a in dict.fromkeys(leaving)]
-        self.index: dict[Any, int] = {key: place for place, key in enumerate(order)}
-        ports = len(set(entering)), len(set(leaving))
-        boxes = [(PORT, 0.0)] * ports[0] + [sizes[m] for m in members] + [(PORT, 0.0)] * ports[1]
-        joined = [(self.index[a if a in inside else ("in", a)], self.index[b])
-                  for a, b in edges if b in inside and (self.boxed or a in inside)]  # fmt: skip
-        joined += [(self.index[a], self.index["out", a]) for a in dict.fromkeys(leaving)]
-        self.layout = layered(boxes, joined, across=18.0, top=ports[0], bottom=ports[1])
-        frame = (2 * MARGIN, 2 * MARGIN + TITLE) if self.boxed else (0.0, 0.0)
-        width = max(self.layout.width + frame[0], len(title) * CHARACTER + frame[0])
-        self.size = width, self.layout.height + frame[1]
-
-    @property
-    def corner(self) -> Point:
-        """The upper left corner."""
-        return self.centre[0] - self.size[0] / 2, self.centre[1] - self.size[1] / 2
-
-    def place(self, key: Any) -> Point:
-        """Where a member or a port is."""
-        return self._moved([self.layout.centres[self.index[key]]])[0]
-
-    def within(self, a: int, b: int) -> list[Point]:
-        """The bends of an edge between two members."""
-        return self._route(a, b)
-
-    def way_in(self, a: int, b: int) -> list[Point]:
-        """From the port of a value that comes in to the member that reads it."""
-        return [self.place(("in", a)), *self._route(("in", a), b)] if self.boxed else []
-
-    def way_out(self, a: int) -> list[Point]:
-        """From a member to the port where its value leaves."""
-        return [*self._route(a, ("out", a)), self.place(("out", a))] if self.boxed else []
-
-    def _route(self, a: Any, b: Any) -> list[Point]:
-        return self._moved(self.layout.routes[self.index[a], self.index[b]])
-
-    def _moved(self, points: Sequence[Point]) -> list[Point]:
-        left, top = self.corner
-        x = left + (self.size[0] - self.layout.width) / 2
-        y = top + (MARGIN + TITLE if self.boxed else 0)
-        return [(x + dx, y + dy) for dx, dy in points]
+    def _way(self, legs: Sequence[tuple[Key, Any, Any]]) -> Iterator[Point]:
+        for group, start, end in legs:
+            frame = self.frames[group]
+            points = list(frame.routes[start, end])
+            if isinstance(start, tuple) and start[0] == "in":
+                points.insert(0, frame.centres[start])
+            if isinstance(end, tuple) and end[0] == "out":
+                points.append(frame.centres[end])
+            for x, y in points:
+                yield x + frame.corner[0], y + frame.corner[1]
 
 
-def _kind(node: Any) -> str:
-    """How a node is coloured."""
-    name = node.primitive.name
-    if node.primitive.broadcasts:
-        return "elementwise"
-    if name.startswith(("reduce_", "cumulative_")):
-        return "reduction"
-    return "product" if name.startswith(("dot", "conv_")) or name == "conv" else "movement"
+def _ordered(keys: Sequence[Key], pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
+    """An order in which edges go from earlier to later ones, but for those that close a cycle."""
+    waiting: dict[Any, set[Any]] = {key: set() for key in keys}
+    for a, b in pairs:
+        if a in waiting and b in waiting and a != b:
+            waiting[b].add(a)
+    found: list[Key] = []
+    left = list(keys)
+    while left:
+        ready = next((key for key in left if not waiting[key]), left[0])
+        left.remove(ready)
+        found.append(ready)
+        for others in waiting.values():
+            others.discard(ready)
+    return found
 
 
-def _parameters(node: Any) -> list[str]:
-    return [f"{k}={_value(v)}" for k, v in node.params.items() if not _is_empty(v)]
+def _rectangle(box: tuple[float, ...], fill: str, line: str, round_: float) -> str:
+    x, y, width, height = box
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'rx="{round_:.0f}" fill="{fill}" stroke="{line}"/>'
+    )
 
 
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, tuple) and all(map(_is_empty, value))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, wf.ir.Graph):
-        return f"graph of {len(value.nodes)}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_value, value)) + ("," if len(value) == 1 else "") + ")"
-    return str(getattr(value, "name", value))
-
-
-def _cut(text: str, longest: int = LONGEST) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _told(item: Item) -> str:
+    place = place_text(item.location)
+    return "\n".join([item.text, place, item.location.source()]) if place else item.text

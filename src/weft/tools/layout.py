@@ -27,6 +27,10 @@ BEND = 10.0
 """The width that an edge takes in a layer that it crosses."""
 
 
+LIGHT = 0.02
+"""How much an edge that passes by pulls, beside a node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The centre of each node, the points that each edge goes through, and the size of it all."""
@@ -45,15 +49,18 @@ def layered(
     down: float = 46.0,
     top: int = 0,
     bottom: int = 0,
+    widest: float = 1500.0,
 ) -> Layout:
     """Place nodes of these sizes; `across` and `down` are the gaps between them.
 
-    The first `top` nodes stay in the first layer, the last `bottom` nodes in the last.
+    The first `top` nodes stay in the first layer, the last `bottom` nodes in the last; layers that
+    are wider than `widest` become several.
     """
     if not sizes:
         return Layout([], {}, 0.0, 0.0)
     unique = list(dict.fromkeys(edges))
     layers = _layers(len(sizes), unique, top, bottom)
+    layers = _folded(layers, sizes, top, bottom, widest - across)
     return _Layering(sizes, unique, layers, across, down).layout()
 
 
@@ -163,21 +170,23 @@ class _Layering:
     def _spread(self, row: list[int], x: list[float], wanted: list[float]) -> None:
         """Give a layer's nodes the places nearest to the wanted ones that keep them apart.
 
-        Nodes that would overlap are taken together to a block, which goes to its mean place.
+        Nodes that would overlap are taken together to a block, which goes to its mean place;
+        edges that only pass by give way.
         """
-        blocks: list[tuple[float, int, float]] = []  # where its first node is, how many, its width
+        blocks: list[tuple[float, int, float, float]] = []  # its start, nodes, weight and width
         offsets: list[float] = []
         for node, want in zip(row, wanted, strict=True):
             width = self.sizes[node][0] + self.across
             start, count, total = want - width / 2, 1, width
-            while blocks and blocks[-1][0] + blocks[-1][2] > start:
-                before, many, wide = blocks.pop()
-                start = (before * many + (start - wide) * count) / (many + count)
-                count, total = count + many, total + wide
-            blocks.append((start, count, total))
+            weight = 1.0 if node < self.count else LIGHT
+            while blocks and blocks[-1][0] + blocks[-1][3] > start:
+                before, many, heavy, wide = blocks.pop()
+                start = (before * heavy + (start - wide) * weight) / (heavy + weight)
+                count, total, weight = count + many, total + wide, weight + heavy
+            blocks.append((start, count, weight, total))
             offsets.append(width)
         nodes = iter(zip(row, offsets, strict=True))
-        for start, count, _ in blocks:
+        for start, count, _, _ in blocks:
             for _ in range(count):
                 node, width = next(nodes)
                 x[node] = start + width / 2
@@ -198,6 +207,27 @@ def _layers(count: int, edges: Sequence[Edge], top: int, bottom: int) -> list[in
         layer[node] = max(layer[node], first[node] - 1)
     layer[count - bottom :] = [max(layer)] * bottom
     return layer
+
+
+def _folded(
+    layers: list[int], sizes: Sequence[tuple[float, float]], top: int, bottom: int, widest: float
+) -> list[int]:
+    """The layers, of which those that are too wide are several."""
+    rows: dict[int, list[int]] = defaultdict(list)
+    for node, layer in enumerate(layers):
+        rows[layer].append(node)
+    found = [0] * len(layers)
+    line = 0
+    for layer in sorted(rows):
+        width = 0.0
+        for node in rows[layer]:
+            is_port = node < top or node >= len(layers) - bottom
+            if width and width + sizes[node][0] > widest and not is_port:
+                line, width = line + 1, 0.0
+            width += sizes[node][0]
+            found[node] = line
+        line += 1
+    return found
 
 
 def _straight(points: list[Point]) -> list[Point]:

@@ -1,7 +1,8 @@
-"""A picture of a program: one HTML page that needs nothing else, to look at in a browser.
+"""A picture of a program: one HTML page that needs nothing else, an SVG file, or one for Graphviz.
 
-The page shows the graph as it was recorded, after the passes, and cut into kernels; the views lie
-behind tabs or side by side. It can be moved, zoomed and searched, and every node knows its line.
+The page shows the graph as it was recorded, after the passes, and cut into kernels, collapsed by
+module: what is clicked opens. Forward, backward and update have their own colours, memory is drawn
+over time, and kernels are listed by the time they took, where they were measured.
 
 >>> import tempfile, pathlib
 >>> import weft as wf
@@ -22,79 +23,148 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
-from weft.tools.drawing import Drawing
+from weft.tools.dot import dot_text
+from weft.tools.drawing import svg_text
+from weft.tools.picture import Kernel, Picture, nested_graphs
+from weft.tools.profile import Profile
+from weft.tools.views import memory_data, numbered_places, view_data
 
 __all__ = ["show"]
 
 NESTED = 16
 """How many of the graphs inside of nodes get a tab of their own."""
+ENDINGS = (".html", ".svg", ".dot", ".gv")
 
 
-def show(program: Any, path: str | os.PathLike[str], **sizes: int) -> Path:
-    """Write the page of a graph, or of what `step.explain(*args)` returns; its path.
+def show(
+    program: Any,
+    path: str | os.PathLike[str],
+    *,
+    profile: Profile | None = None,
+    **sizes: int,
+) -> Path:
+    """Write a picture of a graph, or of what `step.explain(*args)` returns; its path.
 
-    A graph whose types hold symbols is compiled, and shown as kernels, if their sizes are given.
+    The file's ending says what is written: .html, .svg, or .dot for Graphviz. `profile`, of calls
+    of the same program, tells how long each kernel took. A graph whose types hold symbols is
+    compiled, and shown as kernels, if their sizes are given.
     """
-    if not isinstance(program, wf.ir.Graph) and not hasattr(program, "kernels"):
-        raise wf.ArgumentTypeError(
+    target = Path(path)
+    explained = explained_or_graph("tools.show", program, sizes)
+    if target.suffix.lower() not in ENDINGS:
+        raise wf.ArgumentError(
             "tools.show",
+            f"files ending in {target.suffix!r} are not written",
+            expected=f"one of {', '.join(ENDINGS)}",
+            got={"path": str(target)},
+            fix=f'wf.tools.show(program, "{target.stem or "step"}.html")',
+        )
+    target.write_text(_written(explained, target, profile), encoding="utf-8")
+    return target
+
+
+def _written(program: Any, target: Path, profile: Profile | None) -> str:
+    if target.suffix.lower() == ".html":
+        return _page(_data(program, profile), target.stem)
+    picture = recorded_picture(program)
+    if target.suffix.lower() == ".svg":
+        return svg_text(picture, target.stem)
+    return dot_text(picture, target.stem)
+
+
+def explained_or_graph(op: str, program: Any, sizes: Mapping[str, int]) -> Any:
+    """An explanation of the program where it can be compiled; else its graph."""
+    if hasattr(program, "kernels"):
+        return program
+    if not isinstance(program, wf.ir.Graph):
+        raise wf.ArgumentTypeError(
+            op,
             "this is neither a graph nor an explanation",
             expected="a graph, or what step.explain(*args) returns",
             got={"program": program},
             fix='wf.tools.show(step.explain(*args), "step.html")',
         )
-    target = Path(path)
-    target.write_text(_page(_views(program, sizes), target.stem), encoding="utf-8")
-    return target
+    is_open = any(not isinstance(d, int) for kind in program.input_types for d in kind.shape)
+    return program if is_open and not sizes else wf.explain(program, **sizes)
 
 
-def _views(program: Any, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """What the tabs show."""
+def recorded_picture(program: Any) -> Picture:
+    """The picture of a program as it was recorded."""
     if isinstance(program, wf.ir.Graph):
-        open_ = any(not isinstance(d, int) for kind in program.input_types for d in kind.shape)
-        if open_ and not sizes:
-            return [_view("recorded", Drawing(program)), *_nested(program)]
-        program = wf.explain(program, **sizes)
-    kernels = [(each.name, each.kind, each.nodes, str(each)) for each in program.kernels]
-    views = [
-        _view("recorded", Drawing(program.graph)),
-        _view("after the passes", Drawing(program.optimized)),
-        _view("kernels", Drawing(program.optimized, kernels)),
-        *_nested(program.optimized),
-    ]
-    changed = [str(each) for each in program.passes if each.rewrites]
-    views[1]["notes"] = "\n".join(["what the passes did", *(changed or ["nothing"])])
-    memory = str(program.memory).partition("\nlive bytes")[0]
-    views[2]["notes"] = "\n".join([str(program).partition("\n\n")[0], "", memory])
-    return views
+        return Picture(program)
+    return Picture(program.graph, (), *program.names)
 
 
-def _nested(graph: wf.ir.Graph) -> Iterator[dict[str, Any]]:
-    """The graphs inside of nodes, such as a loop's body."""
-    inner = [
-        (f"{node.primitive.name} · {key}", each)
-        for node in graph.nodes
-        for key, value in node.params.items()
-        for each in (value if isinstance(value, tuple) else (value,))
-        if isinstance(each, wf.ir.Graph)
-    ]
-    for title, each in inner[:NESTED]:
-        yield _view(title, Drawing(each))
-
-
-def _view(title: str, drawing: Drawing) -> dict[str, Any]:
+def _data(program: Any, profile: Profile | None) -> dict[str, Any]:
+    """Everything that the page shows."""
+    places: dict[Any, int] = {}
+    views = list(_views(program, profile, places))
     return {
-        "title": title,
-        "width": drawing.width,
-        "height": drawing.height,
-        "svg": drawing.svg(),
-        "nodes": drawing.details(),
-        "kernels": drawing.kernel_details(),
-        "notes": f"{drawing.count} nodes",
+        "views": views,
+        "places": numbered_places(places),
+        "memory": None if isinstance(program, wf.ir.Graph) else memory_data(program.memory),
     }
 
 
-def _page(views: list[dict[str, Any]], title: str) -> str:
-    template = files("weft.tools").joinpath("page.html").read_text(encoding="utf-8")
-    data = json.dumps(views, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
-    return template.replace("{{title}}", escape(title)).replace('"{{views}}"', data)
+def _views(
+    program: Any, profile: Profile | None, places: dict[Any, int]
+) -> Iterator[dict[str, Any]]:
+    """What the tabs show."""
+    recorded = view_data("as written", recorded_picture(program), places)
+    graph = program if isinstance(program, wf.ir.Graph) else program.optimized
+    if isinstance(program, wf.ir.Graph):
+        yield recorded
+    else:
+        kernels = [Kernel(k.name, k.kind, k.nodes, str(k)) for k in program.kernels]
+        fused = Picture(program.optimized, kernels, *program.names)
+        optimized = Picture(program.optimized, (), *program.names)
+        yield recorded
+        yield {**view_data("after the passes", optimized, places), "notes": _passes(program)}
+        seconds = [] if profile is None else measured_times(program, profile)
+        shown = view_data("kernels", fused, places, program.kernels, seconds)
+        yield {**shown, "notes": _costs(program)}
+    for title, each in list(nested_graphs(graph))[:NESTED]:
+        yield view_data(title, Picture(each), places)
+
+
+def _passes(program: Any) -> str:
+    changed = [str(each) for each in program.passes if each.rewrites]
+    counts = f"{len(program.optimized.nodes)} operations after the passes"
+    return "\n".join([counts, "", "what the passes did", *(changed or ["nothing"])])
+
+
+def _costs(program: Any) -> str:
+    memory = str(program.memory).partition("\nthe largest values")[0].partition("\nlive bytes")[0]
+    return "\n".join([str(program).partition("\n\n")[0], "", memory])
+
+
+def measured_times(program: Any, profile: Profile) -> list[float]:
+    """The mean time of each kernel of a program in the runs of it that were profiled."""
+    runs: dict[int, list[Any]] = {}
+    for call in profile.calls:
+        runs.setdefault(call.run, []).append(call)
+    names = [kernel.name for kernel in program.kernels]
+    fitting = [r for r in runs.values() if [call.kernel.name for call in r] == names]
+    if not fitting:
+        raise wf.ArgumentError(
+            "tools.show",
+            "the profile holds no whole run of this program",
+            expected=f"a run of {len(names)} kernels",
+            got={"runs": [len(calls) for calls in runs.values()]},
+            fix="with wf.tools.profile() as profile: step(*args)",
+        )
+    return [
+        sum(call.seconds for call in calls) / len(calls) for calls in zip(*fitting, strict=True)
+    ]
+
+
+def _page(data: dict[str, Any], title: str) -> str:
+    folder = files("weft.tools").joinpath("page")
+
+    def part(name: str) -> str:
+        return folder.joinpath(name).read_text(encoding="utf-8")
+
+    script = "".join(part(name) for name in ("layout.js", "scene.js", "page.js"))
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    page = part("page.html").replace("{{style}}", part("page.css")).replace("{{script}}", script)
+    return page.replace("{{title}}", escape(title)).replace('"{{data}}"', text)

@@ -17,15 +17,16 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from weft.train.png import encode
 
-__all__ = ["EventWriter", "crc32c"]
+__all__ = ["EventWriter", "GraphEntry", "crc32c"]
 
 _NUMBERS = count()
 
@@ -107,6 +108,37 @@ def _doubles(field: int, values: Any) -> bytes:
     return _bytes(field, np.asarray(values, "<f8").tobytes())
 
 
+class GraphEntry(NamedTuple):
+    """A node of a graph: its inputs are names, with `:1` behind them for a second result."""
+
+    name: str
+    operation: str
+    inputs: Sequence[str] = ()
+    device: str = ""
+    attributes: Mapping[str, str] = {}
+    shapes: Sequence[Sequence[int]] = ()
+    """The shapes of its results; a size that is not known is -1."""
+
+
+def _node(entry: GraphEntry) -> bytes:
+    """A `NodeDef` message."""
+    parts = [_text(1, entry.name), _text(2, entry.operation)]
+    parts += [_text(3, each) for each in entry.inputs]
+    parts += [_text(4, entry.device)] if entry.device else []
+    parts += [_attribute(key, _text(2, value)) for key, value in entry.attributes.items()]
+    shapes = b"".join(_bytes(7, _shape(shape)) for shape in entry.shapes)
+    parts.append(_attribute("_output_shapes", _bytes(1, shapes)))
+    return b"".join(parts)
+
+
+def _attribute(key: str, value: bytes) -> bytes:
+    return _bytes(5, _text(1, key) + _bytes(2, value))
+
+
+def _shape(shape: Sequence[int]) -> bytes:
+    return b"".join(_bytes(2, _integer(1, size)) for size in shape)
+
+
 class EventWriter:
     """Writes one event file into a folder; every event is flushed, so a live TensorBoard sees it.
 
@@ -161,6 +193,12 @@ class EventWriter:
         colours = 1 if array.ndim == 2 else array.shape[2]
         sizes = _integer(1, height) + _integer(2, width) + _integer(3, colours)
         self._value(tag, _bytes(4, sizes + _bytes(4, encode(array))), step)
+
+    def graph(self, nodes: Iterable[GraphEntry]) -> None:
+        """A graph, which TensorBoard's graph tab draws; slashes in names make it collapsible."""
+        definition = b"".join(_bytes(1, _node(each)) for each in nodes)
+        versions = _bytes(4, _integer(1, 22))
+        self._write(_bytes(4, definition + versions), step=None)
 
     def close(self) -> None:
         """Close the file."""

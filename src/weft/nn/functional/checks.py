@@ -73,7 +73,7 @@ def choose(op: str, name: str, value: Any, choices: Collection[Any]) -> None:
 
 def same_shape(op: str, x: wf.Tensor, target: wf.Tensor) -> None:
     """Refuse a prediction and a target of different shapes, which would broadcast silently."""
-    if x.shape != target.shape:
+    if not wf.staging.same_shape(x.shape, target.shape):
         raise wf.ShapeError(
             op,
             "the prediction and the target have different shapes",

@@ -103,7 +103,7 @@ def _of_probabilities(
     smoothing: float,
     axis: int,
 ) -> wf.Tensor:
-    if logs.shape != target.shape:
+    if not wf.staging.same_shape(logs.shape, target.shape):
         raise _shapes("cross_entropy", logs, target, axis)
     if smoothing:
         target = (1 - smoothing) * target + smoothing / int(logs.shape[axis])
@@ -121,7 +121,7 @@ def _along(weight: wf.Tensor, x: wf.Tensor, axis: int) -> wf.Tensor:
 
 def _check_labels(op: str, logs: wf.Tensor, target: wf.Tensor, axis: int) -> None:
     wanted = (*logs.shape[:axis], *logs.shape[axis + 1 :])
-    if logs.ndim == 0 or target.shape != wanted:
+    if logs.ndim == 0 or not wf.staging.same_shape(target.shape, wanted):
         raise _shapes(op, logs, target, axis)
 
 

@@ -1,0 +1,43 @@
+"""Where in a network something happened: the module that is called, and the phase of a step.
+
+Both are remembered with each node that is traced, in its location; nothing of this is done where
+nothing is traced.
+
+>>> from weft.core.scopes import scope, scopes
+>>> with scope("net/body", phase="backward"):
+...     scopes.module, scopes.phase
+('net/body', 'backward')
+>>> scopes.module, scopes.phase
+('', 'forward')
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+"""The phases of a training step."""
+
+
+class Scopes(threading.local):
+    """What is going on in this thread: a path of modules, joined by slashes, and a phase."""
+
+    module: str = ""
+    phase: str = FORWARD
+
+
+scopes = Scopes()
+
+
+@contextmanager
+def scope(module: str | None = None, phase: str | None = None) -> Iterator[None]:
+    """Say what the nodes traced inside belong to; None leaves it as it is."""
+    before = scopes.module, scopes.phase
+    scopes.module = before[0] if module is None else module
+    scopes.phase = before[1] if phase is None else phase
+    try:
+        yield
+    finally:
+        scopes.module, scopes.phase = before
