@@ -4,6 +4,8 @@
 PYTHON ?= python3
 WORKERS ?= 2
 EXAMPLES ?= 200
+# More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
+PEERS ?=
 
 VENV := .venv/.complete
 VENV_BENCH := .venv-bench/.complete
@@ -17,7 +19,7 @@ help:  ## this list
 
 venv: $(VENV)  ## create .venv with weft (editable), the test tools and the linters
 
-demo: $(VENV)  ## train a small model on data inside the package and show what it learned
+demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
 test: $(VENV)  ## all tests, with coverage of the library
@@ -37,16 +39,19 @@ lint: $(VENV)  ## ruff's rules, ruff's format, mypy in strict mode
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: $(VENV_BENCH)  ## time the eager mode beside PyTorch and JAX (a large download the first time)
+bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyTorch and JAX (a large download the first time); BENCH="--quick"
 	.venv-bench/bin/python benchmarks/eager.py
+	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
 
 docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
 	@set -e; for script in $(wildcard docs/generate_*.py); do \
 	    echo "$$script"; .venv-docs/bin/python $$script; done
 	@.venv-docs/bin/python docs/build_site.py build/site
 
-examples: $(VENV)  ## run every example
-	@set -e; for script in $(wildcard examples/*.py); do \
+examples: $(VENV)  ## run every example in full
+	@set -e; for script in $(wildcard examples/*.py) "examples/digits.py --model lenet" \
+	    "examples/images.py --model vgg19" "examples/diffusion.py --on digits --steps 1000" \
+	    "examples/recommender.py --model dlrm" "examples/text_generation.py --model gpt2"; do \
 	    echo "== $$script"; .venv/bin/python $$script; done
 
 nightly: $(VENV_BENCH) lint examples docs bench  ## all of the above, a long random search, peers as reference
@@ -54,7 +59,7 @@ nightly: $(VENV_BENCH) lint examples docs bench  ## all of the above, a long ran
 	    .venv-bench/bin/python -m pytest -n $(WORKERS)
 
 clean:  ## remove what make created, the environments too
-	rm -rf .venv .venv-bench .venv-docs .venv-bootstrap build dist htmlcov .coverage .coverage.*
+	rm -rf .venv .venv-bench .venv-bench-* .venv-docs .venv-bootstrap build dist htmlcov .coverage .coverage.*
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -66,4 +71,13 @@ $(VENV) $(VENV_BENCH) $(VENV_DOCS): pyproject.toml scripts/create-venv
 	@echo "setting up $(@D) with $(EXTRAS) ..."
 	@scripts/create-venv $(PYTHON) $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# A peer alone, without weft, so that its needs do not meet those of others.
+.venv-bench-tensorflow/.complete: PACKAGES := tensorflow-cpu keras
+.venv-bench-onnxruntime/.complete: PACKAGES := onnxruntime onnx
+.venv-bench-tensorflow/.complete .venv-bench-onnxruntime/.complete: scripts/create-venv
+	@echo "setting up $(@D) with $(PACKAGES) ..."
+	@scripts/create-venv $(PYTHON) $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
 	@touch $@

@@ -1,152 +1,140 @@
-"""Train a small network on handwritten digits and show what it learned.
+"""About a minute of training: a small GPT learns to write like Shakespeare, letter by letter.
 
-Run it with `make demo`. It uses only tensors, operations and `backward`: the layers, the loss and
-the optimiser are the few lines below. The same seed gives the same numbers, run after run.
+Run it with `make demo`. It shows what the network writes before it has learned anything, trains
+with a progress bar on the plays in the package, and shows what it writes then. The loss is drawn
+into a PNG file, and the network is kept as a checkpoint, both in build/demo.
+
+    python examples/demo.py --seconds 300 --width 192 --layers 6     # longer, larger, better
+    python examples/demo.py --resume                                 # go on from the checkpoint
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shakespeare import build, build_optimizer, next_character_loss, write
 
 import weft as wf
-from weft.data.sets import Examples, load_digits
 
-HIDDEN = 64
-CLASSES = 10
-EPOCHS = 30
-BATCH = 32
-LEARNING_RATE = 0.1
-MOMENTUM = 0.9
-SHADES = " .:-=+*#%@"
+PROMPT = "ROMEO:\n"
+RATES = 0.02, 0.005
+"""Learning rates of the matrices and of all other weights."""
 
 
-def main() -> None:
-    """Load, train, report."""
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
+    """Write, learn, write again."""
+    options = parse(arguments)
     wf.random.seed(0)
-    train, test = load_digits()
-    parameters = initial_parameters(train.inputs.shape[1] * train.inputs.shape[2])
-    print(f"{train.labels.size} images to learn from, {test.labels.size} to be tested on")
-    start = time.perf_counter()
-    for epoch, loss in enumerate(fit(parameters, train), 1):
-        show_progress(epoch, loss, time.perf_counter() - start)
-    predicted = predict(parameters, test.inputs)
-    print()
-    show_accuracy(predicted, test.labels)
-    show_confusions(predicted, test.labels)
-    show_digits(predicted, test)
+    text, unseen = wf.data.sets.load_shakespeare()
+    tokenizer = wf.data.CharacterTokenizer.from_text(text, unseen)
+    net = build(tokenizer.vocabulary_size, options)
+    print(f"a GPT of {sum(p.size for p in net.parameters()):,} weights; {len(text):,} characters")
+    show("before", write(net, tokenizer, PROMPT, options.length))
+
+    folder = Path(options.folder)
+    trainer = wf.train.Trainer(
+        net,
+        next_character_loss,
+        build_optimizer(net, *RATES),
+        callbacks=[Clock(options.seconds, options.epochs)],
+        compile=not options.eager,
+        checkpoint_folder=run_folder(folder, options.resume),
+        keep_last=1,
+    )
+    train, held_out = loaders(text, unseen, tokenizer, options)
+    history = trainer.fit(train, validation=held_out, resume=options.resume)
+
+    show("after", write(net, tokenizer, PROMPT, options.length))
+    plot = history.plot(folder / "loss.png")
+    network = trainer.checkpoint_folder.latest()
+    print(f"loss on unseen text: {history.last['val_loss']:.3f} (guessing: {math.log(65):.3f})")
+    print(f"the curve is in {plot}, the network in {network}")
+    print(NEXT)
+    return {"first loss": history["val_loss"][0], "loss": history.last["val_loss"]}
 
 
-def initial_parameters(inputs: int) -> list[wf.Tensor]:
-    """Weights scaled to keep the variance of what passes through them, and biases of zero."""
-    values = [
-        wf.random.normal((inputs, HIDDEN)) * inputs**-0.5,
-        wf.zeros((HIDDEN,)),
-        wf.random.normal((HIDDEN, CLASSES)) * HIDDEN**-0.5,
-        wf.zeros((CLASSES,)),
-    ]
-    return [wf.tensor(value, requires_grad=True) for value in values]
+NEXT = """
+What to try next:
+  python examples/demo.py --resume --seconds 120     go on from the checkpoint
+  python examples/shakespeare.py                     the larger one: a few minutes, loss below 1.6
+  python examples/digits.py --model lenet            images; examples/ has many such files
+  make help                                          everything else"""
 
 
-def forward(parameters: list[wf.Tensor], images: wf.Tensor) -> wf.Tensor:
-    """One score per image and class."""
-    first, first_bias, second, second_bias = parameters
-    pixels = images.reshape((images.shape[0], -1))  # [batch, 64]
-    hidden = wf.tanh(pixels @ first + first_bias)  # [batch, hidden]
-    return hidden @ second + second_bias  # [batch, classes]
+class Clock(wf.train.Callback):
+    """As many epochs as there is time for; the learning rate falls with the time that is left."""
+
+    def __init__(self, seconds: float, most: int) -> None:
+        self.seconds, self.most = seconds, most
+        self.start, self.first = 0.0, 0
+
+    def on_fit_begin(self, trainer: Any) -> None:
+        """Start the clock, and guess."""
+        self.start, self.first = time.perf_counter(), trainer.epoch
+        trainer.total_epochs = trainer.epoch + min(20, self.most)
+
+    def on_step_begin(self, trainer: Any) -> None:
+        """A short rise, then a fall; a new rate does not compile the step again."""
+        spent = (time.perf_counter() - self.start) / self.seconds
+        factor = min(1.0, (trainer.step + 1) / 20) * max(0.02, 1 - spent)
+        for group, rate in zip(trainer.optimizer.groups, RATES, strict=True):
+            group["lr"] = factor * rate
+
+    def on_epoch_end(self, trainer: Any) -> None:
+        """Reckon how many more there will be."""
+        spent, done = time.perf_counter() - self.start, trainer.epoch - self.first
+        more = max(0, round((self.seconds - spent) / spent * done))
+        trainer.total_epochs = trainer.epoch + min(more, self.most - done)
 
 
-def cross_entropy(scores: wf.Tensor, labels: wf.Tensor) -> wf.Tensor:
-    """The mean of -log(probability of the true class)."""
-    of_truth = scores[wf.arange(labels.size), labels]
-    return wf.mean(wf.logsumexp(scores, axis=1) - of_truth)
+def loaders(text: str, unseen: str, tokenizer: Any, options: argparse.Namespace) -> tuple[Any, Any]:
+    """Short epochs of windows from anywhere in the text, and a piece of unseen text."""
+    windows = wf.data.TokenWindows(tokenizer.encode(text), options.context, stride=1)
+    sampler = wf.data.RandomSampler(windows, num_samples=options.batch * 40, replacement=True)
+    train = wf.data.DataLoader(windows, options.batch, sampler=sampler)
+    held_out = wf.data.TokenWindows(tokenizer.encode(unseen[:6000]), options.context)
+    return train, wf.data.DataLoader(held_out, options.batch, drop_last=True)
 
 
-def fit(parameters: list[wf.Tensor], train: Examples) -> Iterator[float]:
-    """Stochastic gradient descent with momentum; yields the mean loss of each epoch."""
-    velocities = [wf.zeros_like(parameter) for parameter in parameters]
-    for _ in range(EPOCHS):
-        losses = []
-        order = wf.random.permutation(train.labels.size)
-        for start in range(0, order.size, BATCH):
-            rows = order[start : start + BATCH]
-            loss = cross_entropy(forward(parameters, train.inputs[rows]), train.labels[rows])
-            loss.backward()
-            descend(parameters, velocities)
-            losses.append(loss.item())
-        yield sum(losses) / len(losses)
+def show(title: str, text: str) -> None:
+    """A sample between lines."""
+    print(f"\n--- {title} {'-' * (68 - len(title))}\n{text}\n{'-' * 73}\n", flush=True)
 
 
-def descend(parameters: list[wf.Tensor], velocities: list[wf.Tensor]) -> None:
-    """Move every parameter one step against its gradient, and forget the gradient."""
-    with wf.no_grad():
-        for parameter, velocity in zip(parameters, velocities, strict=True):
-            velocity *= MOMENTUM
-            velocity += parameter.grad
-            parameter -= LEARNING_RATE * velocity
-            parameter.grad = None
+def run_folder(folder: Path, resume: bool) -> Path:
+    """A new folder for this run's checkpoints, or that of the last run to go on with."""
+    runs = sorted(folder.glob("run-*"))
+    if resume and not runs:
+        raise SystemExit(f"there is no run in {folder} to go on with: leave --resume out")
+    chosen = runs[-1] if resume else folder / time.strftime("run-%Y%m%d-%H%M%S")
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen
 
 
-def predict(parameters: list[wf.Tensor], images: wf.Tensor) -> wf.Tensor:
-    """The class with the highest score for each image."""
-    with wf.no_grad():
-        return wf.argmax(forward(parameters, images), axis=1)
-
-
-def show_progress(epoch: int, loss: float, seconds: float) -> None:
-    """A bar that grows in place on a terminal; now and then a plain line elsewhere."""
-    numbers = f"epoch {epoch:2d}/{EPOCHS}   loss {loss:.4f}   {seconds:.1f} s"
-    if sys.stdout.isatty():
-        width = 30
-        done = width * epoch // EPOCHS
-        end = "\n" if epoch == EPOCHS else ""
-        print(f"\r{'█' * done}{'░' * (width - done)}  {numbers}", end=end, flush=True)
-    elif epoch == 1 or epoch % 5 == 0:
-        print(numbers, flush=True)
-
-
-def show_accuracy(predicted: wf.Tensor, labels: wf.Tensor) -> None:
-    """How many of the test images were read right, in all and for each digit."""
-    right = predicted == labels
-    print(f"test accuracy  {100 * share(right):.1f} %  ({wf.sum(right).item()} of {labels.size})")
-    by_class = [share(right[labels == digit]) for digit in range(CLASSES)]
-    print("digit       " + "".join(f"{digit:6d}" for digit in range(CLASSES)))
-    print("read right  " + "".join(f"{100 * part:5.0f}%" for part in by_class))
-
-
-def share(truths: wf.Tensor) -> float:
-    """The fraction of a boolean tensor that is true."""
-    return wf.mean(truths.astype(wf.float32)).item()
-
-
-def show_confusions(predicted: wf.Tensor, labels: wf.Tensor) -> None:
-    """Which digits were taken for which, the most frequent first."""
-    counts: dict[tuple[int, int], int] = {}
-    for truth, guess in zip(labels.tolist(), predicted.tolist(), strict=True):
-        if truth != guess:
-            counts[truth, guess] = counts.get((truth, guess), 0) + 1
-    worst = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:5]
-    mistakes = [f"{truth} read as {guess} ({count}×)" for (truth, guess), count in worst]
-    print("mistakes    " + (", ".join(mistakes) or "none"))
-
-
-def show_digits(predicted: wf.Tensor, test: Examples) -> None:
-    """Some images as text: four that were read right, and up to two that were not."""
-    right = [row for row, same in enumerate((predicted == test.labels).tolist()) if same]
-    wrong = [row for row in range(test.labels.size) if row not in set(right)]
-    rows = [*right[:4], *wrong[:2]]
-    titles = [f"{test.labels[row].item()} read as {predicted[row].item()}" for row in rows]
-    print("\n" + "   ".join(f"{title:16}" for title in titles).rstrip())
-    drawings = [draw(test.inputs[row]) for row in rows]
-    for line in zip(*drawings, strict=True):
-        print("   ".join(line).rstrip())
-
-
-def draw(image: wf.Tensor) -> list[str]:
-    """An image as lines of text, two characters for a pixel, darker characters for more ink."""
-    darkest = len(SHADES) - 1
-    return ["".join(2 * SHADES[round(ink * darkest)] for ink in line) for line in image.tolist()]
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was said on the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=50.0, help="how long to train")
+    parser.add_argument("--epochs", type=int, default=10_000, help="at most so many")
+    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--length", type=int, default=300, help="characters to write")
+    parser.add_argument("--folder", default="build/demo", help="where the results go")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
+    parser.add_argument("--eager", action="store_true", help="run without compiling")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.epochs, options.width, options.layers, options.context = 3, 32, 1, 32
+    return options
 
 
 if __name__ == "__main__":
