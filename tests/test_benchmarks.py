@@ -2,22 +2,110 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The comparison's parts, by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return lambda name: importlib.import_module(f"suite.{name}")
 
 
 def test_the_eager_benchmark_times_every_case_and_writes_it_down(tmp_path: Path) -> None:
     output = tmp_path / "eager.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "eager.py")]
-    command += ["--rounds", "2", "--output", str(output)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
+    result = run("eager.py", "--rounds", "2", "--output", str(output))
     times = json.loads(output.read_text(encoding="utf-8"))["nanoseconds"]
     assert len(times) == 9
     for case, row in times.items():
         assert 0 < row["Weft"]["best"] <= row["Weft"]["median"], case
         assert case in result.stdout
+
+
+def test_the_comparison_measures_workloads_in_a_process_of_their_own(tmp_path: Path) -> None:
+    output = tmp_path / "compare.json"
+    names = ["matmul-batched", "chain", "mlp", "lstm", "deepfm", "generation", "overhead"]
+    options = ["--quick", "--rounds", "1", "--frameworks", "weft", "--output", str(output)]
+    result = run("compare.py", *options, "--only", *names)
+    found = json.loads(output.read_text(encoding="utf-8"))
+    assert set(found["rows"]) == {*names, "mlp-infer", "lstm-infer", "deepfm-infer"}
+    for name, row in found["rows"].items():
+        assert "error" not in row["weft"], (name, row)
+        for clock in ("wall", "processor"):
+            assert 0 < row["weft"][clock]["best"] <= row["weft"][clock]["median"], name
+        assert found["profiles"][name]["kernels"], name
+    for name in ("mlp", "lstm", "deepfm"):
+        losses = [values[0] for values in found["rows"][name]["weft"]["values"]]
+        assert losses == sorted(losses, reverse=True), name
+    start = found["start_up"]["mlp"]["weft"]
+    assert start["cold"]["peak_bytes"] > start["cold"]["import_bytes"] > 0
+    assert found["limits"]["flops"] > 1e8
+    assert "load average" in result.stdout
+    ElementTree.fromstring(output.with_suffix(".svg").read_text(encoding="utf-8"))
+
+
+def test_a_framework_that_fails_is_an_answer_and_not_the_end(suite: Any, tmp_path: Path) -> None:
+    processes = suite("processes")
+    with processes.WorkerProcess("weft", Path(sys.executable), 1, tmp_path, True) as worker:
+        answer = worker.ask("prepare", workload="nothing")
+        assert answer["error"] == "KeyError: 'nothing'"
+        assert worker.ask("hello")["version"]
+    dead = processes.WorkerProcess("onnx", Path("/bin/false"), 1, tmp_path, True)
+    silence = pytest.raises(processes.WorkerFailure, match="ONNX Runtime gave no answer to hello")
+    with dead as worker, silence:
+        worker.ask("hello")
+
+
+def test_values_that_differ_are_named_with_their_difference(suite: Any) -> None:
+    agreement = suite("measuring").agreement
+    row = {
+        "weft": {"values": [[1.0], [2.0]]},
+        "torch": {"values": [[1.0], [2.001]]},
+        "jax": {"values": [[1.0], [float("nan")]]},
+        "keras": {"error": "it failed"},
+    }
+    assert agreement({"weft": row["weft"], "torch": row["torch"]}, 1e-3) == ""
+    assert agreement(row, 1e-4) == "values differ from weft's: torch by 5.0e-04, jax by nan"
+
+
+def test_the_ratio_is_that_to_the_best_peer(suite: Any) -> None:
+    times = {"weft": 2.0, "torch": 8.0, "jax": 4.0}
+    row = {name: {"wall": {"best": best}} for name, best in times.items()}
+    assert suite("report").ratio(row, "wall") == 0.5
+    assert suite("report").ratio({"weft": row["weft"]}, "wall") is None
+
+
+def test_counted_operations_are_those_of_the_products(suite: Any) -> None:
+    workloads = suite("workloads").WORKLOADS
+    flops = {name: workload.flops(workload.sizes) for name, workload in workloads.items()}
+    assert flops["matmul-512"] == 2 * 512**3
+    layers = [784 * 512, 512 * 512, 512 * 10]
+    assert flops["mlp-infer"] == 2 * sum(layers)
+    assert flops["mlp"] == 2 * 128 * (3 * sum(layers) - layers[0])
+    assert 0.55e9 < flops["resnet-infer"] / 2 < 0.56e9  # 0.56 G multiplications are its size
+
+
+def test_inputs_are_the_same_whoever_asks(suite: Any) -> None:
+    for workload in suite("workloads").WORKLOADS.values():
+        one, two = workload.task(True, True), workload.task(True, False)
+        for a, b in ((one.weights, two.weights), (one.data, two.data)):
+            assert list(a) == list(b)
+            assert all((a[name] == b[name]).all() for name in a)

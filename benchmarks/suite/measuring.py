@@ -1,0 +1,121 @@
+"""The order of measurement: workers take turns in rounds, so that noise hits all of them alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from suite.processes import WorkerFailure, WorkerProcess
+
+Row = dict[str, dict[str, Any]]
+"""What was found for each framework."""
+
+SAMPLE_SECONDS = 0.002
+TURN_SECONDS = 0.3
+QUICK_SECONDS = 0.01
+LARGEST_TURN = 50
+"""Samples of one worker before the next has its turn."""
+
+
+def measure(
+    workload: str,
+    workers: Mapping[str, WorkerProcess],
+    rounds: int,
+    quick: bool,
+    say: Callable[[str], None],
+) -> Row:
+    """Times of one workload; a worker that fails has a row that says why."""
+    row: Row = {}
+    for name, worker in workers.items():
+        answer = _asked(worker, "prepare", workload=workload)
+        if "absent" not in answer:
+            row[name] = answer
+            say(f"  {worker.title}: {_outcome(answer)}")
+    ready = {name: workers[name] for name, answer in row.items() if "error" not in answer}
+    samples: dict[str, dict[str, list[float]]] = {n: {"wall": [], "processor": []} for n in ready}
+    plans = {n: _plan(w, QUICK_SECONDS if quick else TURN_SECONDS) for n, w in ready.items()}
+    for _ in range(rounds):
+        for name, worker in ready.items():
+            answer = _asked(worker, "time", **plans[name])
+            for clock, values in samples[name].items():
+                values += answer.get(clock, [])
+    for name in ready:
+        row[name].update({clock: summary(v) for clock, v in samples[name].items() if v})
+        row[name]["calls"] = plans[name]["calls"]
+    return row
+
+
+def drop(workers: Mapping[str, WorkerProcess]) -> None:
+    """Let every worker forget its workload."""
+    for worker in workers.values():
+        _asked(worker, "drop")
+
+
+def start_up(
+    workload: str, framework: str, start: Callable[[Path], WorkerProcess]
+) -> dict[str, Any]:
+    """A fresh process with empty caches, and another with what the first one left in them."""
+    found: dict[str, Any] = {}
+    with TemporaryDirectory() as folder:
+        for state in ("cold", "warm"):
+            with start(Path(folder)) as worker:
+                hello = _asked(worker, "hello")
+                prepared = _asked(worker, "prepare", workload=workload)
+                if "error" in hello or "first_seconds" not in prepared:
+                    return {"error": str(hello.get("error") or prepared)[:400]}
+                _asked(worker, "time", samples=3, calls=1)
+                kept = ("first_seconds", "build_seconds")
+                found[state] = {**hello, **{key: prepared[key] for key in kept}}
+                found[state] |= _asked(worker, "drop")
+    return found
+
+
+def agreement(row: Row, tolerance: float) -> str:
+    """Empty if all sides computed the same values, else who differs, from whom, and by how much."""
+    values = {n: np.array(a["values"]) for n, a in row.items() if "values" in a}
+    if len(values) < 2:
+        return ""
+    first, *others = values
+    differences = {n: _difference(values[first], values[n]) for n in others}
+    wrong = [f"{n} by {d:.1e}" for n, d in differences.items() if not d <= tolerance]
+    return f"values differ from {first}'s: " + ", ".join(wrong) if wrong else ""
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    if a.shape != b.shape:
+        return math.inf
+    return float(np.max(np.abs(a - b)) / max(1e-6, np.max(np.abs(a))))
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Best, median, and the distance of the quartiles as a share of the median; in seconds."""
+    median = statistics.median(values)
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (median,) * 3
+    spread = (high - low) / median if median else 0.0
+    return {"best": min(values), "median": median, "spread": spread, "samples": len(values)}
+
+
+def _plan(worker: WorkerProcess, turn: float) -> dict[str, int]:
+    answer = _asked(worker, "time", samples=2, calls=1)
+    step = max(1e-7, min(answer.get("wall", [1.0])))
+    calls = max(1, int(SAMPLE_SECONDS / step))
+    return {"calls": calls, "samples": min(LARGEST_TURN, max(1, int(turn / (step * calls))))}
+
+
+def _asked(worker: WorkerProcess, do: str, **request: Any) -> dict[str, Any]:
+    try:
+        return worker.ask(do, **request)
+    except WorkerFailure as error:
+        return {"error": str(error)}
+
+
+def _outcome(answer: dict[str, Any]) -> str:
+    if "error" in answer:
+        return str(answer["error"])
+    return f"first call {answer['first_seconds']:.2f} s"

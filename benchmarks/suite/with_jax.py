@@ -1,0 +1,134 @@
+"""JAX: pure functions of a dictionary of weights, the update by hand, one `jit` with donation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from suite.task import Arrays, Step, Task
+
+Rule = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+"""(weight, gradient, its state, step number) to the new weight and state."""
+
+
+def adam(lr: float, weight_decay: float = 0.0) -> tuple[Rule, int]:
+    """Adam, or AdamW with weight decay; and how many arrays of state each weight has."""
+    from jax import numpy as jnp
+
+    def rule(p: Any, g: Any, state: Any, count: Any) -> tuple[Any, Any]:
+        m = 0.9 * state[0] + 0.1 * g
+        v = 0.999 * state[1] + 0.001 * g * g
+        root = jnp.sqrt(v / (1 - 0.999**count)) + 1e-8
+        return p * (1 - lr * weight_decay) - lr * (m / (1 - 0.9**count)) / root, (m, v)
+
+    return rule, 2
+
+
+def momentum(lr: float, share: float = 0.9) -> tuple[Rule, int]:
+    """SGD with momentum."""
+
+    def rule(p: Any, g: Any, state: Any, count: Any) -> tuple[Any, Any]:
+        v = share * state[0] + g
+        return p - lr * v, (v,)
+
+    return rule, 1
+
+
+def adagrad(lr: float) -> tuple[Rule, int]:
+    """Adagrad."""
+    from jax import numpy as jnp
+
+    def rule(p: Any, g: Any, state: Any, count: Any) -> tuple[Any, Any]:
+        s = state[0] + g * g
+        return p - lr * g / (jnp.sqrt(s) + 1e-10), (s,)
+
+    return rule, 1
+
+
+def training(task: Task, loss: Callable[..., Any], optimizer: tuple[Rule, int]) -> Step:
+    """One step as one program; `loss` gives (value, new buffers) of (weights, buffers, *data)."""
+    import jax
+
+    rule, slots = optimizer
+    weights, buffers = _parted(task)
+    state = jax.tree.map(lambda p: tuple(jax.numpy.zeros_like(p) for _ in range(slots)), weights)
+    held = [weights, buffers, state, jax.numpy.float32(0)]
+    data = tensors(task.data)
+
+    def update(weights: Any, buffers: Any, state: Any, count: Any, *data: Any) -> Any:
+        found = jax.value_and_grad(loss, has_aux=True)(weights, buffers, *data)
+        (value, buffers), gradients = found
+        count = count + 1
+        new = {n: rule(weights[n], gradients[n], state[n], count) for n in weights}
+        weights, state = ({n: pair[i] for n, pair in new.items()} for i in (0, 1))
+        return value, [weights, buffers, state, count]
+
+    program = jax.jit(update, donate_argnums=(0, 1, 2, 3))
+
+    def step() -> Any:
+        value, held[:] = program(*held, *data)
+        jax.block_until_ready(held)
+        return value
+
+    return step
+
+
+def applying(task: Task, forward: Callable[..., Any]) -> Step:
+    """The forward pass alone: `forward(weights, buffers, *data)` gives (logits, buffers)."""
+    weights, buffers = _parted(task)
+    first = lambda *operands: forward(*operands)[0]  # noqa: E731
+    return calling(first, weights, buffers, *tensors(task.data))
+
+
+def calling(function: Callable[..., Any], *operands: Any) -> Step:
+    """A compiled function on its operands."""
+    import jax
+
+    compiled = jax.jit(function)
+    return lambda: jax.block_until_ready(compiled(*operands))
+
+
+def tensors(arrays: Arrays) -> list[Any]:
+    """The data, in their order."""
+    import jax
+
+    return [jax.numpy.asarray(array) for array in arrays.values()]
+
+
+def linear(p: Any, name: str, x: Any) -> Any:
+    """x Wᵀ + b."""
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def cross_entropy(logits: Any, y: Any) -> Any:
+    """-log softmax at the labels, the mean."""
+    import jax
+    from jax import numpy as jnp
+
+    flat = jax.nn.log_softmax(logits.reshape(-1, logits.shape[-1]))
+    return -jnp.mean(jnp.take_along_axis(flat, y.reshape(-1, 1), axis=1))
+
+
+def classification(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The loss of a classifier, for `training`."""
+
+    def loss(weights: Any, buffers: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        logits, buffers = forward(weights, buffers, x)
+        return cross_entropy(logits, y), buffers
+
+    return loss
+
+
+def _parted(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
+    import jax
+
+    arrays = {name: jax.numpy.array(array) for name, array in task.weights.items()}
+    buffers = {n: a for n, a in arrays.items() if "running" in n or "num_batches" in n}
+    return {n: a for n, a in arrays.items() if n not in buffers}, buffers
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """What a step returned."""
+    return np.asarray(value)

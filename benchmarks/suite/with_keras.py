@@ -1,0 +1,71 @@
+"""Keras on TensorFlow: a model of layers, and one `tf.function`, with XLA or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from suite.task import Step, Task
+
+
+def assign(layer: Any, *arrays: np.ndarray) -> None:
+    """Give a built layer its weights."""
+    layer.set_weights([np.asarray(array) for array in arrays])
+
+
+def linear(task: Task, name: str, activation: str | None = None) -> Callable[[Any], Any]:
+    """A dense layer that, at its first call, takes the weights of that name."""
+    import keras
+
+    weight, bias = task.weights[f"{name}.weight"], task.weights[f"{name}.bias"]
+    layer = keras.layers.Dense(weight.shape[0], activation=activation)
+    layer.build((None, weight.shape[1]))
+    assign(layer, weight.T, bias)
+    return layer
+
+
+def training(task: Task, model: Any, optimizer: Any, loss: Callable[..., Any]) -> Step:
+    """One step of a model: tape, gradients, update; compiled by XLA if the task asks for it."""
+    import tensorflow as tf
+
+    data = [tf.constant(array) for array in task.data.values()]
+    variables = model.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function(jit_compile=task.compiled)
+    def program(*data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            value = loss(model, *data)
+        optimizer.apply(tape.gradient(value, variables), variables)
+        return value
+
+    return lambda: program(*data).numpy()
+
+
+def applying(task: Task, model: Any) -> Step:
+    """The forward pass alone."""
+    return calling(task, lambda *data: model(*data, training=False), *task.data.values())
+
+
+def calling(task: Task, function: Callable[..., Any], *arrays: np.ndarray) -> Step:
+    """A function on its operands as a graph."""
+    import tensorflow as tf
+
+    operands = [tf.constant(array) for array in arrays]
+    program = tf.function(function, jit_compile=task.compiled)
+    return lambda: program(*operands).numpy()
+
+
+def classification(model: Any, x: Any, y: Any) -> Any:
+    """Cross entropy of a classifier."""
+    import tensorflow as tf
+
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+    return tf.reduce_mean(losses)
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """What a step returned."""
+    return np.asarray(value)

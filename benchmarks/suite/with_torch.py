@@ -1,0 +1,79 @@
+"""PyTorch: eager, or with forward pass and loss through `torch.compile`; fused optimisers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from suite.task import Arrays, Step, Task
+
+
+def loaded(net: Any, task: Task) -> Any:
+    """The network with the task's weights, ready to train or to be applied."""
+    import torch
+
+    net.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in task.weights.items()})
+    return net.train(task.training)
+
+
+def tensors(arrays: Arrays) -> list[Any]:
+    """The data, in their order."""
+    import torch
+
+    return [torch.from_numpy(array) for array in arrays.values()]
+
+
+def training(
+    task: Task, net: Any, optimizer: Any, loss: Callable[..., Any], data: list[Any]
+) -> Step:
+    """One step: zero_grad, forward, backward, update."""
+    evaluate = compiled(task, lambda *data: loss(net, *data))
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        value = evaluate(*data)
+        value.backward()
+        optimizer.step()
+        return value
+
+    return step
+
+
+def applying(task: Task, net: Any, data: list[Any]) -> Step:
+    """The forward pass alone."""
+    return calling(task, net, *data)
+
+
+def calling(task: Task, function: Callable[..., Any], *operands: Any) -> Step:
+    """A function on its operands, without gradients."""
+    import torch
+
+    ready = compiled(task, function)
+
+    def step() -> Any:
+        with torch.inference_mode():
+            return ready(*operands)
+
+    return step
+
+
+def compiled(task: Task, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function through `torch.compile`, if the task asks for it."""
+    import torch
+
+    return torch.compile(function, dynamic=False) if task.compiled else function
+
+
+def classification(net: Any, x: Any, y: Any) -> Any:
+    """Cross entropy of a classifier; positions of a sequence count as a batch."""
+    import torch
+
+    logits = net(x)
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """What a step returned."""
+    return np.asarray(value.detach().numpy())

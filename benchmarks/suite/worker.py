@@ -1,0 +1,151 @@
+"""One framework in a process of its own: reads requests as lines of JSON, answers in the same way.
+
+    python -m suite.worker torch --quick
+
+A worker sleeps while others are measured. What a framework prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from typing import Any, TextIO
+
+import numpy as np
+
+from suite.frameworks import FRAMEWORKS
+from suite.task import Step
+
+CHECKED = 4
+"""How many first values are compared with those of the other frameworks."""
+
+
+class Worker:
+    """The current workload, and what can be asked about it."""
+
+    def __init__(self, name: str, quick: bool) -> None:
+        self.framework, self.quick = FRAMEWORKS[name], quick
+        start = time.perf_counter()
+        module = importlib.import_module(self.framework.module)
+        self.import_seconds = time.perf_counter() - start
+        self.version = str(module.__version__)
+        _set_threads(self.framework.module, module)
+        self.side: Any = importlib.import_module(f"suite.with_{self.framework.side}")
+        self.workloads = importlib.import_module("suite.workloads").WORKLOADS
+        self.step: Step | None = None
+
+    def hello(self) -> dict[str, Any]:
+        """What was loaded, how long it took, and what it brought to memory."""
+        return {
+            "version": self.version,
+            "import_seconds": self.import_seconds,
+            "import_bytes": peak_bytes(),
+        }
+
+    def prepare(self, workload: str) -> dict[str, Any]:
+        """Build a workload; the seconds to its first result, and the first values."""
+        chosen = self.workloads[workload]
+        if self.framework.side not in chosen.sides:
+            return {"absent": f"no {workload} for {self.framework.title}"}
+        task = chosen.task(self.quick, self.framework.compiled)
+        start = time.perf_counter()
+        self.step = chosen.sides[self.framework.side](task)
+        built = time.perf_counter()
+        values = [self._value()]
+        first = time.perf_counter()
+        values += [self._value() for _ in range(CHECKED - 1)]
+        return {"build_seconds": built - start, "first_seconds": first - built, "values": values}
+
+    def time(self, samples: int, calls: int) -> dict[str, Any]:
+        """Seconds per call: of the wall clock for each sample, of the processor for all together.
+
+        Linux counts other threads' time in steps of its own clock, a few milliseconds: too coarse
+        for a sample.
+        """
+        step = self.step
+        assert step is not None
+        walls = []
+        gc.collect()
+        gc.disable()
+        step()
+        processor = time.process_time()
+        for _ in range(samples):
+            wall = time.perf_counter()
+            for _ in range(calls):
+                step()
+            walls.append((time.perf_counter() - wall) / calls)
+        processor = time.process_time() - processor
+        gc.enable()
+        return {"wall": walls, "processor": [processor / (samples * calls)]}
+
+    def drop(self) -> dict[str, Any]:
+        """Forget the workload; the most memory that the process has had so far."""
+        self.step = None
+        gc.collect()
+        return {"peak_bytes": peak_bytes()}
+
+    def machine(self) -> dict[str, Any]:
+        """The machine's limits, measured here."""
+        return dict(importlib.import_module("suite.machine").limits(self.quick))
+
+    def profile(self, calls: int) -> dict[str, Any]:
+        """Which kernels take the time; only Weft can say."""
+        return dict(importlib.import_module("suite.machine").kernels(self.step, calls))
+
+    def _value(self) -> list[float]:
+        """A result as a few numbers: itself if it is small, else sums that see every element."""
+        assert self.step is not None
+        array = np.asarray(self.side.as_numpy(self.step()), np.float64).ravel()
+        if array.size <= 128:
+            return [float(value) for value in array]
+        waves = np.cos(np.arange(array.size) * 0.7)
+        return [float(array @ waves), float(np.abs(array).sum())]
+
+
+def peak_bytes() -> int:
+    """The most memory that the process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _set_threads(name: str, module: Any) -> None:
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    if name == "torch":
+        module.set_num_threads(threads)
+    elif name == "keras":
+        configuration = importlib.import_module("tensorflow").config.threading
+        configuration.set_intra_op_parallelism_threads(threads)
+
+
+def serve(worker: Worker, requests: TextIO, answers: TextIO) -> None:
+    """Answer until the requests end; an exception is an answer, too."""
+    for line in requests:
+        request = json.loads(line)
+        try:
+            answer = getattr(worker, request.pop("do"))(**request)
+        except Exception as error:
+            text = traceback.format_exc(limit=-4)
+            answer = {"error": f"{type(error).__name__}: {error}"[:400], "traceback": text}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Keep the pipe to the controller to ourselves; nobody else may print there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("framework", choices=FRAMEWORKS)
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    serve(Worker(arguments.framework, arguments.quick), sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

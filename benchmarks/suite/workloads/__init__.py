@@ -1,0 +1,24 @@
+"""Every workload, by its name."""
+
+from suite.task import Workload
+from suite.workloads import (
+    chain,
+    deepfm,
+    generation,
+    gpt,
+    lenet,
+    lstm,
+    mlp,
+    overhead,
+    products,
+    resnet,
+)
+
+PARTS = products, chain, mlp, lenet, gpt, resnet, lstm, deepfm, generation, overhead
+WORKLOADS: dict[str, Workload] = {
+    name: workload
+    for training in (True, False)
+    for part in PARTS
+    for name, workload in part.WORKLOADS.items()
+    if training != name.endswith("-infer")
+}
