@@ -50,9 +50,9 @@ Function = Callable[..., list[Tensor]]
 def page() -> str:
     """The whole document."""
     groups: dict[str, list[Primitive]] = {}
-    for primitive in PRIMITIVES.values():
+    for primitive in primitives():
         groups.setdefault(home(primitive), []).append(primitive)
-    parts = [HEAD.format(no_floats=NO_FLOATS, count=len(PRIMITIVES))]
+    parts = [HEAD.format(no_floats=NO_FLOATS, count=len(primitives()))]
     for module in sorted(groups):
         parts.append(f"## {module}\n")
         parts.append("\n".join(table(sorted(groups[module], key=lambda each: each.name))) + "\n")
@@ -186,6 +186,18 @@ def moving(primitive: Primitive, sample: Sample) -> tuple[Function, list[Tensor]
     return f, xs
 
 
+def primitives() -> list[Primitive]:
+    """What programs are made of; what the compiler makes of them for itself is left out."""
+    own = {
+        id(value)
+        for name, module in list(sys.modules.items())
+        if name.startswith("weft.compiler")
+        for attribute, value in vars(module).items()
+        if isinstance(value, Primitive) and attribute not in imported(module)
+    }
+    return [primitive for primitive in PRIMITIVES.values() if id(primitive) not in own]
+
+
 def home(primitive: Primitive) -> str:
     """The module that defines a primitive: the one that has it without importing it."""
     for name, module in sorted(sys.modules.items()):
@@ -213,4 +225,4 @@ _IMPORTED: dict[str, set[str]] = {}
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE}: {len(PRIMITIVES)} primitives")
+    print(f"{PAGE}: {len(primitives())} primitives")

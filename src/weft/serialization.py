@@ -75,6 +75,7 @@ def save(
     tree: a dict of tensors by name, any nest of dicts, lists and tuples, or what has a
     `state_dict()`. Other programs see the tensors by dotted names. metadata: text by name.
     """
+    place = _place("save", path)
     described = tree.state_dict() if hasattr(tree, "state_dict") else tree
     tensors: dict[str, Tensor] = {}
     structure = _describe(described, "", tensors)
@@ -84,7 +85,7 @@ def save(
     arrays = {name: _array(name, tensor) for name, tensor in tensors.items()}
     if paired := [name for name, array in arrays.items() if array.dtype.kind == "c"]:
         notes[COMPLEX] = json.dumps(paired)
-    _write_file(Path(path), {name: _real(array) for name, array in arrays.items()}, notes)
+    _write_file(place, {name: _real(array) for name, array in arrays.items()}, notes)
 
 
 def load(path: str | os.PathLike[str], *, map_file: bool = True, metadata: bool = False) -> Any:
@@ -94,7 +95,7 @@ def load(path: str | os.PathLike[str], *, map_file: bool = True, metadata: bool 
     for files that another program writes in place. With `metadata=True`, a pair: the tree, and the
     text that was stored with it.
     """
-    place = Path(path)
+    place = _place("load", path)
     data = _bytes(place, map_file)
     entries, notes, start = _read_header(place, data)
     tensors = {name: _tensor(data, start, entry) for name, entry in entries.items()}
@@ -106,6 +107,18 @@ def load(path: str | os.PathLike[str], *, map_file: bool = True, metadata: bool 
         raise _damaged(place, "its own notes about the tree do not fit its tensors") from None
     own = {name: text for name, text in notes.items() if name not in (TREE, COMPLEX)}
     return (tree, own) if metadata else tree
+
+
+def _place(op: str, path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentTypeError(
+            op,
+            "this is no path of a file",
+            expected="text, or a pathlib.Path",
+            got={"path": path},
+            fix='"model.safetensors"',
+        )
+    return Path(path)
 
 
 # --- trees ---------------------------------------------------------------------------------------
@@ -186,17 +199,23 @@ def _build(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    if not isinstance(metadata, Mapping | None):
+        raise _no_metadata({"metadata": metadata})
     notes: dict[Any, Any] = dict(metadata or {})
     for name, text in notes.items():
         if not isinstance(name, str) or not isinstance(text, str) or name in (TREE, COMPLEX):
-            raise ArgumentTypeError(
-                "save",
-                "metadata is text by name",
-                expected=f"a dict of str by str, without {TREE} and {COMPLEX}",
-                got={f"metadata[{name!r}]": text},
-                fix="json.dumps(value) makes text of other values",
-            )
+            raise _no_metadata({f"metadata[{name!r}]": text})
     return notes
+
+
+def _no_metadata(got: dict[str, Any]) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "save",
+        "metadata is text by name",
+        expected=f"a dict of str by str, without {TREE} and {COMPLEX}",
+        got=got,
+        fix="json.dumps(value) makes text of other values",
+    )
 
 
 def _array(name: str, tensor: Tensor) -> Array:

@@ -267,3 +267,16 @@ def test_a_product_with_a_vector_is_the_blas_on_one_thread() -> None:
     assert [call.name for call in program.calls] == ["blas"]
     assert program.has_products
     close(program.run([x, w])[0], product(x, w), "float32", 300)
+
+
+@pytest.mark.parametrize("size", [65, 96, 128, 300])
+def test_a_value_is_multiplied_with_itself_as_a_whole(size: int) -> None:
+    def square(x: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        made, gram = wf.tanh(x), x @ x.mT
+        return made @ made, (gram @ gram) @ x
+
+    x = drawn(50, size, size) / np.float32(size)
+    made, gram = np.tanh(x.astype(np.float64)), product(x, x.T)
+    first, second = wf.jit(square)(wf.tensor(x))
+    close(first.numpy(), made @ made, "float32", size)
+    close(second.numpy(), gram @ gram @ x, "float32", size)

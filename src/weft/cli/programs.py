@@ -4,8 +4,9 @@ Each is a function whose arguments are the settings that `--set` and configurati
 
 >>> from weft.cli.programs import digits
 >>> program = digits(hidden=16, batch=32)
->>> sorted(program), program["model"](program["validation_data"].dataset[:2][0]).shape
-(['loss', 'metrics', 'model', 'optimizer', 'train_data', 'validation_data'], (2, 10))
+>>> images, labels = next(iter(program["validation_data"]))
+>>> sorted(program), program["model"](images).shape
+(['loss', 'metrics', 'model', 'optimizer', 'train_data', 'validation_data'], (32, 10))
 """
 
 from __future__ import annotations

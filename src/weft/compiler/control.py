@@ -3,7 +3,8 @@
 A scan, a while loop or a switch is one call of a native function (control_native.py), which binds
 the addresses of its sections, runs their calls by the driver, and copies what must be copied: no
 Python runs between two steps of a loop. A carry lies in two places in turns, of which the last
-one is the result; an output that a step computes is written where it is wanted.
+one is the result, or stays in that one place where a step may change it there; an output that a
+step computes is written where it is wanted.
 
 >>> import numpy as np
 >>> import weft as wf
@@ -18,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.control_native import address
 from weft.compiler.driver import FIELDS, execute_address
+from weft.compiler.launches import replacing
 from weft.compiler.section import (
     Call,
     Context,
@@ -50,14 +53,22 @@ def control_call(node: GraphNode, context: Context) -> Call | None:
     return None if make is None else make(node, context)
 
 
-def _call(node: GraphNode, function: str, plan: _Plan) -> Call:
+def _call(
+    node: GraphNode,
+    function: str,
+    plan: _Plan,
+    in_place: tuple[tuple[Variable, Variable], ...] = (),
+) -> Call:
     nested = Nested(
         node, plan.sections, Variable(TensorType(uint8, (0,))), plan.bytes, plan.numbers, plan.steps
     )
     values = (*node.operands, *node.results, nested.scratch)
     name = node.primitive.name
     start = address(function)
-    return Call(name, start, values, node.results, _none, one, one, checked=node, nested=nested)
+    return Call(
+        name, start, values, node.results, _none, one, one, checked=node, nested=nested,
+        in_place=in_place,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -73,7 +84,7 @@ class _Plan:
 # --- loops -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass
 class _Loop:
     """A loop: its sections (the body, and the condition if it has one), and what goes in and out.
 
@@ -87,6 +98,18 @@ class _Loop:
     limit: Callable[[Sizes], int]
     reverse: bool = False
 
+    @cached_property
+    def kept(self) -> list[int]:
+        """The carries that a step may change where they are."""
+        return [number for number, _ in staying(self.node, self.sections[0])]
+
+    @property
+    def in_place(self) -> tuple[tuple[Variable, Variable], ...]:
+        """Results that may take the place of what their carries begin with."""
+        operands = [self.node.operands[self.num_consts + number] for number in self.kept]
+        pairs = zip([self.node.results[number] for number in self.kept], operands, strict=True)
+        return tuple((result, atom) for result, atom in pairs if isinstance(atom, Variable))
+
     def bytes(self, sizes: Sizes) -> int:
         """The scratch memory: that of the sections, and the spare places of the carry."""
         return self._carry_bytes(sizes, self._held(sizes))[-1]
@@ -97,8 +120,9 @@ class _Loop:
     def _carry_bytes(self, sizes: Sizes, start: int) -> list[int]:
         """Where the spare places begin, and where the last one ends."""
         places = [start]
-        for kind in self.sections[0].graph.output_types[: self.num_carry]:
-            places.append(places[-1] + _aligned(bytes_of(kind, sizes)))
+        for number, kind in enumerate(self.sections[0].graph.output_types[: self.num_carry]):
+            spare = 0 if number in self.kept else _aligned(bytes_of(kind, sizes))
+            places.append(places[-1] + spare)
         return places
 
     def numbers(
@@ -125,6 +149,7 @@ class _Loop:
             len(self.node.operands) + len(self.node.results),
             *_table(bindings, keep),
             moving,
+            *_table(self._starts(sizes), keep),
             *_table(self._carries(sizes, tables, targets, reached), keep),
             *_table(copies, keep),
         ]
@@ -137,7 +162,22 @@ class _Loop:
             for place, variable in enumerate(section.graph.inputs[: self.num_consts]):
                 rows.append((table.cell(section.slots[variable]), place, 0, 0))
             rows += _planned(table, scratch)
+            rows += [
+                (table.cell(section.slots[section.graph.inputs[self.num_consts + number]]), *there)
+                for number, there in self._there()
+            ]
+        rows += [(targets[number], *there) for number, there in self._there()]
         return sorted(rows, key=lambda row: row[3] == 0)
+
+    def _there(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """The carries that stay, and the rest of a binding to where they are."""
+        for number in self.kept:
+            yield number, (len(self.node.operands) + number, 0, 0)
+
+    def _starts(self, sizes: Sizes) -> Rows:
+        kinds = self.sections[0].graph.output_types
+        last = len(self.node.operands)
+        return [(self.num_consts + n, last + n, bytes_of(kinds[n], sizes)) for n in self.kept]
 
     def _moving(self, sizes: Sizes, table: Tables, targets: list[int]) -> Iterator[tuple[int, ...]]:
         """What moves on with each step: xs and ys."""
@@ -161,6 +201,8 @@ class _Loop:
         unused = int(reached.ctypes.data) + 16
         rows: Rows = []
         for place in range(self.num_carry):
+            if place in self.kept:
+                continue
             first = self.num_consts + place
             cells = [
                 table.cell(section.slots[section.graph.inputs[first]])
@@ -171,6 +213,15 @@ class _Loop:
             size = bytes_of(kinds[place], sizes)
             rows.append((cell, other, targets[place], first, last, spares[place], size))
         return rows
+
+
+def staying(node: GraphNode, body: Section) -> list[tuple[int, int]]:
+    """The carries that a step of a loop may change where they are: as output and as input."""
+    if node.primitive.name not in ("scan", "while"):
+        return []
+    first, found = node.params["num_consts"], replacing(body.calls, body.graph, body.root)
+    count = node.params.get("num_carry", len(node.results))
+    return [(n, first + n) for n in range(count) if first + n in found.get(n, ())]
 
 
 def _scan(node: GraphNode, context: Context) -> Call:
@@ -187,7 +238,8 @@ def _scan(node: GraphNode, context: Context) -> Call:
         length,
         params["reverse"],
     )
-    return _call(node, "run_loop", _Plan(loop.sections, loop.bytes, loop.numbers, length))
+    plan = _Plan(loop.sections, loop.bytes, loop.numbers, length)
+    return _call(node, "run_loop", plan, loop.in_place)
 
 
 def _while(node: GraphNode, context: Context) -> Call:
@@ -199,7 +251,7 @@ def _while(node: GraphNode, context: Context) -> Call:
         Section(params["cond"], context, held=True, fixed=fixed),
     )
     loop = _Loop(node, sections, params["num_consts"], len(node.results), lambda sizes: most)
-    return _call(node, "run_loop", _Plan(sections, loop.bytes, loop.numbers, one))
+    return _call(node, "run_loop", _Plan(sections, loop.bytes, loop.numbers, one), loop.in_place)
 
 
 # --- choices -----------------------------------------------------------------------------------

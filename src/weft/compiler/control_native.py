@@ -8,6 +8,7 @@ section is kept; a *record* is what the driver is given for a section. Rows of t
 - carries: cell, other, target, first, last, spare, size. Before each iteration the cell and the
   other one (of the condition) get what the target had, in the first one the buffer `first`; the
   target gets the buffer `last`, or the spare place in scratch memory, in turns.
+- kept: first, last, size: from buffer to buffer, once; a carry that stays where it is.
 - copies: source, target, size: from cell to cell, after each iteration.
 
 >>> from weft.compiler.control_native import address
@@ -25,7 +26,8 @@ from weft.compiler.origins import finder, remembered
 LOOP = (
     "execute", "reached", "body", "body_start", "condition", "condition_start", "answer",
     "limit", "parity", "scratch", "bindings",
-    "binding_count", "moving_count", "carries", "carry_count", "copies", "copy_count",
+    "binding_count", "moving_count", "kept", "kept_count", "carries", "carry_count", "copies",
+    "copy_count",
 )  # fmt: skip
 """What `run_loop` is given. The limit is -1 where there is none; the answer is a cell, or 0."""
 
@@ -70,6 +72,7 @@ done:
 
 _BINDING = ("cell", "buffer", "offset", "step")
 _CARRY = ("cell", "other", "target", "first", "last", "spare", "size")
+_START = ("first", "last", "size")
 _COPY = ("source", "target", "size")
 
 _ROWS = "\n".join(
@@ -80,6 +83,14 @@ _ROWS = "\n".join(
   %base = load ptr, ptr %base.at
   %place = getelementptr i8, ptr %base, i64 %offset
   store ptr %place, ptr %cell.ptr"""),
+        _for_each("start", "ptr %buffers, ", _START, """
+  %first.buffer = getelementptr ptr, ptr %buffers, i64 %first
+  %from = load ptr, ptr %first.buffer
+  %last.buffer = getelementptr ptr, ptr %buffers, i64 %last
+  %to = load ptr, ptr %last.buffer
+  %same = icmp eq ptr %from, %to
+  %moved = select i1 %same, i64 0, i64 %size
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %moved, i1 false)"""),
         _for_each("advance", "", _BINDING, """
   %before = load ptr, ptr %cell.ptr
   %after = getelementptr i8, ptr %before, i64 %step
@@ -144,6 +155,7 @@ entry:
   %scratch.address = load ptr, ptr %scratch.buffer
   %is_asked = icmp ne i64 %answer, 0
   call void @bind(ptr %buffers, ptr %bindings.ptr, i64 %binding_count)
+  call void @start(ptr %buffers, ptr %kept.ptr, i64 %kept_count)
   %any = icmp ne i64 %limit, 0
   br i1 %any, label %once, label %head
 once:

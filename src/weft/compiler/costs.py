@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from weft.core.errors import ArgumentTypeError
 from weft.core.shapes import Dimension, size, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode
@@ -31,6 +32,14 @@ def flops(graph: Graph, **sizes: int) -> int:
     >>> flops(wf.ir.trace(lambda x: (x * 2).sum(), wf.spec("float32", ("n",))), n=10)
     20
     """
+    if not isinstance(graph, Graph):
+        raise ArgumentTypeError(
+            "flops",
+            "this is no graph",
+            expected="a graph, such as wf.ir.trace makes",
+            got={"graph": graph},
+            fix="wf.flops(wf.ir.trace(f, *types))",
+        )
     return sum(operations(node, sizes) + _inside(node, sizes) for node in graph.nodes)
 
 
@@ -93,4 +102,10 @@ _RULES: dict[str, Callable[[GraphNode], Dimension]] = {
     "conv": lambda n: _windows(n.results[0].type, n.operands[1].type),
     "conv_input_gradient": lambda n: _windows(n.operands[0].type, n.operands[1].type),
     "conv_weight_gradient": lambda n: _windows(n.operands[1].type, n.results[0].type),
+    "conv_last": lambda n: _windows(n.results[0].type, n.operands[1].type),
+    "conv_last_input_gradient": lambda n: _windows(n.operands[0].type, n.operands[1].type),
+    "conv_last_weight_gradient": lambda n: _windows(n.operands[1].type, n.results[0].type),
 }
+
+DEAR = frozenset(_RULES)
+"""The primitives that cost many operations for each byte: products, convolutions, attention."""

@@ -14,16 +14,19 @@ Everything is read off the compiled program, so a report cannot say anything but
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from textwrap import indent
 from typing import Any
 
+from weft.compiler.control import staying
 from weft.compiler.costs import Sizes, bytes_of, number, operations
 from weft.compiler.grouping import Group, why_stored
+from weft.compiler.launches import is_copy
 from weft.compiler.llvm.native import assembly
 from weft.compiler.lowering import is_lowered
-from weft.compiler.memory_report import MemoryReport, memory_report
+from weft.compiler.memory_report import MemoryReport, Recomputed, memory_report
+from weft.compiler.naming import UNNAMED, Names
 from weft.compiler.pipeline import PassReport, optimize_with_report
 from weft.compiler.program import Program
 from weft.compiler.runner import Donation
@@ -141,6 +144,10 @@ class Explanation:
     sizes: Mapping[str, int]
     donated: tuple[Donation, ...] = ()
     """Outputs that are written to an input's own array, and those inputs."""
+    names: Names = UNNAMED
+    """What the user calls the inputs and the state that is written, where that is known."""
+    recomputed: tuple[Recomputed, ...] = ()
+    """What is computed twice, so that a budget of memory is kept."""
 
     @property
     def optimized(self) -> Graph:
@@ -150,7 +157,7 @@ class Explanation:
     @cached_property
     def kernels(self) -> list[KernelReport]:
         """The calls of the program, in order."""
-        return kernel_reports(self.program, self.sizes)
+        return kernel_reports(self.program, self.sizes, self.donated)
 
     @property
     def references(self) -> list[KernelReport]:
@@ -161,7 +168,7 @@ class Explanation:
     @cached_property
     def memory(self) -> MemoryReport:
         """What it will allocate."""
-        return memory_report(self.program, self.sizes, self.donated)
+        return memory_report(self.program, self.sizes, self.donated, self.recomputed)
 
     @property
     def flops(self) -> int:
@@ -202,6 +209,9 @@ class Explanation:
             f"{amount(self.flops)}FLOP, {readable(read)} read, {readable(written)} written; "
             f"peak memory {readable(self.memory.peak)}"
         )
+        if self.recomputed:
+            saved = readable(sum(value.bytes for value in self.recomputed))
+            yield f"{len(self.recomputed)} values of {saved} are computed again to save memory"
 
     def _passes(self) -> list[str]:
         changed = [str(report) for report in self.passes if report.rewrites]
@@ -260,33 +270,45 @@ def explanation(
     graph: Graph,
     types: Sequence[TensorType],
     donated: Callable[[Program], Sequence[Donation]] = lambda program: (),
+    names: Names = UNNAMED,
+    recomputed: tuple[Recomputed, ...] = (),
 ) -> Explanation:
     """The same for inputs of these types, some of which the caller lets go of."""
     program = Program(graph)
     inputs: list[Any] = list(types)  # which have shapes, as arrays do
-    return _explanation(graph, program, program.read_sizes(inputs), donated(program))
+    made = _explanation(graph, program, program.read_sizes(inputs), donated(program), names)
+    return replace(made, recomputed=recomputed)
 
 
 def _explanation(
-    graph: Graph, program: Program, sizes: Sizes, donated: Sequence[Donation] = ()
+    graph: Graph,
+    program: Program,
+    sizes: Sizes,
+    donated: Sequence[Donation] = (),
+    names: Names = UNNAMED,
 ) -> Explanation:
     passes = tuple(optimize_with_report(graph)[1])
-    return Explanation(graph, program, passes, dict(sizes), tuple(donated))
+    return Explanation(graph, program, passes, dict(sizes), tuple(donated), names)
 
 
 # --- kernels -----------------------------------------------------------------------------------
 
 
-def kernel_reports(program: Section, sizes: Sizes) -> list[KernelReport]:
+def kernel_reports(
+    program: Section, sizes: Sizes, donated: Sequence[Donation] = ()
+) -> list[KernelReport]:
     """The calls of a program with what they compute and cost, for some sizes."""
-    return _Reports(program, sizes).all()
+    return _Reports(program, sizes, donated).all()
 
 
 class _Reports:
     """What is looked up while the calls of one program, or section of it, are described."""
 
-    def __init__(self, program: Section, sizes: Sizes) -> None:
+    def __init__(self, program: Section, sizes: Sizes, donated: Sequence[Donation]) -> None:
         graph = program.graph
+        reused = program.planner.at(sizes).reused
+        self.in_place = {value for value, slot in program.slots.items() if str(slot) in reused}
+        self.in_place |= {graph.outputs[output] for output, _ in donated}
         self.program, self.sizes = program, sizes
         self.names = name_variables(graph)
         self.producer = {result: node for node in graph.nodes for result in node.results}
@@ -306,6 +328,8 @@ class _Reports:
                 for value in {v for v in call.values if isinstance(v, Variable)} - {*call.writes}:
                     self.readers.setdefault(value, []).append(call)
 
+        self.packed = {value for value in self.readers if value.type.shape != (0,)}
+
     def all(self) -> list[KernelReport]:
         """A report of each call."""
         return [self.report(call) for call in self.program.calls]
@@ -318,9 +342,12 @@ class _Reports:
             return self.ensemble(call)
         if call.stages:
             return self.chain(call)
+        if is_copy(call) or call.updates:
+            return self.update(call)
         group = self.groups.get(call.writes[0]) if call.writes and call.node is None else None
         nodes = self.fused(group) if group else self._single(call)
         reads = {v for v in call.values if v not in call.writes}
+        writes = [v for v in call.writes if v in self.names or v in self.packed]
         return KernelReport(
             call.name,
             self.kind(call, nodes),
@@ -328,17 +355,38 @@ class _Reports:
             if group
             else " · ".join(str(v.type) for v in call.values if v in reads),
             tuple(nodes),
-            tuple(self.stored(call, value) for value in call.writes),
+            tuple(self.stored(call, value) for value in writes),
             why_by_reference(call.node) if call.node is not None else "",
             sum(bytes_of(value.type, self.sizes) for value in reads),
-            sum(bytes_of(value.type, self.sizes) for value in call.writes),
+            sum(bytes_of(value.type, self.sizes) for value in writes),
             sum(operations(node, self.sizes) for node in nodes),
+        )
+
+    def update(self, call: Call) -> KernelReport:
+        """The report of a copy, which is left out where it is there, or of what then changes it."""
+        (result,), copies = call.writes, is_copy(call)
+        node = self.producer[result]
+        there = copies and result in self.in_place
+        touched = 0 if there else bytes_of(node.operands[0 if copies else 1].type, self.sizes)
+        others = [] if copies else node.operands[2:]
+        return KernelReport(
+            call.name,
+            "kernel",
+            "nothing, it is there" if there else " · ".join(str(v.type) for v in call.values[:-1]),
+            () if copies else (node,),
+            () if copies else (self.stored(call, result),),
+            "",
+            touched + sum(bytes_of(value.type, self.sizes) for value in others),
+            touched,
+            0 if copies else operations(node, self.sizes),
         )
 
     def control(self, call: Call, nested: Nested) -> KernelReport:
         """The report of a loop or a choice: what is inside, as often as it is known to be run."""
         node, name = nested.node, nested.node.primitive.name
-        inner = [tuple(kernel_reports(section, self.sizes)) for section in nested.sections]
+        stay = [staying(node, nested.sections[0]), *[()] * (len(nested.sections) - 1)]
+        pairs = zip(nested.sections, stay, strict=True)
+        inner = [tuple(kernel_reports(part, self.sizes, donated)) for part, donated in pairs]
         steps = nested.steps(self.sizes)
         costs = [
             [_total(kernels, section.once, steps, key) for key in ("read", "written", "flops")]
@@ -379,6 +427,11 @@ class _Reports:
     def _single(self, call: Call) -> list[GraphNode]:
         """The node of a call; none for the packing of an operand, which is part of a product."""
         known = call.node or self.producer.get(call.writes[0])
+        if call.name == "sum":  # adds up what the convolution before it has multiplied
+            return []
+        if call.name == "conv" and known is None:
+            (reader,) = self.readers[call.writes[0]]
+            known = self.producer.get(reader.writes[0])
         return [] if known is None else [known]
 
     def chain(self, call: Call) -> KernelReport:

@@ -31,6 +31,14 @@ CHEAP = 4
 """How many operations a value may cost to be computed anew by each of its readers."""
 UNDIVIDED = 16 * 1024
 """How many elements a loop may have that shares a kernel with a sum over all of them."""
+DEAR = frozenset(
+    {
+        "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "erfc", "sin", "cos", "pow",
+    }
+)  # fmt: skip
+"""Functions that cost as much as reading and writing a value does."""
+NEAR = 16
+"""How many nodes may lie between the readers of a value that is dear, for it to be kept."""
 LONGEST = 60
 """How many operations an expression may have before its parts become roots."""
 
@@ -136,12 +144,14 @@ class _Grouping:
         self.loops = {
             node
             for node in graph.nodes
-            if is_reduction(node) or (fusible(node) and not is_general_reshape(node))
+            if is_reduction(node) or (fusible(node) and not shares_memory(node))
         }
         self.producer = {v: node for node in graph.nodes for v in node.results}
         self.readers = _readers(graph)
         self.inputs, self.outputs = set[Atom](graph.inputs), set[Atom](graph.outputs)
         self.floors: dict[Atom, int] = {}
+        self.dear: set[Atom] = set()
+        self.last_read = {a: place for place, n in enumerate(graph.nodes) for a in n.operands}
         self.reasons = self._reasons()
         self.stored = set(self.reasons)
         self.accesses = Accesses(self.producer, self.stored)
@@ -182,20 +192,18 @@ class _Grouping:
             if not self._is_loop(node):
                 for atom in node.operands:
                     if isinstance(atom, Variable):
-                        stored.setdefault(atom, f"{name} reads it as a whole")
+                        stored.setdefault(atom, _READ.get(name, f"{name} reads it as a whole"))
                 for result in node.results:
                     stored.setdefault(result, f"{name} makes it as a whole")
             elif is_reduction(node):
                 stored.setdefault(node.results[0], "a reduction")
-            elif name == "barrier" and isinstance(node.operands[0], Variable):
-                stored.setdefault(node.operands[0], "others are computed again from it")
         cost: dict[Variable, int] = {}
-        for node in self.graph.nodes:
-            self._weigh(node, stored, cost)
+        for place, node in enumerate(self.graph.nodes):
+            self._weigh(node, place, stored, cost)
         return stored
 
     def _weigh(
-        self, node: GraphNode, stored: dict[Variable, str], cost: dict[Variable, int]
+        self, node: GraphNode, place: int, stored: dict[Variable, str], cost: dict[Variable, int]
     ) -> None:
         """Store what is too long to be written into its readers, or too dear for several."""
         variable = node.results[0]
@@ -204,12 +212,15 @@ class _Grouping:
         own = 1 if node.primitive.broadcasts else 0
         total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
         readers = self.readers.get(variable, 0)
-        if readers > 1 and total > CHEAP:
+        dear = node.primitive.name in DEAR or any(atom in self.dear for atom in node.operands)
+        near = self.last_read.get(variable, place) - place <= NEAR
+        if readers > 1 and (total > CHEAP or (dear and near)):
             stored[variable] = f"{readers} readers, and {total} operations to compute it again"
         elif total > LONGEST:
             stored[variable] = f"an expression of {total} operations, the most are {LONGEST}"
         else:
             cost[variable] = total
+            self.dear.update([variable] if dear else ())
 
     def _root(self, node: GraphNode) -> Root:
         """A stored value with the loops it is computed in; axes of size 1 need none."""
@@ -277,6 +288,9 @@ class _Grouping:
         )
 
 
+_READ = {"barrier": "others are computed again from it"}
+
+
 def _is_many(atom: Atom) -> bool:
     return any(dim != 1 for dim in atom.type.shape)
 
@@ -308,6 +322,11 @@ def is_reduction(node: GraphNode) -> bool:
     """Whether a node is a reduction that the loop language can write."""
     real = not node.operands or not node.operands[0].type.dtype.is_complex
     return node.primitive.name in REDUCTIONS and real
+
+
+def shares_memory(node: GraphNode) -> bool:
+    """Whether a node's result lies where its operand does: nothing is computed."""
+    return node.primitive.name == "barrier" or is_general_reshape(node)
 
 
 def is_general_reshape(node: GraphNode) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weft.compiler.copies import copy_address
 from weft.compiler.ensembles import Member, chunk_count, chunks_at_once, ensemble_address, table
 from weft.compiler.schedule import Task, schedule
 from weft.core.dimensions import symbols_in
@@ -68,7 +69,12 @@ def _task(call: Call, root: Root, sizes: _Usual, inputs: set[Variable]) -> Task:
     writes = tuple(root(value) for value in call.writes)
     if call.nested is not None:
         writes = (*writes, call.nested.scratch)
-    reads = tuple(v for v in map(root, call.values) if isinstance(v, Variable) and v not in writes)
+    begun = {root(value) for value in call.updates}
+    reads = tuple(
+        v
+        for v in map(root, call.values)
+        if isinstance(v, Variable) and (v not in writes or v in begun)
+    )
     work = 1.0 if call.work is None else call.work(sizes.binding)
     replaces: dict[Hashable, int] = {v: sizes.bytes(v) for _, v in call.in_place if v in inputs}
     return Task(reads, writes, work, call.work is not None, is_pinned(call), replaces)
@@ -77,6 +83,11 @@ def _task(call: Call, root: Root, sizes: _Usual, inputs: set[Variable]) -> Task:
 def is_pinned(call: Call) -> bool:
     """Whether a call has an effect or may fail."""
     return call.node is not None or call.checked is not None or call.nested is not None
+
+
+def is_copy(call: Call) -> bool:
+    """Whether a call does nothing where its result has taken its operand's place."""
+    return call.function == copy_address()
 
 
 # --- ensembles -----------------------------------------------------------------------------------
@@ -173,17 +184,26 @@ def reused(
 def donations(calls: Sequence[Call], graph: Graph, root: Root) -> dict[int, tuple[int, ...]]:
     """For each output the inputs whose array it may be written to, by position.
 
-    Nothing may fail once it is written, the input must not be an output itself, and no other
-    output may share the memory.
+    Nothing may fail once it is written.
     """
     safe = 1 + max([p for p, call in enumerate(calls) if is_pinned(call)], default=-1)
-    late = {value for call in calls[safe:] for value in call.writes}
+    early = {value for call in calls[:safe] if not is_copy(call) for value in call.writes}
+    late = {value for call in calls[safe:] for value in call.writes} - early
+    found = replacing(calls, graph, root)
+    return {output: given for output, given in found.items() if graph.outputs[output] in late}
+
+
+def replacing(calls: Sequence[Call], graph: Graph, root: Root) -> dict[int, tuple[int, ...]]:
+    """For each output the inputs whose place it may take while the calls run, by position.
+
+    The input must not be an output itself, and no other output may share the memory.
+    """
     outputs = Counter(root(atom) for atom in graph.outputs)
     inputs = {variable: position for position, variable in enumerate(graph.inputs)}
     found = places(calls, root)
     chosen: dict[int, tuple[int, ...]] = {}
     for position, atom in enumerate(graph.outputs):
-        if isinstance(atom, Variable) and atom in late and outputs[atom] == 1:
+        if isinstance(atom, Variable) and outputs[atom] == 1:
             free = [v for v in found.get(atom, ()) if v in inputs and v not in outputs]
             given = tuple(inputs[v] for v in free if v.type == atom.type)
             chosen |= {position: given} if given else {}

@@ -38,6 +38,7 @@ from weft.ir.loops import (
     Kernel,
     Kind,
     Let,
+    Scratch,
     Statement,
     Store,
     Update,
@@ -55,6 +56,8 @@ COMBINE: dict[str, Combine] = {
     "reduce_all": "and",
 }
 SHORT = (float16, bfloat16)
+HELD = 256 * 1024
+"""The most bytes of a row that is kept in scratch memory."""
 UNMERGED = frozenset({"pad", "concatenate", "iota"})
 """What looks at single indices, so that its loops stay apart."""
 
@@ -141,9 +144,7 @@ class _Elements(Reading[Scalar]):
         return self._loaded(variable, index)
 
     def _loaded(self, value: Variable | Literal, index: Index) -> Scalar:
-        shape = value.type.shape
-        place = self.lowering.place(offset(index, shape))
-        return scalars.load(self.lowering.buffer(value), place)
+        return scalars.load(*self.lowering.located(value, index))
 
     def literal(self, literal: Literal, index: Index) -> Scalar:
         """A number, or a load from an array of constants."""
@@ -243,12 +244,12 @@ class _Lowering:
         """The index of a merged loop."""
         return scalars.index("ijklmnop"[position] if position < 8 else f"i{position}")
 
-    def place(self, where: Affine) -> Scalar:
-        """An offset over the merged loops."""
+    def place(self, where: Affine, first: int = 0) -> Scalar:
+        """An offset over the merged loops, or over those from loop number `first` on."""
         total = self.dimension(where.constant)
         for position, loops in enumerate(self.merged):
             factor = where.factor(loops[-1])
-            if factor != 0:
+            if factor != 0 and loops[0] >= first:
                 total = self.variable(position) * self.dimension(factor) + total
         return total
 
@@ -278,6 +279,28 @@ class _Lowering:
             self.values[value] = known
         return known
 
+    def located(self, value: Variable | Literal, index: Index) -> tuple[Buffer, Scalar]:
+        """The buffer that holds a value, and where in it an element is."""
+        where = offset(index, value.type.shape)
+        row = self.held.get(value)
+        if row is None:
+            return self.buffer(value), self.place(where)
+        return row, self.place(where, len(self.group.outer))
+
+    @cached_property
+    def held(self) -> dict[Variable | Literal, Buffer]:
+        """Values that nothing but later loops over the same row reads: a row of each in scratch."""
+        row = size(self.group.inner)
+        if not self.group.inner or not isinstance(row, int) or self._is_column():
+            return {}
+        found = self._read_by_later_loops() - self.escaping
+        fits = [r.variable for r in self.group.roots if r.variable in found]
+        return {
+            v: Buffer(f"s{number}", v.type.dtype, "both")
+            for number, v in enumerate(fits)
+            if row * v.type.dtype.itemsize <= HELD
+        }
+
     def _escapes(self, variable: Variable) -> bool:
         """Whether a value is read outside the group."""
         if variable in self.context.outputs:
@@ -302,12 +325,14 @@ class _Lowering:
     def kernel(self, name: str) -> Lowered:
         """The kernel of the whole group."""
         for root in self.group.roots:
-            if root.variable in self._stored_roots:
+            if root.variable in self._stored_roots and root.variable not in self.held:
                 self.buffer(root.variable, "both")
         body = self._column_body() if self._is_column() else self._row_body()
         body, known = _counted(body) if not self.extents.symbols else (body, {})
         sizes = (*self.extents.symbols, *known)
-        kernel = Kernel(name, tuple(self.values.values()), sizes, body)
+        row = self.dimension(size(self.group.inner)) if self.held else None
+        scratch = tuple(Scratch(buffer, row) for buffer in self.held.values() if row is not None)
+        kernel = Kernel(name, tuple(self.values.values()), sizes, body, scratch)
         written = tuple(v for v in self.values if v in self._stored_roots)
         pairs, rows = tuple(self.in_place()), self.by_rows()
         return Lowered(kernel, tuple(self.values), written, known, pairs, rows)
@@ -318,7 +343,10 @@ class _Lowering:
         The parts lie one after the other and make up the whole. Indices are within their bounds,
         so that what the other loops add stays below a part where nothing is added to it.
         """
-        if not self.merged or self.merged[0][0] >= len(self.group.outer) or self._is_column():
+        if not self.merged or self.merged[0][0] >= len(self.group.outer):
+            return {}
+        rows = [loops for loops in self.merged if loops[0] < len(self.group.outer)]
+        if len(rows) == 1 and self._is_column():
             return {}
         first = self.merged[0]
         count = size((self.group.outer + self.group.inner)[loop] for loop in first)
@@ -458,8 +486,7 @@ class _Lowering:
         return self.elements.at(root.node.operands[0], reduced_index(root.node, len(root.outer)))
 
     def _store(self, root: Root, value: Scalar) -> Store:
-        place = self.place(offset(self.own(root), root.variable.type.shape))
-        return Store(self.buffer(root.variable), place, value)
+        return Store(*self.located(root.variable, self.own(root)), value)
 
     def _row_value(self, root: Root, inner: Sequence[int]) -> list[Statement]:
         """A value per row: a reduction, or an operation on such; a local from here on."""
@@ -499,7 +526,7 @@ class _Lowering:
     def _is_column(self) -> bool:
         """Whether neighbouring elements belong to different rows: then rows go in vectors."""
         group = self.group
-        if not group.inner or not group.outer or not all(r.is_reduction for r in group.roots):
+        if not group.inner or not group.outer or not all(map(group.per_row, group.roots)):
             return False
         row, column = len(group.outer) - 1, len(group.outer + group.inner) - 1
         reads = [offset(i, v.type.shape) for root in group.roots for v, i in root.reads]

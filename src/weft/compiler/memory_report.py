@@ -22,7 +22,7 @@ from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.printing import name_variables
 from weft.runtime.arena import readable
 
-__all__ = ["LiveValue", "MemoryReport", "memory_report"]
+__all__ = ["LiveValue", "MemoryReport", "Recomputed", "memory_report"]
 
 LISTED = 8
 """How many of the largest values a report lists."""
@@ -46,6 +46,20 @@ class LiveValue:
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputed:
+    """A value that is computed a second time instead of being kept, to save memory."""
+
+    primitive: str
+    type: str
+    bytes: int
+    at: Location | None
+
+    def __str__(self) -> str:
+        where = "" if self.at is None else f"   {str(self.at).partition(', in ')[0]}"
+        return f"{readable(self.bytes):>10}  {self.primitive}: {self.type}{where}"
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryReport:
     """Bytes, by what they are for.
 
@@ -53,6 +67,7 @@ class MemoryReport:
     place of state they replace, where nobody else holds it; constants: parts of the program;
     arena: values in between, by lifetime; temporary: what the largest call by reference makes.
     timeline: the live bytes of the arena at each call; largest: where most bytes live together.
+    recomputed: values that are computed twice, so that a budget of memory is kept.
     """
 
     inputs: int
@@ -64,6 +79,7 @@ class MemoryReport:
     calls: tuple[str, ...]
     timeline: tuple[int, ...]
     values: tuple[LiveValue, ...]
+    recomputed: tuple[Recomputed, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -94,6 +110,11 @@ class MemoryReport:
         if self.largest:
             yield "the largest values that live together in the arena"
             yield from [f"  {value}" for value in self.largest[:LISTED]]
+        if self.recomputed:
+            total = readable(sum(value.bytes for value in self.recomputed))
+            yield f"{len(self.recomputed)} values, {total}, are computed again; the largest"
+            largest = sorted(self.recomputed, key=lambda value: -value.bytes)
+            yield from [f"  {value}" for value in largest[:LISTED]]
         if self.timeline:
             yield "live bytes at each call"
             yield from self._chart()
@@ -104,7 +125,12 @@ class MemoryReport:
             yield f"  {name:<12} {'#' * round(BAR * live / most):<{BAR}} {readable(live):>10}"
 
 
-def memory_report(program: Program, sizes: Sizes, donated: Sequence[Donation] = ()) -> MemoryReport:
+def memory_report(
+    program: Program,
+    sizes: Sizes,
+    donated: Sequence[Donation] = (),
+    recomputed: tuple[Recomputed, ...] = (),
+) -> MemoryReport:
     """What a run of a program with these sizes needs, if these outputs take their inputs' place."""
     graph, plan = program.graph, program.planner.at(sizes)
     values = {str(slot): value for value, slot in program.slots.items()}
@@ -123,6 +149,7 @@ def memory_report(program: Program, sizes: Sizes, donated: Sequence[Donation] = 
         tuple(call.name for call in program.calls),
         (*timeline, *[0] * (len(program.calls) - len(timeline))),
         tuple(_live_values(program, values, sizes)),
+        recomputed,
     )
 
 
@@ -144,9 +171,8 @@ def _live_values(
         node = producer.get(value) or _user(program, value, producer)
         at = None if node is None else node.location
         size = plan.sizes[buffer.name]
-        yield LiveValue(
-            names.get(value, "packed"), str(value.type), size, buffer.first, buffer.last, at
-        )
+        name = names.get(value, "scratch" if node is None else "packed")
+        yield LiveValue(name, str(value.type), size, buffer.first, buffer.last, at)
 
 
 def _user(

@@ -27,12 +27,14 @@ from weft.compiler.passes.conversions import convert_less
 from weft.compiler.passes.dead_code import remove_dead_code
 from weft.compiler.passes.folding import fold_constants
 from weft.compiler.passes.inlining import inline
+from weft.compiler.passes.layout import channels_last
 from weft.compiler.passes.loops import lighten_loops
 from weft.compiler.passes.movement import absorb_movement, rearrange
 from weft.compiler.passes.normalization import fold_scales
 from weft.compiler.passes.products import merge_products
 from weft.compiler.passes.reductions import reduce_less
 from weft.compiler.passes.simplify import simplify
+from weft.compiler.user_rules import apply_rewrites, rewrites
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
 from weft.ir.walking import Tally
@@ -80,8 +82,12 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
     Pass("loops", lighten_loops, "when steps are in their simplest form; what leaves is merged"),
     Pass("attention", recognize_attention, "on products and masks in the form the laws give them"),
+    Pass("layout", channels_last, "when movement is settled; the next round clears transposes"),
     Pass("merge", merge_common_subexpressions, "last: what was written differently is now equal"),
 )
+
+REWRITES = Pass("rewrites", apply_rewrites, "on programs as users write them, before the laws")
+"""The rules of users, where there are any; see user_rules.py."""
 
 MERGE_PRODUCTS = Pass("products", merge_products, "once, at the end: it undoes simple forms")
 """Joins products that share an operand; for `optimize(graph, further=[MERGE_PRODUCTS])`."""
@@ -98,9 +104,10 @@ def optimize_with_report(
     """The graph in its simplest form, and what each run of a pass did to it."""
     reports: list[PassReport] = []
     settled: dict[Callable[..., Graph], Graph] = {}
+    passes = (*PIPELINE[:2], REWRITES, *PIPELINE[2:]) if rewrites() else PIPELINE
     for _ in range(ROUNDS):
         before = graph
-        for each in PIPELINE:
+        for each in passes:
             if settled.get(each.run) is not graph:
                 graph = _run(each, graph, reports)
                 settled[each.run] = graph

@@ -31,8 +31,9 @@ SLACK = 1 << 20
 class Task:
     """A call to be placed: the values it reads and writes, and how it may be moved.
 
-    work: in chunks; joins: it may be part of an ensemble; pinned: it has an effect, or may fail,
-    and keeps its place among its like; replaces: the inputs that it may be written over, in bytes.
+    A value that is both read and written was begun by another task, and is changed. work: in
+    chunks; joins: it may be part of an ensemble; pinned: it has an effect, or may fail, and keeps
+    its place among its like; replaces: the inputs that it may be written over, in bytes.
     """
 
     reads: tuple[Hashable, ...]
@@ -76,7 +77,8 @@ def _last_readers(launches: Sequence[Launch], tasks: Sequence[Task]) -> dict[Has
 
 
 def _writes(task: Task) -> Iterable[Hashable]:
-    return task.writes
+    """What takes memory from here on."""
+    return [value for value in task.writes if value not in task.reads]
 
 
 def _all(task: Task) -> Iterable[Hashable]:
@@ -196,13 +198,19 @@ def _gain(
 def _waiting(head: Sequence[Launch], tasks: Sequence[Task]) -> list[set[int]]:
     """For each launch those that must come before it."""
     writer: dict[Hashable, int] = {}
+    readers: dict[Hashable, set[int]] = {}
     found: list[set[int]] = []
     pinned = -1
     for place, launch in enumerate(head):
         needed = {writer[v] for n in launch for v in tasks[n].reads if v in writer}
-        if any(tasks[number].pinned for number in launch):
+        replaced = {v for n in launch if not tasks[n].joins for v in tasks[n].replaces}
+        if replaced or any(tasks[number].pinned for number in launch):
             needed |= {pinned} if pinned >= 0 else set()
+        if any(tasks[number].pinned for number in launch):
             pinned = place
+        needed = needed.union(*[readers.get(value, ()) for value in replaced])
+        for value in (v for number in launch for v in tasks[number].reads):
+            readers.setdefault(value, set()).add(place)
         found.append(needed)
         writer.update((value, place) for number in launch for value in tasks[number].writes)
     return found

@@ -21,16 +21,21 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.convolution import calls as convolutions
+from weft.compiler.copies import copy_address, numbers
 from weft.compiler.driver import FIELDS
-from weft.compiler.grouping import Group, Single, Step, group, is_general_reshape
+from weft.compiler.foreign import Layout, failure, foreign_address
+from weft.compiler.grouping import Group, Single, Step, group, shares_memory
 from weft.compiler.kernels import compiled
 from weft.compiler.launches import is_pinned, launches, places, reused
 from weft.compiler.lowering import Lowered, context_of, is_lowered, lower
-from weft.compiler.matmul.calls import pieces
+from weft.compiler.matmul.calls import Piece, pieces
 from weft.compiler.matmul.chains import chained
 from weft.compiler.pool import thread_pool
 from weft.compiler.products import PANEL, Product, arranged, product_of
-from weft.compiler.singles import SingleKernel, single_kernel
+from weft.compiler.singles import SingleKernel, single_kernels
+from weft.compiler.singles.sorting import pieces as sort_pieces
+from weft.core.dtypes import uint8
 from weft.core.shapes import Dimension, Shape, size, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
@@ -75,6 +80,10 @@ class Call:
     """The calls of a chain, which run one after the other for each block of rows."""
     members: tuple[Call, ...] = ()
     """The calls of an ensemble, which run as one."""
+    updates: tuple[Variable, ...] = ()
+    """Those of the values it writes that another call has begun: it changes them in places."""
+    report: Callable[[], BaseException] | None = None
+    """What went wrong, if the function says so itself."""
 
 
 @dataclass(slots=True)
@@ -184,16 +193,16 @@ class Section:
 
     def _calls(self) -> list[Call]:
         context = context_of(self.graph)
-        drafts: list[tuple[Step, Lowered | None]] = []
+        drafts: list[tuple[Step, Sequence[Lowered]]] = []
+        error = Literal(self.context.error)
         for step in self.steps:
-            lowered: Lowered | None
+            lowered: Sequence[Lowered]
             if isinstance(step, Group):
-                lowered = lower(step, context, f"k{self.context.kernels}")
+                lowered = [lower(step, context, f"k{self.context.kernels}")]
             else:
-                lowered = single_kernel(step.node, context.producer, Literal(self.context.error))
-            if lowered is not None:
-                self.context.kernels += 1
-                self.own.append(lowered)
+                lowered = single_kernels(step.node, context.producer, error)
+            self.context.kernels += len(lowered)
+            self.own += lowered
             drafts.append((step, lowered))
         self._code = compiled([each.kernel for each in self.own])
         addresses = iter([code.address for code in self._code])
@@ -202,17 +211,26 @@ class Section:
         ]
 
     def _calls_of(
-        self, step: Step, lowered: Lowered | None, addresses: Iterator[int]
+        self, step: Step, lowered: Sequence[Lowered], addresses: Iterator[int]
     ) -> list[Call]:
-        if lowered is not None:
-            return [_kernel_call(step, lowered, next(addresses))]
+        if lowered:
+            own = [_kernel_call(step, each, next(addresses)) for each in lowered]
+            return _in_order(own, lowered)
         assert isinstance(step, Single)
-        if is_general_reshape(step.node):
+        if shares_memory(step.node):
             return []
         if step.node.primitive.name == "dot":
             product = product_of(step.node)
             if product is not None:
                 return _product_calls(step.node, product)
+        convolution = convolutions.pieces(step.node)
+        if convolution is not None:
+            return [_convolution_call(piece, step.node) for piece in convolution]
+        sorting = sort_pieces(step.node)
+        if sorting is not None:
+            return [_sort_call(piece) for piece in sorting]
+        if step.node.primitive.native is not None:
+            return [_foreign_call(step.node, self.context.error)]
         made = self.context.control(step.node, self.context)
         return [made or self._reference_call(step.node)]
 
@@ -223,6 +241,7 @@ class Section:
         """The calls that read nothing but fixed inputs, and the others."""
         known: set[Value] = set(self.graph.inputs[:fixed])
         outputs = {self.root(v) for v in self.graph.outputs}
+        outputs |= {self.root(v) for call in calls for v in call.updates}  # begun anew each time
         first: list[Call] = []
         for call in calls if fixed else ():
             writes = {self.root(v) for v in call.writes}
@@ -373,6 +392,8 @@ class Section:
                 within = call.nested.sections[section]
                 return within._refused(inner[section], within.once + ended - 1)
         node = call.checked
+        if call.report is not None:
+            return call.report()
         if node is not None:
             slots = [self.slot(v) for v in (*node.operands, *node.results)]
             buffers = tables.addresses[slots]
@@ -414,6 +435,46 @@ def _kernel_call(step: Step, lowered: Lowered, address: int) -> Call:
     )
 
 
+def _in_order(made: Sequence[Call], kernels: Sequence[Lowered]) -> list[Call]:
+    """The calls of one node's kernels: what checks comes first, then copies, then updates."""
+    calls: list[Call] = []
+    checked: tuple[Variable, ...] = ()
+    for call, lowered in zip(made, kernels, strict=True):
+        if not call.writes:
+            checked = call.writes = (Variable(TensorType(uint8, (0,))),)  # what others wait for
+            call.values += checked
+        if isinstance(lowered, SingleKernel) and lowered.copied is not None:
+            calls.append(_copy_call(*lowered.copied, checked))
+            call.updates = call.writes
+        calls.append(call)
+    return calls
+
+
+def _copy_call(result: Variable, operand: Value, awaited: tuple[Variable, ...]) -> Call:
+    """A copy of an operand, which is left out where the result has taken its place."""
+    return Call(
+        "copy", copy_address(), (operand, result, *awaited), (result,),
+        lambda sizes: numbers(bytes_of(result.type, sizes)), one, one,
+        in_place=((result, operand),) if isinstance(operand, Variable) else (),
+    )  # fmt: skip
+
+
+def _foreign_call(node: GraphNode, error: Array) -> Call:
+    """The call of a library's function, for a primitive that has one."""
+    native, types = node.primitive.native, [atom.type for atom in node.operands]
+    layout = Layout(native, native.kernel(types), len(types), native.values(node.params))
+    buffers = (*node.operands, *node.results)
+
+    def numbers(sizes: Sizes) -> list[int]:
+        return layout.numbers([(v.type.dtype, static(v.type.shape, sizes)) for v in buffers])
+
+    given = (Literal(layout.data), Literal(error), Literal(layout.message))
+    return Call(
+        node.primitive.name, foreign_address(), (*buffers, *given), node.results, numbers, one, one,
+        checked=node, report=lambda: failure(native.name, layout.message, types, node.location),
+    )  # fmt: skip
+
+
 def _is_checked(lowered: Lowered) -> bool:
     return isinstance(lowered, SingleKernel) and lowered.checked
 
@@ -435,6 +496,26 @@ def _product_calls(node: GraphNode, product: Product) -> list[Call]:
     ]  # fmt: skip
 
 
+def _convolution_call(piece: Piece, node: GraphNode) -> Call:
+    def work(sizes: Sizes) -> float:
+        return PANEL_CHUNKS * convolutions.flops(node, sizes) / PANEL
+
+    def copying(sizes: Sizes) -> float:
+        return substitute_all(piece.values[0].type.size, sizes) / ROW
+
+    return Call(
+        piece.name, piece.function, piece.values, piece.writes, piece.sizes, piece.extent,
+        piece.grain, work=work if piece.name == "conv" else copying, by_rows=piece.by_rows,
+    )  # fmt: skip
+
+
+def _sort_call(piece: Piece) -> Call:
+    return Call(
+        piece.name, piece.function, piece.values, piece.writes, piece.sizes, piece.extent,
+        piece.grain,
+    )  # fmt: skip
+
+
 def substitute_all(dim: Dimension, sizes: Sizes) -> int:
     """A dimension as a number."""
     return int(substitute(dim, dict(sizes)))
@@ -451,8 +532,8 @@ def bytes_of(kind: TensorType, sizes: Sizes) -> int:
 
 
 def _bases(graph: Graph) -> dict[Variable, Atom]:
-    """Values that share the memory of another: reshapes of stored values."""
-    return {node.results[0]: node.operands[0] for node in graph.nodes if is_general_reshape(node)}
+    """Values that share the memory of another: reshapes of stored values, and barriers."""
+    return {node.results[0]: node.operands[0] for node in graph.nodes if shares_memory(node)}
 
 
 def _bytes(kind: TensorType) -> Dimension:

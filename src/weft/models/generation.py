@@ -100,7 +100,7 @@ class LanguageModel(nn.Module):
                 seen = seen[-self.context // 2 :] if len(seen) > room else seen
                 cache, filled = self._read(seen[:-1], len(tokens), room), len(seen) - 1
                 last = wf.asarray(seen[-1])
-            last, cache, key = token_step(self, last, cache, key, *choice)
+            last, key = token_step(self, last, cache, key, *choice)
             seen.append(last.numpy())
             filled += 1
             yield last
@@ -127,17 +127,22 @@ def token_step(
     temperature: wf.Tensor,
     by_chance: bool,
     top_k: int | None,
-) -> tuple[wf.Tensor, Any, wf.Tensor]:
-    """The token after `last` [batch], the cache with `last` in it, and the next random key."""
-    logits, cache = net(wf.expand_dims(last, axis=1), cache)
+) -> tuple[wf.Tensor, wf.Tensor]:
+    """The token after `last` [batch], and the next random key; the cache then has `last` in it.
+
+    The cache's tensors are rebound, not returned: their memory is then written where it is new.
+    """
+    logits, after = net(wf.expand_dims(last, axis=1), cache)
+    for held, new in zip(wf.tree.leaves(cache), wf.tree.leaves(after), strict=True):
+        held.set_(new)
     scores = logits[:, -1].astype(wf.float32)  # [batch, vocabulary]
     if not by_chance:
-        return wf.argmax(scores, axis=-1), cache, key
+        return wf.argmax(scores, axis=-1), key
     keys = wf.random.split(key)  # [2, ...]
     if top_k is not None and top_k < scores.shape[-1]:
         least = wf.topk(scores, top_k)[0][:, -1:]  # [batch, 1]
         scores = wf.where(scores < least, -wf.inf, scores)
-    return wf.random.categorical(scores / temperature, key=keys[0]), cache, keys[1]
+    return wf.random.categorical(scores / temperature, key=keys[0]), keys[1]
 
 
 def _as_prompt(prompt: Any) -> np.ndarray[Any, Any]:

@@ -551,7 +551,8 @@ def named(operands: Sequence[Any]) -> dict[str, Any]:
 
 def check_name(name: object) -> None:
     """Refuse what cannot be the name of a primitive."""
-    if not isinstance(name, str) or not name.isidentifier() or name != name.lower() or name == "graph":
+    is_word = isinstance(name, str) and name.isidentifier() and name == name.lower()
+    if not is_word or name == "graph":
         refuse(
             "primitive", f"{name!r} cannot be the name of an operation",
             expected="small letters, digits and _, which do not begin with a digit",

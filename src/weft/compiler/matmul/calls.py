@@ -165,10 +165,13 @@ class _Generated:
         return Piece("dot", function, values, self.node.results, self.table, extent, grain, rows)
 
     def by_rows(self) -> dict[Variable, Dimension]:
-        """A row of the result is made of a row of the left operand, unless that lies transposed."""
+        """A row of the result is made of a row of the left operand, unless that lies transposed.
+
+        A left operand that is the right one, too, is read as a whole.
+        """
         _, _, columns, terms = self.product.shape
         left, found = self.node.operands[0], {self.node.results[0]: columns}
-        if isinstance(left, Variable) and not self.product.turned[0]:
+        if isinstance(left, Variable) and not self.product.turned[0] and left is not self.right:
             found[left] = terms
         return found
 

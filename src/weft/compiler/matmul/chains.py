@@ -41,6 +41,8 @@ UNIT = 256
 LONGEST = 6
 """The most kernels of a chain."""
 LINE = 64
+STARTS = ("dot", "conv")
+"""The names of calls that a chain begins with."""
 HEAD, STAGE, ENTRY = 5, 5, 3
 """Numbers at the head of the table, of each stage, and of each buffer."""
 
@@ -65,6 +67,9 @@ class _Chains:
     def __init__(self, calls: Sequence[Call], graph: Graph, root: Root) -> None:
         self.calls, self.root = calls, root
         self.outputs = {root(atom) for atom in graph.outputs}
+        barriers = [node for node in graph.nodes if node.primitive.name == "barrier"]
+        self.fenced: set[Value] = {node.results[0] for node in barriers}
+        """What is read behind a barrier is read at its own time, and is no reason for a chain."""
         self.taken: set[int] = set()
         self.readers: dict[Value, list[int]] = {}
         self.maker: dict[Value, int] = {}
@@ -94,7 +99,7 @@ class _Chains:
         )
 
     def is_start(self, call: Call) -> bool:
-        return call.name == "dot" and bool(call.by_rows)
+        return call.name in STARTS and bool(call.by_rows)
 
     def first_reader(self, values: Sequence[Value], besides: Sequence[int]) -> int | None:
         """The first call outside that reads any of some values."""
@@ -120,6 +125,8 @@ class _Chain:
         left = chains.root(own.call.values[0])
         made = chains.maker.get(left)
         if made is None or made in chains.taken or own.call.values[0] not in own.call.by_rows:
+            return self
+        if own.call.values[0] in chains.fenced:
             return self
         if left == chains.root(own.call.values[1]):  # of which the product needs all rows
             return self
@@ -155,6 +162,7 @@ class _Chain:
         own = {root(value): parts for value, parts in call.by_rows.items()}
         shared = {root(value) for value in call.values} & set(self.width)
         whole = {root(value) for value in call.values if value not in call.by_rows}
+        whole |= {root(value) for value in call.values if value in self.chains.fenced}
         if not shared <= set(own) - whole or not {root(v) for v in call.writes} <= set(own):
             return None
         ratios = {_ratio(self.width[value], own[value]) for value in shared}
@@ -171,7 +179,7 @@ class _Chain:
 
     def call(self) -> Call:
         """The chain as one call."""
-        first = next(stage.call for stage in self.stages if stage.call.name == "dot")
+        first = next(stage.call for stage in self.stages if stage.call.name in STARTS)
         values = self.outside()
         return replace(
             first,
@@ -230,9 +238,11 @@ class _Chain:
     def height(self, sizes: Sizes) -> int:
         """The rows of a block: as many as a product wants, if they stay in cache."""
         unit = lcm(*[self.count(stage.few, sizes) for stage in self.stages])
-        wanted = min(s.call.grain(sizes) for s in self.stages if s.call.name == "dot")
+        wanted = min(s.call.grain(sizes) for s in self.stages if s.call.name in STARTS)
         held = sum(self.row_bytes(value, sizes) for value in self.width)
-        fits = max(24, min(wanted, SCRATCH // max(1, held)))
+        # a block of a convolution is many rows already
+        least = 24 if all(stage.call.name != "conv" for stage in self.stages) else 1
+        fits = max(least, min(wanted, SCRATCH // max(1, held)))
         return max(1, fits // unit) * unit
 
     def table(self, sizes: Sizes, values: tuple[Value, ...]) -> list[int]:

@@ -84,7 +84,7 @@ def _tile_function(tile: Tile, rows: int, vectors: int) -> str:
         f"define internal void @{tile_name(rows, vectors)}(ptr %a, i64 %rs, i64 %ts, ptr %b,"
         " i64 %ldb, ptr %c, i64 %ldc, i64 %terms, i1 %add, i64 %columns) nounwind noinline {",
         "entry:",
-        *_mask(tile),
+        *mask_lines(tile),
         *_strips(kind, rows),
         f"  %ahead.off = mul i64 %rs, {rows}",
         f"  %ahead = getelementptr {element}, ptr %a, i64 %ahead.off",
@@ -98,8 +98,8 @@ def _tile_function(tile: Tile, rows: int, vectors: int) -> str:
             f"  %s{i}.{j} = phi {kind.text} [zeroinitializer, %entry], [%s{i}.{j}.next, %loop]"
             for i, j in sums
         ),
-        *_right(tile, kind, vectors),
-        *(line for i in range(rows) for line in _multiplied(tile, kind, i, vectors)),
+        *right_lines(tile, kind, vectors),
+        *(line for i in range(rows) for line in multiplied_lines(tile, kind, i, vectors)),
         # the rows that follow come from far away when they are read only once
         f"  %soon.off = mul i64 %t, {rows * tile.dtype.itemsize}",
         "  %soon = getelementptr i8, ptr %ahead, i64 %soon.off",
@@ -114,14 +114,14 @@ def _tile_function(tile: Tile, rows: int, vectors: int) -> str:
             f"  %r{i}.{j} = phi {kind.text} [zeroinitializer, %entry], [%s{i}.{j}.next, %loop]"
             for i, j in sums
         ),
-        *_stored(tile, kind, rows, vectors),
+        *stored_lines(tile, kind, rows, vectors),
         "  ret void",
         "}",
     ]
     return "\n".join(lines)
 
 
-def _mask(tile: Tile) -> list[str]:
+def mask_lines(tile: Tile) -> list[str]:
     """The lanes of the last vector that are columns."""
     lanes = tile.lanes
     if lanes == 1:
@@ -147,7 +147,7 @@ def _strips(kind: Type, rows: int) -> list[str]:
     return lines
 
 
-def _right(tile: Tile, kind: Type, vectors: int) -> list[str]:
+def right_lines(tile: Tile, kind: Type, vectors: int) -> list[str]:
     """The vectors of the right operand; the last one may reach beyond what there is."""
     element, align = Type(kind.dtype).text, kind.dtype.itemsize
     lines = []
@@ -164,7 +164,8 @@ def _right(tile: Tile, kind: Type, vectors: int) -> list[str]:
     return lines
 
 
-def _multiplied(tile: Tile, kind: Type, i: int, vectors: int) -> list[str]:
+def multiplied_lines(tile: Tile, kind: Type, i: int, vectors: int) -> list[str]:
+    """One row of the tile: an element of the left operand times the vectors of the right one."""
     element = Type(kind.dtype).text
     lines = [
         f"  %x{i}.at = getelementptr {element}, ptr %a{i}, i64 %at",
@@ -193,7 +194,7 @@ def _sum(tile: Tile, kind: Type, x: str, i: int, j: int) -> list[str]:
     return [f"  %s{i}.{j}.next = call {kind.text} @llvm.fma.{kind.suffix}({given})"]
 
 
-def _stored(tile: Tile, kind: Type, rows: int, vectors: int) -> list[str]:
+def stored_lines(tile: Tile, kind: Type, rows: int, vectors: int) -> list[str]:
     """The tile, added to what is there or not, the last vector up to the last column."""
     lines = ["  br i1 %add, label %added, label %alone", "added:"]
     for i in range(rows):

@@ -42,7 +42,8 @@ def _needed(graph: Graph, outputs: Marks, tally: Tally) -> tuple[list[GraphNode]
             continue
         if graphs_of(node):
             used = tuple([result in needed for result in node.results])
-            node = _trimmed(node, used, tally)
+            # What stays for its effect keeps a result: nodes are told apart by their results.
+            node = _trimmed(node, used if any(used) else (True, *used[1:]), tally)
         kept.append(node)
         needed.update(node.operands)
     return kept[::-1], tuple([variable in needed for variable in graph.inputs])

@@ -1,7 +1,8 @@
 """Kernels that lay one tensor over another: `update_slice`, `dynamic_update_slice` and `pad`.
 
-Each row of the result is first what lies below, and then, where it meets the box, what is laid over
-it. So no element is asked whether it is inside.
+Over one number, each row of the result is first that, and then, where it meets the box, what is
+laid over it: no element is asked whether it is inside. Over a tensor, nothing but the box is
+written: the rest is a copy, or already there.
 
 >>> import weft as wf
 >>> wf.jit(wf.grad(lambda x: x[::2].sum()))(wf.ones(4)).tolist()
@@ -14,7 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.compiler.singles.drafts import ZERO, Draft, Loop, SingleKernel, both, nest, within
+from weft.compiler.singles.drafts import (
+    ZERO,
+    Draft,
+    Loop,
+    SingleKernel,
+    both,
+    nest,
+    uniform,
+    within,
+)
 from weft.compiler.singles.gathers import box_starts
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
@@ -25,13 +35,28 @@ from weft.ir.scalars import Scalar
 def update_slice(draft: Draft) -> SingleKernel:
     """x with a slice replaced."""
     starts = [draft.extent(start) for start in draft.params["starts"]]
-    return _laid(draft, 1, starts, draft.params["strides"], (), None)
+    return _replaced(draft, starts, draft.params["strides"], ())
 
 
 def dynamic_update_slice(draft: Draft) -> SingleKernel:
     """x with a box replaced, at starts that are data."""
     starts, read = box_starts(draft, 2, draft.shape(1))
-    return _laid(draft, 1, starts, (1,) * len(starts), read, None)
+    return _replaced(draft, starts, (1,) * len(starts), read)
+
+
+def _replaced(
+    draft: Draft, starts: Sequence[Scalar], strides: Sequence[Dimension], read: Sequence[Statement]
+) -> SingleKernel:
+    """Operand 1 laid over a copy of operand 0: only the box is touched."""
+    below = uniform(draft.node.operands[0], draft.producers)
+    if below is not None:
+        return _laid(draft, 1, starts, strides, read, below)
+    steps = draft.strides(-1)
+    apart = [step * stride for step, stride in zip(steps, strides, strict=True)]
+    loops, (target, source) = draft.walk("i", draft.shape(1), apart, draft.strides(1))
+    at = draft.offset(starts, steps) + target
+    store = Store(draft.result, at, draft.operands[1][source])
+    return draft.update((*read, *nest(loops, (store,))), size(draft.shape(1)))
 
 
 def pad(draft: Draft) -> SingleKernel:
@@ -49,9 +74,9 @@ def _laid(
     starts: Sequence[Scalar],
     strides: Sequence[Dimension],
     read: Sequence[Statement],
-    below: Scalar | None,
+    below: Scalar,
 ) -> SingleKernel:
-    """An operand laid over operand 0, or over a constant."""
+    """An operand laid over a constant."""
     dims, parts = draft.shape(-1), draft.shape(operand)
     rows: list[Loop] = [
         (scalars.index(f"i{axis}"), draft.extent(dim)) for axis, dim in enumerate(dims[:-1])
@@ -63,14 +88,13 @@ def _laid(
         return draft.kernel((*read, Store(draft.result, ZERO, draft.operands[operand][0])), 1)
     column = scalars.index("j")
     at = row + column
-    under = draft.operands[0][at] if below is None else below
     place = row + starts[-1] + column * draft.extent(strides[-1])
     part = draft.extent(parts[-1])
     laid = part if meets is None else scalars.select(meets, part, ZERO)
     body = (
         *more,
         *nest(
-            [(column, draft.extent(dims[-1]))], (Store(draft.result, at, under),), parallel=False
+            [(column, draft.extent(dims[-1]))], (Store(draft.result, at, below),), parallel=False
         ),
         *nest(
             [(column, laid)],

@@ -32,10 +32,18 @@ ZERO, ONE = scalars.const(0, INDEX), scalars.const(1, INDEX)
 
 @dataclass(frozen=True, slots=True)
 class SingleKernel(Lowered):
-    """The kernel of one node; its work, in element operations; whether it checks its operands."""
+    """The kernel of one node; its work, in element operations; whether it checks its operands.
+
+    copied: a result, and the operand that it is a copy of before the kernel changes it in places.
+    """
 
     work: Dimension = 1
     checked: bool = False
+    copied: tuple[Variable, Variable | Literal] | None = None
+
+
+Singles: TypeAlias = SingleKernel | tuple[SingleKernel, ...] | None
+"""What a node becomes: one kernel, several that run in order, or none."""
 
 
 class Draft:
@@ -51,7 +59,7 @@ class Draft:
         )
         self.result = Buffer("out", node.results[0].type.dtype, "both")
         self.report = Buffer("error", int32, "write")
-        self._error = error
+        self.error = error
 
     def shape(self, operand: int) -> Shape:
         """The shape of an operand; that of the result for -1."""
@@ -96,9 +104,26 @@ class Draft:
         read = any(self.report in _stored(statement) for statement in body)
         buffers, values = (*self.operands, self.result), (*self.node.operands, *self.node.results)
         if read:
-            buffers, values = (*buffers, self.report), (*values, self._error)
+            buffers, values = (*buffers, self.report), (*values, self.error)
         kernel = Kernel(name, buffers, tuple(self.extents.symbols), body, scratch)
         return SingleKernel(kernel, values, self.node.results, work=work, checked=read)
+
+    def update(self, body: tuple[Statement, ...], work: Dimension) -> SingleKernel:
+        """A kernel that changes a copy of operand 0 in places, and reads the other operands."""
+        buffers, values = (*self.operands[1:], self.result), self.node.operands[1:]
+        name, result = self.node.primitive.name, self.node.results[0]
+        kernel = Kernel(name, buffers, tuple(self.extents.symbols), body)
+        copied = result, self.node.operands[0]
+        return SingleKernel(kernel, (*values, result), (result,), work=work, copied=copied)
+
+    def check(
+        self, body: tuple[Statement, ...], work: Dimension, operands: Sequence[int]
+    ) -> SingleKernel:
+        """A kernel that does nothing but look at some operands, before others write."""
+        buffers = (*[self.operands[number] for number in operands], self.report)
+        values = (*[self.node.operands[number] for number in operands], self.error)
+        kernel = Kernel("check", buffers, tuple(self.extents.symbols), body)
+        return SingleKernel(kernel, values, (), work=work, checked=True)
 
 
 def _stored(statement: Statement) -> set[Buffer]:

@@ -17,12 +17,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.compiler.affine import strides
-from weft.compiler.singles.drafts import ZERO, Draft, Loop, Producers, both, within
+from weft.compiler.singles.drafts import (
+    ZERO,
+    Draft,
+    Loop,
+    Producers,
+    SingleKernel,
+    both,
+    within,
+)
 from weft.core.dtypes import INDEX, bool_
-from weft.core.shapes import Dimension, Shape
+from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
 from weft.ir.graph import Literal, Variable
-from weft.ir.loops import Let, Statement
+from weft.ir.loops import Accumulate, Let, Statement, Update
 from weft.ir.scalars import Scalar
 
 
@@ -44,8 +52,11 @@ class Places:
     batch: int | None
 
 
-def places(draft: Draft, first: int, row: Sequence[Dimension]) -> Places:
-    """The places that the operands from `first` on name along `axes` of operand 0."""
+def places(draft: Draft, first: int, row: Sequence[Dimension], *, checked: bool = True) -> Places:
+    """The places that the operands from `first` on name along `axes` of operand 0.
+
+    checked: it is looked whether they are within; else they are known to be.
+    """
     shape, axes = draft.shape(first), draft.params["axes"]
     counted = _counted(draft, first)
     loops, (own, other), by_axis = _loops(draft, shape, row, any(a is not None for a in counted))
@@ -59,12 +70,29 @@ def places(draft: Draft, first: int, row: Sequence[Dimension]) -> Places:
             conditions.append(within(index, draft.extent(draft.shape(0)[axis])))
         base = base + index * draft.extent(draft.strides(0)[axis])
     fits = None
-    found = both(conditions)
+    found = both(conditions) if checked else None
     if found is not None:
         fits = scalars.local("fits", bool_)
         read += [Let(fits, found), draft.refuse(scalars.not_(fits))]
     batch = axes[counted.index(0)] if 0 in counted and shape[0] != 1 else None
     return Places(loops, tuple(read), fits, base, other, batch)
+
+
+def check(draft: Draft, first: int) -> SingleKernel | None:
+    """A kernel that looks whether all places are within; None where that is known."""
+    i, axes, shape = scalars.index("i"), draft.params["axes"], draft.shape(first)
+    asked = [n for n, along in enumerate(_counted(draft, first)) if along is None]
+    found = both(
+        [within(draft.operands[first + n][i], draft.extent(draft.shape(0)[axes[n]])) for n in asked]
+    )
+    if found is None:
+        return None
+    fits = scalars.local("fits", bool_)
+    body = (
+        Accumulate(i, draft.extent(size(shape)), (Update(fits, "and", found),)),
+        draft.refuse(scalars.not_(fits)),
+    )
+    return draft.check(body, size(shape), [first + n for n in asked])
 
 
 def _counted(draft: Draft, first: int) -> list[int | None]:

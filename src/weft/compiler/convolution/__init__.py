@@ -1,0 +1,1 @@
+"""Convolutions in compiled programs: plans, native functions and calls."""
