@@ -265,7 +265,7 @@ def test_a_product_with_a_vector_is_the_blas_on_one_thread() -> None:
     x, w = drawn(40, 1, 300), drawn(41, 300, 70)
     program = Program(wf.ir.trace(wf.matmul, wf.tensor(x), wf.tensor(w)))
     assert [call.name for call in program.calls] == ["blas"]
-    assert program.has_products
+    assert program.calls_blas
     close(program.run([x, w])[0], product(x, w), "float32", 300)
 
 

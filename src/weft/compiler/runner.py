@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from threading import Lock, get_ident
 from typing import Any
@@ -74,8 +74,8 @@ class Runner(ABC):
 
     @property
     @abstractmethod
-    def has_products(self) -> bool:
-        """Whether any call is a product."""
+    def calls_blas(self) -> bool:
+        """Whether any call is one of the BLAS, which has threads of its own."""
 
     @abstractmethod
     def by_reference(self, inputs: list[Array]) -> list[Array]:
@@ -93,8 +93,8 @@ class Runner(ABC):
         )
 
     @cached_property
-    def _multiplies(self) -> bool:
-        return self.has_products
+    def _around(self) -> Callable[[], AbstractContextManager[None]]:
+        return one_thread_each if self.calls_blas else nullcontext
 
     def run(self, arrays: Sequence[Array], donated: Sequence[Donation] = ()) -> list[Array]:
         """The outputs for these inputs.
@@ -124,7 +124,7 @@ class Runner(ABC):
         context.sizes = sizes
         context.error[0] = 0
         given = tables.given
-        with one_thread_each() if self._multiplies else nullcontext():
+        with self._around():
             ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
         if context.error[0]:
             raise self.failure(tables, ended, inputs)
@@ -140,7 +140,7 @@ class Runner(ABC):
         return sizes  # type: ignore[return-value]
 
     def _tables_for(self, sizes: Sizes) -> Tables:
-        key = tuple(sizes[name] for name in self.symbols)
+        key = tuple([sizes[name] for name in self.symbols]) if sizes else ()
         found = self._tables.get(key)
         if found is None:
             found = self._tables[key] = self.tables(sizes)
@@ -187,6 +187,8 @@ class Runner(ABC):
         donated: Sequence[Donation],
     ) -> list[Array]:
         """Arrays for the outputs; those that share memory, or are inputs, are views."""
+        if self._are_new:
+            return self._new_outputs(inputs, tables, sizes, dict(donated) if donated else {})
         made: dict[Value, Array] = dict(zip(self.graph.inputs, inputs, strict=True))
         for output, given in donated:
             atom = self.graph.outputs[output]
@@ -205,6 +207,30 @@ class Runner(ABC):
             assert isinstance(atom, Variable)
             array = made[root]
             outputs.append(array if atom is root else array.reshape(tables.shape(atom, sizes)))
+        return outputs
+
+
+    @cached_property
+    def _are_new(self) -> bool:
+        """Whether each output is made by the program, in memory of its own."""
+        inputs, outputs = set(self.graph.inputs), self.graph.outputs
+        made = [v for v in outputs if isinstance(v, Variable) and self.root(v) is v]
+        return len(set(made) - inputs) == len(outputs)
+
+    def _new_outputs(
+        self, inputs: Sequence[Array], tables: Tables, sizes: Sizes, donated: dict[int, int]
+    ) -> list[Array]:
+        if not tables.outputs:
+            tables.outputs = [
+                (self.slots[v], tables.shape(v, sizes), v.type.dtype.numpy)  # type: ignore[arg-type]
+                for v in self.graph.outputs
+            ]
+        addresses, outputs = tables.addresses, []
+        for position, (slot, shape, dtype) in enumerate(tables.outputs):
+            given = donated.get(position)
+            array = self._empty(shape, dtype) if given is None else inputs[given]
+            addresses[slot] = array.__array_interface__["data"][0]
+            outputs.append(array)
         return outputs
 
 

@@ -31,6 +31,7 @@ from weft.compiler.launches import is_pinned, launches, places, reused
 from weft.compiler.lowering import Lowered, context_of, is_lowered, lower
 from weft.compiler.matmul.calls import Piece, pieces
 from weft.compiler.matmul.chains import chained
+from weft.compiler.origins import origin
 from weft.compiler.pool import thread_pool
 from weft.compiler.products import PANEL, Product, arranged, product_of
 from weft.compiler.singles import SingleKernel, single_kernels
@@ -122,6 +123,8 @@ class Tables:
 
     shapes: dict[Variable, tuple[int, ...]] = field(default_factory=dict)
     """Shapes as numbers, once they have been asked for."""
+    outputs: list[tuple[int, tuple[int, ...], Any]] = field(default_factory=list)
+    """The slot, shape and dtype of each output, once they have been asked for."""
 
     def shape(self, variable: Variable, sizes: Sizes) -> tuple[int, ...]:
         """The shape of a value, which the sizes are those of these tables of."""
@@ -184,10 +187,13 @@ class Section:
         return [*self.own, *[each for section in self.inner for each in section.lowered]]
 
     @property
-    def has_products(self) -> bool:
-        """Whether any call is a product of the BLAS, here or in the sections inside."""
-        here = any("blas" in [each.name for each in (call, *call.members)] for call in self.calls)
-        return here or any(section.has_products for section in self.inner)
+    def calls_blas(self) -> bool:
+        """Whether any call is one of the BLAS, here or in the sections inside."""
+        parts = [each for call in self.calls for each in (call, *call.stages, *call.members)]
+        parts += [stage for part in parts for stage in part.stages]
+        names = [origin(each.function) for each in parts]
+        here = any(name is not None and name[0] == "blas" for name in names)
+        return here or any(section.calls_blas for section in self.inner)
 
     # --- building ----------------------------------------------------------------------------
 

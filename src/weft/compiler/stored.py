@@ -93,7 +93,7 @@ def frozen(program: Program) -> bytes | None:
         **_interface(program),
         "count": len(program.calls),
         "peak": tables.plan.peak,
-        "products": program.has_products,
+        "blas": program.calls_blas,
         "names": image.names,
         "places": {str(key): place for key, place in image.places.items() if key in _NAMED},
         "lengths": [len(array) for array in arrays],
@@ -230,9 +230,9 @@ class StoredProgram(Runner):
         return Tables(calls, addresses, *self._placed, [self._memory], plan, given, {})
 
     @property
-    def has_products(self) -> bool:
+    def calls_blas(self) -> bool:
         """See `Section`."""
-        found: bool = self._head["products"]
+        found: bool = self._head["blas"]
         return found
 
     @property

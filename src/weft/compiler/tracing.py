@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core import trees
-from weft.core.trees import TreeStructure
+from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
 from weft.ir.dispatch import running
 from weft.ir.graph import Atom, Graph, Literal, Variable
@@ -118,7 +118,7 @@ class Recording:
     def rebuild(self, outputs: Sequence[Tensor]) -> Any:
         """The value of the call, given the outputs of its graph."""
         leaves = [outputs[r.position] if isinstance(r, Output) else r for r in self.results]
-        return trees.unflatten(self.structure, leaves)
+        return leaves[0] if self.structure is LEAF else trees.unflatten(self.structure, leaves)
 
 
 class StateTrace(GraphTrace):
