@@ -258,3 +258,91 @@ def test_a_policy_is_refused_with_the_reason() -> None:
     with pytest.raises(NotImplementedError) as caught:
         wf.checkpoint(wf.sin, policy="products")
     assert caught.value.fix == "leave policy= out"
+
+
+def layers(count: int) -> list[Any]:
+    wf.random.seed(0)
+    matrices = [wf.random.normal((16, 16)) * 0.1 for _ in range(count)]
+    return [lambda x, w=w: x + wf.sin(x @ w) for w in matrices]
+
+
+@pytest.mark.parametrize("policy", [None, "sqrt", 1, 4, 100])
+@pytest.mark.parametrize("count", [1, 2, 7, 9])
+def test_a_chain_in_segments_has_the_same_gradient(policy: Any, count: int) -> None:
+    functions = layers(count)
+    x = wf.ones((4, 16))
+
+    def plain(x: wf.Tensor) -> wf.Tensor:
+        for f in functions:
+            x = f(x)
+        return x
+
+    chained = wf.checkpoint(functions, policy=policy)
+    np.testing.assert_array_equal(chained(x).numpy(), plain(x).numpy())
+    expected = wf.grad(lambda x: plain(x).sum())(x).numpy()
+    found = wf.grad(lambda x: chained(x).sum())
+    np.testing.assert_allclose(found(x).numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(wf.jit(found)(x).numpy(), expected, rtol=1e-5)
+
+
+def test_a_chain_runs_all_but_the_last_segment_again() -> None:
+    calls: list[int] = []
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        calls.append(1)
+        return x * x
+
+    wf.grad(wf.checkpoint([f] * 9))(wf.tensor(1.0))
+    assert len(calls) == 9 + 6
+    calls.clear()
+    wf.grad(wf.checkpoint([f] * 9, policy=2))(wf.tensor(1.0))
+    assert len(calls) == 9 + 8
+
+
+def test_the_memory_of_a_chain_grows_with_the_root_of_its_length() -> None:
+    def arena(count: int, checkpointed: bool) -> int:
+        functions = layers(count)
+
+        def plain(x: wf.Tensor) -> wf.Tensor:
+            for f in functions:
+                x = f(x)
+            return x
+
+        f = wf.checkpoint(functions) if checkpointed else plain
+        step = wf.jit(wf.grad(lambda x: f(x).sum()))
+        return step.memory(wf.ones((512, 16))).arena
+
+    assert arena(64, False) > 3.5 * arena(16, False)
+    assert arena(64, True) < 2.6 * arena(16, True)
+    assert arena(64, True) < 0.5 * arena(64, False)
+
+
+def test_a_chain_of_modules_gives_gradients_to_their_parameters() -> None:
+    wf.random.seed(0)
+    modules = [wf.nn.Linear(4, 4) for _ in range(5)]
+    x = wf.ones((2, 4))
+    wf.checkpoint(modules)(x).sum().backward()
+    found = [m.weight.grad.numpy().copy() for m in modules]
+    for m in modules:
+        m.weight.grad = None
+    y = x
+    for m in modules:
+        y = m(y)
+    y.sum().backward()
+    for m, grad in zip(modules, found, strict=True):
+        np.testing.assert_allclose(grad, m.weight.grad.numpy(), rtol=1e-6)
+
+
+def test_a_chain_of_nothing_is_the_identity() -> None:
+    assert wf.checkpoint([])(wf.tensor(3.0)).item() == 3.0
+
+
+@pytest.mark.parametrize("policy", ["cube", 0, -2, 1.5, True])
+def test_no_policy_for_a_chain(policy: Any) -> None:
+    with pytest.raises(wf.ArgumentError, match="no policy"):
+        wf.checkpoint([wf.sin], policy=policy)
+
+
+def test_what_is_no_function_in_a_chain_is_refused() -> None:
+    with pytest.raises(wf.ArgumentTypeError):
+        wf.checkpoint([wf.sin, 3])

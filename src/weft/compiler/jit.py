@@ -29,24 +29,26 @@ import numpy as np
 from weft.compiler import stored
 from weft.compiler.closures import Read, closed_over
 from weft.compiler.explain import Explanation, explanation
-from weft.compiler.memory_report import MemoryReport
+from weft.compiler.memory_report import MemoryReport, memory_report
+from weft.compiler.naming import names_of
 from weft.compiler.program import Program
+from weft.compiler.recomputation import Fit, fitted, parse_bytes
 from weft.compiler.runner import Runner
 from weft.compiler.tracing import Recording, Source, record
+from weft.compiler.user_rules import Rewrites, exactly, rewrites
 from weft.core import trees
 from weft.core.errors import (
     ArgumentError,
     ArgumentTypeError,
     NanError,
     TraceError,
-    UnsupportedError,
     WeftError,
 )
 from weft.core.settings import settings
 from weft.core.shapes import Dim, Dimension, Unifier, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, is_local
 from weft.ir.sizes import resolve_graph, specialize
 from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.control import run, silent
@@ -117,10 +119,28 @@ class Compiled:
     outside: list[tuple[Source, TensorType]] = field(init=False)
     donated: list[tuple[int, int]] = field(default_factory=list)
     """Outputs that may be written to an input's own array, and those inputs."""
+    rules: Rewrites = ()
+    """The rules of users that the program was compiled with."""
+    budget: int | None = None
+    """The bytes that a run may need."""
+    _fit: Fit | None = None
 
     def __post_init__(self) -> None:
         pairs = zip(self.recording.sources, self.recording.graph.input_types, strict=True)
         self.outside = [(source, kind) for source, kind in pairs if source.handle is not None]
+
+    @property
+    def fit(self) -> Fit:
+        """The graph that is compiled: as recorded, or, with a budget, one that fits it."""
+        if self.budget is None:
+            return Fit(self.recording.graph)
+        if self._fit is None:
+            self._fit = fitted(self.recording.graph, self.budget, self._judged)
+        return self._fit
+
+    def _judged(self, graph: Graph) -> MemoryReport:
+        made = program(graph)
+        return memory_report(made, {}, donated(self.recording, made))
 
     def fits(self) -> bool:
         """Whether tensors from outside that no variable was found for are as they were."""
@@ -147,8 +167,10 @@ class Compiled:
     def _run(self, arrays: list[Array]) -> Sequence[Array]:
         if not settings.compiler or OBSERVERS:
             return observed(self.recording.graph, arrays)
-        if self.program is None:
-            self.program = runner(self.recording.graph)
+        if self.program is None or self.rules is not rewrites():
+            self._fit = self._fit if self.rules is rewrites() else None
+            self.rules = rewrites()
+            self.program = runner(self.fit.graph)
             self.donated = donated(self.recording, self.program)
         return self.program.run(arrays, _let_go(arrays, self.donated) if self.donated else ())
 
@@ -213,8 +235,8 @@ def _takes(general: Sequence[TensorType], types: Sequence[TensorType]) -> bool:
 class Jit:
     """A function that is compiled for each new combination of types it is called with."""
 
-    def __init__(self, f: Callable[..., Any]) -> None:
-        self._f = f
+    def __init__(self, f: Callable[..., Any], budget: int | None = None) -> None:
+        self._f, self._budget = f, budget
         self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._families: dict[Hashable, Family] = {}
         self._plain: OrderedDict[Hashable, Compiled] = OrderedDict()
@@ -251,14 +273,18 @@ class Jit:
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The compiled program of a call with these arguments; nothing is run."""
-        return program(self.graph(*args, **kwargs))
+        return program(self._find(self._read(args, kwargs)).fit.graph)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a call with these arguments is compiled to, and why; nothing is run."""
         call = self._read(args, kwargs)
-        recording = self._find(call).recording
+        found = self._find(call)
+        recording, fit = found.recording, found.fit
         types = [source.read(call.handles).type for source in recording.sources]
-        return explanation(recording.graph, types, lambda made: donated(recording, made))
+        outside = [read() for read in self._outside or ()]
+        names = names_of(self._f, (call.args, call.kwargs, outside), recording)
+        given = lambda made: donated(recording, made)  # noqa: E731
+        return explanation(fit.graph, types, given, names, fit.recomputed)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
         """What a call with these arguments will allocate; nothing is run."""
@@ -296,7 +322,7 @@ class Jit:
         found = family.find(types)
         if found is not None:
             return found
-        general = family.generalized(types)
+        general = family.generalized(types) if self._budget is None else None
         if general is not None:
             try:
                 made = self._compile_for(call, general, family.reason(types))
@@ -305,7 +331,8 @@ class Jit:
             else:
                 family.programs.append((general, made))
                 return made
-        return self._compile_for(call, types, "another size, which the function depends on")
+        reason = "which the function depends on" if self._budget is None else "fitted by itself"
+        return self._compile_for(call, types, f"another size, {reason}")
 
     def _compile_for(self, call: Call, types: Sequence[TensorType], reason: str) -> Compiled:
         with Unifier() as unifier:
@@ -320,35 +347,32 @@ class Jit:
         if looked_at:
             self._looked_at[call.kind] = looked_at
             call.distinguish(looked_at)
-        return Compiled(recording)
+        return Compiled(recording, budget=self._budget)
 
 
 def jit(
     f: Callable[..., Any] | None = None,
     *,
     static_argnames: Sequence[str] = (),
-    memory: str | None = None,
+    memory: str | int | None = None,
 ) -> Any:
     """Compile a function whole: forward, backward and updates of state in one program.
 
     Arguments are trees of tensors and of values that are part of the program's key. Tensors that
     the function rebinds (parameters, moments, gradients, the generator's counter) are written back.
     Whatever is no tensor is static; `static_argnames` may say so for readers.
+
+    With a budget such as `memory="300MB"` the program computes values twice instead of keeping
+    them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.
+    Where that does not suffice, the first call raises an error that says by how much.
     """
-    if memory is not None:
-        raise UnsupportedError(
-            "jit",
-            "a budget of memory is not supported yet",
-            expected="memory=None",
-            got={"memory": memory},
-            fix="mark what is recomputed by hand: wf.checkpoint(f)",
-        )
+    budget = None if memory is None else parse_bytes("jit", memory)
     if f is None:
-        return lambda function: jit(function, static_argnames=static_argnames)
+        return lambda function: jit(function, static_argnames=static_argnames, memory=memory)
     check_function("jit", f)
     for name in static_argnames:
         _check_parameter(f, name)
-    return Jit(f)
+    return Jit(f, budget)
 
 
 def _check_parameter(f: Callable[..., Any], name: str) -> None:
@@ -363,24 +387,35 @@ def _check_parameter(f: Callable[..., Any], name: str) -> None:
         )
 
 
-@lru_cache(maxsize=256)
 def program(graph: Graph) -> Program:
     """The compiled form of a graph, with all that can be asked of it."""
-    return Program(graph)
+    return _program(graph, rewrites())
+
+
+@lru_cache(maxsize=256)
+def _program(graph: Graph, rules: Rewrites) -> Program:
+    with exactly(rules):
+        return Program(graph)
 
 
 def runner(graph: Graph) -> Runner:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
-    digest = graph.digest()
-    found = _runners.get(digest)
+    rules = rewrites()
+    key = graph.digest(), rules
+    found = _runners.get(key)
     if found is None:
-        found = _runners[digest] = stored.runner(digest, lambda: program(graph))
+        is_known_here_only = rules or any(map(is_local, graph.nodes))
+        if is_known_here_only:
+            found = _program(graph, rules)
+        else:
+            found = stored.runner(key[0], lambda: _program(graph, rules))
+        _runners[key] = found
         if len(_runners) > RUNNERS:
             _runners.popitem(last=False)
     return found
 
 
-_runners: OrderedDict[str, Runner] = OrderedDict()
+_runners: OrderedDict[tuple[str, Rewrites], Runner] = OrderedDict()
 
 
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
@@ -428,7 +463,9 @@ def _read(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any]) -> 
     leaves, structure = trees.flatten((args, kwargs, outside) if outside else (args, kwargs))
     handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
-    family = (structure, grad_mode.enabled, *keys)
+    same = list(map(id, handles))  # a handle that is given twice is one input of the program
+    shared = tuple(map(same.index, same)) if len(set(same)) < len(same) else ()
+    family = (structure, grad_mode.enabled, shared, *keys)
     return Call(args, kwargs, handles, family)
 
 
@@ -439,7 +476,7 @@ def _plain_key(args: tuple[Any, ...]) -> Hashable | None:
         if type(x) is not Tensor or type(x._value) is not np.ndarray:
             return None
         key.append((x._value.dtype, x._value.shape, x._node is None, x._grad is None))
-    return tuple(key)
+    return tuple(key) if len(set(map(id, args))) == len(args) else None
 
 
 def _tensor_key(x: Tensor) -> Hashable:
@@ -470,7 +507,8 @@ def _static_key(leaf: Any) -> Hashable:
             got={"argument": leaf},
             fix="convert arrays first: wf.asarray(x)",
         ) from None
-    return type(leaf), leaf
+    # As text, -0.0 is another number than 0.0, and NaN is the same as NaN.
+    return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf
 
 
 def _is_plain(inputs: Sequence[Tensor], recording: Recording) -> bool:

@@ -296,7 +296,7 @@ class _Lowering:
         found = self._read_by_later_loops() - self.escaping
         fits = [r.variable for r in self.group.roots if r.variable in found]
         return {
-            v: Buffer(f"s{number}", v.type.dtype, "both")
+            v: Buffer(f"s{number}", v.type.dtype, "scratch")
             for number, v in enumerate(fits)
             if row * v.type.dtype.itemsize <= HELD
         }

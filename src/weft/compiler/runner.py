@@ -209,7 +209,6 @@ class Runner(ABC):
             outputs.append(array if atom is root else array.reshape(tables.shape(atom, sizes)))
         return outputs
 
-
     @cached_property
     def _are_new(self) -> bool:
         """Whether each output is made by the program, in memory of its own."""

@@ -1,0 +1,302 @@
+"""A step fits a budget of memory by computing values twice, and gives the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.compiler import recomputation
+from weft.compiler.pipeline import optimize
+from weft.compiler.recomputation import parse_bytes
+from weft.compiler.retention import Flow, recomputing
+from weft.runtime.arena import OutOfMemoryError, account
+from weft.runtime.cache import DiskCache
+
+WIDTH, ROWS = 32, 256
+
+
+def weights(depth: int) -> list[wf.Tensor]:
+    wf.random.seed(0)
+    return [wf.random.normal((WIDTH, WIDTH)) * 0.1 for _ in range(depth)]
+
+
+def batch() -> wf.Tensor:
+    wf.random.seed(1)
+    return wf.random.normal((ROWS, WIDTH))
+
+
+def loss(ws: list[wf.Tensor], x: wf.Tensor) -> wf.Tensor:
+    for w in ws:
+        x = x + wf.gelu(wf.nn.functional.layer_norm(x, WIDTH) @ w)
+    return (x * x).mean()
+
+
+def step(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
+    value, slopes = wf.value_and_grad(loss)(ws, x)
+    return value, [w - 0.01 * d for w, d in zip(ws, slopes, strict=True)]
+
+
+def budget_for(f: Any, part: float, *args: Any) -> int:
+    """What leaves a part of the arena that a function needs unbounded."""
+    report = wf.jit(f).memory(*args)
+    return int(report.peak - (1 - part) * report.arena)
+
+
+def same(a: Any, b: Any) -> None:
+    for one, other in zip(wf.tree.leaves(a), wf.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(one.detach().numpy(), other.detach().numpy())
+
+
+@pytest.mark.parametrize("part", [0.8, 0.5, 0.3])
+def test_a_step_fits_its_budget_and_gives_the_same_bits(part: float) -> None:
+    ws, x = weights(20), batch()
+    budget = budget_for(step, part, ws, x)
+    bounded = wf.jit(step, memory=budget)
+    report = bounded.memory(ws, x)
+    assert report.peak <= budget
+    assert report.recomputed
+    same(bounded(ws, x), wf.jit(step)(ws, x))
+
+
+def test_the_budget_is_kept_when_it_runs() -> None:
+    ws, x = weights(20), batch()
+    bounded = wf.jit(step, memory=budget_for(step, 0.4, ws, x))
+    allowed = bounded.memory(ws, x).arena
+    account.reset()
+    before = account.current
+    bounded(ws, x)
+    assert account.peak - before <= allowed
+
+
+def test_products_are_kept_while_anything_cheaper_will_do() -> None:
+    ws, x = weights(20), batch()
+    mild = wf.jit(step, memory=budget_for(step, 0.8, ws, x)).memory(ws, x)
+    hard = wf.jit(step, memory=budget_for(step, 0.3, ws, x)).memory(ws, x)
+    assert "dot" not in {value.primitive for value in mild.recomputed}
+    assert "dot" in {value.primitive for value in hard.recomputed}
+
+
+def test_a_chain_of_four_times_the_depth_fits_the_same_arena() -> None:
+    x = batch()
+    arena = wf.jit(step).memory(weights(8), x).arena
+    long = wf.jit(step).memory(weights(32), x)
+    assert long.arena > 3 * arena
+    bounded = wf.jit(step, memory=long.peak - long.arena + arena)
+    assert bounded.memory(weights(32), x).arena <= arena
+
+
+def test_what_fits_anyway_is_left_alone() -> None:
+    ws, x = weights(3), batch()
+    bounded = wf.jit(step, memory="1GB")
+    assert bounded.memory(ws, x).recomputed == ()
+    assert "barrier" not in str(bounded.explain(ws, x).optimized)
+
+
+def test_what_cannot_fit_is_an_error_that_says_by_how_much_and_why() -> None:
+    ws, x = weights(6), batch()
+    bounded = wf.jit(step, memory="100kB")
+    with pytest.raises(OutOfMemoryError) as caught:
+        bounded(ws, x)
+    error = caught.value
+    assert isinstance(error, MemoryError)
+    assert "more than it was given" in error.problem
+    assert "test_recomputation.py" in error.got
+    assert error.expected == "at most 100.0 kB"
+    assert 'memory="' in error.fix
+    enough = parse_bytes("jit", error.fix.split('"')[1])
+    assert wf.jit(step, memory=enough).memory(ws, x).peak <= enough
+
+
+def test_each_size_is_fitted_by_itself() -> None:
+    def f(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
+        return wf.grad(lambda x: loss([w] * 12, x))(x)
+
+    w, small, large = weights(1)[0], wf.ones((64, WIDTH)), wf.ones((256, WIDTH))
+    bounded = wf.jit(f, memory=budget_for(f, 0.6, large, w))
+    assert bounded.memory(small, w).recomputed == ()
+    assert bounded.memory(large, w).recomputed
+    assert len(bounded.compilations) == 2
+    assert "fitted by itself" in bounded.compilations[1].reason
+
+
+def test_a_training_step_with_state_fits_and_is_still_donated() -> None:
+    def make(memory: int | None) -> tuple[Any, list[wf.Tensor]]:
+        ws = [w.requires_grad_() for w in weights(12)]
+        optimizer = wf.optim.AdamW(ws, 1e-2)
+
+        def train(x: wf.Tensor) -> wf.Tensor:
+            value = loss(ws, x)
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return value
+
+        return wf.jit(train, memory=memory), ws
+
+    x = batch()
+    free, expected = make(None)
+    whole = free.memory(x)
+    bounded, found = make(int(whole.peak - 0.5 * whole.arena))
+    report = bounded.memory(x)
+    assert report.peak <= whole.peak - 0.5 * whole.arena
+    assert report.donated == whole.donated > 0
+    for _ in range(3):
+        assert free(x).item() == bounded(x).item()
+    same(found, expected)
+
+
+def test_a_step_with_several_peaks_fits() -> None:
+    def twice(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
+        first = wf.grad(loss)(ws, x)
+        return wf.grad(loss)([w - 0.1 * d for w, d in zip(ws, first, strict=True)], x)
+
+    ws, x = weights(16), batch()
+    budget = budget_for(twice, 0.6, ws, x)
+    bounded = wf.jit(twice, memory=budget)
+    assert bounded.memory(ws, x).peak <= budget
+    same(bounded(ws, x), wf.jit(twice)(ws, x))
+
+
+def test_random_numbers_come_out_the_same() -> None:
+    def dropped(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
+        def inner(ws: list[wf.Tensor]) -> wf.Tensor:
+            y = x
+            for w in ws:
+                y = y + wf.nn.functional.dropout(wf.gelu(y @ w), 0.5, training=True)
+            return (y * y).mean()
+
+        return wf.value_and_grad(inner)(ws)
+
+    ws, x = weights(10), batch()
+    wf.random.seed(5)
+    bounded = wf.jit(dropped, memory=budget_for(dropped, 0.5, ws, x))
+    assert bounded.memory(ws, x).recomputed
+    wf.random.seed(5)
+    expected = wf.jit(dropped)(ws, x)
+    wf.random.seed(5)
+    same(bounded(ws, x), expected)
+
+
+def test_effects_happen_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def printing(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
+        def inner(ws: list[wf.Tensor]) -> wf.Tensor:
+            y = x
+            for w in ws:
+                y = y + wf.gelu(y @ w)
+                wf.debug.print("mean {}", y.mean())
+            return (y * y).mean()
+
+        return wf.value_and_grad(inner)(ws)
+
+    ws, x = weights(10), batch()
+    bounded = wf.jit(printing, memory=budget_for(printing, 0.5, ws, x))
+    capsys.readouterr()
+    bounded(ws, x)
+    assert capsys.readouterr().out.count("mean") == 10
+
+
+def test_a_program_with_a_loop_fits() -> None:
+    def looping(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
+        def inner(ws: list[wf.Tensor]) -> wf.Tensor:
+            y = x
+            for w in ws:
+                y = y + wf.fori_loop(0, 2, lambda i, z, w=w: wf.tanh(z @ w), y)
+                y = y + wf.gelu(y @ w)
+            return (y * y).mean()
+
+        return wf.value_and_grad(inner)(ws)
+
+    ws, x = weights(6), batch()
+    budget = budget_for(looping, 0.6, ws, x)
+    bounded = wf.jit(looping, memory=budget)
+    assert bounded.memory(ws, x).peak <= budget
+    same(bounded(ws, x), wf.jit(looping)(ws, x))
+
+
+def test_convolutions_and_norms_of_an_image_network_fit() -> None:
+    def make(memory: int | None) -> Any:
+        wf.random.seed(0)
+        blocks = [
+            wf.nn.Sequential(wf.nn.Conv2d(8, 8, 3, padding=1), wf.nn.BatchNorm2d(8), wf.nn.ReLU())
+            for _ in range(6)
+        ]
+        net = wf.nn.Sequential(wf.nn.Conv2d(3, 8, 3, padding=1), *blocks)
+        optimizer = wf.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def train(x: wf.Tensor) -> wf.Tensor:
+            value = (net(x) ** 2).mean()
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return value
+
+        return wf.jit(train, memory=memory)
+
+    wf.random.seed(2)
+    x = wf.random.normal((4, 3, 16, 16))
+    free = make(None)
+    whole = free.memory(x)
+    budget = int(whole.peak - 0.4 * whole.arena)
+    bounded = make(budget)
+    assert bounded.memory(x).peak <= budget
+    for _ in range(3):
+        assert bounded(x).item() == pytest.approx(free(x).item(), rel=1e-6)
+
+
+def test_a_derivative_of_a_bounded_function_is_that_of_the_function() -> None:
+    w, x = weights(1)[0], batch()
+    bounded = wf.jit(lambda x: loss([w] * 4, x), memory="1GB")
+    expected = wf.grad(lambda x: loss([w] * 4, x))(x)
+    np.testing.assert_allclose(wf.grad(bounded)(x).numpy(), expected.numpy(), rtol=1e-5, atol=1e-8)
+
+
+def test_a_report_says_what_is_computed_again() -> None:
+    ws, x = weights(12), batch()
+    explanation = wf.jit(step, memory=budget_for(step, 0.5, ws, x)).explain(ws, x)
+    assert "are computed again" in str(explanation)
+    assert "are computed again" in str(explanation.memory)
+    assert all(value.at is not None for value in explanation.recomputed)
+
+
+def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> None:
+    ws, x = weights(12), batch()
+    budget = budget_for(step, 0.5, ws, x)
+    monkeypatch.setattr(recomputation, "disk", lambda: DiskCache(tmp_path))
+    first = wf.jit(step, memory=budget).memory(ws, x)
+    monkeypatch.delattr(recomputation, "_chosen")
+    again = wf.jit(step, memory=budget).memory(ws, x)
+    assert first.recomputed == again.recomputed
+    assert first.peak == again.peak <= budget
+
+
+def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
+    ws, x = weights(6), batch()
+    flow = Flow(optimize(wf.jit(step).graph(ws, x)))
+    made = recomputing(flow, frozenset(flow.candidates))
+    assert len(made.nodes) > len(flow.graph.nodes)
+    inputs = [*ws, x]
+    assert [v.type for v in made.inputs] == [each.type for each in inputs]
+    same(wf.ir.interpret(made, *inputs), wf.ir.interpret(flow.graph, *inputs))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("300MB", 3 * 10**8), ("1.5GiB", 3 * 2**29), (" 8 gb ", 8 * 10**9), ("64", 64), (7, 7)],
+)
+def test_amounts_of_memory(text: str | int, size: int) -> None:
+    assert parse_bytes("jit", text) == size
+
+
+@pytest.mark.parametrize("text", ["much", "8XB", "-3MB", "", "1e3MB", "MB"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(wf.ArgumentError, match="no amount of memory"):
+        wf.jit(lambda x: x, memory=text)
+
+
+@pytest.mark.parametrize("amount", [1.5, True, b"8GB", -1])
+def test_other_types_are_refused(amount: Any) -> None:
+    with pytest.raises((wf.ArgumentError, wf.ArgumentTypeError)):
+        wf.jit(lambda x: x, memory=amount)
