@@ -19,7 +19,7 @@ COLOURS = {
     "keras-xla": "#65a30d",
     "onnx": "#9333ea",
 }
-LEFT, WIDTH, LINE, TOP, RIGHT = 330, 460, 24, 64, 30
+LEFT, WIDTH, LINE, TOP, RIGHT = 380, 460, 24, 64, 30
 LEAST, MOST = 0.25, 8.0
 
 
