@@ -31,7 +31,7 @@ CHEAP = 4
 """How many operations a value may cost to be computed anew by each of its readers."""
 UNDIVIDED = 16 * 1024
 """How many elements a loop may have that shares a kernel with a sum over all of them."""
-DEAR = frozenset(
+TRANSCENDENTAL = frozenset(
     {
         "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "erfc", "sin", "cos", "pow",
     }
@@ -212,7 +212,9 @@ class _Grouping:
         own = 1 if node.primitive.broadcasts else 0
         total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
         readers = self.readers.get(variable, 0)
-        dear = node.primitive.name in DEAR or any(atom in self.dear for atom in node.operands)
+        dear = node.primitive.name in TRANSCENDENTAL or any(
+            atom in self.dear for atom in node.operands
+        )
         near = self.last_read.get(variable, place) - place <= NEAR
         if readers > 1 and (total > CHEAP or (dear and near)):
             stored[variable] = f"{readers} readers, and {total} operations to compute it again"

@@ -81,6 +81,13 @@ class Call:
     """The calls of a chain, which run one after the other for each block of rows."""
     members: tuple[Call, ...] = ()
     """The calls of an ensemble, which run as one."""
+
+    def parts(self) -> Iterator[Call]:
+        """The call, and all that it is made of."""
+        yield self
+        for part in (*self.stages, *self.members):
+            yield from part.parts()
+
     updates: tuple[Variable, ...] = ()
     """Those of the values it writes that another call has begun: it changes them in places."""
     report: Callable[[], BaseException] | None = None
@@ -189,11 +196,15 @@ class Section:
     @property
     def calls_blas(self) -> bool:
         """Whether any call is one of the BLAS, here or in the sections inside."""
-        parts = [each for call in self.calls for each in (call, *call.stages, *call.members)]
-        parts += [stage for part in parts for stage in part.stages]
-        names = [origin(each.function) for each in parts]
-        here = any(name is not None and name[0] == "blas" for name in names)
-        return here or any(section.calls_blas for section in self.inner)
+        names = [origin(call.function) for call in self.every_call()]
+        return any(name is not None and name[0] == "blas" for name in names)
+
+    def every_call(self) -> Iterator[Call]:
+        """The calls with those that they are made of, and those of the sections inside."""
+        for call in self.calls:
+            yield from call.parts()
+        for section in self.inner:
+            yield from section.every_call()
 
     # --- building ----------------------------------------------------------------------------
 

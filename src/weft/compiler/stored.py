@@ -81,7 +81,7 @@ finder("pool", lambda: thread_pool().address)
 
 def frozen(program: Program) -> bytes | None:
     """A program as bytes; None where it is not the kind that is stored."""
-    if program.symbols or any(call.node is not None for call in _calls(program)):
+    if program.symbols or any(call.node is not None for call in program.every_call()):
         return None
     remembered(thread_pool().address, "pool")
     tables = program.tables({})
@@ -100,14 +100,6 @@ def frozen(program: Program) -> bytes | None:
     }
     text = json.dumps(head).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *[array.tobytes() for array in arrays]])
-
-
-def _calls(section: Section) -> Iterator[Any]:
-    for call in section.calls:
-        yield call
-        yield from (*call.members, *call.stages)
-    for inner in section.inner:
-        yield from _calls(inner)
 
 
 _NAMED = ("calls", "addresses", "error")

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import weft as wf
@@ -65,6 +66,24 @@ class _TransformerLayer(Module):
             return wf.add(x, dropout(sublayer(norm(x))))
         return norm(x + dropout(sublayer(x)))  # type: ignore[no-any-return]
 
+    def _attending(
+        self,
+        mask: wf.Tensor | None,
+        padding: wf.Tensor | None,
+        is_causal: bool,
+        cache: KeyValueCache | None,
+        kept: list[Any],
+    ) -> Callable[[wf.Tensor], wf.Tensor]:
+        """Self-attention as a sublayer; what the cache is afterwards is appended to `kept`."""
+
+        def attend(x: wf.Tensor) -> wf.Tensor:
+            masks = {"attn_mask": mask, "key_padding_mask": padding}
+            y, after = self.self_attn(x, is_causal=is_causal, cache=cache, **masks)
+            kept.append(after)
+            return y  # type: ignore[no-any-return]
+
+        return attend
+
     def _feed_forward(self, x: wf.Tensor) -> wf.Tensor:
         hidden = F.activate(self.activation, self.linear1(x))
         return self.linear2(self.dropout(hidden))  # type: ignore[no-any-return]
@@ -95,13 +114,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     ) -> Any:
         """[time, batch, width], or as `batch_first` says; with a cache also the next cache."""
         kept: list[Any] = []
-
-        def attend(x: wf.Tensor) -> wf.Tensor:
-            masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
-            y, after = self.self_attn(x, is_causal=is_causal, cache=cache, **masks)
-            kept.append(after)
-            return y  # type: ignore[no-any-return]
-
+        attend = self._attending(src_mask, src_key_padding_mask, is_causal, cache, kept)
         x = self._around(2, self._around(1, src, attend), self._feed_forward)
         return x if cache is None else (x, kept[0])
 
@@ -133,12 +146,7 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> Any:
         """tgt attends to itself and to memory; with a cache the result has the next one, too."""
         kept: list[Any] = []
-
-        def attend(x: wf.Tensor) -> wf.Tensor:
-            masks = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
-            y, after = self.self_attn(x, is_causal=tgt_is_causal, cache=cache, **masks)
-            kept.append(after)
-            return y  # type: ignore[no-any-return]
+        attend = self._attending(tgt_mask, tgt_key_padding_mask, tgt_is_causal, cache, kept)
 
         def attend_memory(x: wf.Tensor) -> wf.Tensor:
             masks = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}

@@ -34,8 +34,6 @@ row_step, term_step, a_item: how far apart neighbours, and products, are in the 
 b_step, b_panel, b_item: the same for terms, panels and products of the right one; depth, block: how
 many terms and rows are multiplied at a time; copied: whether blocks of the left operand are copied.
 """
-PACK_TABLE = ("columns", "terms", "panels")
-"""What packing is given beside its buffers."""
 
 
 @cache

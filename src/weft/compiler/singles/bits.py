@@ -19,8 +19,6 @@ from weft.ir.loops import Store
 from weft.ir.scalars import Scalar
 from weft.ops.random_bits import philox
 
-WORDS = 4
-"""Words of 32 bits in a block."""
 WORK = 8
 """What a word costs, beside the operations of other kernels."""
 
