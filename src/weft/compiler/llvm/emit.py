@@ -19,8 +19,9 @@ from collections.abc import Sequence
 
 from weft.compiler.llvm.accumulation import LONGEST, Accumulation
 from weft.compiler.llvm.control import Body
-from weft.compiler.llvm.instructions import declarations
+from weft.compiler.llvm.instructions import constants, declarations
 from weft.compiler.llvm.machine import Machine
+from weft.compiler.llvm.prefetching import Touch, planned
 from weft.compiler.llvm.values import Lanes
 from weft.ir.loops import (
     Accumulate,
@@ -36,7 +37,7 @@ from weft.ir.loops import (
 )
 from weft.ir.scalars import Scalar, size
 
-_UNROLLED = ((12, 4), (48, 2))
+_UNROLLED = ((12, 4), (64, 2))
 """Instructions of a vector loop's body up to which it is written so many times."""
 _LOCAL_BYTES = 16384
 """Scratch memory up to this size is on the stack."""
@@ -47,7 +48,8 @@ def emit_module(kernels: Sequence[Kernel], machine: Machine) -> str:
     functions = [_Emitter(kernel, machine) for kernel in kernels]
     text = [line for each in functions for line in each.run()]
     externals = {external for each in functions for external in each.values.function.externals}
-    head = [f'target triple = "{machine.triple}"', *declarations(externals)]
+    tables = {k: v for each in functions for k, v in each.values.function.tables.items()}
+    head = [f'target triple = "{machine.triple}"', *declarations(externals), *constants(tables)]
     if any(kernel.scratch for kernel in kernels):
         head += ["declare ptr @malloc(i64)", "declare void @free(ptr)"]
     return "\n".join([*head, *text, ""])
@@ -65,6 +67,8 @@ class _Emitter(Accumulation):
         super().__init__(machine)
         self.kernel = kernel
         self.freed: list[str] = []
+        self.ahead: dict[int, tuple[Touch, ...]] = {}
+        """What a loop fetches ahead, by its identity."""
 
     def run(self) -> list[str]:
         """The lines of the function."""
@@ -136,6 +140,9 @@ class _Emitter(Accumulation):
             self.values.lines.text += text
 
     def _serial_for(self, loop: For, start: str, stop: str) -> list[str]:
+        plan = planned(loop, self.work) if loop.is_parallel and self.machine.width > 1 else None
+        if plan is not None:
+            self.ahead[id(plan[0])] = plan[1]
         body = self._scalar_body(loop)
         return self.loop(start, stop, 1, written(loop.body), body, [], runs=True)
 
@@ -177,11 +184,16 @@ class _Emitter(Accumulation):
 
     def _vector_body(self, loop: For, width: int, count: int) -> Body:
         def body(i: str, _: list[str]) -> list[str]:
-            with_lanes = self.bases(i, width, count)
-            self.in_lanes(Lanes(loop.index, width, with_lanes), lambda: self.body(loop.body))
+            lanes = Lanes(loop.index, width, self.bases(i, width, count))
+            self.in_lanes(lanes, lambda: self._with_prefetches(loop))
             return []
 
         return body
+
+    def _with_prefetches(self, loop: For) -> None:
+        self.body(loop.body)
+        for touch in self.ahead.get(id(loop), ()):
+            self.values.prefetch(*touch)
 
     def _masked_body(self, loop: For, width: int, stop: str) -> Body:
         def body(i: str, _: list[str]) -> list[str]:

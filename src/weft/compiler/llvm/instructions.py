@@ -12,10 +12,11 @@ together cover the vocabulary, and a test holds that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 
-from weft.compiler.llvm.writing import Lines, Type
-from weft.core.dtypes import DType, bool_, float16
+from weft.compiler.llvm.writing import Lines, Type, overload, widened
+from weft.core.dtypes import DType, bool_, float16, float32, int32
 
 Rule = Callable[..., str]
 TABLE: dict[str, Rule] = {}
@@ -266,6 +267,81 @@ def bitcast(lines: Lines, source: Type, target: Type, x: str) -> str:
     if source.text == target.text:
         return x
     return lines.put(f"bitcast {source.text} {x} to {target.text}")
+
+
+# --- parts of elementary functions ---------------------------------------------------------------
+
+
+def scale(lines: Lines, kind: Type, permuted: bool, x: str, whole: str) -> str:
+    """x·2ʷ of float32s, rounded once, for w from -256 to 255: whole numbers, as floats."""
+    if permuted and kind.width == 16:
+        name = "@llvm.x86.avx512.mask.scalef.ps.512"
+        given = f"{kind.text} {x}, {kind.text} {whole}, {kind.text} {x}, i16 -1, i32 4"
+        return lines.put(f"call {kind.text} {name}({given})")
+    whole_numbers = Type(int32, kind.width)
+    cut = lines.put(f"fptosi {kind.text} {whole} to {whole_numbers.text}")
+    # of a NaN it may be any number, but one; x is a NaN then
+    exponent = lines.put(f"freeze {whole_numbers.text} {cut}")
+    half = TABLE["shift_right"](lines, whole_numbers, exponent, whole_numbers.literal(1))
+    # two factors, as one of all of these would be no normal number
+    for part in (half, lines.put(f"sub {whole_numbers.text} {exponent}, {half}")):
+        moved = lines.put(f"add {whole_numbers.text} {part}, {whole_numbers.literal(127)}")
+        bits = lines.put(f"shl {whole_numbers.text} {moved}, {whole_numbers.literal(23)}")
+        x = lines.put(f"fmul {kind.text} {x}, {bitcast(lines, whole_numbers, kind, bits)}")
+    return x
+
+
+def lookup(lines: Lines, places: Type, permuted: bool, table: tuple[float, ...], place: str) -> str:
+    """One of 16 float32s for each lane, by the last four bits of an int32."""
+    kind = Type(float32, places.width)
+    if permuted and kind.width == 16:
+        name = "@llvm.x86.avx512.permvar.sf.512"
+        given = f"{kind.text} {_vector(table)}, {places.text} {place}"
+        return lines.put(f"call {kind.text} {name}({given})")
+    if permuted and kind.width == 8:
+        return _from_halves(lines, places, table, place)
+    last = lines.put(f"and {places.text} {place}, {places.literal(15)}")
+    name = f"@table.{sha256(repr(table).encode()).hexdigest()[:16]}"
+    lines.function.tables[name] = table
+    wide = widened("ptr", kind.width)
+    pointers = lines.put(f"getelementptr float, ptr {name}, {places.text} {last}")
+    if kind.width == 1:
+        return lines.put(f"load float, ptr {pointers}, align 4")
+    given = f"{wide} {pointers}, i32 4, {kind.mask} splat (i1 true), {kind.text} poison"
+    suffix = overload("ptr", kind.width)
+    return lines.put(f"call {kind.text} @llvm.masked.gather.{kind.suffix}.{suffix}({given})")
+
+
+def _from_halves(lines: Lines, places: Type, table: tuple[float, ...], place: str) -> str:
+    """Numbers from the two halves of a table, and of these the one that is meant."""
+    kind = Type(float32, 8)
+    found = [
+        lines.put(
+            f"call {kind.text} @llvm.x86.avx2.permps("
+            f"{kind.text} {_vector(half)}, {places.text} {place})"
+        )
+        for half in (table[:8], table[8:])
+    ]
+    bit = lines.put(f"and {places.text} {place}, {places.literal(8)}")
+    low = lines.put(f"icmp eq {places.text} {bit}, {places.literal(0)}")
+    return select(lines, kind, low, *found)
+
+
+def constants(tables: Mapping[str, tuple[float, ...]]) -> list[str]:
+    """What a module must say about the tables that it reads."""
+    return [
+        f"{name} = private unnamed_addr constant [{len(table)} x float] [{_numbers(table)}]"
+        for name, table in sorted(tables.items())
+    ]
+
+
+def _vector(table: tuple[float, ...]) -> str:
+    return f"<{_numbers(table)}>"
+
+
+def _numbers(table: tuple[float, ...]) -> str:
+    kind = Type(float32)
+    return ", ".join(f"float {kind.literal(x)}" for x in table)
 
 
 # --- functions of the C library ------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Machine:
 
     masked: whether the last vector of a loop is a masked one; otherwise the rest is scalar.
     half: whether there are instructions that convert float16.
+    permuted: the widths of vectors of float32 that have an instruction to permute them by index.
     """
 
     triple: str
@@ -30,6 +31,7 @@ class Machine:
     width: int
     masked: bool
     half: bool
+    permuted: tuple[int, ...] = ()
 
 
 def host(width: int | None = None) -> Machine:
@@ -52,4 +54,5 @@ def _host() -> Machine:
     width = 16 if wide else 8 if "avx2" in has else 4 if is_arm or "sse2" in has else 1
     half = is_arm or "f16c" in has
     name = llvm.get_host_cpu_name()
-    return Machine(triple, name, features.flatten(), width, masked=wide, half=half)
+    permuted = (16,) * wide + (8,) * ("avx2" in has)
+    return Machine(triple, name, features.flatten(), width, wide, half, permuted)

@@ -1,14 +1,16 @@
 """Elementary functions, written in the scalar vocabulary itself.
 
 `expand` replaces each function by arithmetic that is the same for one lane and for many. In float32
-the frequent functions are polynomials, within 2 ulp over the whole range, and so are exp, log and
-tanh of float64; the others call the C library in double precision. Coefficients: N. Juffa's
-published single precision functions (erf, log, sin, cos), and polynomials of our own by Remez's
-exchange, in 40 digits (mpmath) for those of float64 and erfc, weighted for the relative error and
-rounded; `tests/compiler/test_math.py` measures each.
+the frequent functions are polynomials, within 1.5 ulp over the whole range (powers within 2), and
+so are exp, log and tanh of float64; the others call the C library in double precision. In float32
+erf, erfc and tanh have sixteen polynomials each, see `tables`. Coefficients: N. Juffa's published
+single precision functions (log, sin, cos), and polynomials of our own by Remez's exchange, in 40
+digits (mpmath), weighted for the relative error and rounded; `tests/compiler/test_math.py` measures
+each.
 
-Two nodes are private to this target: `call`, a function of the C library, and `rarely`, a call made
-only if some lane needs it.
+Four nodes are private to this target: `call`, a function of the C library; `rarely`, a call made
+only if some lane needs it; `scale`, a number times a power of two; and `lookup`, one of 16 numbers.
+All but the calls give the same bits however wide the vectors are.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from weft.compiler.llvm.tables import ERF, ERFC, PLACE, TANH, Pieces
 from weft.core.dtypes import (
     DType,
     bfloat16,
@@ -106,14 +109,11 @@ _EXP2 = (
     1.53533410e-4, 1.33989002e-3, 9.61843761e-3, 5.55033241e-2, 2.40226479e-1, 6.93147203e-1,
 )  # fmt: skip
 _EXPM1 = (1.98461219e-4, 1.39416190e-3, 8.33339130e-3, 4.16663493e-2, 1.66666664e-1, 0.5)
-_TANH = {
-    float32: (-5.59542792e-3, 2.05435171e-2, -5.37114201e-2, 1.33311193e-1, -3.33332709e-1),
-    float64: (
-        -1.607123263549704e-5, 7.714163874278033e-5, -2.285618157127221e-4, 5.863153563623751e-4,
-        -1.4549585163786034e-3, 3.5919891033089446e-3, -8.863220993875546e-3,
-        2.1869487575424985e-2, -5.39682539312384e-2, 1.333333333326203e-1, -3.3333333333332854e-1,
-    ),
-}  # fmt: skip
+_TANH = (
+    -1.607123263549704e-5, 7.714163874278033e-5, -2.285618157127221e-4, 5.863153563623751e-4,
+    -1.4549585163786034e-3, 3.5919891033089446e-3, -8.863220993875546e-3, 2.1869487575424985e-2,
+    -5.39682539312384e-2, 1.333333333326203e-1, -3.3333333333332854e-1,
+)  # fmt: skip
 
 
 def _exponent(x: Scalar, scale: float) -> tuple[Scalar, Scalar]:
@@ -123,12 +123,12 @@ def _exponent(x: Scalar, scale: float) -> tuple[Scalar, Scalar]:
     return moved - shift, _bits(moved) - bits
 
 
-def _reduced(x: Scalar) -> tuple[Scalar, Scalar]:
-    """x less the nearest multiple of log 2, and which multiple that is."""
+def _reduced(x: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    """x less the nearest multiple of log 2; and which multiple: as a float, and as an integer."""
     whole, exponent = _exponent(x, 1.4426950408889634)
     high, low = _LN2[x.dtype]
     rest = fma(whole, const(-high, x.dtype), x)
-    return fma(whole, const(-low, x.dtype), rest), exponent
+    return fma(whole, const(-low, x.dtype), rest), whole, exponent
 
 
 def _clamped(x: Scalar, low: float, high: float) -> Scalar:
@@ -137,28 +137,28 @@ def _clamped(x: Scalar, low: float, high: float) -> Scalar:
     return select(less(high, x), high, x)
 
 
-def _scaled(x: Scalar, exponent: Scalar) -> Scalar:
-    """x·2ᵉ in two steps, so that the results may be subnormal or infinite."""
+def _scaled(x: Scalar, whole: Scalar, exponent: Scalar) -> Scalar:
+    """x·2ᵉ, rounded once, so that the results may be subnormal or infinite."""
+    if x.dtype is float32:
+        return node("scale", float32, (x, whole))
     half = exponent >> 1
     return x * _power_of_two(half) * _power_of_two(exponent - half)
 
 
 def _exp(x: Scalar) -> Scalar:
     low, high = (-104.0, 89.0) if x.dtype is float32 else (-746.0, 710.0)
-    rest, exponent = _reduced(_clamped(x, low, high))
-    return _scaled(polynomial(rest, *_EXP[x.dtype], 1.0, 1.0), exponent)
+    rest, whole, exponent = _reduced(_clamped(x, low, high))
+    return _scaled(polynomial(rest, *_EXP[x.dtype], 1.0, 1.0), whole, exponent)
 
 
 def _exp2(x: Scalar) -> Scalar:
     x = _clamped(x, -150.0, 129.0)
     whole, exponent = _exponent(x, 1.0)
-    rest = x - whole
-    value = polynomial(rest, *_EXP2, 1.0)
-    return _scaled(value, exponent)
+    return _scaled(polynomial(x - whole, *_EXP2, 1.0), whole, exponent)
 
 
 def _expm1(x: Scalar) -> Scalar:
-    rest, exponent = _reduced(_clamped(x, -20.0, 89.0))
+    rest, _, exponent = _reduced(_clamped(x, -20.0, 89.0))
     tail = polynomial(rest, *_EXPM1)
     series = fma(tail * rest, rest, rest)
     scale = _power_of_two(exponent - 1)  # half of it, as 2¹²⁸ is too great
@@ -166,10 +166,10 @@ def _expm1(x: Scalar) -> Scalar:
     return _odd(x, select(equal(exponent, 0), series, value))
 
 
-def _tanh(x: Scalar) -> Scalar:
+def _tanh_of_double(x: Scalar) -> Scalar:
     size = absolute(x)
     square = x * x
-    near = polynomial(square, *_TANH[x.dtype])
+    near = polynomial(square, *_TANH)
     near = fma(near * square, size, size)
     far = 1.0 - 2.0 / (_exp(size + size) + 1.0)
     return _with_sign_of(x, select(less(size, 0.625), near, far))
@@ -294,69 +294,54 @@ def _power_special(x: Scalar, y: Scalar, value: Scalar) -> Scalar:
 # --- the error function --------------------------------------------------------------------------
 
 
-def _erf(x: Scalar) -> Scalar:
-    t, s = absolute(x), x * x
-    r = fma(const(-1.72853470e-5, float32), t, const(3.83197126e-4, float32))
-    u = fma(const(-3.88396438e-3, float32), t, const(2.42546219e-2, float32))
-    r = fma(r, s, u)
-    for coefficient in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
-        r = fma(r, t, const(coefficient, float32))
-    far = _with_sign_of(x, 1.0 - _exp(fma(r, t, -t)))
-    near = polynomial(
-        s,
-        -5.96761703e-4,
-        4.99119423e-3,
-        -2.67681349e-2,
-        1.12819925e-1,
-        -3.76125336e-1,
-        1.28379166e-1,
-    )
-    return select(less(0.927734375, t), far, fma(near, x, x))
+def lookup(table: tuple[float, ...], place: Scalar) -> Scalar:
+    """One of 16 numbers, by the last four bits of an int32."""
+    return node("lookup", float32, (place,), tuple(const(x, float32).detail for x in table))
 
 
-# -erf(x)/x in x², to 2⁻³⁰; and exp(x²)·erfc(x)·(x + 1)/0.75 - 1, for x from 0.4765625 to 10.1, in
-# 1/(x + 1) stretched to [-1, 1], to 2⁻²⁷
-_ERFC_NEAR = (-4.76199528e-3, 2.67756339e-2, -1.12830602e-1, 3.76126170e-1, -1.12837923)
-_ERFC_FAR = (
-    1.18288735e-5, -3.52230309e-5, -9.18775913e-6, 2.48850731e-4, -5.92610508e-4, -1.83861601e-4,
-    5.29244915e-3, -1.13174319e-2, -3.51720378e-2, 2.18013793e-1, 5.99348843e-2,
-)  # fmt: skip
-_ERFC_EDGE = 0.4765625
-"""Up to here 1 - erf(x) is 1/2 or more, and cancels nothing."""
+def _in_pieces(pieces: Pieces, scale: float, a: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    """A function that is `tables`: of its piece the first coefficient, t, and the rest over t."""
+    place = _bits(fma(a, const(scale, float32), const(1.0, float32))) >> PLACE
+    centre, first, *others = (lookup(row, place) for row in pieces)
+    t = a - centre  # exact, as they are near each other
+    total = others[-1]
+    for coefficient in reversed(others[:-1]):
+        total = fma(total, t, coefficient)
+    return first, t, total
+
+
+def _odd_in_pieces(pieces: Pieces, scale: float, most: float) -> Function:
+    """A function that is almost the identity near 0, and constant from some number on."""
+
+    def function(x: Scalar) -> Scalar:
+        size = absolute(x)
+        first, t, rest = _in_pieces(pieces, scale, select(less(most, size), most, size))
+        # in the first piece there is 0 in place of t
+        return _with_sign_of(x, fma(t, rest, select(less(first, t), t, first)))
+
+    return function
 
 
 def _erfc(x: Scalar) -> Scalar:
-    near = fma(x, polynomial(x * x, *_ERFC_NEAR), const(1.0, float32))
     size = absolute(x)
-    far = _erfc_far(select(less(10.1, size), 10.1, size))
-    far = select(less(x, 0.0), 2.0 - far, far)
-    return select(less(size, _ERFC_EDGE), near, far)
+    far = _erfc_of_size(select(less(10.1, size), 10.1, size))
+    return select(less(x, 0.0), 2.0 - far, far)
 
 
-def _erfc_far(x: Scalar) -> Scalar:
-    """erfc of what is neither small nor negative: 0.75/(x + 1)·(1 + p)·(1 + f)·2ᵉ.
+def _erfc_of_size(x: Scalar) -> Scalar:
+    """erfc of what is not negative: (f₀ + p)·(1 + g)·2ᵉ, where exp(-x²) is (1 + g)·2ᵉ.
 
-    The square of x, the sum x + 1 and the quotient are followed by what their rounding lost, and
-    the greatest terms of the product are added last.
+    The square of x is followed by what its rounding lost, and f₀ is added last.
     """
     square = x * x
     whole, exponent = _exponent(-square, 1.4426950408889634)
     high, low = _LN2[float32]
     rest = fma(whole, const(-high, float32), -square)  # exact
-    beyond = fma(whole, const(-low, float32), fma(-x, x, square))
-    near = rest + beyond
-    curve = polynomial(near, *_EXPM1) * near * near  # f is near + curve
-
-    below = x + 1.0
-    quotient = 0.75 / below
-    remainder = fma(-quotient, below, const(0.75, float32)) - quotient * (x - (below - 1.0))
-    lost = remainder * quotient * 1.33333337
-    place = fma(quotient, const(4.54164648, float32), const(-1.30686796, float32))
-    p = polynomial(fma(lost, const(4.54164648, float32), place), *_ERFC_FAR)
-
-    small = fma(p, near + curve, p + (curve + beyond))
-    small = fma(quotient, small, fma(lost, rest + small, lost))
-    return _scaled(quotient + fma(quotient, rest, small), exponent)
+    near = rest + fma(whole, const(-low, float32), fma(-x, x, square))
+    g = fma(near * near, polynomial(near, *_EXP[float32]), near)
+    first, t, slope = _in_pieces(ERFC, 1.48, x)
+    p = t * slope
+    return _scaled(first + fma(first, g, fma(p, g, p)), whole, exponent)
 
 
 # --- circular functions --------------------------------------------------------------------------
@@ -417,20 +402,20 @@ SINGLE: dict[str, Function] = {
     "exp": _exp,
     "exp2": _exp2,
     "expm1": _expm1,
-    "tanh": _tanh,
+    "tanh": _odd_in_pieces(TANH, 1.65, 9.05),
     "log": _log,
     "log1p": _log1p,
     "log2": _logarithm(1.0),
     "log10": _logarithm(math.log10(2.0)),
     "power": _power,
-    "erf": _erf,
+    "erf": _odd_in_pieces(ERF, 3.8, 3.94),
     "erfc": _erfc,
     "sin": _circular("sin", 0),
     "cos": _circular("cos", 1),
 }
 """The functions of float32 that are polynomials."""
 
-DOUBLE: dict[str, Function] = {"exp": _exp, "log": _log_of_double, "tanh": _tanh}
+DOUBLE: dict[str, Function] = {"exp": _exp, "log": _log_of_double, "tanh": _tanh_of_double}
 """The functions of float64 that are polynomials."""
 
 _POLYNOMIALS = {float32: SINGLE, float64: DOUBLE}

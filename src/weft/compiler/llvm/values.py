@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.compiler.llvm.instructions import TABLE, bitcast, call, cast, select
+from weft.compiler.llvm.instructions import TABLE, bitcast, call, cast, lookup, scale, select
 from weft.compiler.llvm.machine import Machine
 from weft.compiler.llvm.mathematics import Expander
 from weft.compiler.llvm.writing import Function, Lines, Type, element, overload, steps, widened
@@ -174,6 +174,10 @@ class Values:
                 return select(lines, Type(x.dtype, width), *operands)
             case "call":
                 return call(lines, kind, x.detail, *operands)
+            case "scale":
+                return scale(lines, kind, width in self.machine.permuted, *operands)
+            case "lookup":
+                return lookup(lines, kind, width in self.machine.permuted, x.detail, *operands)
         return TABLE[x.op](lines, kind, *operands)
 
     def _index(self, x: Scalar) -> Value:
@@ -342,6 +346,14 @@ class Values:
                 )
             )
         return found
+
+    def prefetch(self, buffer: Buffer, offset: Scalar, writes: bool) -> None:
+        """Ask for the lines that the lanes' elements lie in."""
+        assert self.lanes is not None
+        # operands for the second cache, as the first may hold no more than this row
+        kind = f"i32 {int(writes)}, i32 {3 if writes else 2}, i32 1"
+        for place in self._places(buffer, self.expand(offset), self.lanes)[0]:
+            self.lines.do(f"call void @llvm.prefetch.p0(ptr {place}, {kind})")
 
     def store(self, buffer: Buffer, offset: Scalar, value: Scalar, where: Scalar | None) -> None:
         """Write an element, or one for each lane."""

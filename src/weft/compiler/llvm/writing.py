@@ -95,6 +95,8 @@ class Function:
     numbers: count[int] = field(default_factory=count)
     externals: set[tuple[str, int, int]] = field(default_factory=set)
     """Functions of the C library that are called: name, arity, width."""
+    tables: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Tables of float32 numbers that are read, by their names."""
 
 
 @dataclass
