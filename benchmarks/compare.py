@@ -3,6 +3,7 @@
     make bench                                  # what is installed; PEERS="tensorflow onnxruntime"
     weft bench compare -- --only mlp gpt --rounds 20
     python benchmarks/compare.py --quick        # tiny sizes: does everything still run?
+    python benchmarks/compare.py --resume       # what a run that was cut short has not measured
 
 Each framework runs in a process of its own and in the environment where it is installed. They take
 turns in short rounds; the best sample is the time reported, the spread says how quiet the machine
@@ -34,8 +35,15 @@ from suite.plot import picture  # noqa: E402
 from suite.processes import WorkerFailure, WorkerProcess  # noqa: E402
 from suite.workloads import WORKLOADS  # noqa: E402
 
-STARTED = "mlp", "gpt"
-"""The workloads whose first calls and peak memory are measured in fresh processes."""
+STARTED: dict[str, tuple[str, ...]] = {
+    "mlp": (),
+    "gpt": (),
+    "gpt-infer": ("weft", "torch", "onnx"),
+}
+"""The workloads whose first calls and peak memory are measured in fresh processes; of whom, if not
+of all."""
+CACHES = HERE.parent / "build" / "benchmark-caches"
+"""What PyTorch compiled in earlier runs; first calls are measured without it."""
 
 
 def main() -> None:
@@ -44,15 +52,35 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     found = compare(arguments)
-    print_report(found, arguments.quick)
     write(found, arguments.output)
+    print_report(found, arguments.quick)
     say(f"written: {arguments.output} and {arguments.output.with_suffix('.svg').name}")
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All results, as they are written to JSON."""
+    """All results, as they are written to JSON; each row as soon as it is there."""
     homes = installed(arguments.python)
     chosen = {n: path for n, path in homes.items() if n in (arguments.frameworks or FRAMEWORKS)}
+    found = _begun(arguments)
+    names = [name for name in WORKLOADS if _wanted(name, arguments.only)]
+    missing = [name for name in names if arguments.only or name not in found["rows"]]
+    with ExitStack() as stack:
+        caches = Path(stack.enter_context(TemporaryDirectory()))
+        workers = _started(chosen, arguments, caches, stack, found) if missing else {}
+        for name in missing:
+            _measure(name, workers, arguments, found)
+            write(found, arguments.output)
+    starts = [] if arguments.no_start_up else [name for name in STARTED if name in names]
+    for name in starts:
+        if arguments.only or name not in found["start_up"]:
+            found["start_up"][name] = _start_up(name, chosen, arguments)
+            write(found, arguments.output)
+    found["load_after"] = os.getloadavg()
+    return found
+
+
+def _begun(arguments: argparse.Namespace) -> dict[str, Any]:
+    """An empty result, with what an earlier run wrote if it is to be resumed."""
     found: dict[str, Any] = {
         "machine": {"cpu": _processor(), "python": platform.python_version()},
         "settings": {"rounds": arguments.rounds, "quick": arguments.quick},
@@ -61,22 +89,17 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%d %H:%M"),
         "frameworks": {},
         "rows": {},
-        "notes": {},
+        "conditions": {},
         "profiles": {},
         "start_up": {},
     }
-    names = [name for name in WORKLOADS if _wanted(name, arguments.only)]
-    with ExitStack() as stack:
-        caches = Path(stack.enter_context(TemporaryDirectory()))
-        workers = _started(chosen, arguments, caches, stack, found)
-        for name in names:
-            _measure(name, workers, arguments, found)
-            write(found, arguments.output)  # what is there, should the run be cut short
-    if not arguments.no_start_up:
-        for name in [name for name in STARTED if name in names]:
-            found["start_up"][name] = _start_up(name, chosen, arguments)
-    found["load_after"] = os.getloadavg()
-    return found
+    if not arguments.resume or not arguments.output.exists():
+        return found
+    earlier = json.loads(arguments.output.read_text(encoding="utf-8"))
+    if earlier["settings"]["quick"] != arguments.quick or earlier["threads"] != arguments.threads:
+        sys.exit(f"{arguments.output} was measured with other sizes or threads: not resumed")
+    kept = ("frameworks", "rows", "conditions", "profiles", "start_up", "limits")
+    return found | {key: earlier[key] for key in kept if key in earlier}
 
 
 def _started(
@@ -88,7 +111,8 @@ def _started(
 ) -> dict[str, WorkerProcess]:
     workers: dict[str, WorkerProcess] = {}
     for name, interpreter in chosen.items():
-        worker = WorkerProcess(name, interpreter, arguments.threads, caches, arguments.quick)
+        folder = CACHES if FRAMEWORKS[name].module == "torch" else caches
+        worker = WorkerProcess(name, interpreter, arguments.threads, folder, arguments.quick)
         stack.enter_context(worker)
         try:
             found["frameworks"][name] = worker.ask("hello")
@@ -108,20 +132,21 @@ def _measure(
     arguments: argparse.Namespace,
     found: dict[str, Any],
 ) -> None:
-    """One workload: times, whether values agree, and Weft's kernels."""
-    say(name)
+    """One workload: times, values, and Weft's kernels."""
+    start, load = time.perf_counter(), os.getloadavg()
     row = measuring.measure(name, workers, arguments.rounds, arguments.quick, say)
     if not row:
         return
-    row_load = os.getloadavg()[0]
     found["rows"][name] = row
-    found["notes"][name] = measuring.agreement(row, WORKLOADS[name].tolerance)
     if "wall" in row.get("weft", {}):
-        profile = workers["weft"].ask("profile", calls=3)
-        found["profiles"][name] = {**profile, "load": row_load}
+        found["profiles"][name] = workers["weft"].ask("profile", calls=3)
     measuring.drop(workers)
-    if found["notes"][name]:
-        say(f"  {found['notes'][name]}")
+    seconds = time.perf_counter() - start
+    at = time.strftime("%Y-%m-%d %H:%M")
+    found["conditions"][name] = {"at": at, "seconds": seconds, "load": load}
+    ratio = report.ratio(row, "wall")
+    words = "" if ratio is None else f", Weft takes {ratio:.2f} of {report.best_peer(row, 'wall')}"
+    say(f"{name}: {seconds:.0f} s{words} {measuring.agreement(row, WORKLOADS[name].tolerance)}")
 
 
 def _start_up(
@@ -129,11 +154,12 @@ def _start_up(
 ) -> dict[str, Any]:
     results = {}
     for name, interpreter in chosen.items():
-        if FRAMEWORKS[name].side not in WORKLOADS[workload].sides:
+        of_whom = STARTED[workload] or tuple(FRAMEWORKS)
+        if name not in of_whom or FRAMEWORKS[name].side not in WORKLOADS[workload].sides:
             continue
         say(f"start of {workload} in {FRAMEWORKS[name].title}")
         start = partial(_fresh, name, interpreter, arguments)
-        results[name] = measuring.start_up(workload, name, start)
+        results[name] = measuring.start_up(workload, start)
     return results
 
 
@@ -143,20 +169,26 @@ def _fresh(
     return WorkerProcess(name, interpreter, arguments.threads, caches, arguments.quick)
 
 
+def _limits(found: dict[str, Any]) -> dict[str, float] | None:
+    limits = found.get("limits")
+    return limits if limits and "flops" in limits else None
+
+
 def print_report(found: dict[str, Any], quick: bool) -> None:
     """The tables, and what is to be said about them."""
-    limits = found.get("limits")
-    limits = limits if limits and "flops" in limits else None
+    limits = _limits(found)
     print(report.times_table(found["rows"], WORKLOADS, limits, quick))
     if found["start_up"]:
         print("\n" + report.start_table(found["start_up"]))
-    behind = {n: p for n, p in found["profiles"].items() if (_ratio(found, n) or 0) > _aim(n)}
-    if behind:
+    digests = found["digests"]
+    behind = {n: p for n, p in found["profiles"].items() if digests[n]["met"] is False}
+    if behind and not quick:
         print("\nwhere Weft's time goes, where an aim is missed:")
         print("\n".join(report.kernel_lines(behind)))
-    for name, note in found["notes"].items():
-        if note:
-            print(f"{name}: {note}")
+    for name, row in found["rows"].items():
+        failed = [f"{FRAMEWORKS[n].title}: {f['error']}" for n, f in row.items() if "error" in f]
+        for text in filter(None, [digests[name]["note"], *failed]):
+            print(f"{name}: {text}")
     if limits:
         flops, memory = limits["flops"] / 1e9, limits["bytes"] / 1e9
         print(f"\npeak: {flops:.0f} GFLOP/s from registers, {memory:.1f} GB/s copied")
@@ -164,16 +196,12 @@ def print_report(found: dict[str, Any], quick: bool) -> None:
     print(f"threads: {found['threads']}; load average before: {loads[0]}, after: {loads[1]}")
 
 
-def _ratio(found: dict[str, Any], name: str) -> float | None:
-    return report.ratio(found["rows"][name], "wall")
-
-
-def _aim(name: str) -> float:
-    return WORKLOADS[name].aim or 1.0
-
-
 def write(found: dict[str, Any], path: Path) -> None:
     """JSON, and beside it the picture."""
+    rows, limits, quick = found["rows"], _limits(found), found["settings"]["quick"]
+    digests = {n: report.digest(row, WORKLOADS[n], limits, quick) for n, row in rows.items()}
+    found["digests"] = digests
+    found["start_up_ratios"] = {n: report.start_digest(s) for n, s in found["start_up"].items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     versions = (f"{FRAMEWORKS[n].title} {f['version']}" for n, f in found["frameworks"].items())
@@ -211,11 +239,12 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--only", nargs="+", metavar="NAME", help=f"of {', '.join(WORKLOADS)}; matmul means all")
     add("--frameworks", nargs="+", choices=FRAMEWORKS, help="only these")
-    add("--rounds", type=int, default=10, help="turns of each framework per workload")
+    add("--rounds", type=int, default=6, help="turns of each framework per workload")
     add("--quick", action="store_true", help="tiny sizes, to see that everything runs")
     add("--threads", type=int, default=_cores(), help="for every framework")
     add("--python", type=Path, action="append", default=[], help="another environment's python")
     add("--no-start-up", action="store_true", help="without first calls in fresh processes")
+    add("--resume", action="store_true", help="keep rows that are in the output, measure others")
     add("--output", type=Path, default=HERE / "results" / "compare.json", help="where it goes")
     return parser.parse_args()
 

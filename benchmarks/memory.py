@@ -3,15 +3,16 @@
     python benchmarks/memory.py
 
 For a training step of a GPT the table has the peak that is predicted and the processor's time for
-budgets below what the step needs. For two chains of layers it has the time of a layer in a chain
-of ten times the depth whose arena is that of the short one. Times are those of the processor, the
-least of several runs that take turns.
+budgets below what the step needs. For chains of layers it has the time of a layer in a chain of ten
+times the depth whose arena is that of the short one, and what the policies of `wf.checkpoint` save.
+Times are those of the processor, the least of several runs that take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import process_time
 from typing import Any
 
@@ -110,9 +111,14 @@ def gated(x: wf.Tensor, weights: Sequence[wf.Tensor]) -> wf.Tensor:
     return x + (wf.gelu(inner @ into) * (inner @ gate)) @ out
 
 
-def mixing(x: wf.Tensor, weights: Sequence[wf.Tensor]) -> wf.Tensor:
-    """A softmax, one product, and the sum with what came in."""
-    return x + wf.gelu(wf.softmax(x) @ weights[0])
+def transformer(x: wf.Tensor, weights: Sequence[wf.Tensor]) -> wf.Tensor:
+    """A block of a transformer: causal attention of 8 heads over 256 tokens, and a hidden layer."""
+    shared, mixed, into, out = weights
+    inner = wf.nn.functional.layer_norm(x, WIDTH) @ shared
+    heads = wf.permute_dims(inner.reshape(-1, 256, 3, 8, WIDTH // 8), (2, 0, 3, 1, 4))
+    seen = wf.scaled_dot_product_attention(heads[0], heads[1], heads[2], causal=True)
+    x = x + wf.permute_dims(seen, (0, 2, 1, 3)).reshape(-1, WIDTH) @ mixed
+    return feed_forward(x, (into, out))
 
 
 CHAINS: dict[str, tuple[Layer, list[tuple[int, int]]]] = {
@@ -120,19 +126,29 @@ CHAINS: dict[str, tuple[Layer, list[tuple[int, int]]]] = {
     "layer norm, gated hidden layer": (
         gated, [(WIDTH, HIDDEN // 2), (WIDTH, HIDDEN // 2), (HIDDEN // 2, WIDTH)]
     ),
-    "softmax, one product": (mixing, [(WIDTH, WIDTH)]),
+    "transformer": (
+        transformer,
+        [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)],
+    ),
 }  # fmt: skip
 
 
-def chain(name: str, depth: int, memory: int | None = None) -> Run:
-    """A step of gradient descent of a chain of layers."""
+def _applied(layer: Layer, weights: Sequence[wf.Tensor], x: wf.Tensor) -> wf.Tensor:
+    return layer(x, weights)
+
+
+def chain(name: str, depth: int, memory: int | None = None, policy: Any = "plain") -> Run:
+    """A step of gradient descent of a chain of layers, checkpointed by hand if with a policy."""
     layer, shapes = CHAINS[name]
     wf.random.seed(0)
     weights = [[wf.random.normal(shape) * 0.05 for shape in shapes] for _ in range(depth)]
 
     def loss(weights: list[list[wf.Tensor]], x: wf.Tensor) -> wf.Tensor:
-        for each in weights:
-            x = layer(x, each)
+        layers: list[Callable[..., Any]] = [partial(_applied, layer, each) for each in weights]
+        if policy != "plain":
+            layers = [wf.checkpoint(layers, policy=policy)]
+        for each in layers:
+            x = each(x)
         return (x * x).mean()
 
     def step(weights: list[list[wf.Tensor]], x: wf.Tensor) -> Any:
@@ -156,8 +172,19 @@ def deeper(name: str, depth: int, times: int = 10) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
+def by_hand(name: str, depth: int) -> None:
+    """Print what the policies of `checkpoint` save, and what a layer then costs."""
+    plain = chain(name, depth)
+    for policy in ("sqrt", "nothing", "products"):
+        kept = chain(name, depth, policy=policy)
+        one, other = seconds(plain, kept)
+        cells = [name, f"{depth}", policy, f"{plain.memory.arena / 1e6:.1f}"]
+        cells += [f"{kept.memory.arena / 1e6:.1f}", f"{other / one:.2f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=4, help="of the GPT")
     parser.add_argument("--depth", type=int, default=8, help="of the short chains")
@@ -166,7 +193,11 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name in CHAINS:
         deeper(name, options.depth)
-    less_memory(options.layers, (0.8, 0.6, 0.45))
+    print("\n| chain | layers | policy | arena, MB | checkpointed | ratio |")
+    print("|---|---|---|---|---|---|")
+    for name in CHAINS:
+        by_hand(name, 4 * options.depth)
+    less_memory(options.layers, (0.8, 0.6, 0.5))
 
 
 if __name__ == "__main__":

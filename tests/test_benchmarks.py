@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -43,15 +45,20 @@ def test_the_eager_benchmark_times_every_case_and_writes_it_down(tmp_path: Path)
 def test_the_comparison_measures_workloads_in_a_process_of_their_own(tmp_path: Path) -> None:
     output = tmp_path / "compare.json"
     names = ["matmul-batched", "chain", "mlp", "lstm", "deepfm", "generation", "overhead"]
+    encoders = {"minilm-12-infer", "minilm-128-infer"}
     options = ["--quick", "--rounds", "1", "--frameworks", "weft", "--output", str(output)]
-    result = run("compare.py", *options, "--only", *names)
+    result = run("compare.py", *options, "--only", *names, "minilm")
     found = json.loads(output.read_text(encoding="utf-8"))
-    assert set(found["rows"]) == {*names, "mlp-infer", "lstm-infer", "deepfm-infer"}
+    inferences = {"mlp-infer", "lstm-infer", "deepfm-infer", *encoders}
+    assert set(found["rows"]) == {*names, *inferences}
     for name, row in found["rows"].items():
         assert "error" not in row["weft"], (name, row)
         for clock in ("wall", "processor"):
             assert 0 < row["weft"][clock]["best"] <= row["weft"][clock]["median"], name
         assert found["profiles"][name]["kernels"], name
+        assert found["digests"][name]["differences"] == {"weft": 0.0}, name
+        assert found["conditions"][name]["seconds"] > 0, name
+    assert 0 < found["digests"]["mlp"]["share_of_peak"]["weft"] < 1
     for name in ("mlp", "lstm", "deepfm"):
         losses = [values[0] for values in found["rows"][name]["weft"]["values"]]
         assert losses == sorted(losses, reverse=True), name
@@ -60,6 +67,22 @@ def test_the_comparison_measures_workloads_in_a_process_of_their_own(tmp_path: P
     assert found["limits"]["flops"] > 1e8
     assert "load average" in result.stdout
     ElementTree.fromstring(output.with_suffix(".svg").read_text(encoding="utf-8"))
+
+
+def test_a_resumed_comparison_measures_only_what_is_missing(tmp_path: Path) -> None:
+    output = tmp_path / "compare.json"
+    options = ["--quick", "--rounds", "1", "--frameworks", "weft", "--no-start-up"]
+    options += ["--output", str(output)]
+    run("compare.py", *options, "--only", "overhead")
+    first = json.loads(output.read_text(encoding="utf-8"))["rows"]
+    run("compare.py", *options, "--resume", "--only", "matmul-256")
+    found = json.loads(output.read_text(encoding="utf-8"))
+    assert found["rows"]["overhead"] == first["overhead"]
+    assert set(found["digests"]) == {"overhead", "matmul-256"}
+    command = [sys.executable, str(BENCHMARKS / "compare.py"), "--resume", "--output", str(output)]
+    other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert other.returncode == 1
+    assert "other sizes or threads" in other.stderr
 
 
 def test_a_framework_that_fails_is_an_answer_and_not_the_end(suite: Any, tmp_path: Path) -> None:
@@ -72,6 +95,18 @@ def test_a_framework_that_fails_is_an_answer_and_not_the_end(suite: Any, tmp_pat
     silence = pytest.raises(processes.WorkerFailure, match="ONNX Runtime gave no answer to hello")
     with dead as worker, silence:
         worker.ask("hello")
+
+
+def test_a_worker_that_dies_is_started_anew(suite: Any, tmp_path: Path) -> None:
+    processes = suite("processes")
+    with processes.WorkerProcess("weft", Path(sys.executable), 1, tmp_path, True) as worker:
+        first = worker.number
+        assert worker.ask("hello")["version"]
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(processes.WorkerFailure, match="Weft gave no answer"):
+            worker.ask("prepare", workload="overhead")
+        assert worker.ask("hello")["version"]
+        assert worker.number != first
 
 
 def test_values_that_differ_are_named_with_their_difference(suite: Any) -> None:
@@ -90,7 +125,42 @@ def test_the_ratio_is_that_to_the_best_peer(suite: Any) -> None:
     times = {"weft": 2.0, "torch": 8.0, "jax": 4.0}
     row = {name: {"wall": {"best": best}} for name, best in times.items()}
     assert suite("report").ratio(row, "wall") == 0.5
+    assert suite("report").ratio(row, "wall", ("torch",)) == 0.25
     assert suite("report").ratio({"weft": row["weft"]}, "wall") is None
+    assert suite("report").ratio(row, "wall", ("onnx",)) is None
+
+
+def test_an_aim_is_judged_against_its_rivals(suite: Any) -> None:
+    workload = suite("workloads").WORKLOADS["mlp-infer"]
+    times = {"weft": 2.0, "torch": 1.0, "onnx": 4.0}
+    row = {name: {"wall": {"best": best}, "values": [[best]]} for name, best in times.items()}
+    found = suite("report").digest(row, workload, {"flops": 1e9, "bytes": 1e6, "threads": 2}, False)
+    assert (found["best_peer"], found["ratio"]) == ("torch", 2.0)
+    assert (found["ratio_to_rivals"], found["met"]) == (0.5, True)
+    least = 4 * (784 * 512 + 512 * 512 + 512 * 10) / 1e6  # bound by the bytes of the weights
+    assert found["share_of_peak"]["onnx"] == pytest.approx(least / 4.0)
+    assert found["note"] == "values differ from weft's: torch by 5.0e-01, onnx by 1.0e+00"
+
+
+def test_first_calls_and_memory_are_compared_where_both_sides_are_there(suite: Any) -> None:
+    digest = suite("report").start_digest
+    sizes = {"weft": (1.0, 100), "jax": (4.0, 300), "torch": (2.0, 200)}
+    states = {
+        name: {"cold": {"first_seconds": first}, "warm": {"peak_bytes": peak}}
+        for name, (first, peak) in sizes.items()
+    }
+    expected = {"first_call_to_jax": 0.25, "peak_memory_to_best_peer": 0.5}
+    assert digest({**states, "keras": {"error": "it failed"}}) == expected
+    assert set(digest({"weft": states["weft"]}).values()) == {None}
+
+
+def test_inference_is_there_for_every_framework_and_aims_at_onnx_runtime(suite: Any) -> None:
+    everyone = {"weft", "torch", "jax", "keras"}
+    for name, workload in suite("workloads").WORKLOADS.items():
+        assert everyone <= set(workload.sides), name
+        if name.endswith("-infer"):
+            assert "onnx" in workload.sides, name
+            assert (workload.aim, workload.rivals) == (1.0, ("onnx",)), name
 
 
 def test_counted_operations_are_those_of_the_products(suite: Any) -> None:

@@ -17,7 +17,7 @@ Row = dict[str, dict[str, Any]]
 """What was found for each framework."""
 
 SAMPLE_SECONDS = 0.002
-TURN_SECONDS = 0.3
+TURN_SECONDS = 0.2
 QUICK_SECONDS = 0.01
 LARGEST_TURN = 50
 """Samples of one worker before the next has its turn."""
@@ -31,23 +31,33 @@ def measure(
     say: Callable[[str], None],
 ) -> Row:
     """Times of one workload; a worker that fails has a row that says why."""
-    row: Row = {}
-    for name, worker in workers.items():
-        answer = _asked(worker, "prepare", workload=workload)
-        if "absent" not in answer:
-            row[name] = answer
-            say(f"  {worker.title}: {_outcome(answer)}")
+    row = _prepared(workload, workers, say)
     ready = {name: workers[name] for name, answer in row.items() if "error" not in answer}
     samples: dict[str, dict[str, list[float]]] = {n: {"wall": [], "processor": []} for n in ready}
     plans = {n: _plan(w, QUICK_SECONDS if quick else TURN_SECONDS) for n, w in ready.items()}
     for _ in range(rounds):
         for name, worker in ready.items():
             answer = _asked(worker, "time", **plans[name])
+            row[name].update({key: text for key, text in answer.items() if key == "error"})
             for clock, values in samples[name].items():
                 values += answer.get(clock, [])
     for name in ready:
         row[name].update({clock: summary(v) for clock, v in samples[name].items() if v})
         row[name]["calls"] = plans[name]["calls"]
+    return row
+
+
+def _prepared(
+    workload: str, workers: Mapping[str, WorkerProcess], say: Callable[[str], None]
+) -> Row:
+    """The first values of each side that has the workload."""
+    row: Row = {}
+    for name, worker in workers.items():
+        answer = _asked(worker, "prepare", workload=workload)
+        if "absent" not in answer:
+            row[name] = answer
+            if "error" in answer:
+                say(f"  {worker.title}: {answer['error']}")
     return row
 
 
@@ -57,9 +67,7 @@ def drop(workers: Mapping[str, WorkerProcess]) -> None:
         _asked(worker, "drop")
 
 
-def start_up(
-    workload: str, framework: str, start: Callable[[Path], WorkerProcess]
-) -> dict[str, Any]:
+def start_up(workload: str, start: Callable[[Path], WorkerProcess]) -> dict[str, Any]:
     """A fresh process with empty caches, and another with what the first one left in them."""
     found: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
@@ -76,15 +84,18 @@ def start_up(
     return found
 
 
+def differences(row: Row) -> dict[str, float]:
+    """How far the values of each side are from the first one's, as a share of the largest."""
+    values = {n: np.array(a["values"]) for n, a in row.items() if "values" in a}
+    first = next(iter(values.values()), np.zeros(0))
+    return {name: _difference(first, found) for name, found in values.items()}
+
+
 def agreement(row: Row, tolerance: float) -> str:
     """Empty if all sides computed the same values, else who differs, from whom, and by how much."""
-    values = {n: np.array(a["values"]) for n, a in row.items() if "values" in a}
-    if len(values) < 2:
-        return ""
-    first, *others = values
-    differences = {n: _difference(values[first], values[n]) for n in others}
-    wrong = [f"{n} by {d:.1e}" for n, d in differences.items() if not d <= tolerance]
-    return f"values differ from {first}'s: " + ", ".join(wrong) if wrong else ""
+    found = differences(row)
+    wrong = [f"{n} by {d:.1e}" for n, d in found.items() if not d <= tolerance]
+    return f"values differ from {next(iter(found))}'s: " + ", ".join(wrong) if wrong else ""
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -113,9 +124,3 @@ def _asked(worker: WorkerProcess, do: str, **request: Any) -> dict[str, Any]:
         return worker.ask(do, **request)
     except WorkerFailure as error:
         return {"error": str(error)}
-
-
-def _outcome(answer: dict[str, Any]) -> str:
-    if "error" in answer:
-        return str(answer["error"])
-    return f"first call {answer['first_seconds']:.2f} s"

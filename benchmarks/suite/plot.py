@@ -20,14 +20,14 @@ COLOURS = {
     "onnx": "#9333ea",
 }
 LEFT, WIDTH, LINE, TOP, RIGHT = 380, 460, 24, 64, 30
-LEAST, MOST = 0.25, 8.0
+LEAST, MOST = 0.25, 16.0
 
 
 def picture(rows: Mapping[str, Row], workloads: Mapping[str, Workload], notes: list[str]) -> str:
     """The whole of it, as SVG."""
     bottom = TOP + LINE * len(rows)
     height = bottom + 26 + 14 * len(notes)
-    parts = [_legend(rows), *(_grid(value, bottom) for value in (0.25, 0.5, 1, 2, 4, 8))]
+    parts = [_legend(rows), *(_grid(value, bottom) for value in (0.25, 0.5, 1, 2, 4, 8, 16))]
     for number, (key, row) in enumerate(rows.items()):
         parts += _line(workloads[key].title, row, TOP + LINE * number + LINE // 2)
     below = height - 6 - 14 * len(notes)
@@ -51,7 +51,8 @@ def _grid(value: float, bottom: int) -> str:
     x = _place(value)
     style = 'stroke="#0f172a" stroke-width="1.2"' if value == 1 else 'stroke="#e2e8f0"'
     line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{bottom}" {style}/>'
-    return line + _text(x, bottom + 14, f"{value:g}", "middle", "#64748b")
+    label = {LEAST: f"≤ {value:g}", MOST: f"≥ {value:g}"}.get(value, f"{value:g}")
+    return line + _text(x, bottom + 14, label, "middle", "#64748b")
 
 
 def _line(title: str, row: Row, y: int) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from suite.frameworks import FRAMEWORKS
 
 HERE = Path(__file__).parents[1]
-PATIENCE = 900.0
+PATIENCE = 300.0
 """Seconds after which an answer is no longer waited for."""
 
 
@@ -30,30 +30,42 @@ class WorkerProcess:
         self, name: str, interpreter: Path, threads: int, caches: Path, quick: bool
     ) -> None:
         self.name, self.title = name, FRAMEWORKS[name].title
+        flags = ["--quick"] if quick else []
+        self._command = [str(interpreter), "-m", "suite.worker", name, *flags]
+        self._environment = environment(threads, caches)
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [str(interpreter), "-m", "suite.worker", name, *(["--quick"] if quick else [])],
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
             encoding="utf-8",
-            env=environment(threads, caches),
+            env=self._environment,
         )
+
+    @property
+    def number(self) -> int:
+        """The operating system's number of the process."""
+        return self._process.pid
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """The answer; a worker that died or is silent raises `WorkerFailure`."""
+        if self._process.poll() is not None:  # it died before: a new one takes its place
+            self._process = self._started()
         given, taken = self._process.stdin, self._process.stdout
         assert given is not None
         assert taken is not None
-        try:
+        with suppress(BrokenPipeError):  # then there is no answer, either
             given.write(json.dumps({"do": do, **request}) + "\n")
             given.flush()
-            ready, _, _ = select.select([taken], [], [], PATIENCE)
-            line = taken.readline() if ready else ""
-        except BrokenPipeError:
-            line = ""
+        ready, _, _ = select.select([taken], [], [], PATIENCE)
+        line = taken.readline() if ready else ""
         if not line:
+            self._kill()  # or a late answer would be taken for the next one's
             raise WorkerFailure(f"{self.title} gave no answer to {do}: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -74,14 +86,18 @@ class WorkerProcess:
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._kill()
         self._log.close()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
     def _last_words(self) -> str:
         self._log.seek(0)
@@ -89,7 +105,11 @@ class WorkerProcess:
 
 
 def environment(threads: int, caches: Path) -> dict[str, str]:
-    """The same number of threads for everyone, no GPU, and caches of compiled code in one place."""
+    """The same number of threads for everyone, no GPU, and caches of compiled code in one place.
+
+    What a framework keeps without being asked (Weft, PyTorch), it keeps there; JAX is asked to.
+    Keras and ONNX Runtime keep nothing.
+    """
     counts = ("OMP_NUM", "MKL_NUM", "OPENBLAS_NUM", "TF_NUM_INTRAOP", "TF_NUM_INTEROP")
     paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
     return {
@@ -105,5 +125,6 @@ def environment(threads: int, caches: Path) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "torch"),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "TRITON_CACHE_DIR": str(caches / "triton"),
         "WEFT_CACHE": str(caches / "weft"),
     }

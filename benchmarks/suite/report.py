@@ -2,21 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from suite.frameworks import FRAMEWORKS
-from suite.measuring import Row
+from suite.measuring import Row, agreement, differences
 from suite.task import Workload
 
 Line = list[str]
+FIRST_AIM, PEAK_AIM = 0.3, 0.8
+"""For the first call as a multiple of JAX's, and for peak memory as one of the leanest peer's."""
 
 
-def ratio(row: Row, clock: str) -> float | None:
-    """Weft's best time as a multiple of the best peer's."""
-    times = {name: found[clock]["best"] for name, found in row.items() if clock in found}
-    peers = [time for name, time in times.items() if name != "weft"]
-    return times["weft"] / min(peers) if peers and "weft" in times and min(peers) > 0 else None
+def ratio(row: Row, clock: str, rivals: Sequence[str] = ()) -> float | None:
+    """Weft's best time as a multiple of the best peer's, or of the best of those named."""
+    peer = best_peer(row, clock, rivals)
+    if peer is None or clock not in row.get("weft", {}):
+        return None
+    least = row[peer][clock]["best"]
+    return float(row["weft"][clock]["best"] / least) if least > 0 else None
+
+
+def best_peer(row: Row, clock: str, rivals: Sequence[str] = ()) -> str | None:
+    """The fastest of the peers, or of those named."""
+    times = {n: f[clock]["best"] for n, f in row.items() if clock in f and n != "weft"}
+    chosen = [name for name in times if not rivals or name in rivals]
+    return min(chosen, key=times.__getitem__, default=None)
+
+
+def digest(
+    row: Row, workload: Workload, limits: Mapping[str, float] | None, quick: bool
+) -> dict[str, Any]:
+    """What a row says: ratios, the aim, shares of the machine's peak, whether values agree."""
+    aimed = ratio(row, "wall", workload.rivals)
+    least = least_seconds(workload, quick, limits) if limits else 0.0
+    threads = limits["threads"] if limits else 1
+    return {
+        "best_peer": best_peer(row, "wall"),
+        "ratio": ratio(row, "wall"),
+        "processor_ratio": ratio(row, "processor"),
+        "aim": workload.aim,
+        "rivals": list(workload.rivals),
+        "ratio_to_rivals": aimed,
+        "met": None if aimed is None or workload.aim is None else aimed <= workload.aim,
+        "least_seconds": least,
+        "share_of_peak": _shares(row, "wall", least),
+        "share_of_peak_by_processor": _shares(row, "processor", least * threads),
+        "differences": differences(row),
+        "tolerance": workload.tolerance,
+        "note": agreement(row, workload.tolerance),
+    }
+
+
+def start_digest(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Weft's first call as a multiple of JAX's, its peak memory as one of the leanest peer's."""
+    done = {n: found for n, found in states.items() if "warm" in found}
+    cold = {n: found["cold"]["first_seconds"] for n, found in done.items()}
+    peaks = {n: found["warm"]["peak_bytes"] for n, found in done.items()}
+    others = [size for name, size in peaks.items() if name != "weft"]
+    both = "weft" in cold and "jax" in cold
+    return {
+        "first_call_to_jax": cold["weft"] / cold["jax"] if both else None,
+        "peak_memory_to_best_peer": peaks["weft"] / min(others)
+        if others and "weft" in peaks
+        else None,
+    }
 
 
 def least_seconds(workload: Workload, quick: bool, limits: Mapping[str, float]) -> float:
@@ -37,38 +87,45 @@ def times_table(
     """One line per workload: best times, Weft's ratios and share of the peak."""
     names = [n for n in FRAMEWORKS if any(n in row for row in rows.values())]
     heads = ["ms, best ± spread", *(FRAMEWORKS[n].title for n in names)]
-    lines = [[*heads, "ratio", "aim", "of peak", "cpu ms", "cpu ratio", "cpu of peak"]]
+    lines = [[*heads, "ratio", "aim", "found", "of peak", "cpu ms", "cpu ratio", "cpu of peak"]]
     for key, row in rows.items():
-        workload = workloads[key]
+        found = digest(row, workloads[key], limits, quick)
         cells = [_time(row.get(name)) for name in names]
-        aim = "" if workload.aim is None else f"≤ {workload.aim:.1f}"
-        own = row.get("weft", {})
-        least = least_seconds(workload, quick, limits) if limits else 0.0
-        cells += [_number(ratio(row, "wall")), aim, _share(least, own.get("wall"))]
-        cells += [_milliseconds(own.get("processor")), _number(ratio(row, "processor"))]
-        threads = limits["threads"] if limits else 1
-        cells.append(_share(least * threads, own.get("processor")))
-        lines.append([workload.title, *cells])
+        cells += [_number(found["ratio"]), _aim(workloads[key]), _number(found["ratio_to_rivals"])]
+        cells.append(_percent(found["share_of_peak"].get("weft")))
+        cells += [_milliseconds(row.get("weft", {}).get("processor"))]
+        cells.append(_number(found["processor_ratio"]))
+        cells.append(_percent(found["share_of_peak_by_processor"].get("weft")))
+        lines.append([workloads[key].title, *cells])
     return aligned(lines)
 
 
 def start_table(found: Mapping[str, Mapping[str, Any]]) -> str:
     """Import, first call without and with caches, and peak memory."""
-    head = ["in a process of its own", "framework", "import s", "first call cold s", "warm s",
-            "memory of import MB", "peak MB", "peak MB, cold"]  # fmt: skip
+    head = ["in a process of its own", "framework", "import s", "build s", "first call cold s",
+            "warm s", "memory of import MB", "peak MB", "peak MB, cold"]  # fmt: skip
     lines = [head]
     for workload, frameworks in found.items():
         for name, states in frameworks.items():
             title = FRAMEWORKS[name].title
             if "error" in states:
-                lines.append([workload, title, states["error"][:40], *[""] * 5])
+                lines.append([workload, title, states["error"][:40], *[""] * 6])
                 continue
             cold, warm = states["cold"], states["warm"]
             sizes = [warm["import_bytes"], warm["peak_bytes"], cold["peak_bytes"]]
-            seconds = [warm["import_seconds"], cold["first_seconds"], warm["first_seconds"]]
+            seconds = [warm["import_seconds"], warm["build_seconds"]]
+            seconds += [cold["first_seconds"], warm["first_seconds"]]
             cells = [f"{s:.2f}" for s in seconds] + [f"{size / 1e6:.0f}" for size in sizes]
             lines.append([workload, title, *cells])
-    return aligned(lines)
+    return "\n".join([aligned(lines), *map(_start_line, found, found.values())])
+
+
+def _start_line(workload: str, states: Mapping[str, Any]) -> str:
+    """The two ratios that have an aim."""
+    found = start_digest(states)
+    first, peak = _number(found["first_call_to_jax"]), _number(found["peak_memory_to_best_peer"])
+    aims = f"(aim ≤ {FIRST_AIM}), peak memory {peak or '–'} of the leanest peer's (≤ {PEAK_AIM})"
+    return f"{workload}: first call {first or '–'} of JAX's {aims}"
 
 
 def kernel_lines(profiles: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
@@ -111,8 +168,20 @@ def _milliseconds(clock: Mapping[str, float] | None) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
-def _share(least: float, clock: Mapping[str, float] | None) -> str:
-    return f"{100 * least / clock['best']:.0f} %" if least and clock and clock["best"] else ""
+def _shares(row: Row, clock: str, least: float) -> dict[str, float]:
+    times = {name: found[clock]["best"] for name, found in row.items() if clock in found}
+    return {name: least / time for name, time in times.items() if least and time}
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def _aim(workload: Workload) -> str:
+    if workload.aim is None:
+        return ""
+    rival = f" of {FRAMEWORKS[workload.rivals[0]].title}" if workload.rivals else ""
+    return f"≤ {workload.aim:.1f}{rival}"
 
 
 def _number(value: float | None) -> str:

@@ -31,7 +31,8 @@ class Workload:
     """What is measured: sizes, inputs, operations, and one function per framework.
 
     tolerance: the largest relative difference of the values that the sides compute; counted in
-    floating-point operations and bytes is what any program must do at least.
+    floating-point operations and bytes is what any program must do at least. aim: Weft's time at
+    most, as a multiple of the best of the rivals'; without names, of all peers'.
     """
 
     title: str
@@ -44,7 +45,7 @@ class Workload:
     training: bool = False
     tolerance: float = 1e-3
     aim: float | None = None
-    unit: str = "ms"
+    rivals: tuple[str, ...] = ()
 
     def task(self, quick: bool, compiled: bool) -> Task:
         """The inputs, the same for every framework."""

@@ -102,6 +102,16 @@ def linear(p: Any, name: str, x: Any) -> Any:
     return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
 
+def norm(p: Any, name: str, x: Any, epsilon: float = 1e-5) -> Any:
+    """Layer norm over the last axis."""
+    import jax
+    from jax import numpy as jnp
+
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + epsilon)
+    return centred * scale * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
 def cross_entropy(logits: Any, y: Any) -> Any:
     """-log softmax at the labels, the mean."""
     import jax

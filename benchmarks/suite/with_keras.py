@@ -26,6 +26,28 @@ def linear(task: Task, name: str, activation: str | None = None) -> Callable[[An
     return layer
 
 
+def norm(task: Task, name: str, epsilon: float = 1e-5) -> Callable[[Any], Any]:
+    """Layer norm over the last axis, with the weights of that name."""
+    import keras
+
+    weight, bias = task.weights[f"{name}.weight"], task.weights[f"{name}.bias"]
+    layer = keras.layers.LayerNormalization(epsilon=epsilon)
+    layer.build((None, None, *weight.shape))
+    assign(layer, weight, bias)
+    return layer
+
+
+def embedding(task: Task, name: str) -> Callable[[Any], Any]:
+    """A table of vectors with the weights of that name."""
+    import keras
+
+    weight = task.weights[f"{name}.weight"]
+    layer = keras.layers.Embedding(*weight.shape)
+    layer.build((None,))
+    assign(layer, weight)
+    return layer
+
+
 def training(task: Task, model: Any, optimizer: Any, loss: Callable[..., Any]) -> Step:
     """One step of a model: tape, gradients, update; compiled by XLA if the task asks for it."""
     import tensorflow as tf
@@ -38,10 +60,24 @@ def training(task: Task, model: Any, optimizer: Any, loss: Callable[..., Any]) -
     def program(*data: Any) -> Any:
         with tf.GradientTape() as tape:
             value = loss(model, *data)
-        optimizer.apply(tape.gradient(value, variables), variables)
+        gradients = [_summed(task, g) for g in tape.gradient(value, variables)]
+        optimizer.apply(gradients, variables)
         return value
 
     return lambda: program(*data).numpy()
+
+
+def _summed(task: Task, gradient: Any) -> Any:
+    """A table's gradient with each row once, as the squares in Keras' optimisers need it."""
+    import tensorflow as tf
+
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    if task.compiled:  # XLA has no `unique`
+        return tf.convert_to_tensor(gradient)
+    rows, places = tf.unique(tf.reshape(gradient.indices, [-1]))
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def applying(task: Task, model: Any) -> Step:

@@ -60,10 +60,17 @@ def calling(task: Task, function: Callable[..., Any], *operands: Any) -> Step:
 
 
 def compiled(task: Task, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function through `torch.compile`, if the task asks for it."""
-    import torch
+    """The function through `torch.compile`, if the task asks for it.
 
-    return torch.compile(function, dynamic=False) if task.compiled else function
+    For inference its weights are frozen: folded and packed once.
+    """
+    if not task.compiled:
+        return function
+    import torch
+    from torch._inductor import config
+
+    config.freezing = not task.training
+    return torch.compile(function, dynamic=False)
 
 
 def classification(net: Any, x: Any, y: Any) -> Any:

@@ -8,13 +8,14 @@ from suite.workloads import (
     gpt,
     lenet,
     lstm,
+    minilm,
     mlp,
     overhead,
     products,
     resnet,
 )
 
-PARTS = products, chain, mlp, lenet, gpt, resnet, lstm, deepfm, generation, overhead
+PARTS = products, chain, mlp, lenet, gpt, resnet, lstm, deepfm, minilm, generation, overhead
 WORKLOADS: dict[str, Workload] = {
     name: workload
     for training in (True, False)

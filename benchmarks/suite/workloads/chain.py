@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite import with_jax, with_keras, with_torch, with_weft
+from suite import with_jax, with_keras, with_onnx, with_torch, with_weft
 from suite.task import Arrays, Step, Task, Workload, draw, normal
 
 
@@ -63,10 +63,24 @@ def in_keras(task: Task) -> Step:
     return with_keras.calling(task, chain, *task.data.values())
 
 
+def in_onnx(task: Task) -> Step:
+    """ONNX Runtime."""
+    graph = with_onnx.Builder(task)
+    norm = graph.add("LayerNormalization", *task.data, axis=-1, epsilon=1e-5)
+    return graph.running(graph.add("Softmax", graph.add("Gelu", norm), axis=-1))
+
+
+SIDES = {
+    "weft": in_weft,
+    "torch": in_torch,
+    "jax": in_jax,
+    "keras": in_keras,
+    "onnx": in_onnx,
+}
 WORKLOADS = {
     "chain": Workload(
         title="layer norm, GELU, softmax on 4096×1024",
-        sides={"weft": in_weft, "torch": in_torch, "jax": in_jax, "keras": in_keras},
+        sides=SIDES,
         sizes={"rows": 4096, "columns": 1024},
         quick={"rows": 64, "columns": 64},
         inputs=inputs,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from suite import with_jax, with_torch, with_weft
+from suite import with_jax, with_keras, with_onnx, with_torch, with_weft
 from suite.task import Arrays, Step, Task, Workload, draw, linear_shapes, normal
 
 RATE = 0.01
@@ -148,7 +148,58 @@ def in_jax(task: Task) -> Step:
     return with_jax.training(task, loss, with_jax.adagrad(RATE))
 
 
-SIDES = {"weft": in_weft, "torch": in_torch, "jax": in_jax}
+def in_keras(task: Task) -> Step:
+    """Keras; without XLA the gradient of the table is that of the touched rows."""
+    import keras
+    import tensorflow as tf
+    from keras import ops
+
+    sizes = task.sizes
+    rows = keras.Input((sizes["features"],), dtype="int64")
+    dense = keras.Input((sizes["dense"],))
+    vectors = with_keras.embedding(task, "table")(rows)
+    flat = ops.reshape(vectors, (-1, sizes["features"] * sizes["width"]))
+    given = x = ops.concatenate([flat, dense], axis=1)
+    last = len(widths(sizes)) - 2
+    for number in range(last):
+        x = with_keras.linear(task, f"network.layers.{number}", "relu")(x)
+    both = with_keras.linear(task, "linear")(given)
+    both = both + with_keras.linear(task, f"network.layers.{last}")(x)
+    squares = ops.sum(vectors, 1) ** 2 - ops.sum(vectors**2, 1)
+    model = keras.Model([rows, dense], both[:, 0] + 0.5 * ops.sum(squares, 1))
+    if not task.training:
+        call = lambda *data: model(list(data), training=False)  # noqa: E731
+        return with_keras.calling(task, call, *task.data.values())
+
+    def loss(model: Any, rows: Any, dense: Any, clicks: Any) -> Any:
+        score = model([rows, dense], training=True)
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(clicks, score))
+
+    # its epsilon stands under the root: so small that it changes nothing
+    optimizer = keras.optimizers.Adagrad(RATE, initial_accumulator_value=0.0, epsilon=1e-20)
+    return with_keras.training(task, model, optimizer, loss)
+
+
+def in_onnx(task: Task) -> Step:
+    """ONNX Runtime."""
+    graph = with_onnx.Builder(task)
+    last = len(widths(task.sizes)) - 2
+    vectors = graph.add("Gather", "table.weight", "rows")
+    flat = graph.add("Flatten", vectors)
+    given = x = graph.add("Concat", flat, "dense", axis=1)
+    for number in range(last):
+        x = graph.add("Relu", graph.linear(f"network.layers.{number}", x))
+    both = graph.linear(f"network.layers.{last}", x)
+    both = graph.add("Add", graph.linear("linear", given), both)
+    sums = graph.sum(vectors, 1)
+    squares = graph.sum(graph.add("Mul", vectors, vectors), 1)
+    pairs = graph.sum(graph.add("Sub", graph.add("Mul", sums, sums), squares), 1, keep=True)
+    half = graph.constant("half", np.float32(0.5))
+    score = graph.add("Add", both, graph.add("Mul", pairs, half))
+    return graph.running(graph.reshape(score, -1))
+
+
+SIDES = {"weft": in_weft, "torch": in_torch, "jax": in_jax, "keras": in_keras}
 SIZES = {"features": 26, "dense": 13, "rows": 260_000, "width": 16, "hidden": (400, 400, 400)}
 QUICK = {"rows": 1000, "width": 4, "hidden": (16, 16)}
 WORKLOADS = {
@@ -161,14 +212,16 @@ WORKLOADS = {
         flops=flops,
         training=True,
         aim=0.7,
+        rivals=("torch", "torch-compile"),
     ),
     "deepfm-infer": Workload(
         title="DeepFM, one row",
-        sides=SIDES,
+        sides={**SIDES, "onnx": in_onnx},
         sizes={**SIZES, "batch": 1, "train": False},
         quick=QUICK,
         inputs=inputs,
         flops=flops,
         aim=1.0,
+        rivals=("onnx",),
     ),
 }

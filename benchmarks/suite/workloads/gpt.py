@@ -5,7 +5,8 @@ The head is the table of tokens (tied), GELU is exact, there is no dropout, all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,10 +137,7 @@ def jax_forward(sizes: Mapping[str, Any]) -> Any:
     import jax
     from jax import numpy as jnp
 
-    def norm(p: Any, name: str, x: Any) -> Any:
-        centred = x - jnp.mean(x, axis=-1, keepdims=True)
-        scale = jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
-        return centred * scale * p[f"{name}.weight"] + p[f"{name}.bias"]
+    norm = with_jax.norm
 
     def attend(q: Any, k: Any, v: Any, cache: Any, position: Any) -> Any:
         if cache is None:
@@ -182,31 +180,36 @@ def in_jax(task: Task) -> Step:
     return with_jax.training(task, with_jax.classification(forward), optimizer)
 
 
-def keras_block(task: Task, at: str, x: Any) -> Any:
-    """One layer."""
-    import keras
+Attend = Callable[[Any, Any, Any], Any]
+"""Queries, keys and values [batch, time, heads, head] to what the queries find."""
+
+
+def keras_block(task: Task, at: str) -> Callable[[Any, Attend], Any]:
+    """One layer, as a function of its input and of the attention."""
     from keras import ops
 
     heads, width = task.sizes["heads"], task.sizes["width"]
+    first, second = (with_keras.norm(task, f"{at}.{name}") for name in ("ln_1", "ln_2"))
+    names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    joint, out, wide, narrow = (with_keras.linear(task, f"{at}.{name}") for name in names)
 
-    def norm(name: str, x: Any) -> Any:
-        layer = keras.layers.LayerNormalization(epsilon=1e-5)
-        y = layer(x)
-        with_keras.assign(layer, *(task.weights[f"{at}.{name}.{key}"] for key in WEIGHTS))
-        return y
+    def block(x: Any, attend: Attend) -> Any:
+        time = x.shape[1]
+        parts = ops.split(ops.reshape(joint(first(x)), (-1, time, 3 * heads, width // heads)), 3, 2)
+        x = x + out(ops.reshape(attend(*parts), (-1, time, width)))
+        return x + narrow(ops.gelu(wide(second(x)), approximate=False))
 
-    joined = with_keras.linear(task, f"{at}.attn.c_attn")(norm("ln_1", x))
-    parts = ops.split(
-        ops.reshape(joined, (-1, task.sizes["context"], 3 * heads, width // heads)), 3, 2
-    )
-    y = ops.dot_product_attention(*parts, is_causal=True)
-    y = ops.reshape(y, (-1, task.sizes["context"], width))
-    x = x + with_keras.linear(task, f"{at}.attn.c_proj")(y)
-    wide = with_keras.linear(task, f"{at}.mlp.c_fc")(norm("ln_2", x))
-    return x + with_keras.linear(task, f"{at}.mlp.c_proj")(ops.gelu(wide, approximate=False))
+    return block
 
 
-WEIGHTS = "weight", "bias"
+def keras_tables(task: Task) -> tuple[Any, Any]:
+    """The tables of tokens, which is the head, too, and of places."""
+    import keras
+
+    table = keras.layers.ReversibleEmbedding(task.sizes["vocabulary"], task.sizes["width"])
+    table.build((None,))
+    with_keras.assign(table, task.weights["wte.weight"])
+    return table, with_keras.embedding(task, "wpe")
 
 
 def in_keras(task: Task) -> Step:
@@ -214,19 +217,14 @@ def in_keras(task: Task) -> Step:
     import keras
     from keras import ops
 
-    sizes = task.sizes
-    tokens = keras.Input((sizes["context"],), dtype="int32")
-    table = keras.layers.ReversibleEmbedding(sizes["vocabulary"], sizes["width"])
-    places = keras.layers.Embedding(sizes["context"], sizes["width"])
+    tokens = keras.Input((task.sizes["context"],), dtype="int32")
+    table, places = keras_tables(task)
     # counted from the tokens: of a constant, Keras would keep the result and not train the layer
     x = table(tokens) + places(ops.cumsum(ops.ones_like(tokens), axis=1) - 1)
-    with_keras.assign(table, task.weights["wte.weight"])
-    with_keras.assign(places, task.weights["wpe.weight"])
-    for number in range(sizes["layers"]):
-        x = keras_block(task, f"h.{number}", x)
-    last = keras.layers.LayerNormalization(epsilon=1e-5)
-    model = keras.Model(tokens, table(last(x), reverse=True))
-    with_keras.assign(last, *(task.weights[f"ln_f.{key}"] for key in WEIGHTS))
+    causal = partial(ops.dot_product_attention, is_causal=True)
+    for number in range(task.sizes["layers"]):
+        x = keras_block(task, f"h.{number}")(x, causal)
+    model = keras.Model(tokens, table(with_keras.norm(task, "ln_f")(x), reverse=True))
     if not task.training:
         return with_keras.applying(task, model)
     optimizer = keras.optimizers.AdamW(RATE, weight_decay=DECAY, epsilon=1e-8)
@@ -236,31 +234,30 @@ def in_keras(task: Task) -> Step:
 def in_onnx(task: Task) -> Step:
     """ONNX Runtime."""
     graph = with_onnx.Builder(task)
-    time = task.sizes["context"]
-    hidden = np.triu(np.full((time, time), -np.inf, np.float32), 1)
-    mask = graph.constant("mask", hidden)
-    scale = graph.constant("scale", np.float32((task.sizes["width"] / task.sizes["heads"]) ** -0.5))
+    time, heads, width = (task.sizes[name] for name in ("context", "heads", "width"))
+    mask = graph.constant("mask", np.triu(np.full((time, time), -np.inf, np.float32), 1))
+    scale = graph.constant("scale", np.float32((width / heads) ** -0.5))
+
+    def attend(joined: str) -> str:
+        parts = [graph.reshape(part, 1, time, heads, -1) for part in graph.split(joined, 3)]
+        orders = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+        q, k, v = (graph.add("Transpose", p, perm=o) for p, o in zip(parts, orders, strict=True))
+        scores = graph.add("Add", graph.add("Mul", graph.add("MatMul", q, k), scale), mask)
+        y = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v)
+        return graph.reshape(graph.add("Transpose", y, perm=[0, 2, 1, 3]), 1, time, width)
+
     x = graph.add("Add", graph.add("Gather", "wte.weight", "x"), "wpe.weight")
     for number in range(task.sizes["layers"]):
-        x = _onnx_block(graph, task, f"h.{number}", x, mask, scale)
+        x = onnx_block(graph, f"h.{number}", x, attend)
     return graph.running(graph.add("MatMul", graph.norm("ln_f", x), graph.turned("wte.weight")))
 
 
-def _onnx_block(graph: Any, task: Task, at: str, x: str, mask: str, scale: str) -> str:
-    heads, time = task.sizes["heads"], task.sizes["context"]
-    apart = graph.constant("apart", np.array([1, time, heads, -1]))
-    joined = graph.linear(f"{at}.attn.c_attn", graph.norm(f"{at}.ln_1", x))
-    parts = graph.split(joined, 3)
-    turned = [graph.add("Reshape", part, apart) for part in parts]
-    orders = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
-    q, k, v = (graph.add("Transpose", t, perm=o) for t, o in zip(turned, orders, strict=True))
-    scores = graph.add("Add", graph.add("Mul", graph.add("MatMul", q, k), scale), mask)
-    y = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v)
-    joint = graph.constant("joint", np.array([1, time, task.sizes["width"]]))
-    y = graph.add("Reshape", graph.add("Transpose", y, perm=[0, 2, 1, 3]), joint)
+def onnx_block(graph: Any, at: str, x: str, attend: Callable[[str], str]) -> str:
+    """One layer; `attend` is given queries, keys and values side by side."""
+    y = attend(graph.linear(f"{at}.attn.c_attn", graph.norm(f"{at}.ln_1", x)))
     x = graph.add("Add", x, graph.linear(f"{at}.attn.c_proj", y))
     wide = graph.add("Gelu", graph.linear(f"{at}.mlp.c_fc", graph.norm(f"{at}.ln_2", x)))
-    return graph.add("Add", x, graph.linear(f"{at}.mlp.c_proj", wide))
+    return str(graph.add("Add", x, graph.linear(f"{at}.mlp.c_proj", wide)))
 
 
 SIZES = {"vocabulary": 65, "width": 256, "layers": 4, "heads": 8, "context": 256}
@@ -285,5 +282,6 @@ WORKLOADS = {
         inputs=inputs,
         flops=flops,
         aim=1.0,
+        rivals=("onnx",),
     ),
 }

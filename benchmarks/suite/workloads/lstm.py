@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite import with_jax, with_keras, with_torch, with_weft
+from suite import with_jax, with_keras, with_onnx, with_torch, with_weft
 from suite.task import Arrays, Step, Task, Workload, draw, linear_shapes
 
 RATE = 1e-3
@@ -108,9 +108,7 @@ def in_keras(task: Task) -> Step:
 
     width = task.sizes["width"]
     tokens = keras.Input((task.sizes["time"],), dtype="int32")
-    table = keras.layers.Embedding(task.sizes["vocabulary"], width)
-    x = table(tokens)
-    with_keras.assign(table, task.weights["embedding.weight"])
+    x = with_keras.embedding(task, "embedding")(tokens)
     for number in range(task.sizes["layers"]):
         layer = keras.layers.LSTM(width, return_sequences=True)
         x = layer(x)
@@ -123,6 +121,28 @@ def in_keras(task: Task) -> Step:
         return with_keras.applying(task, model)
     optimizer = keras.optimizers.Adam(RATE, epsilon=1e-8)
     return with_keras.training(task, model, optimizer, with_keras.classification)
+
+
+def in_onnx(task: Task) -> Step:
+    """ONNX Runtime: its own order of gates, a direction as an axis, and time first."""
+    graph = with_onnx.Builder(task)
+    time, width = task.sizes["time"], task.sizes["width"]
+
+    def gates(name: str) -> np.ndarray:
+        i, f, g, o = np.split(task.weights[f"lstm.{name}"], 4)
+        return np.concatenate([i, o, f, g])
+
+    x = graph.add("Gather", "embedding.weight", graph.reshape("x", time, 1))
+    for number in range(task.sizes["layers"]):
+        weights = [
+            graph.constant(f"{key}.{number}", gates(f"weight_{key}_l{number}")[None])
+            for key in ("ih", "hh")
+        ]
+        both = np.concatenate([gates(f"bias_{key}_l{number}") for key in ("ih", "hh")])
+        bias = graph.constant(f"bias.{number}", both[None])
+        y = graph.add("LSTM", x, *weights, bias, hidden_size=width)
+        x = graph.reshape(y, time, 1, width)
+    return graph.running(graph.linear("head", graph.reshape(x, 1, time, width)))
 
 
 SIDES = {"weft": in_weft, "torch": in_torch, "jax": in_jax, "keras": in_keras}
@@ -138,14 +158,16 @@ WORKLOADS = {
         flops=flops,
         training=True,
         aim=0.7,
+        rivals=("torch", "torch-compile"),
     ),
     "lstm-infer": Workload(
         title="LSTM, one text of 64",
-        sides=SIDES,
+        sides={**SIDES, "onnx": in_onnx},
         sizes={**SIZES, "batch": 1, "train": False},
         quick=QUICK,
         inputs=inputs,
         flops=flops,
         aim=1.0,
+        rivals=("onnx",),
     ),
 }

@@ -130,5 +130,6 @@ WORKLOADS = {
         flops=flops,
         bytes=lambda sizes: 4.0 * sum(a * b for a, b in pairwise(sizes["widths"])),
         aim=1.0,
+        rivals=("onnx",),
     ),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite import with_jax, with_keras, with_torch
+from suite import with_jax, with_keras, with_onnx, with_torch
 from suite.task import Arrays, Step, Task, Workload, normal
 
 
@@ -47,10 +47,23 @@ def in_keras(task: Task) -> Step:
     return with_keras.calling(task, addition, *task.data.values())
 
 
+def in_onnx(task: Task) -> Step:
+    """ONNX Runtime."""
+    graph = with_onnx.Builder(task)
+    return graph.running(graph.add("Add", "x", graph.constant("one", np.float32(1))))
+
+
+SIDES = {
+    "weft": in_weft,
+    "torch": in_torch,
+    "jax": in_jax,
+    "keras": in_keras,
+    "onnx": in_onnx,
+}
 WORKLOADS = {
     "overhead": Workload(
         title="a call: one addition, 4 elements",
-        sides={"weft": in_weft, "torch": in_torch, "jax": in_jax, "keras": in_keras},
+        sides=SIDES,
         sizes={"elements": 4},
         quick={},
         inputs=inputs,

@@ -272,5 +272,6 @@ WORKLOADS = {
         inputs=inputs,
         flops=flops,
         aim=1.0,
+        rivals=("onnx",),
     ),
 }
