@@ -11,7 +11,8 @@ import weft as wf
 from weft.compiler import recomputation
 from weft.compiler.pipeline import optimize
 from weft.compiler.recomputation import parse_bytes
-from weft.compiler.retention import Flow, recomputing
+from weft.compiler.retention import Flow, prompt, recomputing
+from weft.compiler.tracing import outside
 from weft.runtime.arena import OutOfMemoryError, account
 from weft.runtime.cache import DiskCache
 
@@ -106,6 +107,10 @@ def test_what_cannot_fit_is_an_error_that_says_by_how_much_and_why() -> None:
     assert "test_recomputation.py" in error.got
     assert error.expected == "at most 100.0 kB"
     assert 'memory="' in error.fix
+    assert error.note == "the largest values that stay"
+    with pytest.raises(OutOfMemoryError) as hopeless:
+        wf.jit(step, memory="50kB")(ws, x)
+    assert hopeless.value.note == "arguments, state and results alone are 81.9 kB"
     enough = parse_bytes("jit", error.fix.split('"')[1])
     assert wf.jit(step, memory=enough).memory(ws, x).peak <= enough
 
@@ -280,6 +285,85 @@ def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
     inputs = [*ws, x]
     assert [v.type for v in made.inputs] == [each.type for each in inputs]
     same(wf.ir.interpret(made, *inputs), wf.ir.interpret(flow.graph, *inputs))
+
+
+def test_updates_stand_where_they_are_done_and_compute_the_same() -> None:
+    ws, x = weights(6), batch()
+    graph = optimize(wf.jit(step).graph(ws, x))
+    flow = Flow(graph)
+    early = prompt(flow)
+    assert sorted(map(id, early.nodes)) == sorted(map(id, graph.nodes))
+    assert early.nodes != graph.nodes
+    same(wf.ir.interpret(early, *ws, x), wf.ir.interpret(graph, *ws, x))
+    assert Flow(early).weigh(frozenset()).peak <= flow.weigh(frozenset()).peak
+    assert prompt(Flow(early)) is early or prompt(Flow(early)).nodes == early.nodes
+
+
+def embedding_step(memory: int | None) -> Any:
+    """A step with a lookup that may fail, which no state may be written over before."""
+    wf.random.seed(0)
+    table = wf.random.normal((50, WIDTH)).requires_grad_()
+    ws = [w.requires_grad_() for w in weights(10)]
+    optimizer = wf.optim.SGD([table, *ws], 0.1, momentum=0.9)
+
+    def train(tokens: wf.Tensor) -> wf.Tensor:
+        value = loss(ws, wf.nn.functional.embedding(tokens, table))
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value
+
+    return wf.jit(train, memory=memory)
+
+
+def test_what_may_fail_is_not_computed_again_so_that_state_is_still_replaced() -> None:
+    tokens = wf.random.randint(0, 50, (ROWS,))
+    free = embedding_step(None)
+    whole = free.memory(tokens)
+    bounded = embedding_step(int(whole.peak - 0.4 * whole.arena))
+    report = bounded.memory(tokens)
+    assert report.outputs == whole.outputs
+    assert not any(value.primitive.startswith("gather") for value in report.recomputed)
+    for _ in range(2):
+        assert free(tokens).item() == bounded(tokens).item()
+
+
+def test_the_bytes_that_are_allocated_are_those_of_the_report() -> None:
+    ws, x = weights(12), batch()
+    bounded = wf.jit(step, memory=budget_for(step, 0.5, ws, x))
+    arena = bounded.memory(ws, x).arena
+    account.reset()
+    before = account.current
+    bounded(ws, x)
+    assert account.peak - before == arena
+
+
+def test_a_scan_of_scans_keeps_less_than_a_scan() -> None:
+    w, xs, start = weights(1)[0], wf.ones((64, 16, WIDTH)), wf.zeros((16, WIDTH))
+
+    def whole(w: wf.Tensor, chunk: int) -> wf.Tensor:
+        def body(state: wf.Tensor, x: wf.Tensor) -> Any:
+            return wf.sin(wf.tanh(state @ w + x)), None
+
+        parts = xs.reshape(64 // chunk, chunk, 16, WIDTH)
+        last, _ = wf.scan(lambda state, part: wf.scan(body, state, part), start, parts)
+        return (last * last).sum()
+
+    def measured(chunk: int) -> tuple[int, np.ndarray]:
+        gradient = wf.jit(wf.grad(lambda w: whole(w, chunk)))
+        return gradient.memory(w).arena, gradient(w).numpy()
+
+    (all_at_once, expected), (chunked, found) = measured(64), measured(8)
+    assert chunked < 0.5 * all_at_once
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_states_that_hold_equal_numbers_are_told_apart() -> None:
+    one, other = wf.tensor(1.0), wf.tensor(1.0)
+    assert outside(one).same(outside(one))
+    assert not outside(one).same(outside(other))
+    many, more = wf.ones((3,)), wf.ones((3,))
+    assert not outside(many).same(outside(more))
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 from weft.compiler.costs import bytes_of
 from weft.compiler.kernels import disk, environment
-from weft.compiler.memory_report import MemoryReport, Recomputed
+from weft.compiler.memory_report import LiveValue, MemoryReport, Recomputed
 from weft.compiler.pipeline import optimize
-from weft.compiler.retention import Flow, Weight, recomputing, released, values_again
+from weft.compiler.retention import Flow, Weight, prompt, recomputing, released, values_again
 from weft.compiler.stored import sources
 from weft.core.errors import ArgumentError, ArgumentTypeError
 from weft.ir.graph import Graph, Variable
@@ -42,6 +42,8 @@ ROUNDS = 8
 """How often the peak, once lowered, is looked for again: a program may have several."""
 ATTEMPTS = 5
 """How many choices are compiled for one peak, to find one whose real plan fits."""
+HOPELESS = 1.25
+"""How many times a budget the model's bytes are where the program need not be asked as it is."""
 LENGTHS = 16
 """How many lengths of segments are tried."""
 SHORTER = 1.4
@@ -119,6 +121,7 @@ def _followed(graph: Graph, choices: Sequence[Choice]) -> Fit:
     """The graph after choices that were made before, round by round."""
     fit = Fit(released(Flow(graph)) if choices else graph)
     for start, anchors, dropped in choices:
+        fit = Fit(prompt(Flow(fit.graph)), fit.recomputed)
         made = [value for node in fit.graph.nodes for value in node.results]
         flow = Flow(fit.graph, frozenset(made[number] for number in anchors), start)
         fit = _applied(fit, flow, frozenset(made[number] for number in dropped))
@@ -145,22 +148,27 @@ def _recomputed(flow: Flow, value: Variable) -> Recomputed:
 
 def _chosen(graph: Graph, budget: int, judge: Judge) -> tuple[Fit, list[Choice]]:
     """What fits, and the choices that lead to it; an error if nothing does."""
-    fit, report = Fit(graph), judge(graph)
     choices: list[Choice] = []
-    if report.peak > budget:
-        fit = Fit(released(Flow(graph)))
-        report = report if fit.graph is graph else judge(fit.graph)
+    flow = Flow(graph)
+    fit, report = Fit(graph), None
+    if flow.weigh(frozenset()).peak <= HOPELESS * budget:
+        report = judge(graph)
+    if report is None or report.peak > budget:
+        fit = Fit(released(flow))
+        report = judge(fit.graph) if report is None or fit.graph is not graph else report
+    best = fit, report
     for _ in range(ROUNDS):
         if report.peak <= budget:
             return fit, choices
-        found = _lowered(Flow(fit.graph), budget, report, judge)
+        found = _lowered(Flow(prompt(Flow(fit.graph))), budget, report, judge)
         if found is None:
             break
         (weight, report), flow = found, found[0].flow
         choices.append(_numbered(flow, weight.dropped))
         fit = _applied(fit, flow, weight.dropped)
+        best = min(best, (fit, report), key=lambda each: each[1].peak)
     if report.peak > budget:
-        raise _too_large(report, budget, fit)
+        raise _too_large(best[1], budget, best[0])
     return fit, choices
 
 
@@ -323,18 +331,27 @@ def _too_large(report: MemoryReport, budget: int, fit: Fit) -> OutOfMemoryError:
         for name in ("inputs", "outputs", "constants", "temporary")
         if (size := getattr(report, name))
     }
-    stays = {value.name: str(value).strip() for value in report.largest[:NAMED]}
+    stays = {value.name: _place(value) for value in report.largest[:NAMED]}
     at = next((value.at for value in report.largest if value.at is not None), None)
+    outside = report.peak - report.arena
     return OutOfMemoryError(
         "jit",
         f"the program needs {readable(report.peak)}, {readable(over)} more than it was given, "
         f"with {again}",
         expected=f"at most {readable(budget)}",
         got={**fixed, "arena": readable(report.arena), **stays},
-        note="the largest values that stay",
+        note="the largest values that stay"
+        if outside < budget
+        else f"arguments, state and results alone are {readable(outside)}",
         fix=f'memory="{_rounded(report.peak)}", a smaller batch, or 16-bit floats',
         at=at,
     )
+
+
+def _place(value: LiveValue) -> str:
+    """The size of a value, its type, and the line that it comes from."""
+    where = "" if value.at is None else f" from {str(value.at).partition(', in ')[0]}"
+    return f"{readable(value.bytes)}, {value.type}{where}"
 
 
 def _rounded(size: int) -> str:

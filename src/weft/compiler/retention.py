@@ -26,7 +26,7 @@ from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.walking import graphs_of, is_pure, replace_node
 from weft.ops.identity import barrier
 
-__all__ = ["Flow", "Weight", "recomputing", "released", "values_again"]
+__all__ = ["Flow", "Weight", "prompt", "recomputing", "released", "values_again"]
 
 PRODUCT_RATE = 5e10
 """Operations of a product that take about a second, on one core."""
@@ -158,9 +158,17 @@ class Flow:
         return [v for v in near if self._repeats(v)]
 
     def _repeats(self, value: Variable) -> bool:
-        """Whether a value comes out the same when it is computed again, with no other effect."""
+        """Whether a value comes out the same when it is computed again, with no other effect.
+
+        What may fail is not: no state could be written over before it. Loops are, as they are worth
+        that, and the plan shows what it costs.
+        """
         nodes = self.expression(value)
-        return all(node.primitive is barrier or is_pure(node) for node in nodes)
+        return all(
+            node.primitive is barrier
+            or (is_pure(node) and (bool(graphs_of(node)) or not _may_fail(node)))
+            for node in nodes
+        )
 
     def expression(self, value: Variable) -> list[GraphNode]:
         """The nodes that make a stored value from other stored values."""
@@ -322,6 +330,31 @@ def released(flow: Flow) -> Graph:
         if flow.producer[v].primitive.name in DEAR and late.get(v, 0) > flow.made[v] + WAIT
     }
     return _fenced(flow.graph, waiting) if waiting else flow.graph
+
+
+def prompt(flow: Flow) -> Graph:
+    """The graph with updates of state as early as they are done, so that nothing waits for them.
+
+    With an update come the nodes that are part of it, as they are not written to memory.
+    """
+    nodes = flow.graph.nodes
+    keys = list(range(len(nodes)))
+    wanted: dict[Atom, int] = {}
+    for place in range(len(nodes) - 1, -1, -1):
+        node = nodes[place]
+        if flow.stored.isdisjoint(node.results):
+            keys[place] = min([place, *[wanted.get(v, place) for v in node.results]])
+        elif flow.free.issuperset(node.results) and is_pure(node):
+            keys[place] = min(place, flow.made[node.results[0]])
+        if keys[place] < place:
+            for atom in node.operands:
+                if isinstance(atom, Variable):
+                    wanted[atom] = min(wanted.get(atom, place), keys[place])
+    if keys == list(range(len(nodes))):
+        return flow.graph
+    order = sorted(range(len(nodes)), key=lambda place: (keys[place], place))
+    ordered = tuple(nodes[place] for place in order)
+    return Graph(flow.graph.inputs, ordered, flow.graph.outputs, flow.graph.name)
 
 
 def _fenced(graph: Graph, values: set[Variable]) -> Graph:

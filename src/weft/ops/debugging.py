@@ -13,6 +13,7 @@ which computes again what has been shown, does not show it twice. Its result is 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.batching import to_front
 from weft.ir.derivatives import constant, every
-from weft.ir.dispatch import OBSERVERS, apply
+from weft.ir.dispatch import OBSERVERS, apply, quiet
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import contraction, families
@@ -268,16 +269,36 @@ def _range(array: Any) -> str:
 @contextmanager
 def observed_for_nan() -> Iterator[None]:
     """Check every primitive that is computed by reference inside, in all threads."""
-    open_paths = [(module, module.quiet) for module in (families, contraction)]
     OBSERVERS.append(refuse_nan)
-    for module, _ in open_paths:
-        module.quiet = _closed  # type: ignore[attr-defined]
+    try:
+        with without_short_paths():
+            yield
+    finally:
+        OBSERVERS.remove(refuse_nan)
+
+
+class _ShortPaths:
+    """How many `with` blocks want the short paths closed, in all threads."""
+
+    lock = threading.Lock()
+    closed = 0
+
+
+@contextmanager
+def without_short_paths() -> Iterator[None]:
+    """Let every call inside go through `bind`; in other threads, too, which only takes longer."""
+    _close_short_paths(1)
     try:
         yield
     finally:
-        OBSERVERS.remove(refuse_nan)
-        for module, quiet in open_paths:
-            module.quiet = quiet  # type: ignore[attr-defined]
+        _close_short_paths(-1)
+
+
+def _close_short_paths(more: int) -> None:
+    with _ShortPaths.lock:
+        _ShortPaths.closed += more
+        for module in (families, contraction):
+            module.quiet = _closed if _ShortPaths.closed else quiet  # type: ignore[attr-defined]
 
 
 def _closed(*_: Any) -> Any:

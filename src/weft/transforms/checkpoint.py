@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from math import isqrt
 from typing import Any
 
 from weft.core import trees
-from weft.core.errors import ArgumentError, UnsupportedError
+from weft.core.errors import ArgumentError
+from weft.core.types import TensorType
 from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.reverse import AnyNode, backpropagate, between, recording
@@ -24,47 +25,77 @@ from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 from weft.ops.composed import random
 from weft.ops.identity import barrier
 from weft.ops.operands import check_function
+from weft.transforms.keeping import FirstRun, SecondRun, Wanted
 
 __all__ = ["checkpoint"]
 
+Policy = str | int | Callable[[str, tuple[TensorType, ...]], bool] | None
+PRODUCTS = frozenset(
+    {
+        "attention", "attention_gradient", "conv", "conv_input_gradient", "conv_weight_gradient",
+        "dot",
+    }
+)  # fmt: skip
+"""What takes many operations for each byte of its result."""
+_POLICIES: dict[str | None, Wanted] = {
+    None: lambda primitive, types: False,
+    "nothing": lambda primitive, types: False,
+    "products": lambda primitive, types: primitive in PRODUCTS,
+}
+
 
 def checkpoint(
-    f: Callable[..., Any] | Sequence[Callable[..., Any]], *, policy: str | int | None = None
+    f: Callable[..., Any] | Sequence[Callable[..., Any]], *, policy: Policy = None
 ) -> Callable[..., Any]:
     """A function that computes what f does and keeps only its arguments for the backward pass.
 
-    f runs a second time when a derivative is needed, with the same random numbers. It may take
-    and return trees, and use tensors from outside. Everything in it is computed again.
+    f runs a second time when a derivative is needed, with the same random numbers and the same
+    state; what has an effect, such as a print, happens once. It may take and return trees, and use
+    tensors from outside. What else is kept of its inside, and not computed again, says the policy:
+
+    - None or "nothing": no more;
+    - "products": the results of products, convolutions and attention, so that normalisation,
+      activations, dropout and pooling are what is computed again;
+    - a function of a primitive's name and the types of its results: those for which it is true.
+      Loops, choices and compiled functions are one primitive each: scan, while, switch, call.
 
     A sequence of functions, each of which takes what the one before returns, is a chain. It is cut
     into segments that are checkpointed: √n of n functions with policy="sqrt", which is what None
     means here, or of as many functions as a number says. What is then kept is what goes from
-    segment to segment, and the inside of one of them.
+    segment to segment, and the inside of one of them. With another policy each function is a
+    segment by itself.
 
     >>> import weft as wf
     >>> chain = wf.checkpoint([wf.sin] * 9)
     >>> round(float(wf.grad(chain)(wf.tensor(0.5))), 4)
     0.4112
+    >>> layer = wf.checkpoint(lambda x: wf.tanh(x @ x).sum(), policy="products")
+    >>> round(float(wf.grad(layer)(wf.eye(2)).sum()), 4)
+    5.6799
     """
     if isinstance(f, (list, tuple)):
         return _chained(f, policy)
-    if policy is not None:
-        raise UnsupportedError(
-            "checkpoint",
-            "a function is run again as it is, so that nothing of its inside can be kept",
-            expected='policy=None; "sqrt" or a number for a sequence of functions',
-            got={"policy": policy},
-            fix="leave policy= out",
-            note='to keep products and compute the rest again: wf.jit(f, memory="8GB")',
-        )
     check_function("checkpoint", f)
     assert callable(f)
-    return _remembered(f)
+    return _remembered(f, _wanted(policy, '"products", "nothing", or a function', policy))
 
 
-def _chained(
-    functions: Sequence[Callable[..., Any]], policy: str | int | None
-) -> Callable[[Any], Any]:
+def _wanted(policy: Policy, expected: str, given: Policy) -> Wanted:
+    """What a policy keeps of the inside of a function."""
+    if callable(policy):
+        return policy
+    if isinstance(policy, (str, type(None))) and policy in _POLICIES:
+        return _POLICIES[policy]
+    raise ArgumentError(
+        "checkpoint",
+        "this is no policy",
+        expected=f"{expected} of a primitive's name and its results' types",
+        got={"policy": given},
+        fix='policy="products"',
+    )
+
+
+def _chained(functions: Sequence[Callable[..., Any]], policy: Policy) -> Callable[[Any], Any]:
     """The functions one after the other, all segments but the last checkpointed.
 
     The last one's second run would come at once, and save nothing.
@@ -72,36 +103,42 @@ def _chained(
     for function in functions:
         check_function("checkpoint", function)
     length = _length(len(functions), policy)
+    whole = policy is None or policy == "sqrt" or isinstance(policy, int)
+    expected = '"sqrt", how many functions a segment has, "products", "nothing", or a function'
+    wanted = _wanted(None if whole else policy, expected, policy)
     starts = range(0, len(functions), length)
     segments = [_in_turn(functions[start : start + length]) for start in starts]
-    return _in_turn([*map(_remembered, segments[:-1]), *segments[-1:]])
+    return _in_turn([*[_remembered(f, wanted) for f in segments[:-1]], *segments[-1:]])
 
 
-def _length(count: int, policy: str | int | None) -> int:
+def _length(count: int, policy: Policy) -> int:
     """How many functions a segment has."""
     if policy is None or policy == "sqrt":
         return max(1, isqrt(max(0, count - 1)) + 1)
+    if not isinstance(policy, int):
+        return 1
     if type(policy) is int and policy > 0:
         return policy
     raise ArgumentError(
         "checkpoint",
         "this is no policy for a sequence of functions",
-        expected='"sqrt", or how many functions a segment has',
+        expected="how many functions a segment has, at least one",
         got={"policy": policy},
         fix='policy="sqrt"',
     )
 
 
 def _in_turn(functions: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
-    def chain(x: Any) -> Any:
-        for function in functions:
-            x = function(x)
-        return x
-
-    return chain
+    return partial(_run_in_turn, tuple(functions))
 
 
-def _remembered(f: Callable[..., Any]) -> Callable[..., Any]:
+def _run_in_turn(functions: Sequence[Callable[..., Any]], x: Any) -> Any:
+    for function in functions:
+        x = function(x)
+    return x
+
+
+def _remembered(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
     """See `checkpoint`."""
 
     @wraps(f)
@@ -111,10 +148,12 @@ def _remembered(f: Callable[..., Any]) -> Callable[..., Any]:
         kept = trees.map_tree(_alias, (args, kwargs))
         state = random.get_state()
         start = Leaf().number
-        results, structure = trees.flatten(f(*args, **kwargs))
+        with FirstRun(wanted, quick=wanted in _POLICIES.values()) as first:
+            results, structure = trees.flatten(f(*args, **kwargs))
         tensors = [result for result in results if isinstance(result, Tensor)]
+        first.forget(tensors)
         outside = _outside([tensor._node for tensor in tensors], start)
-        replay = Replay(f, kept, state, outside)
+        replay = Replay(f, kept, state, outside, first)
         node = Node(replay, {}, (), tuple(outside), tuple(t._value for t in tensors))  # type: ignore[arg-type]
         number = {id(tensor): index for index, tensor in enumerate(tensors)}
         shown = [_projected(result, node, number) for result in results]
@@ -159,6 +198,7 @@ class Replay:
     arguments: Any
     state: Any
     outside: list[AnyNode]
+    first: FirstRun
     name: str = "checkpoint"
     multiple: bool = True
 
@@ -174,9 +214,9 @@ class Replay:
         self, cotangents: Sequence[Tensor | None], out: Any, operands: Any, wanted: Any
     ) -> list[Tensor | None]:
         before = random.get_state()
-        random.set_state(self.state)
+        random.set_state(trees.map_tree(_fenced, self.state))
         try:
-            with recording(True):
+            with recording(True), SecondRun(self.first):
                 args, kwargs = trees.map_tree(_fenced, self.arguments)
                 results = trees.leaves(self.f(*args, **kwargs))
         finally:

@@ -1,0 +1,223 @@
+"""Running a function twice: what the first run keeps for the second, and what happens only once.
+
+`FirstRun` sees every call that a function makes, and keeps the results that are wanted. `SecondRun`
+gives them back in the same order, so that they are not computed again; it also gives the function
+the state that it found the first time, and puts back what it writes.
+
+>>> import weft as wf
+>>> with FirstRun(lambda primitive, types: primitive == "dot") as first:
+...     result = wf.exp(wf.eye(2) @ wf.eye(2))
+>>> [(call.primitive, call.types) for call in first.kept]
+[('dot', (f32[2, 2],))]
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from weft.core.errors import GradientError
+from weft.core.types import TensorType
+from weft.ir.dispatch import apply, compute
+from weft.ir.primitive import Primitive
+from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
+from weft.ops.debugging import without_short_paths
+from weft.ops.identity import barrier
+
+__all__ = ["FirstRun", "Kept", "SecondRun", "Wanted"]
+
+Wanted = Callable[[str, tuple[TensorType, ...]], bool]
+"""Whether the results of a primitive, given by its name and their types, are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The results of one call."""
+
+    primitive: str
+    types: tuple[TensorType, ...]
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A handle that is written to, and what it stood for before."""
+
+    handle: weakref.ref[Tensor]
+    value: Any
+    node: Any
+
+    @classmethod
+    def of(cls, handle: Tensor) -> State:
+        """What a handle stands for now."""
+        return cls(weakref.ref(handle), handle._value, handle._node)
+
+    def restore(self) -> None:
+        """Let the handle, if it is still there, stand for that again."""
+        handle = self.handle()
+        if handle is not None:
+            handle._value, handle._node = self.value, self.node
+
+
+class _Run:
+    """Stands in `traces.keeper` while a function runs: sees its calls, and what it writes to.
+
+    Calls that belong to a transform inside of the function are let through: what the transform
+    makes of them is seen. The results of all others outlive it.
+    """
+
+    def __init__(self, wanted: Wanted, quick: bool) -> None:
+        self.wanted, self.quick = wanted, quick
+        self.states: dict[int, State] = {}
+        self.outer: Any = None
+        self.level = 0
+        self._paths = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.outer, self.level = traces.keeper, len(traces.stack)
+        if not self.quick:
+            self._paths.enter_context(without_short_paths())
+        traces.keeper = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        traces.keeper = self.outer
+        self._paths.close()
+        self.outer = None
+
+    def adopt(self, handle: Tensor) -> None:
+        """Remember what a handle stands for that is about to be written to."""
+        self.states.setdefault(id(handle), State.of(handle))
+        if self.outer is not None:
+            self.outer.adopt(handle)
+
+    def process(
+        self,
+        primitive: Primitive,
+        operands: tuple[Tensor, ...],
+        params: dict[str, Any],
+        types: Any,
+        trace: Trace | None,
+    ) -> Any:
+        """The result of a call of the function."""
+        call = (primitive, operands, params, types, trace)
+        if trace is not None and trace.level > self.level:
+            return compute(*call)
+        results = types if primitive.multiple else (types,)
+        if primitive is barrier or not (primitive.impure or self.wanted(primitive.name, results)):
+            return self._outside(*call)
+        return self.result(primitive, results, lambda: self._outside(*call))
+
+    def _outside(self, *call: Any) -> Any:
+        """A call as it is done where the function is called."""
+        traces.keeper = self.outer
+        try:
+            return compute(*call) if self.outer is None else self.outer.process(*call)
+        finally:
+            traces.keeper = self
+
+    def result(
+        self, primitive: Primitive, types: tuple[TensorType, ...], computed: Callable[[], Any]
+    ) -> Any:
+        """The result of a call that is wanted."""
+        raise NotImplementedError
+
+
+class FirstRun(_Run):
+    """Keeps the results that are wanted, and what handles stood for that are written to.
+
+    `quick`: nothing is wanted of what the short paths of element-wise functions compute.
+    """
+
+    def __init__(self, wanted: Wanted, quick: bool = False) -> None:
+        super().__init__(wanted, quick)
+        self.kept: list[Kept] = []
+
+    def result(
+        self, primitive: Primitive, types: tuple[TensorType, ...], computed: Callable[[], Any]
+    ) -> Any:
+        """See `_Run`."""
+        made = computed()
+        tensors = made if primitive.multiple else (made,)
+        values = tuple(tensor._value for tensor in tensors)
+        self.kept.append(Kept(primitive.name, types, values))
+        return made
+
+    def forget(self, results: Sequence[Tensor]) -> None:
+        """Let go what handles stood for that only the function knew, or that are its results."""
+        own = {id(result) for result in results}
+        states = self.states.items()
+        self.states = {key: s for key, s in states if key not in own and s.handle() is not None}
+
+
+class SecondRun(_Run):
+    """Gives back what the first run kept, and leaves no trace in what is written to."""
+
+    def __init__(self, first: FirstRun) -> None:
+        super().__init__(first.wanted, first.quick)
+        self.first = first
+        self._kept: Iterator[Kept] = iter(first.kept)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for key, state in self.first.states.items():
+            handle = state.handle()
+            if handle is not None:
+                self.states[key] = State.of(handle)
+                state.restore()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        for state in self.states.values():
+            state.restore()
+        left = next(self._kept, None)
+        if kind is None and left is not None:
+            raise _different(left, None)
+
+    def adopt(self, handle: Tensor) -> None:
+        """Remember what to put back: nothing was written where others look."""
+        self.states.setdefault(id(handle), State.of(handle))
+
+    def result(
+        self, primitive: Primitive, types: tuple[TensorType, ...], computed: Callable[[], Any]
+    ) -> Any:
+        """See `_Run`."""
+        kept = next(self._kept, None)
+        if kept is None or (kept.primitive, kept.types) != (primitive.name, types):
+            raise _different(kept, Kept(primitive.name, types, ()))
+        tensors = tuple(_fenced(value) for value in kept.values)
+        return tensors if primitive.multiple else tensors[0]
+
+
+def _fenced(value: Any) -> Tensor:
+    """A kept value, in a graph apart from what was made of it the first time."""
+    return apply(barrier, wrap(value)) if isinstance(value, Traced) else wrap(value)
+
+
+def _different(first: Kept | None, second: Kept | None) -> GradientError:
+    return GradientError(
+        "checkpoint",
+        "the function did something else when it was run again",
+        expected="a function of its arguments, of tensors, and of random numbers from wf.random",
+        got={"first": _shown(first), "then": _shown(second)},
+        fix="pass what changes from call to call as an argument",
+    )
+
+
+def _shown(kept: Kept | None) -> str:
+    return "no more calls" if kept is None else f"{kept.primitive} -> {kept.types}"
