@@ -13,7 +13,9 @@ from tests.compiler.test_passes import assert_becomes, assert_stays
 
 import weft as wf
 from weft.compiler.passes import attention as attention_pass
-from weft.compiler.passes.attention import FEWEST, SMALL, recognize_attention
+from weft.compiler.passes import attention_sites
+from weft.compiler.passes.attention import SMALL, recognize_attention
+from weft.compiler.passes.attention_sites import FEWEST
 from weft.compiler.passes.causality import causal_offset
 from weft.compiler.passes.normalization import fold_scales
 from weft.compiler.pipeline import optimize, optimize_with_report
@@ -54,7 +56,7 @@ def params_of(graph: Graph) -> dict[str, Any]:
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognise attention of short sequences too, which are quicker to compute by reference."""
-    monkeypatch.setattr(attention_pass, "FEWEST", 0)
+    monkeypatch.setattr(attention_sites, "FEWEST", 0)
     monkeypatch.setattr(attention_pass, "SMALL", 0)
 
 

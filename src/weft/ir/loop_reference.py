@@ -125,11 +125,11 @@ class _Run:
                 total = _combined(update, self.value(update.init, {}), total)
             self.variables[update.variable] = total
 
-    def _iteration(self, loop: Accumulate, i: int, in_vector: bool) -> list[Any]:
+    def _iteration(self, loop: Accumulate, i: int, in_vector: bool) -> list[list[Any]]:
         self.variables[loop.index] = np.int64(i)
         self.body(loop.body, in_vector)
         done: Values = {}
-        return [self.value(update.value, done) for update in loop.updates]
+        return [[self.value(each, done) for each in u.taken] for u in loop.updates]
 
     def value(self, x: Scalar, done: Values) -> Any:
         """The value of an expression, as a NumPy scalar; `done` holds those already known."""
@@ -200,8 +200,12 @@ def _combined(update: Update, x: Any, y: Any) -> Any:
 
 def _ordered(update: Update, values: list[Any]) -> Any:
     total = identity(update.combine, update.value.dtype)
-    for value in values:
-        total = _combined(update, total, value)
+    for value, *times in values:
+        if times:
+            fused = INSTRUCTIONS["fma"].reference(value, *times, total)
+            total = update.value.dtype.numpy.type(fused)
+        else:
+            total = _combined(update, total, value)
     return total
 
 

@@ -152,7 +152,7 @@ class _Check:
         self._body(loop.body, scope | {loop.index})
         for update in loop.updates:
             self._update(update)
-            self._scoped(loop, (update.value,), inner)
+            self._scoped(loop, update.taken, inner)
             if update.init is not None:
                 self._scoped(loop, (update.init,), scope)
         for update in loop.updates:
@@ -167,6 +167,13 @@ class _Check:
                 "an accumulator of a dtype that does not combine so",
                 "another",
                 {"combine": update.combine, "dtype": dtype},
+            )
+        times = update.times
+        if times is not None and (update.combine != "add" or times.dtype is not dtype):
+            self._fail(
+                "an accumulator takes a factor that it cannot multiply by",
+                "sums, of one floating dtype",
+                {"combine": update.combine, "times": times.dtype, "dtype": dtype},
             )
         if update.init is not None and update.init.dtype is not dtype:
             self._fail(

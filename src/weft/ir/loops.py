@@ -46,10 +46,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from typing import Literal
 
 from weft.core.dtypes import INDEX
+from weft.ir.loop_digest import digest
 from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, const, ordered, render, size
 
 Kind = Literal["serial", "parallel", "vector", "parallel vector", "unrolled"]
@@ -104,12 +104,21 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One accumulator of a loop: a local that holds `value` of all iterations, combined."""
+    """One accumulator of a loop: a local that holds `value` of all iterations, combined.
+
+    times: another factor of what is added; the product is not rounded before it is.
+    """
 
     variable: Scalar
     combine: Combine
     value: Scalar
     init: Scalar | None = None
+    times: Scalar | None = None
+
+    @property
+    def taken(self) -> tuple[Scalar, ...]:
+        """What is taken from each iteration."""
+        return (self.value,) if self.times is None else (self.value, self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +186,8 @@ class Kernel:
     @cached_property
     def digest(self) -> str:
         """A name of what the kernel does: equal for kernels that differ in names only."""
-        return blake2b(
-            "\n".join(_CanonicalWriter(self).lines()).encode(), digest_size=16
-        ).hexdigest()
+        sizes = tuple(size(name) for name in self.sizes)
+        return digest((self.buffers, sizes, self.body, self.scratch))
 
 
 def evaluate(x: Scalar, sizes: Mapping[str, int]) -> int:
@@ -205,7 +213,7 @@ def expressions(statement: Statement) -> Iterator[Scalar]:
             yield extent
         case Accumulate(_, extent, updates):
             yield extent
-            yield from (part for u in updates for part in (u.value, u.init) if part is not None)
+            yield from (part for u in updates for part in (*u.taken, u.init) if part is not None)
 
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -274,14 +282,14 @@ class _Writer:
         yield f"{indent}{kind} {self._bound(loop.index)} < {extent}"
         yield from self._body(loop.body, indent + "  ")
         if isinstance(loop, Accumulate):
-            values = tuple(update.value for update in loop.updates)
+            values = tuple(each for update in loop.updates for each in update.taken)
             yield from self._with_repeated(values, indent + "  ")
             for update in loop.updates:
                 yield f"{indent}  {self._update(update)}"
             self._forget()
 
     def _update(self, update: Update) -> str:
-        value = self._text(update.value)
+        value = " times ".join([self._text(each) for each in update.taken])
         start = "" if update.init is None else f" from {self._text(update.init)}"
         variable = update.variable
         return f"{self._bound(variable)}: {variable.dtype} {update.combine}= {value}{start}"
@@ -303,28 +311,6 @@ class _Writer:
 
     def _forget(self) -> None:
         self._names = {x: name for x, name in self._names.items() if name[0] != "%"}
-
-
-class _CanonicalWriter(_Writer):
-    """Writes a kernel with names by position, and every number with its dtype."""
-
-    def _title(self) -> str:
-        return ""
-
-    def _bound(self, thing: Scalar | Buffer) -> str:
-        name = f"@{len(self._names)}"
-        return self._names.setdefault(thing, name)
-
-    def _text(self, x: Scalar) -> str:
-        self._type_numbers(x)
-        return super()._text(x)
-
-    def _type_numbers(self, x: Scalar) -> None:
-        if x.op == "const" and x not in self._names:
-            self._names[x] = f"{x}:{x.dtype}"
-        elif x not in self._names:
-            for arg in x.args:
-                self._type_numbers(arg)
 
 
 def _repeated(roots: tuple[Scalar, ...]) -> Iterator[Scalar]:

@@ -10,6 +10,10 @@ A key that a query does not see counts as if it were not there. With an `offset`
 keys j ≤ i + offset: 0 lets equal positions meet, keys - queries lets the last query see the last
 key. A row that sees no key has an lse of -inf; with `guarded` it is 0, without it is NaN.
 
+With `kept` below 1 the last operands are a key, [..., 2], and data beside it, [...], and a
+probability stays, divided by `kept`, where the uniform number drawn for it is less; the others are
+0. They are the numbers that `wf.random.dropout` draws for the matrix of probabilities.
+
 `attention_gradient` gets probabilities back from scores and lse, so that nothing of size queries ×
 keys has to be kept. Derivatives of it, and forward mode, go through the plain formula.
 
@@ -26,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.dtypes import INDEX, DType, bfloat16, bool_, float16, float32
+from weft.core.dtypes import INDEX, DType, bfloat16, bool_, float16, float32, uint32, uint64
 from weft.core.errors import DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, require_equal
 from weft.core.types import TensorType
@@ -36,13 +40,15 @@ from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
-from weft.ops.comparison import equal, less_equal
+from weft.ops.comparison import equal, less, less_equal
 from weft.ops.contraction import dot
 from weft.ops.creation import iota
 from weft.ops.elementary import exp, log
 from weft.ops.identity import stop_gradient
+from weft.ops.logic import bitwise_right_shift
 from weft.ops.movement import reshape
 from weft.ops.operands import DTYPE_CLASSES, convert_to, wrong_dtype
+from weft.ops.random_bits import DRAW, random_bits
 from weft.ops.reduction import reduce_max, reduce_sum
 from weft.ops.selection import where
 
@@ -92,6 +98,8 @@ def _check(op: str, got: dict[str, TensorType]) -> None:
     _check_heads(op, q, k, got)
     if "mask" in got:
         _check_mask(op, got)
+    if "key" in got:
+        _check_key(op, got)
 
 
 def _check_heads(op: str, q: TensorType, k: TensorType, got: dict[str, TensorType]) -> None:
@@ -110,7 +118,7 @@ def _check_heads(op: str, q: TensorType, k: TensorType, got: dict[str, TensorTyp
 
 def _check_mask(op: str, got: dict[str, TensorType]) -> None:
     mask, wanted = got["mask"], scores_shape(got["q"].shape, got["k"].shape)
-    if mask.dtype not in (bool_, got["q"].dtype):
+    if mask.dtype not in (bool_, got["q"].dtype, wide_dtype(got["q"].dtype)):
         raise DTypeError(
             op,
             "the mask is neither of truth values nor of q's dtype",
@@ -134,14 +142,32 @@ def scores_shape(q: Shape, k: Shape) -> Shape:
     return (*q[:-1], k[-2])
 
 
-def _named(operands: Sequence[Any], *more: str) -> dict[str, Any]:
-    return dict(zip(("q", "k", "v", *more, "mask"), operands, strict=False))
+def _named(operands: Sequence[Any], *more: str, kept: float) -> dict[str, Any]:
+    """Operands by name; there may be a mask, and there is a key where probabilities are dropped."""
+    drawn = ("key", "data") if kept < 1 else ()
+    names = ("q", "k", "v", *more)
+    masks = ("mask",) if len(operands) > len(names) + len(drawn) else ()
+    return dict(zip((*names, *masks, *drawn), operands, strict=True))
+
+
+def _check_key(op: str, got: dict[str, TensorType]) -> None:
+    key, data, lead = got["key"], got["data"], got["q"].shape[:-3]
+    words = key.dtype is uint32 and data.dtype is uint64 and key.shape == (*data.shape, 2)
+    if words and data.shape == lead[: data.ndim]:
+        return
+    raise ShapeError(
+        op,
+        "the key is not two words, or not one key for each of the first axes",
+        expected="key: u32[2] and data: u64[], or u32[batch, 2] and u64[batch]",
+        got=got,
+        fix="wf.random.key(0)",
+    )
 
 
 def _attention_type(
-    *operands: TensorType, offset: Offset, scale: float, guarded: bool
+    *operands: TensorType, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[TensorType, TensorType]:
-    got = _named(operands)
+    got = _named(operands, kept=kept)
     _check("attention", got)
     q, v = got["q"], got["v"]
     out = q.with_shape((*q.shape[:-1], v.shape[-1]))
@@ -149,9 +175,9 @@ def _attention_type(
 
 
 def _gradient_type(
-    *operands: TensorType, offset: Offset, scale: float, guarded: bool
+    *operands: TensorType, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[TensorType, TensorType, TensorType]:
-    got = _named(operands, "lse", "ct", "delta")
+    got = _named(operands, "lse", "ct", "delta", kept=kept)
     _check("attention_gradient", got)
     out, rows = _attention_type(
         *[got[name] for name in ("q", "k", "v")], offset=offset, scale=scale, guarded=guarded
@@ -201,59 +227,62 @@ def _in_groups(x: Array, shared: int) -> Array:
     return x.reshape(*x.shape[:-3], shared, heads // max(1, shared), *x.shape[-2:])
 
 
-def _widened(*arrays: Array) -> list[Array]:
-    narrow = arrays[0].dtype.itemsize == 2
-    return [x.astype(np.float32) if narrow and x.dtype != bool else x for x in arrays]
+def _widened(got: dict[str, Array]) -> dict[str, Array]:
+    narrow = got["q"].dtype.itemsize == 2
+    kept = ("lse", "delta", "key", "data")
+    return {
+        name: x.astype(np.float32) if narrow and x.dtype != bool and name not in kept else x
+        for name, x in got.items()
+    }
+
+
+def _factors(got: dict[str, Array], kept: float) -> Any:
+    """What probabilities are multiplied by, [..., shared, group, i, j]: 0, or 1 / kept."""
+    if kept >= 1:
+        return 1
+    q, k, key, data = (got[name] for name in ("q", "k", "key", "data"))
+    shape = scores_shape(q.shape, k.shape)[data.ndim :]
+    params = {"shape": shape, "dtype": uint32, "domain": DRAW}
+    high = random_bits.reference(key, data, **params) >> np.uint32(8)
+    stays = _in_groups(high.astype(np.float32) * np.float32(2**-24) < np.float32(kept), k.shape[-3])
+    return np.where(stays, q.dtype.type(1 / kept) if kept else 0, q.dtype.type(0))
 
 
 def _attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
-    *,
-    offset: Any,
-    scale: float,
-    guarded: bool,
+    *operands: Array, offset: Any, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Array, Array]:
-    dtype, shape = q.dtype, q.shape
-    q, k, v, *rest = _widened(q, k, v, *([] if mask is None else [mask]))
+    dtype, shape = operands[0].dtype, operands[0].shape
+    got = _widened(_named(operands, kept=kept))
+    q, k, v = (got[name] for name in "qkv")
     with np.errstate(all="ignore"):
-        scores = _scores(_in_groups(q, k.shape[-3]), k, rest[0] if rest else None, offset, scale)
+        scores = _scores(_in_groups(q, k.shape[-3]), k, got.get("mask"), offset, scale)
         top = scores.max(axis=-1, initial=-np.inf)
         powers = np.exp(scores - np.where(np.isneginf(top), 0, top)[..., None])
         total = powers.sum(axis=-1)
         lse = np.where(np.isneginf(top), -np.inf, top + np.log(total))
         safe = np.where(total == 0, 1, total) if guarded or not k.shape[-2] else total
-        out = powers / safe[..., None] @ v[..., None, :, :]
+        out = powers / safe[..., None] * _factors(got, kept) @ v[..., None, :, :]
     out = out.reshape(*shape[:-1], v.shape[-1]).astype(dtype, copy=False)
     return out, lse.reshape(shape[:-1]).astype(q.dtype, copy=False)
 
 
 def _attention_gradient(
-    q: Array,
-    k: Array,
-    v: Array,
-    lse: Array,
-    ct: Array,
-    delta: Array,
-    mask: Array | None = None,
-    *,
-    offset: Any,
-    scale: float,
-    guarded: bool,
+    *operands: Array, offset: Any, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Array, Array, Array]:
-    dtype, shared, shape = q.dtype, k.shape[-3], q.shape
-    q, k, v, ct, *rest = _widened(q, k, v, ct, *([] if mask is None else [mask]))
-    q, ct = _in_groups(q, shared), _in_groups(ct, shared)
-    lse, delta = (_in_groups(x[..., None], shared) for x in (lse, delta))
+    dtype, shape = operands[0].dtype, operands[0].shape
+    got = _widened(_named(operands, "lse", "ct", "delta", kept=kept))
+    k, v = got["k"], got["v"]
+    shared = k.shape[-3]
+    q, ct = _in_groups(got["q"], shared), _in_groups(got["ct"], shared)
+    lse, delta = (_in_groups(got[name][..., None], shared) for name in ("lse", "delta"))
     with np.errstate(all="ignore"):
-        scores = _scores(q, k, rest[0] if rest else None, offset, scale)
+        factor = _factors(got, kept)
+        scores = _scores(q, k, got.get("mask"), offset, scale)
         powers = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
-        moved = powers * (ct @ _turned(v) - delta) * q.dtype.type(scale)
+        moved = powers * (ct @ _turned(v) * factor - delta) * q.dtype.type(scale)
         dq = (moved @ k[..., None, :, :]).reshape(shape)
         dk = (moved.swapaxes(-1, -2) @ q).sum(axis=-3)
-        dv = (powers.swapaxes(-1, -2) @ ct).sum(axis=-3)
+        dv = ((powers * factor).swapaxes(-1, -2) @ ct).sum(axis=-3)
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 
@@ -263,8 +292,10 @@ def _attention_gradient(
 class _Plain:
     """Attention made of products, with the queries of a group one after the other."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-        self.shape, self.dtype, self.mask = q.shape, q.dtype, mask
+    def __init__(self, got: dict[str, Tensor], kept: float) -> None:
+        q, k, v = (got[name] for name in "qkv")
+        self.shape, self.dtype, self.mask = q.shape, q.dtype, got.get("mask")
+        self.key, self.data, self.kept = got.get("key"), got.get("data"), kept
         self.shared, self.stack = k.shape[-3], q.ndim - 2
         self.k, self.v = (convert_to(x, wide_dtype(x.dtype)) for x in (k, v))
         self.q = self.grouped(q)
@@ -293,6 +324,15 @@ class _Plain:
             s = s + convert_to(self.mask, s.dtype)
         return s if offset is None else where(_visible(s.shape, offset), s, -np.inf)
 
+    def dropped(self, x: Tensor) -> Tensor:
+        """[..., heads, queries, keys] with the factors of dropout."""
+        if self.key is None or self.data is None:
+            return x
+        params = {"shape": x.shape[self.data.ndim :], "dtype": uint32, "domain": DRAW}
+        words = apply(random_bits, self.key, self.data, **params)
+        drawn = convert_to(bitwise_right_shift(words, 8), float32) * 2.0**-24
+        return where(less(drawn, self.kept), x / self.kept if self.kept else x * 0.0, 0.0)
+
 
 def _visible(shape: Shape, offset: Dimension) -> Tensor:
     """Whether key j is not after query i + offset."""
@@ -310,20 +350,13 @@ def _or_zero(x: Tensor) -> Tensor:
 
 
 def plain_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    offset: Offset,
-    scale: float,
-    guarded: bool,
+    *operands: Tensor, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """What `attention` computes, made of products and exponentials."""
-    plain = _Plain(q, k, v, mask)
+    plain, q = _Plain(_named(operands, kept=kept), kept), operands[0]
     scores = plain.scores(offset, scale)
     last = (scores.ndim - 1,)
-    if k.shape[-2] == 0:
+    if plain.k.shape[-2] == 0:
         top = reverse.filled(q.shape[:-1], scores.dtype, -np.inf)
     else:
         top = apply(reduce_max, stop_gradient(scores), axes=last)
@@ -332,34 +365,25 @@ def plain_attention(
     empty = equal(total, 0.0)
     some = where(empty, 1.0, total)
     lse = where(empty, -np.inf, _or_zero(top) + log(some))
-    weights = powers / _rows(some if guarded else total)
+    weights = plain.dropped(powers / _rows(some if guarded else total))
     out = plain.ungrouped(plain.product(plain.grouped(weights), plain.v, 1, 0))
     return convert_to(out, q.dtype), lse
 
 
 def plain_gradient(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    ct: Tensor,
-    delta: Tensor,
-    mask: Tensor | None = None,
-    *,
-    offset: Offset,
-    scale: float,
-    guarded: bool,
+    *operands: Tensor, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `attention_gradient` computes, made of products and exponentials."""
-    plain = _Plain(q, k, v, mask)
+    got = _named(operands, "lse", "ct", "delta", kept=kept)
+    plain, q, lse = _Plain(got, kept), got["q"], got["lse"]
     scores = plain.scores(offset, scale)
     powers = exp(scores - _rows(_or_zero(lse) if guarded else lse))
-    back = plain.grouped(ct)
-    moved = plain.ungrouped(plain.product(back, plain.v, 1, 1))
-    moved = plain.grouped(powers * (moved - _rows(delta)) * scale)
+    back = plain.grouped(got["ct"])
+    moved = plain.dropped(plain.ungrouped(plain.product(back, plain.v, 1, 1)))
+    moved = plain.grouped(powers * (moved - _rows(got["delta"])) * scale)
     dq = plain.ungrouped(plain.product(moved, plain.k, 1, 0))
     dk = plain.product(moved, plain.q, 0, 0)
-    dv = plain.product(plain.grouped(powers), back, 0, 0)
+    dv = plain.product(plain.grouped(plain.dropped(powers)), back, 0, 0)
     return convert_to(dq, q.dtype), convert_to(dk, q.dtype), convert_to(dv, q.dtype)
 
 
@@ -397,7 +421,8 @@ def _back(
     cotangents: Found, out: Sequence[Tensor], primals: Sequence[Tensor], wanted: Any, **params: Any
 ) -> Found:
     """By `attention_gradient`; a mask that wants a gradient is as large as the scores anyway."""
-    if len(primals) > 3 and wanted[3] and primals[3].dtype.is_inexact:
+    named = _named(primals, kept=params.get("kept", 1.0))
+    if "mask" in named and wanted[3] and primals[3].dtype.is_inexact:
         return _pulled(plain_attention)(cotangents, out, primals, wanted, **params)
     ct, moved = cotangents
     assert ct is not None
@@ -406,9 +431,9 @@ def _back(
     last = (result.ndim - 1,)
     wide = [convert_to(x, lse.dtype) for x in (ct, result)]
     delta = apply(reduce_sum, wide[0] * wide[1], axes=last) - moved
-    q, k, v, *mask = primals
-    found = apply_multiple(attention_gradient, q, k, v, lse, ct, delta, *mask, **params)
-    return [*found, *[None for _ in mask]]
+    q, k, v, *rest = primals
+    found = apply_multiple(attention_gradient, q, k, v, lse, ct, delta, *rest, **params)
+    return [*found, *[None for _ in rest]]
 
 
 # --- batching ----------------------------------------------------------------------------------
@@ -421,7 +446,8 @@ def _batch(count: int, primitive_of: Callable[[], Primitive]) -> Callable[..., A
         size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], **params: Any
     ) -> Any:
         fronts = [to_front(size, x, axis) for x, axis in zip(operands, axes, strict=True)]
-        for place, mask in enumerate(fronts[count:], count):
+        masks = fronts[count:] if params.get("kept", 1.0) >= 1 else fronts[count:-2]
+        for place, mask in enumerate(masks, count):
             missing = fronts[0].ndim - mask.ndim
             shape = (mask.shape[0], *[1] * missing, *mask.shape[1:])
             fronts[place] = apply(reshape, mask, shape=shape)
@@ -435,6 +461,9 @@ def _batch(count: int, primitive_of: Callable[[], Primitive]) -> Callable[..., A
 
 
 _PLAIN: dict[str, Any] = {"offset": None, "scale": 0.5, "guarded": False}
+
+
+_KEYS, _DATA = np.array([[5, 6]], np.uint32), np.array([1 << 33], np.uint64)
 
 
 def _drawn(*shape: int, dtype: Any = np.float32) -> Array:
@@ -459,6 +488,8 @@ def _cases() -> list[tuple[tuple[Array, ...], dict[str, Any]]]:
         ((q, k, v, _mask()), {**_PLAIN, "guarded": True}),
         ((q, k, v, _mask()[2:]), _PLAIN),
         ((q, k, v, _drawn(3, 4)), {**_PLAIN, "offset": -1, "guarded": True}),
+        ((q, k, v, _KEYS[0], _DATA[0]), {**_PLAIN, "kept": 0.6}),
+        ((wide, *shared, _drawn(3, 4), _KEYS, _DATA), {**_PLAIN, "offset": 0, "kept": 0.3}),
     ]
 
 
@@ -499,6 +530,9 @@ def _mistakes() -> list[Mistake]:
         Mistake((_drawn(3, 3, 4), k, v), _PLAIN, ShapeError, "not a multiple"),
         Mistake((q, k, v, _drawn(4, 5)), _PLAIN, ShapeError, "does not broadcast"),
         Mistake((q, k, v, np.ones((3, 5), np.int32)), _PLAIN, DTypeError, "neither of truth"),
+        Mistake(
+            (q, k, v, _KEYS[0, :1], _DATA[0]), {**_PLAIN, "kept": 0.5}, ShapeError, "not two words"
+        ),
     ]
 
 

@@ -93,10 +93,13 @@ class Accumulation(Control):
         results = []
         for position, update in enumerate(updates):
             kind = Type(update.variable.dtype, width)
-            vectors = self.values.vectors(update.value)
-            for k, vector in enumerate(vectors):
+            taken = [self.values.vectors(each) for each in update.taken]
+            for k, parts in enumerate(zip(*taken, strict=True)):
                 name = names[position * count + k]
-                result = TABLE[update.combine](lines, kind, name, vector)
+                if update.times is None:
+                    result = TABLE[update.combine](lines, kind, name, *parts)
+                else:
+                    result = TABLE["fma"](lines, kind, *parts, name)
                 results.append(select(lines, kind, masks[k], result, name) if masks else result)
         return results
 

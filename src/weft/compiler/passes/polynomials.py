@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 
-__all__ = ["Polynomial", "Polynomials", "Sum", "factors", "ratio"]
+__all__ = ["Polynomial", "Polynomials", "Sum", "factors", "ratio", "variables"]
 
 Factor: TypeAlias = "Variable | Sum"
 Term: TypeAlias = frozenset[tuple[Factor, int]]
@@ -42,6 +42,14 @@ def factors(*found: tuple[Factor, int]) -> Term:
     return frozenset([(factor, power) for factor, power in powers.items() if power])
 
 
+def variables(term: Term) -> set[Variable]:
+    """The variables of a term, in its sums too."""
+    found: set[Variable] = set()
+    for factor, _ in term:
+        found |= variables(factor[0]) if isinstance(factor, Sum) else {factor}
+    return found
+
+
 def ratio(found: Polynomial, wanted: Polynomial) -> float | None:
     """How many times another polynomial one is; None where it is not a multiple."""
     if found.keys() != wanted.keys() or not found:
@@ -54,7 +62,8 @@ def ratio(found: Polynomial, wanted: Polynomial) -> float | None:
 class Polynomials:
     """The polynomials of values with `ndim` axes, the last of which are the rows.
 
-    `through` says which values stand for others.
+    `through` says which values stand for others, and `chosen` which are others or 0: their product
+    with a condition.
     """
 
     def __init__(
@@ -62,10 +71,11 @@ class Polynomials:
         graph: Graph,
         ndim: int,
         through: Callable[[GraphNode], Atom | None] = lambda node: None,
+        chosen: Callable[[GraphNode], tuple[Atom, Variable] | None] = lambda node: None,
     ) -> None:
         self.makers = {v: node for node in graph.nodes for v in node.results}
         self.ndim = ndim
-        self.through = through
+        self.through, self.chosen = through, chosen
         self._known: dict[Variable, Polynomial] = {}
 
     def of(self, atom: Atom) -> Polynomial:
@@ -86,6 +96,9 @@ class Polynomials:
         other = self.through(node)
         if other is not None:
             return self.of(other)
+        choice = self.chosen(node)
+        if choice is not None:
+            return _times(self.of(choice[0]), {factors((choice[1], 1)): 1.0})
         name = node.primitive.name
         if name in _ELEMENTWISE and self._aligned(node):
             return _ELEMENTWISE[name](*[self.of(each) for each in node.operands])

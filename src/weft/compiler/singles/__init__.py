@@ -41,6 +41,8 @@ SINGLES: dict[str, Callable[[Draft], Singles]] = {
     "attention": attention.attention,
     "attention_gradient": attention_gradients.attention_gradient,
     "bitcast": elements.bitcast,
+    "computed_attention": attention.attention,
+    "computed_attention_gradient": attention_gradients.attention_gradient,
     "conv": convolutions.conv,
     "conv_input_gradient": convolution_gradients.conv_input_gradient,
     "conv_weight_gradient": convolution_gradients.conv_weight_gradient,

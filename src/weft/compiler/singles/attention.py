@@ -15,20 +15,28 @@ every sum depends on sizes only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
 
 from weft.compiler.affine import strides
 from weft.compiler.singles.convolutions import few, products, zeroed
 from weft.compiler.singles.drafts import ZERO, Draft, SingleKernel, computed, wide
-from weft.core.dtypes import INDEX, DType, bool_, float32, float64
+from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
+from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loops import Accumulate, For, Kernel, Let, Scratch, Statement, Store, Update
+from weft.ir.scalar_functions import lowered
 from weft.ir.scalars import Buffer, Scalar
+from weft.ops.random_bits import DRAW, philox
 
-ROWS = 4
-"""Rows that one pass multiplies with four vectors of queries: 16 accumulators."""
+SUMS = 16
+"""Accumulators of one pass, in vectors: rows of keys times vectors of queries."""
 LANES = 64
 """Queries of a block, at most."""
+CAUSAL = 32
+"""The same where later keys are hidden, as a block multiplies up to the last key of any query."""
 KEYS = 64
 """Keys of a block."""
 VECTOR = 16
@@ -43,8 +51,12 @@ class Writer:
         self.draft = draft
         node = draft.node
         self.q, self.k, self.v = draft.operands[:3]
-        self.mask = draft.operands[mask] if len(draft.operands) > mask else None
-        self.mask_shape: Shape = node.operands[mask].type.shape if self.mask else ()
+        self.kept = draft.params.get("kept", 1.0)
+        drawn: Sequence[Buffer | None] = draft.operands[-2:] if self.kept < 1 else (None, None)
+        self.key, self.data = drawn
+        self.masks = draft.operands[mask:-2] if self.key else draft.operands[mask:]
+        self.mask_shapes = [atom.type.shape for atom in node.operands[mask:]]
+        self.masking: Graph | None = draft.params.get("masking")
         self.outs = tuple(
             Buffer(f"out{i}", each.type.dtype, "both") for i, each in enumerate(node.results)
         )
@@ -54,7 +66,8 @@ class Writer:
         self.offset = draft.params["offset"]
         self.guarded = draft.params["guarded"] or self.keys == 0
         self.dtype = computed(self.q.dtype)
-        self.lanes = _lanes(self.queries)
+        self.lanes = _lanes(self.queries, LANES if self.offset is None else CAUSAL)
+        self.tall = 8 if self.lanes <= 2 * VECTOR else 4
         self.scratch: list[Scratch] = []
 
     # what a task is about
@@ -69,7 +82,7 @@ class Writer:
     """Which block of keys."""
     start = scalars.local("start", INDEX)
     tiles = scalars.local("tiles", INDEX)
-    """How many times `ROWS` keys the block has."""
+    """How many times `tall` keys the block has, which one pass multiplies."""
 
     def extent(self, dim: Dimension) -> Scalar:
         """A size as an expression."""
@@ -122,7 +135,7 @@ class Writer:
         count = count if most is None else scalars.minimum(most, count)
         lets = [
             Let(self.start, (begin + self.block) * KEYS),
-            Let(self.tiles, (self.here + (ROWS - 1)) // ROWS),
+            Let(self.tiles, (self.here + (self.tall - 1)) // self.tall),
         ]
         return For(self.block, count, (*lets, *body))
 
@@ -150,9 +163,11 @@ class Writer:
         """Where the rows of keys, or of values, of a tile begin; the last stands for later ones."""
         lets: list[Statement] = []
         found = []
-        for number in range(ROWS):
+        for number in range(self.tall):
             base = scalars.local(f"{name}{number}", INDEX)
-            key = scalars.minimum(self.start + tile * ROWS + number, self.extent(self.keys) - 1)
+            key = scalars.minimum(
+                self.start + tile * self.tall + number, self.extent(self.keys) - 1
+            )
             place = self.shared_row * self.extent(self.keys) + key
             lets.append(Let(base, place * self.extent(width)))
             found.append(base)
@@ -163,10 +178,10 @@ class Writer:
         scores = []
         nothing = self.number(-float("inf"))
         for number, value in enumerate(sums):
-            key = self.start + tile * ROWS + number
-            if self.mask is not None:
-                seen = scalars.load(self.mask, self._mask_place(key, i), self._is_there(key, i))
-                if self.mask.dtype is bool_:
+            key = self.start + tile * self.tall + number
+            if self.masks or self.masking:
+                seen = self._mask(key, i)
+                if seen.dtype is bool_:
                     value = scalars.select(seen, value, nothing)
                 else:
                     value = value + wide(seen)
@@ -174,6 +189,34 @@ class Writer:
                 value = scalars.select(self._is_seen(key, i), value, nothing)
             scores.append(value)
         return scores
+
+    def _mask(self, key: Scalar, i: Scalar) -> Scalar:
+        """The mask for a key and a query: loaded, or computed of what is loaded."""
+        there = self._is_there(key, i)
+        loads = [
+            scalars.load(buffer, self._mask_place(shape, key, i), there)
+            for buffer, shape in zip(self.masks, self.mask_shapes, strict=False)
+        ]
+        if self.masking is None:
+            return loads[0]
+        known: dict[Variable, Scalar] = dict(zip(self.masking.inputs, loads, strict=True))
+        for node in self.masking.nodes:
+            operands = [_number(x) if isinstance(x, Literal) else known[x] for x in node.operands]
+            known[node.results[0]] = self._element(node, operands, key, i)
+        return known[self.masking.outputs[0]]  # type: ignore[index]
+
+    def _element(self, node: GraphNode, operands: list[Scalar], key: Scalar, i: Scalar) -> Scalar:
+        """One element of a node of the graph that computes the mask."""
+        name, kind = node.primitive.name, node.results[0].type
+        if name in ("broadcast_to", "reshape"):
+            return operands[0]
+        if name == "full":
+            value = np.asarray(node.params["value"]).astype(kind.dtype.numpy)
+            return scalars.const(value.item(), kind.dtype)
+        if name == "iota":
+            along = key if node.params["axis"] == kind.ndim - 1 else self.first + i
+            return scalars.cast(along, kind.dtype)
+        return lowered(node.primitive, operands, kind.dtype, node.params)
 
     def _is_there(self, key: Scalar, i: Scalar) -> Scalar:
         """Whether the mask may be read there."""
@@ -187,10 +230,10 @@ class Writer:
         latest = self.first + i + self.extent(self.offset)
         return scalars.and_(seen, scalars.less_equal(key, latest))
 
-    def _mask_place(self, key: Scalar, i: Scalar) -> Scalar:
-        """Where the mask is for a key and a query: not moved along axes of size 1."""
+    def _mask_place(self, given: Shape, key: Scalar, i: Scalar) -> Scalar:
+        """Where a mask is for a key and a query: not moved along axes of size 1."""
         whole = (*self.batch, self.heads, self.queries, self.keys)
-        shape = (*[1] * (len(whole) - len(self.mask_shape)), *self.mask_shape)
+        shape = (*[1] * (len(whole) - len(given)), *given)
         steps = [0 if dim == 1 else step for dim, step in zip(shape, strides(shape), strict=True)]
         lead = whole[:-2]
         total = (self.first + i) * self.extent(steps[-2]) + key * self.extent(steps[-1])
@@ -200,6 +243,41 @@ class Writer:
                 along = along % self.extent(dim) if axis else along
                 total = total + along * self.extent(steps[axis])
         return total
+
+    def stays(self, tile: Scalar, i: Scalar) -> list[Scalar]:
+        """Whether each probability of a tile is kept: by the word that its place draws."""
+        lead = self.draft.node.operands[-1].type.ndim
+        each = self.extent(size(self.batch[lead:]) * self.heads)
+        number, row = (self.row // each, self.row % each) if lead else (ZERO, self.row)
+        line = row * self.extent(self.queries) + self.first + i
+        words = self._words(number, line, self.start + tile * self.tall)
+        limit = scalars.const(ceil(float(np.float32(self.kept)) * (1 << 24)), uint64)
+        return [scalars.less(word >> 8, limit) for word in words]
+
+    def _words(self, number: Scalar, line: Scalar, begin: Scalar) -> list[Scalar]:
+        """The words of a tile's keys: four of a block where rows are whole blocks."""
+        key, data, keys = self.key, self.data, self.extent(self.keys)
+        assert key is not None
+        assert data is not None
+        low, high = (scalars.cast(key[number * 2 + place], uint64) for place in range(2))
+        rest = (DRAW << 16, data[number] & 0xFFFFFFFF, data[number] >> 32)
+
+        def block(place: Scalar) -> tuple[Scalar, ...]:
+            return philox(place, (low, high), rest)
+
+        if isinstance(self.keys, int) and self.keys % 4 == 0:
+            first = scalars.cast(line * (self.keys // 4), uint64) + scalars.cast(begin >> 2, uint64)
+            return [word for four in range(self.tall // 4) for word in block(first + four)]
+        found = []
+        for each in range(self.tall):
+            place = scalars.cast(line * keys + begin + each, uint64)
+            words, which = block(place >> 2), place & 3
+            word = words[3]
+            for each_word in range(3):
+                chosen = scalars.equal(which, each_word)
+                word = scalars.select(chosen, words[each_word], word)
+            found.append(word)
+        return found
 
     def summed(
         self,
@@ -211,7 +289,7 @@ class Writer:
     ) -> Statement:
         """Add rows of the block of keys, weighted for each query, to [width, lanes]."""
         i, j, t = scalars.index("i"), scalars.index("j"), scalars.index("t")
-        unit, last = few(ROWS, width), self.extent(width) - 1
+        unit, last = few(self.tall, width), self.extent(width) - 1
         line = scalars.local("line", INDEX)
         first = (self.shared_row * self.extent(self.keys) + self.start) * self.extent(width)
         lets: list[Statement] = [Let(line, first)]
@@ -235,7 +313,7 @@ class Writer:
 
     def column_count(self, width: Dimension) -> Dimension:
         """How many elements that are."""
-        unit = few(ROWS, width)
+        unit = few(self.tall, width)
         return -(-width // unit) * unit * self.lanes
 
     def seen_by_all(self) -> Scalar:
@@ -243,7 +321,7 @@ class Writer:
         most = self.limit
         if self.offset is not None:
             most = scalars.minimum(most, self.first + self.extent(self.offset) + 1)
-        whole = scalars.maximum(ZERO, most - self.start) // ROWS
+        whole = scalars.maximum(ZERO, most - self.start) // self.tall
         return scalars.minimum(self.tiles, whole)
 
     def finished(self, body: tuple[Statement, ...], products_: int) -> SingleKernel:
@@ -262,11 +340,15 @@ class Writer:
         return SingleKernel(kernel, values, node.results, work=(work + 31) // 32)
 
 
-def _lanes(queries: Dimension) -> int:
+def _number(literal: Literal) -> Scalar:
+    return scalars.const(literal.value.item(), literal.type.dtype)
+
+
+def _lanes(queries: Dimension, most: int) -> int:
     """Queries of a block: so many that few are left over, in whole vectors."""
     if not isinstance(queries, int):
-        return LANES
-    blocks = max(1, -(-queries // LANES))
+        return most
+    blocks = max(1, -(-queries // most))
     each = -(-queries // blocks)
     return max(VECTOR, -(-each // VECTOR) * VECTOR)
 
@@ -294,7 +376,15 @@ class _Forward(Writer):
             self.sharing(),
             self.turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
             *self.begun(),
-            self.key_blocks([*self.scored_tiles(), *self.raised(), self.weighed(), self.added()]),
+            self.key_blocks(
+                [
+                    *self.scored_tiles(),
+                    *self.raised(),
+                    self.weighed(),
+                    *self.dropped(),
+                    self.added(),
+                ]
+            ),
             *self.written(),
         )
         tasks = self.extent(size(self.batch) * self.heads) * blocks
@@ -329,14 +419,14 @@ class _Forward(Writer):
         lets, bases = self.key_rows("k", tile, self.head)
         left = [wide(self.k[base + d]) for base in bases]
         right = self.turned_q[d * self.lanes + i]
-        sums, found = products("s", ROWS, self.extent(self.head), left, right, d)
-        scores = [scalars.local(f"score{number}", self.dtype) for number in range(ROWS)]
+        sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
+        scores = [scalars.local(f"score{number}", self.dtype) for number in range(self.tall)]
         values = self.scored(found, tile, i, masked)
         top = self.top[i]
         for score in scores:
             top = scalars.maximum(top, score)
         stores = [
-            Store(self.scores, (tile * ROWS + number) * self.lanes + i, score)
+            Store(self.scores, (tile * self.tall + number) * self.lanes + i, score)
             for number, score in enumerate(scores)
         ]
         held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
@@ -365,8 +455,20 @@ class _Forward(Writer):
             Let(power, scalars.exp(self.scores[place] - self.top[i])),
             Store(self.scores, place, power),
         )
-        sums = Accumulate(j, self.tiles * ROWS, (Update(total, "add", power),), body)
+        sums = Accumulate(j, self.tiles * self.tall, (Update(total, "add", power),), body)
         return self.each(sums, Store(self.sum, i, self.sum[i] + total), index=i)
+
+    def dropped(self) -> tuple[Statement, ...]:
+        """Exponentials times the factors of dropout, once they are summed."""
+        if self.key is None:
+            return ()
+        t, i = scalars.index("t"), scalars.index("i")
+        stores = []
+        for number, stays in enumerate(self.stays(t, i)):
+            place = (t * self.tall + number) * self.lanes + i
+            kept = self.scores[place] * self.number(1 / self.kept if self.kept else 0)
+            stores.append(Store(self.scores, place, scalars.select(stays, kept, self.number(0))))
+        return (For(t, self.tiles, (self.each(*stores, index=i),)),)
 
     def added(self) -> Statement:
         """Values times exponentials, to what there was before, lowered."""

@@ -15,7 +15,7 @@ but the machine is full. Each sum is one task's, in an order that depends on siz
 
 from __future__ import annotations
 
-from weft.compiler.singles.attention import KEYS, ROWS, Writer
+from weft.compiler.singles.attention import KEYS, SUMS, VECTOR, Writer
 from weft.compiler.singles.convolutions import products, zeroed
 from weft.compiler.singles.drafts import ONE, ZERO, Draft, SingleKernel, is_short, wide
 from weft.core.dtypes import INDEX
@@ -28,8 +28,6 @@ FEW = 8
 """Heads, of all batches, below which a task takes less than one."""
 CHUNK = 4
 """Blocks of keys that such a task takes."""
-SUMS = 16
-"""Accumulators, in vectors, of one pass."""
 
 
 def attention_gradient(draft: Draft) -> SingleKernel:
@@ -163,7 +161,7 @@ class _Backward(Writer):
         lets, bases = self.key_rows("k", tile, self.head)
         left = [wide(self.k[base + d]) for base in bases]
         right = self.turned_q[d * self.lanes + i]
-        sums, found = products("s", ROWS, self.extent(self.head), left, right, d)
+        sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
         stores = [
             Store(self.powers, self._place(tile, number, i), scalars.exp(score - self.height[i]))
             for number, score in enumerate(self.scored(found, tile, i, masked))
@@ -172,20 +170,26 @@ class _Backward(Writer):
         return For(t, count, (Let(tile, begin + t), *lets, inner))
 
     def _place(self, tile: Scalar, number: int, i: Scalar) -> Scalar:
-        return (tile * ROWS + number) * self.lanes + i
+        return (tile * self.tall + number) * self.lanes + i
 
     def _moved(self) -> Statement:
         i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
         lets, bases = self.key_rows("v", t, self.value)
         left = [wide(self.v[base + d]) for base in bases]
         right = self.turned_ct[d * self.lanes + i]
-        sums, found = products("c", ROWS, self.extent(self.value), left, right, d)
+        sums, found = products("c", self.tall, self.extent(self.value), left, right, d)
         scale = self.number(self.draft.params["scale"])
+        stays = [] if self.key is None else self.stays(t, i)
+        factor, nothing = self.number(1 / self.kept if self.kept else 0), self.number(0)
         stores = []
         for number, local in enumerate(found):
             place = self._place(t, number, i)
-            moved = self.powers[place] * (local - self.shift[i]) * scale
+            back = scalars.select(stays[number], local * factor, nothing) if stays else local
+            moved = self.powers[place] * (back - self.shift[i]) * scale
             stores.append(Store(self.moved, place, moved))
+            if stays:
+                kept = scalars.select(stays[number], self.powers[place] * factor, nothing)
+                stores.append(Store(self.powers, place, kept))
         return For(t, self.tiles, (*lets, self.each(sums, *stores, index=i)))
 
     # --- results -------------------------------------------------------------------------------
@@ -216,8 +220,8 @@ class _Backward(Writer):
     def _onto(self, target: Buffer, weights: Buffer, rows: Buffer, width: Dimension) -> Statement:
         """Add rows of the block of queries, weighted, to each key of the block."""
         t, i, d = scalars.index("t"), scalars.index("i"), scalars.index("d")
-        narrow = isinstance(width, int) and width <= SUMS // ROWS * 8
-        unit = 2 * ROWS if narrow else ROWS
+        narrow = isinstance(width, int) and width <= 2 * VECTOR
+        unit = SUMS // (2 if narrow else 4)
         lets: list[Statement] = []
         left, places, inside = [], [], []
         line = (self.row * self.extent(self.queries) + self.first + i) * self.extent(width)

@@ -204,7 +204,12 @@ def products(
 ) -> tuple[Accumulate, list[Scalar]]:
     """Sums of products of several rows with one column, and the locals that hold them."""
     locals_ = [scalars.local(f"{name}{row}", right.dtype) for row in range(rows)]
-    updates = [Update(sum_, "add", each * right) for sum_, each in zip(locals_, left, strict=True)]
+    updates = [
+        Update(sum_, "add", each, times=right)
+        if right.dtype.is_floating
+        else Update(sum_, "add", each * right)
+        for sum_, each in zip(locals_, left, strict=True)
+    ]
     return Accumulate(index, extent, tuple(updates)), locals_
 
 

@@ -33,10 +33,9 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(*[wf.ones((2, 3))] * 3).tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
-    if not dropout:
-        return wf.scaled_dot_product_attention(q, k, v, mask, causal=causal, scale=scale)
-    weights = attention_weights(q, k, mask, causal=causal, scale=scale)
-    return wf.random.dropout(weights, dropout) @ repeated_heads(v, q)
+    return wf.scaled_dot_product_attention(
+        q, k, v, mask, causal=causal, scale=scale, dropout=dropout
+    )
 
 
 def attention_weights(

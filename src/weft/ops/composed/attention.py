@@ -10,12 +10,15 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any, Literal
 
+import numpy as np
+
 from weft.core.errors import ArgumentError, ShapeError, UnsupportedError, WeftError
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, apply_multiple
-from weft.ir.tensor import Tensor
+from weft.ir.tensor import Tensor, wrap
 from weft.ops.attention import attention
+from weft.ops.composed.random_keys import taken
 from weft.ops.movement import reshape
 from weft.ops.operands import as_number, as_tensor, convert_to, promoted
 
@@ -33,6 +36,8 @@ def scaled_dot_product_attention(
     causal: bool = False,
     aligned: Literal["start", "end"] = "start",
     scale: float | None = None,
+    dropout: float = 0.0,
+    key: Tensor | None = None,
 ) -> Tensor:
     """The mean of values, for each query weighted by the softmax of its products with the keys.
 
@@ -41,7 +46,8 @@ def scaled_dot_product_attention(
     broadcasts to [..., heads, queries, keys]: truth values say which keys a query sees, numbers
     are added to the scores. causal: query i sees the keys up to i; with aligned="end" the last
     query sees the last key, as with a cache of earlier keys. scale: 1/√head unless given. A query
-    that sees no key gets zeros, and what a query does not see does not matter, be it NaN.
+    that sees no key gets zeros, and what a query does not see does not matter, be it NaN. dropout:
+    the chance that a weight becomes 0, as `wf.random.dropout` of the weights with this key.
 
     >>> import weft as wf
     >>> q, v = wf.zeros((2, 4)), wf.tensor([[1.0], [3.0]])
@@ -58,7 +64,13 @@ def scaled_dot_product_attention(
     single = q.ndim == 2 and k.ndim == 2 and v.ndim == 2
     if single:
         operands[:3] = [apply(reshape, x, shape=(1, *x.shape)) for x in operands[:3]]
-    params = {"offset": _offset(q, k, causal, aligned), "scale": _scale(q, scale), "guarded": True}
+    params: dict[str, Any] = {
+        "offset": _offset(q, k, causal, aligned), "scale": _scale(q, scale), "guarded": True,
+    }  # fmt: skip
+    kept = 1.0 - _share(dropout)
+    if kept < 1:
+        operands += [taken(_OP, key), wrap(np.zeros((), np.uint64))]
+        params["kept"] = kept
     try:
         out, _ = apply_multiple(attention, *operands, **params)
     except WeftError as error:
@@ -79,6 +91,19 @@ def _offset(q: Tensor, k: Tensor, causal: bool, aligned: str) -> Dimension | Non
     if not causal or q.ndim < 2 or k.ndim < 2:
         return None
     return 0 if aligned == "start" else k.shape[-2] - q.shape[-2]
+
+
+def _share(dropout: float) -> float:
+    p = float(as_number(_OP, "dropout", dropout))
+    if 0 <= p <= 1:
+        return p
+    raise ArgumentError(
+        _OP,
+        "the chance of dropout is no share",
+        expected="a number from 0 to 1",
+        got={"dropout": dropout},
+        fix=f"wf.{_OP}(q, k, v, dropout=0.1)",
+    )
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
