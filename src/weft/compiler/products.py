@@ -1,8 +1,9 @@
 """Matrix products in compiled programs: which operands a native product takes, and the call of it.
 
 A product of float32 or float64 whose operands are stacks of matrices, each plain or transposed, is
-native: generated (`weft.compiler.matmul`), or a call of the BLAS that NumPy brings along. Products
-of 16-bit floats become such products, operands in another order are transposed before.
+native: generated (`weft.compiler.matmul`), or a call of the BLAS that NumPy brings along. So are
+products of 32 and 64-bit integers. Those of 16-bit floats become such products where no instruction
+multiplies them (`weft.compiler.matmul.short`); operands in another order are transposed before.
 
 >>> import weft as wf
 >>> graph = wf.ir.trace(lambda a, b: a @ b, wf.spec("float32", (4, 3)), wf.spec("float32", (3, 5)))
@@ -23,7 +24,18 @@ import numpy as np
 
 from weft.compiler.llvm.native import load_text
 from weft.compiler.origins import finder, remembered
-from weft.core.dtypes import DType, as_dtype, bfloat16, float16, float32, float64
+from weft.core.dtypes import (
+    DType,
+    as_dtype,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int32,
+    int64,
+    uint32,
+    uint64,
+)
 from weft.core.shapes import Dimension, size
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ops.contraction import free_axes
@@ -32,7 +44,11 @@ from weft.ops.movement import transpose
 
 GEMM = {float32: "sgemm", float64: "dgemm"}
 """The dtypes of native products, and what the BLAS calls them."""
+WHOLE = (int32, int64, uint32, uint64)
+"""The integers that tiles multiply."""
 SHORT = (float16, bfloat16)
+UNKNOWN = 1 << 40
+"""What a number of elements that is not known is taken for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +63,20 @@ class Product:
 
 
 def product_of(node: GraphNode) -> Product | None:
-    """The native product that computes a node; None where there is none."""
+    """The native product that computes a node; None where there is none.
+
+    Of integers only products of matrices are: those with a vector are loops, quick enough.
+    """
+    dtype = node.operands[0].type.dtype
+    product = form_of(node) if dtype in GEMM or dtype in WHOLE else None
+    if product is None or dtype in GEMM:
+        return product
+    return None if 1 in product.shape[1:3] else product
+
+
+def form_of(node: GraphNode) -> Product | None:
+    """A node as a stack of products of matrices; None where its operands lie otherwise."""
     a, b = (operand.type for operand in node.operands)
-    if a.dtype not in GEMM:
-        return None
     contract, batch = node.params["contract"], node.params["batch"]
     if any(tuple(axes) != tuple(range(len(axes))) for axes in batch):
         return None
@@ -91,6 +117,8 @@ def arranged(graph: Graph) -> Graph:
 
 def _native(node: GraphNode) -> list[GraphNode]:
     """A node, or a product with what must come before and after it."""
+    if node.primitive.name == "dot_wide":
+        return [node] if form_of(node) is not None else _arranged(node)
     if node.primitive.name != "dot":
         return [node]
     if node.operands[0].type.dtype in SHORT:
@@ -115,8 +143,14 @@ def _widened(node: GraphNode) -> list[GraphNode]:
 
 
 def _arranged(node: GraphNode) -> list[GraphNode]:
-    """The product after a transpose of each operand that does not lie as it should."""
-    sides = [_side(node, 0, inner_last=True), _side(node, 1, inner_last=False)]
+    """The product after a transpose of each operand that does not lie as it should.
+
+    The terms may be summed in the order of either operand's axes: fewer elements are then moved.
+    """
+    pairs = list(zip(*node.params["contract"], strict=True))
+    orders = [sorted(pairs, key=lambda pair: pair[side]) for side in (0, 1)]
+    options = [[_side(node, side, order) for side in (0, 1)] for order in orders]
+    sides = min(options, key=_moved)
     turned = [turn for turn, _, _ in sides if turn is not None]
     operands = tuple(operand for _, operand, _ in sides)
     stack = tuple(range(len(node.params["batch"][0])))
@@ -124,19 +158,24 @@ def _arranged(node: GraphNode) -> list[GraphNode]:
     return [*turned, GraphNode(node.primitive, operands, params, node.results, node.location)]
 
 
-def _side(
-    node: GraphNode, side: int, *, inner_last: bool
-) -> tuple[GraphNode | None, Atom, tuple[int, ...]]:
-    """A transpose where one is needed, the operand after it, and the axes that are summed over."""
+Side = tuple[GraphNode | None, Atom, tuple[int, ...]]
+"""A transpose where one is needed, the operand after it, and the axes that are summed over."""
+
+
+def _moved(sides: Sequence[Side]) -> int:
+    """How many elements transposes move, as far as that is known."""
+    counts = [operand.type.size for turn, operand, _ in sides if turn is not None]
+    return sum(count if isinstance(count, int) else UNKNOWN for count in counts)
+
+
+def _side(node: GraphNode, side: int, pairs: Sequence[tuple[int, int]]) -> Side:
+    """One operand, with the sum's axes in the order of some pairs."""
     operand = node.operands[side]
-    ndim = operand.type.ndim
-    inner, batch = tuple(node.params["contract"][side]), tuple(node.params["batch"][side])
+    ndim, inner_last = operand.type.ndim, side == 0
+    inner, batch = tuple([pair[side] for pair in pairs]), tuple(node.params["batch"][side])
     leading = batch == tuple(range(len(batch)))
-    if (
-        leading
-        and len(inner) == 1
-        and _turned(ndim, batch, inner, inner_last=inner_last) is not None
-    ):
+    ordered = inner == tuple(sorted(inner))
+    if leading and ordered and _turned(ndim, batch, inner, inner_last=inner_last) is not None:
         return None, operand, inner
     free = free_axes(ndim, inner, batch)
     turn = _turn(operand, batch + (free + inner if inner_last else inner + free), node)

@@ -29,6 +29,8 @@ class Settings:
     """Where compiled kernels are kept on disk; empty for the user's cache folder."""
     compiler: bool = True
     """Compile what `jit` is given; off, it runs by reference, to find out which side is wrong."""
+    tuning: bool = False
+    """Measure the ways to make each product when it is first compiled; the fastest is kept."""
     print_precision: int = 4
     """How many digits after the point `repr` shows."""
 

@@ -25,7 +25,7 @@ from weft.ir.derivatives import linear
 from weft.ir.dispatch import apply, quiet
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tape import record
-from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 from weft.ops.arithmetic import conj
 from weft.ops.cumulative import is_narrow
 from weft.ops.movement import inverse, transpose
@@ -180,7 +180,7 @@ def _shifted(axes: Axes, by: Sequence[int]) -> Axes:
 
 def plain_product(x1: Any, x2: Any) -> Tensor | None:
     """The product of two concrete matrices by the shortest way; None where it is not so simple."""
-    if type(x1) is not Tensor or type(x2) is not Tensor:
+    if type(x1) is not Tensor or type(x2) is not Tensor or traces.keeper is not None:
         return None
     a, b = x1._value, x2._value
     if type(a) is not np.ndarray or type(b) is not np.ndarray or a.dtype not in _BLAS:

@@ -1,7 +1,7 @@
 """The calls that a product becomes: packing of its right operand, and the product itself.
 
-Which function makes a product is decided here: a generated one, by rows or by columns, or the BLAS
-for a product with a vector; docs/design/products.md has the measurements behind it.
+Which function makes a product is decided here: one for a vector or a few (vectors.py), or tiles, by
+rows or by columns; docs/design/products.md has the measurements behind it.
 
 >>> import weft as wf
 >>> from weft.compiler.products import product_of
@@ -13,59 +13,40 @@ for a product with a vector; docs/design/products.md has the measurements behind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-
 from weft.compiler import products
 from weft.compiler.llvm.machine import host
 from weft.compiler.matmul.native import functions
+from weft.compiler.matmul.pieces import Piece as Piece
+from weft.compiler.matmul.pieces import Sizes as Sizes
+from weft.compiler.matmul.pieces import Value as Value
+from weft.compiler.matmul.pieces import numbers as numbers
+from weft.compiler.matmul.plans import Plan, chosen, usual
 from weft.compiler.matmul.tiles import Tile, tile_of
+from weft.compiler.matmul.vectors import vector_pieces
 from weft.compiler.products import Product
-from weft.core.shapes import Dimension, substitute
+from weft.core.shapes import Dimension
 from weft.core.types import TensorType
-from weft.ir.graph import GraphNode, Literal, Variable
+from weft.ir.graph import GraphNode, Variable
 
-Sizes = Mapping[str, int]
-Value = Variable | Literal
-
-DEPTH = 4096
-"""Bytes of a row of the left operand that are multiplied at a time."""
-BLOCK = 192
-"""Rows that are multiplied by a panel while it is in cache."""
-LOW = 48
-"""Rows up to which threads divide columns."""
-SMALL = 64 * 1024
-"""Elements of a right operand that are quick to reach as they lie."""
 CHUNK = 1_000_000
 """The least floating-point operations of a chunk."""
+PART = 250_000
+"""The same where threads divide columns, of which there are few chunks."""
 CHUNKS = 8
 """Into how many chunks a product is cut, where they are not too small or too large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One call: a native function, its buffers, and what depends on the sizes.
-
-    by_rows: for a call whose iterations are rows, the values of which an iteration touches nothing
-    but its own part, with the elements of that part.
-    """
-
-    name: str
-    function: int
-    values: tuple[Value, ...]
-    writes: tuple[Variable, ...]
-    sizes: Callable[[Sizes], list[int]]
-    extent: Callable[[Sizes], int]
-    grain: Callable[[Sizes], int]
-    by_rows: Mapping[Variable, Dimension] = field(default_factory=dict)
-
-
 def pieces(node: GraphNode, product: Product) -> list[Piece]:
     """The calls that make a product, in order."""
-    _, rows, columns, _ = product.shape
-    if (rows == 1 or columns == 1) and products.gemm_address(product.dtype) is not None:
+    plan = chosen(product)
+    if plan is None or plan.form == "usual":
+        vector = vector_pieces(node, product)
+        if vector is not None:
+            return vector
+        plan = usual(product)
+    if plan.form == "blas":
         return [_by_blas(node, product)]
-    return _Generated(node, product).pieces()
+    return _Generated(node, product, plan).pieces()
 
 
 def _by_blas(node: GraphNode, product: Product) -> Piece:
@@ -83,31 +64,15 @@ def _by_blas(node: GraphNode, product: Product) -> Piece:
     )
 
 
-def numbers(product: Product, sizes: Sizes) -> list[int]:
-    """How many products, rows, columns and terms there are."""
-    return [int(substitute(dim, dict(sizes))) for dim in product.shape]
-
-
 class _Generated:
-    """Writes the calls of one product."""
+    """Writes the calls of one product that is made of tiles."""
 
-    def __init__(self, node: GraphNode, product: Product) -> None:
-        self.node, self.product = node, product
+    def __init__(self, node: GraphNode, product: Product, plan: Plan) -> None:
+        self.node, self.product, self.plan = node, product, plan
         self.tile: Tile = tile_of(product.dtype, host())
         self.functions = functions(product.dtype)
         self.right: Value = node.operands[1]
-        rows = product.shape[1]
-        self.is_low = isinstance(rows, int) and rows <= LOW
-        self.packed = not self.is_ready()
-
-    def is_ready(self) -> bool:
-        """Whether the right operand may stay as it is: few rows use it, or it is small."""
-        _, _, columns, terms = self.product.shape
-        whole = isinstance(columns, int) and columns % self.tile.columns == 0
-        if self.product.turned[1] or not (whole or self.tile.masked):
-            return False
-        known = isinstance(columns, int) and isinstance(terms, int)
-        return self.is_low or (known and columns * terms <= SMALL)
+        self.is_low, self.packed = plan.form == "columns", plan.packed
 
     def pieces(self) -> list[Piece]:
         """Packing, if it is needed, and the product."""
@@ -184,12 +149,12 @@ class _Generated:
         else:
             right = [terms * columns, columns, width]
         steps = [1, rows] if left else [terms, 1]
-        block = rows if self.is_low else BLOCK
+        block = rows if self.is_low else self.plan.block
         return [rows, columns, terms, *steps, rows * terms, *right, self.depth(terms), block, left]
 
     def depth(self, terms: int) -> int:
         """How many terms are multiplied at a time: parts of about one length."""
-        most = DEPTH // self.product.dtype.itemsize
+        most = self.plan.depth // self.product.dtype.itemsize
         parts = max(1, -(-terms // most))
         return max(1, -(-terms // parts))
 
@@ -197,11 +162,11 @@ class _Generated:
         """How many rows a chunk has."""
         _, _, columns, terms = numbers(self.product, sizes)
         least = CHUNK // max(1, 2 * columns * terms) + 1
-        wanted = max(least, min(BLOCK, self.in_rows(sizes) // CHUNKS))
+        wanted = max(least, min(self.plan.block, self.in_rows(sizes) // CHUNKS))
         return -(-wanted // self.tile.rows) * self.tile.rows
 
     def panels_at_once(self, sizes: Sizes) -> int:
         """How many panels a chunk has."""
         _, rows, _, terms = numbers(self.product, sizes)
-        least = CHUNK // max(1, 2 * rows * self.tile.columns * terms) + 1
+        least = PART // max(1, 2 * rows * self.tile.columns * terms) + 1
         return max(least, self.in_columns(sizes) // (4 * CHUNKS))

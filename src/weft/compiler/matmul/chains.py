@@ -28,7 +28,7 @@ from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Graph, Literal, Variable
 
 if TYPE_CHECKING:
-    from weft.compiler.section import Call
+    from weft.compiler.native_calls import Call
 
 Value = Variable | Literal
 Sizes = Mapping[str, int]
@@ -56,17 +56,21 @@ class Stage:
     few: Dimension
 
 
-def chained(calls: Sequence[Call], graph: Graph, root: Root) -> list[Call]:
-    """The calls with chains as one call each, as early as they can run."""
-    return _Chains(calls, graph, root).all()
+def chained(
+    calls: Sequence[Call], outputs: Sequence[Value], graph: Graph, root: Root
+) -> list[Call]:
+    """The calls with chains as one call each, as early as they can run; `outputs` are stored."""
+    return _Chains(calls, outputs, graph, root).all()
 
 
 class _Chains:
     """What is looked up while chains are found."""
 
-    def __init__(self, calls: Sequence[Call], graph: Graph, root: Root) -> None:
+    def __init__(
+        self, calls: Sequence[Call], outputs: Sequence[Value], graph: Graph, root: Root
+    ) -> None:
         self.calls, self.root = calls, root
-        self.outputs = {root(atom) for atom in graph.outputs}
+        self.outputs = {root(atom) for atom in outputs}
         barriers = [node for node in graph.nodes if node.primitive.name == "barrier"]
         self.fenced: set[Value] = {node.results[0] for node in barriers}
         """What is read behind a barrier is read at its own time, and is no reason for a chain."""

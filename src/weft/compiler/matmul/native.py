@@ -72,7 +72,8 @@ def _declared(tile: Tile) -> Iterator[str]:
     yield "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
     yield "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
     yield "declare i64 @llvm.smin.i64(i64, i64)"
-    yield f"declare {kind.text} @llvm.fma.{kind.suffix}({', '.join([kind.text] * 3)})"
+    if kind.dtype.is_floating:
+        yield f"declare {kind.text} @llvm.fma.{kind.suffix}({', '.join([kind.text] * 3)})"
     if kind.width > 1:
         given = f"ptr, i32, {kind.mask}, {kind.text}"
         yield f"declare {kind.text} @llvm.masked.load.{kind.suffix}.p0({given})"

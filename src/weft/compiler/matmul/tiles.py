@@ -185,6 +185,11 @@ def multiplied_lines(tile: Tile, kind: Type, i: int, vectors: int) -> list[str]:
 
 def _sum(tile: Tile, kind: Type, x: str, i: int, j: int) -> list[str]:
     """One more term of a sum."""
+    if not kind.dtype.is_floating:
+        return [
+            f"  %p{i}.{j} = mul {kind.text} {x}, %b{j}",
+            f"  %s{i}.{j}.next = add {kind.text} %s{i}.{j}, %p{i}.{j}",
+        ]
     if not tile.fused:
         return [
             f"  %p{i}.{j} = fmul {kind.text} {x}, %b{j}",
@@ -197,10 +202,11 @@ def _sum(tile: Tile, kind: Type, x: str, i: int, j: int) -> list[str]:
 def stored_lines(tile: Tile, kind: Type, rows: int, vectors: int) -> list[str]:
     """The tile, added to what is there or not, the last vector up to the last column."""
     lines = ["  br i1 %add, label %added, label %alone", "added:"]
+    added = "fadd" if kind.dtype.is_floating else "add"
     for i in range(rows):
         for j in range(vectors):
             lines += _read(tile, kind, i, j, masked=j == vectors - 1)
-            lines.append(f"  %n{i}.{j} = fadd {kind.text} %o{i}.{j}, %r{i}.{j}")
+            lines.append(f"  %n{i}.{j} = {added} {kind.text} %o{i}.{j}, %r{i}.{j}")
     lines += ["  br label %alone", "alone:"]
     lines += [
         f"  %w{i}.{j} = phi {kind.text} [%r{i}.{j}, %summed], [%n{i}.{j}, %added]"
