@@ -19,7 +19,7 @@ import pytest
 from tests.custom.operators import COMPILER, EXAMPLE, built, clean_names, example_library
 
 import weft as wf
-from weft.compiler.jit import runner
+from weft.compiler.execution import runner
 from weft.compiler.program import Program
 from weft.compiler.stored import frozen, thawed
 from weft.custom import elementwise, native
@@ -386,7 +386,7 @@ def test_the_header_is_plain_c_and_plain_cpp(tmp_path: Path) -> None:
 
 SCRIPT = """
 import runpy, sys, weft as wf
-from weft.compiler.jit import runner
+from weft.compiler.execution import runner
 example = runpy.run_path(sys.argv[1])
 softclip = example["define_softclip"](wf.custom.load_library(sys.argv[2]))
 f = wf.jit(lambda x: softclip(x * 2, limit=3.0) + 1)

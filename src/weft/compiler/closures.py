@@ -41,9 +41,8 @@ def _of_function(function: Any, seen: set[int], depth: int) -> Iterator[Read]:
     elif isinstance(function, functools.partial):
         yield from _of_value(lambda: (function.args, function.keywords), seen, depth)
         yield from _of_function(function.func, seen, depth)
-    elif isinstance(function, FunctionType):
-        if not is_internal(function.__code__.co_filename):
-            yield from _of_variables(function, seen, depth)
+    elif isinstance(function, FunctionType) and not is_internal(function.__code__.co_filename):
+        yield from _of_variables(function, seen, depth)
     elif hasattr(function, "__wrapped__"):
         yield from _of_function(function.__wrapped__, seen, depth - 1)
     elif any(isinstance(leaf, Tensor) for leaf in trees.leaves(function)):
@@ -79,6 +78,9 @@ def _of_value(read: Read, seen: set[int], depth: int) -> Iterator[Read]:
         yield from _of_function(value, seen, depth - 1)
     elif any(isinstance(leaf, Tensor) for leaf in trees.leaves(value)):
         yield read
+    elif isinstance(value, (list, tuple, dict)):
+        for leaf in trees.leaves(value):
+            yield from _of_function(leaf, seen, depth - 1)
     else:
         yield from _of_object(value, seen, depth)
 

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.compiler.ahead import begin_driver
+from weft.compiler.collection import no_collection
 from weft.core import trees
 from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
@@ -54,6 +56,11 @@ class Source:
         if self.handle is not None:
             return self.handle()
         return GENERATOR.counter
+
+    def same(self, other: Source) -> bool:
+        """Whether both are the same place; weak references would compare what they refer to."""
+        places = (self.argument, self.gradient), (other.argument, other.gradient)
+        return places[0] == places[1] and self.handle is other.handle
 
     def held(self) -> Tensor | None:
         """What a handle outside holds; None when it is gone."""
@@ -201,7 +208,8 @@ def record(
     """Trace one call, in which these handles are the arguments, of their own or of given types."""
     kinds = [handle.type for handle in arguments] if types is None else types
     trace = StateTrace()
-    with running(trace):
+    begin_driver()
+    with no_collection, running(trace):
         try:
             for position, (handle, kind) in enumerate(zip(arguments, kinds, strict=True)):
                 trace.lift(handle, kind, Source(position))

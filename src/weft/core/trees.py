@@ -142,7 +142,7 @@ def flatten_with_paths(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[s
 
 def register_node(
     cls: type[T],
-    flatten: Callable[[T], tuple[dict[Any, Any], Hashable]],
+    flatten: Callable[[T], tuple[dict[Any, Any], Hashable] | Parts],
     unflatten: Callable[[type[T], dict[Any, Any], Any], T],
 ) -> None:
     """Make a class and its subclasses containers.
@@ -158,7 +158,10 @@ def register_node(
     """
 
     def split(node: T) -> Parts:
-        children, static = flatten(node)
+        found = flatten(node)
+        if isinstance(found, Parts):  # remembered by the class, and checked when it was made
+            return found
+        children, static = found
         _check_static(cls, static)
         return Parts(tuple(children), tuple(children.values()), static)
 
@@ -167,6 +170,35 @@ def register_node(
         return unflatten(structure.kind or cls, named, structure.static)
 
     _register(cls, Container(split, join, _show_call))
+
+
+def take_apart(node: Any) -> Parts | None:
+    """A container taken apart one level; None for a leaf.
+
+    >>> take_apart({"b": 2, "a": [1]}).children, take_apart(3)
+    ([[1], 2], None)
+    """
+    container = _container(type(node))
+    return None if container is None else container.split(node)
+
+
+def is_container(node: Any) -> bool:
+    """Whether a node is taken apart; it may have no leaves.
+
+    >>> is_container([]), is_container(None), is_container("text")
+    (True, True, False)
+    """
+    return _container(type(node)) is not None
+
+
+def is_registered(node: Any) -> bool:
+    """Whether a node is of a class that `register_node` made a container.
+
+    >>> is_registered([1, 2]), is_registered(1)
+    (False, False)
+    """
+    bases = [base for base in type(node).__mro__ if base in _registered and base not in _BUILT_IN]
+    return bool(bases) and _registered[bases[0]] is not None
 
 
 def register_leaf(cls: type[T]) -> type[T]:

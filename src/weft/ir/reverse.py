@@ -12,8 +12,8 @@ gradient of a real function of complex numbers points uphill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
 from operator import attrgetter
 from typing import Any
 
@@ -32,15 +32,24 @@ from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 AnyNode = Node | Leaf | Projection
 
 
-@contextmanager
-def recording(enabled: bool) -> Iterator[None]:
-    """Turn the tape on or off inside a `with` block."""
-    before = grad_mode.enabled
-    grad_mode.enabled = enabled
-    try:
-        yield
-    finally:
-        grad_mode.enabled = before
+class recording(ContextDecorator):  # noqa: N801  a context manager, called as a function is
+    """Turn the tape on or off inside a `with` block, or in a function; quicker than a generator."""
+
+    __slots__ = ("_before", "enabled")
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(grad_mode.enabled)
+        grad_mode.enabled = self.enabled
+
+    def __exit__(self, *error: object) -> None:
+        grad_mode.enabled = self._before.pop()
+
+    def _recreate_cm(self) -> recording:
+        return recording(self.enabled)  # a function may be run by several threads
 
 
 def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:

@@ -109,6 +109,8 @@ class Traces(threading.local):
         self.stack: list[Trace] = []
         self.recording: list[Trace] = []
         """Those of them that take calls without operands; see dispatch.py."""
+        self.keeper: Any = None
+        """What sees each call in a function that will be run again; see checkpoint.py."""
 
 
 traces = Traces()
@@ -116,6 +118,8 @@ traces = Traces()
 
 def about_to_write(handle: Tensor) -> None:
     """Tell the running traces that a handle will stand for another value, or get a gradient."""
+    if traces.keeper is not None:
+        traces.keeper.adopt(handle)
     for trace in reversed(traces.stack):
         if trace.adopts:
             trace.adopt(handle)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,6 +23,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 import weft as wf
+from weft.nn.unchanged import Contents
 
 PARAMETER, BUFFER, TRANSIENT = "parameter", "buffer", "transient"
 """What a tensor is to its module; a transient buffer is not saved."""
@@ -106,16 +108,89 @@ class Layout:
     places: tuple[Place, ...]
     modules: tuple[tuple[str, Any], ...]
     skeleton: Skeleton
-    changes: int | None
-    """The count of changes that it is valid for; None where changes would not be seen."""
     names: tuple[str, ...]
     """The first name of each tensor."""
+    parts: wf.tree.Parts = field(init=False)
+    """The module as a node of a tree."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", wf.tree.Parts(self.names, self.tensors, self.skeleton))
 
 
 class Changes:
-    """How often any module's attributes were set: what a remembered layout is checked against."""
+    """How often any module's attributes were set, or its hooks."""
 
     count = 0
+
+
+class Guard:
+    """Tells whether modules are as they were when a walk came to them, by what they hold.
+
+    The values of attributes, and what is in lists and dictionaries among them, are looked at each
+    time. Names are looked at where `Changes` has counted something since; a value that went under
+    another name past `__setattr__` stands last, so the last name is looked at each time, too.
+    """
+
+    __slots__ = ("_changes", "_held", "_last", "_names", "_own", "_owners", "is_blind")
+
+    def __init__(self) -> None:
+        self._changes = Changes.count
+        self._owners: list[Any] = []
+        self._own: list[dict[str, Any]] = []
+        self._last: list[str] = []
+        self._held, self._names = Contents(), Contents()
+        self.is_blind = False
+        """Whether something was met whose changes are not seen."""
+
+    def watch(self, module: Any) -> None:
+        """Look at a module's attributes from now on."""
+        own = module.__dict__
+        self._owners.append(module)
+        self._own.append(own)
+        self._last.append(next(reversed(own)))
+        self._held.add(own.values())
+        self._names.add(own.keys())
+        for name in DICTIONARIES:
+            self._names.add(own[name].keys())
+            self._names.add(own[name].values())
+
+    def watch_value(self, value: Any) -> None:
+        """Look at what an attribute holds from now on."""
+        kind = type(value)
+        if kind is list:
+            self._held.add(value)
+        elif kind is dict:
+            self._held.add(value.keys())
+            self._held.add(value.values())
+        elif kind is not tuple:
+            opaque = wf.tree.is_container(value) and not is_module(value) and value is not None
+            self.is_blind |= opaque or isinstance(value, np.ndarray)
+            return
+        for each in value.values() if kind is dict else value:
+            self.watch_value(each)
+
+    def holds(self) -> bool:
+        """Whether nothing has changed."""
+        if self.is_blind or not self._held.unchanged():
+            return False
+        if [*map(next, map(reversed, self._own))] != self._last:
+            return False
+        count = Changes.count
+        if self._changes != count:
+            same = all(map(is_, [module.__dict__ for module in self._owners], self._own))
+            if not same or not self._names.unchanged():
+                return False
+            self._changes = count
+        return True
+
+
+class Remembered:
+    """A module's last layout, and what tells whether it is still valid."""
+
+    __slots__ = ("pair",)
+
+    def __init__(self) -> None:
+        self.pair: tuple[Layout, Guard] | None = None
 
 
 CONTAINERS: list[type] = []
@@ -128,13 +203,22 @@ def is_module(value: Any) -> bool:
 
 
 def lay_out(module: Any) -> Layout:
-    """The layout of a module, remembered until an attribute of some module is set."""
-    known: Layout | None = module.__dict__["_layout"]
-    if known is not None and known.changes == Changes.count:
-        return known
-    found = _Folding().run(module)
-    module.__dict__["_layout"] = found
+    """The layout of a module, remembered until something in it is another object."""
+    pair = _remembered(module).pair
+    if pair is not None and pair[1].holds():
+        return pair[0]
+    folding = _Folding()
+    found = folding.run(module)
+    _remembered(module).pair = found, folding.guard
     return found
+
+
+def _remembered(module: Any) -> Remembered:
+    """Where a module's layout is kept: one object as long as the module is there."""
+    known: Remembered | None = module.__dict__["_layout"]
+    if known is None:
+        known = module.__dict__["_layout"] = Remembered()
+    return known
 
 
 def dotted(prefix: str, name: object) -> str:
@@ -161,6 +245,7 @@ class _Folding:
         self.numbers: dict[int, int] = {}
         self.open: set[int] = set()
         self.seen_changes = True
+        self.guard = Guard()
 
     def run(self, module: Any) -> Layout:
         """Take the module apart."""
@@ -169,13 +254,12 @@ class _Folding:
         if self.seen_changes:  # else it holds what may be changed, which is its own
             known = _SKELETONS.setdefault(skeleton.code, skeleton)
             skeleton = known if known == skeleton else skeleton
-        changes = Changes.count if self.seen_changes else None
         names: dict[int, str] = {}
         for place in self.places:
             names.setdefault(place.index, place.name)
         first = tuple([names[index] for index in range(len(self.tensors))])
         everything = tuple(self.tensors), tuple(self.places), tuple(self.modules)
-        return Layout(*everything, skeleton, changes, first)
+        return Layout(*everything, skeleton, first)
 
     def module(self, module: Any, prefix: str) -> Part:
         """A module; where it occurs again, its tensors get their other names, and no more."""
@@ -185,6 +269,8 @@ class _Folding:
         if known is None:
             self.numbers[id(module)] = len(self.numbers)
             self.modules.append((prefix, module))
+            _remembered(module)
+            self.guard.watch(module)
         self.open.add(id(module))
         items = self._items(module, prefix)
         self.open.discard(id(module))
@@ -194,7 +280,8 @@ class _Folding:
 
     def _items(self, module: Any, prefix: str) -> tuple[tuple[str, Part], ...]:
         """The attributes: tensors before modules, as in PyTorch's state dictionaries."""
-        named = [item for item in module.__dict__.items() if item[0] not in INTERNAL]
+        everything = list(module.__dict__.items())  # at once: another thread may add some
+        named = [item for item in everything if item[0] not in INTERNAL]
         named.sort(key=lambda item: is_module(item[1]))
         items = [(name, self._part(module, name, value, prefix)) for name, value in named]
         inner = [(name, tuple(module.__dict__[name].items())) for name in DICTIONARIES]
@@ -212,6 +299,7 @@ class _Folding:
         return self._container(owner, name, value, prefix)
 
     def _container(self, owner: Any, name: str, value: Any, prefix: str) -> Part:
+        self.guard.watch_value(value)
         leaves, structure = wf.tree.flatten(value, is_leaf=is_module)
         names = list(leaf_names(structure, name))
         held = [
@@ -320,10 +408,9 @@ def _distinct(tensors: Sequence[Any]) -> list[Any]:
     return found
 
 
-def take_apart(module: Any) -> tuple[dict[str, Any], Skeleton]:
+def take_apart(module: Any) -> wf.tree.Parts:
     """The tensors by name, and the skeleton: a module as a node of a tree."""
-    layout = lay_out(module)
-    return dict(zip(layout.names, layout.tensors, strict=True)), layout.skeleton
+    return lay_out(module).parts
 
 
 def rebuild(kind: type, tensors: Mapping[str, Any], skeleton: Skeleton) -> Any:

@@ -181,6 +181,7 @@ class Module:
         setattr(self, name, tensor)
         if tensor is not None:
             self._roles[name] = BUFFER if persistent else TRANSIENT
+            Changes.count += 1
 
     def register_parameter(self, name: str, tensor: wf.Tensor | None) -> None:
         """Hold a tensor that is learned, or None where it is left out."""

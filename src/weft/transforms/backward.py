@@ -9,8 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
 from weft.ir.reverse import backpropagate, filled, reachable, recording, zeros
@@ -28,8 +27,7 @@ from weft.ops.operands import as_tensor
 __all__ = ["enable_grad", "is_grad_enabled", "no_grad"]
 
 
-@contextmanager
-def no_grad() -> Iterator[None]:
+def no_grad() -> recording:
     """Record nothing for `.backward()` inside; also a decorator.
 
     >>> import weft as wf
@@ -38,15 +36,12 @@ def no_grad() -> Iterator[None]:
     ...     (x * 2).requires_grad
     False
     """
-    with recording(False):
-        yield
+    return recording(False)
 
 
-@contextmanager
-def enable_grad() -> Iterator[None]:
+def enable_grad() -> recording:
     """Record for `.backward()` inside, even within `no_grad`."""
-    with recording(True):
-        yield
+    return recording(True)
 
 
 def is_grad_enabled() -> bool:

@@ -14,6 +14,8 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
 from weft.core import names
 from weft.core.errors import (
     ArgumentError,
@@ -22,6 +24,7 @@ from weft.core.errors import (
     NameUnknownError,
     ShapeError,
 )
+from weft.core.sharing import is_lent
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled
 from weft.ir.tape import rebind
@@ -157,9 +160,15 @@ def _fill(x: Tensor, value: Any) -> Tensor:
     return rebind(x, filled(x.shape, x.dtype, value), "fill_")
 
 
+def _owned(x: Tensor) -> Tensor:
+    """The tensor, on memory that nobody else writes to."""
+    value = x._value
+    return wrap(value.copy(), x._node) if type(value) is np.ndarray and is_lent(value) else x
+
+
 def _copy(x: Tensor, source: Any) -> Tensor:
     """Take the values of another tensor, broadcast and converted, and return the tensor."""
-    values = conversion.astype(as_tensor("copy_", source), x.dtype)
+    values = conversion.astype(_owned(as_tensor("copy_", source)), x.dtype)
     return rebind(x, apply(movement.broadcast_to, values, shape=x.shape), "copy_")
 
 

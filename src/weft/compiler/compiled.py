@@ -1,0 +1,211 @@
+"""One compiled form of a function: runs it, and writes back the state that the call changed.
+
+>>> import weft as wf
+>>> from weft.compiler.tracing import record
+>>> x = wf.tensor([1.0, 2.0])
+>>> Compiled(record([x], lambda: x * 3))([x]).tolist()
+[3.0, 6.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.execution import observed, program, runner
+from weft.compiler.memory_report import MemoryReport, memory_report
+from weft.compiler.recomputation import Fit, fitted
+from weft.compiler.runner import Runner
+from weft.compiler.tracing import Output, Recording, Source
+from weft.compiler.user_rules import Rewrites, rewrites
+from weft.core.settings import settings
+from weft.core.trees import LEAF
+from weft.core.types import TensorType
+from weft.ir.dispatch import OBSERVERS
+from weft.ir.graph import Graph
+from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ops.control_call import call_graph
+from weft.ops.random_bits import GENERATOR
+
+Array = np.ndarray[Any, Any]
+_ARRAY = frozenset([np.ndarray])
+
+
+@dataclass(slots=True)
+class Compiled:
+    """One compiled form of a function."""
+
+    recording: Recording
+    program: Runner | None = None
+    outside: list[tuple[Source, TensorType]] = field(init=False)
+    donated: list[tuple[int, int]] = field(default_factory=list)
+    """Outputs that may be written to an input's own array, and those inputs."""
+    rules: Rewrites = ()
+    """The rules of users that the program was compiled with."""
+    budget: int | None = None
+    """The bytes that a run may need."""
+    fixed: tuple[int, ...] = ()
+    """The inputs that are likely to be the same in many calls."""
+    _fit: Fit | None = None
+    _places: list[int] | None = field(init=False)
+    """Which arguments the inputs are, if they are nothing else."""
+    _result: int | None = field(init=False)
+    """Which output the call returns, if that is all."""
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.recording.sources, self.recording.graph.input_types, strict=True)
+        self.outside = [(source, kind) for source, kind in pairs if source.handle is not None]
+        places = [s.argument for s in self.recording.sources if s.argument is not None]
+        is_given = len(places) == len(self.recording.sources)
+        self._places = places if is_given and not self._reads_gradients() else None
+        result = self.recording.results[0] if self.recording.structure is LEAF else None
+        self._result = result.position if isinstance(result, Output) else None
+
+    def _reads_gradients(self) -> bool:
+        return any(source.gradient for source in self.recording.sources)
+
+    @property
+    def fit(self) -> Fit:
+        """The graph that is compiled: as recorded, or, with a budget, one that fits it."""
+        if self.budget is None:
+            return Fit(self.recording.graph)
+        if self._fit is None:
+            self._fit = fitted(self.recording.graph, self.budget, self._judged)
+        return self._fit
+
+    def _judged(self, graph: Graph) -> MemoryReport:
+        made = program(graph, self.fixed)
+        return memory_report(made, {}, donated(self.recording, made))
+
+    def fits(self) -> bool:
+        """Whether tensors from outside that no variable was found for are as they were."""
+        return not self.outside or all(
+            (held := source.held()) is None or held.type == kind for source, kind in self.outside
+        )
+
+    def __call__(self, handles: Sequence[Tensor]) -> Any:
+        """Run it on the tensors in a call's arguments, and write back the state that it changed."""
+        recording, places = self.recording, self._places
+        if places is None:
+            inputs = [source.read(handles) for source in recording.sources]
+        else:
+            inputs = [handles[place] for place in places]
+        arrays = [x._value for x in inputs]
+        if self._is_plain(inputs, arrays):
+            outputs = [wrap(array) for array in self._run(arrays)]
+        else:
+            outputs = list(call_graph(recording.graph, *inputs))
+        del inputs, arrays
+        if recording.writes:
+            self._write_back(handles, outputs)
+        return outputs[self._result] if self._result is not None else recording.rebuild(outputs)
+
+    def _is_plain(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
+        """Whether nothing but the values is asked for: no transform, no later derivative."""
+        if not _ARRAY.issuperset(map(type, arrays)):
+            return False
+        recorded = grad_mode.enabled and self.recording.differentiable
+        return not recorded or all(x._node is None for x in inputs)
+
+    def _write_back(self, handles: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Write state back; arrays that nobody holds any more are memory for later runs."""
+        replaced = _write_back(self.recording, handles, outputs)
+        if replaced and self.program is not None:
+            for old, references in zip(replaced, _references(replaced), strict=True):
+                if references == _UNSHARED:
+                    self.program.recycle(old)
+
+    def _run(self, arrays: list[Array]) -> Sequence[Array]:
+        if not settings.compiler or OBSERVERS:
+            return observed(self.recording.graph, arrays)
+        if self.program is None or self.rules is not rewrites():
+            self._fit = self._fit if self.rules is rewrites() else None
+            self.rules = rewrites()
+            self.program = runner(self.fit.graph, self.fixed)
+            self.donated = donated(self.recording, self.program)
+        return self.program.run(arrays, _let_go(arrays, self.donated) if self.donated else ())
+
+
+def _references(arrays: list[Array]) -> list[int]:
+    """How many references to each array there are, with those of the list and of this question."""
+    return [getrefcount(array) for array in arrays]
+
+
+def donated(recording: Recording, program: Runner) -> list[tuple[int, int]]:
+    """Outputs that replace the state whose array they may be written to, and those inputs."""
+    found: list[tuple[int, int]] = []
+    for write in recording.writes:
+        source, output = write.source, write.output
+        is_counter = source.argument is None and source.handle is None
+        if output is None or source.gradient or is_counter:
+            continue
+        inputs = program.donations.get(output, ())
+        found += [(output, given) for given in inputs if source.same(recording.sources[given])]
+    return found
+
+
+def _let_go(arrays: list[Array], pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those pairs whose input's array nobody but one handle, and the list, holds."""
+    return [
+        pair for pair in pairs if getrefcount(arrays[pair[1]]) == _HELD and _is_own(arrays[pair[1]])
+    ]
+
+
+def _is_own(array: Array) -> bool:
+    flags = array.flags
+    return bool(flags.owndata and flags.carray)
+
+
+def _held_references() -> int:
+    """The references to an array that one handle and a list hold, counted as `_let_go` does."""
+    handle = wrap(np.empty(1))
+    arrays = [handle._value]
+    counts = [getrefcount(arrays[place]) for place in (0,)]
+    return counts[0]
+
+
+_HELD = _held_references()
+
+
+def _count(held: object) -> int:
+    return getrefcount(held)
+
+
+def _count_of_one() -> int:
+    """The count of something that one variable holds."""
+    made = wrap(None)
+    return _count(made)
+
+
+_ALONE = _count_of_one()
+
+_UNSHARED = _references([np.empty(1)])[0]
+"""The references to an array that only a list holds; interpreters count differently."""
+
+
+def _write_back(
+    recording: Recording, handles: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[Array]:
+    """Write state back; the arrays that were replaced."""
+    replaced: list[Array] = []
+    for write in recording.writes:
+        owner = write.source.owner(handles)
+        if owner is None:
+            continue
+        value = None if write.output is None else outputs[write.output]._value
+        if write.source.gradient:
+            old = owner._grad
+            owner._grad = None if value is None else wrap(value)
+            if old is not None and _count(old) == _ALONE and type(old._value) is np.ndarray:
+                replaced.append(old._value)
+        elif owner is GENERATOR.counter:
+            GENERATOR.advance(wrap(value))
+        else:
+            if type(owner._value) is np.ndarray:
+                replaced.append(owner._value)
+            owner._value = value
+    return replaced

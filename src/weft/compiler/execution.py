@@ -1,0 +1,114 @@
+"""Programs of graphs: compiled once each, found again, and run.
+
+>>> import numpy as np
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", (2,)))
+>>> evaluate(graph, [np.ones(2, np.float32)])[0].tolist(), runner(graph) is runner(graph)
+([2.0, 2.0], True)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from weft.compiler import stored
+from weft.compiler.matmul.plans import TUNER
+from weft.compiler.program import Program
+from weft.compiler.runner import Runner
+from weft.compiler.tuning import tuned
+from weft.compiler.user_rules import Rewrites, exactly, rewrites
+from weft.core.errors import NanError
+from weft.core.settings import settings
+from weft.ir.dispatch import OBSERVERS
+from weft.ir.graph import Graph, is_local
+from weft.ir.sizes import specialize
+from weft.ir.tensor import wrap
+from weft.ops.control import run, silent
+from weft.ops.control_call import EVALUATOR
+from weft.ops.debugging import has_nan
+
+RUNNERS = 256
+"""How many programs are kept for all functions together."""
+Array = np.ndarray[Any, Any]
+Fixed = tuple[int, ...]
+"""Positions of inputs that are expected to stay the same from run to run."""
+
+
+def program(graph: Graph, fixed: Fixed = ()) -> Program:
+    """The compiled form of a graph, with all that can be asked of it."""
+    return _program(graph, rewrites(), fixed, settings.tuning)
+
+
+@lru_cache(maxsize=256)
+def _program(graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool) -> Program:
+    with exactly(rules), settings.changed(tuning=tuning):
+        return Program(graph, fixed)
+
+
+def runner(graph: Graph, fixed: Fixed = ()) -> Runner:
+    """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
+    rules = rewrites()
+    way = " tuned" if settings.tuning else ""
+    key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules
+    found = _runners.get(key)
+    if found is None:
+        is_known_here_only = rules or any(map(is_local, graph.nodes))
+        if is_known_here_only:
+            found = _program(graph, rules, fixed, settings.tuning)
+        else:
+            tuning = settings.tuning
+            found = stored.runner(key[0], lambda: _program(graph, rules, fixed, tuning))
+        _runners[key] = found
+        if len(_runners) > RUNNERS:
+            _runners.popitem(last=False)
+    return found
+
+
+_runners: OrderedDict[tuple[str, Rewrites], Runner] = OrderedDict()
+
+
+def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
+    if not settings.compiler or OBSERVERS:
+        return observed(graph, arrays)
+    return runner(graph).run(arrays)
+
+
+def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs by reference, or compiled under observation.
+
+    Where compiled outputs hold NaN, the reference is run too, for its observers to find the node.
+    """
+    if not settings.compiler:
+        return by_reference(graph, arrays)
+    outputs = runner(graph).run([array.copy() for array in arrays])
+    if any(map(has_nan, outputs)):
+        by_reference(silent(graph), arrays)
+        raise _only_compiled(outputs)
+    return outputs
+
+
+def _only_compiled(outputs: Sequence[Array]) -> NanError:
+    """NaN that the reference does not make: rounding beside an edge, or a mistake of ours."""
+    return NanError(
+        "jit",
+        "the compiled program gives NaN, and the reference does not",
+        expected="numbers only, inside wf.debug.nans()",
+        got={f"output {i}": wrap(out) for i, out in enumerate(outputs) if has_nan(out)},
+        fix="run by reference: with wf.settings.changed(compiler=False)",
+    )
+
+
+def by_reference(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs of a graph, each node by its reference."""
+    types = [wrap(array).type for array in arrays]
+    return run(specialize(graph, types), arrays)
+
+
+EVALUATOR.append(evaluate)
+TUNER.append(tuned)
