@@ -15,6 +15,7 @@ import pytest
 
 import weft as wf
 from weft.compiler import kernels, stored
+from weft.compiler.background import BACKGROUND
 from weft.compiler.image import taken
 from weft.compiler.origins import found_again, origin
 from weft.compiler.program import Program
@@ -106,6 +107,7 @@ def test_a_program_is_found_by_the_code_that_made_it_only(
     monkeypatch.setattr(stored, "disk", lambda: cache)
     graph = wf.ir.trace(lambda x: wf.sin(x) * 5, wf.spec("float32", (4,)))
     first = stored.runner(graph.digest(), lambda: Program(graph))
+    BACKGROUND.finish()  # the program is written
     again = stored.runner(graph.digest(), lambda: Program(graph))
     monkeypatch.setattr(stored, "sources", lambda: "other code")
     other = stored.runner(graph.digest(), lambda: Program(graph))
@@ -119,7 +121,7 @@ def test_functions_are_found_again_by_name() -> None:
 
 SCRIPT = """
 import weft as wf
-from weft.compiler.jit import runner
+from weft.compiler.execution import runner
 w = wf.tensor([[0.5, -1.0], [0.25, 2.0]], requires_grad=True)
 optimizer = wf.optim.Adam([w], lr=0.1)
 @wf.jit

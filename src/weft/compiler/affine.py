@@ -74,8 +74,13 @@ def strides(shape: Shape) -> tuple[Dimension, ...]:
 
 def offset(index: Sequence[Affine], shape: Shape) -> Affine:
     """Where an index lands in the memory of a contiguous tensor."""
-    total = Affine()
-    for position, dim, stride in zip(index, shape, strides(shape), strict=True):
+    factors: dict[int, Dimension] = {}
+    constant: Dimension = 0
+    step: Dimension = 1
+    for position, dim in zip(reversed(index), reversed(shape), strict=True):
         if dim != 1:
-            total = total + position * stride
-    return total
+            for loop, factor in position.terms:
+                factors[loop] = factors.get(loop, 0) + factor * step
+            constant = constant + position.constant * step
+        step = step * dim
+    return Affine(_sorted(factors), constant)

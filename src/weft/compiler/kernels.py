@@ -13,7 +13,7 @@ True
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from threading import RLock
@@ -22,13 +22,20 @@ from weakref import WeakValueDictionary, finalize
 import llvmlite
 import llvmlite.binding as llvm
 
+from weft.compiler.background import BACKGROUND, Task, finished
 from weft.compiler.llvm.machine import host
-from weft.compiler.llvm.native import emit_object, emit_text, load_for_a_while, load_object
+from weft.compiler.llvm.native import (
+    emit_kernel,
+    emit_text,
+    kernel_text,
+    load_for_a_while,
+    load_object,
+)
 from weft.compiler.origins import finder, forgotten, remembered
 from weft.ir.loops import Kernel
 from weft.runtime.cache import DiskCache, entry_key
 
-VERSION = "4"
+VERSION = "5"
 """Changes with the code that is generated for a kernel, so that old entries are not found."""
 
 RECENT = 1024
@@ -47,13 +54,49 @@ class Code:
 _known: WeakValueDictionary[str, Code] = WeakValueDictionary()
 _recent: OrderedDict[str, Code] = OrderedDict()
 _texts: dict[tuple[str, str], int] = {}
+_modules: set[str] = set()
+"""Keys of modules that are loaded for good."""
+_pending: dict[str, Task[bytes]] = {}
+"""Object files that nobody has loaded yet, by digest or key."""
 _lock = RLock()
+
+
+def begin(kernels: Iterable[Kernel]) -> None:
+    """Start to compile kernels beside the caller, but for those that are there."""
+    for kernel in kernels:
+        digest = kernel.digest
+        with _lock:
+            if digest not in _pending and _known.get(digest) is None:
+                _pending[digest] = _stored(_key(digest)) or _begun(kernel)
+
+
+def _begun(kernel: Kernel) -> Task[bytes]:
+    text = kernel_text(replace(kernel, name=f"weft_{kernel.digest}"))
+    return _emitted(_key(kernel.digest), lambda: emit_kernel(text))
+
+
+def _emitted(key: str, emit: Callable[[], bytes]) -> Task[bytes]:
+    """An object file that is under way, and then written to disk."""
+
+    def work() -> bytes:
+        data = emit()
+        BACKGROUND.submit(lambda: disk().put(key, data), later=True)
+        return data
+
+    return BACKGROUND.submit(work)
+
+
+def _stored(key: str) -> Task[bytes] | None:
+    data = disk().get(key)
+    return None if data is None else finished(data)
 
 
 def compiled(kernels: Sequence[Kernel]) -> list[Code]:
     """The machine code of each kernel."""
+    begin(kernels)
     with _lock:
-        return [_find(kernel.digest) or _make(kernel) for kernel in kernels]
+        known = _claimed([kernel.digest for kernel in kernels])
+        return [_kept(digest, known[digest]) for digest in (k.digest for k in kernels)]
 
 
 def addresses(kernels: Sequence[Kernel]) -> list[int]:
@@ -61,25 +104,29 @@ def addresses(kernels: Sequence[Kernel]) -> list[int]:
     return [code.address for code in compiled(kernels)]
 
 
+def _claimed(digests: Iterable[str]) -> dict[str, Code]:
+    """The code of digests, which is there or under way; what is new is loaded at once."""
+    known = {digest: _known.get(digest) for digest in digests}
+    new = {digest: _pending.pop(digest).result() for digest, code in known.items() if code is None}
+    return {**known, **_load(new)}  # type: ignore[dict-item]
+
+
+def codes_of(digests: Sequence[str]) -> list[Code | None]:
+    """The machine code of kernels that were compiled before; None for those not found."""
+    with _lock:
+        for digest in digests:
+            if digest not in _pending and _known.get(digest) is None:
+                found = _stored(_key(digest))
+                if found is not None:
+                    _pending[digest] = found
+        there = [d for d in digests if d in _pending or _known.get(d) is not None]
+        known = _claimed(there)
+        return [_kept(d, known[d]) if d in known else None for d in digests]
+
+
 def code_of(digest: str) -> Code | None:
     """The machine code of a kernel that was compiled before; None if it is not found."""
-    with _lock:
-        return _find(digest)
-
-
-def _find(digest: str) -> Code | None:
-    """The code of a digest, in this process or on disk."""
-    found = _known.get(digest)
-    if found is None:
-        data = disk().get(_key(digest))
-        return None if data is None else _load(data, digest)
-    return _kept(digest, found)
-
-
-def _make(kernel: Kernel) -> Code:
-    data = emit_object([replace(kernel, name=f"weft_{kernel.digest}")])
-    disk().put(_key(kernel.digest), data)
-    return _load(data, kernel.digest)
+    return codes_of([digest])[0]
 
 
 def _kept(digest: str, code: Code) -> Code:
@@ -91,23 +138,37 @@ def _kept(digest: str, code: Code) -> Code:
     return code
 
 
-def _load(data: bytes, digest: str) -> Code:
-    name = f"weft_{digest}"
-    places, engine = load_for_a_while(data, [name])
-    code = Code(remembered(places[name], "kernel", digest), engine)
+def _load(objects: Mapping[str, bytes]) -> dict[str, Code]:
+    """The code of object files by digest; it stays as long as any of it is held."""
+    if not objects:
+        return {}
+    names = {digest: f"weft_{digest}" for digest in objects}
+    places, engine = load_for_a_while(list(objects.values()), list(names.values()))
+    return {digest: _code(digest, places[name], engine) for digest, name in names.items()}
+
+
+def _code(digest: str, address: int, engine: object) -> Code:
+    code = Code(remembered(address, "kernel", digest), engine)
     finalize(code, forgotten, code.address).atexit = False
-    return _kept(digest, code)
+    return code
+
+
+def begin_text(source: str) -> None:
+    """Start to compile a module that was written by hand, if it is not there."""
+    key = entry_key(source.encode(), *environment())
+    with _lock:
+        if key not in _pending and key not in _modules:
+            _pending[key] = _stored(key) or _emitted(key, lambda: emit_text(source))
 
 
 def text_addresses(source: str, names: Sequence[str]) -> dict[str, int]:
     """The functions of a module that was written by hand, each defined as `weft.name`."""
     key = entry_key(source.encode(), *environment())
     with _lock:
-        code = disk().get(key)
-        if code is None:
-            code = emit_text(source)
-            disk().put(key, code)
-        found = load_object(code, names)
+        under_way = _pending.pop(key, None) or _stored(key)
+        task = under_way or _emitted(key, lambda: emit_text(source))
+        found = load_object(task.result(), names)
+        _modules.add(key)
         for name in names:
             _texts[key, name] = remembered(found[name], "text", key, name)
         return found

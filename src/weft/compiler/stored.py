@@ -27,15 +27,18 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.background import BACKGROUND
+from weft.compiler.collection import no_collection
 from weft.compiler.control import control_call
 from weft.compiler.driver import WATCHERS
 from weft.compiler.image import Image, taken
-from weft.compiler.kernels import code_of, disk, environment
+from weft.compiler.kernels import codes_of, disk, environment
+from weft.compiler.native_calls import Sizes, Value
 from weft.compiler.origins import finder, found_again, remembered
 from weft.compiler.pool import thread_pool
 from weft.compiler.program import Program
 from weft.compiler.runner import Donation, Runner
-from weft.compiler.section import Context, Section, Sizes, Tables, Value
+from weft.compiler.section import Context, Section, Tables
 from weft.core.dtypes import as_dtype
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, Literal, Variable
@@ -51,13 +54,14 @@ _LENGTH = struct.Struct("<Q")
 def runner(digest: str, compiled: Callable[[], Program]) -> Runner:
     """The program of a graph's digest: found on disk, or compiled and stored for others."""
     key = entry_key(digest.encode(), sources(), *environment())
-    known = thawed(disk().get(key), compiled)
-    if known is not None:
-        return known
-    made = compiled()
-    data = frozen(made)
+    with no_collection:
+        known = thawed(disk().get(key), compiled)
+        if known is not None:
+            return known
+        made = compiled()
+        data = frozen(made)
     if data is not None:
-        disk().put(key, data)
+        BACKGROUND.submit(lambda: disk().put(key, data), later=True)
     return made
 
 
@@ -92,6 +96,8 @@ def frozen(program: Program) -> bytes | None:
     head = {
         **_interface(program),
         "count": len(program.calls),
+        "once": program.once,
+        "fixed": program.fixed,
         "peak": tables.plan.peak,
         "blas": program.calls_blas,
         "names": image.names,
@@ -165,9 +171,17 @@ def thawed(data: bytes | None, compiled: Callable[[], Program]) -> StoredProgram
         arrays.append(np.frombuffer(data, np.int64, count, start))
         start += 8 * count
     words, inward, outward, planned, offsets = arrays
+    held = codes_of(_digests(head))  # all at once, which is faster than one by one
     image = Image(words, {}, inward, outward, tuple(tuple(name) for name in head["names"]))
     memory = image.restored(found_again)
-    return None if memory is None else StoredProgram(head, memory, (planned, offsets), compiled)
+    if memory is None:
+        return None
+    return StoredProgram(head, memory, (planned, offsets), compiled, held)
+
+
+def _digests(head: dict[str, Any]) -> list[str]:
+    """The kernels that a program calls."""
+    return [name[1] for name in head["names"] if name[0] == "kernel"]
 
 
 class StoredProgram(Runner):
@@ -179,11 +193,13 @@ class StoredProgram(Runner):
         memory: Array,
         placed: tuple[Array, Array],
         compiled: Callable[[], Program],
+        code: Sequence[object],
     ) -> None:
-        super().__init__()
+        super().__init__(head["fixed"])
+        self.once = head["once"]
         self._head, self._memory, self._placed = head, memory, placed
         self._compile = compiled
-        self._code = [code_of(name[1]) for name in head["names"] if name[0] == "kernel"]
+        self._code = code
         self.context = Context(control_call, self._part("error").view(np.int32)[:1])
         self._full: Program | None = None
         self.donations = {output: tuple(given) for output, given in head["donations"]}

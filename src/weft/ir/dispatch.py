@@ -53,15 +53,20 @@ def running(trace: Trace) -> Iterator[None]:
         trace.active = False
 
 
-@contextmanager
-def _outside(trace: Trace) -> Iterator[None]:
+class _Outside:
     """What a trace does for an operation happens outside it: inner traces do not record it."""
-    before = traces.recording
-    traces.recording = [each for each in before if each.level < trace.level]
-    try:
-        yield
-    finally:
-        traces.recording = before
+
+    __slots__ = ("_before", "_level")
+
+    def __init__(self, trace: Trace) -> None:
+        self._level = trace.level
+
+    def __enter__(self) -> None:
+        self._before = before = traces.recording
+        traces.recording = [each for each in before if each.level < self._level]
+
+    def __exit__(self, *raised: object) -> None:
+        traces.recording = self._before
 
 
 def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
@@ -70,14 +75,27 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     trace = deepest(operands, primitive.name)
     if traces.stack:
         trace = _staging(primitive, params, operands) if trace is None else _claimed(trace)
-    if trace is None:
-        result = evaluate(primitive, [operand._value for operand in operands], params)
+    if traces.keeper is None:
+        result = compute(primitive, operands, params, types, trace)
     else:
-        with _outside(trace):
-            result = trace.process(primitive, operands, params, types)
+        result = traces.keeper.process(primitive, operands, params, types, trace)
     if grad_mode.enabled and _varies(primitive, operands, types):
         record(primitive, params, operands, result)
     return result
+
+
+def compute(
+    primitive: Primitive,
+    operands: tuple[Tensor, ...],
+    params: dict[str, Any],
+    types: Any,
+    trace: Trace | None,
+) -> Any:
+    """The result of a call: computed now, or what a trace makes of it."""
+    if trace is None:
+        return evaluate(primitive, [operand._value for operand in operands], params)
+    with _Outside(trace):
+        return trace.process(primitive, operands, params, types)
 
 
 apply: Callable[..., Tensor] = bind

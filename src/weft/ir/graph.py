@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,11 +124,12 @@ def graphs_in(value: Any) -> Iterator[Graph]:
 def structure(graph: Graph) -> str:
     """The program as canonical text: variables numbered in order, no names, no locations."""
     numbers: dict[Variable, int] = {}
-    lines = [",".join([_declare(variable, numbers) for variable in graph.inputs])]
+    kinds: dict[TensorType, str] = {}
+    lines = [_declare(graph.inputs, numbers, kinds)]
     for node in graph.nodes:
         operands = ",".join([_refer(atom, numbers) for atom in node.operands])
         params = [f"{k}={param_text(v, _nested)}" for k, v in sorted(node.params.items())]
-        results = ",".join([_declare(variable, numbers) for variable in node.results])
+        results = _declare(node.results, numbers, kinds)
         name = node.primitive.name + node.primitive.fingerprint
         lines.append(f"{results}={name}({operands};{','.join(params)})")
     lines.append(",".join([_refer(atom, numbers) for atom in graph.outputs]))
@@ -139,13 +140,25 @@ def is_local(node: GraphNode) -> bool:
     """Whether only this process knows how a node, or one that it holds, is computed."""
     if node.primitive.fingerprint.startswith(LOCAL):
         return True
+    if not node.params:
+        return False
     inner = [graph for value in node.params.values() for graph in graphs_in(value)]
     return any(is_local(each) for graph in inner for each in graph.nodes)
 
 
-def _declare(variable: Variable, numbers: dict[Variable, int]) -> str:
-    numbers[variable] = len(numbers)
-    return f"{numbers[variable]}:{variable.type}"
+def _declare(
+    variables: Sequence[Variable], numbers: dict[Variable, int], kinds: dict[TensorType, str]
+) -> str:
+    """Number variables; `kinds` are the texts of types so far."""
+    parts = []
+    for variable in variables:
+        number = numbers[variable] = len(numbers)
+        kind = variable.type
+        text = kinds.get(kind)
+        if text is None:
+            text = kinds[kind] = str(kind)
+        parts.append(f"{number}:{text}")
+    return ",".join(parts)
 
 
 def _refer(atom: Atom, numbers: dict[Variable, int]) -> str:
@@ -166,6 +179,8 @@ def literal_bytes(literal: Literal) -> bytes:
 
 def param_text(value: Any, nested: Callable[[Graph], str]) -> str:
     """A parameter as text that reads back to an equal one; `nested` writes the graphs in it."""
+    if type(value) is int:
+        return str(value)
     if isinstance(value, Graph):
         return nested(value)
     if isinstance(value, (tuple, list)):

@@ -88,8 +88,8 @@ class GraphTrace(Trace):
     ) -> Any:
         """See `Trace`."""
         kinds = types if primitive.multiple else (types,)
-        results = tuple(Variable(kind) for kind in kinds)
-        atoms = tuple(self.atom(operand) for operand in operands)
+        results = tuple([Variable(kind) for kind in kinds])
+        atoms = tuple([self.atom(operand) for operand in operands])
         self.nodes.append(GraphNode(primitive, atoms, params, results, node_location()))
         if primitive.multiple:
             return tuple(self.tensor(result) for result in results)
@@ -132,17 +132,19 @@ def trace(
 
 def live(graph: Graph) -> Graph:
     """The graph without nodes that no output needs."""
-    needed = {atom for atom in graph.outputs if isinstance(atom, Variable)}
+    needed: set[Atom] = set(graph.outputs)
     kept: list[GraphNode] = []
     for node in reversed(graph.nodes):
-        if any(result in needed for result in node.results) or not is_pure(node):
+        if not needed.isdisjoint(node.results) or not is_pure(node):
             kept.append(node)
-            needed.update(atom for atom in node.operands if isinstance(atom, Variable))
+            needed.update(node.operands)
     return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)
 
 
 def substitute(graph: Graph, known: dict[Variable, Literal], inputs: tuple[Variable, ...]) -> Graph:
     """The graph with variables replaced by constants."""
+    if not known:
+        return Graph(inputs, graph.nodes, graph.outputs, graph.name)
 
     def put(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
         return tuple(

@@ -204,6 +204,8 @@ def is_pure(node: GraphNode) -> bool:
     """Whether a node is nothing but its results: equal ones may be merged, unused ones dropped."""
     if node.primitive.impure:
         return False
+    if not node.params:
+        return True
     return all(is_pure(inner) for graph in graphs_of(node) for inner in graph.nodes)
 
 

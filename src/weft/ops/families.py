@@ -120,10 +120,12 @@ def _type_rule(
     allowed = frozenset(DTYPE_CLASSES[dtypes])
 
     def type_rule(*types: TensorType) -> TensorType:
-        if types[0].dtype not in allowed or any(t.dtype is not types[0].dtype for t in types[1:]):
+        dtype, shape = types[0].dtype, types[0].shape
+        if dtype not in allowed or any(t.dtype is not dtype for t in types):
             raise wrong_dtype(name, dtypes, _named(types))
-        shape = broadcast_shapes(name, [t.shape for t in types], _named(types))
-        return TensorType(result_dtype(types[0].dtype), shape)
+        if any(t.shape != shape for t in types):
+            shape = broadcast_shapes(name, [t.shape for t in types], _named(types))
+        return TensorType(result_dtype(dtype), shape)
 
     return type_rule
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from threading import RLock
+from threading import Condition, RLock, local
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -58,36 +58,73 @@ def compile_kernels(
 def emit_object(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> bytes:
     """Compile kernels to the bytes of an object file, which `load_object` takes."""
     machine = host(width)
-    with _module(kernels, machine) as module:
-        return bytes(_target_machine(machine, opt).emit_object(module))
+    with _selection.plain():
+        return _object(emit_module(kernels, machine), machine, opt)
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """A kernel as LLVM IR for this machine, which `emit_kernel` takes."""
+    return emit_module([kernel], host())
+
+
+def emit_kernel(text: str) -> bytes:
+    """Compile the text of a kernel to the bytes of an object file; nearly all of it is LLVM's."""
+    with _selection.plain():
+        return _object(text, host(), 2)
 
 
 def emit_text(source: str) -> bytes:
     """Compile LLVM IR that was written by hand to the bytes of an object file, for this machine."""
-    with _loaded.lock:
-        return bytes(_target_machine(host(), 2).emit_object(llvm.parse_assembly(source)))
+    with _selection.whole():
+        return _object(source, host(), 2)
 
 
 def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> str:
     """The machine's instructions of kernels, to read."""
     machine = host(width)
-    with _module(kernels, machine) as module:
+    with _selection.plain():
+        module = llvm.parse_assembly(emit_module(kernels, machine))
         return str(_target_machine(machine, opt).emit_assembly(module))
+
+
+def _object(text: str, machine: Machine, opt: int) -> bytes:
+    """The object file of a module that needs no passes, with nothing shared between threads."""
+    module = llvm.parse_assembly(text, llvm.create_context())
+    target = _target_machine(machine, opt)
+    emit = getattr(llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory, "_cfn", None)
+    if emit is None:
+        return bytes(target.emit_object(module))
+    # llvmlite lets one caller at a time into LLVM. Of this call, which takes nearly all the time,
+    # LLVM itself asks only that contexts and target machines are not shared.
+    with llvm.ffi.OutputString() as problem:
+        memory = emit(target, module, 1, problem)
+        if not memory:
+            raise RuntimeError(str(problem))
+    library = llvm.ffi.lib
+    try:
+        size = library.LLVMPY_GetBufferSize(memory)
+        return ctypes.string_at(library.LLVMPY_GetBufferStart(memory), size)
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(memory)
 
 
 def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
     """Load an object file into this process for good; the addresses of its functions."""
-    addresses, engine = load_for_a_while(code, names)
+    addresses, engine = load_for_a_while([code], names)
     _loaded.engines.append(engine)
     return addresses
 
 
-def load_for_a_while(code: bytes, names: Sequence[str]) -> tuple[dict[str, int], Any]:
-    """The addresses of an object file's functions, and what keeps them there while it is held."""
+def load_for_a_while(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict[str, int], Any]:
+    """The addresses of object files' functions, and what keeps them there while it is held.
+
+    Names must differ. Files that are loaded together take a fraction of the time.
+    """
     with _loaded.lock:
         _add_symbols()
         engine = _engine()
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        for code in codes:
+            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         return {name: engine.get_function_address(symbol_name(name)) for name in names}, engine
 
@@ -102,28 +139,56 @@ def load_text(source: str, name: str) -> int:
         return int(engine.get_function_address(name))
 
 
-@contextmanager
-def _module(kernels: Sequence[Kernel], machine: Machine) -> Iterator[Any]:
-    """Kernels as a module that needs no passes: values are computed once, in the right place.
+class _Selection:
+    """Whether loop strength reduction is among the passes of code generation.
 
-    Of the passes of LLVM's code generation, loop strength reduction takes a quarter of the time,
-    and finds nothing to do. It is an option of the process, so it is put back.
+    It takes a quarter of the time and finds nothing to do in kernels, whose values are computed
+    once, in the right place. It is an option of the process: kernels are compiled side by side, and
+    what wants it waits for them; afterwards it is as it was.
     """
-    text = emit_module(kernels, machine)
-    with _loaded.lock:
-        llvm.set_option("weft", "-disable-lsr")
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._kernels = 0
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Without it."""
+        with self._changed:
+            self._kernels += 1
+            if self._kernels == 1:
+                llvm.set_option("weft", "-disable-lsr")
         try:
-            yield llvm.parse_assembly(text)
+            yield
         finally:
-            llvm.set_option("weft", "-disable-lsr=false")
+            with self._changed:
+                self._kernels -= 1
+                if self._kernels == 0:
+                    llvm.set_option("weft", "-disable-lsr=false")
+                    self._changed.notify_all()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """With it, alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._kernels == 0)
+            yield
 
 
-@cache
+_selection = _Selection()
+_machines = local()
+
+
 def _target_machine(machine: Machine, opt: int) -> Any:
-    target = llvm.Target.from_triple(machine.triple)
-    return target.create_target_machine(
-        cpu=machine.processor, features=machine.features, opt=opt, reloc="pic", codemodel="small"
-    )
+    """What generates code in this thread."""
+    known: dict[Any, Any] = _machines.__dict__
+    if (machine, opt) not in known:
+        target = llvm.Target.from_triple(machine.triple)
+        known[machine, opt] = target.create_target_machine(
+            cpu=machine.processor, features=machine.features, opt=opt, reloc="pic",
+            codemodel="small",
+        )  # fmt: skip
+    return known[machine, opt]
 
 
 def _engine() -> Any:

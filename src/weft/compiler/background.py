@@ -1,0 +1,163 @@
+"""Work beside the caller's thread: LLVM, which needs no interpreter, and files to be written.
+
+Threads do what is submitted, in order, and end when nothing is left; what may be done `later` waits
+for all else. Whoever asks for a result that nobody has begun with computes it himself, so nothing
+waits for its own turn, and a system without threads is only slower. A process that ends, or is
+copied by a fork, finishes the work first.
+
+>>> task = BACKGROUND.submit(lambda: 6 * 7)
+>>> task.result()
+42
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Thread, current_thread
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+MOST = 4
+"""How many threads there are at most."""
+SWITCH_SECONDS = 1e-4
+"""How long the interpreter may be asked for in vain: LLVM's thread needs it between two calls."""
+
+
+class Task(Generic[T]):
+    """Something to be computed once, by the thread of the queue or by who asks first."""
+
+    __slots__ = ("_error", "_home", "_value", "_work", "is_done")
+
+    def __init__(self, work: Callable[[], T], home: Background) -> None:
+        self._work: Callable[[], T] | None = work
+        self._home = home
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self.is_done = False
+
+    def result(self) -> T:
+        """What was computed; raises what the work has raised."""
+        if not self.is_done:
+            self.run()
+            self._home.wait_for(lambda: self.is_done)
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def run(self) -> None:
+        """Do the work, if nobody has begun with it."""
+        work = self._home.take(self)
+        if work is None:
+            return
+        try:
+            self._value = work()
+        except BaseException as error:  # it belongs to who asks for the result
+            self._error = error
+        self._home.note_done(self)
+
+    def taken(self) -> Callable[[], T] | None:
+        """The work, which is given away once."""
+        work, self._work = self._work, None
+        return work
+
+
+class Background:
+    """A queue, and threads that are there while something is in it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._changed = Condition()
+        self._first: deque[Task[Any]] = deque()
+        self._later: deque[Task[Any]] = deque()
+        self._threads: set[Thread] = set()
+        self._interval = 0.0
+        """The interpreter's own switching interval, while the threads have a shorter one."""
+
+    def submit(self, work: Callable[[], T], *, later: bool = False) -> Task[T]:
+        """Have something computed; `later` when nothing else is to be done."""
+        task = Task(work, self)
+        with self._changed:
+            (self._later if later else self._first).append(task)
+            if len(self._threads) < self._most:
+                self._start()
+        return task
+
+    def finish(self) -> None:
+        """Wait until everything is done."""
+        self.wait_for(lambda: not self._threads)
+
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so that the thread brings about."""
+        with self._changed:
+            self._changed.wait_for(is_so)
+
+    def take(self, task: Task[T]) -> Callable[[], T] | None:
+        """The work of a task, for one caller."""
+        with self._changed:
+            return task.taken()
+
+    def note_done(self, task: Task[Any]) -> None:
+        """Say that a task has its result."""
+        with self._changed:
+            task.is_done = True
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        thread = Thread(target=self._run, name="weft-compiler")
+        if not self._threads:
+            self._interval = sys.getswitchinterval()
+        try:
+            thread.start()
+        except RuntimeError:  # no threads here, or the interpreter is ending
+            return
+        self._threads.add(thread)
+        sys.setswitchinterval(min(self._interval, SWITCH_SECONDS))
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            task.run()
+
+    def _next(self) -> Task[Any] | None:
+        with self._changed:
+            if self._first or self._later:
+                return (self._first or self._later).popleft()
+            self._threads.discard(current_thread())
+            if not self._threads:
+                sys.setswitchinterval(self._interval)
+                self._changed.notify_all()
+            return None
+
+    def before_fork(self) -> None:
+        """Finish, and let nothing begin: a child has no copy of the thread."""
+        if current_thread() in self._threads:
+            return
+        self._changed.acquire()
+        self._changed.wait_for(lambda: not self._threads)
+
+    def after_fork(self) -> None:
+        """Go on."""
+        if current_thread() not in self._threads:
+            self._changed.release()
+
+
+BACKGROUND = Background(max(1, min(MOST, (os.cpu_count() or 1) - 1)))
+"""The one queue; who waits for it works, too, so it leaves a core to him."""
+
+
+def finished(value: T) -> Task[T]:
+    """A task whose result is known."""
+    task = Task(lambda: value, BACKGROUND)
+    task.run()
+    return task
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=BACKGROUND.before_fork,
+        after_in_parent=BACKGROUND.after_fork,
+        after_in_child=BACKGROUND.after_fork,
+    )
