@@ -27,17 +27,8 @@ import numpy as np
 from weft.compiler.control_native import address
 from weft.compiler.driver import FIELDS, execute_address
 from weft.compiler.launches import replacing
-from weft.compiler.section import (
-    Call,
-    Context,
-    Nested,
-    Section,
-    Sizes,
-    Tables,
-    bytes_of,
-    one,
-    substitute_all,
-)
+from weft.compiler.native_calls import Call, Nested, Sizes, bytes_of, one, substitute_all
+from weft.compiler.section import Context, Section, Tables
 from weft.core.dtypes import uint8
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
@@ -232,7 +223,7 @@ def _scan(node: GraphNode, context: Context) -> Call:
 
     loop = _Loop(
         node,
-        (Section(params["graph"], context, fixed=params["num_consts"]),),
+        (Section(params["graph"], context, fixed=range(params["num_consts"]), step=True),),
         params["num_consts"],
         params["num_carry"],
         length,
@@ -245,10 +236,10 @@ def _scan(node: GraphNode, context: Context) -> Call:
 def _while(node: GraphNode, context: Context) -> Call:
     params = node.params
     most = -1 if params["max_steps"] is None else params["max_steps"]
-    fixed = params["num_consts"]
+    fixed = range(params["num_consts"])
     sections = (
-        Section(params["body"], context, fixed=fixed),
-        Section(params["cond"], context, held=True, fixed=fixed),
+        Section(params["body"], context, fixed=fixed, step=True),
+        Section(params["cond"], context, held=True, fixed=fixed, step=True),
     )
     loop = _Loop(node, sections, params["num_consts"], len(node.results), lambda sizes: most)
     return _call(node, "run_loop", _Plan(sections, loop.bytes, loop.numbers, one), loop.in_place)

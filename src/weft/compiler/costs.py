@@ -98,7 +98,10 @@ def _attention(node: GraphNode, heads: int, values: int) -> Dimension:
 _RULES: dict[str, Callable[[GraphNode], Dimension]] = {
     "attention": lambda n: _attention(n, 1, 1),
     "attention_gradient": lambda n: _attention(n, 3, 2),
+    "computed_attention": lambda n: _attention(n, 1, 1),
+    "computed_attention_gradient": lambda n: _attention(n, 3, 2),
     "dot": _product,
+    "dot_wide": _product,
     "conv": lambda n: _windows(n.results[0].type, n.operands[1].type),
     "conv_input_gradient": lambda n: _windows(n.operands[0].type, n.operands[1].type),
     "conv_weight_gradient": lambda n: _windows(n.operands[1].type, n.results[0].type),

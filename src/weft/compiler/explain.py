@@ -27,10 +27,11 @@ from weft.compiler.llvm.native import assembly
 from weft.compiler.lowering import is_lowered
 from weft.compiler.memory_report import MemoryReport, Recomputed, memory_report
 from weft.compiler.naming import UNNAMED, Names
+from weft.compiler.native_calls import Call, Nested
 from weft.compiler.pipeline import PassReport, optimize_with_report
 from weft.compiler.program import Program
 from weft.compiler.runner import Donation
-from weft.compiler.section import Call, Nested, Section
+from weft.compiler.section import Section
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
 from weft.core.locations import Location
 from weft.core.shapes import Shape
@@ -272,9 +273,10 @@ def explanation(
     donated: Callable[[Program], Sequence[Donation]] = lambda program: (),
     names: Names = UNNAMED,
     recomputed: tuple[Recomputed, ...] = (),
+    fixed: Sequence[int] = (),
 ) -> Explanation:
-    """The same for inputs of these types, some of which the caller lets go of."""
-    program = Program(graph)
+    """The same for inputs of these types; some the caller lets go of, others stay the same."""
+    program = Program(graph, fixed)
     inputs: list[Any] = list(types)  # which have shapes, as arrays do
     made = _explanation(graph, program, program.read_sizes(inputs), donated(program), names)
     return replace(made, recomputed=recomputed)
@@ -315,7 +317,7 @@ class _Reports:
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reasons = why_stored(graph, is_lowered)
         self.groups = {
-            root.variable: step
+            root.target[0]: step
             for step in program.steps
             if isinstance(step, Group)
             for root in step.roots
@@ -342,17 +344,16 @@ class _Reports:
             return self.ensemble(call)
         if call.stages:
             return self.chain(call)
-        if is_copy(call) or call.updates:
+        if is_copy(call) or (call.updates and call.group is None):
             return self.update(call)
-        group = self.groups.get(call.writes[0]) if call.writes and call.node is None else None
-        nodes = self.fused(group) if group else self._single(call)
+        nodes = self.fused(call.group) if call.group else self._single(call)
         reads = {v for v in call.values if v not in call.writes}
         writes = [v for v in call.writes if v in self.names or v in self.packed]
         return KernelReport(
             call.name,
             self.kind(call, nodes),
-            self.space(group)
-            if group
+            self.space(call.group)
+            if call.group
             else " · ".join(str(v.type) for v in call.values if v in reads),
             tuple(nodes),
             tuple(self.stored(call, value) for value in writes),
@@ -422,7 +423,8 @@ class _Reports:
     def kind(self, call: Call, nodes: Sequence[GraphNode]) -> str:
         if call.node is not None:
             return "reference"
-        return "product" if [node.primitive.name for node in nodes] == ["dot"] else "kernel"
+        names = [node.primitive.name for node in nodes]
+        return "product" if names in (["dot"], ["dot_wide"]) else "kernel"
 
     def _single(self, call: Call) -> list[GraphNode]:
         """The node of a call; none for the packing of an operand, which is part of a product."""
@@ -480,14 +482,14 @@ class _Reports:
         stack = [root.node for root in group.roots]
         members = {root.variable for root in group.roots}
         given = {atom for root in group.roots for atom, _ in root.reads} - members
-        found: dict[GraphNode, None] = {}
+        found = {self.producer[root.part.whole]: None for root in group.roots if root.part}
         while stack:
             node = stack.pop()
             if node not in found:
                 found[node] = None
                 inner = [a for a in node.operands if isinstance(a, Variable) and a not in given]
                 stack += [self.producer[atom] for atom in inner if atom in self.producer]
-        return sorted(found, key=self.order.__getitem__)
+        return sorted(filter(self.order.__contains__, found), key=self.order.__getitem__)
 
     def stored(self, call: Call, value: Variable) -> StoredValue:
         """A value that is written, and why."""
@@ -503,7 +505,7 @@ class _Reports:
 
     def apart(self, value: Variable, call: Call, reader: Call) -> str:
         """Why a kernel that reads a value is not the one that computes it."""
-        mine, other = self.groups.get(value), self._group_of(reader)
+        mine, other = self.groups.get(value), reader.group
         if mine is None or other is None or mine is other:
             return ""
         whole, whole_of_other = mine.outer + mine.inner, other.outer + other.inner
@@ -517,9 +519,6 @@ class _Reports:
         if other.inner and mine.inner and other.inner != mine.inner:
             return f"{reader.name} has its rows along other axes"
         return f"{reader.name} reads it at other places than its own"
-
-    def _group_of(self, call: Call) -> Group | None:
-        return self.groups.get(call.writes[0]) if call.writes and call.node is None else None
 
     def _waits_for(self, value: Variable, call: Call, reader: Call) -> Variable | None:
         """What a reader reads that is made after this call."""

@@ -15,14 +15,16 @@ space reads others at its own place, a root over the rows holds one value per ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 
 from weft.compiler.access import Accesses, Index, Loads
 from weft.compiler.affine import Affine, offset
-from weft.core.shapes import Shape, size
+from weft.core.shapes import Dimension, Shape, size
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ops.identity import stopped
+from weft.ops.movement import concatenate
 
 REDUCTIONS = frozenset(
     {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any", "reduce_all"}
@@ -41,6 +43,24 @@ NEAR = 16
 """How many nodes may lie between the readers of a value that is dear, for it to be kept."""
 LONGEST = 60
 """How many operations an expression may have before its parts become roots."""
+DIVIDED = 4096
+"""How many elements a join has at least whose parts are roots of their own."""
+PARTS = 16
+"""How many parts such a join has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a stored value: where on an axis it starts, and of how many parts it is one."""
+
+    whole: Variable
+    axis: int
+    start: Dimension
+    count: int
+
+    def index(self, own: Index) -> Index:
+        """Where in the whole an element of the part is."""
+        return tuple(i + self.start if axis == self.axis else i for axis, i in enumerate(own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +68,8 @@ class Root:
     """A value that is stored: by a loop over its elements, or by a reduction.
 
     outer: the loops over its elements; inner: those that a reduction sums over. Loops are numbered,
-    outer before inner, and `reads` says which elements of stored values one element needs.
+    outer before inner, and `reads` says which elements of stored values one element needs. A root
+    that is a part of a joined value is stored there.
     """
 
     variable: Variable
@@ -56,11 +77,20 @@ class Root:
     outer: Shape
     inner: Shape
     reads: Loads
+    part: Part | None = None
 
     @property
     def is_reduction(self) -> bool:
         """Whether the root is one value per row of what it reads."""
         return is_reduction(self.node)
+
+    @property
+    def target(self) -> tuple[Variable, Index]:
+        """The value that it is stored in, and where in it an element is."""
+        own = counted(self.variable.type.shape, 0)
+        return (
+            (self.variable, own) if self.part is None else (self.part.whole, self.part.index(own))
+        )
 
 
 @dataclass(slots=True)
@@ -102,11 +132,13 @@ class Group:
     def _reads_in_place(self, root: Root) -> bool:
         """Whether a root reads the others' values only at its own place, or its own row."""
         whole = counted(self.outer + self.inner, 0)
-        members: dict[Atom, Root] = {member.variable: member for member in self.roots}
+        members: dict[Atom, Root] = {member.target[0]: member for member in self.roots}
         for atom, index in root.reads:
             member = members.get(atom)
             if member is None:
                 continue
+            if member.part is not None:
+                return False
             row = self.per_row(member)
             own = whole[: len(self.outer)] if row else whole
             if tuple(i for i in index if i != Affine()) != own:
@@ -170,8 +202,30 @@ class _Grouping:
                 steps.append(Single(node))
                 place.update((result, len(steps) - 1) for result in node.results)
             elif node.results[0] in self.stored:
-                place[node.results[0]] = self._place(steps, place, self._root(node))
+                roots = list(self._parts(node)) if self._is_divided(node) else [self._root(node)]
+                places = [self._place(steps, place, root) for root in roots]
+                place[node.results[0]] = max(places)
         return steps
+
+    def _is_divided(self, node: GraphNode) -> bool:
+        """Whether a join is made part by part: no element then asks which part it belongs to."""
+        variable = node.results[0]
+        if node.primitive is not concatenate or variable not in self.whole:
+            return False
+        count = variable.type.size
+        return len(node.operands) <= PARTS and not (isinstance(count, int) and count < DIVIDED)
+
+    def _parts(self, node: GraphNode) -> Iterator[Root]:
+        """The parts of a join, each a root that is stored at its place."""
+        whole, axis = node.results[0], node.params["axis"]
+        count = sum(operand.type.size != 0 for operand in node.operands)
+        start: Dimension = 0
+        for operand in node.operands:
+            same = Variable(operand.type)
+            copy = GraphNode(stopped, (operand,), {}, (same,), node.location)
+            if operand.type.size != 0:
+                yield replace(self._root(copy), part=Part(whole, axis, start, count))
+            start = start + operand.type.shape[axis]
 
     def _raise_floor(self, node: GraphNode, position: int) -> None:
         """Note the first step that may compute what a node makes, where a barrier says so."""
@@ -197,6 +251,7 @@ class _Grouping:
                     stored.setdefault(result, f"{name} makes it as a whole")
             elif is_reduction(node):
                 stored.setdefault(node.results[0], "a reduction")
+        self.whole = set(stored)
         cost: dict[Variable, int] = {}
         for place, node in enumerate(self.graph.nodes):
             self._weigh(node, place, stored, cost)

@@ -26,7 +26,7 @@ from weft.core.shapes import size, substitute
 from weft.ir.graph import Graph, Literal, Variable
 
 if TYPE_CHECKING:
-    from weft.compiler.section import Call
+    from weft.compiler.native_calls import Call
 
 Value = Variable | Literal
 Sizes = Mapping[str, int]

@@ -16,7 +16,8 @@ kernel k(v0: both f32, v1: read f32; count)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -27,6 +28,7 @@ from weft.compiler.access import Condition, Index, Reading
 from weft.compiler.affine import Affine, offset
 from weft.compiler.extents import Extents
 from weft.compiler.grouping import Group, Root, counted, is_reduction, reduced_index
+from weft.compiler.signatures import Signature, rebound
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
@@ -69,6 +71,8 @@ class Context:
     producer: dict[Variable, GraphNode]
     readers: dict[Variable, list[GraphNode]]
     outputs: frozenset[Variable]
+    made: dict[Hashable, tuple[Lowered, Signature]] = field(default_factory=dict)
+    """What was made of groups so far, by their signatures."""
 
 
 def context_of(graph: Graph) -> Context:
@@ -124,8 +128,12 @@ def computed(dtype: DType) -> DType:
 
 
 def lower(group: Group, context: Context, name: str) -> Lowered:
-    """A group as a kernel."""
-    return _Lowering(group, context).kernel(name)
+    """A group as a kernel; of equal groups, such as those of a network's layers, the first is."""
+    lowering = _Lowering(group, context)
+    signature = Signature(group, context.producer, lowering.escaping, lowering.outside)
+    if signature.key not in context.made:
+        context.made[signature.key] = lowering.kernel(name), signature
+    return rebound(*context.made[signature.key], signature, name)
 
 
 class _Elements(Reading[Scalar]):
@@ -200,13 +208,13 @@ class _Lowering:
             for atom, _ in root.reads
             if isinstance(atom, Variable) and atom not in members
         }
+        self.joined = _joined(group)
         self.escaping = {v for v in members if self._escapes(v)}
-        self.merged = self._merge()
-        self.elements = _Elements(self)
 
     # --- loops -------------------------------------------------------------------------------
 
-    def _merge(self) -> list[list[int]]:
+    @cached_property
+    def merged(self) -> list[list[int]]:
         """Neighbouring loops that are one loop, outer and inner apart."""
         outer, whole = len(self.group.outer), len(self.group.outer + self.group.inner)
         merged: list[list[int]] = []
@@ -226,12 +234,7 @@ class _Lowering:
 
     def _accesses(self) -> list[Affine]:
         reads = [offset(i, v.type.shape) for root in self.group.roots for v, i in root.reads]
-        stores = [offset(self.own(root), root.variable.type.shape) for root in self.group.roots]
-        return reads + stores
-
-    def own(self, root: Root) -> Index:
-        """The index of the element of a root that the loops are at."""
-        return counted(root.variable.type.shape, 0)
+        return reads + [_stored_at(root) for root in self.group.roots]
 
     def extent(self, position: int) -> Scalar:
         """How often a merged loop runs."""
@@ -313,7 +316,7 @@ class _Lowering:
     def _inside(self, node: GraphNode, members: set[Variable]) -> bool:
         """Whether a node is computed only within the group's own kernel."""
         result = node.results[0]
-        if result in members:
+        if result in members or result in self.joined:
             return True
         if len(node.results) != 1 or result in self.context.outputs or not _is_inlined(node):
             return False
@@ -324,16 +327,18 @@ class _Lowering:
 
     def kernel(self, name: str) -> Lowered:
         """The kernel of the whole group."""
+        self.elements = _Elements(self)
         for root in self.group.roots:
             if root.variable in self._stored_roots and root.variable not in self.held:
-                self.buffer(root.variable, "both")
+                self.buffer(root.target[0], "both")
         body = self._column_body() if self._is_column() else self._row_body()
         body, known = _counted(body) if not self.extents.symbols else (body, {})
         sizes = (*self.extents.symbols, *known)
         row = self.dimension(size(self.group.inner)) if self.held else None
         scratch = tuple(Scratch(buffer, row) for buffer in self.held.values() if row is not None)
         kernel = Kernel(name, tuple(self.values.values()), sizes, body, scratch)
-        written = tuple(v for v in self.values if v in self._stored_roots)
+        made = {r.target[0] for r in self.group.roots if r.variable in self._stored_roots}
+        written = tuple(v for v in self.values if v in made)
         pairs, rows = tuple(self.in_place()), self.by_rows()
         return Lowered(kernel, tuple(self.values), written, known, pairs, rows)
 
@@ -352,8 +357,7 @@ class _Lowering:
         count = size((self.group.outer + self.group.inner)[loop] for loop in first)
         accesses: dict[Variable | Literal, set[Affine]] = {}
         for root in self.group.roots:
-            own = (root.variable, self.own(root))
-            for atom, index in (own, *root.reads):
+            for atom, index in (root.target, *root.reads):
                 accesses.setdefault(atom, set()).add(offset(index, atom.type.shape))
         found: dict[Variable, Dimension] = {}
         for value, places in accesses.items():
@@ -378,8 +382,8 @@ class _Lowering:
             for atom, index in root.reads:
                 places.setdefault(atom, set()).add(offset(index, atom.type.shape))
         for root in last:
-            if root.variable in self._stored_roots:
-                own = offset(self.own(root), root.variable.type.shape)
+            if root.variable in self._stored_roots and root.part is None:
+                own = _stored_at(root)
                 for atom in self.values:
                     fits = atom in self.outside and places.get(atom) == {own}
                     if fits and isinstance(atom, Variable) and _same_bytes(atom, root.variable):
@@ -388,7 +392,8 @@ class _Lowering:
     @cached_property
     def _stored_roots(self) -> set[Variable]:
         """Roots that need memory: read elsewhere, or by a later loop over the same row."""
-        return self.escaping | self._read_by_later_loops()
+        parts = {root.variable for root in self.group.roots if root.part is not None}
+        return self.escaping | self._read_by_later_loops() | parts
 
     def _read_by_later_loops(self) -> set[Variable]:
         found: set[Variable] = set()
@@ -482,11 +487,11 @@ class _Lowering:
     def _value(self, root: Root) -> Scalar:
         """One element of a root, or of what a reduction reads."""
         if not is_reduction(root.node):
-            return self.elements.of_node(root.node, self.own(root))
+            return self.elements.of_node(root.node, counted(root.variable.type.shape, 0))
         return self.elements.at(root.node.operands[0], reduced_index(root.node, len(root.outer)))
 
     def _store(self, root: Root, value: Scalar) -> Store:
-        return Store(*self.located(root.variable, self.own(root)), value)
+        return Store(*self.located(*root.target), value)
 
     def _row_value(self, root: Root, inner: Sequence[int]) -> list[Statement]:
         """A value per row: a reduction, or an operation on such; a local from here on."""
@@ -555,6 +560,19 @@ def _counted(
     if loop.extent.op != "const":
         return body, {}
     return (replace(loop, extent=scalars.size("count")),), {"count": int(loop.extent.detail)}
+
+
+def _joined(group: Group) -> set[Variable]:
+    """The values that are made of parts which are all in a group."""
+    counts = Counter(root.part.whole for root in group.roots if root.part is not None)
+    parts = {root.part.whole: root.part.count for root in group.roots if root.part is not None}
+    return {whole for whole, count in counts.items() if count == parts[whole]}
+
+
+def _stored_at(root: Root) -> Affine:
+    """Where the element of a root that the loops are at is stored."""
+    whole, index = root.target
+    return offset(index, whole.type.shape)
 
 
 def _same_bytes(one: Variable, other: Variable) -> bool:

@@ -23,7 +23,7 @@ from weft.compiler.launches import is_copy, is_pinned
 from weft.ir.graph import Literal, Variable
 
 if TYPE_CHECKING:
-    from weft.compiler.section import Call
+    from weft.compiler.native_calls import Call
 
 Value = Variable | Literal
 Root = Callable[[Value], Value]

@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from weft.compiler.passes.attention import recognize_attention
+from weft.compiler.passes.attention_heads import move_heads
 from weft.compiler.passes.common_subexpressions import merge_common_subexpressions
 from weft.compiler.passes.conversions import convert_less
 from weft.compiler.passes.dead_code import remove_dead_code
 from weft.compiler.passes.folding import fold_constants
 from weft.compiler.passes.inlining import inline
 from weft.compiler.passes.layout import channels_last
+from weft.compiler.passes.lookups import multiply_tables
 from weft.compiler.passes.loops import lighten_loops
 from weft.compiler.passes.movement import absorb_movement, rearrange
 from weft.compiler.passes.normalization import fold_scales
@@ -80,8 +82,10 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("fold", fold_constants, "makes the numbers that the laws look for"),
     Pass("laws", LAWS.apply, "fewer operations, cheaper ones, transposes inside of products"),
     Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
+    Pass("lookups", multiply_tables, "before loops, which take what is left out of their steps"),
     Pass("loops", lighten_loops, "when steps are in their simplest form; what leaves is merged"),
     Pass("attention", recognize_attention, "on products and masks in the form the laws give them"),
+    Pass("heads", move_heads, "around attention as it has become; then movement is settled"),
     Pass("layout", channels_last, "when movement is settled; the next round clears transposes"),
     Pass("merge", merge_common_subexpressions, "last: what was written differently is now equal"),
 )

@@ -1,5 +1,8 @@
 """The native half of the thread pool: threads claim chunks of a range by an atomic counter.
 
+The caller claims from the front and workers from the back, counted in the halves of `@next`: in the
+steps of a loop a core sees the same part of an operand again and again, and has it in its cache.
+
 A job is published in `@job` by the one caller that holds `@busy`; any other caller runs its chunks
 itself. Workers enter through `@gate`, whose low half counts who is inside; the caller closes it
 when no chunk is left, and returns when it is empty. So no worker sees a job change under its hands,
@@ -95,14 +98,21 @@ done:
 }
 
 define internal void @claim_chunks(
-    ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %chunks) {
+    ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %chunks, i1 %is_caller) {
 entry:
+  %one = select i1 %is_caller, i64 1, i64 4294967296
   br label %claim
 claim:
-  %index = atomicrmw add ptr @next, i64 1 monotonic
-  %is_left = icmp slt i64 %index, %chunks
+  %claimed = atomicrmw add ptr @next, i64 %one monotonic
+  %first = and i64 %claimed, 4294967295
+  %last = lshr i64 %claimed, 32
+  %sum = add i64 %first, %last
+  %is_left = icmp slt i64 %sum, %chunks
   br i1 %is_left, label %run, label %done
 run:
+  %rest = sub i64 %chunks, %last
+  %back = sub i64 %rest, 1
+  %index = select i1 %is_caller, i64 %first, i64 %back
   call void @run_chunk(
       ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %index)
   br label %claim
@@ -156,7 +166,7 @@ publish:
   %helpers = call i64 @llvm.smin.i64(i64 %wanted, i64 %workers)
   call void @announce(i64 %helpers)
   call void @claim_chunks(
-      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %step, i64 %chunks)
+      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %step, i64 %chunks, i1 true)
   call void @await_workers()
   store atomic i64 0, ptr @busy release, align 8
   br label %done
@@ -339,7 +349,7 @@ entry:
   %grain = load i64, ptr getelementptr (%Job, ptr @job, i64 0, i32 4)
   %chunks = load i64, ptr getelementptr (%Job, ptr @job, i64 0, i32 5)
   call void @claim_chunks(
-      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %chunks)
+      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %chunks, i1 false)
   %before = atomicrmw sub ptr @gate, i64 1 seq_cst
   %is_last = icmp eq i64 %before, 1
   br i1 %is_last, label %ask, label %done

@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
+from weft.compiler.ahead import begin_modules
 from weft.compiler.control import control_call
 from weft.compiler.launches import donations
 from weft.compiler.pipeline import optimize
@@ -29,9 +31,11 @@ Array = np.ndarray[Any, Any]
 class Program(Section, Runner):
     """A graph, compiled: a section with inputs, outputs and memory of its own."""
 
-    def __init__(self, graph: Graph) -> None:
-        Section.__init__(self, optimize(graph), Context(control_call))
-        Runner.__init__(self)
+    def __init__(self, graph: Graph, fixed: Collection[int] = ()) -> None:
+        """Compile a graph; inputs at the positions `fixed` are expected to stay the same."""
+        begin_modules(graph)
+        Section.__init__(self, optimize(graph), Context(control_call), fixed=fixed)
+        Runner.__init__(self, fixed if self.once else ())
         self.donations = donations(self.calls, self.graph, self.root)
 
     def by_reference(self, inputs: list[Array]) -> list[Array]:

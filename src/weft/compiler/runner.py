@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from threading import Lock, get_ident
@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.driver import WATCHERS, execute_address
+from weft.compiler.arrays import write_addresses
+from weft.compiler.driver import FIELDS, WATCHERS, execute_address
+from weft.compiler.native_calls import Sizes, Value
+from weft.compiler.preparation import Preparation, changed
 from weft.compiler.products import one_thread_each
-from weft.compiler.section import Context, Sizes, Tables, Value
+from weft.compiler.section import Context, Tables
 from weft.core.errors import ShapeError
 from weft.core.shapes import Dimension, match_size
 from weft.core.types import TensorType
@@ -54,8 +57,13 @@ class Runner(ABC):
     context: Context
     slots: dict[Value, int]
     donations: Mapping[int, tuple[int, ...]]
+    once: int
+    """How many calls come first that read nothing but inputs which stay the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, fixed: Collection[int] = ()) -> None:
+        self.fixed = sorted(fixed)
+        """The positions of inputs that are expected to stay the same."""
+        self._prepared = Preparation(self.fixed) if fixed else None
         self._tables: OrderedDict[tuple[int, ...], Tables] = OrderedDict()
         self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
         self._lock = Lock()
@@ -102,33 +110,56 @@ class Runner(ABC):
         An output that is donated an input's array, which the caller must let go of, is written to
         it; those that may be are in `donations`.
         """
-        inputs = [a if a.flags.c_contiguous else np.ascontiguousarray(a) for a in arrays]
-        if self._runner == get_ident():  # a call back, such as a breakpoint, calls the program
-            return self.by_reference(inputs)
+        thread = get_ident()
+        if self._runner == thread:  # a call back, such as a breakpoint, calls the program
+            return self.by_reference([np.ascontiguousarray(array) for array in arrays])
         with self._lock:
-            self._runner = get_ident()
+            self._runner = thread
             try:
-                return self._run(inputs, donated)
+                return self._run(arrays, donated)
             finally:
                 self._runner = None
 
-    def _run(self, inputs: list[Array], donated: Sequence[Donation]) -> list[Array]:
-        sizes = self.read_sizes(inputs) if self.symbols else _NO_SIZES
+    def _run(self, arrays: Sequence[Array], donated: Sequence[Donation]) -> list[Array]:
+        sizes = self.read_sizes(arrays) if self.symbols else _NO_SIZES
         tables = self._tables_for(sizes)
         self._place(tables)
-        addresses = tables.addresses
-        for position, array in enumerate(inputs):
-            addresses[position] = array.__array_interface__["data"][0]
-        outputs = self._outputs(inputs, tables, sizes, donated)
+        given = tables.given
+        if self._are_new:
+            outputs = self._new_outputs(arrays, tables, sizes, donated)
+            inputs = write_addresses([*arrays, *outputs], given[2], self._own_slots)
+        else:
+            inputs = write_addresses(arrays, given[2])
+            outputs = self._outputs(inputs, tables, sizes, donated)
         context = self.context
         context.sizes = sizes
         context.error[0] = 0
-        given = tables.given
-        with self._around():
-            ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
+        if self._prepared is not None:
+            given = self._without_preparation(self._prepared, tables, inputs)
+        if self._around is nullcontext and not WATCHERS:
+            ended = self._execute(*given)
+        else:
+            with self._around():
+                ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
         if context.error[0]:
-            raise self.failure(tables, ended, inputs)
+            skipped = tables.given[1] - given[1]
+            raise self.failure(tables, skipped + ended, list(inputs[: len(arrays)]))
+        for _, place in donated:
+            changed(inputs[place])
         return outputs
+
+    def _without_preparation(
+        self, prepared: Preparation, tables: Tables, inputs: Sequence[Array]
+    ) -> tuple[int, ...]:
+        """What the driver is given: without the first calls where what they make is there.
+
+        What watches a program sees all its calls.
+        """
+        if WATCHERS or not prepared.holds(tables, inputs):
+            prepared.made(tables, inputs)
+            return tables.given
+        calls, count, *rest = tables.given
+        return (calls + 8 * len(FIELDS) * self.once, count - self.once, *rest)
 
     def read_sizes(self, inputs: Sequence[Any]) -> dict[str, int]:
         """The sizes of the symbols, given inputs, or anything that has their shapes."""
@@ -153,13 +184,19 @@ class Runner(ABC):
         if self._block is None or self._block.size < tables.plan.peak:
             self._block = None  # it goes before its successor comes
             self._block = self._arena.take(tables.plan)
+            self._forget()
         if tables.base != self._block.address:
             tables.base = self._block.address
             tables.addresses[tables.planned] = tables.base + tables.offsets
 
+    def _forget(self) -> None:
+        if self._prepared is not None:
+            self._prepared.forget()
+
     def release(self) -> None:
         """Free the memory that is kept from run to run."""
         with self._lock:
+            self._forget()
             self._block = None
             self._tables.clear()
             self._spare.clear()
@@ -170,6 +207,7 @@ class Runner(ABC):
         State that a program replaces at every run thus alternates between two arrays, and no
         memory is asked of the system.
         """
+        changed(array)
         if array.nbytes >= RECYCLED and array.base is None and array.flags.carray:
             spare = self._spare.setdefault((array.shape, array.dtype), [])
             if len(spare) < SPARE:
@@ -187,8 +225,6 @@ class Runner(ABC):
         donated: Sequence[Donation],
     ) -> list[Array]:
         """Arrays for the outputs; those that share memory, or are inputs, are views."""
-        if self._are_new:
-            return self._new_outputs(inputs, tables, sizes, dict(donated) if donated else {})
         made: dict[Value, Array] = dict(zip(self.graph.inputs, inputs, strict=True))
         for output, given in donated:
             atom = self.graph.outputs[output]
@@ -217,20 +253,28 @@ class Runner(ABC):
         return len(set(made) - inputs) == len(outputs)
 
     def _new_outputs(
-        self, inputs: Sequence[Array], tables: Tables, sizes: Sizes, donated: dict[int, int]
+        self, inputs: Sequence[Array], tables: Tables, sizes: Sizes, donated: Sequence[Donation]
     ) -> list[Array]:
+        """Arrays for outputs that are all made here."""
         if not tables.outputs:
             tables.outputs = [
                 (self.slots[v], tables.shape(v, sizes), v.type.dtype.numpy)  # type: ignore[arg-type]
                 for v in self.graph.outputs
             ]
-        addresses, outputs = tables.addresses, []
-        for position, (slot, shape, dtype) in enumerate(tables.outputs):
-            given = donated.get(position)
-            array = self._empty(shape, dtype) if given is None else inputs[given]
-            addresses[slot] = array.__array_interface__["data"][0]
-            outputs.append(array)
-        return outputs
+        if not donated:
+            return [self._empty(shape, dtype) for _, shape, dtype in tables.outputs]
+        places = dict(donated)
+        return [
+            self._empty(shape, dtype) if position not in places else inputs[places[position]]
+            for position, (_, shape, dtype) in enumerate(tables.outputs)
+        ]
+
+    @cached_property
+    def _own_slots(self) -> int:
+        """Where the slots of inputs and outputs stand, one after the other."""
+        values: list[Value] = [*self.graph.inputs, *self.graph.outputs]
+        self._held_slots = np.array([self.slots[v] for v in values] or [0], np.int64)
+        return int(self._held_slots.ctypes.data)
 
 
 _NO_SIZES: dict[str, int] = {}

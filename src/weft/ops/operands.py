@@ -18,6 +18,7 @@ from weft.core import dtypes
 from weft.core.dimensions import Dim
 from weft.core.dtypes import DType, from_numpy, result_type
 from weft.core.errors import ArgumentTypeError, DTypeError, WeftError
+from weft.core.sharing import lend
 from weft.ir.dispatch import apply
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tensor import Tensor, wrap
@@ -104,7 +105,10 @@ def array_tensor(op: str, value: Any) -> Tensor:
             got={"array": array},
             fix='convert the array first, for example array.astype("float32")',
         ) from None
-    return wrap(array.astype(dtype.numpy, copy=False))
+    native = array.astype(dtype.numpy, copy=False)
+    if native is value:
+        lend(native)
+    return wrap(native)
 
 
 def scalar_tensor(op: str, value: Scalar | Dim, dtype: DType) -> Tensor:
@@ -179,6 +183,12 @@ def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[
     Integers given to an operation on floating-point numbers become the default float. What NumPy
     makes of a Python float, as np.sqrt(2) does, is as weak beside a tensor as the float itself.
     """
+    first = values[0]
+    if type(first) is Tensor:
+        common = first.dtype
+        alike = all(type(value) is Tensor and value.dtype is common for value in values)
+        if alike and allowed_dtype(op, common, allowed, values) is common:
+            return tuple(values)
     if any(isinstance(value, Tensor) for value in values):
         values = [value.item() if _is_numpy_float(value) else value for value in values]
     scalars = [_is_scalar(value) for value in values]

@@ -372,7 +372,9 @@ def _summed_products(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
         ends, ys = loop.put(walk)
         operands = [ys[n] if part is loop.ys else part[n][1] for part, n in places]
         total = walk.make(term.primitive, *operands, like=term, **_over_steps(term))
-        result = walk.make(PRIMITIVES["add"], each.start, total, like=term)
+        start = walk.uniform(each.start)
+        is_empty = start is not None and bool((start == 0).all())  # products and sums begin with 0
+        result = total if is_empty else walk.make(PRIMITIVES["add"], each.start, total, like=term)
         return [*ends[:number], result, *ends[number:], *ys[:wanted]]
     return None
 

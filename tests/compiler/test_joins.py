@@ -1,0 +1,94 @@
+"""Joined values are made part by part, in the kernels that compute the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.compiler.program import Program
+
+RNG = np.random.default_rng(5)
+
+
+def checked(f: Callable[..., Any], *arrays: np.ndarray) -> Program:
+    """The compiled program, after its results were compared with those of the reference."""
+    tensors = [wf.tensor(array) for array in arrays]
+    program = Program(wf.ir.trace(f, *[wf.spec(x.dtype, x.shape) for x in tensors]))
+    found = program.run(list(arrays))
+    with wf.settings.changed(compiler=False):
+        wanted = f(*tensors)
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=2e-5, atol=2e-5)
+    return program
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(32, 256), (7, 301), (1, 2000), (2000, 1), (513, 3)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_computed_parts_are_one_kernel(shape: tuple[int, int], axis: int) -> None:
+    def f(a: wf.Tensor, b: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        p, q = wf.tanh(a) * b, wf.exp(-a) + b
+        return wf.sort(wf.concatenate([p, q, p * q, a], axis=axis), axis=0), p
+
+    program = checked(f, normal(*shape), normal(*shape))
+    assert [call.name for call in program.calls] == ["k0", "sort"]
+
+
+def test_parts_of_different_sizes_change_one_value() -> None:
+    def f(a: wf.Tensor, b: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        return (wf.concatenate([a, wf.sin(b), b[:0], a * 2], axis=0) @ wf.ones((100, 3)),)
+
+    program = checked(f, normal(33, 100), normal(50, 100))
+    assert [bool(call.updates) for call in program.calls] == [False, True, False]
+
+
+def test_what_reads_a_join_waits_for_all_its_parts() -> None:
+    def f(a: wf.Tensor, b: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        joined = wf.concatenate([wf.exp(a), wf.sin(b), wf.cos(a)], axis=1)
+        return wf.relu(joined - 0.5), joined, joined.sum(axis=1), wf.flip(joined, axis=1) * a[:, :1]
+
+    checked(f, normal(40, 70), normal(40, 33))
+
+
+def test_a_part_may_be_given_constant_or_twice() -> None:
+    def f(a: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        ones = wf.ones((40, 5))
+        joined = wf.concatenate([a, ones, a, wf.sigmoid(a)], axis=1)
+        return joined, joined @ wf.ones((245, 2))
+
+    checked(f, normal(40, 80))
+
+
+def test_a_join_of_joins_in_a_loop() -> None:
+    def f(h: wf.Tensor, xs: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        def step(h: wf.Tensor, x: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+            inner = wf.concatenate([wf.tanh(h), x * h], axis=1)
+            outer = wf.concatenate([inner, wf.exp(-inner), h], axis=1)
+            return wf.tanh(outer @ weight), outer
+
+        return wf.scan(step, h, xs)
+
+    weight = wf.tensor(normal(320, 64) * 0.05)
+    checked(f, normal(64, 64), normal(5, 64, 64))
+
+
+def test_parts_of_many_sizes_with_one_program() -> None:
+    f = wf.jit(lambda a, b: wf.sort(wf.concatenate([wf.exp(a), b], axis=0), axis=0))
+    for n in (70, 80, 95):
+        a, b = normal(n, 64), normal(3, 64)
+        wanted = np.sort(np.concatenate([np.exp(a), b]), axis=0)
+        np.testing.assert_allclose(f(wf.tensor(a), wf.tensor(b)).numpy(), wanted, rtol=1e-6)
+    assert len(f.compilations) == 2
+
+
+def test_explain_names_the_join() -> None:
+    f = wf.jit(lambda a: wf.sort(wf.concatenate([wf.exp(a), a], axis=1), axis=1))
+    kernel = f.explain(wf.ones((64, 64))).kernels[0]
+    assert [node.primitive.name for node in kernel.nodes] == ["exp", "concatenate"]
