@@ -116,6 +116,7 @@ def environment(threads: int, caches: Path) -> dict[str, str]:
         **os.environ,
         **{f"{name}_THREADS": str(threads) for name in counts},
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONDONTWRITEBYTECODE": "",  # compiled modules are kept, as users have them
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),

@@ -4,7 +4,8 @@ A function of a ≥ 0 is cut where 1 + s·a, as a float, begins another quarter 
 pieces are narrow near 0 and wide far out, and the bits of 1 + s·a name the piece. Within it the
 function is f₀ + t·(f₁ + t·(f₂ + ...)) with t = a - c. Centres c are chosen so that f₀, the value
 there, lies within 0.004 ulp of a float32, so that the greatest term is as good as exact. The other
-coefficients are fitted to the least relative error, with those before them already rounded.
+coefficients are fitted to the least relative error, with those before them already rounded;
+`scripts/fit_functions.py` does it.
 
 >>> from math import tanh
 >>> centre, value, slope = (row[piece(0.5 * 1.65 + 1.0)] for row in TANH[:3])

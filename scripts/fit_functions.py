@@ -1,0 +1,131 @@
+"""Fit the coefficients in src/weft/compiler/llvm/tables.py, and write that file's tables.
+
+    .venv-bench/bin/python scripts/fit_functions.py > tables.txt
+
+Needs mpmath, which the benchmark's environment has. The file says what a piece is, and what its
+centre and its coefficients are; here is how they are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import mpmath
+import numpy as np
+
+mpmath.mp.dps = 40
+
+Function = Callable[[mpmath.mpf], mpmath.mpf]
+CLOSE = 0.004
+"""How near, in ulp, the value at a centre is to a float32."""
+POINTS = 160
+"""In how many places of a piece the error is looked at."""
+ROUNDS = 30
+"""How often the weights are adapted on the way from least squares to the least greatest error."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A function to be fitted for 0 ≤ a ≤ limit, cut by 1 + scale·a.
+
+    first: its value at 0. bends: the first piece is a plus a polynomial. end: what the last piece
+    is at the limit, where it must be exact.
+    """
+
+    name: str
+    function: Function
+    scale: float
+    degree: int
+    limit: float
+    first: float
+    bends: bool = False
+    end: float | None = None
+
+    def table(self) -> list[list[float]]:
+        """Rows of 16 numbers: the centres, the values there, and each further coefficient."""
+        rows = [[0.0] * 16 for _ in range(self.degree + 2)]
+        scale = float(np.float32(self.scale))
+        for power in range(4):
+            for quarter in range(4):
+                low = (2.0**power * (1 + quarter / 4) - 1) / scale
+                high = (2.0**power * (1 + (quarter + 1) / 4) - 1) / scale
+                if low <= self.limit:
+                    found = self.piece(
+                        low, min(high, self.limit + 1e-3), (power, quarter) == (3, 3)
+                    )
+                    for row, number in zip(rows, found, strict=True):
+                        row[(127 + power & 3) << 2 | quarter] = number
+        return rows
+
+    def piece(self, low: float, high: float, is_last: bool) -> list[float]:
+        """The centre and the coefficients of one piece."""
+        if low == 0:
+            centre, value = 0.0, self.first
+        elif is_last and self.end is not None:
+            high = centre = float(np.float32(self.limit))
+            value = self.end
+        else:
+            centre, value = self.centre(low, high)
+        angles = np.pi * (np.arange(POINTS) + 0.5) / POINTS
+        places = (low + high) / 2 + (high - low) / 2 * (1 + 1e-6) * np.cos(angles) - centre
+        wanted = [self.function(mpmath.mpf(centre) + mpmath.mpf(float(t))) for t in places]
+        rest = np.array([float(each - mpmath.mpf(value)) for each in wanted])
+        if low == 0 and self.bends:
+            rest = rest - places
+        weights = 1 / np.abs(np.array([float(each) for each in wanted]))
+        return [centre, value, *self.coefficients(places, rest, weights)]
+
+    def centre(self, low: float, high: float) -> tuple[float, float]:
+        """A float32 near the middle at which the value is almost a float32, and that one."""
+        middle, reach = (low + high) / 2, (high - low) * 0.12
+        places = {float(np.float32(middle + reach * (i / 4000 - 0.5) * 2)) for i in range(4001)}
+        best = (np.inf, 0.0, 0.0)
+        for place in sorted(places, key=lambda each: abs(each - middle))[:1500]:
+            exact = self.function(mpmath.mpf(place))
+            near = np.float32(float(exact))
+            off = abs(float((exact - mpmath.mpf(float(near))) / float(np.spacing(abs(near)))))
+            best = min(best, (off, place, float(near)), key=lambda each: each[0])
+            if off < CLOSE:
+                break
+        return best[1], best[2]
+
+    def coefficients(
+        self, places: np.ndarray, rest: np.ndarray, weights: np.ndarray
+    ) -> Iterator[float]:
+        """One after the other, each rounded before those after it are fitted to what is left."""
+        reach = np.max(np.abs(places))
+        for power in range(1, self.degree + 1):
+            columns = [(places / reach) ** p for p in range(power, self.degree + 1)]
+            matrix = np.stack(columns, 1) * weights[:, None]
+            stress = np.ones(POINTS)
+            for _ in range(ROUNDS):
+                system = matrix * stress[:, None], rest * weights * stress
+                solution = np.linalg.lstsq(*system, rcond=None)[0]
+                errors = np.abs(matrix @ solution - rest * weights)
+                if errors.max() > 0:
+                    stress = stress * (errors / errors.max() + 1e-3) ** 0.5
+                stress /= stress.max()
+            found = float(np.float32(solution[0] / reach**power))
+            rest = rest - found * places**power
+            yield found
+
+
+FITTED = [
+    Fitted("ERFC", lambda a: mpmath.exp(a * a) * mpmath.erfc(a), 1.48, 6, 10.1, 1.0),
+    Fitted("ERF", mpmath.erf, 3.8, 5, 3.94, 0.0, bends=True, end=1.0),
+    Fitted("TANH", mpmath.tanh, 1.65, 5, 9.05, 0.0, bends=True, end=1.0),
+]
+
+
+def main() -> None:
+    """Print the tables; `ruff format` folds them."""
+    for each in FITTED:
+        print(f"{each.name}: Pieces = (")
+        for row in each.table():
+            print("    (" + ", ".join(repr(float(f"{number:.9g}")) for number in row) + "),")
+        print(")")
+
+
+if __name__ == "__main__":
+    main()
