@@ -8,6 +8,7 @@ centre and its coefficients are; here is how they are found.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -119,12 +120,11 @@ FITTED = [
 
 
 def main() -> None:
-    """Print the tables; `ruff format` folds them."""
+    """Write the tables to standard output; `ruff format` folds them."""
     for each in FITTED:
-        print(f"{each.name}: Pieces = (")
-        for row in each.table():
-            print("    (" + ", ".join(repr(float(f"{number:.9g}")) for number in row) + "),")
-        print(")")
+        rows = [", ".join(repr(float(f"{n:.9g}")) for n in row) for row in each.table()]
+        lines = [f"{each.name}: Pieces = (", *[f"    ({row})," for row in rows], ")", ""]
+        sys.stdout.write("\n".join(lines))
 
 
 if __name__ == "__main__":
