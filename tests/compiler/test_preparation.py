@@ -9,6 +9,7 @@ import pytest
 
 import weft as wf
 from weft.compiler.program import Program
+from weft.core import sharing
 from weft.core.errors import WeftError
 
 RNG = np.random.default_rng(11)
@@ -99,8 +100,9 @@ def test_training_between_predictions_is_seen(optimizer: Any) -> None:
 def test_two_models_share_a_program_and_not_its_weights() -> None:
     f, x = wf.jit(predict), wf.tensor(normal(64, 96))
     one, other = layer(), layer()
-    for net in (one, other, one, one, other):
+    for net in (one, other, one, one, other) * 3:
         assert agrees(f, net, x)
+    assert len(sharing._watched[id(one.weight._value)][1]) == 1
 
 
 def test_arrays_of_others_may_change_at_any_time() -> None:

@@ -30,12 +30,20 @@ __all__ = ["Preparation", "changed"]
 class Preparation:
     """For which tables, and which arrays at some positions, the first calls have been run."""
 
-    __slots__ = ("__weakref__", "_arrays", "_tables", "fixed")
+    __slots__ = ("__weakref__", "_arrays", "_notice", "_tables", "fixed")
 
     def __init__(self, fixed: Sequence[int]) -> None:
         self.fixed = tuple(fixed)
         self._tables: Any = None
         self._arrays: list[int] = []
+        alone = ref(self)
+
+        def notice() -> None:
+            held = alone()
+            if held is not None:
+                held.forget()
+
+        self._notice = notice
 
     def holds(self, tables: Any, inputs: Sequence[Any]) -> bool:
         """Whether they need not run."""
@@ -44,15 +52,8 @@ class Preparation:
     def made(self, tables: Any, inputs: Sequence[Any]) -> None:
         """Note that they have been run, unless an array may change without notice."""
         self.forget()
-        alone = ref(self)
-
-        def notice() -> None:
-            held = alone()
-            if held is not None:
-                held.forget()
-
         arrays = [inputs[n] for n in self.fixed]
-        watched = [watch(array, notice) for array in arrays]
+        watched = [watch(array, self._notice) for array in arrays]
         if all(watched):
             self._tables, self._arrays = tables, [*map(id, arrays)]
 

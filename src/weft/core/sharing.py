@@ -52,7 +52,9 @@ def watch(array: Array, notice: Notice) -> bool:
     key = id(array)
     if key not in _watched:
         _watched[key] = ref(array, lambda _: _tell(key)), []
-    _watched[key][1].append(notice)
+    notices = _watched[key][1]
+    if notice not in notices:
+        notices.append(notice)
     return True
 
 
