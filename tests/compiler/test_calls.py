@@ -19,6 +19,7 @@ import pytest
 import weft as wf
 from weft import nn
 from weft.compiler import arrays
+from weft.nn.layout import lay_out
 
 NAMES = ("argument", "closed over", "itself", "in a list", "in a dictionary")
 
@@ -411,3 +412,45 @@ def test_places_that_are_not_found_are_not_guessed(monkeypatch: pytest.MonkeyPat
     assert arrays._places(made, ctypes.c_int64, lambda array: 4711) == []
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="another"))
     assert arrays.Fields.found(made) is None
+
+
+@dataclass
+class Configuration:
+    """What a model is made of, and may be changed."""
+
+    scale: float
+    powers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What cannot be changed, but for a list inside."""
+
+    scale: float
+    powers: list[int]
+
+
+class Configured(nn.Module):
+    """A module that holds a record of numbers, as most models do."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: wf.Tensor) -> wf.Tensor:
+        return self.linear(x) * self.config.scale * sum(self.config.powers)
+
+
+@pytest.mark.parametrize("kind", [Configuration, Fixed])
+def test_a_configuration_is_looked_at_and_the_layout_remembered(kind: Any) -> None:
+    net, x = Configured(kind(2.0, [1, 2])), wf.ones((1, 2))
+    step = wf.jit(lambda net, x: net(x))
+    assert lay_out(net) is lay_out(net)
+    check(net, lambda x: step(net, x), x)
+    if kind is Configuration:
+        net.config.scale = 3.0
+        check(net, lambda x: step(net, x), x)
+    net.config.powers.append(5)
+    check(net, lambda x: step(net, x), x)
+    net.config = kind(7.0, [1])
+    check(net, lambda x: step(net, x), x)

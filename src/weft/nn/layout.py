@@ -14,7 +14,7 @@ are tied stay tied when a transform puts a module together again from other tens
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from operator import is_
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -162,12 +162,24 @@ class Guard:
         elif kind is dict:
             self._held.add(value.keys())
             self._held.add(value.values())
+        elif is_dataclass(kind) and not is_module(value):
+            self._watch_record(value)
+            return
         elif kind is not tuple:
             opaque = wf.tree.is_container(value) and not is_module(value) and value is not None
             self.is_blind |= opaque or isinstance(value, np.ndarray)
             return
         for each in value.values() if kind is dict else value:
             self.watch_value(each)
+
+    def _watch_record(self, record: Any) -> None:
+        """Look at the fields of a dataclass, such as a model's configuration."""
+        if hasattr(record, "__dict__"):
+            self._held.add(vars(record).values())
+        elif not record.__dataclass_params__.frozen:
+            self.is_blind = True
+        for each in fields(record):
+            self.watch_value(getattr(record, each.name, None))
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
