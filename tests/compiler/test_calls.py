@@ -61,9 +61,10 @@ def compiled(net: nn.Module, name: str) -> Callable[[Any], wf.Tensor]:
 
 
 def check(net: nn.Module, call: Callable[[Any], wf.Tensor], x: wf.Tensor) -> None:
-    """What the compiled call gives is what the network gives, twice."""
-    for _ in range(2):
-        got, wanted = call(x).detach().numpy(), net(x).detach().numpy()
+    """What the compiled call gives is what the network gives, again and again."""
+    for recorded in (True, True, False, False, False):
+        with wf.enable_grad() if recorded else wf.no_grad():
+            got, wanted = call(x).detach().numpy(), net(x).detach().numpy()
         assert got.dtype == wanted.dtype
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
@@ -335,6 +336,10 @@ def test_a_compiled_function_keeps_no_module_alive() -> None:
     seen, weight = weakref.ref(net), weakref.ref(net.weight)
     for _ in range(3):
         step(net, x)
+    with wf.no_grad():
+        for _ in range(4):
+            step(net, x)
+    assert step._last is not None
     del net
     gc.collect()
     assert seen() is None

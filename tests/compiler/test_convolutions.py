@@ -49,6 +49,9 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Params]] = {
     "small images": ((19, 4, 4, 24), (65, 24, 3, 3), PADDED),
     "no padding": ((8, 12, 12, 20), (50, 20, 5, 5), {
         "strides": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}),
+    "one image": ((1, 12, 12, 20), (50, 20, 5, 5), {
+        "strides": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1}),
+    "one image with odd rows": ((1, 7, 9, 4), (6, 2, 3, 3), {**PADDED, "groups": 2}),
     "each channel alone": ((3, 9, 8, 19), (19, 1, 3, 3), {**PADDED, "groups": 19}),
     "each channel alone, with a stride": ((2, 9, 8, 6), (6, 1, 3, 2), {
         "strides": (2, 3), "padding": ((1, 1), (0, 1)), "dilation": (1, 2), "groups": 6}),
@@ -115,6 +118,25 @@ def test_all_sides_of_a_convolution_agree_with_the_reference(name: str) -> None:
         assert error(found, primitive.reference(*wide, **params)) < 5e-6
 
 
+def test_one_image_is_shared_by_two_threads() -> None:
+    sizes = [node_sizes_of(name) for name in ("one image", "one image with odd rows")]
+    assert [(plan.rows, plan.blocks) for plan in (plans.forward(each, 64) for each in sizes)] == [
+        (4, 2),
+        (4, 2),
+    ]
+    small = replace(sizes[0], area=(6, 6), counts=(2, 2))
+    assert plans.forward(small, 64).blocks == 1
+
+
+def node_sizes_of(name: str) -> plans.Sizes:
+    """The sizes of a case's convolution."""
+    primitive, operands, params = sides(name)[0]
+    shape = primitive.reference(*operands, **params).shape
+    found = plans.sizes_of(operands[0].shape, operands[1].shape, shape, params)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("name", ["strides, dilation and groups", "a volume", "small images"])
 def test_float64_is_computed_in_float64(name: str) -> None:
     for primitive, operands, params in sides(name, "float64"):
@@ -122,7 +144,9 @@ def test_float64_is_computed_in_float64(name: str) -> None:
         assert error(found, primitive.reference(*operands, **params)) < 1e-13
 
 
-@pytest.mark.parametrize("name", ["more than a panel", "small images", "Winograd", "no padding"])
+@pytest.mark.parametrize(
+    "name", ["more than a panel", "small images", "Winograd", "no padding", "one image"]
+)
 def test_bits_do_not_depend_on_threads(name: str) -> None:
     for primitive, operands, params in sides(name):
         program = compiled(primitive, operands, params)

@@ -45,13 +45,14 @@ def calls_run(f: Any, *args: Any) -> int:
         runner = next(iter(f._compiled.values())).program
     assert runner is not None
     given: list[int] = []
-    inner = runner._execute
-    runner._execute = lambda *values: (given.append(values[1]), inner(*values))[1]
+    inner = runner._launch
+    assert inner is not None
+    runner._launch = lambda block, *arrays: (given.append(int(block[1])), inner(block, *arrays))[1]
     try:
         with wf.no_grad():
             f(*args)
     finally:
-        runner._execute = inner
+        runner._launch = inner
     return given[0]
 
 

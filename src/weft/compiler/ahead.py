@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from weft.compiler import driver, ensembles
+from weft.compiler import driver, ensembles, entries
 from weft.compiler.background import BACKGROUND
 from weft.compiler.convolution import gathered
 from weft.compiler.kernels import begin_text
@@ -59,6 +59,9 @@ def _begin(name: str, dtype: DType | None) -> None:
 
 def _driver(dtype: DType | None) -> Iterator[str]:
     yield driver.SOURCE
+    entry = entries.source()
+    if entry is not None:
+        yield entry
 
 
 def _products(dtype: DType | None) -> Iterator[str]:

@@ -143,16 +143,16 @@ def quick_key(
     """A key of the call and its tensors in order; None where one of them is traced."""
     key: list[Any] = [grad_mode.enabled]
     handles: list[Tensor] = []
-    if not _collect(args, key, handles):
+    if not collect(args, key, handles):
         return None
     if kwargs:
         names = sorted(kwargs)
         key += (None, *names)
-        if not _collect([kwargs[name] for name in names], key, handles):
+        if not collect([kwargs[name] for name in names], key, handles):
             return None
     if outside:
         key.append(None)
-        if not _collect(outside, key, handles):
+        if not collect(outside, key, handles):
             return None
     shared = _shared(handles)
     if shared:
@@ -160,7 +160,7 @@ def quick_key(
     return tuple(key), handles
 
 
-def _collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
+def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
     """Add values to a key, and the tensors in them; False where there is a traced one."""
     for x in values:
         kind = type(x)
@@ -174,7 +174,7 @@ def _collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bo
             key += (kind, x)
         elif (parts := trees.take_apart(x)) is not None:
             key += (kind, parts.keys, parts.static)
-            if not _collect(parts.children, key, handles):
+            if not collect(parts.children, key, handles):
                 return False
         elif isinstance(x, Tensor):
             return False

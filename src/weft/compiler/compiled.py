@@ -10,16 +10,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
-from weft.compiler.execution import observed, program, runner
+from weft.compiler.costs import Sizes, bytes_of
+from weft.compiler.execution import draft, forget_drafts, observed, runner
 from weft.compiler.memory_report import MemoryReport, memory_report
+from weft.compiler.program import Program
 from weft.compiler.recomputation import Fit, fitted
 from weft.compiler.runner import Runner
+from weft.compiler.section import Written
 from weft.compiler.tracing import Output, Recording, Source
 from weft.compiler.user_rules import Rewrites, rewrites
 from weft.core.settings import settings
@@ -51,7 +54,7 @@ class Compiled:
     fixed: tuple[int, ...] = ()
     """The inputs that are likely to be the same in many calls."""
     _fit: Fit | None = None
-    _places: list[int] | None = field(init=False)
+    places: list[int] | None = field(init=False)
     """Which arguments the inputs are, if they are nothing else."""
     _result: int | None = field(init=False)
     """Which output the call returns, if that is all."""
@@ -61,7 +64,7 @@ class Compiled:
         self.outside = [(source, kind) for source, kind in pairs if source.handle is not None]
         places = [s.argument for s in self.recording.sources if s.argument is not None]
         is_given = len(places) == len(self.recording.sources)
-        self._places = places if is_given and not self._reads_gradients() else None
+        self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
         self._result = result.position if isinstance(result, Output) else None
 
@@ -74,12 +77,37 @@ class Compiled:
         if self.budget is None:
             return Fit(self.recording.graph)
         if self._fit is None:
-            self._fit = fitted(self.recording.graph, self.budget, self._judged)
+            self._fit = self._fitted(self.budget)
         return self._fit
 
-    def _judged(self, graph: Graph) -> MemoryReport:
-        made = program(graph, self.fixed)
-        return memory_report(made, {}, donated(self.recording, made))
+    def _fitted(self, budget: int) -> Fit:
+        written, found = Written(), None
+
+        def judge(graph: Graph) -> MemoryReport:
+            return self._drafted(draft(graph, self.fixed, written), {})
+
+        try:
+            found = fitted(self.recording.graph, budget, judge, self._held_outside())
+        finally:
+            forget_drafts(None if found is None else found.graph)
+        return found
+
+    def _drafted(self, made: Program, sizes: Sizes) -> MemoryReport:
+        return memory_report(made, sizes, donated(self.recording, made))
+
+    def _held_outside(self) -> int:
+        """The bytes of arguments and results, if all state is written over in its place."""
+        graph = self.recording.graph
+        written = {write.output for write in self.recording.writes}
+        kinds = [*graph.input_types]
+        kinds += [kind for place, kind in enumerate(graph.output_types) if place not in written]
+        return sum(bytes_of(kind, {}) for kind in kinds)
+
+    def memory(self, types: Sequence[TensorType]) -> MemoryReport:
+        """What a call with arguments of these types will allocate; nothing is compiled for it."""
+        made = draft(self.fit.graph, self.fixed)
+        found = self._drafted(made, made.read_sizes(types))
+        return replace(found, recomputed=self.fit.recomputed)
 
     def fits(self) -> bool:
         """Whether tensors from outside that no variable was found for are as they were."""
@@ -89,7 +117,7 @@ class Compiled:
 
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """Run it on the tensors in a call's arguments, and write back the state that it changed."""
-        recording, places = self.recording, self._places
+        recording, places = self.recording, self.places
         if places is None:
             inputs = [source.read(handles) for source in recording.sources]
         else:
@@ -103,6 +131,25 @@ class Compiled:
         if recording.writes:
             self._write_back(handles, outputs)
         return outputs[self._result] if self._result is not None else recording.rebuild(outputs)
+
+    def apply(self, arrays: list[Array]) -> Any:
+        """What a call that `is_pure` returns, given the arrays of all inputs."""
+        program = self.program
+        is_ready = program is not None and settings.compiler and not OBSERVERS
+        if is_ready and self.rules is rewrites():
+            found: Sequence[Array] = program.run(arrays)  # type: ignore[union-attr]
+        else:
+            found = self._run(arrays)
+        if self._result is not None:
+            return wrap(found[self._result])
+        return self.recording.rebuild([wrap(array) for array in found])
+
+    def is_pure(self, handles: Sequence[Tensor]) -> bool:
+        """Whether a call with these tensors reads their arrays, and does nothing else."""
+        if self.places is None or self.recording.writes or self.outside:
+            return False
+        inputs = [handles[place] for place in self.places]
+        return self._is_plain(inputs, [x._value for x in inputs])
 
     def _is_plain(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
         """Whether nothing but the values is asked for: no transform, no later derivative."""

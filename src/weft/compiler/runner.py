@@ -19,6 +19,7 @@ import numpy as np
 
 from weft.compiler.arrays import write_addresses
 from weft.compiler.driver import FIELDS, WATCHERS, execute_address
+from weft.compiler.entries import BLOCK, entries
 from weft.compiler.native_calls import Sizes, Value
 from weft.compiler.preparation import Preparation, changed
 from weft.compiler.products import one_thread_each
@@ -26,7 +27,7 @@ from weft.compiler.section import Context, Tables
 from weft.core.errors import ShapeError
 from weft.core.shapes import Dimension, match_size
 from weft.core.types import TensorType
-from weft.ir.graph import Graph, Literal, Variable
+from weft.ir.graph import Graph, Variable
 from weft.runtime.arena import Arena, Block
 
 Array = np.ndarray[Any, Any]
@@ -71,6 +72,14 @@ class Runner(ABC):
         self._arena = Arena()
         self._block: Block | None = None
         self._execute = Execute(execute_address())
+        made = entries()
+        self._launch = made.launch if made is not None else None
+        self._launched: tuple[Tables, Array, Array] | None = None
+        """The last tables that were launched, the block of all calls and that of the later ones."""
+        self._donated: tuple[Sequence[Donation], dict[int, int]] = (), {}
+        """The last donations, and which input each new array then is."""
+        self._ready: tuple[Tables, Array, list[tuple[Any, Any]]] | None = None
+        """Tables without symbols that are in place, the block of the later calls, the outputs."""
 
     @abstractmethod
     def root(self, value: Value) -> Value:
@@ -121,29 +130,99 @@ class Runner(ABC):
                 self._runner = None
 
     def _run(self, arrays: Sequence[Array], donated: Sequence[Donation]) -> list[Array]:
+        ready = self._ready
+        if ready is not None and not donated and not WATCHERS and not self._spare:
+            tables, block, made = ready
+            prepared = self._prepared
+            if prepared is None or prepared.holds(tables, arrays):
+                outputs = [np.empty(shape, dtype) for shape, dtype in made]
+                said = self._launch(block, *arrays, *outputs)  # type: ignore[misc]
+                if said is True:
+                    return outputs
+                if said is None:
+                    return self._finished(tables, arrays, outputs, donated, True, block)
+        return self._run_anew(arrays, donated)
+
+    def _run_anew(self, arrays: Sequence[Array], donated: Sequence[Donation]) -> list[Array]:
+        """A run for which tables, memory and preparation are looked up."""
         sizes = self.read_sizes(arrays) if self.symbols else _NO_SIZES
         tables = self._tables_for(sizes)
         self._place(tables)
-        given = tables.given
-        if self._are_new:
-            outputs = self._new_outputs(arrays, tables, sizes, donated)
-            inputs = write_addresses([*arrays, *outputs], given[2], self._own_slots)
-        else:
-            inputs = write_addresses(arrays, given[2])
-            outputs = self._outputs(inputs, tables, sizes, donated)
-        context = self.context
-        context.sizes = sizes
-        context.error[0] = 0
+        self.context.sizes = sizes
+        if self._is_direct and not WATCHERS:
+            made = self._made(arrays, tables, sizes, donated)
+            block = self._block_for(tables, arrays)
+            said = self._launch(block, *arrays, *made)  # type: ignore[misc]
+            if said is not False:
+                outputs = self._assembled(arrays, made, tables, sizes)
+                return self._finished(tables, arrays, outputs, donated, said is None, block)
+            self._forget()  # nothing was run
+        return self._run_by_steps(tables, arrays, donated, sizes)
+
+    def _finished(
+        self,
+        tables: Tables,
+        inputs: Sequence[Array],
+        outputs: list[Array],
+        donated: Sequence[Donation],
+        has_failed: bool,
+        block: Array,
+    ) -> list[Array]:
+        """The outputs of a run, once others know what it has written; or what went wrong in it."""
+        if has_failed:
+            skipped = tables.given[1] - int(block[1])
+            raise self.failure(tables, skipped + int(block[-1]), list(inputs))
+        for _, place in donated:
+            changed(inputs[place])
+        return outputs
+
+    @cached_property
+    def _is_direct(self) -> bool:
+        """Whether a run is one native call: addresses of inputs and new outputs, and the driver."""
+        return self._launch is not None and self._around is nullcontext
+
+    def _block_for(self, tables: Tables, inputs: Sequence[Array]) -> Array:
+        """What a launch is given: without the first calls where what they make is there."""
+        if self._launched is None or self._launched[0] is not tables:
+            later = self.once if self._prepared is not None else 0
+            self._launched = tables, self._written(tables, 0), self._written(tables, later)
+        _, whole, rest = self._launched
+        if not self.symbols and self._are_new:
+            self._ready = tables, rest, [(shape, kind) for _, shape, kind in tables.outputs]
+        prepared = self._prepared
+        if prepared is None or prepared.holds(tables, inputs):
+            return rest
+        prepared.made(tables, inputs)
+        return whole
+
+    def _written(self, tables: Tables, skipped: int) -> Array:
+        calls, count, *rest = tables.given
+        start = calls + 8 * len(FIELDS) * skipped
+        words = start, count - skipped, *rest, self._own_slots, execute_address(), 0
+        assert len(words) == len(BLOCK)
+        return np.array(words, np.int64)
+
+    def _run_by_steps(
+        self,
+        tables: Tables,
+        arrays: Sequence[Array],
+        donated: Sequence[Donation],
+        sizes: Sizes,
+    ) -> list[Array]:
+        """A run that is watched, has threads of the BLAS, or arrays that must be copied."""
+        given, error = tables.given, self.context.error
+        inputs = write_addresses(arrays, given[2])
+        made = self._made(inputs, tables, sizes, donated)
+        write_addresses([*inputs, *made], given[2], self._own_slots)
+        outputs = self._assembled(inputs, made, tables, sizes)
+        error[0] = 0
         if self._prepared is not None:
             given = self._without_preparation(self._prepared, tables, inputs)
-        if self._around is nullcontext and not WATCHERS:
-            ended = self._execute(*given)
-        else:
-            with self._around():
-                ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
-        if context.error[0]:
+        with self._around():
+            ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
+        if error[0]:
             skipped = tables.given[1] - given[1]
-            raise self.failure(tables, skipped + ended, list(inputs[: len(arrays)]))
+            raise self.failure(tables, skipped + ended, list(inputs))
         for _, place in donated:
             changed(inputs[place])
         return outputs
@@ -182,7 +261,7 @@ class Runner(ABC):
     def _place(self, tables: Tables) -> None:
         """Put the planned values into the program's block of memory, which all sizes share."""
         if self._block is None or self._block.size < tables.plan.peak:
-            self._block = None  # it goes before its successor comes
+            self._block = self._ready = None  # it goes before its successor comes
             self._block = self._arena.take(tables.plan)
             self._forget()
         if tables.base != self._block.address:
@@ -197,7 +276,7 @@ class Runner(ABC):
         """Free the memory that is kept from run to run."""
         with self._lock:
             self._forget()
-            self._block = None
+            self._block = self._launched = self._ready = None
             self._tables.clear()
             self._spare.clear()
 
@@ -217,62 +296,72 @@ class Runner(ABC):
         spare = self._spare.get((shape, dtype))
         return spare.pop() if spare else np.empty(shape, dtype)
 
-    def _outputs(
-        self,
-        inputs: Sequence[Array],
-        tables: Tables,
-        sizes: Sizes,
-        donated: Sequence[Donation],
-    ) -> list[Array]:
-        """Arrays for the outputs; those that share memory, or are inputs, are views."""
-        made: dict[Value, Array] = dict(zip(self.graph.inputs, inputs, strict=True))
-        for output, given in donated:
-            atom = self.graph.outputs[output]
-            made[atom] = inputs[given]
-            tables.addresses[self.slots[atom]] = tables.addresses[given]
-        outputs = []
-        for atom in self.graph.outputs:
-            root = self.root(atom)
-            if isinstance(root, Literal):
-                outputs.append(root.value)
-                continue
-            if root not in made:
-                shape = tables.shape(root, sizes)
-                made[root] = self._empty(shape, root.type.dtype.numpy)
-                tables.addresses[self.slots[root]] = made[root].__array_interface__["data"][0]
-            assert isinstance(atom, Variable)
-            array = made[root]
-            outputs.append(array if atom is root else array.reshape(tables.shape(atom, sizes)))
-        return outputs
+    @cached_property
+    def _made_values(self) -> list[Variable]:
+        """The values that a run makes new arrays for."""
+        roots = [self.root(atom) for atom in self.graph.outputs]
+        given = set(self.graph.inputs)
+        return [*dict.fromkeys(v for v in roots if isinstance(v, Variable) and v not in given)]
 
     @cached_property
     def _are_new(self) -> bool:
         """Whether each output is made by the program, in memory of its own."""
-        inputs, outputs = set(self.graph.inputs), self.graph.outputs
-        made = [v for v in outputs if isinstance(v, Variable) and self.root(v) is v]
-        return len(set(made) - inputs) == len(outputs)
+        return self._made_values == list(self.graph.outputs)
 
-    def _new_outputs(
+    @cached_property
+    def _taken(self) -> list[tuple[int, bool]]:
+        """Of each output its place among inputs and new arrays, -1 for a constant; if it is a view.
+
+        Outputs that share memory are views, each in its shape.
+        """
+        places: dict[Value, int] = {
+            v: n for n, v in enumerate([*self.graph.inputs, *self._made_values])
+        }
+        pairs = [(atom, self.root(atom)) for atom in self.graph.outputs]
+        return [(places.get(root, -1), atom is not root) for atom, root in pairs]
+
+    def _made(
         self, inputs: Sequence[Array], tables: Tables, sizes: Sizes, donated: Sequence[Donation]
     ) -> list[Array]:
-        """Arrays for outputs that are all made here."""
+        """Arrays for what the program makes: new ones, and the inputs that it is donated."""
         if not tables.outputs:
             tables.outputs = [
-                (self.slots[v], tables.shape(v, sizes), v.type.dtype.numpy)  # type: ignore[arg-type]
-                for v in self.graph.outputs
+                (self.slots[v], tables.shape(v, sizes), v.type.dtype.numpy)
+                for v in self._made_values
             ]
         if not donated:
-            return [self._empty(shape, dtype) for _, shape, dtype in tables.outputs]
-        places = dict(donated)
+            make = self._empty if self._spare else np.empty
+            return [make(shape, dtype) for _, shape, dtype in tables.outputs]
+        if self._donated[0] != donated:
+            before = len(self.graph.inputs)
+            places = {self._taken[output][0] - before: given for output, given in donated}
+            self._donated = donated, places
+        places = self._donated[1]
         return [
             self._empty(shape, dtype) if position not in places else inputs[places[position]]
             for position, (_, shape, dtype) in enumerate(tables.outputs)
         ]
 
+    def _assembled(
+        self, inputs: Sequence[Array], made: list[Array], tables: Tables, sizes: Sizes
+    ) -> list[Array]:
+        """The outputs, of what went in and of what was made."""
+        if self._are_new:
+            return made
+        arrays, outputs = [*inputs, *made], list[Array]()
+        for atom, (place, is_view) in zip(self.graph.outputs, self._taken, strict=True):
+            if place < 0:
+                outputs.append(self.root(atom).value)  # type: ignore[union-attr]
+            elif is_view:
+                outputs.append(arrays[place].reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
+            else:
+                outputs.append(arrays[place])
+        return outputs
+
     @cached_property
     def _own_slots(self) -> int:
-        """Where the slots of inputs and outputs stand, one after the other."""
-        values: list[Value] = [*self.graph.inputs, *self.graph.outputs]
+        """Where the slots of inputs and new arrays stand, one after the other."""
+        values: list[Value] = [*self.graph.inputs, *self._made_values]
         self._held_slots = np.array([self.slots[v] for v in values] or [0], np.int64)
         return int(self._held_slots.ctypes.data)
 

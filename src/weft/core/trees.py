@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from weft.core.devices import Device
 from weft.core.dtypes import DType
@@ -26,6 +26,7 @@ from weft.core.errors import ArgumentError, ArgumentTypeError
 from weft.core.locations import Location
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
+from weft.core.unchanged import Contents as Contents
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[Hashable, ...]
@@ -218,6 +219,17 @@ def register_leaf(cls: type[T]) -> type[T]:
 # --- containers --------------------------------------------------------------------------------
 
 
+class Memory(Protocol):
+    """Remembers how an object was taken apart, and can tell whether that is still so."""
+
+    @property
+    def children(self) -> Sequence[Any]:
+        """What it was taken apart into."""
+
+    def holds(self) -> bool:
+        """Whether it would be taken apart into the same again."""
+
+
 class Parts(NamedTuple):
     """A container taken apart one level."""
 
@@ -225,6 +237,8 @@ class Parts(NamedTuple):
     children: Sequence[Any]
     static: Hashable = None
     order: Keys = ()
+    memory: Memory | None = None
+    """Who remembers it, if anybody does."""
 
 
 class Container(NamedTuple):
@@ -396,7 +410,7 @@ def _walk(tree: Any, found: list[Any], is_leaf: IsLeaf | None) -> TreeStructure:
     if container is None or (is_leaf is not None and is_leaf(tree)):
         found.append(tree)
         return LEAF
-    keys, children, static, order = container.split(tree)
+    keys, children, static, order, _ = container.split(tree)
     parts = tuple([_walk(child, found, is_leaf) for child in children])
     return TreeStructure(kind, keys, parts, static, order)
 

@@ -23,7 +23,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 import weft as wf
-from weft.nn.unchanged import Contents
 
 PARAMETER, BUFFER, TRANSIENT = "parameter", "buffer", "transient"
 """What a tensor is to its module; a transient buffer is not saved."""
@@ -110,11 +109,8 @@ class Layout:
     skeleton: Skeleton
     names: tuple[str, ...]
     """The first name of each tensor."""
-    parts: wf.tree.Parts = field(init=False)
+    parts: wf.tree.Parts
     """The module as a node of a tree."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", wf.tree.Parts(self.names, self.tensors, self.skeleton))
 
 
 class Changes:
@@ -126,19 +122,19 @@ class Changes:
 class Guard:
     """Tells whether modules are as they were when a walk came to them, by what they hold.
 
-    The values of attributes, and what is in lists and dictionaries among them, are looked at each
-    time. Names are looked at where `Changes` has counted something since; a value that went under
-    another name past `__setattr__` stands last, so the last name is looked at each time, too.
+    Names and values of attributes, and what is in lists and dictionaries among them, are looked at
+    each time; whether a module has another dictionary where `Changes` has counted something since.
     """
 
-    __slots__ = ("_changes", "_held", "_last", "_names", "_own", "_owners", "is_blind")
+    __slots__ = ("__weakref__", "_changes", "_held", "_own", "_owners", "children", "is_blind")
 
     def __init__(self) -> None:
+        self.children: tuple[Any, ...] = ()
+        """The tensors that were found."""
         self._changes = Changes.count
         self._owners: list[Any] = []
         self._own: list[dict[str, Any]] = []
-        self._last: list[str] = []
-        self._held, self._names = Contents(), Contents()
+        self._held = wf.tree.Contents()
         self.is_blind = False
         """Whether something was met whose changes are not seen."""
 
@@ -147,21 +143,15 @@ class Guard:
         own = module.__dict__
         self._owners.append(module)
         self._own.append(own)
-        self._last.append(next(reversed(own)))
-        self._held.add(own.values())
-        self._names.add(own.keys())
+        self._held.add(own)
         for name in DICTIONARIES:
-            self._names.add(own[name].keys())
-            self._names.add(own[name].values())
+            self._held.add(own[name])
 
     def watch_value(self, value: Any) -> None:
         """Look at what an attribute holds from now on."""
         kind = type(value)
-        if kind is list:
+        if kind is list or kind is dict:
             self._held.add(value)
-        elif kind is dict:
-            self._held.add(value.keys())
-            self._held.add(value.values())
         elif is_dataclass(kind) and not is_module(value):
             self._watch_record(value)
             return
@@ -175,7 +165,7 @@ class Guard:
     def _watch_record(self, record: Any) -> None:
         """Look at the fields of a dataclass, such as a model's configuration."""
         if hasattr(record, "__dict__"):
-            self._held.add(vars(record).values())
+            self._held.add(vars(record))
         elif not record.__dataclass_params__.frozen:
             self.is_blind = True
         for each in fields(record):
@@ -185,14 +175,11 @@ class Guard:
         """Whether nothing has changed."""
         if self.is_blind or not self._held.unchanged():
             return False
-        if [*map(next, map(reversed, self._own))] != self._last:
-            return False
-        count = Changes.count
-        if self._changes != count:
-            same = all(map(is_, [module.__dict__ for module in self._owners], self._own))
-            if not same or not self._names.unchanged():
+        changes = Changes.count
+        if self._changes != changes:
+            if not all(map(is_, [module.__dict__ for module in self._owners], self._own)):
                 return False
-            self._changes = count
+            self._changes = changes
         return True
 
 
@@ -216,7 +203,7 @@ def is_module(value: Any) -> bool:
 
 def lay_out(module: Any) -> Layout:
     """The layout of a module, remembered until something in it is another object."""
-    pair = _remembered(module).pair
+    pair = (module.__dict__["_layout"] or _remembered(module)).pair
     if pair is not None and pair[1].holds():
         return pair[0]
     folding = _Folding()
@@ -270,8 +257,9 @@ class _Folding:
         for place in self.places:
             names.setdefault(place.index, place.name)
         first = tuple([names[index] for index in range(len(self.tensors))])
-        everything = tuple(self.tensors), tuple(self.places), tuple(self.modules)
-        return Layout(*everything, skeleton, first)
+        tensors = self.guard.children = tuple(self.tensors)
+        parts = wf.tree.Parts(first, tensors, skeleton, memory=self.guard)
+        return Layout(tensors, tuple(self.places), tuple(self.modules), skeleton, first, parts)
 
     def module(self, module: Any, prefix: str) -> Part:
         """A module; where it occurs again, its tensors get their other names, and no more."""

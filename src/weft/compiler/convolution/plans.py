@@ -27,6 +27,8 @@ PLACES, TERMS = 128, 256
 """About how many places a block has, where they are rows of products, and where they are terms."""
 TASKS = 8
 """How many tasks there should be at least."""
+FEW = 24
+"""Places that a block has at least where one more is made for another thread."""
 LONG = 64 * 1024
 """Elements of a line up to which the only spatial axis is not cut."""
 DEPTH = 1024
@@ -169,6 +171,12 @@ def cut(
     return rows, next(m for m in range(many, 0, -1) if images % m == 0 or m <= many // 2 + 1)
 
 
+def _shared(rows: int, count: int, rest: int) -> int:
+    """Rows of a block where all rows would be one, which keeps all threads but one waiting."""
+    halves = [-(-count // blocks) for blocks in (4, 2)] if rows == count else []
+    return next((fewer for fewer in halves if fewer * rest >= FEW), rows)
+
+
 def _offsets(at: tuple[Array, ...], sizes: tuple[int, ...]) -> Array:
     """Where a place is among the elements of an array."""
     total = at[0]
@@ -196,8 +204,10 @@ def _parts(images: Dimension, at_once: int, blocks: int, panels: int) -> int:
 def forward(s: Sizes, width: int) -> Plan:
     """The plan of a convolution; `width`: columns of a panel."""
     a = _axes(s)
-    rows, at_once = cut(s.images, a.counts[0], a.counts[1] * a.counts[2], PLACES)
     rest = a.counts[1] * a.counts[2]
+    rows, at_once = cut(s.images, a.counts[0], rest, PLACES)
+    if s.images == 1 and s.outputs * s.groups <= width:
+        rows = _shared(rows, a.counts[0], rest)
     pixel, outputs = s.groups * s.channels, s.groups * s.outputs
     frame = _forward_frame(a, rows)
     row_offsets = _seen(a, at_once, rows, frame, pixel)
