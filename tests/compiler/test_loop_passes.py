@@ -227,6 +227,38 @@ def test_a_recurrent_layer_has_one_product_in_each_loop_forward_and_backward() -
     assert names(graph).count("dot") == 4  # of xs; gradients of both weights, and of xs
 
 
+def gated(w: Tensor, u: Tensor, b: Tensor, xs: Tensor) -> Tensor:
+    def step(h: Tensor, x: Tensor) -> Any:
+        total = x @ w + h @ u + b
+        h = wf.tanh(total) * wf.sigmoid(total)
+        return h, h
+
+    return wf.scan(step, wf.zeros((2, 3)), xs)[1]
+
+
+def test_a_backward_loop_goes_over_the_sum_that_the_forward_loop_has_made() -> None:
+    arguments = numbers(4, 3), numbers(3, 3), numbers(3), numbers(6, 2, 4)
+    gradient = wf.grad(lambda *a: (gated(*a) ** 2).sum(), argnums=(0, 1, 2, 3))
+    graph, _ = lightened(gradient, *arguments, whole=True)
+    forward, backward = [node for node in graph.nodes if node.primitive.name == "scan"]
+    count = backward.params["num_consts"] + backward.params["num_carry"]
+    sums = [atom for atom in backward.operands[count:] if atom in forward.results]
+    early = [v for node in graph.nodes if node.primitive.name == "dot" for v in node.results]
+    assert len(sums) == 1
+    assert not set(early) & {*backward.operands}
+
+
+def test_a_sum_is_computed_again_where_its_parts_are_needed_anyway() -> None:
+    def f(xs: Tensor, h: Tensor) -> Any:
+        (_, (parts, others)) = wf.scan(lambda h, x: (h * x, (h * 2.0, h * 3.0)), h, xs)
+        sums = wf.scan(lambda c, each: (c + each[0] * each[1], None), h, (parts, others))[0]
+        return sums, parts, others
+
+    graph, tally = lightened(f, numbers(5, 4), numbers(4))
+    assert tally["kept_value"] == 0
+    assert [node.primitive.name for node in graph.nodes].count("scan") == 2
+
+
 def test_loops_inside_loops_are_lightened() -> None:
     def f(w: Tensor, h: Tensor, xs: Tensor) -> Any:
         return wf.scan(lambda h, x: (product_of_xs(w, h, xs * x)[0], None), h, xs[:, 0, 0])[0]

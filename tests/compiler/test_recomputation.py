@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import recomputation
+from weft.compiler import recomputation, section
+from weft.compiler.ladders import Ladders
 from weft.compiler.pipeline import optimize
 from weft.compiler.recomputation import parse_bytes
 from weft.compiler.retention import Flow, prompt, recomputing
@@ -270,8 +273,10 @@ def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> N
     ws, x = weights(12), batch()
     budget = budget_for(step, 0.5, ws, x)
     monkeypatch.setattr(recomputation, "disk", lambda: DiskCache(tmp_path))
+    monkeypatch.setattr(recomputation, "_notes", OrderedDict())
     first = wf.jit(step, memory=budget).memory(ws, x)
-    monkeypatch.delattr(recomputation, "_chosen")
+    monkeypatch.setattr(recomputation, "_notes", OrderedDict())
+    monkeypatch.delattr(recomputation, "_Search")
     again = wf.jit(step, memory=budget).memory(ws, x)
     assert first.recomputed == again.recomputed
     assert first.peak == again.peak <= budget
@@ -384,3 +389,130 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
 def test_other_types_are_refused(amount: Any) -> None:
     with pytest.raises((wf.ArgumentError, wf.ArgumentTypeError)):
         wf.jit(lambda x: x, memory=amount)
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def test_nothing_is_compiled_before_a_choice_is_made(monkeypatch: Any) -> None:
+    ws, x = weights(9), batch()
+    budget = budget_for(step, 0.5, ws, x)
+
+    def refused(*args: Any) -> Any:
+        raise AssertionError("a kernel is compiled")
+
+    bounded = wf.jit(step, memory=budget)
+    with monkeypatch.context() as patched:
+        patched.setattr(section, "compiled", refused)
+        patched.setattr(section, "begin", refused)
+        assert bounded.memory(ws, x).peak <= budget
+        with pytest.raises(OutOfMemoryError):
+            wf.jit(step, memory=1000).memory(ws, x)
+    same(bounded(ws, x), wf.jit(step)(ws, x))
+
+
+def least_named(f: Any, budget: int, *args: Any) -> int | None:
+    """The bytes that are enough, as an error says; None if there is none."""
+    try:
+        wf.jit(f, memory=budget).memory(*args)
+    except OutOfMemoryError as error:
+        found = re.search(r'memory="(\d+)(k|M)B"', str(error))
+        assert found is not None
+        return int(found[1]) * {"k": 10**3, "M": 10**6}[found[2]]
+    return None
+
+
+def recurrent(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
+    def one(w: wf.Tensor, xs: wf.Tensor) -> wf.Tensor:
+        def row(h: wf.Tensor, x: wf.Tensor) -> Any:
+            h = wf.tanh(x + h @ w) * wf.sigmoid(x)
+            return h, h
+
+        made: wf.Tensor = wf.scan(row, xs[0], xs)[1]
+        return made
+
+    def layers(ws: list[wf.Tensor], x: wf.Tensor) -> wf.Tensor:
+        for w in ws:
+            x = one(w, x)
+        return (x * x).mean()
+
+    value, slopes = wf.value_and_grad(layers)(ws, x)
+    return value, [w - 0.01 * d for w, d in zip(ws, slopes, strict=True)]
+
+
+@pytest.mark.parametrize(("f", "on_disk"), [(step, True), (recurrent, False)])
+def test_what_is_said_to_be_enough_is_and_the_least_of_all_that_was_seen(
+    f: Any, on_disk: bool, tmp_path: Any, monkeypatch: Any
+) -> None:
+    store = DiskCache(tmp_path) if on_disk else DiskCache(tmp_path, limit=0)
+    monkeypatch.setattr(recomputation, "disk", lambda: store)
+    monkeypatch.setattr(recomputation, "_notes", OrderedDict())
+    ws = weights(6)
+    x = batch() if f is step else wf.random.normal((12, 16, WIDTH))
+    seen: list[int] = []
+    for part in (0.05, 0.7, 0.2, 0.05):
+        budget = budget_for(f, part, ws, x)
+        named = least_named(f, budget, ws, x)
+        if named is None:
+            seen.append(wf.jit(f, memory=budget).memory(ws, x).peak)
+        else:
+            assert named > budget
+            assert least_named(f, named, ws, x) is None
+            assert all(named <= peak + 1000 for peak in seen)
+
+
+def attending(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
+    def layers(ws: list[wf.Tensor], x: wf.Tensor) -> wf.Tensor:
+        for w in ws:
+            heads = wf.permute_dims((x @ w).reshape(2, 64, 3, 4, 8), (2, 0, 3, 1, 4))
+            mixed = wf.scaled_dot_product_attention(heads[0], heads[1], heads[2], causal=True)
+            x = x + wf.permute_dims(mixed, (0, 2, 1, 3)).reshape(128, 32)
+        return (x * x).mean()
+
+    value, slopes = wf.value_and_grad(layers)(ws, x)
+    return value, [w - 0.01 * d for w, d in zip(ws, slopes, strict=True)]
+
+
+def attention_flow(depth: int) -> Flow:
+    wf.random.seed(0)
+    ws = [wf.random.normal((32, 96)) * 0.1 for _ in range(depth)]
+    return Flow(optimize(wf.jit(attending).graph(ws, wf.random.normal((128, 32)))))
+
+
+def test_parts_of_one_product_are_dropped_together() -> None:
+    ladder = Ladders(attention_flow(6))._ladder(0)
+    names = [[ladder.flow.producer[v].primitive.name for v in unit] for unit in ladder._units()]
+    assert ["dot", "reshape", "reshape", "reshape"] in [sorted(unit) for unit in names]
+
+
+def test_what_takes_least_time_for_its_bytes_is_dropped_first() -> None:
+    ladder = Ladders(attention_flow(6))._ladder(0)
+    densities = [ladder._density(unit) for unit in ladder._dense]
+    assert densities == sorted(densities)
+    assert densities[0] >= 0
+    assert len({round(d * 1e15) for d in densities}) > 2
+
+
+def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
+    ws, x = weights(20), batch()
+    flow = Flow(prompt(Flow(optimize(wf.jit(step).graph(ws, x)))))
+    ladders = Ladders(flow)
+    target = 0.5 * flow.weigh(frozenset()).peak
+    chosen = ladders.cheapest(target)
+    assert chosen is not None
+    assert chosen.peak <= target
+    whole = [ladders._ladder(number).first(target) for number in range(len(ladders._bounds))]
+    assert chosen.cost < min(weight.cost for weight in whole if weight is not None)
+
+
+def test_a_flow_with_anchors_is_the_same_made_from_another_or_alone() -> None:
+    ws, x = weights(8), batch()
+    flow = Flow(optimize(wf.jit(step).graph(ws, x)))
+    anchored, _ = flow.anchored([flow.start // 3, flow.start // 2])
+    alone = Flow(flow.graph, anchored.anchors, flow.start)
+    assert anchored.anchors
+    assert anchored.readers == alone.readers
+    assert anchored.costs == alone.costs
+    assert [anchored.sources(v) for v in alone.candidates] == list(
+        map(alone.sources, alone.candidates)
+    )

@@ -20,6 +20,7 @@ from weft.compiler import stored
 from weft.compiler.matmul.plans import TUNER
 from weft.compiler.program import Program
 from weft.compiler.runner import Runner
+from weft.compiler.section import Written
 from weft.compiler.tuning import tuned
 from weft.compiler.user_rules import Rewrites, exactly, rewrites
 from weft.core.errors import NanError
@@ -34,6 +35,8 @@ from weft.ops.debugging import has_nan
 
 RUNNERS = 256
 """How many programs are kept for all functions together."""
+DRAFTS = 8
+"""How many programs are kept that have not been compiled."""
 Array = np.ndarray[Any, Any]
 Fixed = tuple[int, ...]
 """Positions of inputs that are expected to stay the same from run to run."""
@@ -47,7 +50,36 @@ def program(graph: Graph, fixed: Fixed = ()) -> Program:
 @lru_cache(maxsize=256)
 def _program(graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool) -> Program:
     with exactly(rules), settings.changed(tuning=tuning):
-        return Program(graph, fixed)
+        known = _drafts.pop((id(graph), rules, fixed, tuning), None)
+        if known is None:
+            return Program(graph, fixed)
+        known[1].finish()
+        return known[1]
+
+
+def draft(graph: Graph, fixed: Fixed = (), written: Written | None = None) -> Program:
+    """A program whose kernels are not compiled yet: all that is needed to plan its memory.
+
+    What is `written` for it is shared with other drafts. Who asks for the program of the same graph
+    gets this one, compiled.
+    """
+    key = id(graph), rewrites(), fixed, settings.tuning
+    known = _drafts.get(key)
+    if known is None:
+        known = _drafts[key] = graph, Program(graph, fixed, written or Written())
+        for old in list(_drafts)[:-DRAFTS]:
+            _drafts.pop(old, None)
+    return known[1]
+
+
+def forget_drafts(but: Graph | None) -> None:
+    """Let go of all drafts, but for that of a graph."""
+    for key in [key for key, (graph, _) in list(_drafts.items()) if graph is not but]:
+        _drafts.pop(key, None)
+
+
+_drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool], tuple[Graph, Program]] = OrderedDict()
+"""Drafts with their graphs, by identity: each graph is there as long as its draft."""
 
 
 def runner(graph: Graph, fixed: Fixed = ()) -> Runner:

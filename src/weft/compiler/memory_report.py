@@ -159,6 +159,7 @@ def _live_values(
     names = name_variables(program.graph)
     producer = {result: node for node in program.graph.nodes for result in node.results}
     inside = {call.nested.scratch: call.nested.node for call in program.calls if call.nested}
+    users = _users(program, producer)
     plan = program.planner.at(sizes)
     for buffer in plan.buffers:
         value = values[buffer.name]
@@ -168,25 +169,23 @@ def _live_values(
             size = plan.sizes[buffer.name]
             yield LiveValue(name, "bytes", size, buffer.first, buffer.last, at)
             continue
-        node = producer.get(value) or _user(program, value, producer)
+        node = producer.get(value) or users.get(value)
         at = None if node is None else node.location
         size = plan.sizes[buffer.name]
         name = names.get(value, "scratch" if node is None else "packed")
         yield LiveValue(name, str(value.type), size, buffer.first, buffer.last, at)
 
 
-def _user(
-    program: Program, value: Variable, producer: Mapping[Variable, GraphNode]
-) -> GraphNode | None:
-    """The node that a value which is in no graph was made for, such as a packed operand."""
-    readers = [
-        each
-        for call in program.calls
-        for each in (call.members or (call,))
-        if value in each.values and value not in each.writes
-    ]
-    made = [result for call in readers for result in call.writes if result in producer]
-    return producer[made[0]] if made else None
+def _users(
+    program: Program, producer: Mapping[Variable, GraphNode]
+) -> dict[Variable | Literal, GraphNode]:
+    """The nodes that values which are in no graph are made for, such as packed operands."""
+    found: dict[Variable | Literal, GraphNode] = {}
+    for call in [each for launch in program.calls for each in (launch.members or (launch,))]:
+        made = [result for result in call.writes if result in producer]
+        for value in {*call.values} - {*call.writes} if made else ():
+            found.setdefault(value, producer[made[0]])
+    return found
 
 
 def _temporary(section: Section, sizes: Sizes) -> int:

@@ -1,10 +1,8 @@
 """Recomputation: a program that fits a budget of memory, by computing values twice.
 
-`fitted` chooses what to drop. The values that are made before the peak are cut into segments, of a
-few lengths; what is carried over a cut is kept. In each length values are dropped in a fixed
-order: first those that are cheap to make from what is kept anyway, then all that are cheap, segment
-by segment, then products and convolutions whose bytes are worth it, then all. Of the choices whose
-model (retention.py) fits, the one that costs least is compiled, and its real plan is the judge.
+`fitted` chooses what to drop. A model (retention.py) of the program has what each choice costs and
+how much memory it leaves; of the choices that are easy to weigh (ladders.py) the cheapest is taken
+whose model fits, and drafted: its real plan, for which nothing is compiled, is the judge.
 
 >>> import weft as wf
 >>> def loss(x, w):
@@ -22,11 +20,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.compiler.costs import bytes_of
 from weft.compiler.kernels import disk, environment
+from weft.compiler.ladders import Ladders
 from weft.compiler.memory_report import LiveValue, MemoryReport, Recomputed
 from weft.compiler.pipeline import optimize
 from weft.compiler.retention import Flow, Weight, prompt, recomputing, released, values_again
@@ -41,15 +41,19 @@ __all__ = ["Fit", "fitted", "parse_bytes"]
 ROUNDS = 8
 """How often the peak, once lowered, is looked for again: a program may have several."""
 ATTEMPTS = 5
-"""How many choices are compiled for one peak, to find one whose real plan fits."""
+"""How many choices are drafted for one peak, to find one whose real plan fits."""
+REFINED = 1
+"""How many more, once one fits, to find a cheaper one that does."""
+USUAL = 0.97
+"""What part of a real plan its model usually is."""
+CLOSE = 0.95
+"""How much of what it may take a plan takes that need not be refined."""
+EXPLORED = (0.01, 0.03, 0.1, 0.3)
+"""How far up from the least, by the model, choices are drafted before a budget is refused."""
 HOPELESS = 1.25
 """How many times a budget the model's bytes are where the program need not be asked as it is."""
-LENGTHS = 16
-"""How many lengths of segments are tried."""
-SHORTER = 1.4
-"""How many times as many segments there are of a length than of the one before."""
-NEAREST, FARTHEST = 0.6, 1.5
-"""Between which parts of its length a segment may end, where least is carried over."""
+NOTES = 64
+"""How many choices are remembered beside those on disk."""
 NAMED = 6
 """How many of the values that stay an error names."""
 _UNITS = {
@@ -59,7 +63,7 @@ _UNITS = {
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 Judge = Callable[[Graph], MemoryReport]
-"""Compiles a graph, and says what it will allocate."""
+"""Drafts the program of a graph, and says what it will allocate."""
 
 
 def parse_bytes(op: str, amount: object) -> int:
@@ -96,40 +100,110 @@ class Fit:
     recomputed: tuple[Recomputed, ...] = ()
 
 
-def fitted(graph: Graph, budget: int, judge: Judge) -> Fit:
+Choice = tuple[int, list[int], list[int]]
+"""In numbers: where the peak is, which of all results are anchors, and which are dropped."""
+RELEASED: Choice = (-1, [], [])
+"""The choice to let updates wait for themselves alone, and drop nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A graph with what it will allocate, the choices that lead to it, and what they cost."""
+
+    fit: Fit
+    report: MemoryReport
+    choices: tuple[Choice, ...] = ()
+    cost: float = 0.0
+
+    @property
+    def peak(self) -> int:
+        return self.report.peak
+
+    @property
+    def outside(self) -> int:
+        """What is not in the arena, and the same whatever is dropped."""
+        return self.report.peak - self.report.arena
+
+
+def fitted(graph: Graph, budget: int, judge: Judge, outside: int) -> Fit:
     """The graph, optimised, with as much computed again as a budget in bytes asks for.
 
-    What was chosen is kept on disk, so that a later process does not choose again.
+    `outside` is about what arguments and results take. What was chosen is kept on disk, so that a
+    later process does not choose again; so is the plan of a graph that needs least of all that were
+    seen, with whatever budget: one that is as large is never refused.
     """
     graph = optimize(graph)
-    asked = f"{graph.digest()} in {budget}"
-    key = entry_key(asked.encode(), "recomputation", sources(), *environment())
-    known = disk().get(key)
-    if known is not None:
-        fit = _followed(graph, json.loads(known))
-        if judge(fit.graph).peak <= budget:
-            return fit
-    fit, choices = _chosen(graph, budget, judge)
-    disk().put(key, json.dumps(choices).encode())
-    return fit
+    digest = graph.digest()
+    known = _recalled(graph, f"{digest} in {budget}", judge)
+    if known is not None and known.peak <= budget:
+        return known.fit
+    search = _Search(graph, budget, judge, outside)
+    found = search.run() or search.lowest()
+    least = _least(search, digest)
+    if found is None and least.peak <= budget:
+        found = least
+    if found is None:
+        raise _too_large(least.report, budget, least.fit)
+    _note(f"{digest} in {budget}", found)
+    return found.fit
 
 
-Choice = tuple[int, list[int], list[int]]
+def _least(search: _Search, digest: str) -> _Plan:
+    """Of all plans of a graph that were ever seen, the one that needs least."""
+    own = min(search.seen, key=lambda plan: plan.peak)
+    peak, choices = _noted(f"least {digest}")
+    if choices is not None and peak < own.peak:
+        known = _recalled(search.graph, f"least {digest}", search.judge)
+        if known is not None and known.peak < own.peak:
+            return known
+    if choices is None or peak != own.peak:
+        _note(f"least {digest}", own)
+    return own
+
+
+def _recalled(graph: Graph, asked: str, judge: Judge) -> _Plan | None:
+    """The plan of choices that were made before."""
+    _, choices = _noted(asked)
+    if choices is None:
+        return None
+    fit = _followed(graph, choices)
+    return _Plan(fit, judge(fit.graph), tuple(choices))
+
+
+_notes: OrderedDict[str, tuple[int, Sequence[Choice]]] = OrderedDict()
+"""Peaks and choices by what was asked, for where there is no disk."""
+
+
+def _note(asked: str, plan: _Plan) -> None:
+    _notes[asked] = plan.peak, plan.choices
+    for old in list(_notes)[:-NOTES]:
+        _notes.pop(old, None)
+    disk().put(_key(asked), json.dumps(_notes[asked]).encode())
+
+
+def _noted(asked: str) -> tuple[int, Sequence[Choice] | None]:
+    """The peak and the choices that were noted."""
+    data = None if asked in _notes else disk().get(_key(asked))
+    peak, choices = _notes.get(asked, (0, None)) if data is None else json.loads(data)
+    return peak, choices
+
+
+def _key(asked: str) -> str:
+    return entry_key(asked.encode(), "recomputation", sources(), *environment())
 
 
 def _followed(graph: Graph, choices: Sequence[Choice]) -> Fit:
     """The graph after choices that were made before, round by round."""
     fit = Fit(released(Flow(graph)) if choices else graph)
-    for start, anchors, dropped in choices:
-        fit = Fit(prompt(Flow(fit.graph)), fit.recomputed)
-        made = [value for node in fit.graph.nodes for value in node.results]
-        flow = Flow(fit.graph, frozenset(made[number] for number in anchors), start)
+    for start, anchors, dropped in [choice for choice in choices if choice[0] >= 0]:
+        ordered = prompt(Flow(fit.graph))
+        made = [value for node in ordered.nodes for value in node.results]
+        flow = Flow(ordered, frozenset(made[number] for number in anchors), start)
         fit = _applied(fit, flow, frozenset(made[number] for number in dropped))
     return fit
 
 
 def _numbered(flow: Flow, dropped: frozenset[Variable]) -> Choice:
-    """A choice in numbers: the peak, and which of all results are anchors, and are dropped."""
     made = [value for node in flow.graph.nodes for value in node.results]
     anchors = [number for number, value in enumerate(made) if value in flow.anchors]
     return flow.start, anchors, [number for number, value in enumerate(made) if value in dropped]
@@ -146,178 +220,130 @@ def _recomputed(flow: Flow, value: Variable) -> Recomputed:
     return Recomputed(node.primitive.name, str(value.type), size, node.location)
 
 
-def _chosen(graph: Graph, budget: int, judge: Judge) -> tuple[Fit, list[Choice]]:
-    """What fits, and the choices that lead to it; an error if nothing does."""
-    choices: list[Choice] = []
-    flow = Flow(graph)
-    fit, report = Fit(graph), None
-    if flow.weigh(frozenset()).peak <= HOPELESS * budget:
-        report = judge(graph)
-    if report is None or report.peak > budget:
-        fit = Fit(released(flow))
-        report = judge(fit.graph) if report is None or fit.graph is not graph else report
-    best = fit, report
-    for _ in range(ROUNDS):
-        if report.peak <= budget:
-            return fit, choices
-        found = _lowered(Flow(prompt(Flow(fit.graph))), budget, report, judge)
-        if found is None:
-            break
-        (weight, report), flow = found, found[0].flow
-        choices.append(_numbered(flow, weight.dropped))
-        fit = _applied(fit, flow, weight.dropped)
-        best = min(best, (fit, report), key=lambda each: each[1].peak)
-    if report.peak > budget:
-        raise _too_large(best[1], budget, best[0])
-    return fit, choices
+# --- the search ----------------------------------------------------------------------------------
 
 
-def _lowered(
-    flow: Flow, budget: int, report: MemoryReport, judge: Judge
-) -> tuple[Weight, MemoryReport] | None:
-    """What to drop for a program to fit, or else to come nearest; None if nothing helps.
+class _Search:
+    """The search for one graph and budget, with all plans that were seen on the way."""
 
-    The model and the real plan differ by what is packed, fused and reordered: where a choice turns
-    out too large, the next one aims lower by as much.
-    """
-    plans = _Plans(flow)
-    allowed = budget - (report.peak - report.arena)
-    target = allowed * flow.weigh(frozenset()).peak / max(1, report.arena)
-    best: tuple[Weight, MemoryReport] | None = None
-    tried: set[frozenset[Variable]] = set()
-    for _ in range(ATTEMPTS):
-        chosen = plans.cheapest(target) or plans.smallest
-        if chosen.dropped in tried or not chosen.dropped:
-            break
-        tried.add(chosen.dropped)
-        made = judge(recomputing(chosen.flow, chosen.dropped))
-        if flow.others > target:  # of several hills this was one
-            return chosen, made
-        if made.peak < (best[1] if best else report).peak:
-            best = chosen, made
-        if made.peak <= budget or allowed <= 0:
-            break
-        target = min(target, chosen.peak) * 0.99 * min(1.0, allowed / max(1, made.arena))
-    return best
+    def __init__(self, graph: Graph, budget: int, judge: Judge, outside: int) -> None:
+        self.graph, self.budget, self.judge = graph, budget, judge
+        self.outside = outside
+        """What arguments and results take: a guess, until a plan is there."""
+        self.seen: list[_Plan] = []
 
+    def run(self) -> _Plan | None:
+        """The plan that fits; None if none was found."""
+        flow = Flow(self.graph)
+        plan: _Plan | None = None
+        if flow.weigh(frozenset()).peak + self.outside <= HOPELESS * self.budget:
+            plan = self.drafted(Fit(self.graph))
+            if plan.peak <= self.budget:
+                return plan
+        start = released(flow)
+        if plan is not None and start is not self.graph:
+            plan = self.drafted(Fit(start), (RELEASED,))
+        return self._descended(Fit(start), plan)
 
-# --- choices -------------------------------------------------------------------------------------
+    def _descended(self, fit: Fit, plan: _Plan | None) -> _Plan | None:
+        """The plan that fits after some rounds, each of which lowers a peak."""
+        for _ in range(ROUNDS):
+            if plan is not None and plan.peak <= self.budget:
+                return plan
+            found = _Round(self, fit if plan is None else plan.fit, plan).lowered()
+            if found is None:
+                return None
+            plan = found
+        return plan if plan is not None and plan.peak <= self.budget else None
 
+    def lowest(self) -> _Plan | None:
+        """The cheapest plan that fits of those that are seen on the way to the least.
 
-class _Plans:
-    """The choices for one peak: for each length of segments a list of steps, to be gone so far."""
+        That way is the same whatever the budget, so that what one budget finds others do, too.
+        """
+        fit = Fit(released(Flow(self.graph)))
+        down = _Search(self.graph, 0, self.judge, self.outside)
+        down.seen = self.seen
+        down._descended(fit, None)
+        _Round(down, fit, None).explore()
+        if not self.seen:  # nothing can be dropped
+            self.drafted(fit, (RELEASED,))
+        fitting = [plan for plan in self.seen if plan.peak <= self.budget]
+        return min(fitting, key=lambda plan: plan.cost, default=None)
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
-        self.ladders = [_Ladder(flow, bound) for bound in self._bounds()]
-
-    def _bounds(self) -> Iterator[int]:
-        """The bytes of a segment's values, from half of all to a few of them."""
-        total = sum(self.flow.bytes[v] for v in self.flow.needed_late)
-        most = max(2, len(self.flow.needed_late))
-        counts = dict.fromkeys(round(2 * SHORTER**power) for power in range(LENGTHS))
-        yield from [total // count for count in counts if count <= most]
-
-    def cheapest(self, target: float) -> Weight | None:
-        """Of the choices that fit, the one that costs least."""
-        fitting = [w for ladder in self.ladders if (w := ladder.first(target)) is not None]
-        return min(fitting, key=lambda weight: (weight.cost, weight.peak), default=None)
-
-    @property
-    def smallest(self) -> Weight:
-        """The choice that needs least memory."""
-        ends = [ladder.weigh(end) for ladder in self.ladders for end in ladder.ends]
-        nothing = self.flow.weigh(frozenset())
-        return min([nothing, *ends], key=lambda weight: (weight.peak, weight.cost))
+    def drafted(self, fit: Fit, choices: tuple[Choice, ...] = (), cost: float = 0.0) -> _Plan:
+        """The plan of a graph."""
+        plan = _Plan(fit, self.judge(fit.graph), choices, cost)
+        self.outside = plan.outside
+        self.seen.append(plan)
+        return plan
 
 
-class _Ladder:
-    """Steps of dropping more and more, where what is carried over the cuts is kept."""
+class _Round:
+    """One peak of a graph, and what is dropped to lower it."""
 
-    def __init__(self, flow: Flow, bound: int) -> None:
-        cuts = list(_cuts(flow, bound))
-        self.flow, kept = flow.anchored(cuts)
-        self.candidates = [v for v in self.flow.candidates if v not in kept]
-        self.segments = _segments(self.flow, self.candidates, cuts)
-        self.steps = [frozenset[Variable]()]
-        self.ends = [self._climb(more) for more in self._stages()]
-        """The numbers of the steps at which a kind of value has been dropped as a whole."""
-        self.known: dict[int, Weight] = {}
+    def __init__(self, search: _Search, fit: Fit, before: _Plan | None) -> None:
+        self.search, self.fit, self.before = search, fit, before
+        self.flow = Flow(prompt(Flow(fit.graph)))
+        self.ladders = Ladders(self.flow)
+        self._tried: set[frozenset[Variable]] = set()
 
-    def weigh(self, number: int) -> Weight:
-        """The weight of a step, found once."""
-        if number not in self.known:
-            self.known[number] = self.flow.weigh(self.steps[number])
-        return self.known[number]
+    def lowered(self) -> _Plan | None:
+        """The cheapest plan that fits, or else the one that comes nearest; None if nothing helps.
 
-    def first(self, target: float) -> Weight | None:
-        """The first step that fits, by halving: each step drops more than the one before."""
-        high = next((end for end in self.ends if self.weigh(end).peak <= target), -1)
-        if high < 0:
-            return None
-        low = 0
-        while low < high:
-            middle = (low + high) // 2
-            if self.weigh(middle).peak <= target:
-                high = middle
+        The model and the real plan differ by what is packed, fused and reordered: where a choice
+        turns out too large, the next one aims lower by as much; where it leaves memory unused, the
+        next one keeps more.
+        """
+        budget, best = self.search.budget, self.before
+        target, refined = self._target(), 0
+        for _ in range(ATTEMPTS):
+            weight = self.ladders.cheapest(target) or self.ladders.smallest
+            plan = self._drafted(weight)
+            if plan is None:
+                break
+            if self.flow.others > target:  # of several hills this was one
+                return plan
+            best = min([plan, best] if best else [plan], key=self._rank)
+            allowed, arena = budget - plan.outside, max(1, plan.report.arena)
+            if plan.peak <= budget:
+                if refined == REFINED or arena > CLOSE * allowed:
+                    break
+                target, refined = weight.peak * allowed / arena, refined + 1
+            elif allowed <= 0 or refined:
+                break
             else:
-                low = middle + 1
-        return self.weigh(high)
+                target = min(target, weight.peak) * 0.99 * min(1.0, allowed / arena)
+        return None if best is self.before else best
 
-    def _climb(self, additions: Iterable[Sequence[Variable]]) -> int:
-        """Add a step for each addition to what is dropped; the number of the last."""
-        for more in additions:
-            if not self.steps[-1].issuperset(more):
-                self.steps.append(self.steps[-1] | set(more))
-        return len(self.steps) - 1
+    def explore(self) -> None:
+        """Draft a few choices that drop less than all, one of which may need least."""
+        least, most = self.ladders.smallest.peak, self.flow.weigh(frozenset()).peak
+        for part in EXPLORED:
+            weight = self.ladders.cheapest(least + part * (most - least))
+            if weight is not None:
+                self._drafted(weight)
 
-    def _stages(self) -> Iterator[list[list[Variable]]]:
-        """What is dropped, kind by kind, what is cheap first."""
-        dear = self.flow.dear
-        yield self._alone([v for v in self.candidates if v not in dear])
-        yield [[v for v in segment if v not in dear] for segment in self.segments]
-        yield self._alone([v for v in self.candidates if v in dear])
-        yield self.segments
+    def _rank(self, plan: _Plan) -> tuple[float, float]:
+        fits = plan.peak <= self.search.budget
+        return (0.0, plan.cost) if fits else (1.0, plan.peak)
 
-    def _alone(self, values: Iterable[Variable]) -> list[list[Variable]]:
-        """Values that can be dropped for themselves, those that save most for their cost first."""
-        worth = {v: self._saved(v) / self.flow.costs[v] for v in values if self._saved(v) > 0}
-        return [[v] for v in sorted(worth, key=lambda v: -worth[v])]
+    def _target(self) -> float:
+        """What the model should have for the plan to fit."""
+        allowed = self.search.budget - self.search.outside
+        if self.before is None:
+            return allowed * USUAL
+        return allowed * self.flow.weigh(frozenset()).peak / max(1, self.before.report.arena)
 
-    def _saved(self, value: Variable) -> int:
-        """The bytes that are free if a value is dropped, and what it is made from is kept."""
-        flow = self.flow
-        if value not in flow.needed_late:
-            return 0
-        extended = [v for v in flow.sources(value) if v not in flow.needed_late]
-        return flow.bytes[value] - sum(flow.bytes[v] for v in extended)
-
-
-def _cuts(flow: Flow, bound: int) -> Iterator[int]:
-    """Places before the peak, each where least is carried over, about a bound of bytes apart."""
-    sizes: dict[int, int] = {}
-    for value in flow.needed_late:
-        sizes[flow.made[value]] = sizes.get(flow.made[value], 0) + flow.bytes[value]
-    passed, best = 0, (0, 0, -1, 0)
-    for place in range(flow.start):
-        passed += sizes.get(place, 0)
-        if passed >= NEAREST * bound:
-            found = (flow.widths[place], abs(passed - bound), place, passed)
-            best = found if best[2] < 0 else min(best, found)
-        if passed >= FARTHEST * bound:
-            yield best[2]
-            passed, best = passed - best[3], (0, 0, -1, 0)
-
-
-def _segments(flow: Flow, values: Iterable[Variable], cuts: Sequence[int]) -> list[list[Variable]]:
-    """The values between each two cuts."""
-    segments: list[list[Variable]] = [[] for _ in range(len(cuts) + 1)]
-    number = 0
-    for value in values:
-        while number < len(cuts) and flow.made[value] > cuts[number]:
-            number += 1
-        segments[number].append(value)
-    return segments
+    def _drafted(self, weight: Weight) -> _Plan | None:
+        """The plan of a choice; None if it was seen before, or is none."""
+        if weight.dropped in self._tried or not weight.dropped:
+            return None
+        self._tried.add(weight.dropped)
+        fit = _applied(self.fit, weight.flow, weight.dropped)
+        choices, cost = (self.before.choices, self.before.cost) if self.before else ((), 0.0)
+        choices = (*choices, _numbered(weight.flow, weight.dropped))
+        return self.search.drafted(fit, choices, cost + weight.cost)
 
 
 # --- errors --------------------------------------------------------------------------------------

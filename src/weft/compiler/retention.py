@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from weft.compiler.costs import DEAR, bytes_of, operations
+from weft.compiler.costs import DEAR, bytes_of, flops, operations
 from weft.compiler.grouping import shares_memory, why_stored
 from weft.compiler.lowering import is_lowered
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
@@ -28,10 +28,14 @@ from weft.ops.identity import barrier
 
 __all__ = ["Flow", "Weight", "prompt", "recomputing", "released", "values_again"]
 
-PRODUCT_RATE = 5e10
+PRODUCT_RATE = 7e10
 """Operations of a product that take about a second, on one core."""
-ELEMENT_RATE = 4e9
-"""Element-wise operations, or bytes, that do."""
+ATTENTION_RATE = 5.5e10
+"""Operations of attention that do, of which a causal one has half."""
+ELEMENT_RATE = 1e10
+"""Element-wise operations that do."""
+BYTE_RATE = 6e9
+"""Bytes, read or written, that do."""
 WAIT = 64
 """After how many nodes an update has waited for something beside its product."""
 LOOP_COST = 1e9
@@ -57,13 +61,61 @@ class Weight:
     cost: float
 
 
+class _Sizes(dict[Variable, int]):
+    """The bytes of values, found when they are asked for."""
+
+    def __missing__(self, value: Variable) -> int:
+        self[value] = bytes_of(value.type, {})
+        return self[value]
+
+
+class _Seconds(dict[GraphNode, float]):
+    """About how long nodes take, found when they are asked for."""
+
+    def __missing__(self, node: GraphNode) -> float:
+        self[node] = _seconds(node)
+        return self[node]
+
+
+class _Facts:
+    """What is known of a graph without anchors, which all its flows share."""
+
+    def __init__(self, graph: Graph) -> None:
+        nodes = graph.nodes
+        self.producer = {v: node for node in nodes for v in node.results}
+        self.made = {v: place for place, node in enumerate(nodes) for v in node.results}
+        self.shared = {v for node in nodes if shares_memory(node) for v in node.results}
+        self.free: set[Atom] = {*graph.inputs, *map(self.owner, graph.outputs)}
+        written = why_stored(graph, is_lowered)
+        self.stored = {v for v in written if v in self.producer and v not in self.shared}
+        self.sizes, self.seconds = _Sizes(), _Seconds()
+        self.safe = max([p for p, node in enumerate(nodes) if _may_fail(node)], default=-1)
+        """The last place where something may fail."""
+
+    @cached_property
+    def repeated(self) -> set[GraphNode]:
+        """The nodes that give the same when they are done again, and have no other effect."""
+        return {
+            node
+            for node in self.producer.values()
+            if node.primitive is barrier
+            or (is_pure(node) and (bool(graphs_of(node)) or not _may_fail(node)))
+        }
+
+    def owner(self, atom: Atom) -> Atom:
+        """What holds the memory of an atom."""
+        while isinstance(atom, Variable) and atom in self.shared:
+            atom = self.producer[atom].operands[0]
+        return atom
+
+
 class Flow:
     """The values of an optimised graph that lie in memory, in the order of its nodes.
 
     Inputs, constants and outputs are there all the time, and cost nothing. Reshapes and barriers
     share the memory of what they read. `anchors` are written to memory too, so that others can be
-    computed again from them; with `start` the peak is not looked for, but known; `written` are the
-    values that lie in memory without anchors, if that is known.
+    computed again from them; with `start` the peak is not looked for, but known; a flow that is
+    `like` another of the same graph without anchors is made sooner.
     """
 
     def __init__(
@@ -71,50 +123,56 @@ class Flow:
         graph: Graph,
         anchors: frozenset[Variable] = frozenset(),
         start: int | None = None,
-        written: Iterable[Variable] | None = None,
+        like: Flow | None = None,
     ) -> None:
-        self.graph = graph
-        self.producer = {v: node for node in graph.nodes for v in node.results}
-        self.made = {v: place for place, node in enumerate(graph.nodes) for v in node.results}
-        shared = {v for node in graph.nodes if shares_memory(node) for v in node.results}
-        free = {*graph.inputs, *[self._owner(atom, shared) for atom in graph.outputs]}
-        self.free: set[Atom] = free
-        stored = why_stored(graph, is_lowered) if written is None else written
-        self.anchors, self.shared = anchors, shared
-        self.stored = {v for v in stored if v in self.producer and v not in shared} | anchors
-        self.bytes = {v: 0 if v in free else bytes_of(v.type, {}) for v in self.stored}
-        self._reads: dict[Variable, tuple[Variable, ...]] = {}
-        self.readers = self._readers()
+        self.graph, self.anchors = graph, anchors
+        self._facts: _Facts = _Facts(graph) if like is None else like._facts
+        self.producer, self.shared = self._facts.producer, self._facts.shared
+        self.free = self._facts.free
+        self.made = dict(self._facts.made)
+        self.stored = self._facts.stored | anchors
+        sizes = self._facts.sizes
+        self.bytes = {v: 0 if v in self.free else sizes[v] for v in self.stored}
+        self._reads: dict[Variable, tuple[Variable, ...]] = {} if like is None else {**like._reads}
+        self._places: dict[int, tuple[int, tuple[Variable, ...]]] = {}
+        self.readers = self._readers(like)
         live = self._curve(self._lives()) or [0]
         self.start = live.index(max(live)) if start is None else start
         self.hill = _hill(live, self.start)
         self.others = max([*live[: self.hill.start], *live[self.hill.stop :]], default=0)
         """The most bytes that live at once outside of the hill that is looked at."""
 
-    def _owner(self, atom: Atom, shared: set[Variable]) -> Atom:
-        while isinstance(atom, Variable) and atom in shared:
-            atom = self.producer[atom].operands[0]
-        return atom
-
-    def _readers(self) -> list[tuple[int, tuple[Variable, ...]]]:
+    def _readers(self, like: Flow | None) -> list[tuple[int, tuple[Variable, ...]]]:
         """For each node that writes memory, in order, its place and the stored values it reads.
+
+        Where the flow is like another but for its anchors, only what depends on them is looked at.
+        """
+        touched: set[Variable] = set(self.anchors)
+        self._places = {} if like is None else {**like._places}
+        for place, node in enumerate(self.graph.nodes):
+            if like is not None and touched.isdisjoint(node.operands):
+                if not touched.isdisjoint(node.results):
+                    self._places[place] = place, self._reads[node.results[0]]
+                continue
+            reads = tuple(dict.fromkeys([v for atom in node.operands for v in self.behind(atom)]))
+            self._reads.update(dict.fromkeys(node.results, reads))
+            if self.stored.isdisjoint(node.results):
+                touched.update(node.results)
+            else:
+                self._places[place] = self._done(place, node, reads), reads
+        return sorted(self._places.values(), key=lambda each: each[0])
+
+    def _done(self, place: int, node: GraphNode, reads: tuple[Variable, ...]) -> int:
+        """Where a node is done.
 
         An update of state, which makes outputs alone, is done as soon as what it reads is there,
         but not before anything that may fail: it could not be written over the state then.
         """
-        found = []
-        safe = max([p for p, node in enumerate(self.graph.nodes) if _may_fail(node)], default=-1)
-        for place, node in enumerate(self.graph.nodes):
-            reads = tuple(dict.fromkeys(v for atom in node.operands for v in self.behind(atom)))
-            for result in node.results:
-                self._reads[result] = reads
-            if not self.stored.isdisjoint(node.results):
-                if self.free.issuperset(node.results) and is_pure(node):
-                    ready = max([self.made[v] for v in reads], default=place)
-                    place = ready if ready > safe else place
-                    self.made.update(dict.fromkeys(node.results, place))
-                found.append((place, reads))
-        return sorted(found, key=lambda each: each[0])
+        if self.free.issuperset(node.results) and is_pure(node):
+            ready = max([self.made[v] for v in reads], default=place)
+            place = ready if ready > self._facts.safe else place
+            self.made.update(dict.fromkeys(node.results, place))
+        return place
 
     def behind(self, atom: Atom) -> Iterable[Variable]:
         """The stored values that are read where an atom is needed."""
@@ -163,12 +221,7 @@ class Flow:
         What may fail is not: no state could be written over before it. Loops are, as they are worth
         that, and the plan shows what it costs.
         """
-        nodes = self.expression(value)
-        return all(
-            node.primitive is barrier
-            or (is_pure(node) and (bool(graphs_of(node)) or not _may_fail(node)))
-            for node in nodes
-        )
+        return self._facts.repeated.issuperset(self.expression(value))
 
     def expression(self, value: Variable) -> list[GraphNode]:
         """The nodes that make a stored value from other stored values."""
@@ -198,14 +251,9 @@ class Flow:
         return {v: self._cost(v) for v in self.candidates}
 
     def _cost(self, value: Variable) -> float:
-        nodes = self.expression(value)
-        moved = sum(bytes_of(v.type, {}) for v in (value, *self._reads[value]))
-        seconds = moved / ELEMENT_RATE
-        for node in nodes:
-            name, count = node.primitive.name, operations(node, {})
-            seconds += count / (PRODUCT_RATE if name in DEAR_NAMES else ELEMENT_RATE)
-            seconds += LOOP_COST / PRODUCT_RATE if graphs_of(node) else 0.0
-        return seconds
+        sizes, seconds = self._facts.sizes, self._facts.seconds
+        moved = sum([sizes[v] for v in (value, *self._reads[value])])
+        return moved / BYTE_RATE + sum([seconds[node] for node in self.expression(value)])
 
     # --- what dropping does ------------------------------------------------------------------
 
@@ -233,7 +281,7 @@ class Flow:
         found: dict[Variable, tuple[int, int]] = {}
         for place, node in enumerate(self.graph.nodes[: self.start]):
             for atom in node.operands:
-                owner = self._owner(atom, self.shared)
+                owner = self._facts.owner(atom)
                 if isinstance(owner, Variable) and owner in found:
                     found[owner] = found[owner][0], place
             if node.operands and not shares_memory(node):
@@ -247,14 +295,15 @@ class Flow:
     @cached_property
     def widths(self) -> list[int]:
         """The bytes that are carried over each place before the peak."""
-        lives = [(a, b - 1, bytes_of(v.type, {})) for v, (a, b) in self._carried.items() if b > a]
+        sizes = self._facts.sizes
+        lives = [(a, b - 1, sizes[v]) for v, (a, b) in self._carried.items() if b > a]
         return self._curve(lives)
 
     def anchored(self, places: Iterable[int]) -> tuple[Flow, set[Variable]]:
         """The flow in which all that is carried over some places is stored, and those values."""
         kept = {value for place in places for value in self.carried(place)}
         anchors = frozenset(kept - self.stored)
-        return Flow(self.graph, anchors, self.start, self.stored), kept
+        return Flow(self.graph, anchors, self.start, self), kept
 
 
 def _hill(live: Sequence[int], top: int) -> range:
@@ -271,6 +320,16 @@ def _valley(live: Sequence[int], way: range) -> int | None:
         elif live[place] > 2 * live[lowest] + live[way[0]] // 4:
             return lowest
     return None
+
+
+def _seconds(node: GraphNode) -> float:
+    """About how long a node takes on one core, beside reading and writing memory."""
+    name, count = node.primitive.name, operations(node, {})
+    if "attention" in name:
+        return count / ATTENTION_RATE / (2 if node.params.get("causal") else 1)
+    if graphs_of(node):
+        return (LOOP_COST + flops(Graph((), (node,), ()))) / PRODUCT_RATE
+    return count / (PRODUCT_RATE if name in DEAR_NAMES else ELEMENT_RATE)
 
 
 def _may_fail(node: GraphNode) -> bool:

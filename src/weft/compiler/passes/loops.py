@@ -6,7 +6,8 @@
   inside its loop by nothing but the recurrent weights.
 - A sum of products over the steps, as the gradient of a weight is, is one product behind the loop.
 - Two scans over the same operands with the same carry, as the derivative's and the function's own
-  are, are one. What a later product computes again from a loop's values is kept by the loop.
+  are, are one. What a later product or loop computes again from a loop's values is kept by it: the
+  loop of a recurrent layer's derivative goes over the gates' sums, not over their parts.
 - A carry that no step changes is a constant; an output that is an input is that input.
 
 >>> import weft as wf
@@ -20,12 +21,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
-from weft.core.shapes import Dimension, is_static
-from weft.core.types import TensorType
+from weft.compiler.passes.loop_parts import MOVEMENT, Carry, Loop, is_movable, needed_nodes
+from weft.core.shapes import is_static
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable, structure
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.walking import Tally, Walk, is_pure, same_atom
@@ -36,14 +37,6 @@ from weft.ops.reduction import reduce_sum
 
 __all__ = ["lighten_loops"]
 
-MOVEMENT = frozenset(
-    {"broadcast_to", "concatenate", "flip", "full", "iota", "pad", "reshape", "slice", "transpose"}
-)
-"""What costs nothing in a fused kernel, and stays where it is."""
-WORK = frozenset(
-    {"dot", "reduce_all", "reduce_any", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum"}
-)
-"""What is moved beside element-wise operations: it cannot fail, also where no step is made."""
 GROWTH = 8
 """How many times as large as its operand a product over all steps may be."""
 TALL = 1024
@@ -70,129 +63,17 @@ class _Lighten(Walk):
                 return found
         return None
 
+    @cached_property
+    def readers(self) -> Counter[Atom]:
+        """How many nodes and outputs read each value of the graph as it was."""
+        read = [atom for node in self.graph.nodes for atom in {*node.operands}]
+        return Counter([*read, *self.graph.outputs])
+
     def replace_made(self, old: GraphNode, new: GraphNode) -> None:
         """Put a node in the place of one that was put before."""
         self.nodes[self.nodes.index(old)] = new
         self.makers.update(dict.fromkeys(new.results, new))
         self.changed = True
-
-
-# --- a scan, taken apart -----------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Carry:
-    """A value that goes from step to step: as a step gets it, at the start, as a step leaves it."""
-
-    variable: Variable
-    start: Atom
-    end: Atom
-
-
-@dataclass(slots=True)
-class Loop:
-    """A scan whose parts can be changed: inputs with their operands, nodes, and outputs."""
-
-    node: GraphNode
-    consts: list[tuple[Variable, Atom]]
-    carry: list[Carry]
-    xs: list[tuple[Variable, Atom]]
-    nodes: list[GraphNode]
-    ys: list[Atom]
-    makers: dict[Variable, GraphNode] = field(init=False)
-    uses: Counter[Atom] = field(init=False)
-
-    @classmethod
-    def of(cls, node: GraphNode) -> Loop:
-        """The parts of a scan."""
-        graph: Graph = node.params["graph"]
-        consts, count = node.params["num_consts"], node.params["num_carry"]
-        pairs = list(zip(graph.inputs, node.operands, strict=True))
-        held = zip(pairs[consts : consts + count], graph.outputs, strict=False)
-        carry = [Carry(variable, start, end) for (variable, start), end in held]
-        xs, ys = pairs[consts + count :], list(graph.outputs[count:])
-        return cls(node, pairs[:consts], carry, xs, list(graph.nodes), ys)
-
-    def __post_init__(self) -> None:
-        self.makers = {result: node for node in self.nodes for result in node.results}
-        read = [atom for node in self.nodes for atom in node.operands]
-        self.uses = Counter([*read, *[each.end for each in self.carry], *self.ys])
-
-    @property
-    def length(self) -> Dimension:
-        """How many steps there are."""
-        return self.node.params["length"]  # type: ignore[no-any-return]
-
-    def rebuilt(self) -> GraphNode:
-        """The scan of the parts as they are now, without what nothing needs."""
-        outputs = (*[each.end for each in self.carry], *self.ys)
-        inputs = (
-            *[variable for variable, _ in self.consts],
-            *[each.variable for each in self.carry],
-            *[variable for variable, _ in self.xs],
-        )
-        operands = (
-            *[operand for _, operand in self.consts],
-            *[each.start for each in self.carry],
-            *[operand for _, operand in self.xs],
-        )
-        given = set(inputs)
-        nodes = [node for node in self.nodes if given.isdisjoint(node.results)]
-        params = {
-            **self.node.params,
-            "graph": Graph(inputs, tuple(_needed(nodes, outputs)), outputs),
-            "num_consts": len(self.consts),
-            "num_carry": len(self.carry),
-        }
-        kinds = [each.start.type for each in self.carry] + [self.stacked(y.type) for y in self.ys]
-        results = tuple(Variable(kind) for kind in kinds)
-        return GraphNode(scan, operands, params, results, self.node.location)
-
-    def stacked(self, kind: TensorType) -> TensorType:
-        """The type of all steps' values of a type."""
-        return kind.with_shape((self.length, *kind.shape))
-
-    def put(self, walk: Walk) -> tuple[list[Atom], list[Atom]]:
-        """Put the scan into a graph: what stands for the carry at the end, and for the outputs."""
-        count = len(self.carry)
-        results = list(walk.put(self.rebuilt()))
-        return results[:count], results[count:]
-
-    def levels(self) -> dict[Atom, int]:
-        """On what each value depends: 0 for constants, 1 for xs, 2 for the carry, or any effect."""
-        found: dict[Atom, int] = dict.fromkeys([variable for variable, _ in self.consts], 0)
-        found.update(dict.fromkeys([variable for variable, _ in self.xs], 1))
-        found.update(dict.fromkeys([each.variable for each in self.carry], 2))
-        for node in self.nodes:
-            own = 0 if _is_movable(node) else 2
-            level = max([own, *[found.get(atom, 0) for atom in node.operands]])
-            found.update(dict.fromkeys(node.results, level))
-        return found
-
-    def place(self, atom: Atom) -> tuple[list[Any], int]:
-        """Where all steps' values of a variable are found: in xs, or in ys, where it is added."""
-        for number, (variable, _) in enumerate(self.xs):
-            if variable is atom:
-                return self.xs, number
-        if atom not in self.ys:
-            self.ys.append(atom)
-        return self.ys, self.ys.index(atom)
-
-
-def _is_movable(node: GraphNode) -> bool:
-    name = node.primitive.name
-    return node.primitive.broadcasts or name in MOVEMENT or name in WORK
-
-
-def _needed(nodes: Sequence[GraphNode], outputs: Iterable[Atom]) -> list[GraphNode]:
-    """The nodes that some outputs need, and those with effects."""
-    needed = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.results) or not is_pure(node):
-            kept.append(node)
-            needed.update(node.operands)
-    return kept[::-1]
 
 
 # --- what need not be a carry, an input, an output ---------------------------------------------
@@ -551,6 +432,74 @@ def _kept_product(walk: _Lighten, node: GraphNode) -> Sequence[Atom] | None:
     return None
 
 
+def _kept_value(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
+    """What a loop computes again from an earlier one's values is kept by that, if it is smaller."""
+    makers = dict.fromkeys(walk.maker(operand) for _, operand in loop.xs)
+    for maker in [node for node in makers if node is not None and node.primitive is scan]:
+        first = Loop.of(maker)
+        same = _recomputed(loop, first)
+        freed = {value: _freed(walk, loop, first, value, same) for value in same}
+        best = max(freed, key=lambda value: freed[value], default=None)
+        if best is not None and freed[best] > 0:
+            kept = same[best]
+            if kept not in first.ys:
+                maker = _extended(walk, first, [kept])
+            place = len(first.carry) + first.ys.index(kept)
+            loop.xs = [(best, maker.results[place]), *_still_read(loop, best)]
+            ends, ys = loop.put(walk)
+            return [*ends, *ys]
+    return None
+
+
+def _recomputed(loop: Loop, first: Loop) -> dict[Variable, Atom]:
+    """Values of a loop's steps that the steps of an earlier one have made, and what they are there.
+
+    They depend on no carry, only on what the earlier loop has given out, or goes over, too.
+    """
+    stacked = dict(zip(first.node.results[len(first.carry) :], first.ys, strict=True))
+    stacked.update({operand: variable for variable, operand in first.xs})  # type: ignore[misc]
+    given = {_identity(operand): variable for variable, operand in first.consts}
+    known: dict[Atom, Atom] = {v: stacked[x] for v, x in loop.xs if x in stacked}
+    known.update({v: given[_identity(x)] for v, x in loop.consts if _identity(x) in given})
+    found: dict[Variable, Atom] = {}
+    for node in filter(is_movable, loop.nodes):
+        operands = [known.get(atom, atom) for atom in node.operands]
+        for other in first.nodes:
+            if _is_same(node, other, operands):
+                found[node.results[0]] = known[node.results[0]] = other.results[0]
+    return found
+
+
+def _is_same(node: GraphNode, other: GraphNode, operands: Sequence[Atom]) -> bool:
+    """Whether a node with these operands is another one."""
+    if node.primitive is not other.primitive or len(operands) != len(other.operands):
+        return False
+    pairs = zip(operands, other.operands, strict=True)
+    # as text, since -0.0 equals 0.0 and True equals 1
+    return all(same_atom(a, b) for a, b in pairs) and repr(node.params) == repr(other.params)
+
+
+def _freed(
+    walk: _Lighten, loop: Loop, first: Loop, value: Variable, same: dict[Variable, Atom]
+) -> int:
+    """How many elements fewer are kept if a loop is given a value instead of computing it again."""
+    stays = {variable for variable, _ in _still_read(loop, value)}
+    total = 0
+    for variable, operand in loop.xs:
+        is_between = walk.readers[operand] == (1 if operand in first.node.results else 2)
+        if variable not in stays and is_between:
+            total += _elements(variable) or 0
+    return total - (0 if same[value] in first.ys else _elements(value) or total)
+
+
+def _still_read(loop: Loop, value: Variable) -> Iterator[tuple[Variable, Atom]]:
+    """What a loop goes over that its steps read when a value is given to them."""
+    ends = [*[each.end for each in loop.carry], *loop.ys]
+    nodes = [node for node in loop.nodes if value not in node.results]
+    read = {*ends, *[atom for node in needed_nodes(nodes, ends) for atom in node.operands]}
+    yield from [pair for pair in loop.xs if pair[0] in read]
+
+
 def _plain(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(tuple(map(tuple, params[key])) for key in ("contract", "batch"))
 
@@ -569,4 +518,5 @@ _RULES: tuple[Callable[[_Lighten, Loop], Sequence[Atom] | None], ...] = (
     _summed_products,
     _late_products,
     _same_carry,
+    _kept_value,
 )
