@@ -166,9 +166,9 @@ def test_machines_with_other_vectors(width: int, dtype: str, fused: bool) -> Non
         result = np.full(outputs, np.nan, dtype)
         call_kernel(places["dots"], [w, x, result], [terms, outputs], 0, outputs)
         close(result, wide(w, x), terms)
-        turned, strips = np.ascontiguousarray(w.T), -(-outputs // 16)
+        turned = np.ascontiguousarray(w.T)
         result = np.full(outputs, np.nan, dtype)
-        call_kernel(places["sums"], [turned, x, result], [terms, outputs, strips, 16], 0, strips)
+        call_kernel(places["sums"], [turned, x, result], [terms, outputs, 16], 0, outputs)
         close(result, wide(w, x), terms)
 
 
@@ -197,3 +197,34 @@ def test_steps_of_a_loop_multiply_by_a_matrix_that_stays() -> None:
     for _ in range(5):
         wanted = np.tanh(wide(wanted, w.T))
     close(wf.jit(run)(wf.tensor(h), wf.tensor(w)).numpy(), wanted, 200)
+
+
+@pytest.mark.parametrize("form", ["x Wᵀ", "x W"])
+@pytest.mark.parametrize("outputs", [1, 17, 300, 1100])
+def test_bias_activation_and_residual_follow_in_a_chain(form: str, outputs: int) -> None:
+    function, name = FORMS[form]
+
+    def layer(x: wf.Tensor, w: wf.Tensor, b: wf.Tensor, r: wf.Tensor) -> wf.Tensor:
+        product: wf.Tensor = function(x, w)
+        found: wf.Tensor = wf.tanh(product + b) + r
+        return found
+
+    x, w = operands(form, (), 1, outputs, 300)
+    b, r = drawn(3, outputs), drawn(4, 1, outputs)
+    given = [wf.tensor(each) for each in (x, w, b, r)]
+    if outputs > 1:
+        assert [call.name for call in Program(wf.ir.trace(layer, *given)).calls] == [f"{name}+k0"]
+    compiled, found = wf.jit(layer), []
+    for count in (1, 2, 3):
+        with threads(count):
+            found.append(compiled(*given).numpy())
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    wanted = r + np.tanh(wide(x, w.T if name == "dots" else w) + b)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_matrix_that_is_computed_is_multiplied_row_by_row() -> None:
+    w, x = drawn(5, 300, 65), drawn(6, 65)
+    program = Program(wf.ir.trace(lambda w, x: wf.exp(w) @ x, wf.tensor(w), wf.tensor(x)))
+    assert [call.name for call in program.calls] == ["k0+dots"]
+    close(program.run([w, x])[0], wide(np.exp(w), x), 65 * 40)

@@ -493,15 +493,15 @@ class _Reports:
 
     def stored(self, call: Call, value: Variable) -> StoredValue:
         """A value that is written, and why."""
-        packed = value not in self.names
-        reason = "read by a product" if packed else self.reasons.get(value, _LATER)
+        known = self.names.get(value) or ("sums" if value in self.groups else "packed")
+        reason = self.reasons.get(value) or _REASONS.get(known, _LATER)
         if reason != "an output":
             apart = [self.apart(value, call, reader) for reader in self.readers.get(value, [])]
             reason = "; ".join([reason, *[why for why in apart if why]])
         node = self.producer.get(value)
         at = None if node is None else node.location
         size = bytes_of(value.type, self.sizes)
-        return StoredValue(self.names.get(value, "packed"), str(value.type), size, reason, at)
+        return StoredValue(known, str(value.type), size, reason, at)
 
     def apart(self, value: Variable, call: Call, reader: Call) -> str:
         """Why a kernel that reads a value is not the one that computes it."""
@@ -539,6 +539,7 @@ def _total(kernels: Sequence[KernelReport], once: int, steps: int, key: str) -> 
 
 
 _LATER = "a later loop of this kernel reads it"
+_REASONS = {"packed": "read by a product", "sums": "sums of a few rows each, to be added up"}
 
 
 def _parts(call: Call) -> Iterator[Call]:

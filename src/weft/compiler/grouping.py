@@ -21,8 +21,9 @@ from itertools import count
 
 from weft.compiler.access import Accesses, Index, Loads
 from weft.compiler.affine import Affine, offset
+from weft.compiler.partial_sums import chunk_index, chunk_rows, halves
 from weft.core.shapes import Dimension, Shape, size
-from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ops.identity import stopped
 from weft.ops.movement import concatenate
 
@@ -69,7 +70,8 @@ class Root:
 
     outer: the loops over its elements; inner: those that a reduction sums over. Loops are numbered,
     outer before inner, and `reads` says which elements of stored values one element needs. A root
-    that is a part of a joined value is stored there.
+    that is a part of a joined value is stored there. One that reduces chunks of rows has so many
+    rows in each; another root reduces what it makes.
     """
 
     variable: Variable
@@ -78,6 +80,20 @@ class Root:
     inner: Shape
     reads: Loads
     part: Part | None = None
+    rows: int = 0
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether another value is made of it, which the graph does not say."""
+        return self.part is not None or self.rows > 0
+
+    @property
+    def reduced(self) -> Index:
+        """The index of what a reduction reads."""
+        if self.rows == 0:
+            return reduced_index(self.node, len(self.outer))
+        own = counted(self.variable.type.shape, 0)
+        return chunk_index(own, self.node, self.rows, len(self.outer))
 
     @property
     def is_reduction(self) -> bool:
@@ -196,16 +212,53 @@ class _Grouping:
         """
         steps: list[Step] = []
         place: dict[Atom, int] = {}
-        for node in self.graph.nodes:
+        for node in self._ordered():
             self._raise_floor(node, len(steps))
             if not self._is_loop(node):
                 steps.append(Single(node))
                 place.update((result, len(steps) - 1) for result in node.results)
             elif node.results[0] in self.stored:
-                roots = list(self._parts(node)) if self._is_divided(node) else [self._root(node)]
-                places = [self._place(steps, place, root) for root in roots]
-                place[node.results[0]] = max(places)
+                roots = self._roots(node)
+                for root in roots:
+                    place[root.variable] = self._place(steps, place, root)
+                place[node.results[0]] = max(place[root.variable] for root in roots)
         return steps
+
+    def _ordered(self) -> list[GraphNode]:
+        """The nodes, numbers that are made of nothing but given numbers before all others.
+
+        A count of steps is then there when a state is updated, wherever it was written.
+        """
+        known = {atom for atom in self.inputs if not _is_many(atom)}
+        first: list[GraphNode] = []
+        for node in self.graph.nodes:
+            is_ready = all(isinstance(a, Literal) or a in known for a in node.operands)
+            if is_ready and self._is_loop(node) and not _is_many(node.results[0]):
+                known.update(node.results)
+                first.append(node)
+        early = set(first)
+        return [*first, *[node for node in self.graph.nodes if node not in early]]
+
+    def _roots(self, node: GraphNode) -> list[Root]:
+        """The roots that make a value."""
+        if self._is_divided(node):
+            return list(self._parts(node))
+        rows = chunk_rows(node) if is_reduction(node) else 0
+        return (self._in_chunks(node, rows) if rows else None) or [self._root(node)]
+
+    def _in_chunks(self, node: GraphNode, rows: int) -> list[Root] | None:
+        """A reduction over rows in two parts; None where it does not go down columns."""
+        partial, rest = halves(node, rows)
+        outer = tuple(dim for dim in partial.type.shape if dim != 1)
+        own = Root(partial, node, outer, (rows,), frozenset(), rows=rows)
+        own = replace(own, reads=self.accesses.at(node.operands[0], own.reduced))
+        moves = [offset(index, atom.type.shape) for atom, index in own.reads]
+        steps = {each.factor(len(outer) - 1) for each in moves if each.factor(len(outer)) != 0}
+        if not {1} <= steps <= {0, 1}:
+            return None
+        if node.results[0] in self.floors:
+            self.floors[partial] = self.floors[node.results[0]]
+        return [own, self._root(rest)]
 
     def _is_divided(self, node: GraphNode) -> bool:
         """Whether a join is made part by part: no element then asks which part it belongs to."""
@@ -306,11 +359,12 @@ class _Grouping:
     def _belongs(self, root: Root, group: Group) -> bool:
         """Whether a root and a group have to do with each other: they read, or make, the same.
 
-        Updates of state stay out of reductions that make their gradients: they would be done row
-        by row, and they are done all at once elsewhere.
+        Updates of state stay out of reductions that make their gradients, or have nothing to do with
+        them: they would be done row by row, and they are done all at once elsewhere.
         """
-        per_row = not root.is_reduction and root.outer == group.outer
-        if group.inner and per_row and self._is_update(root):
+        own = {each.variable for each in group.roots}
+        apart = root.outer == group.outer or own.isdisjoint(atom for atom, _ in root.reads)
+        if group.inner and apart and not root.is_reduction and self._is_update(root):
             return False
         if self._ends_rows(root, group):
             return False

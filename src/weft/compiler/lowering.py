@@ -27,9 +27,10 @@ import numpy as np
 from weft.compiler.access import Condition, Index, Reading
 from weft.compiler.affine import Affine, offset
 from weft.compiler.extents import Extents
-from weft.compiler.grouping import Group, Root, counted, is_reduction, reduced_index
+from weft.compiler.grouping import Group, Root, counted, is_reduction
+from weft.compiler.partial_sums import computed
 from weft.compiler.signatures import Signature, rebound
-from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32
+from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
@@ -57,7 +58,6 @@ COMBINE: dict[str, Combine] = {
     "reduce_any": "or",
     "reduce_all": "and",
 }
-SHORT = (float16, bfloat16)
 HELD = 256 * 1024
 """The most bytes of a row that is kept in scratch memory."""
 UNMERGED = frozenset({"pad", "concatenate", "iota"})
@@ -120,11 +120,6 @@ STRUCTURAL = frozenset(
         "barrier", "full", "iota",
     }
 )  # fmt: skip
-
-
-def computed(dtype: DType) -> DType:
-    """The dtype that values are accumulated in: 16-bit floats in float32."""
-    return float32 if dtype in SHORT else dtype
 
 
 def lower(group: Group, context: Context, name: str) -> Lowered:
@@ -392,7 +387,7 @@ class _Lowering:
     @cached_property
     def _stored_roots(self) -> set[Variable]:
         """Roots that need memory: read elsewhere, or by a later loop over the same row."""
-        parts = {root.variable for root in self.group.roots if root.part is not None}
+        parts = {root.variable for root in self.group.roots if root.is_partial}
         return self.escaping | self._read_by_later_loops() | parts
 
     def _read_by_later_loops(self) -> set[Variable]:
@@ -488,7 +483,7 @@ class _Lowering:
         """One element of a root, or of what a reduction reads."""
         if not is_reduction(root.node):
             return self.elements.of_node(root.node, counted(root.variable.type.shape, 0))
-        return self.elements.at(root.node.operands[0], reduced_index(root.node, len(root.outer)))
+        return self.elements.at(root.node.operands[0], root.reduced)
 
     def _store(self, root: Root, value: Scalar) -> Store:
         return Store(*self.located(*root.target), value)

@@ -19,7 +19,7 @@ from weft.compiler.control import control_call
 from weft.compiler.launches import donations
 from weft.compiler.pipeline import optimize
 from weft.compiler.runner import Runner
-from weft.compiler.section import Context, Section, Tables
+from weft.compiler.section import Context, Section, Tables, Written
 from weft.core.shapes import substitute
 from weft.ir.graph import Graph
 from weft.ir.sizes import resolve_graph
@@ -31,12 +31,20 @@ Array = np.ndarray[Any, Any]
 class Program(Section, Runner):
     """A graph, compiled: a section with inputs, outputs and memory of its own."""
 
-    def __init__(self, graph: Graph, fixed: Collection[int] = ()) -> None:
-        """Compile a graph; inputs at the positions `fixed` are expected to stay the same."""
+    def __init__(
+        self, graph: Graph, fixed: Collection[int] = (), draft: Written | None = None
+    ) -> None:
+        """Compile a graph; inputs at the positions `fixed` are expected to stay the same.
+
+        A `draft` shares what is written with others, and is not compiled before `finish`.
+        """
         begin_modules(graph)
-        Section.__init__(self, optimize(graph), Context(control_call), fixed=fixed)
+        context = Context(control_call, written=draft or Written(), dry=draft is not None)
+        Section.__init__(self, optimize(graph), context, fixed=fixed)
         Runner.__init__(self, fixed if self.once else ())
         self.donations = donations(self.calls, self.graph, self.root)
+        if draft is None:
+            context.written = Written()  # which is needed no more
 
     def by_reference(self, inputs: list[Array]) -> list[Array]:
         """See `Runner`."""

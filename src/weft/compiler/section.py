@@ -14,15 +14,15 @@ inside it, without memory of their own: what they need is scratch memory of the 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.driver import FIELDS
 from weft.compiler.grouping import Group, Single, Step, group, shares_memory
-from weft.compiler.kernels import begin, compiled
+from weft.compiler.kernels import Code, begin, compiled
 from weft.compiler.launches import is_pinned, launches, places, reused
 from weft.compiler.lowering import Lowered, context_of, is_lowered, lower
 from weft.compiler.matmul.chains import chained
@@ -46,7 +46,8 @@ from weft.compiler.native_calls import (
 from weft.compiler.origins import origin
 from weft.compiler.pool import thread_pool
 from weft.compiler.products import arranged
-from weft.compiler.singles import single_kernels
+from weft.compiler.repeats import Repeats
+from weft.compiler.signatures import Signature
 from weft.core.shapes import substitute
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.sizes import resolve_graph
@@ -104,6 +105,23 @@ class Context:
     """The sizes of the run that is under way."""
     kernels: int = 0
     """How many kernels have a name."""
+    written: Written = field(default_factory=lambda: Written())
+    dry: bool = False
+    """Whether kernels are written only, which is enough to plan memory; see `Section.finish`."""
+
+
+@dataclass(slots=True)
+class Written:
+    """The kernels that were written so far, of groups and of nodes; programs may share them."""
+
+    groups: dict[Hashable, tuple[Lowered, Signature]] = field(default_factory=dict)
+    nodes: Repeats = field(default_factory=Repeats)
+    numbers: dict[str, int] = field(default_factory=dict)
+    """What stands for the address of a kernel, by digest, until it is compiled."""
+
+    def number(self, digest: str) -> int:
+        """A number that is the address of nothing."""
+        return self.numbers.setdefault(digest, -1 - len(self.numbers))
 
 
 class Section:
@@ -128,12 +146,15 @@ class Section:
         self.base = _bases(self.graph)
         self.steps = group(self.graph, is_lowered)
         self.own: list[Lowered] = []
+        self._own_calls: list[Call] = []
+        """The calls of these kernels, in their order."""
+        self._code: list[Code] = []
         self._callbacks: list[Any] = []
         self._chunk = STEP if step else ROW
         first, rest = self._parted(self._calls(), fixed)
-        start = self._launched(first, [value for call in rest for value in call.values])
+        start = self._in_launches(first, [value for call in rest for value in call.values])
         self.once = len(start)
-        self.calls = [*start, *self._launched(rest)]
+        self.calls = [*start, *self._in_launches(rest)]
         self.slots = self._assign_slots()
         self.planner = Planner(self._lifetimes(held))
 
@@ -163,7 +184,8 @@ class Section:
     # --- building ----------------------------------------------------------------------------
 
     def _calls(self) -> list[Call]:
-        context = context_of(self.graph)
+        written = self.context.written
+        context = replace(context_of(self.graph), made=written.groups)
         drafts: list[tuple[Step, Sequence[Lowered]]] = []
         error = Literal(self.context.error)
         for step in self.steps:
@@ -171,24 +193,40 @@ class Section:
             if isinstance(step, Group):
                 lowered = [lower(step, context, f"k{self.context.kernels}")]
             else:
-                lowered = single_kernels(step.node, context.producer, error)
+                lowered = written.nodes.kernels(step.node, context.producer, error)
             self.context.kernels += len(lowered)
             self.own += lowered
-            begin([each.kernel for each in lowered])
+            if not self.context.dry:
+                begin([each.kernel for each in lowered])
             drafts.append((step, lowered))
-        self._code = compiled([each.kernel for each in self.own])
-        addresses = iter([code.address for code in self._code])
-        calls = [
-            call for step, lowered in drafts for call in self._calls_of(step, lowered, addresses)
-        ]
+        calls = [call for step, lowered in drafts for call in self._calls_of(step, lowered)]
         continue_joins(calls)
+        if not self.context.dry:
+            self._compile()
         return calls
 
-    def _calls_of(
-        self, step: Step, lowered: Sequence[Lowered], addresses: Iterator[int]
-    ) -> list[Call]:
+    def _compile(self) -> None:
+        """Compile the kernels, and let the calls know where they are."""
+        self._code = compiled([each.kernel for each in self.own])
+        for call, code in zip(self._own_calls, self._code, strict=True):
+            call.function = code.address
+
+    def finish(self) -> None:
+        """Compile what was only written, so that the section can be run."""
+        if len(self._code) < len(self.own):
+            begin([each.kernel for each in self.lowered])
+            self._compile()
+        for section in self.inner:
+            section.finish()
+        self.context.written = Written()  # which is needed no more
+
+    def _calls_of(self, step: Step, lowered: Sequence[Lowered]) -> list[Call]:
         if lowered:
-            own = [kernel_call(step, each, next(addresses), self._chunk) for each in lowered]
+            number = self.context.written.number
+            own = [
+                kernel_call(step, each, number(each.kernel.digest), self._chunk) for each in lowered
+            ]
+            self._own_calls += own
             return in_order(own, lowered)
         assert isinstance(step, Single)
         if shares_memory(step.node):
@@ -199,7 +237,7 @@ class Section:
             found = [made or self._reference_call(step.node)]
         return found
 
-    def _launched(self, calls: list[Call], wanted: Sequence[Value] = ()) -> list[Call]:
+    def _in_launches(self, calls: list[Call], wanted: Sequence[Value] = ()) -> list[Call]:
         """Calls as they are launched; others read what is wanted."""
         chains = chained(calls, (*self.graph.outputs, *wanted), self.graph, self.root)
         return launches(chains, self.graph, self.root)

@@ -27,7 +27,7 @@ from weft.core.errors import ArgumentError, ArgumentTypeError
 LARGEST_POOL = 256
 """How many threads there can be."""
 
-SPIN_SECONDS = 50e-6
+SPIN_SECONDS = 200e-6
 """How long a thread without work looks out for some before it sleeps."""
 
 _JOIN_SECONDS = 5.0

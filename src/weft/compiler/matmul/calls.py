@@ -32,6 +32,10 @@ CHUNK = 1_000_000
 """The least floating-point operations of a chunk."""
 PART = 250_000
 """The same where threads divide columns, of which there are few chunks."""
+COPIED = 32768
+"""The least elements of a chunk of packing."""
+PADDED = 1.25
+"""How much longer rows may be in a packed operand that a chain packs, long before it is read."""
 CHUNKS = 8
 """Into how many chunks a product is cut, where they are not too small or too large."""
 
@@ -96,15 +100,31 @@ class _Generated:
             _, _, columns, terms = numbers(self.product, sizes)
             return [columns, terms, self.count(columns)]
 
+        values = self.node.operands[1], target
+        if turned:
+            function, grain = self.functions["pack_turned"], self.panels_of_copies
+            return Piece("pack", function, values, (target,), sizes_of, self.in_columns, grain)
+        function, source = self.functions["pack_plain"], values[0]
+        columns, rows = self.product.shape[2], dict[Variable, Dimension]()
+        if isinstance(source, Variable) and isinstance(columns, int):
+            wide = self.count(columns) * self.tile.columns
+            rows = {source: columns} if wide <= columns * PADDED else {}
         return Piece(
-            "pack",
-            self.functions["pack_turned" if turned else "pack_plain"],
-            (self.node.operands[1], target),
-            (target,),
-            sizes_of,
-            lambda sizes: self.in_columns(sizes),
-            lambda sizes: max(1, 32768 // max(1, numbers(self.product, sizes)[3] * 64)),
+            "pack", function, values, (target,), sizes_of, self.in_terms, self.terms_of_copies, rows
         )
+
+    def panels_of_copies(self, sizes: Sizes) -> int:
+        """How many panels a chunk of packing has."""
+        return max(1, COPIED // max(1, numbers(self.product, sizes)[3] * self.tile.columns))
+
+    def terms_of_copies(self, sizes: Sizes) -> int:
+        """How many rows, which are terms, a chunk of packing has."""
+        return max(1, COPIED // max(1, numbers(self.product, sizes)[2]))
+
+    def in_terms(self, sizes: Sizes) -> int:
+        """The terms of all products."""
+        stack, _, _, terms = numbers(self.product, sizes)
+        return stack * terms
 
     def count(self, columns: int) -> int:
         """The panels, as a number."""

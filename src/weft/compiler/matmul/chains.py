@@ -4,7 +4,9 @@ What such a kernel reads of the product are rows that have just been made, and a
 bias, activation, residual, softmax or an optimiser's update become the epilogue of a product, and
 a value that only the chain reads is never in main memory: it lies in scratch memory of a block.
 A kernel is part of a chain if each of its iterations touches nothing of the chain's values but its
-own rows, which the lowering tells (`by_rows`); its code is the same as outside of chains.
+own rows, which the lowering tells (`by_rows`); its code is the same as outside of chains. Sums over
+the rows are taken chunk by chunk (`weft.compiler.partial_sums`): of what a chain makes or reads,
+the sums of chunks are part of it. Where there is no product, they follow a kernel that has rows.
 
 >>> import weft as wf
 >>> from weft.compiler.program import Program
@@ -40,9 +42,19 @@ UNIT = 256
 """The most rows that an iteration of a kernel in a chain may have."""
 LONGEST = 6
 """The most kernels of a chain."""
+BLOCKS = 16
+"""Into how many blocks rows are cut where no product asks for more."""
+TILE = 6
+"""What the rows of a block are a multiple of: those of a tile."""
+LEAST, MOST = 24, 96
+"""The fewest rows of a block, and the most that are rounded to."""
 LINE = 64
-STARTS = ("dot", "conv")
+VECTORS = ("dots", "sums")
+"""The names of products with a vector, of which each element of the result is a row."""
+STARTS = ("dot", "conv", *VECTORS)
 """The names of calls that a chain begins with."""
+EXACT = ("conv", *VECTORS)
+"""Those of which a block has the rows that they ask for, each of them as large as any."""
 HEAD, STAGE, ENTRY = 5, 5, 3
 """Numbers at the head of the table, of each stage, and of each buffer."""
 
@@ -60,7 +72,40 @@ def chained(
     calls: Sequence[Call], outputs: Sequence[Value], graph: Graph, root: Root
 ) -> list[Call]:
     """The calls with chains as one call each, as early as they can run; `outputs` are stored."""
-    return _Chains(calls, outputs, graph, root).all()
+    order = _lazy(calls, root)
+    made = _Chains([calls[place] for place in order], outputs, graph, root).all()
+    found = {place: call for place, call in zip(order, made, strict=True) if call is not None}
+    return early([found[place] for place in sorted(found)], root)
+
+
+def _lazy(calls: Sequence[Call], root: Root) -> list[int]:
+    """An order in which sums over rows, and what is made of them, wait until they are read.
+
+    So they are in nobody's way: a chain may go on behind them, or take them in.
+    """
+    order: list[int] = []
+    waiting: dict[int, None] = {}
+    maker: dict[Value, int] = {}
+
+    def put(place: int) -> None:
+        for value in calls[place].values:
+            other = maker.get(root(value), place)
+            if other != place and other in waiting:
+                put(other)
+        waiting.pop(place, None)
+        order.append(place)
+
+    for place, call in enumerate(calls):
+        follows = any(maker.get(root(value)) in waiting for value in call.values)
+        if is_sum(call) or (follows and call.group is not None and not call.by_rows):
+            maker.update((root(value), place) for value in call.writes)
+            waiting[place] = None
+        else:
+            put(place)
+    for place in list(waiting):
+        if place in waiting:
+            put(place)
+    return order
 
 
 class _Chains:
@@ -77,51 +122,91 @@ class _Chains:
         self.taken: set[int] = set()
         self.readers: dict[Value, list[int]] = {}
         self.maker: dict[Value, int] = {}
+        self.sums = [position for position, call in enumerate(calls) if is_sum(call)]
+        self.packs = [p for p, call in enumerate(calls) if is_end(call) and not is_sum(call)]
+        self.end: dict[int, int] = {}
+        """Behind which call one runs that is part of a chain."""
         for position, call in enumerate(calls):
             self.maker.update((root(value), position) for value in call.writes)
             for value in {root(v) for v in call.values} - {root(v) for v in call.writes}:
                 self.readers.setdefault(value, []).append(position)
 
-    def all(self) -> list[Call]:
-        """Every product is the start of a chain, unless it is part of one."""
-        taken = self.taken
-        chains: dict[int, Call] = {}
+    def all(self) -> list[Call | None]:
+        """Every product is the start of a chain, unless it is part of one; then kernels are.
+
+        A chain stands where its start was, and nothing where its other calls were.
+        """
+        chains: dict[int, _Chain] = {}
         for position, call in enumerate(self.calls):
-            if position in taken or not self.is_start(call):
-                continue
-            found = _Chain(self, position).begun().grown()
-            if len(found.stages) > 1:
-                taken |= set(found.positions)
-                chains[position] = found.call()
-        return early(
-            [
-                chains.get(position, call)
-                for position, call in enumerate(self.calls)
-                if position in chains or position not in taken
-            ],
-            self.root,
-        )
+            if position not in self.taken and self.is_start(call):
+                chains[position] = _Chain(self, position, _beside_product).begun().grown()
+                self.take(chains[position])
+        for position in self.row_kernels() if self.sums else ():
+            if position not in self.taken:
+                chains[position] = _Chain(self, position, _beside_sum).summed()
+                self.take(chains[position])
+        made = {p: chain.call() for p, chain in chains.items() if len(chain.stages) > 1}
+        return [
+            made.get(position, None if position in self.taken else call)
+            for position, call in enumerate(self.calls)
+        ]
 
     def is_start(self, call: Call) -> bool:
         return call.name in STARTS and bool(call.by_rows)
+
+    def row_kernels(self) -> list[int]:
+        """The kernels of which a sum over rows may be a neighbour."""
+        return [p for p, call in enumerate(self.calls) if call.group and not is_sum(call)]
+
+    def take(self, chain: _Chain) -> None:
+        """Note the calls of a chain: they run where its last one was."""
+        if len(chain.stages) > 1:
+            self.taken.update(chain.positions)
+            self.end.update(dict.fromkeys(chain.positions, chain.end))
 
     def first_reader(self, values: Sequence[Value], besides: Sequence[int]) -> int | None:
         """The first call outside that reads any of some values."""
         found = [p for v in values for p in self.readers.get(v, []) if p not in besides]
         return min(found, default=None)
 
+    def are_made(self, call: Call, place: int, besides: Sequence[int]) -> bool:
+        """Whether all that a call reads is made before a place, or by some calls."""
+        makers = [self.maker.get(self.root(v), -1) for v in call.values if v not in call.writes]
+        return all(self.end.get(maker, maker) < place for maker in makers if maker not in besides)
+
+    def move(self, position: int, place: int) -> None:
+        """Let what a call reads be read at another place: there it will run."""
+        for value in {self.root(v) for v in self.calls[position].values}:
+            readers = self.readers.get(value, [])
+            if position in readers:
+                self.readers[value] = [place if p == position else p for p in readers]
+
 
 class _Chain:
-    """A chain that is being made: its stages, and the elements that a row of its values has."""
+    """A chain that is being made: its stages, and the elements that a row of its values has.
 
-    def __init__(self, chains: _Chains, start: int) -> None:
+    All calls outside that read what it makes come behind its `end`, the place of its last call. A
+    call is moved to the end if all else that it reads is there by then.
+    """
+
+    def __init__(self, chains: _Chains, start: int, beginning: Beginning) -> None:
         self.chains = chains
-        self.positions = [start]
+        self.positions, self.end = [start], start
         call = chains.calls[start]
-        self.stages = [Stage(call, 1, 1)]
-        result = call.writes[0]
-        self.width: dict[Value, Dimension] = {chains.root(result): call.by_rows[result]}
-        self.rows = _rows(result, call)
+        self.width: dict[Value, Dimension] = {}
+        self.seen, self.rows = beginning(chains, call)
+        """Values that are read, and not made, with the elements of a row."""
+        self.partials: list[Value] = []
+        """What is made of rows and has none: sums, and packed operands."""
+        first = self.stage(call, self.seen) if call.group else self.product(call)
+        self.stages = [] if first is None else [first]
+        for value in self.width:
+            self.seen.pop(value, None)
+
+    def product(self, call: Call) -> Stage:
+        """A product as the first stage."""
+        self.width = {self.chains.root(value): call.by_rows[value] for value in call.writes}
+        return Stage(call, 1, 1)
 
     def begun(self) -> _Chain:
         """The chain with the call before it that makes its left operand, if that fits."""
@@ -140,39 +225,96 @@ class _Chain:
             return self
         before = dict(self.width)
         self.width[left] = own.call.by_rows[own.call.values[0]]  # type: ignore[index]
-        stage = self.stage(call)
+        stage = None if is_end(call) else self.stage(call, self.width)
         if stage is None:
             self.width = before
         else:
             self.positions, self.stages = [made, start], [stage, own]
+            self.seen.pop(left, None)
         return self
 
     def grown(self) -> _Chain:
-        """The chain with as many of the calls that follow as fit."""
-        while len(self.stages) < LONGEST:
-            following = self.chains.first_reader(list(self.width), self.positions)
-            if following is None or following in self.chains.taken:
-                break
-            stage = self.stage(self.chains.calls[following])
-            if stage is None:
-                break
-            self.positions.append(following)
-            self.stages.append(stage)
+        """The chain with as many of the calls that follow as fit, and then with sums."""
+        count = len(self.stages)
+        while count < LONGEST and any(self.added(position) for position in self.following()):
+            count += 1
+        return self.summed()
+
+    def following(self) -> list[int]:
+        """The calls that read what the chain makes, but for those at its ends."""
+        found = {p for value in self.width for p in self.chains.readers.get(value, ())}
+        return sorted(found.difference(self.positions, self.chains.sums, self.chains.packs))
+
+    def summed(self) -> _Chain:
+        """The chain with sums over rows that it makes or reads, and packing of what it makes."""
+        if self.stages:
+            for position in self.chains.sums:
+                self.added(position)
+            for position in self.chains.packs:
+                if self.is_last(position):
+                    self.added(position)
         return self
 
-    def stage(self, call: Call) -> Stage | None:
+    def is_last(self, position: int) -> bool:
+        """Whether packing is all that a value of the chain is for: it takes no more memory then."""
+        value = self.chains.root(self.chains.calls[position].values[0])
+        if value not in self.width or value in self.chains.outputs:
+            return False
+        return self.chains.first_reader([value], [*self.positions, position]) is None
+
+    def added(self, position: int) -> bool:
+        """Whether a call fits as the next stage; if so it is."""
+        chains, call = self.chains, self.chains.calls[position]
+        moved = not call.updates and chains.are_made(call, self.end, self.positions)
+        if position in chains.taken or position <= self.end:
+            return False
+        if any(chains.root(value) in self.partials for value in call.values):
+            return False
+        if not moved and not self.is_next(position):
+            return False
+        stage = self.stage(call, {**self.seen, **self.width} if is_sum(call) else self.width)
+        if stage is None:
+            return False
+        if moved:
+            chains.move(position, self.end)
+        self.end = self.end if moved else position
+        self.positions.append(position)
+        self.stages.insert(self.place(call), stage)
+        return True
+
+    def place(self, call: Call) -> int:
+        """Where among the stages a call goes: an end right behind what makes its rows, or reads."""
+        if not is_end(call):
+            return len(self.stages)
+        root = self.chains.root
+        read = {root(value) for value in call.values}
+        made = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.call.writes}]
+        seen = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.call.values}]
+        return 1 + max(made, default=seen[0])
+
+    def is_next(self, position: int) -> bool:
+        """Whether a call comes before all others that read what the chain makes."""
+        made = [*self.width, *self.partials]
+        others = self.chains.first_reader(made, [*self.positions, position])
+        return others is None or others > position
+
+    def stage(self, call: Call, known: Mapping[Value, Dimension]) -> Stage | None:
         """A call as the next stage; None if it does not fit."""
         root = self.chains.root
         own = {root(value): parts for value, parts in call.by_rows.items()}
-        shared = {root(value) for value in call.values} & set(self.width)
+        shared = {root(value) for value in call.values} & set(known)
         whole = {root(value) for value in call.values if value not in call.by_rows}
         whole |= {root(value) for value in call.values if value in self.chains.fenced}
-        if not shared <= set(own) - whole or not {root(v) for v in call.writes} <= set(own):
+        made = set[Value]() if is_end(call) else {root(v) for v in call.writes}
+        if not shared <= set(own) - whole or not made <= set(own):
             return None
-        ratios = {_ratio(self.width[value], own[value]) for value in shared}
+        ratios = {_ratio(known[value], own[value]) for value in shared}
         ratio = ratios.pop() if len(ratios) == 1 else None
         if ratio is None:
             return None
+        if is_end(call):
+            self.partials += [root(v) for v in call.writes]
+            return Stage(call, *ratio)
         widths = {root(v): _width(own[root(v)], ratio) for v in call.writes}
         if any(width is None for width in widths.values()):
             return None
@@ -183,7 +325,8 @@ class _Chain:
 
     def call(self) -> Call:
         """The chain as one call."""
-        first = next(stage.call for stage in self.stages if stage.call.name in STARTS)
+        starts = [stage.call for stage in self.stages if stage.call.name in STARTS]
+        first = starts[0] if starts else self.stages[0].call
         values = self.outside()
         return replace(
             first,
@@ -198,6 +341,7 @@ class _Chain:
             in_place=tuple(self.in_place()),
             by_rows={},
             stages=tuple(stage.call for stage in self.stages),
+            group=None,
         )
 
     def work(self, sizes: Sizes) -> float:
@@ -242,12 +386,15 @@ class _Chain:
     def height(self, sizes: Sizes) -> int:
         """The rows of a block: as many as a product wants, if they stay in cache."""
         unit = lcm(*[self.count(stage.few, sizes) for stage in self.stages])
-        wanted = min(s.call.grain(sizes) for s in self.stages if s.call.name in STARTS)
+        grains = [s.call.grain(sizes) for s in self.stages if s.call.name in STARTS]
+        wanted = min(grains, default=self.count(self.rows, sizes) // BLOCKS)
         held = sum(self.row_bytes(value, sizes) for value in self.width)
-        # a block of a convolution is many rows already
-        least = 24 if all(stage.call.name != "conv" for stage in self.stages) else 1
-        fits = max(least, min(wanted, SCRATCH // max(1, held)))
-        return max(1, fits // unit) * unit
+        fits = min(wanted, SCRATCH // max(1, held))
+        if any(stage.call.name in EXACT for stage in self.stages):
+            return max(1, fits // unit) * unit
+        whole = lcm(unit, TILE)
+        step = whole if whole <= MOST else unit
+        return max(1, (max(LEAST, fits) + step // 2) // step) * step
 
     def table(self, sizes: Sizes, values: tuple[Value, ...]) -> list[int]:
         """What the native function is given; see `SOURCE`."""
@@ -277,10 +424,44 @@ class _Chain:
         return found, used
 
 
-def _rows(result: Variable, call: Call) -> Dimension:
-    """How many rows a product has: what is left of the result's size."""
-    left: Dimension = size(result.type.shape)
-    return left // call.by_rows[result] if call.by_rows[result] != 0 else 0
+def is_sum(call: Call) -> bool:
+    """Whether a call makes sums of chunks of rows."""
+    return call.group is not None and all(root.rows for root in call.group.roots)
+
+
+def is_end(call: Call) -> bool:
+    """Whether a call makes something without rows of rows: sums, or a packed operand."""
+    return is_sum(call) or (call.name == "pack" and bool(call.by_rows))
+
+
+Widths = dict[Value, Dimension]
+Beginning = Callable[["_Chains", "Call"], tuple[Widths, Dimension]]
+
+
+def _beside_product(chains: _Chains, call: Call) -> tuple[Widths, Dimension]:
+    """The elements of a row of what a product touches, and how many rows there are."""
+    result = call.writes[0]
+    rows = size(result.type.shape) // call.by_rows[result] if call.by_rows[result] != 0 else 0
+    fenced = chains.fenced
+    return {chains.root(v): part for v, part in call.by_rows.items() if v not in fenced}, rows
+
+
+def _beside_sum(chains: _Chains, call: Call) -> tuple[Widths, Dimension]:
+    """The same for a kernel, by the first sum over rows of what it touches."""
+    touched = {chains.root(value) for value in call.by_rows}
+    for position in chains.sums:
+        other = chains.calls[position]
+        if position in chains.taken or other.group is None:
+            continue
+        rows = other.group.roots[0].rows
+        read = {chains.root(v): part for v, part in other.by_rows.items() if v not in other.writes}
+        wide = {
+            v: part // rows for v, part in read.items() if isinstance(part, int) and v in touched
+        }
+        shared: Widths = {v: width for v, width in wide.items() if width > 1}
+        for value, width in shared.items():
+            return shared, size(value.type.shape) // width
+    return {}, 0
 
 
 def _ratio(width: Dimension, part: Dimension) -> tuple[Dimension, Dimension] | None:

@@ -2,9 +2,10 @@
 
 A product is a stack of [rows, terms] times [terms, columns]. The left operand is read where it is,
 through strides, but for one whose rows lie side by side: of that a block is copied first. The right
-operand is read where it is, or from panels as wide as a register tile. Each sum runs through its
-terms in ascending order, `depth` of them at a time: whatever part of a result a call makes, its
-elements have the same bits.
+operand is read where it is, or from panels as wide as a register tile; it is packed term by term
+where terms are its rows, so that this can be part of a chain that makes them, else by panels. Each
+sum runs through its terms in ascending order, `depth` of them at a time: whatever part of a result
+a call makes, its elements have the same bits.
 
 >>> from weft.core.dtypes import float32
 >>> sorted(functions(float32))
@@ -333,7 +334,88 @@ done:
 }
 """
 
-PACK_HEAD = """
+PACK_PLAIN = """
+define void @"weft.pack_plain"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {
+entry:
+  %b = load ptr, ptr %buffers
+  %c.at = getelementptr ptr, ptr %buffers, i64 1
+  %packed = load ptr, ptr %c.at
+  %n = load i64, ptr %sizes
+  %k.at = getelementptr i64, ptr %sizes, i64 1
+  %k = load i64, ptr %k.at
+  %panels.at = getelementptr i64, ptr %sizes, i64 2
+  %panels = load i64, ptr %panels.at
+  br label %head
+head:
+  %r = phi i64 [%begin, %entry], [%r.next, %item.end]
+  %some = icmp slt i64 %r, %end
+  br i1 %some, label %item, label %done
+item:
+  %number = sdiv i64 %r, %k
+  %first = srem i64 %r, %k
+  %left = sub i64 %end, %r
+  %own = sub i64 %k, %first
+  %count = call i64 @llvm.smin.i64(i64 %left, i64 %own)
+  %r.next = add i64 %r, %count
+  %b.off = mul i64 %r, %n
+  %b.now = getelementptr $T$, ptr %b, i64 %b.off
+  %panels.before = mul i64 %number, %panels
+  br label %panel
+panel:
+  %p = phi i64 [0, %item], [%p.next, %panel.end]
+  %some.p = icmp slt i64 %p, %panels
+  br i1 %some.p, label %make, label %item.end
+make:
+  %from = mul i64 %p, $NR$
+  %room = sub i64 %n, %from
+  %wanted = call i64 @llvm.smin.i64(i64 %room, i64 $NR$)
+  %bytes = mul i64 %wanted, $bytes$
+  %whole = icmp eq i64 %wanted, $NR$
+  %source.first = getelementptr $T$, ptr %b.now, i64 %from
+  %panels.all = add i64 %panels.before, %p
+  %terms.all = mul i64 %panels.all, %k
+  %terms.here = add i64 %terms.all, %first
+  %to.off = mul i64 %terms.here, $NR$
+  %to = getelementptr $T$, ptr %packed, i64 %to.off
+  br label %term
+term:
+  %t = phi i64 [0, %make], [%t.next, %copied]
+  %some.t = icmp slt i64 %t, %count
+  br i1 %some.t, label %copy, label %panel.end
+copy:
+  %source.off = mul i64 %t, %n
+  %source = getelementptr $T$, ptr %source.first, i64 %source.off
+  %target.off = mul i64 %t, $NR$
+  %target = getelementptr $T$, ptr %to, i64 %target.off
+  br i1 %whole, label %all, label %part
+all:
+  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 $panel_bytes$, i1 false)
+  br label %copied
+part:
+  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 %bytes, i1 false)
+  br label %copied
+copied:
+  %t.next = add i64 %t, 1
+  br label %term
+panel.end:
+  %p.next = add i64 %p, 1
+  br label %panel
+item.end:
+  br label %head
+done:
+  ret void
+}
+"""
+
+
+def _pack_turned(tile: Tile, names: dict[str, str]) -> str:
+    """Packing of an operand whose terms lie side by side: squares of a vector's width turn."""
+    text = PACK_TURNED.replace("$square$", "\n".join(_square(tile)))
+    return _filled(text, names)
+
+
+PACK_TURNED = """
+define void @"weft.pack_turned"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {
 entry:
   %b = load ptr, ptr %buffers
   %c.at = getelementptr ptr, ptr %buffers, i64 1
@@ -360,52 +442,6 @@ make:
   %b.now = getelementptr $T$, ptr %b, i64 %b.off
   %to.off = mul i64 %p, %size
   %to = getelementptr $T$, ptr %packed, i64 %to.off
-"""
-
-PACK_PLAIN = f"""
-define void @"weft.pack_plain"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {{
-{PACK_HEAD}
-  %first = getelementptr $T$, ptr %b.now, i64 %from
-  %bytes = mul i64 %wanted, $bytes$
-  %whole = icmp eq i64 %wanted, $NR$
-  br label %term
-term:
-  %t = phi i64 [0, %make], [%t.next, %copied]
-  %some.t = icmp slt i64 %t, %k
-  br i1 %some.t, label %copy, label %end.panel
-copy:
-  %source.off = mul i64 %t, %n
-  %source = getelementptr $T$, ptr %first, i64 %source.off
-  %target.off = mul i64 %t, $NR$
-  %target = getelementptr $T$, ptr %to, i64 %target.off
-  br i1 %whole, label %all, label %part
-all:
-  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 $panel_bytes$, i1 false)
-  br label %copied
-part:
-  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 %bytes, i1 false)
-  br label %copied
-copied:
-  %t.next = add i64 %t, 1
-  br label %term
-end.panel:
-  %p.next = add i64 %p, 1
-  br label %head
-done:
-  ret void
-}}
-"""
-
-
-def _pack_turned(tile: Tile, names: dict[str, str]) -> str:
-    """Packing of an operand whose terms lie side by side: squares of a vector's width turn."""
-    text = PACK_TURNED.replace("$square$", "\n".join(_square(tile)))
-    return _filled(text, names)
-
-
-PACK_TURNED = f"""
-define void @"weft.pack_turned"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {{
-{PACK_HEAD}
   %long = icmp sge i64 %k, $W$
   %back = sub i64 %k, $W$
   %last = sub i64 %n, 1
@@ -455,7 +491,7 @@ end.panel:
   br label %head
 done:
   ret void
-}}
+}
 """
 
 

@@ -5,7 +5,7 @@ is on, a tuner (`weft.compiler.tuning`) is asked instead: it has measured the wa
 
 >>> from weft.compiler.products import Product
 >>> from weft.core.dtypes import float32
->>> product = Product(float32, (1, 64, 512, 512), (False, False))
+>>> product = Product(float32, (1, 512, 512, 512), (False, False))
 >>> usual(product), usual(Product(float32, (1, 64, 64, 64), (False, True))).packed
 (Plan(form='rows', packed=True, depth=4096, block=192), True)
 >>> [str(plan) for plan in ways(product)][:2]
@@ -29,6 +29,8 @@ BLOCK = 192
 """Rows that are multiplied by a panel while it is in cache."""
 LOW = 48
 """Rows up to which threads divide columns."""
+FEW, WIDE = 256, 256
+"""The same for a wide right operand, which is then read once; and how many columns that has."""
 SMALL = 64 * 1024
 """Elements of a right operand that are quick to reach as they lie."""
 
@@ -73,11 +75,13 @@ def chosen(product: Product) -> Plan | None:
 
 def usual(product: Product) -> Plan:
     """The plan for tiles that follows from the sizes."""
-    _, rows, columns, terms = product.shape
+    stack, rows, columns, terms = product.shape
     is_low = isinstance(rows, int) and rows <= LOW
     known = isinstance(columns, int) and isinstance(terms, int)
     is_quick = is_low or (known and columns * terms <= SMALL)
-    return Plan("columns" if is_low else "rows", packed=not (is_quick and may_stay(product)))
+    is_wide = known and stack == 1 and columns >= WIDE and not product.turned[0]
+    by_columns = is_low or (is_wide and isinstance(rows, int) and rows <= FEW)
+    return Plan("columns" if by_columns else "rows", packed=not (is_quick and may_stay(product)))
 
 
 def may_stay(product: Product) -> bool:

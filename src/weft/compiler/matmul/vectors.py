@@ -3,7 +3,8 @@
 A matrix whose rows are multiplied term by term (*dots*) is read some rows at a time: each row has
 four vectors of sums, which are added up at the end. One whose rows are added up (*sums*) is read in
 strips of columns, some rows at a time, and the sums of a strip stay in the innermost cache. Each
-element's sum runs in one order, whatever part of the result a call makes.
+element's sum runs in one order, whatever part of the result a call makes. What is done to each
+element of the result can follow in a chain, in which elements are the rows.
 
 >>> import weft as wf
 >>> from weft.compiler.products import product_of
@@ -25,7 +26,8 @@ from weft.compiler.llvm.writing import Type, steps
 from weft.compiler.matmul.pieces import Piece, Sizes, Value, numbers
 from weft.compiler.products import Product
 from weft.core.dtypes import DType
-from weft.ir.graph import GraphNode
+from weft.core.shapes import Dimension
+from weft.ir.graph import GraphNode, Variable
 
 SUMS = 4
 """The vectors of sums of one row: as many additions are under way at a time."""
@@ -76,7 +78,10 @@ def _dots_piece(node: GraphNode, product: Product, given: tuple[Value, Value], a
 
     values = (*given, *node.results)
     function = functions(product.dtype)["dots"]
-    return Piece("dots", function, values, node.results, table, extent, grain)
+    rows: dict[Variable, Dimension] = {node.results[0]: 1}
+    if isinstance(given[0], Variable) and given[0] is not given[1]:
+        rows[given[0]] = product.shape[3]
+    return Piece("dots", function, values, node.results, table, extent, grain, rows)
 
 
 def _sums_piece(node: GraphNode, product: Product, given: tuple[Value, Value], axis: int) -> Piece:
@@ -93,22 +98,21 @@ def _sums_piece(node: GraphNode, product: Product, given: tuple[Value, Value], a
 
     def table(sizes: Sizes) -> list[int]:
         shape = numbers(product, sizes)
-        return [shape[3], shape[axis], strips(sizes), width(sizes)]
-
-    def strips(sizes: Sizes) -> int:
-        return -(-numbers(product, sizes)[axis] // max(1, width(sizes)))
+        return [shape[3], shape[axis], width(sizes)]
 
     def extent(sizes: Sizes) -> int:
-        return numbers(product, sizes)[0] * strips(sizes)
+        shape = numbers(product, sizes)
+        return shape[0] * shape[axis]
 
     def grain(sizes: Sizes) -> int:
-        strip = max(1, numbers(product, sizes)[3] * width(sizes) * size)
-        alone = strip * extent(sizes) < LEAST
-        return max(1, extent(sizes) if alone else CHUNK // strip)
+        terms, total, wide = numbers(product, sizes)[3], extent(sizes), width(sizes)
+        if terms * total * size < LEAST:
+            return max(1, total)
+        return max(1, wide * max(1, CHUNK // max(1, terms * wide * size)))
 
     values = (*given, *node.results)
-    function = functions(product.dtype)["sums"]
-    return Piece("sums", function, values, node.results, table, extent, grain)
+    function, rows = functions(product.dtype)["sums"], {node.results[0]: 1}
+    return Piece("sums", function, values, node.results, table, extent, grain, rows)
 
 
 # --- native functions ----------------------------------------------------------------------------
@@ -460,12 +464,13 @@ head:
   %some = icmp slt i64 %p, %end
   br i1 %some, label %item, label %done
 item:
-  %number = sdiv i64 %p, %strips
-  %strip = srem i64 %p, %strips
-  %p.next = add i64 %p, 1
-  %from = mul i64 %strip, %width
+  %number = sdiv i64 %p, %columns
+  %from = srem i64 %p, %columns
   %room = sub i64 %columns, %from
-  %wide = call i64 @llvm.smin.i64(i64 %room, i64 %width)
+  %wanted = sub i64 %end, %p
+  %most = call i64 @llvm.smin.i64(i64 %room, i64 %wanted)
+  %wide = call i64 @llvm.smin.i64(i64 %most, i64 %width)
+  %p.next = add i64 %p, %wide
   %m.first = mul i64 %number, %size
   %m.off = add i64 %m.first, %from
   %m = getelementptr $T$, ptr %matrix, i64 %m.off
@@ -486,7 +491,7 @@ done:
 
 
 def _sums(shape: Shape) -> str:
-    names = ("terms", "columns", "strips", "width")
+    names = ("terms", "columns", "width")
     return _filled(
         SUMMED, shape, name="sums", numbers=_numbered(names), groups="\n".join(_rounds(shape))
     )

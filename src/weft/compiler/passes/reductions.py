@@ -28,6 +28,10 @@ from weft.ops.reduction import reduce_sum
 
 __all__ = ["reduce_less"]
 
+LONG = 32 * 1024
+"""How many elements a sum has that is divided into sums of rows."""
+FEW = 8
+"""How many rows it has at least."""
 Axes = tuple[int, ...]
 reduce_less = RuleSet("reduce_less")
 
@@ -135,3 +139,23 @@ def sum_of_sums(x: Tensor, first: Axes, second: Axes) -> Tensor | None:
         return None
     left = [axis for axis in range(x.ndim) if axis not in first]
     return apply(reduce_sum, x, axes=tuple(sorted([*first, *[left[axis] for axis in second]])))
+
+
+@reduce_less.rule(
+    lambda x, axes=(0, 1): apply(reduce_sum, x, axes=axes),
+    on=spec("float32", (512, 128)),
+    exact=False,
+    cases=[{"axes": (0,)}],
+)
+def sum_by_rows(x: Tensor, axes: Axes) -> Tensor | None:
+    """A long sum of floats over everything is a sum of its rows' sums, up to rounding.
+
+    Threads divide rows, and a product's epilogue makes their sums while its result is in cache:
+    clipping by the norm of all gradients reads none of them again.
+    """
+    count, rows = x.size, x.shape[0] if x.ndim else 0
+    if x.ndim < 2 or len(axes) != x.ndim or not x.dtype.is_floating:
+        return None
+    if not isinstance(count, int) or count < LONG or not isinstance(rows, int) or rows < FEW:
+        return None
+    return apply(reduce_sum, apply(reduce_sum, x, axes=axes[1:]), axes=(0,))
