@@ -359,8 +359,8 @@ class _Grouping:
     def _belongs(self, root: Root, group: Group) -> bool:
         """Whether a root and a group have to do with each other: they read, or make, the same.
 
-        Updates of state stay out of reductions that make their gradients, or have nothing to do with
-        them: they would be done row by row, and they are done all at once elsewhere.
+        Updates of state stay out of reductions that make their gradients, and out of others that do
+        not concern them: they would be done row by row, and are done all at once elsewhere.
         """
         own = {each.variable for each in group.roots}
         apart = root.outer == group.outer or own.isdisjoint(atom for atom, _ in root.reads)
