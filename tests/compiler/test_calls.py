@@ -381,24 +381,21 @@ def test_modules_changed_while_another_thread_calls() -> None:
     assert not failures
 
 
-def test_addresses_are_those_of_the_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_those_of_the_arrays() -> None:
     made = [np.ones(shape, kind) for shape in ((3,), (2, 0), ()) for kind in ("f4", "i8", "?")]
     made += [np.ones((4, 6))[::2], np.ones((3, 4)).T, np.broadcast_to(np.float32(1), (4, 2))]
     slots = np.arange(2, 2 + len(made))[::-1].copy()
-    for native in (True, False):
-        if not native:
-            monkeypatch.setattr(arrays, "_writer", lambda: None)
-        table = np.zeros(len(made) + 2, np.int64)
-        for count in (0, 3, len(made)):
-            given = arrays.write_addresses(made[:count], table.ctypes.data)
-            assert table[:count].tolist() == [a.__array_interface__["data"][0] for a in given]
-            assert not table[count:].any()
-        assert all(a.flags.c_contiguous for a in given)
-        for array, same in zip(made, given, strict=True):
-            assert np.array_equal(array, same)
-            assert (array is same) == bool(array.flags.c_contiguous)
-        given = arrays.write_addresses(made, table.ctypes.data, slots.ctypes.data)
-        assert table[slots].tolist() == [a.__array_interface__["data"][0] for a in given]
+    table = np.zeros(len(made) + 2, np.int64)
+    for count in (0, 3, len(made)):
+        given = arrays.write_addresses(made[:count], table.ctypes.data)
+        assert table[:count].tolist() == [a.__array_interface__["data"][0] for a in given]
+        assert not table[count:].any()
+    assert all(a.flags.c_contiguous for a in given)
+    for array, same in zip(made, given, strict=True):
+        assert np.array_equal(array, same)
+        assert (array is same) == bool(array.flags.c_contiguous)
+    given = arrays.write_addresses(made, table.ctypes.data, slots.ctypes.data)
+    assert table[slots].tolist() == [a.__array_interface__["data"][0] for a in given]
 
 
 def test_what_is_no_array_is_left_to_numpy() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.threads import threads
 
 import weft as wf
 from weft.compiler.convolution import calls, gathered, packing, plans, winograd, winograd_calls
@@ -68,16 +67,6 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Params]] = {
     "Winograd with images together": ((19, 4, 4, 64), (64, 64, 3, 3), PADDED),
     "Winograd with wide weights": ((8, 4, 4, 384), (384, 384, 3, 3), PADDED),
 }  # fmt: skip
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = wf.get_num_threads()
-    wf.set_num_threads(count)
-    try:
-        yield
-    finally:
-        wf.set_num_threads(before)
 
 
 def compiled(primitive: Primitive, operands: list[Array], params: Params) -> Program:

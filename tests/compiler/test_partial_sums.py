@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.threads import threads
 
 import weft as wf
 from weft.compiler.partial_sums import chunk_rows
@@ -28,16 +28,6 @@ def stored(f: Callable[..., Any], *arrays: Array) -> set[tuple[Any, ...]]:
     """The shapes of all values that are in memory."""
     program = Program(wf.ir.trace(f, *map(wf.tensor, arrays)))
     return {value.type.shape for call in program.calls for value in call.values}
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = wf.get_num_threads()
-    wf.set_num_threads(count)
-    try:
-        yield
-    finally:
-        wf.set_num_threads(before)
 
 
 def on_threads(f: Callable[..., Any], *given: wf.Tensor) -> list[Array]:

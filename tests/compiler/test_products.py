@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.threads import threads
 
 import weft as wf
 from weft.compiler.kernels import text_addresses
@@ -36,16 +36,6 @@ def close(found: Array, wanted: Array, dtype: str, terms: int) -> None:
 
 def product(a: Array, b: Array) -> Array:
     return a.astype(np.float64) @ b.astype(np.float64)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = wf.get_num_threads()
-    wf.set_num_threads(count)
-    try:
-        yield
-    finally:
-        wf.set_num_threads(before)
 
 
 FORMS: dict[str, Callable[[Any, Any], Any]] = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.threads import threads
 
 import weft as wf
 from weft.compiler.llvm.machine import host
@@ -32,16 +32,6 @@ def close(found: Array, wanted: Array, terms: int) -> None:
 
 def wide(a: Array, b: Array) -> Array:
     return np.matmul(a.astype(np.float64), b.astype(np.float64))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = wf.get_num_threads()
-    wf.set_num_threads(count)
-    try:
-        yield
-    finally:
-        wf.set_num_threads(before)
 
 
 FORMS: dict[str, tuple[Callable[[wf.Tensor, wf.Tensor], wf.Tensor], str]] = {
