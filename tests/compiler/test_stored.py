@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler import image as image_module
 from weft.compiler import kernels, stored
 from weft.compiler.background import BACKGROUND
 from weft.compiler.image import taken
@@ -96,8 +97,34 @@ def test_a_missing_kernel_means_that_the_program_is_compiled_again() -> None:
 
 
 def test_a_number_that_is_no_known_address_has_no_image() -> None:
-    assert taken({"table": np.array([1 << 45])}, plain=()) is None
-    assert taken({"table": np.array([1 << 45])}, plain=("table",)) is not None
+    table, again = ({"table": np.array([1 << 45])} for _ in range(2))
+    assert taken(table, again, plain=()) is None
+    assert taken(table, again, plain=("table",)) is not None
+
+
+def test_small_addresses_are_found_and_numbers_like_them_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the interpreter lies at a fixed place, arrays lie where sizes might be."""
+
+    def made() -> dict[Any, Any]:
+        data, constant = np.array([5, 6, 7]), shared
+        words = [data.ctypes.data + 8, number, constant.ctypes.data, 3]
+        return {"table": np.array(words), "data": data, "constant": constant}
+
+    shared, number = np.array([1.5]), 0
+    first = made()
+    number = int(first["data"].ctypes.data) + 16  # what looks like an address, and stays
+    first["table"][1] = number
+    monkeypatch.setattr(image_module, "SMALL", 1 << 60)  # as if all of them were small
+    image = taken(first, made(), plain=("data", "constant"))
+    assert image is not None
+    memory = image.restored(lambda name: None)
+    assert memory is not None
+    start = image.places["table"]
+    places = [8 * image.places["data"] + 8, number, 8 * image.places["constant"], 3]
+    moved = [memory.ctypes.data + places[0], number, memory.ctypes.data + places[2], 3]
+    assert memory[start : start + 4].tolist() == moved
 
 
 def test_a_program_is_found_by_the_code_that_made_it_only(

@@ -1,14 +1,14 @@
 """Images: tables of numbers and addresses as bytes that another process can use.
 
 The tables of a program are int64 arrays. A word of theirs that is an address lies in one of the
-arrays, in a constant, or is a native function; all other words are small. An image is all arrays
-in a row, and where in it the addresses are. A word that is large and none of these is not
-understood, and then there is no image.
+arrays, in a constant, or is a native function. An image is all arrays in a row, and where in it the
+addresses are. A large word that is none of these is not understood, and then there is no image.
 
 >>> import numpy as np
->>> data, table = np.array([5, 6]), np.zeros(2, np.int64)
->>> table[:] = data.ctypes.data + 8, 3
->>> image = taken({0: table, 1: data}, plain=())
+>>> def made():
+...     data = np.array([5, 6])
+...     return {0: np.array([data.ctypes.data + 8, 3]), 1: data}
+>>> image = taken(made(), made(), plain=())
 >>> where = image.places[0]
 >>> memory = image.restored(lambda name: None)
 >>> moved = memory[where : where + 2]
@@ -18,7 +18,7 @@ understood, and then there is no image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from weft.compiler.origins import Origin, origin
 
 Array = np.ndarray[Any, Any]
 SMALL = 1 << 32
-"""Numbers below this are no addresses."""
+"""Numbers below this are no addresses of functions, which are in memory that was mapped."""
 LINE = 8
 """Arrays begin at multiples of so many words."""
 
@@ -60,44 +60,65 @@ class Image:
         return memory
 
 
-def taken(arrays: Mapping[Hashable, Array], plain: Iterable[Hashable]) -> Image | None:
-    """The image of arrays, of which the `plain` ones hold no addresses; None if there is none."""
+def taken(
+    arrays: Mapping[Hashable, Array], again: Mapping[Hashable, Array], plain: Iterable[Hashable]
+) -> Image | None:
+    """The image of arrays, of which the `plain` ones hold no addresses; None if there is none.
+
+    `again` are the same arrays made a second time, while the first are there: what is a number is
+    the same in both, what is the address of another array is not. The size of a number says
+    nothing: where an interpreter is loaded at a fixed place, addresses are small.
+    """
     places: dict[Hashable, int] = {}
     total = 0
     for key, array in arrays.items():
         places[key] = total
         total += -(-max(1, array.nbytes) // (8 * LINE)) * LINE
-    words = np.zeros(total, np.int64)
-    for key, array in arrays.items():
-        view = words[places[key] :].view(np.uint8)
-        view[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
     scanned = np.zeros(total, bool)
     for key in set(arrays) - set(plain):
         scanned[places[key] : places[key] + arrays[key].size] = True
-    return _relocated(words, places, scanned, arrays)
+    both = [_in_a_row(each, places, total) for each in (arrays, again)]
+    return _relocated(both, places, scanned, (arrays, again))
+
+
+def _in_a_row(arrays: Mapping[Hashable, Array], places: dict[Hashable, int], total: int) -> Array:
+    words = np.zeros(total, np.int64)
+    for key, start in places.items():
+        data = np.frombuffer(arrays[key].tobytes(), np.uint8)
+        words[start:].view(np.uint8)[: data.size] = data
+    return words
 
 
 def _relocated(
-    words: Array, places: dict[Hashable, int], scanned: Array, arrays: Mapping[Hashable, Array]
+    both: Sequence[Array],
+    places: dict[Hashable, int],
+    scanned: Array,
+    arrays: Sequence[Mapping[Hashable, Array]],
 ) -> Image | None:
-    """The image with addresses made relative."""
-    keys = sorted(arrays, key=lambda key: arrays[key].ctypes.data)
-    starts = np.array([arrays[key].ctypes.data for key in keys], np.int64)
+    """The image with addresses made relative; None if a word is neither known nor a number."""
+    words, others = both
+    first = arrays[0]
+    keys = sorted(first, key=lambda key: first[key].ctypes.data)
+    starts, moved = (np.array([each[key].ctypes.data for key in keys]) for each in arrays)
+    sizes = np.array([max(1, first[key].nbytes) for key in keys])
+    positions = np.flatnonzero(scanned & (words != 0))
+    found = words[positions]
+    owner = np.searchsorted(starts, found, "right") - 1
+    offset = found - starts[owner]
+    within = (owner >= 0) & (offset < sizes[owner])
+    # in an array that was made twice, the word has moved with it; others are named by their start
+    inside = within & (others[positions] - moved[owner] == offset)
+    if (inside & (starts[owner] == moved[owner]) & (offset != 0)).any():
+        return None
     names: dict[Origin, int] = {}
-    inward: list[int] = []
     outward: list[int] = []
-    for position in np.flatnonzero(scanned & (np.abs(words) >= SMALL)).tolist():
-        word = int(words[position])
-        name = origin(word)
-        if name is not None:
-            outward.append(position)
-            words[position] = names.setdefault(name, len(names))
-            continue
-        key = keys[int(np.searchsorted(starts, word, "right")) - 1]
-        offset = word - int(arrays[key].ctypes.data)
-        if not 0 <= offset < max(1, arrays[key].nbytes):
+    for position in positions[~inside & (np.abs(found) >= SMALL)].tolist():
+        name = origin(int(words[position]))
+        if name is None:
             return None
-        inward.append(position)
-        words[position] = 8 * places[key] + offset
-    inside, outside = (np.array(each, np.int64) for each in (inward, outward))
-    return Image(words, places, inside, outside, tuple(names))
+        outward.append(position)
+        words[position] = names.setdefault(name, len(names))
+    inward = positions[inside]
+    starts_in_image = np.array([8 * places[key] for key in keys])
+    words[inward] = starts_in_image[owner[inside]] + offset[inside]
+    return Image(words, places, inward, np.array(outward, np.int64), tuple(names))

@@ -112,9 +112,17 @@ _NAMED = ("calls", "addresses", "error")
 
 
 def _image(program: Program, tables: Tables) -> Image | None:
-    arrays: dict[Hashable, Array] = {}
+    arrays, constants = _arrays(program, tables)
+    again, _ = _arrays(program, program.tables({}))
+    distinct = {array.ctypes.data: key for key, array in reversed(arrays.items())}
+    kept = {key: array for key, array in arrays.items() if distinct[array.ctypes.data] == key}
+    return taken(kept, {key: again[key] for key in kept}, [key for key in constants if key in kept])
+
+
+def _arrays(program: Program, tables: Tables) -> tuple[dict[Hashable, Array], list[Hashable]]:
+    """All arrays of the tables, and which of them hold nothing but constants."""
+    arrays: dict[Hashable, Array] = {"error": program.context.error}
     constants: list[Hashable] = ["error"]
-    arrays["error"] = program.context.error
     for number, (section, each) in enumerate(_sections(program, tables)):
         name = "" if number == 0 else f"{number} "
         arrays |= {f"{name}calls": each.calls, f"{name}addresses": each.addresses}
@@ -123,9 +131,7 @@ def _image(program: Program, tables: Tables) -> Image | None:
             arrays[number, place] = array
             if array.ctypes.data in data:
                 constants.append((number, place))
-    distinct = {array.ctypes.data: key for key, array in reversed(arrays.items())}
-    kept = {key: array for key, array in arrays.items() if distinct[array.ctypes.data] == key}
-    return taken(kept, [key for key in constants if key in kept])
+    return arrays, constants
 
 
 def _sections(section: Section, tables: Tables) -> Iterator[tuple[Section, Tables]]:
