@@ -411,7 +411,7 @@ def test_places_that_are_not_found_are_not_guessed(monkeypatch: pytest.MonkeyPat
     made = [np.ones(3), np.ones(4), np.ones((2, 2)).T]
     assert arrays.Fields.found(made) == arrays.fields()
     assert arrays.Fields.found([]) is None
-    assert arrays._places(made, ctypes.c_int64, lambda array: 4711) == []
+    assert arrays.places(made, ctypes.c_int64, lambda array: 4711) == []
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="another"))
     assert arrays.Fields.found(made) is None
 

@@ -18,11 +18,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,10 @@ class Fields:
         """The places that fit all these arrays, if there is one of each."""
         if sys.implementation.name != "cpython" or not arrays:
             return None
-        kind = _places(arrays, ctypes.c_int64, lambda array: id(type(array)))
-        data = _places(arrays, ctypes.c_int64, lambda array: array.ctypes.data)
-        flags = _places(arrays, ctypes.c_int32, lambda array: array.flags.num)
-        if [len(places) for places in (kind, data, flags)] != [1, 1, 1]:
+        kind = places(arrays, ctypes.c_int64, lambda array: id(type(array)))
+        data = places(arrays, ctypes.c_int64, lambda array: array.ctypes.data)
+        flags = places(arrays, ctypes.c_int32, lambda array: array.flags.num)
+        if [len(found) for found in (kind, data, flags)] != [1, 1, 1]:
             return None
         return Fields(kind[0], data[0], flags[0])
 
@@ -50,13 +51,13 @@ def _words(address: int, count: int) -> list[int]:
     return list((ctypes.c_int64 * count).from_address(address))
 
 
-def _places(arrays: Sequence[Array], word: Any, wanted: Callable[[Array], int]) -> list[int]:
-    """Where inside each of the arrays a word has the value wanted."""
+def places(objects: Sequence[T], word: Any, wanted: Callable[[T], int]) -> list[int]:
+    """How many bytes into each of some objects of a class a word has the value wanted."""
     size = ctypes.sizeof(word)
     return [
         at
-        for at in range(0, np.ndarray.__basicsize__ - size + 1, size)
-        if all(word.from_address(id(a) + at).value == wanted(a) for a in arrays)
+        for at in range(0, type(objects[0]).__basicsize__ - size + 1, size)
+        if all(word.from_address(id(x) + at).value == wanted(x) for x in objects)
     ]
 
 
@@ -73,7 +74,7 @@ def write_addresses(arrays: Sequence[Array], table: int, slots: int = 0) -> list
     slots: where the numbers are that say which address stands where; 0: one after the other.
     """
     given = [np.ascontiguousarray(a) if not a.flags.c_contiguous else a for a in arrays]
-    places = _words(slots, len(given)) if slots else range(len(given))
-    for place, array in zip(places, given, strict=True):
+    order = _words(slots, len(given)) if slots else range(len(given))
+    for place, array in zip(order, given, strict=True):
         ctypes.c_int64.from_address(table + 8 * place).value = array.__array_interface__["data"][0]
     return given

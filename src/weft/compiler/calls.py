@@ -27,7 +27,7 @@ from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.tensor import Tensor, grad_mode
 
-_ATOMS = frozenset([bool, int, str, type(None)])
+ATOMS = frozenset([bool, int, str, type(None)])
 """Classes of values that are their own key, together with the class."""
 
 
@@ -170,7 +170,7 @@ def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> boo
                 return False
             handles.append(x)
             key += (value.dtype, value.shape, x._node is None, x._grad is None)
-        elif kind in _ATOMS:
+        elif kind in ATOMS:
             key += (kind, x)
         elif (parts := trees.take_apart(x)) is not None:
             key += (kind, parts.keys, parts.static)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.control_native import address
-from weft.compiler.driver import FIELDS, execute_address
+from weft.compiler.driver import execute_address
 from weft.compiler.launches import replacing
 from weft.compiler.native_calls import Call, Nested, Sizes, bytes_of, one, substitute_all
 from weft.compiler.section import Context, Section, Tables
@@ -345,9 +345,8 @@ def _targets(section: Section, table: Tables, sizes: Sizes) -> tuple[list[int], 
 
 def _records(section: Section, table: Tables, keep: list[Array]) -> tuple[int, int]:
     """What the driver is given for a step of a section, and for what is done once before."""
-    calls, count, *rest = table.given
-    later = calls + 8 * len(FIELDS) * section.once
-    step = _kept([later, count - section.once, *rest], keep)
+    calls, _, *rest = table.given
+    step = _kept(table.given_after(section.once), keep)
     return step, _kept([calls, section.once, *rest], keep)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -84,17 +84,14 @@ _drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool], tuple[Graph, Program]] =
 
 def runner(graph: Graph, fixed: Fixed = ()) -> Runner:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
-    rules = rewrites()
-    way = " tuned" if settings.tuning else ""
+    rules, tuning = rewrites(), settings.tuning
+    way = " tuned" if tuning else ""
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules
     found = _runners.get(key)
     if found is None:
         is_known_here_only = rules or any(map(is_local, graph.nodes))
-        if is_known_here_only:
-            found = _program(graph, rules, fixed, settings.tuning)
-        else:
-            tuning = settings.tuning
-            found = stored.runner(key[0], lambda: _program(graph, rules, fixed, tuning))
+        compiled = partial(_program, graph, rules, fixed, tuning)
+        found = compiled() if is_known_here_only else stored.runner(key[0], compiled)
         _runners[key] = found
         if len(_runners) > RUNNERS:
             _runners.popitem(last=False)

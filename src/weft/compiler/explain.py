@@ -32,6 +32,7 @@ from weft.compiler.pipeline import PassReport, optimize_with_report
 from weft.compiler.program import Program
 from weft.compiler.runner import Donation
 from weft.compiler.section import Section
+from weft.compiler.wording import amount, counted, place, several
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
 from weft.core.locations import Location
 from weft.core.shapes import Shape
@@ -98,7 +99,7 @@ class KernelReport:
         """The user's lines that it computes, each with the primitives that come from there."""
         found: dict[str, list[str]] = {}
         for node in self.nodes:
-            found.setdefault(_place(node.location), []).append(node.primitive.name)
+            found.setdefault(place(node.location), []).append(node.primitive.name)
         return found
 
     def __str__(self) -> str:
@@ -109,7 +110,7 @@ class KernelReport:
             return "\n".join([*lines, *self._members()])
         lines += [f"    by reference: {self.reason}"] if self.reason else []
         for line, names in self.lines.items():
-            lines.append(f"    {_counted(names)}")
+            lines.append(f"    {counted(names)}")
             lines += [f"        {line}"] if line else []
         for value in self.stored:
             lines.append(f"    stores {value.name}: {value.type}, {value.reason}")
@@ -126,10 +127,10 @@ class KernelReport:
         for members in alike.values():
             first, count = members[0], len(members)
             name = first.name if count == 1 else f"{first.name} ×{count}"
-            yield f"    {name}: {_counted([member.space for member in members])}"
-            yield f"        {_counted(first.primitives)}"
+            yield f"    {name}: {counted([member.space for member in members])}"
+            yield f"        {counted(first.primitives)}"
             yield from [f"            {line}" for line in first.lines if line]
-            yield f"        stores {_counted([each.type for m in members for each in m.stored])}"
+            yield f"        stores {counted([each.type for m in members for each in m.stored])}"
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Explanation:
 
     def _head(self) -> Iterator[str]:
         kinds = [kernel.kind for kernel in self.kernels]
-        counts = [_several(kinds.count(k), *words) for k, words in _KINDS.items() if k in kinds]
+        counts = [several(kinds.count(k), *words) for k, words in _KINDS.items() if k in kinds]
         nodes = f"{len(self.graph.nodes)} nodes recorded, {len(self.optimized.nodes)} after passes"
         yield f"{nodes}: {', '.join(counts) or 'nothing to compute'}"
         if self.sizes:
@@ -413,7 +414,7 @@ class _Reports:
         """How often what is inside a node is run."""
         if node.primitive.name == "scan":
             back = ", the last first" if node.params["reverse"] else ""
-            return _several(steps, "step", "steps") + back
+            return several(steps, "step", "steps") + back
         if node.primitive.name == "while":
             most = node.params["max_steps"]
             return "as long as it holds" if most is None else f"at most {most} steps"
@@ -564,37 +565,3 @@ def why_by_reference(node: GraphNode) -> str:
         return lower.reason if known else f"{node.primitive.name} has no loops yet"
     reason = why_not_lowered(node.primitive, kinds[:-1], kinds[-1], node.params)
     return reason or f"{node.primitive.name} has no loops for this call"
-
-
-# --- text --------------------------------------------------------------------------------------
-
-
-def amount(value: float) -> str:
-    """A number with a prefix of the thousands, and a blank.
-
-    >>> amount(12_300_000), amount(7)
-    ('12.3 M', '7 ')
-    """
-    for prefix in ("", "k", "M", "G"):
-        if value < 1000:
-            return f"{value:.0f} " if not prefix else f"{value:.1f} {prefix}"
-        value /= 1000
-    return f"{value:.1f} T"
-
-
-def _several(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
-
-
-def _counted(names: Sequence[str]) -> str:
-    """Names in order, with how often each comes."""
-    counts = {name: names.count(name) for name in names}
-    return ", ".join(name if many == 1 else f"{name} ×{many}" for name, many in counts.items())
-
-
-def _place(at: Location | None) -> str:
-    """A user's line: where, and its text."""
-    if at is None:
-        return ""
-    source = at.source().partition("\n")[0]
-    return f"{str(at).partition(', in ')[0]}   {source}".rstrip()

@@ -26,7 +26,8 @@ from weakref import ref
 
 import numpy as np
 
-from weft.compiler.calls import collect
+from weft.compiler.arrays import places
+from weft.compiler.calls import ATOMS, collect
 from weft.compiler.compiled import Compiled
 from weft.compiler.entries import entries
 from weft.core import trees
@@ -35,8 +36,6 @@ from weft.core.unchanged import END, WORD
 from weft.ir.tensor import Tensor, grad_mode, wrap
 
 Array = np.ndarray[Any, Any]
-ATOMS = frozenset([bool, int, str, type(None)])
-"""Classes of values that are their own key, together with the class."""
 
 
 @dataclass(slots=True)
@@ -186,20 +185,9 @@ def _slots() -> tuple[int, int, int] | None:
     made = [wrap(np.zeros(n), object()) for n in range(3)]
     for x in made:
         x._grad = wrap(None)
-    places = [_places(made, name) for name in ("_value", "_node", "_grad")]
-    if [len(each) for each in places] != [1, 1, 1]:
+    value = places(made, ctypes.c_int64, lambda x: id(x._value))
+    node = places(made, ctypes.c_int64, lambda x: id(x._node))
+    gradient = places(made, ctypes.c_int64, lambda x: id(x._grad))
+    if [len(each) for each in (value, node, gradient)] != [1, 1, 1]:
         return None
-    return places[0][0], places[1][0], places[2][0]
-
-
-def _places(made: Sequence[Tensor], name: str) -> list[int]:
-    """How many bytes into each of some tensors what an attribute holds is named."""
-    return [
-        at
-        for at in range(0, Tensor.__basicsize__ - 7, 8)
-        if all(_word(id(x) + at) == id(getattr(x, name)) for x in made)
-    ]
-
-
-def _word(address: int) -> int:
-    return ctypes.c_int64.from_address(address).value
+    return value[0], node[0], gradient[0]

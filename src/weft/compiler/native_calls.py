@@ -21,7 +21,8 @@ from weft.compiler.copies import copy_address, numbers
 from weft.compiler.foreign import Layout, failure, foreign_address
 from weft.compiler.grouping import Group, Single, Step
 from weft.compiler.lowering import Lowered
-from weft.compiler.matmul.calls import Piece, pieces
+from weft.compiler.matmul.calls import pieces
+from weft.compiler.matmul.pieces import Piece
 from weft.compiler.matmul.short import wide_pieces
 from weft.compiler.products import PANEL, Product, product_of
 from weft.compiler.singles import SingleKernel
@@ -197,13 +198,7 @@ def _product_calls(node: GraphNode, product: Product, made: Sequence[Piece]) -> 
     def copying(sizes: Sizes) -> float:
         return substitute_all(node.operands[1].type.size, sizes) / ROW
 
-    return [
-        Call(
-            each.name, each.function, each.values, each.writes, each.sizes, each.extent, each.grain,
-            work=copying if each.name == "pack" else work, by_rows=each.by_rows,
-        )
-        for each in made
-    ]  # fmt: skip
+    return [_piece_call(each, copying if each.name == "pack" else work) for each in made]
 
 
 def _convolution_call(piece: Piece, node: GraphNode) -> Call:
@@ -213,16 +208,13 @@ def _convolution_call(piece: Piece, node: GraphNode) -> Call:
     def copying(sizes: Sizes) -> float:
         return substitute_all(piece.values[0].type.size, sizes) / ROW
 
-    return Call(
-        piece.name, piece.function, piece.values, piece.writes, piece.sizes, piece.extent,
-        piece.grain, work=work if piece.name == "conv" else copying, by_rows=piece.by_rows,
-    )  # fmt: skip
+    return _piece_call(piece, work if piece.name == "conv" else copying)
 
 
-def _sort_call(piece: Piece) -> Call:
+def _piece_call(piece: Piece, work: Callable[[Sizes], float] | None = None) -> Call:
     return Call(
         piece.name, piece.function, piece.values, piece.writes, piece.sizes, piece.extent,
-        piece.grain,
+        piece.grain, work=work, by_rows=piece.by_rows,
     )  # fmt: skip
 
 
@@ -239,7 +231,7 @@ def node_calls(node: GraphNode, error: Array) -> list[Call] | None:
         return [_convolution_call(piece, node) for piece in convolution]
     sorting = sort_pieces(node)
     if sorting is not None:
-        return [_sort_call(piece) for piece in sorting]
+        return [_piece_call(piece) for piece in sorting]
     return [_foreign_call(node, error)] if node.primitive.native is not None else None
 
 

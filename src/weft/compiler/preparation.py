@@ -11,6 +11,7 @@ nobody has written to them.
 (False, None)
 >>> preparation.holds("tables", [np.zeros(2), weight]), preparation.holds("tables", [None, None])
 (True, False)
+>>> from weft.core.sharing import changed
 >>> changed(weight)
 >>> preparation.holds("tables", [np.zeros(2), weight])
 False
@@ -22,9 +23,9 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
-from weft.core.sharing import changed, watch
+from weft.core.sharing import watch
 
-__all__ = ["Preparation", "changed"]
+__all__ = ["Preparation"]
 
 
 class Preparation:

@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from weft.compiler.signatures import renamed
 from weft.compiler.singles import SingleKernel, single_kernels
 from weft.core.dtypes import DType
 from weft.core.shapes import Dim
@@ -103,11 +104,7 @@ def _rebound(
 
     return tuple(
         replace(
-            each,
-            values=tuple(map(named, each.values)),
-            written=tuple(map(named, each.written)),
-            in_place=tuple((named(a), named(b)) for a, b in each.in_place),
-            by_rows={named(v): part for v, part in each.by_rows.items()},
+            renamed(each, named),
             copied=None if each.copied is None else (named(each.copied[0]), named(each.copied[1])),
         )
         for each in made

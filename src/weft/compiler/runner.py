@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.arrays import write_addresses
-from weft.compiler.driver import FIELDS, WATCHERS, execute_address
+from weft.compiler.driver import WATCHERS, execute_address
 from weft.compiler.entries import BLOCK, entries
 from weft.compiler.native_calls import Sizes, Value
-from weft.compiler.preparation import Preparation, changed
+from weft.compiler.preparation import Preparation
 from weft.compiler.products import one_thread_each
 from weft.compiler.section import Context, Tables
 from weft.core.errors import ShapeError
 from weft.core.shapes import Dimension, match_size
+from weft.core.sharing import changed
 from weft.core.types import TensorType
 from weft.ir.graph import Graph, Variable
 from weft.runtime.arena import Arena, Block
@@ -140,7 +141,7 @@ class Runner(ABC):
                 if said is True:
                     return outputs
                 if said is None:
-                    return self._finished(tables, arrays, outputs, donated, True, block)
+                    raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
         return self._run_anew(arrays, donated)
 
     def _run_anew(self, arrays: Sequence[Array], donated: Sequence[Donation]) -> list[Array]:
@@ -153,28 +154,19 @@ class Runner(ABC):
             made = self._made(arrays, tables, sizes, donated)
             block = self._block_for(tables, arrays)
             said = self._launch(block, *arrays, *made)  # type: ignore[misc]
-            if said is not False:
-                outputs = self._assembled(arrays, made, tables, sizes)
-                return self._finished(tables, arrays, outputs, donated, said is None, block)
+            if said is None:
+                raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
+            if said:
+                _tell_of(donated, arrays)
+                return self._assembled(arrays, made, tables, sizes)
             self._forget()  # nothing was run
         return self._run_by_steps(tables, arrays, donated, sizes)
 
-    def _finished(
-        self,
-        tables: Tables,
-        inputs: Sequence[Array],
-        outputs: list[Array],
-        donated: Sequence[Donation],
-        has_failed: bool,
-        block: Array,
-    ) -> list[Array]:
-        """The outputs of a run, once others know what it has written; or what went wrong in it."""
-        if has_failed:
-            skipped = tables.given[1] - int(block[1])
-            raise self.failure(tables, skipped + int(block[-1]), list(inputs))
-        for _, place in donated:
-            changed(inputs[place])
-        return outputs
+    def _failed(
+        self, tables: Tables, wanted: int, ended: int, inputs: Sequence[Array]
+    ) -> BaseException:
+        """What went wrong in a run that wanted so many calls and came to the end of some."""
+        return self.failure(tables, tables.given[1] - wanted + ended, list(inputs))
 
     @cached_property
     def _is_direct(self) -> bool:
@@ -196,9 +188,7 @@ class Runner(ABC):
         return whole
 
     def _written(self, tables: Tables, skipped: int) -> Array:
-        calls, count, *rest = tables.given
-        start = calls + 8 * len(FIELDS) * skipped
-        words = start, count - skipped, *rest, self._own_slots, execute_address(), 0
+        words = *tables.given_after(skipped), self._own_slots, execute_address(), 0
         assert len(words) == len(BLOCK)
         return np.array(words, np.int64)
 
@@ -210,35 +200,31 @@ class Runner(ABC):
         sizes: Sizes,
     ) -> list[Array]:
         """A run that is watched, has threads of the BLAS, or arrays that must be copied."""
-        given, error = tables.given, self.context.error
-        inputs = write_addresses(arrays, given[2])
+        table, error = tables.given[2], self.context.error
+        inputs = write_addresses(arrays, table)
         made = self._made(inputs, tables, sizes, donated)
-        write_addresses([*inputs, *made], given[2], self._own_slots)
-        outputs = self._assembled(inputs, made, tables, sizes)
+        write_addresses([*inputs, *made], table, self._own_slots)
         error[0] = 0
-        if self._prepared is not None:
-            given = self._without_preparation(self._prepared, tables, inputs)
+        given = self._without_preparation(tables, inputs)
         with self._around():
             ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
         if error[0]:
-            skipped = tables.given[1] - given[1]
-            raise self.failure(tables, skipped + ended, list(inputs))
-        for _, place in donated:
-            changed(inputs[place])
-        return outputs
+            raise self._failed(tables, given[1], ended, inputs)
+        _tell_of(donated, inputs)
+        return self._assembled(inputs, made, tables, sizes)
 
-    def _without_preparation(
-        self, prepared: Preparation, tables: Tables, inputs: Sequence[Array]
-    ) -> tuple[int, ...]:
+    def _without_preparation(self, tables: Tables, inputs: Sequence[Array]) -> tuple[int, ...]:
         """What the driver is given: without the first calls where what they make is there.
 
         What watches a program sees all its calls.
         """
+        prepared = self._prepared
+        if prepared is None:
+            return tables.given
         if WATCHERS or not prepared.holds(tables, inputs):
             prepared.made(tables, inputs)
             return tables.given
-        calls, count, *rest = tables.given
-        return (calls + 8 * len(FIELDS) * self.once, count - self.once, *rest)
+        return tables.given_after(self.once)
 
     def read_sizes(self, inputs: Sequence[Any]) -> dict[str, int]:
         """The sizes of the symbols, given inputs, or anything that has their shapes."""
@@ -364,6 +350,12 @@ class Runner(ABC):
         values: list[Value] = [*self.graph.inputs, *self._made_values]
         self._held_slots = np.array([self.slots[v] for v in values] or [0], np.int64)
         return int(self._held_slots.ctypes.data)
+
+
+def _tell_of(donated: Sequence[Donation], inputs: Sequence[Array]) -> None:
+    """Tell those who watch the inputs that were written over."""
+    for _, place in donated:
+        changed(inputs[place])
 
 
 _NO_SIZES: dict[str, int] = {}

@@ -16,15 +16,17 @@ and the expressions that lead to them, which of them are read elsewhere, and eve
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.compiler.grouping import Group, Part, Root
 from weft.ir.graph import Atom, GraphNode, Literal, Variable, literal_bytes
 
 if TYPE_CHECKING:
     from weft.compiler.lowering import Lowered
+
+L = TypeVar("L", bound="Lowered")
 
 
 class Signature:
@@ -89,11 +91,15 @@ def rebound(made: Lowered, known: Signature, signature: Signature, name: str) ->
     other: dict[Any, Any] = dict(zip(known.numbers, signature.numbers, strict=True))
     kernel = replace(made.kernel, name=name)
     kernel.__dict__["digest"] = made.kernel.digest  # known, and the same
+    return replace(renamed(made, other.__getitem__), kernel=kernel)
+
+
+def renamed(made: L, named: Callable[[Any], Any]) -> L:
+    """A lowered kernel over other values."""
     return replace(
         made,
-        kernel=kernel,
-        values=tuple(other[v] for v in made.values),
-        written=tuple(other[v] for v in made.written),
-        in_place=tuple((other[a], other[b]) for a, b in made.in_place),
-        by_rows={other[v]: part for v, part in made.by_rows.items()},
+        values=tuple(map(named, made.values)),
+        written=tuple(map(named, made.written)),
+        in_place=tuple((named(a), named(b)) for a, b in made.in_place),
+        by_rows={named(v): part for v, part in made.by_rows.items()},
     )

@@ -18,7 +18,7 @@ from weft.compiler.convolution import gathered, plans, winograd_calls
 from weft.compiler.convolution.packing import added, packed
 from weft.compiler.convolution.plans import Plan, WeightPlan
 from weft.compiler.llvm.machine import host
-from weft.compiler.matmul.calls import Piece
+from weft.compiler.matmul.pieces import Piece
 from weft.compiler.matmul.tiles import tile_of
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
 from weft.core.shapes import Dimension, substitute

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from weft.compiler.kernels import addresses
 from weft.compiler.llvm.machine import host
-from weft.compiler.matmul.calls import Piece, Value
 from weft.compiler.matmul.native import functions as product_functions
+from weft.compiler.matmul.pieces import Piece, Value
 from weft.compiler.matmul.tiles import tile_of
 from weft.core.dtypes import DType
 from weft.ir import scalars

@@ -21,7 +21,7 @@ from weft.compiler.convolution.plans import TASKS, Sizes, cut, pairs
 from weft.compiler.convolution.winograd import COUNT, RESULT, SIDE, WEIGHT, WEIGHTS, WINOGRAD
 from weft.compiler.kernels import addresses
 from weft.compiler.llvm.machine import host
-from weft.compiler.matmul.calls import Piece
+from weft.compiler.matmul.pieces import Piece
 from weft.compiler.matmul.tiles import tile_of
 from weft.core.dtypes import DType, float32, float64
 from weft.core.shapes import Dimension, substitute

@@ -16,10 +16,7 @@ from __future__ import annotations
 from weft.compiler import products
 from weft.compiler.llvm.machine import host
 from weft.compiler.matmul.native import functions
-from weft.compiler.matmul.pieces import Piece as Piece
-from weft.compiler.matmul.pieces import Sizes as Sizes
-from weft.compiler.matmul.pieces import Value as Value
-from weft.compiler.matmul.pieces import numbers as numbers
+from weft.compiler.matmul.pieces import Piece, Sizes, Value, numbers
 from weft.compiler.matmul.plans import Plan, chosen, usual
 from weft.compiler.matmul.tiles import Tile, tile_of
 from weft.compiler.matmul.vectors import vector_pieces

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.llvm.machine import host
-from weft.compiler.matmul.calls import CHUNK, CHUNKS, Piece, Sizes, numbers
+from weft.compiler.matmul.calls import CHUNK, CHUNKS
 from weft.compiler.matmul.dots import functions
+from weft.compiler.matmul.pieces import Piece, Sizes, numbers
 from weft.compiler.matmul.plans import BLOCK, DEPTH, LOW
 from weft.compiler.matmul.words import (
     COLUMNS,

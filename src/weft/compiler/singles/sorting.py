@@ -23,7 +23,7 @@ from functools import cache, cached_property
 
 from weft.compiler.convolution.writing import KERNEL, Writing
 from weft.compiler.kernels import text_addresses
-from weft.compiler.matmul.calls import Piece
+from weft.compiler.matmul.pieces import Piece
 from weft.core.dtypes import DType, uint8
 from weft.core.errors import UnsupportedError
 from weft.core.shapes import Dimension, size, substitute
