@@ -1,7 +1,8 @@
 """Checking derivatives and primitives against independent references.
 
 `check_primitive` derives all tests of a primitive from its samples; `check_grads` checks a
-function's derivatives against finite differences; `numeric_grad` is those differences.
+function's derivatives against finite differences; `numeric_grad` is those differences. Inside
+`checked_memory()`, compiled programs run in the checking mode; see `compiler.checking.memory`.
 
 >>> import weft as wf
 >>> x = wf.tensor(3.0, dtype="float64")
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.compiler.checking.memory import checked_memory
 from weft.compiler.program import Program
 from weft.compiler.singles import single_kernel
 from weft.core import trees
@@ -35,7 +37,7 @@ from weft.ir.tensor import Tensor, concrete, wrap
 from weft.ir.text import parse
 from weft.ir.tracing import trace
 
-__all__ = ["check_grads", "check_primitive", "numeric_grad", "numeric_jvp"]
+__all__ = ["check_grads", "check_primitive", "checked_memory", "numeric_grad", "numeric_jvp"]
 
 Array = np.ndarray[Any, Any]
 Flat = Callable[..., Sequence[Tensor]]

@@ -293,3 +293,11 @@ def test_gradients_agree_with_finite_differences(reverse: bool) -> None:
             sides.append(loss(*moved).item())
         slope = (sides[0] - sides[1]) / 2e-6
         np.testing.assert_allclose((gradient.numpy() * direction).sum(), slope, rtol=1e-6)
+
+
+def test_a_loop_is_run_for_its_effect_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    def f(x: wf.Tensor) -> wf.Tensor:
+        return wf.scan(lambda c, row: (c, wf.debug.print("row") or row), x[0], x)[1]
+
+    assert wf.jit(f)(wf.ones((3, 2))).tolist() == [[1.0, 1.0]] * 3
+    assert capsys.readouterr().out == "row\nrow\nrow\n"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler.llvm.machine import host
 from weft.compiler.program import Program
 from weft.compiler.singles import SINGLES
 from weft.core.dtypes import as_dtype
@@ -68,6 +69,8 @@ def is_real(sample: Sample) -> bool:
 
 @pytest.mark.parametrize("name", sorted(SINGLES))
 def test_no_sample_is_called_by_reference(name: str) -> None:
+    if name == "conv_last_weight_gradient" and not host().masked:
+        pytest.skip("without masks the layout pass makes it of whole vectors only")
     primitive = PRIMITIVES[name]
     samples = [sample for sample in primitive.samples() if is_real(sample)]
     arrays = [np.asarray(x) for sample in samples for x in sample.operands]

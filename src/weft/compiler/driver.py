@@ -11,18 +11,44 @@ pool. The driver stops at the first call that reports an error in the error slot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ctypes
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from weft.compiler.kernels import text_addresses
+
+Array = np.ndarray[Any, Any]
 
 FIELDS = ("function", "slots", "count", "sizes", "extent", "grain")
 """The columns of the table of calls, each an int64."""
 
-WATCHERS: list[Callable[[Any, Mapping[str, int], tuple[int, ...]], int]] = []
-"""The last one runs programs in the driver's place, given the program, its sizes and what the
-driver is given; see profiling.py."""
+
+class Run(NamedTuple):
+    """One run of a program: its tables, what the driver is given, and the arrays in and out."""
+
+    tables: Any
+    sizes: Mapping[str, int]
+    given: tuple[int, ...]
+    inputs: Sequence[Array]
+    made: Sequence[Array]
+    donated: Sequence[tuple[int, int]]
+
+
+class Watcher(Protocol):
+    """Runs programs in the driver's place; see `profiling` and `checking`."""
+
+    every_launch: bool
+    """Whether launches whose results are there from an earlier run are run all the same."""
+
+    def __call__(self, program: Any, run: Run, /) -> int:
+        """Run a program; how many of its launches were made."""
+
+
+WATCHERS: list[Watcher] = []
+"""The last one runs all programs."""
 
 SOURCE = """
 define i64 @"weft.execute"(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for) {
@@ -108,3 +134,10 @@ done:
 def execute_address() -> int:
     """The address of the driver."""
     return text_addresses(SOURCE, ["execute"])["execute"]
+
+
+@cache
+def execute() -> Any:
+    """The driver, for Python to call."""
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    return ctypes.CFUNCTYPE(count, pointer, count, *[pointer] * 3)(execute_address())

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler import stored
+from weft.compiler.checking.memory import start
 from weft.compiler.matmul.plans import TUNER
 from weft.compiler.program import Program
 from weft.compiler.runner import Runner
@@ -139,5 +140,6 @@ def by_reference(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     return run(specialize(graph, types), arrays)
 
 
+start()
 EVALUATOR.append(evaluate)
 TUNER.append(tuned)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.driver import FIELDS, WATCHERS, execute_address
+from weft.compiler.driver import FIELDS, WATCHERS, Run, execute_address
 from weft.compiler.explain import KernelReport, kernel_reports
 from weft.compiler.llvm.native import load_text
 from weft.compiler.program import Program
@@ -64,17 +64,19 @@ def timings() -> Iterator[list[TimedCall]]:
 class _Watch:
     """Runs programs and appends the times of their calls."""
 
+    every_launch = True
+
     def __init__(self, found: list[TimedCall]) -> None:
         self.found = found
         self.runs = 0
         self.known: dict[tuple[int, tuple[tuple[str, int], ...]], list[KernelReport]] = {}
         self.programs: list[Program] = []  # held, so that an identity is not used twice
 
-    def __call__(self, program: Program, sizes: Mapping[str, int], given: tuple[int, ...]) -> int:
+    def __call__(self, program: Program, run: Run) -> int:
         """Run a program; how many of its calls were made."""
-        kernels = self._kernels(program, sizes)
+        kernels = self._kernels(program, run.sizes)
         times = np.zeros((max(1, len(kernels)), 2, 2), np.int64)  # begin and end: seconds, rest
-        ended = int(_timed()(*given, execute_address(), _clock(), times.ctypes.data))
+        ended = int(_timed()(*run.given, execute_address(), _clock(), times.ctypes.data))
         shift = time.perf_counter_ns() - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         spans = (times[..., 0] * 1_000_000_000 + times[..., 1] + shift).tolist()
         number, thread = self.programs.index(program), get_native_id()

@@ -6,7 +6,6 @@ constants live with the program, and everything else lies in one arena, planned 
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.arrays import write_addresses
-from weft.compiler.driver import WATCHERS, execute_address
+from weft.compiler.driver import WATCHERS, Run, execute, execute_address
 from weft.compiler.entries import BLOCK, entries
 from weft.compiler.native_calls import Sizes, Value
 from weft.compiler.preparation import Preparation
@@ -41,14 +40,6 @@ SPARE = 64
 """How many arrays of one type are kept for that."""
 BOUND = 32
 """How many sets of sizes a program keeps its tables for."""
-Execute = ctypes.CFUNCTYPE(
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-)
 
 
 class Runner(ABC):
@@ -72,7 +63,7 @@ class Runner(ABC):
         self._runner: int | None = None
         self._arena = Arena()
         self._block: Block | None = None
-        self._execute = Execute(execute_address())
+        self._execute = execute()
         made = entries()
         self._launch = made.launch if made is not None else None
         self._launched: tuple[Tables, Array, Array] | None = None
@@ -207,7 +198,10 @@ class Runner(ABC):
         error[0] = 0
         given = self._without_preparation(tables, inputs)
         with self._around():
-            ended = WATCHERS[-1](self, sizes, given) if WATCHERS else self._execute(*given)
+            if WATCHERS:
+                ended = WATCHERS[-1](self, Run(tables, sizes, given, inputs, made, donated))
+            else:
+                ended = self._execute(*given)
         if error[0]:
             raise self._failed(tables, given[1], ended, inputs)
         _tell_of(donated, inputs)
@@ -216,12 +210,13 @@ class Runner(ABC):
     def _without_preparation(self, tables: Tables, inputs: Sequence[Array]) -> tuple[int, ...]:
         """What the driver is given: without the first calls where what they make is there.
 
-        What watches a program sees all its calls.
+        What watches a program may ask for all its calls.
         """
         prepared = self._prepared
         if prepared is None:
             return tables.given
-        if WATCHERS or not prepared.holds(tables, inputs):
+        is_whole = bool(WATCHERS) and WATCHERS[-1].every_launch
+        if is_whole or not prepared.holds(tables, inputs):
             prepared.made(tables, inputs)
             return tables.given
         return tables.given_after(self.once)

@@ -129,6 +129,10 @@ class CheckError(WeftError, AssertionError):
     """What a program asserts does not hold when it runs."""
 
 
+class MiscompiledError(WeftError, AssertionError):
+    """A compiled program that breaks the rules of memory: a mistake of Weft's, not of the user."""
+
+
 class GraphError(WeftError, ValueError):
     """A graph, or its text, that breaks the rules of the IR."""
 

@@ -40,9 +40,9 @@ def pieces(node: GraphNode) -> list[Piece] | None:
         if found is not None:
             return found
     made = _Direct(node, sizes)
-    if node.primitive.name == "conv_last_weight_gradient":
-        return made.weight_gradient()
-    return made.by_places()
+    if node.primitive.name != "conv_last_weight_gradient":
+        return made.by_places()
+    return made.weight_gradient() if _has_whole_vectors(sizes.outputs, made.dtype) else None
 
 
 def is_native(node: GraphNode) -> bool:
@@ -53,10 +53,15 @@ def is_native(node: GraphNode) -> bool:
         return False
     if not all(isinstance(dim, int) for dim in dims) or 0 in dims:
         return False
-    # without masks, vectors of cotangents would reach beyond their end
-    lanes = tile_of(float64 if a.dtype is float64 else float32, host()).lanes
-    is_whole = b.shape[1] // node.params["groups"] % lanes == 0
-    return node.primitive.name != "conv_weight_gradient" or host().masked or is_whole
+    if node.primitive.name != "conv_weight_gradient":
+        return True
+    dtype = float64 if a.dtype is float64 else float32
+    return _has_whole_vectors(b.shape[1] // node.params["groups"], dtype)
+
+
+def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
+    """Whether vectors of cotangents end with them: without masks they would reach beyond."""
+    return host().masked or outputs % tile_of(dtype, host()).lanes == 0
 
 
 def flops(node: GraphNode, sizes: Sizes) -> int:

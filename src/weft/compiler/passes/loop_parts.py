@@ -110,6 +110,10 @@ class Loop:
         results = list(walk.put(self.rebuilt()))
         return results[:count], results[count:]
 
+    def needs_more_than(self, results: int) -> bool:
+        """Whether so few results are too few: what has an effect is told apart by its results."""
+        return not results and not all(map(is_pure, self.nodes))
+
     def levels(self) -> dict[Atom, int]:
         """On what each value depends: 0 for constants, 1 for xs, 2 for the carry, or any effect."""
         found: dict[Atom, int] = dict.fromkeys([variable for variable, _ in self.consts], 0)

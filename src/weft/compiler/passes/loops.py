@@ -82,7 +82,7 @@ class _Lighten(Walk):
 def _unchanged(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """A carry that no step changes is a constant, and known before the loop."""
     kept = [each for each in loop.carry if each.end is each.variable]
-    if not kept:
+    if not kept or loop.needs_more_than(len(loop.carry) - len(kept) + len(loop.ys)):
         return None
     loop.consts += [(each.variable, each.start) for each in kept]
     changing = loop.carry = [each for each in loop.carry if each.end is not each.variable]
@@ -98,7 +98,7 @@ def _passed_on(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     known: dict[Atom, Atom] = dict(loop.xs)
     wanted = list(loop.ys)
     loop.ys = [y for y in dict.fromkeys(wanted) if y not in known or isinstance(y, Literal)]
-    if len(loop.ys) == len(wanted):
+    if len(loop.ys) == len(wanted) or loop.needs_more_than(len(loop.carry) + len(loop.ys)):
         return None
     own = list(loop.ys)
     ends, ys = loop.put(walk)

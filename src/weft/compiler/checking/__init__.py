@@ -1,0 +1,1 @@
+"""The checking mode: memory of compiled programs, fenced, filled and compared; see `memory`."""
