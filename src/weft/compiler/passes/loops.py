@@ -454,8 +454,11 @@ def _kept_value(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
 def _recomputed(loop: Loop, first: Loop) -> dict[Variable, Atom]:
     """Values of a loop's steps that the steps of an earlier one have made, and what they are there.
 
-    They depend on no carry, only on what the earlier loop has given out, or goes over, too.
+    They depend on no carry, only on what the earlier loop has given out, or goes over, too. Loops
+    with one body share its variables, so a name says nothing of a value: only what is known counts.
     """
+    if str(loop.length) != str(first.length):
+        return {}
     stacked = dict(zip(first.node.results[len(first.carry) :], first.ys, strict=True))
     stacked.update({operand: variable for variable, operand in first.xs})  # type: ignore[misc]
     given = {_identity(operand): variable for variable, operand in first.consts}
@@ -463,6 +466,8 @@ def _recomputed(loop: Loop, first: Loop) -> dict[Variable, Atom]:
     known.update({v: given[_identity(x)] for v, x in loop.consts if _identity(x) in given})
     found: dict[Variable, Atom] = {}
     for node in filter(is_movable, loop.nodes):
+        if not all(isinstance(atom, Literal) or atom in known for atom in node.operands):
+            continue
         operands = [known.get(atom, atom) for atom in node.operands]
         for other in first.nodes:
             if _is_same(node, other, operands):
