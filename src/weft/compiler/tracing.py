@@ -19,13 +19,14 @@ are written to; those it only reads are inputs, read anew at each call.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from weft.compiler.ahead import begin_driver
 from weft.compiler.collection import no_collection
 from weft.core import trees
+from weft.core.dimensions import symbols_in
 from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
 from weft.ir.dispatch import running
@@ -36,9 +37,9 @@ from weft.ir.tracing import GraphTrace, live, substitute
 from weft.ops.random_bits import GENERATOR
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Where an input comes from at each call.
+    """Where an input comes from at each call; `same` tells whether two are one place.
 
     An argument by position, a handle outside (its last value stands in when it is gone), or, with
     neither, the counter of the global generator. `gradient`: not the handle's value but its grad's.
@@ -80,17 +81,22 @@ class Source:
 
 @dataclass(slots=True)
 class Held:
-    """A handle in the trace: what it held before, and what it held at the beginning of the call."""
+    """A handle in the trace: what it held before, and what it held at the beginning of the call.
 
-    handle: Tensor
+    It is held weakly: one that the function made, wrote to and let go of is no state.
+    """
+
+    handle: weakref.ref[Tensor]
     source: Source
     before: tuple[Any, Any, Tensor | None]
     start: Any
     start_grad: Any
 
     def restore(self) -> None:
-        """Give the handle back what it held before."""
-        self.handle._value, self.handle._node, self.handle._grad = self.before
+        """Give the handle, if it is still there, back what it held before."""
+        handle = self.handle()
+        if handle is not None:
+            handle._value, handle._node, handle._grad = self.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ class StateTrace(GraphTrace):
 
     def touch_gradient(self, handle: Tensor, written: bool) -> None:
         """See `Trace`."""
-        held = self.held.get(id(handle))
+        held = self._of(handle)
         if held is None or id(handle) in self.written_gradients:
             return
         if written:
@@ -155,7 +161,7 @@ class StateTrace(GraphTrace):
 
     def lift(self, handle: Tensor, kind: TensorType, source: Source) -> None:
         """Put a traced value of a type, and a traced gradient, into a handle."""
-        if id(handle) in self.held:
+        if self._of(handle) is not None:
             return
         before = handle._value, handle._node, handle._grad
         handle._value = self.input(kind, source)
@@ -174,14 +180,20 @@ class StateTrace(GraphTrace):
 
     def adopt(self, handle: Tensor) -> None:
         """A handle from outside is about to be written to: it becomes state."""
-        if id(handle) not in self.held and not isinstance(handle._value, Traced):
+        if self._of(handle) is None and not isinstance(handle._value, Traced):
             self._capture(handle)
             before = handle._value, handle._node, handle._grad
             self._hold(handle, outside(handle), before)
 
     def _hold(self, handle: Tensor, source: Source, before: tuple[Any, Any, Tensor | None]) -> None:
         grad = None if handle._grad is None else handle._grad._value
-        self.held[id(handle)] = Held(handle, source, before, handle._value, grad)
+        self.held[id(handle)] = Held(weakref.ref(handle), source, before, handle._value, grad)
+        self.written_gradients.discard(id(handle))
+
+    def _of(self, handle: Tensor) -> Held | None:
+        """What is known of a handle; another may have had its number, and be gone."""
+        held = self.held.get(id(handle))
+        return held if held is not None and held.handle() is handle else None
 
     def _is_literal(self, tensor: Tensor) -> bool:
         """Never at once: a number may be state. What nobody holds afterwards is a constant."""
@@ -191,8 +203,15 @@ class StateTrace(GraphTrace):
         count = len(self.captures)
         variable = super()._capture(tensor)
         if len(self.captures) > count:
-            self.inputs.append((variable, outside(tensor)))
+            # What the function itself has put into a handle is a constant: no handle holds it.
+            owner = wrap(tensor._value) if self._is_replaced(tensor) else tensor
+            self.inputs.append((variable, outside(owner)))
         return variable
+
+    def _is_replaced(self, handle: Tensor) -> bool:
+        """Whether the call has put another value into a handle than it held at the beginning."""
+        held = self._of(handle)
+        return held is not None and handle._value is not held.start
 
 
 def outside(handle: Tensor) -> Source:
@@ -236,7 +255,7 @@ def _finish(
     writes = [
         write
         for held in trace.held.values()
-        for write in _writes(held, put, id(held.handle) in trace.written_gradients)
+        for write in _writes(held, put, trace.written_gradients)
     ]
     if drawn is not None:
         writes.append(Write(Source(), put(drawn)))
@@ -246,29 +265,44 @@ def _finish(
     return Recording(graph, sources, shown, structure, tuple(writes), differentiable, looked_at)
 
 
-def _writes(held: Held, put: Callable[[Any], int], replaced: bool) -> list[Write]:
+def _writes(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[Write]:
     """What the call changed in one handle; its gradient also where it was cleared already."""
     found: list[Write] = []
-    handle, source = held.handle, held.source
+    handle, source = held.handle(), held.source
+    if handle is None:
+        return found
     if handle._value is not held.start:
         found.append(Write(source, put(handle._value)))
     after = None if handle._grad is None else handle._grad._value
-    if replaced or after is not held.start_grad:
+    if id(handle) in replaced or after is not held.start_grad:
         of_gradient = Source(source.argument, source.handle, gradient=True)
         found.append(Write(of_gradient, None if after is None else put(after)))
     return found
 
 
 def _used(trace: StateTrace, outputs: Sequence[Atom]) -> tuple[Graph, tuple[Source, ...]]:
-    """The graph with only those inputs that it reads and that somebody still holds."""
+    """The graph with only those inputs that it reads and that somebody still holds.
+
+    An input of which only the size counts stays, too, if no other one says that size.
+    """
     everything = tuple(variable for variable, _ in trace.inputs)
     graph = live(Graph(everything, tuple(trace.nodes), tuple(outputs)))
     read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
+    said = {name for variable in everything if variable in read for name in _symbols(variable)}
+    for variable in everything:
+        if not said.issuperset(_symbols(variable)):
+            said |= _symbols(variable)
+            read.add(variable)
     used = [(variable, source) for variable, source in trace.inputs if variable in read]
     known = {v: Literal(s.last) for v, s in used if s.handle is not None and s.handle() is None}
     kept = [(variable, source) for variable, source in used if variable not in known]
     inputs = tuple(variable for variable, _ in kept)
     return substitute(graph, known, inputs), tuple(source for _, source in kept)
+
+
+def _symbols(variable: Variable) -> frozenset[str]:
+    """The symbols in the shape of a value."""
+    return frozenset[str]().union(*map(symbols_in, variable.type.shape))
 
 
 def _is_differentiable(result: Any) -> bool:

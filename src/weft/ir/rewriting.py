@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from weft.core.dtypes import float32
-from weft.core.errors import GraphError
+from weft.core.errors import GraphError, TraceError
 from weft.core.locations import Location
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, running
@@ -563,6 +563,10 @@ class _RuleWalk(Walk):
             tensors = [self.recorder.tensor(found[index]) for index in range(len(rule.types))]
             result = rule.right(*tensors, **{name: found[name] for name in rule.holes})
             return None if result is None else self._fitted(rule, node, result)
+        except TraceError as error:
+            if error.op != "dimension":
+                raise
+            return None  # whether the law holds depends on a size that is not known
         finally:
             self.depth -= 1
 
