@@ -22,11 +22,15 @@ import numpy as np
 from weft.compiler.compiled import Compiled
 from weft.compiler.tracing import Recording
 from weft.core import trees
+from weft.core.dimensions import holds
 from weft.core.errors import ArgumentTypeError
+from weft.core.guards import Guard
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.tensor import Tensor, grad_mode
 
+PROGRAMS = 64
+"""How many compiled forms of one function are kept."""
 ATOMS = frozenset([bool, int, str, type(None)])
 """Classes of values that are their own key, together with the class."""
 
@@ -80,18 +84,36 @@ class Call:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class General:
+    """A program for all sizes that give the answers which its function was traced with."""
+
+    types: Sequence[TensorType]
+    guards: Sequence[Guard]
+    made: Compiled
+
+    def takes(self, types: Sequence[TensorType]) -> bool:
+        """Whether it is right for these sizes."""
+        sizes = sizes_of(self.types, types)
+        return sizes is not None and all(holds(guard, sizes) for guard in self.guards)
+
+
 @dataclass(slots=True)
 class Family:
     """Calls that differ in sizes only: the first sizes seen, and programs for all sizes."""
 
     first: list[TensorType]
-    programs: list[tuple[list[TensorType], Compiled]] = field(default_factory=list)
+    programs: list[General] = field(default_factory=list)
     fixed: bool = False
     """Whether the function must know its sizes."""
 
     def find(self, types: Sequence[TensorType]) -> Compiled | None:
         """A program that takes these sizes."""
-        return next((made for general, made in self.programs if _takes(general, types)), None)
+        return next((each.made for each in self.programs if each.takes(types)), None)
+
+    def add(self, program: General) -> None:
+        """Keep one more program, and not too many of them."""
+        self.programs = [*self.programs, program][-PROGRAMS:]
 
     def generalized(self, types: Sequence[TensorType]) -> list[TensorType] | None:
         """The types with a symbol for each dimension that was seen with another size.
@@ -100,7 +122,8 @@ class Family:
         """
         if self.fixed:
             return None
-        known = self.programs[-1][0] if self.programs else self.first
+        known = self._known()
+        taken = {dim for old in known for dim in old.shape if isinstance(dim, Dim)}
         names: dict[tuple[Dimension, Dimension], Dim] = {}
         shapes = []
         for old, new in zip(known, types, strict=True):
@@ -108,33 +131,44 @@ class Family:
             if any(a != b and (b in (0, 1) or a in (0, 1)) for a, b in pairs):
                 return None
             shapes.append(
-                tuple(a if a == b else names.setdefault((a, b), _fresh(names, a)) for a, b in pairs)
+                tuple(a if a == b else names.setdefault((a, b), _fresh(taken, a)) for a, b in pairs)
             )
         return [new.with_shape(shape) for new, shape in zip(types, shapes, strict=True)]
 
-    def reason(self, types: Sequence[TensorType]) -> str:
+    def _known(self) -> Sequence[TensorType]:
+        return self.programs[-1].types if self.programs else self.first
+
+    def reason(self, types: Sequence[TensorType], general: Sequence[TensorType]) -> str:
         """What changed, in words."""
-        known = self.programs[-1][0] if self.programs else self.first
+        if [*general] == [*self._known()]:
+            sizes = sizes_of(general, types) or {}
+            told = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            return f"sizes that the function tells apart: {told}"
         changed = [
             f"axis {axis} of tensor {position}: {a} then {b}"
-            for position, (old, new) in enumerate(zip(known, types, strict=True))
+            for position, (old, new) in enumerate(zip(self._known(), types, strict=True))
             for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True))
             if a != b
         ]
         return "a second size: " + ", ".join(changed)
 
 
-def _fresh(names: dict[Any, Dim], old: Dimension) -> Dim:
-    return old if isinstance(old, Dim) else symbol(f"n{len(names)}")
+def _fresh(taken: set[Dim], old: Dimension) -> Dim:
+    """The symbol that a dimension has, or a new one."""
+    new = old if isinstance(old, Dim) else symbol(f"n{len(taken)}")
+    taken.add(new)
+    return new
 
 
-def _takes(general: Sequence[TensorType], types: Sequence[TensorType]) -> bool:
+def sizes_of(general: Sequence[TensorType], types: Sequence[TensorType]) -> dict[str, int] | None:
+    """The size of each symbol in general types, given a call's; None where they do not fit."""
     known: dict[str, Dimension] = {}
-    return all(
+    fits = all(
         match_size(pattern, dim, known) and (pattern == dim or dim > 1)
         for kind, actual in zip(general, types, strict=True)
         for pattern, dim in zip(kind.shape, actual.shape, strict=True)
     )
+    return {name: int(size) for name, size in known.items()} if fits else None
 
 
 def quick_key(

@@ -23,7 +23,7 @@ from functools import update_wrapper
 from inspect import signature
 from typing import Any
 
-from weft.compiler.calls import Call, Family, quick_key, read_call
+from weft.compiler.calls import PROGRAMS, Call, Family, General, quick_key, read_call, sizes_of
 from weft.compiler.closures import Read, closed_over
 from weft.compiler.compiled import Compiled, donated
 from weft.compiler.execution import program
@@ -34,8 +34,9 @@ from weft.compiler.naming import names_of
 from weft.compiler.program import Program
 from weft.compiler.recomputation import parse_bytes
 from weft.compiler.tracing import Recording, record
-from weft.core.errors import ArgumentError, TraceError, WeftError
-from weft.core.shapes import Dim, Unifier
+from weft.core.errors import ArgumentError, TraceError
+from weft.core.guards import Guard, Guards
+from weft.core.shapes import Dim, Unifier, is_static, symbol
 from weft.core.types import TensorType
 from weft.ir.graph import Graph
 from weft.ir.sizes import resolve_graph
@@ -43,8 +44,6 @@ from weft.ops.operands import check_function
 
 __all__ = ["Compilation", "Jit", "jit"]
 
-PROGRAMS = 64
-"""How many compiled forms of one function are kept."""
 PATIENCE = 16
 """How much is spent on remembering calls before one is made again."""
 RENEWAL = 4
@@ -163,6 +162,10 @@ class Jit:
         return self.explain(*args, **kwargs).assembly
 
     def _find(self, call: Call) -> Compiled:
+        types = [handle.type for handle in call.handles]
+        if not all(is_static(kind.shape) for kind in types):
+            # inside a trace for all sizes, which the guards of that trace are noted by
+            return self._compile_for(call, types, "inside of a function for all sizes")
         found = self._compiled.get(call.key)
         if found is None or not found.fits():
             found = self._compiled[call.key] = self._compile(call)
@@ -189,17 +192,33 @@ class Jit:
         general = family.generalized(types) if self._budget is None else None
         if general is not None:
             try:
-                made = self._compile_for(call, general, family.reason(types))
-            except WeftError:  # the function needs to know the size
+                program = self._compile_general(call, general, family.reason(types, general))
+            except Exception:  # the function needs to know the size, or fails for any
                 family.fixed = True
             else:
-                family.programs.append((general, made))
-                return made
+                if program.takes(types):
+                    family.add(program)
+                    return program.made
         reason = "which the function depends on" if self._budget is None else "fitted by itself"
         return self._compile_for(call, types, f"another size, {reason}")
 
-    def _compile_for(self, call: Call, types: Sequence[TensorType], reason: str) -> Compiled:
-        with Unifier() as unifier:
+    def _compile_general(self, call: Call, general: Sequence[TensorType], reason: str) -> General:
+        """A program for all sizes; what it took for granted of them are its guards."""
+        sizes = sizes_of(general, [handle.type for handle in call.handles])
+        with Guards(sizes or {}) as guards, Unifier() as unifier:
+            made = self._compile_for(call, general, reason, unifier)
+        bound = [symbol(name) - unifier.resolve(symbol(name)) for name in unifier.bindings]
+        equal = [Guard(each, "zero", True) for each in bound if isinstance(each, Dim)]
+        return General(general, (*guards.answers, *equal), made)
+
+    def _compile_for(
+        self,
+        call: Call,
+        types: Sequence[TensorType],
+        reason: str,
+        unifier: Unifier | None = None,
+    ) -> Compiled:
+        with unifier or Unifier() as unifier:
             recording = record(call.handles, lambda: self._f(*call.args, **call.kwargs), types)
         if unifier.bindings:
             graph = resolve_graph(recording.graph, unifier.resolve)

@@ -3,27 +3,30 @@
 A `Dim` is a polynomial with integer coefficients over symbols and floor quotients, always in normal
 form, so that equal dimensions have equal structure and equal text. It is never constant: arithmetic
 that comes out constant gives a plain `int`. A symbol stands for an unknown integer of at least 1;
-an expression over symbols may be 0.
+an expression over symbols may be 0. What has no one answer for all sizes is answered for the sizes
+of a call, by a guard (guards.py), or refused.
 
->>> from weft.core.dimensions import parse_dim, symbol
+>>> from weft.core.dimensions import symbol
 >>> batch = symbol("batch")
 >>> (batch * 4) // 2 - batch - batch
 0
->>> parse_dim("floor((batch - 1)/2)") == (batch - 3) // 2 + 1
-True
+>>> (batch - 3) // 2 + 1
+floor((batch - 1)/2)
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import gcd
-from numbers import Integral
-from typing import NoReturn, SupportsIndex, TypeAlias, TypeVar
+from numbers import Integral, Number
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
-from weft.core.errors import ArgumentError, GraphError, TraceError
+import numpy as np
+
+from weft.core.errors import ArgumentError, TraceError
+from weft.core.guards import Guard, Relation, active_guards, asked_outside
 
 # --- the symbol language -----------------------------------------------------------------------
 
@@ -34,13 +37,35 @@ Result = TypeVar("Result")
 def _operator(
     rule: Callable[[Dimension, Dimension], Result],
 ) -> Callable[[Dim, DimensionLike], Result]:
-    """A binary method of `Dim`, which leaves operands that are not integers to the other side."""
+    """A binary method of `Dim`, which leaves operands that are not numbers to the other side."""
 
     def method(self: Dim, other: DimensionLike) -> Result:
         value = _dimension(other)
+        if value is None and isinstance(other, Number):
+            raise _undecided(self, f"the value of {self._text()}")
         return NotImplemented if value is None else rule(self, value)
 
     return method
+
+
+def _order(
+    difference: Callable[[Dimension, Dimension], Dimension], sign: str
+) -> Callable[[Dim, DimensionLike], bool]:
+    """A comparison of `Dim`, which holds where a difference is positive."""
+    compare = _operator(
+        lambda a, b: _is_positive(difference(a, b), f"{a} {sign} {b}", guarded=False)
+    )
+    ask = _operator(lambda a, b: _is_positive(difference(a, b), f"{a} {sign} {b}", guarded=True))
+
+    def method(self: Dim, other: DimensionLike) -> bool:
+        return ask(self, other) if asked_outside() else compare(self, other)
+
+    return method
+
+
+def _by_value(self: Dim, *operands: object) -> NoReturn:
+    """A method that no symbolic size has an answer to: the value must be known."""
+    raise _undecided(self, f"the value of {self._text()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +88,14 @@ Monomial: TypeAlias = tuple[Atom, ...]  # sorted, with repetition; () is the con
 Terms: TypeAlias = dict[Monomial, int]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Dim:
-    """A symbolic dimension. Make one with `symbol` and arithmetic; `==` is equality for all sizes.
+    """A symbolic dimension. Make one with `symbol` and arithmetic.
 
-    `==` answers False, and does not raise, where two dimensions are equal for some sizes only; an
-    order that depends on the sizes is a `TraceError`.
+    A question that has one answer for all sizes is answered, and any other one too while a call is
+    traced whose sizes are known: what was traced is then not used for sizes that answer otherwise.
+    Elsewhere it is a `TraceError`. The value itself, which `int`, `hash` and `/` need, is not known
+    in either case. Code of this library compares by structure.
 
     >>> time = symbol("time")
     >>> 2 * time + 1, time // 2, time % 2
@@ -94,14 +121,44 @@ class Dim:
     __sub__ = _operator(lambda a, b: _combine(a, -1, b))
     __rsub__ = _operator(lambda a, b: _combine(b, -1, a))
     __mul__ = __rmul__ = _operator(lambda a, b: _multiply(a, b))
-    __floordiv__ = _operator(lambda a, b: _floor_divide(a, b))
-    __rfloordiv__ = _operator(lambda a, b: _floor_divide(b, a))
-    __mod__ = _operator(lambda a, b: a - b * _floor_divide(a, b))
-    __rmod__ = _operator(lambda a, b: b - a * _floor_divide(b, a))
-    __lt__ = _operator(lambda a, b: _is_positive(b - a, f"{a} < {b}"))
-    __gt__ = _operator(lambda a, b: _is_positive(a - b, f"{a} > {b}"))
-    __le__ = _operator(lambda a, b: _is_positive(b - a + 1, f"{a} <= {b}"))
-    __ge__ = _operator(lambda a, b: _is_positive(a - b + 1, f"{a} >= {b}"))
+    __floordiv__ = _operator(lambda a, b: floor_divide(a, b))
+    __rfloordiv__ = _operator(lambda a, b: floor_divide(b, a))
+    __mod__ = _operator(lambda a, b: a - b * floor_divide(a, b))
+    __rmod__ = _operator(lambda a, b: b - a * floor_divide(b, a))
+    __lt__ = _order(lambda a, b: b - a, "<")
+    __gt__ = _order(lambda a, b: a - b, ">")
+    __le__ = _order(lambda a, b: b - a + 1, "<=")
+    __ge__ = _order(lambda a, b: a - b + 1, ">=")
+
+    __divmod__ = _operator(lambda a, b: (a // b, a % b))
+    __rdivmod__ = _operator(lambda a, b: (b // a, b % a))
+
+    __index__ = __int__ = __float__ = __complex__ = _by_value
+    __truediv__ = __rtruediv__ = __rpow__ = __invert__ = _by_value
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _by_value
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _by_value
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dim) and self.terms == other.terms:
+            return True
+        if not asked_outside():
+            return False if isinstance(other, (Dim, Integral)) else NotImplemented
+        if isinstance(other, float) and other.is_integer():
+            other = int(other)
+        value = _dimension(other)
+        if value is not None:
+            return _is_zero(self - value, f"{self._text()} == {value}", guarded=True)
+        if isinstance(other, np.ndarray):  # which would take a size for no number at all
+            _by_value(self)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        if asked_outside():  # for a table that has the number, and not the symbol, as a key
+            _by_value(self)
+        return hash(self.terms)
+
+    def __bool__(self) -> bool:
+        return not _is_zero(self, f"{self._text()} == 0", guarded=asked_outside())
 
     def __neg__(self) -> Dimension:
         return _multiply(self, -1)
@@ -109,23 +166,46 @@ class Dim:
     def __pos__(self) -> Dim:
         return self
 
-    def __index__(self) -> int:
-        raise _undecided(self, f"the value of {self}")
+    def __abs__(self) -> Dimension:
+        question = f"{self._text()} >= 0"
+        return self if _is_positive(self + 1, question, guarded=asked_outside()) else -self
 
-    def __float__(self) -> float:
-        raise _undecided(self, f"the value of {self}")
+    def __pow__(self, exponent: object) -> Dimension:
+        count = _dimension(exponent)
+        if not isinstance(count, int) or count < 0:
+            _by_value(self)
+        power: Dimension = 1
+        for _ in range(count):
+            power = power * self
+        return power
 
-    def __bool__(self) -> bool:
-        if is_negative(self) or is_negative(-self):
-            return True
-        raise _undecided(self, f"whether {self} is 0")
+    def __round__(self, digits: int | None = None) -> Dim:
+        return self
 
-    __int__ = __index__
+    def __trunc__(self) -> Dim:
+        return self
+
+    __floor__ = __ceil__ = __trunc__
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(int, name) and not name.startswith("__"):  # bit_length, to_bytes ...
+            _by_value(self)
+        raise AttributeError(f"a dimension has no attribute {name!r}", name=name, obj=self)
 
     def __str__(self) -> str:
-        return _text(self)
+        if active_guards(self.symbols()) is not None and asked_outside():
+            _by_value(self)  # text may be a name that something is looked up by
+        return self._text()
+
+    def __format__(self, specification: str) -> str:
+        if specification or (active_guards(self.symbols()) is not None and asked_outside()):
+            _by_value(self)
+        return self._text()
 
     __repr__ = __str__
+
+    def _text(self) -> str:
+        return _text(self)
 
 
 Dimension: TypeAlias = int | Dim
@@ -170,7 +250,7 @@ def _substitute_atom(atom: Atom, mapping: Mapping[str, Dimension]) -> Dimension:
     if isinstance(atom, str):
         return mapping[atom] if atom in mapping else symbol(atom)
     below = substitute(atom.denominator, mapping)
-    return _floor_divide(substitute(atom.numerator, mapping), below)
+    return floor_divide(substitute(atom.numerator, mapping), below)
 
 
 def _atom_symbols(atom: Atom) -> frozenset[str]:
@@ -233,15 +313,16 @@ def _multiply(a: Dimension, b: Dimension) -> Dimension:
     return _normal(terms)
 
 
-def _floor_divide(a: Dimension, b: Dimension) -> Dimension:
+def floor_divide(a: Dimension, b: Dimension) -> Dimension:
+    """The quotient rounded down, in normal form; 0 as a divisor is refused."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b else _refuse_zero(a)
     if b == 0:
         _refuse_zero(a)
     if _leading(b) < 0:
-        return _floor_divide(-a, -b)
+        return floor_divide(-a, -b)
     if isinstance(b, int) and _leading(a) < 0:  # floor(-x/b) = -floor((x + b - 1)/b)
-        return -_floor_divide(-a + b - 1, b)
+        return -floor_divide(-a + b - 1, b)
     quotient, remainder = divide(a, b)
     return quotient + _proper_quotient(remainder, b)
 
@@ -291,7 +372,7 @@ def _proper_quotient(a: Dimension, b: Dimension) -> Dimension:
         return 0
     common = _common_factor(a, b)
     if common > 1:
-        return _floor_divide(_scale_down(a, common), _scale_down(b, common))
+        return floor_divide(_scale_down(a, common), _scale_down(b, common))
     inner = _inner_quotient(a, b)
     if inner is not None:
         return inner
@@ -318,7 +399,7 @@ def _inner_quotient(a: Dimension, b: Dimension) -> Dimension | None:
     atom = monomial[0]
     if len(monomial) != 1 or isinstance(atom, str) or not isinstance(atom.denominator, int):
         return None
-    return _floor_divide(atom.numerator + offset * atom.denominator, atom.denominator * b)
+    return floor_divide(atom.numerator + offset * atom.denominator, atom.denominator * b)
 
 
 # --- order -------------------------------------------------------------------------------------
@@ -366,13 +447,66 @@ def is_negative(dim: Dimension) -> bool:
     return lower is not None and lower > 0
 
 
-def _is_positive(difference: Dimension, question: str) -> bool:
+def _is_positive(difference: Dimension, question: str, *, guarded: bool) -> bool:
     lower = _lower(difference)
     if lower is not None and lower > 0:
         return True
     if is_negative(difference - 1):
         return False
-    raise _undecided(difference, f"whether {question}")
+    return _for_this_call(difference, "positive", question, guarded)
+
+
+def _is_zero(difference: Dimension, question: str, *, guarded: bool) -> bool:
+    known = _known_to_be_zero(difference)
+    return _for_this_call(difference, "zero", question, guarded) if known is None else known
+
+
+def _known_to_be_zero(difference: Dimension) -> bool | None:
+    """Whether a difference is 0 for all sizes; None where that depends on them."""
+    if isinstance(difference, int):
+        return difference == 0
+    return False if is_negative(difference) or is_negative(-difference) else None
+
+
+def is_zero(dim: Dimension, *, strict: bool = False) -> bool:
+    """Whether a dimension is 0: by a guard where a call has the answer, else by structure.
+
+    For code of this library that acts upon it. A graph of unknown sizes is made for the usual case;
+    with `strict` there is none, and the question is refused.
+
+    >>> is_zero(symbol("n") - 3), is_zero(0)
+    (False, True)
+    """
+    if isinstance(dim, int):
+        return dim == 0
+    known = _known_to_be_zero(dim)
+    if known is None and (strict or active_guards(symbols_in(dim)) is not None):
+        return _for_this_call(dim, "zero", f"{dim} is 0", guarded=True)
+    return bool(known)
+
+
+def _for_this_call(difference: Dimension, relation: Relation, question: str, guarded: bool) -> bool:
+    """The answer for the sizes of the call that is traced, which makes it a guard.
+
+    Without a guard, as in a type rule, which has no other answer when it is asked again.
+    """
+    guards = active_guards(symbols_in(difference)) if guarded else None
+    if guards is None or isinstance(difference, int):
+        raise _undecided(difference, f"whether {question}")
+    guard = Guard(difference, relation, _answer(difference, relation, guards.sizes))
+    guards.answers[guard] = None
+    return guard.answer
+
+
+def _answer(difference: Dim, relation: Relation, sizes: Mapping[str, int]) -> bool:
+    value = substitute(difference, sizes)
+    assert isinstance(value, int)
+    return value == 0 if relation == "zero" else value > 0
+
+
+def holds(guard: Guard, sizes: Mapping[str, int]) -> bool:
+    """Whether sizes give the answer that a trace was made with."""
+    return _answer(guard.difference, guard.relation, sizes) is guard.answer
 
 
 def _undecided(dim: Dimension, wanted: str) -> TraceError:
@@ -433,81 +567,3 @@ def _printed_terms(dim: Dim) -> list[tuple[str, int]]:
 def _offset(atom: Floor) -> int:
     """The constant in the numerator over an integer denominator, else 0."""
     return _terms(atom.numerator).get((), 0) if isinstance(atom.denominator, int) else 0
-
-
-def parse_dim(text: str) -> Dimension:
-    """Read back what `str` of a dimension prints.
-
-    >>> parse_dim("2*batch + 1") == 2 * symbol("batch") + 1
-    True
-    >>> parse_dim("784")
-    784
-    """
-    return _Parser(text).parse()
-
-
-class _Parser:
-    """A method per rule of the grammar.
-
-    sum = ["-"] product {("+" | "-") product};  product = factor {"*" factor};
-    factor = integer | name | "(" sum ")" | "floor(" ["-"] product "/" factor ")"
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = re.findall(r"\d+|[^\W\d]\w*|\S", text)[::-1]
-
-    def parse(self) -> Dimension:
-        result = self.sum()
-        return result if not self.tokens else self.fail()
-
-    def accept(self, *tokens: str) -> str:
-        return self.tokens.pop() if self.tokens and self.tokens[-1] in tokens else ""
-
-    def expect(self, token: str) -> None:
-        if not self.accept(token):
-            self.fail()
-
-    def sum(self) -> Dimension:
-        total = self.signed_product()
-        while sign := self.accept("+", "-"):
-            product = self.product()
-            total = total + product if sign == "+" else total - product
-        return total
-
-    def signed_product(self) -> Dimension:
-        return -self.product() if self.accept("-") else self.product()
-
-    def product(self) -> Dimension:
-        result = self.factor()
-        while self.accept("*"):
-            result = result * self.factor()
-        return result
-
-    def factor(self) -> Dimension:
-        token = self.tokens.pop() if self.tokens else ""
-        if token.isdecimal():
-            return int(token)
-        if token == "(":
-            result = self.sum()
-            self.expect(")")
-            return result
-        if token == "floor" and self.accept("("):
-            return self.floor()
-        return symbol(token) if token.isidentifier() else self.fail()
-
-    def floor(self) -> Dimension:
-        numerator = self.signed_product()
-        self.expect("/")
-        denominator = self.factor()
-        self.expect(")")
-        return _floor_divide(numerator, denominator)
-
-    def fail(self) -> NoReturn:
-        raise GraphError(
-            "parse_dim",
-            "this is not a dimension",
-            expected="sums and products of integers, names and floor(a/b)",
-            got={"text": repr(self.text)},
-            fix='parse_dim("2*batch + 1")',
-        )

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
+from weft.core.dimension_text import parse_dim
 from weft.core.dimensions import (
     Dim,
     Dimension,
     DimensionLike,
     divide,
     is_negative,
-    parse_dim,
     substitute,
     symbol,
     symbols_in,

@@ -16,6 +16,7 @@ import numpy as np
 from weft.core import trees
 from weft.core.dtypes import from_numpy, result_type
 from weft.core.errors import ArgumentTypeError, DTypeError, TraceError
+from weft.core.guards import Guards
 from weft.core.shapes import Unifier
 from weft.core.trees import TreeStructure
 from weft.core.types import TensorType
@@ -57,7 +58,7 @@ def _traced(call: _Call, whole: bool) -> Graph:
     def flat(*tensors: Tensor) -> list[Tensor]:
         return [_tensor("trace", leaf) for leaf in trees.leaves(call.run(tensors))]
 
-    with Unifier() as unifier:
+    with Guards({}), Unifier() as unifier:
         types = [_type("trace", leaf) for leaf in call.operands()]
         closure = trace(flat, types, whole=whole)
         _check_constants(closure)
@@ -89,7 +90,7 @@ def infer(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     call = _Call.of(f, args, kwargs)
     recorder = AbstractTrace()
-    with running(recorder), Unifier() as unifier:
+    with running(recorder), Guards({}), Unifier() as unifier:
         inputs = [recorder.tensor(_type("infer", leaf)) for leaf in call.operands()]
         result = call.run(inputs)
         sizes = unifier.resolve

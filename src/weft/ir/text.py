@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from weft.core.dimensions import Dim, Dimension, is_negative, parse_dim
+from weft.core.dimension_text import parse_dim
+from weft.core.dimensions import Dim, Dimension, is_negative
 from weft.core.dtypes import DType, as_dtype, bool_, float32, int64
 from weft.core.errors import GraphError, WeftError
 from weft.core.types import TensorType

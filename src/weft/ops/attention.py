@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX, DType, bfloat16, bool_, float16, float32, uint32, uint64
 from weft.core.errors import DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, require_equal
@@ -356,7 +357,7 @@ def plain_attention(
     plain, q = _Plain(_named(operands, kept=kept), kept), operands[0]
     scores = plain.scores(offset, scale)
     last = (scores.ndim - 1,)
-    if plain.k.shape[-2] == 0:
+    if is_zero(plain.k.shape[-2]):
         top = reverse.filled(q.shape[:-1], scores.dtype, -np.inf)
     else:
         top = apply(reduce_max, stop_gradient(scores), axes=last)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, complex_of, float32, float64, real_of
 from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.core.shapes import Dimension
@@ -47,7 +48,7 @@ def _require(op: str, x: TensorType, complex_wanted: bool, axes: tuple[int, ...]
             fix=f'convert first: x.astype("{wanted.split()[0]}")',
         )
     for axis in axes:
-        if x.shape[axis] == 0:
+        if is_zero(x.shape[axis]):
             raise ShapeError(
                 op,
                 f"axis {axis} has no elements to transform",

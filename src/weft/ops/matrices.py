@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType
 from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, require_equal
@@ -236,9 +237,10 @@ def diagonal_of(x: Tensor, offset: int = 0) -> Tensor:
         length: Dimension = 0
     else:
         length = smaller(height - down, width - right)
-    start = down * width + right if length != 0 else 0
-    stop = start + (length - 1) * (width + 1) + 1 if length != 0 else start
-    return cut(_flat(x), start, stop, width + 1)
+    if is_zero(length):
+        return cut(_flat(x), 0, 0, width + 1)
+    start = down * width + right
+    return cut(_flat(x), start, start + (length - 1) * (width + 1) + 1, width + 1)
 
 
 def diagonal_matrix(d: Tensor) -> Tensor:

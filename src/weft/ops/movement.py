@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, bool_, complex64, float32, int64
 from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceError
 from weft.core.shapes import Dimension, Shape, equal, require_equal, size
@@ -363,7 +364,9 @@ def _unslice(ct: Tensor, x: Tensor, starts: Shape, stops: Shape, strides: Shape)
 
 def span(count: Dimension, stride: Dimension) -> Dimension:
     """How much of an axis a number of elements covers that stand a stride apart."""
-    return (count - 1) * stride + 1 if count != 0 else 0
+    if stride == 1:
+        return count
+    return 0 if is_zero(count) else (count - 1) * stride + 1
 
 
 slice_: Primitive = Primitive(

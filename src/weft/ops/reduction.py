@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX
 from weft.core.errors import AxisError, ShapeError
 from weft.core.shapes import Dimension, size
@@ -76,7 +77,7 @@ def _axes_error(op: str, problem: str, x: TensorType, axes: Axes) -> AxisError:
 
 def refuse_empty(op: str, x: TensorType, axes: Axes) -> None:
     """Refuse a reduction without identity over no elements."""
-    if any(x.shape[axis] == 0 for axis in axes):
+    if any(is_zero(x.shape[axis]) for axis in axes):
         raise ShapeError(
             op,
             "nothing to reduce: the tensor is empty along the axes",

@@ -28,7 +28,8 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import numpy as np
 
 from weft.core import dtypes
-from weft.core.dimensions import Dim, Dimension, parse_dim, substitute, symbol, symbols_in
+from weft.core.dimension_text import parse_dim
+from weft.core.dimensions import Dim, Dimension, substitute, symbol, symbols_in
 from weft.core.dtypes import DType, from_numpy
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, WeftError
 from weft.core.shapes import Shape, equal, match_size, mismatch

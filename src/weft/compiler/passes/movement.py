@@ -158,7 +158,11 @@ def _cut(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> Tensor:
 )
 def slice_everything(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> Tensor | None:
     """A slice of all elements."""
-    whole = stops == x.shape and not any(starts) and all(stride == 1 for stride in strides)
+    whole = (
+        stops == x.shape
+        and all(start == 0 for start in starts)
+        and all(stride == 1 for stride in strides)
+    )
     return x if whole else None
 
 
@@ -176,7 +180,7 @@ def slice_twice(
     x: Tensor, a: Shape, b: Shape, c: Shape, d: Shape, e: Shape, f: Shape
 ) -> Tensor | None:
     """A slice of a slice, neither of which is empty, is a slice."""
-    if not all(isinstance(size, int) for size in (*b, *e)):
+    if not all(isinstance(place, int) for place in (*a, *b, *d, *e)):
         return None
     if any(start >= stop for start, stop in (*zip(a, b, strict=True), *zip(d, e, strict=True))):
         return None

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.devices import as_device
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_FLOAT, as_dtype, complex_of, float32
 from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
@@ -341,7 +342,7 @@ def _length(op: str, n: object) -> int:
 
 
 def _require_elements(op: str, x: Tensor, length: Dimension) -> None:
-    if length == 0:
+    if is_zero(length):
         raise ArgumentError(
             op,
             "a transform has at least one element",

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX, bool_, result_type
 from weft.core.errors import (
     ArgumentError,
@@ -260,7 +261,7 @@ def _stretch(item: slice, dim: Dimension) -> tuple[Dimension, Dimension, int, bo
     if step < 0:
         count = _count(start - stop, -step)
         last = start + (count - 1) * step
-        return (last, start + 1, -step, True) if count != 0 else (0, 0, 1, False)
+        return (0, 0, 1, False) if is_zero(count) else (last, start + 1, -step, True)
     count = _count(stop - start, step)
     return (start, stop, step, False) if count != 0 else (0, 0, 1, False)
 
@@ -515,7 +516,7 @@ def _new_value(x: Tensor, value: Operand) -> Tensor:
 def _filling(x: Tensor, value: Tensor, shape: Shape) -> Tensor:
     """The value broadcast to the shape of what it is written to."""
     extra = value.ndim - len(shape)
-    if extra > 0 and all(dim == 1 for dim in value.shape[:extra]):
+    if extra > 0 and all(is_zero(dim - 1) for dim in value.shape[:extra]):
         value = reshaped(value, value.shape[extra:])
     try:
         return broadcasted(value, shape)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, real_of
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, normalize_axis
@@ -378,7 +379,7 @@ def matrix_rank(x: Operand, /, *, rtol: Operand | None = None) -> Tensor:
 
 def _rank(values: Tensor, rtol: Tensor) -> Tensor:
     stack = values.shape[:-1]
-    if values.shape[-1] == 0:
+    if is_zero(values.shape[-1]):
         return zeros(TensorType(DEFAULT_INTEGER, stack))
     axes = (values.ndim - 1,)
     limit = apply(reduce_max, values, axes=axes) * rtol

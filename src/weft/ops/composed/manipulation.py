@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from weft.core.shapes import (
     Dim,
@@ -162,10 +163,10 @@ def squeeze(x: Operand, /, axis: Axis | None = None) -> Tensor:
     """
     x = as_tensor("squeeze", x)
     if axis is None:
-        return reshaped(x, tuple([dim for dim in x.shape if dim != 1]))
+        return reshaped(x, tuple([dim for dim in x.shape if not is_zero(dim - 1, strict=True)]))
     axes = normalize_axes("squeeze", axis, x.ndim, {"x": x})
     for each in axes:
-        if x.shape[each] != 1:
+        if not is_zero(x.shape[each] - 1):
             raise ShapeError(
                 "squeeze",
                 f"axis {each} has size {x.shape[each]}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from weft.core.shapes import Dimension
 from weft.ir.dispatch import apply
@@ -137,7 +138,7 @@ def matrix_exp(x: Operand, /) -> Tensor:
     [[1.0, 0.0], [0.0, 1.0]]
     """
     tensor = promoted("matrix_exp", (x,), "inexact")[0]
-    if require_square("matrix_exp", tensor.type) == 0:
+    if is_zero(require_square("matrix_exp", tensor.type)):
         return alias(tensor)
     last = tensor.ndim - 1
     sums = apply(reduce_sum, abs(stop_gradient(tensor)), axes=(last - 1,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.core.dimensions import is_zero
 from weft.core.errors import ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
@@ -38,7 +39,7 @@ def _sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 def _shifted(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The tensor less its largest element along axes, which cancels out of the result."""
-    if any(x.shape[axis] == 0 for axis in axes):
+    if any(is_zero(x.shape[axis]) for axis in axes):
         return x
     return x - kept(apply(reduce_max, stop_gradient(x), axes=axes), x, axes)
 
@@ -115,7 +116,7 @@ def glu(x: Any, /, *, axis: int = -1) -> Tensor:
     tensor, places = _floating("glu", x, axis)
     place = places[0] if len(places) == 1 else normalize_axis("glu", axis, tensor.ndim, {"x": x})
     count = tensor.shape[place]
-    if count % 2 != 0 and isinstance(count, int):
+    if is_zero(count % 2 - 1):
         raise ShapeError(
             "glu",
             "the axis does not have two halves",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, float32, real_of
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import normalize_axes
@@ -87,7 +88,7 @@ def _sized(x: Tensor, axes: Axes, power: float) -> Tensor:
         counted = convert_to(not_equal(x, 0.0), real_of(x.dtype))
         return apply(reduce_sum, counted, axes=axes)
     sizes = abs(x)
-    if power == inf and any(x.shape[axis] == 0 for axis in axes):
+    if power == inf and any(is_zero(x.shape[axis]) for axis in axes):
         return zeros(reduced_type(sizes.type, axes))
     if power in (inf, -inf):
         return apply(reduce_max if power > 0 else reduce_min, sizes, axes=axes)
@@ -154,7 +155,7 @@ def _matrix_size(x: Tensor, ord: object) -> Tensor:
 
 def _extreme(values: Tensor, largest: bool) -> Tensor:
     """The largest or smallest along the last axis; the largest of nothing is 0."""
-    if largest and values.shape[-1] == 0:
+    if largest and is_zero(values.shape[-1]):
         return zeros(TensorType(values.dtype, values.shape[:-1]))
     return apply(reduce_max if largest else reduce_min, values, axes=(values.ndim - 1,))
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dim, Dimension, Shape
 from weft.ir.dispatch import apply
@@ -122,7 +123,7 @@ def _pad_axis(x: Tensor, axis: int, low: Dimension, high: Dimension, mode: str) 
     dim = x.shape[axis]
     if low == high == 0:
         return x
-    if dim == 0:
+    if is_zero(dim):
         raise ShapeError(
             "pad",
             f"axis {axis} has no elements to repeat",
@@ -130,7 +131,7 @@ def _pad_axis(x: Tensor, axis: int, low: Dimension, high: Dimension, mode: str) 
             got={"x": x},
             fix='mode="constant"',
         )
-    if mode == "edge" or (mode == "reflect" and dim == 1):
+    if mode == "edge" or (mode == "reflect" and is_zero(dim - 1)):
         return _pad_edge(x, axis, low, high)
     limit = dim - 1 if mode == "reflect" else dim
     while low != 0:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, DType, as_dtype, float32, float64, int64, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
@@ -174,7 +175,7 @@ def categorical(logits: Any, axis: int = -1, shape: Any = None, *, key: Key = No
     if not weights.dtype.is_floating:
         weights = convert_to(weights, float32)
     place = normalize_axis(op, axis, weights.ndim, {"logits": weights})
-    if weights.shape[place] == 0:
+    if is_zero(weights.shape[place]):
         raise ShapeError(
             op,
             "there is nothing to choose from",
@@ -291,7 +292,7 @@ def _chosen(
 ) -> Tensor:
     """Indices of the chosen."""
     total = math.prod(shape)
-    if (count == 0 and total != 0) or (not replace and total > count):
+    if (is_zero(count) and not is_zero(total)) or (not replace and total > count):
         raise ArgumentError(
             op,
             "not enough elements to choose from",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX, bool_
 from weft.core.errors import AxisError, ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
@@ -125,7 +126,7 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """
     x, among = promoted("isin", (x1, x2))
     line = sort(reshaped(among, (among.size,)))
-    if line.shape[0] == 0:
+    if is_zero(line.shape[0]):
         return filled(x.shape, bool_, bool(invert))
     places = clip(searchsorted(line, x), 0, int(line.shape[0]) - 1)
     found = equal(take(line, places), x)

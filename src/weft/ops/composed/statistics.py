@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, as_dtype, bool_, float32, float64, int64, real_of, uint64
 from weft.core.errors import ArgumentError, AxisError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis, size
@@ -337,7 +338,7 @@ def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor
     """
     tensor = _floating("logsumexp", x)
     axes = _axes("logsumexp", tensor, axis)
-    if builtins.any(tensor.shape[each] == 0 for each in axes):
+    if builtins.any(is_zero(tensor.shape[each]) for each in axes):
         empty = _reduced(reduction.reduce_sum, tensor, axes, keepdims)
         return empty - float("inf")
     shift = _shift(tensor, axes)
@@ -561,7 +562,7 @@ def diff(
 
 def _difference(x: Tensor, axis: int) -> Tensor:
     count = x.shape[axis]
-    if count == 0:
+    if is_zero(count):
         return x
     after, before = _stretch(x, axis, 1, count), _stretch(x, axis, 0, count - 1)
     return not_equal(after, before) if x.dtype is bool_ else after - before

@@ -1,0 +1,107 @@
+"""Guards: questions about symbolic sizes that were answered for the sizes of one call.
+
+A function that is traced for all sizes may ask what only some sizes answer, such as `n == 7`. While
+`Guards` are entered, the sizes of the call at hand give the answer, and question and answer are
+kept: what was traced is right for those sizes only that give the same answers.
+
+Code of this library compares sizes by structure, since it decides nothing by that: two sizes that
+are told apart may still turn out equal. Any other code asks, because it will act upon the answer.
+
+>>> from weft.core.dimensions import holds, is_zero, symbol
+>>> n = symbol("n")
+>>> with Guards({"n": 7}) as guards:
+...     is_zero(n - 7)
+True
+>>> [(str(guard.difference), guard.relation, guard.answer) for guard in guards.answers]
+[('n - 7', 'zero', True)]
+>>> [holds(guard, {"n": size}) for guard in guards.answers for size in (6, 7)]
+[False, True]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from weft.core.dimensions import Dim
+
+Relation = Literal["positive", "zero"]
+INSIDE = frozenset(
+    [
+        "core", "runtime", "ir", "ops", "transforms", "compiler", "script", "custom", "debug",
+        "graph", "optim", "tools",
+    ]
+)  # fmt: skip
+"""The parts of this library that compare sizes by structure; layers and models ask, as users do."""
+_FORWARDING = frozenset(["__eq__", "__ne__", "__hash__"])
+"""Methods of this library's own classes that pass a comparison on to the sizes they hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Whether a dimension is positive, or zero, for the sizes of the call that was traced."""
+
+    difference: Dim
+    relation: Relation
+    answer: bool
+
+
+class Guards:
+    """While entered, the sizes of a call, and the guards that were needed. The innermost counts."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.answers: dict[Guard, None] = {}
+        self._tokens: list[Token[Guards | None]] = []
+
+    def __enter__(self) -> Guards:
+        self._tokens.append(_active.set(self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _active.reset(self._tokens.pop())
+
+
+_active: ContextVar[Guards | None] = ContextVar("weft_guards", default=None)
+
+
+def active_guards(names: frozenset[str] = frozenset()) -> Guards | None:
+    """The guards that are entered, where they know the sizes of these symbols."""
+    guards = _active.get()
+    return guards if guards is not None and names <= guards.sizes.keys() else None
+
+
+def asked_outside() -> bool:
+    """Whether the caller's caller is code that acts upon what it is told of a size."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        part = _part(frame.f_globals.get("__name__", ""))
+        if part not in INSIDE:
+            return True
+        if frame.f_code.co_name not in _FORWARDING or frame.f_globals is _dimensions():
+            return False
+        frame = frame.f_back
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _part(module: str) -> str:
+    """The part of this library that a module belongs to; empty for any other module."""
+    names = module.split(".")
+    return names[1] if names[0] == "weft" and len(names) > 1 else ""
+
+
+def _dimensions() -> dict[str, object] | None:
+    module = sys.modules.get("weft.core.dimensions")
+    return None if module is None else vars(module)
