@@ -1,8 +1,10 @@
-"""What every test may rely on: a printed seed, a generator made from it, hypothesis profiles."""
+"""What every test may rely on: a seed, a cache of its own, hypothesis profiles, its machine."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import zlib
 
 import hypothesis
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 SEED_VARIABLE = "WEFT_TEST_SEED"
+CACHE_VARIABLE = "WEFT_CACHE"
 
 hypothesis.settings.register_profile(
     "fast", max_examples=50, deadline=None, derandomize=True, print_blob=True
@@ -24,6 +27,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers inherit the environment, so a seed drawn here is the seed of all of them.
     if os.environ.setdefault(SEED_VARIABLE, "0") == "random":
         os.environ[SEED_VARIABLE] = str(int.from_bytes(os.urandom(4), "little"))
+    if not hasattr(config, "workerinput"):
+        _give_cache(config)
+
+
+def _give_cache(config: pytest.Config) -> None:
+    """A cache for this run alone, which its workers and their processes share.
+
+    What an earlier run left on disk would hide a mistake in the code that makes it.
+    """
+    if os.environ.get(CACHE_VARIABLE) != "off":
+        folder = tempfile.mkdtemp(prefix="weft-tests-")
+        os.environ[CACHE_VARIABLE] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,6 +175,37 @@ def test_a_second_process_runs_what_the_first_one_compiled(tmp_path: Path) -> No
     first, second = (each.stdout.rsplit(" ", 1) for each in found)
     assert first[0] == second[0]
     assert [first[1].strip(), second[1].strip()] == ["Program", "StoredProgram"]
+
+
+SUMS = """
+import weft as wf
+f = wf.jit(lambda x: x + 2)
+print([f(wf.ones((n,)))[0].item() for n in (3, 4, 5)])  # a stored program, then one for all sizes
+"""
+
+
+def test_code_of_another_emitter_is_not_found(tmp_path: Path) -> None:
+    package = tmp_path / "weft"
+    ignored = shutil.ignore_patterns("__pycache__", "sets")
+    shutil.copytree(Path(wf.__file__).parent, package, ignore=ignored)
+    environment = {
+        **os.environ, "WEFT_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+
+    def run() -> str:
+        command = [sys.executable, "-c", SUMS]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert not done.stderr
+        return done.stdout.strip()
+
+    assert [run(), run()] == ["[3.0, 3.0, 3.0]"] * 2
+    emitter = package / "compiler" / "llvm" / "instructions.py"
+    before = emitter.stat()
+    emitter.write_text(emitter.read_text().replace('"add", "fadd"', '"add", "fsub"'))
+    os.utime(emitter, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert emitter.stat().st_size == before.st_size
+    assert run() == "[-1.0, -1.0, -1.0]"
 
 
 def test_machine_code_goes_when_no_program_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:

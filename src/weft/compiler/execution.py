@@ -33,6 +33,7 @@ from weft.ir.tensor import wrap
 from weft.ops.control import run, silent
 from weft.ops.control_call import EVALUATOR
 from weft.ops.debugging import has_nan
+from weft.runtime.threads import get_num_threads
 
 RUNNERS = 256
 """How many programs are kept for all functions together."""
@@ -86,7 +87,7 @@ _drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool], tuple[Graph, Program]] =
 def runner(graph: Graph, fixed: Fixed = ()) -> Runner:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
     rules, tuning = rewrites(), settings.tuning
-    way = " tuned" if tuning else ""
+    way = f" tuned for {get_num_threads()} threads" if tuning else ""
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules
     found = _runners.get(key)
     if found is None:

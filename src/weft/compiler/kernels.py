@@ -34,9 +34,10 @@ from weft.compiler.llvm.native import (
 from weft.compiler.origins import finder, forgotten, remembered
 from weft.ir.loops import Kernel
 from weft.runtime.cache import DiskCache, entry_key
+from weft.runtime.stamps import source_stamp
 
-VERSION = "5"
-"""Changes with the code that is generated for a kernel, so that old entries are not found."""
+EMITTER = ("core", "ir", "compiler/llvm")
+"""Where the code is that makes machine code of a kernel: entries of other code are not found."""
 
 RECENT = 1024
 """How many kernels are kept that no program holds any more."""
@@ -210,6 +211,6 @@ def environment() -> tuple[str, ...]:
     machine = host()
     version = ".".join(map(str, llvm.llvm_version_info))
     return (
-        VERSION, llvmlite.__version__, version, machine.triple, machine.processor, machine.features,
-        str(machine.width),
+        source_stamp(*EMITTER), llvmlite.__version__, version, machine.triple, machine.processor,
+        machine.features, str(machine.width),
     )  # fmt: skip

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from weft.compiler.background import BACKGROUND
@@ -44,6 +44,7 @@ from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.runtime.cache import entry_key
 from weft.runtime.memory import Lifetime, MemoryPlan
+from weft.runtime.stamps import source_stamp
 
 Array = np.ndarray[Any, Any]
 LARGEST = 64 * 1024 * 1024
@@ -67,14 +68,10 @@ def runner(digest: str, compiled: Callable[[], Program]) -> Runner:
 
 @cache
 def sources() -> str:
-    """A stamp of this package's files: a stored program is found by the code that made it only."""
-    folder = Path(__file__).parents[1]
-    stamp = sha256()
-    for part in ("core", "ir", "ops", "compiler", "runtime"):
-        for file in sorted((folder / part).rglob("*.py")):
-            status = file.stat()
-            stamp.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return stamp.hexdigest()
+    """A stamp of the code that makes programs: they are found by the code that made them only."""
+    # constants are folded, and numbers written into tables, by NumPy
+    numbers = f"{np.__version__} {ml_dtypes.__version__} {sys.byteorder}"
+    return f"{source_stamp('core', 'ir', 'ops', 'compiler', 'runtime')} {numbers}"
 
 
 finder("pool", lambda: thread_pool().address)

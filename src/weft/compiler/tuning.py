@@ -28,6 +28,7 @@ from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode, Variable
 from weft.ops.contraction import dot
 from weft.runtime.cache import entry_key
+from weft.runtime.stamps import source_stamp
 from weft.runtime.threads import get_num_threads
 
 __all__ = ["tuned"]
@@ -46,13 +47,18 @@ def tuned(product: Product) -> Plan | None:
         return None
     found = _plans.get(product)
     if found is None:
-        key = entry_key(f"{product}".encode(), str(get_num_threads()), *environment())
+        key = entry_key(f"{product}".encode(), *_circumstances())
         data = disk().get(key)
         if data is None:
             data = str(_fastest(product)).encode()
             disk().put(key, data)
         found = _plans[product] = read_plan(data.decode())
     return found
+
+
+def _circumstances() -> tuple[str, ...]:
+    """What times depend on beside the product."""
+    return (str(get_num_threads()), source_stamp("compiler"), *environment())
 
 
 _plans: dict[Product, Plan] = {}
