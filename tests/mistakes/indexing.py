@@ -410,3 +410,48 @@ def narrow_bounds() -> None:
 )
 def masked_select_mask() -> None:
     wf.masked_select(wf.arange(3), wf.tensor([1, 0, 1]))
+
+
+@mistake(
+    FAMILY,
+    "An in-place method of a part",
+    ArgumentError,
+    "zero_",
+    problem="a part of another tensor was written to",
+    expected="a write to the whole tensor, or to a tensor of its own",
+    got="part: f32[3]   whole: f32[2, 3]",
+    fix="x[0] = 0, or part = x[0].clone() where the whole is to stay as it is",
+)
+def method_of_a_part() -> None:
+    x = wf.ones((2, 3))
+    x[0].zero_()
+
+
+@mistake(
+    FAMILY,
+    "An index of an index on the left",
+    ArgumentError,
+    "setitem",
+    problem="a part of another tensor was written to",
+    expected="a write to the whole tensor, or to a tensor of its own",
+    got="part: f32[3]   whole: f32[2, 3]",
+    fix="x[0, 1] = value, or part = x[0].clone() where the whole is to stay as it is",
+)
+def assignment_to_a_part() -> None:
+    x = wf.ones((2, 3))
+    x[0][1] = 5.0
+
+
+@mistake(
+    FAMILY,
+    "A transpose on the left",
+    ArgumentError,
+    "setitem",
+    problem="a part of another tensor was written to",
+    expected="a write to the whole tensor, or to a tensor of its own",
+    got="part: f32[3, 2]   whole: f32[2, 3]",
+    fix="part = x.T.clone(), write to part, then x.copy_(part.T)",
+)
+def assignment_to_a_transpose() -> None:
+    x = wf.ones((2, 3))
+    x.T[0] = 7.0

@@ -19,6 +19,7 @@ import numpy as np
 from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
 from weft.ir.derivatives import Joint
+from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, Trace, grad_mode, leaked, traces, wrap
@@ -81,6 +82,8 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
         result = traces.keeper.process(primitive, operands, params, types, trace)
     if grad_mode.enabled and _varies(primitive, operands, types):
         record(primitive, params, operands, result)
+    if primitive.part is not None:
+        as_part(result, operands[0], (primitive.part, params))
     return result
 
 

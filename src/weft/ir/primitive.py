@@ -77,6 +77,8 @@ class Primitive:
     """Whether operands broadcast against each other, element by element."""
     impure: bool = False
     """Whether equal calls may not be merged."""
+    part: Callable[..., Any] | None = None
+    """How the result is a part of its operand, given the parameters; see parts.py."""
     lower: Lower | Unsupported = BY_REFERENCE
     loops: Callable[..., Any] | None = None
     native: Any = None

@@ -137,11 +137,12 @@ def gradient_touched(handle: Tensor, *, written: bool) -> None:
 class Tensor:
     """A multi-dimensional array of one element type; a value with a derivative."""
 
-    __slots__ = ("__weakref__", "_grad", "_node", "_value")
+    __slots__ = ("__weakref__", "_grad", "_node", "_origin", "_value")
     __array_ufunc__ = None
     _value: Any
     _node: Any
     _grad: Tensor | None
+    _origin: Any  # what it is a part of; see parts.py
 
     __add__: ClassVar[Callable[..., Tensor]]
     __radd__: ClassVar[Callable[..., Tensor]]
@@ -258,6 +259,7 @@ def wrap(value: Any, node: Any = None) -> Tensor:
     tensor._value = value
     tensor._node = node
     tensor._grad = None
+    tensor._origin = None
     return tensor
 
 

@@ -60,7 +60,7 @@ def Parameter(data: Any, requires_grad: bool = True) -> wf.Tensor:  # noqa: N802
     True
     """
     value = wf.asarray(data) if not isinstance(data, wf.Tensor) else data
-    return value.detach().requires_grad_(requires_grad)
+    return value.detach().clone().requires_grad_(requires_grad)
 
 
 class HookHandle:

@@ -242,7 +242,7 @@ def _unary(
                     value = np.asarray(value)
                 tensor = _new(Tensor)
                 tensor._value = value
-                tensor._grad = None
+                tensor._grad = tensor._origin = None
                 node = x._node
                 if node is not None and grad_mode.enabled:
                     tensor._node = recorded(primitive, (a,), (node,), value)
@@ -292,7 +292,7 @@ def _binary(
             value = np.asarray(value)
         tensor = _new(Tensor)
         tensor._value = value
-        tensor._grad = None
+        tensor._grad = tensor._origin = None
         if (node is not None or other is not None) and grad_mode.enabled:
             tensor._node = recorded(primitive, (a, b), (node, other), value)
         else:

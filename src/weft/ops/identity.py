@@ -7,10 +7,13 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import numpy as np
 
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
+from weft.ir.parts import living
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.operands import as_tensor
@@ -47,4 +50,7 @@ barrier: Primitive = Primitive(
 def stop_gradient(x: Tensor, /) -> Tensor:
     """The same value, of which no derivative is taken, in any mode."""
     x = as_tensor("stop_gradient", x)
-    return wrap(x._value) if type(x._value) is np.ndarray else wrap(apply(stopped, x)._value)
+    value = x._value
+    part = wrap(value if type(value) is np.ndarray else apply(stopped, x)._value)
+    part._origin = (ref(x), "x.detach()", x._origin and living(x._origin))
+    return part

@@ -116,6 +116,7 @@ transpose: Primitive = Primitive(
         Sample((_array(),), {"order": ()}),
         Sample((np.arange(6).reshape(1, 3, 2),), {"order": (1, 2, 0)}),
     ],
+    part=lambda order: "x.T" if order == (1, 0) else f"wf.permute_dims(x, {order})",
     mistakes=lambda: [
         Mistake((_array(2, 3),), {"order": (0, 0)}, AxisError, "not a permutation"),
         Mistake((_array(2, 3),), {"order": (0,)}, AxisError, "not a permutation"),
@@ -148,6 +149,7 @@ flip: Primitive = Primitive(
         Sample((_array(),), {"axes": ()}),
         Sample((_array(0, 2),), {"axes": (0,)}),
     ],
+    part=lambda axes: f"wf.flip(x, axis={axes})",
     mistakes=lambda: [
         Mistake((_array(2, 3),), {"axes": (2,)}, AxisError, "not distinct axes"),
         Mistake((_array(2, 3),), {"axes": (1, 1)}, AxisError, "not distinct axes"),
@@ -190,6 +192,7 @@ reshape: Primitive = Primitive(
         Sample((_array(),), {"shape": (1, 1)}),
         Sample((_array(0, 3),), {"shape": (3, 0, 2)}),
     ],
+    part=lambda shape: f"x.reshape({shape})",
     mistakes=lambda: [
         Mistake((_array(2, 3),), {"shape": (4,)}, ShapeError, "number of elements differs"),
     ],
@@ -391,6 +394,9 @@ slice_: Primitive = Primitive(
         Sample((_array(3),), {"starts": (2,), "stops": (2,), "strides": (1,)}),
         Sample((_array(),), {"starts": (), "stops": (), "strides": ()}),
     ],
+    part=lambda starts, stops, strides: tuple(
+        [slice(a, b, s if s != 1 else None) for a, b, s in zip(starts, stops, strides, strict=True)]
+    ),
     mistakes=lambda: [
         _bad_slice((0,), (4,), (1,), "bounds outside"),
         _bad_slice((-1,), (3,), (1,), "bounds outside"),

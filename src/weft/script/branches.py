@@ -23,7 +23,7 @@ from weft.core.trees import flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Atom, Graph, Variable
-from weft.ir.tape import Leaf
+from weft.ir.tape import Leaf, rebind
 from weft.ir.tensor import Tensor
 from weft.ops import control_branch
 from weft.ops.composed.datatypes import result_type
@@ -277,9 +277,9 @@ def write(handle: Tensor, value: Tensor) -> None:
     """Let a tensor stand for a new value; also a leaf, which was written to under `no_grad`."""
     if type(handle._node) is Leaf:
         with no_grad():
-            handle.set_(value)
+            rebind(handle, value, "script")
     else:
-        handle.set_(value)
+        rebind(handle, value, "script")
 
 
 def type_of(leaf: Any) -> TensorType | None:

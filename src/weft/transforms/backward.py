@@ -143,6 +143,7 @@ def set_requires_grad(tensor: Tensor, value: bool) -> None:
         )
     if value:
         check_differentiable("requires_grad", tensor)
+        tensor._origin = None  # a leaf is a tensor of its own: an optimizer may write to it
     tensor._node = Leaf(tensor) if value else None
 
 

@@ -26,6 +26,7 @@ from weft.core.errors import (
 )
 from weft.core.sharing import is_lent
 from weft.ir.dispatch import apply
+from weft.ir.parts import as_part, refuse_part
 from weft.ir.reverse import filled
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor, wrap
@@ -147,16 +148,19 @@ def _missing(x: Tensor, name: str) -> Any:
 
 
 def _set_item(x: Tensor, key: Any, value: Any) -> None:
+    refuse_part("setitem", x, key)
     rebind(x, indexing.updated(x, key, value), "setitem")
 
 
 def _zero(x: Tensor) -> Tensor:
     """Set all elements to zero, and return the tensor."""
+    refuse_part("zero_", x)
     return _fill(x, 0)
 
 
 def _fill(x: Tensor, value: Any) -> Tensor:
     """Set all elements to one value, and return the tensor."""
+    refuse_part("fill_", x)
     return rebind(x, filled(x.shape, x.dtype, value), "fill_")
 
 
@@ -168,12 +172,14 @@ def _owned(x: Tensor) -> Tensor:
 
 def _copy(x: Tensor, source: Any) -> Tensor:
     """Take the values of another tensor, broadcast and converted, and return the tensor."""
+    refuse_part("copy_", x)
     values = conversion.astype(_owned(as_tensor("copy_", source)), x.dtype)
     return rebind(x, apply(movement.broadcast_to, values, shape=x.shape), "copy_")
 
 
 def _set(x: Tensor, source: Any) -> Tensor:
     """Stand for another tensor's value, of any shape and dtype, and return the tensor."""
+    refuse_part("set_", x)
     return rebind(x, as_tensor("set_", source), "set_")
 
 
@@ -204,6 +210,14 @@ def _matrix_turned(x: Tensor) -> Tensor:
             fix="x.mT for stacks of matrices, wf.permute_dims(x, axes) for any order",
         )
     return apply(movement.transpose, x, order=(1, 0))
+
+
+def _real_part(x: Tensor) -> Tensor:
+    return as_part(elementwise.real(x), x, "x.real")
+
+
+def _imaginary_part(x: Tensor) -> Tensor:
+    return as_part(elementwise.imag(x), x, "x.imag")
 
 
 def _namespace(x: Tensor, /, *, api_version: str | None = None) -> Any:
@@ -278,8 +292,8 @@ SPECIAL: dict[str, Any] = {
 PROPERTIES: dict[str, property] = {
     "T": property(_matrix_turned, doc=_matrix_turned.__doc__),
     "mT": property(products.matrix_transpose, doc="The transposes of a stack of matrices."),
-    "real": property(elementwise.real, doc="The real part of each element."),
-    "imag": property(elementwise.imag, doc="The imaginary part of each element."),
+    "real": property(_real_part, doc="The real part of each element."),
+    "imag": property(_imaginary_part, doc="The imaginary part of each element."),
     "requires_grad": property(
         backward.get_requires_grad,
         backward.set_requires_grad,

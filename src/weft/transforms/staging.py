@@ -484,7 +484,7 @@ def same_shape(a: Shape, b: Shape) -> bool:
 
 
 def _fill(handle: Tensor, value: Any) -> None:
-    handle._value, handle._node, handle._grad = value, None, None
+    handle._value, handle._node, handle._grad, handle._origin = value, None, None, None
 
 
 def builder_of(tensor: Any) -> Builder | None:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from weft.core.errors import (
 )
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
 from weft.ir.dispatch import apply
+from weft.ir.parts import as_part, living
 from weft.ir.tensor import Tensor, concrete, grad_mode, wrap
 from weft.ops import movement
 from weft.ops.comparison import less
@@ -62,10 +64,12 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
     if type(value) is np.ndarray and (x._node is None or not grad_mode.enabled):
         view = _view(value, key if type(key) is tuple else (key,))
         if view is not None:
-            return wrap(view)
+            part = wrap(view)
+            part._origin = (ref(x), key, x._origin and living(x._origin))
+            return part
     selection = select(x, read_key(x, key))
     if not selection.indices:
-        return _viewed(x, selection)
+        return as_part(_viewed(x, selection), x, key)
     found = apply(gather, _viewed(x, selection), *selection.indices, axes=selection.axes)
     return reordered(found, selection.order())
 

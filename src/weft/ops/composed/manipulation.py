@@ -29,6 +29,7 @@ from weft.core.shapes import (
     size,
 )
 from weft.ir.dispatch import apply
+from weft.ir.parts import as_part
 from weft.ir.tensor import Tensor, concrete, wrap
 from weft.ops import movement
 from weft.ops.composed.ingestion import ingest
@@ -62,13 +63,16 @@ Axis = int | Sequence[int]
 
 def reshaped(x: Tensor, shape: Shape) -> Tensor:
     """The tensor in a known shape; another handle on the same value where it has it already."""
-    return alias(x) if x.shape == shape else apply(movement.reshape, x, shape=shape)
+    if x.shape == shape:
+        return as_part(alias(x), x, "x.reshape(x.shape)")
+    return apply(movement.reshape, x, shape=shape)
 
 
 def reshape(x: Operand, /, shape: Any, *, copy: bool | None = None) -> Tensor:
     """The same elements in row-major order in another shape; one dimension may be -1: what is left.
 
-    A tensor is a value, so copy=True changes nothing; copy=False is refused where NumPy would copy.
+    The result is a part of x, and not written to while x is alive; with copy=True it is a tensor of
+    its own. copy=False is refused where NumPy would copy.
 
     >>> import weft as wf
     >>> wf.reshape(wf.arange(6), (2, -1)).tolist()
@@ -84,7 +88,7 @@ def reshape(x: Operand, /, shape: Any, *, copy: bool | None = None) -> Tensor:
             got={"x": x, "shape": list(target), "copy": copy},
             fix="leave copy out: wf.reshape(x, shape)",
         )
-    return reshaped(x, target)
+    return alias(reshaped(x, target)) if copy else reshaped(x, target)
 
 
 def _is_view(value: Any, shape: Shape) -> bool:
@@ -211,7 +215,7 @@ def broadcast_arrays(*arrays: Operand) -> list[Tensor]:
 def reordered(x: Tensor, order: tuple[int, ...]) -> Tensor:
     """The axes in a known order."""
     if order == tuple(range(x.ndim)):
-        return alias(x)
+        return as_part(alias(x), x, "x.reshape(x.shape)")
     return apply(movement.transpose, x, order=order)
 
 

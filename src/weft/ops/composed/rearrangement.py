@@ -15,6 +15,7 @@ import numpy as np
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
+from weft.ir.parts import as_part
 from weft.ir.reverse import filled
 from weft.ir.tensor import Tensor
 from weft.ops.composed.manipulation import (
@@ -274,7 +275,8 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Ten
     down, right = max(-offset, 0), max(offset, 0)
     count = _smaller(x.shape[first] - down, x.shape[second] - right)
     rows, columns = _diagonal_places(count, down, right)
-    return moveaxis(apply(gather, x, rows, columns, axes=(first, second)), 0, -1)
+    found = moveaxis(apply(gather, x, rows, columns, axes=(first, second)), 0, -1)
+    return as_part(found, x, "wf.diagonal(x)")
 
 
 def _smaller(a: Dimension, b: Dimension) -> Dimension:
@@ -343,7 +345,8 @@ def unfold(x: Operand, axis: int, size: int, step: int = 1) -> Tensor:
     count = (dim - size) // step + 1
     starts = reshaped(multiply(counting(count), step), (count, 1))
     found = apply(gather, x, add(starts, counting(size)), axes=(place,))  # [count, size, others]
-    return moveaxis(moveaxis(found, 1, -1), 0, place)
+    windows = moveaxis(moveaxis(found, 1, -1), 0, place)
+    return as_part(windows, x, "wf.unfold(x, axis, size, step)")
 
 
 def as_windows(
