@@ -807,3 +807,37 @@ def test_check_grads_finds_a_wrong_second_order() -> None:
 def _line_of(mark: str) -> int:
     with open(__file__, encoding="utf-8") as source:
         return next(number for number, line in enumerate(source, 1) if mark in line)
+
+
+# --- leaving the framework ---------------------------------------------------------------------
+
+
+def scaled_by_a_constant(x: wf.Tensor) -> wf.Tensor:
+    return x * float(x.detach().numpy()[0])
+
+
+def test_a_detached_tensor_is_a_numpy_array_in_every_mode() -> None:
+    x, t = wf.tensor([2.0, 3.0]), wf.tensor([1.0, 10.0])
+
+    def forward(x: wf.Tensor) -> wf.Tensor:
+        return wf.jvp(scaled_by_a_constant, (x,), (t,))[1]
+
+    assert forward(x).tolist() == [2.0, 20.0]
+    assert wf.grad(lambda x: scaled_by_a_constant(x).sum())(x).tolist() == [2.0, 2.0]
+    assert wf.jvp(forward, (x,), (t,))[1].tolist() == [0.0, 0.0]
+    assert wf.grad(lambda x: (x * forward(x)).sum())(x).tolist() == [2.0, 20.0]
+    assert wf.jacobian(scaled_by_a_constant, mode="forward")(x).tolist() == [[2, 0], [0, 2]]
+
+
+def test_what_has_no_tangent_is_a_numpy_array_under_jvp() -> None:
+    x = wf.tensor([2.5, 3.5])
+    _, t = wf.jvp(lambda x: x * float(wf.floor(x).numpy().sum()), (x,), (x,))
+    assert t.tolist() == [12.5, 17.5]
+
+
+def test_a_tensor_with_a_tangent_does_not_leave_the_framework() -> None:
+    x = wf.tensor([2.0, 3.0])
+    with pytest.raises(wf.GradientError, match="nothing is recorded"):
+        wf.jvp(lambda x: x * float(x.numpy()[0]), (x,), (x,))
+    with pytest.raises(wf.GradientError, match="nothing is recorded"):
+        wf.grad(lambda x: wf.jvp(lambda y: y * float(x.numpy()[0]), (x,), (x,))[1].sum())(x)

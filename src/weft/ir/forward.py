@@ -18,7 +18,7 @@ from weft.ir.derivatives import Additive, Constant, Joint, Linear
 from weft.ir.dispatch import bind, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.reverse import zeros
-from weft.ir.tensor import Tensor, Trace, Traced, concrete, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, concrete, grad_mode, wrap
 
 Tangents = Sequence[Tensor | None]
 
@@ -33,6 +33,19 @@ class Dual(Traced):
     def concrete(self, purpose: str) -> np.ndarray[Any, Any]:
         """The value's array: Python control flow on values works under jvp."""
         return concrete(self.primal, purpose)
+
+
+def has_derivative(x: Tensor) -> bool:
+    """Whether a derivative is being taken of a tensor, in either mode, at any level."""
+    while True:
+        if x._node is not None and grad_mode.enabled:
+            return True
+        value = x._value
+        if not isinstance(value, Dual):
+            return False
+        if value.tangent is not None:
+            return True
+        x = value.primal
 
 
 class ForwardTrace(Trace):

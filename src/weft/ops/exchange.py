@@ -23,9 +23,9 @@ from weft.core.errors import (
     DTypeError,
     GradientError,
 )
-from weft.ir.forward import Dual
+from weft.ir.forward import has_derivative
 from weft.ir.tape import Leaf
-from weft.ir.tensor import Tensor, concrete, grad_mode, gradient_touched, wrap
+from weft.ir.tensor import Tensor, concrete, gradient_touched, wrap
 from weft.ops.conversion import astype
 from weft.ops.dlpack import CPU_KIND, exported
 
@@ -42,7 +42,7 @@ def numpy(x: Tensor) -> Array:
 
 def _refuse_derivative(op: str, x: Tensor) -> None:
     """What leaves the framework is not recorded: refuse where a derivative would be lost."""
-    if isinstance(x._value, Dual) or (x._node is not None and grad_mode.enabled):
+    if has_derivative(x):
         raise GradientError(
             op,
             "outside the framework nothing is recorded for the derivative of this tensor",

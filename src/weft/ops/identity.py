@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
+from weft.ir.forward import Dual
 from weft.ir.parts import living
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
@@ -51,6 +52,8 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     """The same value, of which no derivative is taken, in any mode."""
     x = as_tensor("stop_gradient", x)
     value = x._value
-    part = wrap(value if type(value) is np.ndarray else apply(stopped, x)._value)
+    while isinstance(value, Dual) and value.trace.active:
+        value = value.primal._value  # without a tangent a value is its own dual number
+    part = wrap(value if type(value) is np.ndarray else apply(stopped, wrap(value))._value)
     part._origin = (ref(x), "x.detach()", x._origin and living(x._origin))
     return part
