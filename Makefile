@@ -4,6 +4,9 @@
 PYTHON ?= python3
 WORKERS ?= 2
 EXAMPLES ?= 200
+PROGRAMS ?= 1000
+SEED ?= 0
+MINUTES ?= 60
 # More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
 PEERS ?=
 
@@ -12,7 +15,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test conformance lint bench docs nightly examples clean
+.PHONY: help venv demo test fuzz conformance lint bench docs nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -24,6 +27,10 @@ demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show w
 
 test: $(VENV)  ## all tests, with coverage of the library
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+fuzz: $(VENV)  ## random programs in every way of running them: PROGRAMS=20000 SEED=7 MINUTES=60
+	.venv/bin/python -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED) --minutes $(MINUTES) \
+	    --workers $(WORKERS) --coverage
 
 conformance: $(VENV)  ## the Array API's public tests, of the checkout that ARRAY_API_TESTS names
 	@test -f "$(ARRAY_API_TESTS)/requirements.txt" || { echo "ARRAY_API_TESTS must name a" \

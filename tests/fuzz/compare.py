@@ -1,0 +1,200 @@
+"""Whether a program gives the same in all ways, up to what rounding may change.
+
+The judge is the program in float64, and how far it moves when each of its values is disturbed by
+about as much as the narrowest dtype rounds. So a result near a kink, a tie or a cancellation is not
+called wrong, and one that is exact is compared exactly.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.fuzz.program import Program
+from tests.fuzz.run import Result, Unusable, has_checking_mode, run
+
+import weft as wf
+
+Array = np.ndarray[Any, Any]
+DISTURBED = 4.0
+"""How many times the rounding of the narrowest dtype values are disturbed by."""
+SPREAD, SCALE = 12.0, 24.0
+"""How many times the spread, and the rounding of the largest element, a result may be off."""
+FINEST = 2e-13
+"""The rounding that float64 is given: functions of a machine differ by more than one step."""
+COARSE = 1e-4
+"""Dtypes that round more than this are compared with eager mode, but say nothing of it."""
+REFUSED = (wf.UnsupportedError, NotImplementedError, Unusable)
+PACKAGE = Path(wf.__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is wrong with a program: in which way it was run, and what happened."""
+
+    way: str
+    what: str
+    detail: str = ""
+
+    def is_like(self, other: Failure | None) -> bool:
+        """Whether it is the same failure, of a smaller program."""
+        return other is not None and (self.way, self.what) == (other.way, other.what)
+
+    def __str__(self) -> str:
+        return f"{self.way}: {self.what}" + (f" ({self.detail})" if self.detail else "")
+
+
+def examine(program: Program, ways: Sequence[str] = ("jit", "checked", "torch")) -> Failure | None:
+    """The first failure of a program; None where all agree, or where it cannot be run eagerly."""
+    eager = run(program, "eager")
+    if all(isinstance(each, Exception) for each in eager):
+        return None
+    wide = run(program, "wide")
+    noise = DISTURBED * rounding(program, eager)
+    others = [run(program, "noisy", number, noise) for number in (1, 2)]
+    judge = [_Judge(*each, noise / DISTURBED) for each in zip(wide, *others, strict=True)]
+    failure = _compared("eager", eager, eager, judge, 4.0)
+    for way in ways if failure is None else ():
+        if way == "checked" and not has_checking_mode():
+            continue
+        try:
+            found = run(program, way)
+        except REFUSED:
+            continue
+        failure = failure or _compared(way, found, eager, judge, 4.0 if way == "torch" else 1.0)
+    return failure
+
+
+def rounding(program: Program, results: Sequence[Result]) -> float:
+    """The rounding of the narrowest dtype in a program."""
+    text = program.script.split("def f(")[1]
+    arrays = [array for each in results if isinstance(each, list) for array in each]
+    names = {str(array.dtype) for array in arrays}
+    steps = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "complex64": 2.0**-24}
+    found = [step for name, step in steps.items() if name in names or _mentions(text, name)]
+    if "sampled(" in text or "one_hot" in text or "int" in text or "bool" in text or ">" in text:
+        found.append(steps["float32"])  # whole numbers become float32
+    return max(found, default=FINEST)
+
+
+def _mentions(text: str, name: str) -> bool:
+    without = text.replace("bfloat16", "") if name == "float16" else text
+    return name in without
+
+
+def _compared(
+    way: str,
+    found: Sequence[Result],
+    eager: Sequence[Result],
+    judge: Sequence[_Judge],
+    factor: float,
+) -> Failure | None:
+    for number, (one, reference, expected) in enumerate(zip(found, eager, judge, strict=True)):
+        if isinstance(reference, Exception):
+            continue
+        if isinstance(one, REFUSED) or (way == "torch" and isinstance(one, Exception)):
+            continue
+        if isinstance(one, Exception):
+            return Failure(way, f"raises {type(one).__name__} at {place(one)}", str(one)[:300])
+        failure = _outputs(way, one, reference, expected, factor)
+        if failure is not None:
+            return replace(failure, detail=f"call {number}, {failure.detail}")
+    return None
+
+
+def _outputs(
+    way: str, found: list[Array], eager: list[Array], judge: _Judge, factor: float
+) -> Failure | None:
+    if len(found) != len(eager):
+        return Failure(way, "differs", f"{len(found)} outputs, not {len(eager)}")
+    for number, (one, other) in enumerate(zip(found, eager, strict=True)):
+        if one.shape != other.shape:
+            return Failure(
+                way, "has another shape", f"output {number}: {one.shape}, not {other.shape}"
+            )
+        if way != "torch" and one.dtype != other.dtype:
+            return Failure(
+                way, "has another dtype", f"output {number}: {one.dtype}, not {other.dtype}"
+            )
+        wrong = judge.wrong(number, one, None if way == "eager" else other, factor)
+        if wrong is not None:
+            return Failure(way, "differs", f"output {number}: {wrong}")
+    return None
+
+
+class _Judge:
+    """The results of one call in float64, with those of disturbed runs."""
+
+    def __init__(self, wide: Result, one: Result, other: Result, step: float) -> None:
+        runs = [each for each in (wide, one, other) if isinstance(each, list)]
+        self.usable = len(runs) == 3 and len({len(each) for each in runs}) == 1
+        self.runs, self.step = runs, step
+
+    def wrong(self, number: int, found: Array, eager: Array | None, factor: float) -> str | None:
+        """What is wrong with an output; None where nothing is, or nothing can be said.
+
+        What is as eager mode has it is right, unless it is eager mode that is looked at: a value
+        that a narrow dtype rounds to a tie is a tie there.
+        """
+        if not self.usable or (eager is None and self.step > COARSE):
+            return None
+        wide, *noisy = [_plain(each[number]) for each in self.runs]
+        if wide.shape != found.shape or not wide.size:
+            return None
+        found = _plain(found)
+        if wide.dtype.kind in "iub":
+            known = eager is not None and np.array_equal(eager, wide)
+            sure = known and all(np.array_equal(each, wide) for each in noisy)
+            return _described(found != wide, found, wide) if sure else None
+        with np.errstate(all="ignore"):
+            return self._wrong_floats(
+                found, _plain(wide if eager is None else eager), wide, noisy, factor
+            )
+
+    def _wrong_floats(
+        self, found: Array, eager: Array, wide: Array, noisy: list[Array], factor: float
+    ) -> str | None:
+        finite = np.isfinite(wide)
+        sure = np.logical_and.reduce([np.isfinite(each) == finite for each in noisy])
+        both = finite & sure
+        spread = max((_most(np.abs(each - wide)[both]) for each in noisy), default=0.0)
+        scale = _most(np.abs(wide)[both])
+        limit = factor * (SPREAD * spread + SCALE * self.step * scale + 1e-30)
+        if limit > 0.3 * scale and scale > 0:
+            return None  # rounding alone may change everything
+        places = both & ~(np.abs(found - wide) <= limit) & ~(np.abs(found - eager) <= limit)
+        lost = np.isnan(wide) & np.logical_and.reduce([np.isnan(each) for each in noisy])
+        places |= lost & ~np.isnan(found) & np.isnan(eager)
+        return _described(places, found, wide)
+
+
+def _described(places: Array, found: Array, wide: Array) -> str | None:
+    count = int(np.count_nonzero(places))
+    if not count:
+        return None
+    first = tuple(int(i) for i in np.argwhere(places)[0]) if places.ndim else ()
+    return f"{count} of {places.size} elements, at {first} {found[first]!r}, not {wide[first]!r}"
+
+
+def _most(numbers: Array) -> float:
+    return float(np.max(numbers, initial=0.0))
+
+
+def _plain(array: Array) -> Array:
+    """An array in a dtype that NumPy computes with."""
+    if array.dtype.kind in "iub":
+        return array
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def place(error: BaseException) -> str:
+    """The last line of the library that an error came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
+    if not own:
+        return "a script"
+    return f"{Path(own[-1].filename).relative_to(PACKAGE)}:{own[-1].lineno}"

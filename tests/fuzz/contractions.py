@@ -1,0 +1,218 @@
+"""Families of products, convolutions and linear algebra; see `operations`."""
+
+from __future__ import annotations
+
+from tests.fuzz.draw import Draw, NoOperand
+
+from weft.ir.primitive import PRIMITIVES
+
+# --- products ------------------------------------------------------------------------------------
+
+
+def product(draw: Draw) -> str:
+    """A product of two values, or of one with itself, in any order of axes."""
+    if draw.chance(0.25):
+        return _outer(draw)
+    a = draw.value("fffic", 2, 4)
+    if draw.chance(0.3):
+        options = (
+            "{a} @ wf.matrix_transpose({a})",
+            "wf.matrix_transpose({a}) @ {a}",
+            "wf.einsum('...ij,...kj->...ik', {a}, {a})",
+            "wf.einsum('...ij,...ik->...jk', {a}, {a})",
+            "{a} @ {a}",
+            "wf.tanh({a}) @ wf.matrix_transpose({a} * 0.5)",
+        )
+        return draw.one_of(options).format(a=a.name)
+    inner = a.shape[-1]
+    fits = [
+        v for v in draw.values if v.kind == a.kind and v.dtype == a.dtype and v.ndim in (1, 2, 3)
+    ]
+    rights = [v for v in fits if v.shape[-2:][0] == inner and v.size * a.size <= 40_000_000]
+    turned = [v for v in fits if v.ndim > 1 and v.shape[-1] == inner]
+    if turned and draw.chance(0.4):
+        b = draw.one_of(turned)
+        options = (
+            "{a} @ wf.matrix_transpose({b})",
+            "wf.einsum('...ij,...kj->...ik', {a}, {b})",
+            "F.linear({a}, {b})",
+            "wf.tensordot({a}, {b}, axes=((-1,), (-1,)))",
+        )
+        return draw.one_of(options).format(a=a.name, b=b.name)
+    if not rights:
+        raise NoOperand
+    b = draw.one_of(rights)
+    options = (
+        "{a} @ {b}",
+        "wf.matmul({a}, {b})",
+        "wf.tanh({a} @ {b} * 0.3)",
+        "wf.tensordot({a}, {b}, axes=1)",
+        "0.5 * ({a} @ {b})",
+        "wf.relu({a} @ {b} + 0.1)",
+        "wf.softmax({a} @ {b}, axis=-1)",
+    )
+    return draw.one_of(options).format(a=a.name, b=b.name)
+
+
+def _outer(draw: Draw) -> str:
+    v = draw.value("ffi", 1, 1)
+    fits = [
+        x for x in draw.values if x.dtype == v.dtype and x.ndim == 1 and x.size * v.size < 600_000
+    ]
+    if not fits:
+        raise NoOperand
+    w = draw.one_of(fits)
+    options = [
+        "{v}[:, None] @ {w}[None, :]",
+        "wf.outer({v}, {w})",
+        "wf.reshape({v}, (-1, 1)) @ wf.reshape({w}, (1, -1))",
+        "({v} * 2)[:, None] @ {w}[None, :]",
+        "wf.einsum('i,j->ij', {v}, {w})",
+    ]
+    if w.shape == v.shape:
+        options += [
+            "{v} @ {w}",
+            "0.5 * ({v} @ {w})",
+            "wf.inner({v}, {w})",
+            "wf.vecdot({v}, {w})",
+            "wf.einsum('i,i', {v}, {w})",
+        ]
+    return draw.one_of(options).format(v=v.name, w=w.name)
+
+
+def attend(draw: Draw) -> str:
+    """Attention, as one call or written out."""
+    v = draw.value("f", 2, 4, where=lambda v: v.size <= 8192)
+    head = "{v}" if v.ndim > 2 else "{v}[None]"
+    options = (
+        "wf.scaled_dot_product_attention({h}, {h}, {h})",
+        "wf.scaled_dot_product_attention({h}, {h}[..., :2, :], {h}[..., :2, :])",
+        "wf.scaled_dot_product_attention({h}, {h}, wf.sin({h}), causal=True)",
+        "wf.scaled_dot_product_attention({h}, {h} * 0.5, {h}, scale=0.3)",
+        "wf.softmax({h} @ wf.matrix_transpose({h}) * 0.2, axis=-1) @ {h}",
+        "wf.softmax(wf.where(wf.tril({h} @ wf.matrix_transpose({h})) != 0, 0.2, -1e9), axis=-1) "
+        "@ {h}",
+        "wf.scaled_dot_product_attention({h}, {h}, {h}, {h} @ wf.matrix_transpose({h}) * 0.5)",
+    )
+    return draw.one_of(options).format(h=head.format(v=v.name))
+
+
+# --- convolutions --------------------------------------------------------------------------------
+
+
+def convolve(draw: Draw) -> str:
+    """A convolution or its transpose; the weights are a part of a value."""
+    dims = draw.one_of([1, 2, 2, 2, 3])
+    x = draw.value("f", dims + 2, dims + 2, where=lambda v: 0 not in v.shape)
+    weights = [
+        v
+        for v in draw.values
+        if v.kind == "f"
+        and v.ndim == dims + 2
+        and v.dtype == x.dtype
+        and v.shape[1] == x.shape[1]
+        and 0 not in v.shape
+    ]
+    if not weights:
+        raise NoOperand
+    w = draw.one_of(weights)
+    k = draw.one_of([1, 2, 3, 3, 5])
+    cut = ", ".join(f":{k}" for _ in range(dims))
+    stride, dilation = draw.one_of([1, 1, 2]), draw.one_of([1, 1, 2])
+    padding = draw.one_of([0, 1, 2, "'same'" if stride == 1 else 1])
+    if draw.chance(0.2):
+        size = padding if isinstance(padding, int) else 0
+        weight = f"{w.name}[:{x.name}.shape[1], :, {cut}]"
+        return f"wf.conv_transpose{dims}d({x.name}, {weight}, stride={stride}, padding={size})"
+    weight, more = f"{w.name}[:, :, {cut}]", f"dilation={dilation}"
+    if draw.chance(0.15):
+        weight, more = f"wf.moveaxis({w.name}[:1, :, {cut}], 0, 1)", f"groups={x.name}.shape[1]"
+    call = f"{x.name}, {weight}, stride={stride}, padding={padding}, {more}"
+    return f"wf.conv{dims}d({call})"
+
+
+def pool(draw: Draw) -> str:
+    """Windows over the last axes."""
+    dims = draw.one_of([1, 2, 2, 3])
+    x = draw.value("f", dims + 2, dims + 2)
+    k, s = draw.one_of([1, 2, 3]), draw.one_of([1, 2])
+    options = (
+        f"wf.max_pool{dims}d({{x}}, {k}, {s})",
+        f"wf.avg_pool{dims}d({{x}}, {k}, {s})",
+        f"wf.max_pool{dims}d({{x}}, 3, 2, padding=1)",
+        f"wf.avg_pool{dims}d({{x}}, 2, 1, padding=1)",
+        f"wf.adaptive_avg_pool{dims}d({{x}}, 1)",
+        f"wf.adaptive_max_pool{dims}d({{x}}, 2)",
+        "wf.interpolate({x}, scale_factor=2)",
+        f"wf.max_pool{dims}d({{x}}, 2, return_indices=True)[1]",
+    )
+    return draw.one_of(options).format(x=x.name)
+
+
+# --- libraries -----------------------------------------------------------------------------------
+
+
+def fourier(draw: Draw) -> str:
+    """A Fourier transform."""
+    v = draw.value("f", 1, where=lambda v: v.dtype in ("float32", "float64") and v.shape[-1] > 1)
+    options = (
+        "wf.fft.rfft({v})",
+        "wf.fft.fft({v})",
+        "wf.fft.irfft(wf.fft.rfft({v}))",
+        "wf.real(wf.fft.ifft({v}))",
+        "wf.abs(wf.fft.rfft({v})) + 1",
+        "wf.fft.fftshift({v})",
+    )
+    return draw.one_of(options).format(v=v.name)
+
+
+def algebra(draw: Draw) -> str:
+    """Linear algebra of a matrix that is positive definite."""
+    v = draw.value(
+        "f",
+        2,
+        3,
+        where=lambda v: (
+            v.dtype in ("float32", "float64") and 0 < v.shape[-1] < 9 and 0 < v.shape[-2] < 9
+        ),
+    )
+    m = "({v} @ wf.matrix_transpose({v}) * 0.3 + 2 * wf.eye({v}.shape[-2], dtype={v}.dtype))"
+    options = (
+        "wf.linalg.inv({m})",
+        "wf.linalg.cholesky({m})",
+        "wf.linalg.det({m})",
+        "wf.linalg.slogdet({m})[1]",
+        "wf.linalg.solve({m}, {v})",
+        "wf.linalg.eigvalsh({m})",
+        "wf.linalg.matrix_power({m}, 2)",
+        "wf.linalg.matrix_exp({m} * 0.1)",
+        "wf.linalg.norm({v})",
+        "wf.linalg.solve_triangular(wf.linalg.cholesky({m}), {v}, upper=False)",
+        "wf.linalg.svdvals({v})",
+        "wf.linalg.pinv({m})",
+        "wf.abs(wf.linalg.qr({m})[1])",
+    )
+    return draw.one_of(options).replace("{m}", m).format(v=v.name)
+
+
+SKIPPED = {
+    "debug_print",
+    "debug_breakpoint",
+    "debug_check",
+    "eig",
+    "eigvals",
+    "custom",
+    "svd",
+    "eigh",
+}
+"""Primitives whose samples print, stop, or have results that are not unique."""
+
+
+def sample(draw: Draw) -> str:
+    """A sample of any primitive, moved a little by a value of the program."""
+    v = draw.value("f", where=lambda v: v.size > 0)
+    name = draw.one_of([name for name in sorted(PRIMITIVES) if name not in SKIPPED])
+    primitive = PRIMITIVES[name]
+    count = len(list(primitive.samples()))
+    picked = "[0]" if primitive.multiple else ""
+    return f"sampled({name!r}, {int(draw.rng.integers(count))}, {v.name}){picked}"

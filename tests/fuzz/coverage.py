@@ -1,0 +1,204 @@
+"""Which primitives, kinds of launches, kernels and branches of the selector programs reach.
+
+Branches are counted by rewriting the selector's modules as they are imported: each test of an `if`,
+of a conditional expression, of a `while` or in a comprehension says whether it came out true or
+false. Launches and kernels are read off each section that is compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[2] / "src"
+SELECTOR = (
+    "weft.compiler.grouping", "weft.compiler.partial_sums", "weft.compiler.products",
+    "weft.compiler.native_calls", "weft.compiler.control", "weft.compiler.ensembles",
+    "weft.compiler.launches", "weft.compiler.singles", "weft.compiler.matmul.plans",
+    "weft.compiler.matmul.calls", "weft.compiler.matmul.chains", "weft.compiler.matmul.short",
+    "weft.compiler.matmul.vectors", "weft.compiler.convolution.plans",
+    "weft.compiler.convolution.calls", "weft.compiler.convolution.winograd_calls",
+)  # fmt: skip
+"""The modules that choose how a node is computed."""
+REACHED: Counter[str] = Counter()
+
+ELSEWHERE = {
+    "usual ways are measured": "settings.tuning is off: the tuner has tests of its own",
+}
+"""What no program can reach here, by its text, and why."""
+
+
+def take() -> dict[str, int]:
+    """What was reached since it was last asked for."""
+    found = dict(REACHED)
+    REACHED.clear()
+    return found
+
+
+# --- branches ------------------------------------------------------------------------------------
+
+
+class _Marked(ast.NodeTransformer):
+    """A module in which each test says how it came out."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.tests: list[str] = []
+
+    def marked(self, test: ast.expr) -> ast.expr:
+        text = ast.unparse(test)
+        if text == "TYPE_CHECKING":
+            return test
+        key = f"{self.module.removeprefix('weft.compiler.')}:{test.lineno} {text}"
+        self.tests.append(key)
+        call = ast.Call(ast.Name("__reached__", ast.Load()), [ast.Constant(key), test], [])
+        return ast.copy_location(call, test)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        self.generic_visit(node)
+        node.test = self.marked(node.test)
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        node.test = self.marked(node.test)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        self.generic_visit(node)
+        node.ifs = [self.marked(test) for test in node.ifs]
+        return node
+
+
+def _path(module: str) -> Path:
+    plain = ROOT / Path(*module.split("."))
+    return plain / "__init__.py" if plain.is_dir() else plain.with_suffix(".py")
+
+
+def _parsed(module: str) -> tuple[ast.Module, list[str]]:
+    tree = ast.parse(_path(module).read_text(encoding="utf-8"))
+    marks = _Marked(module)
+    return ast.fix_missing_locations(marks.visit(tree)), marks.tests
+
+
+@cache
+def branches() -> tuple[str, ...]:
+    """All branches of the selector."""
+    tests = [test for module in SELECTOR for test in _parsed(module)[1]]
+    return tuple(f"branch {test}: {way}" for test in tests for way in ("true", "false"))
+
+
+def _mark(key: str, value: Any) -> Any:
+    REACHED[f"branch {key}: {'true' if value else 'false'}"] += 1
+    return value
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module with its tests marked."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return compile(_parsed(fullname)[0], self.get_filename(fullname), "exec")
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__reached__"] = _mark
+        super().exec_module(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the selector's modules before others do."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in SELECTOR:
+            return None
+        file = _path(name)
+        places = [str(file.parent)] if file.name == "__init__.py" else None
+        return importlib.util.spec_from_file_location(
+            name, file, loader=_Loader(name, str(file)), submodule_search_locations=places
+        )
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Count from now on; the compiler must not have been imported."""
+    assert "weft" not in sys.modules, "coverage is installed before weft is imported"
+    sys.meta_path.insert(0, _Finder())
+    from weft.compiler import section
+
+    made = section.Section.__init__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        REACHED.update(_kinds(self))
+
+    section.Section.__init__ = counted  # type: ignore[method-assign]
+
+
+def _kinds(section: Any) -> Iterator[str]:
+    """The primitives, launches and kernels of one section, not of those inside."""
+    yield from {f"primitive {node.primitive.name}" for node in section.graph.nodes}
+    for launch in section.calls:
+        for call in launch.parts():
+            yield f"launch {_kind(call)}"
+    for step in section.steps:
+        node = getattr(step, "node", None)
+        if node is not None and any(name.startswith("k") for name in _names(section)):
+            yield f"node {node.primitive.name}"
+
+
+def _names(section: Any) -> list[str]:
+    return [call.name for launch in section.calls for call in launch.parts()]
+
+
+def _kind(call: Any) -> str:
+    if call.members:
+        return "ensemble"
+    if call.stages:
+        return "chain"
+    if call.nested is not None:
+        return f"control {call.name}"
+    if call.node is not None:
+        return "reference"
+    if call.group is not None:
+        return "sum" if call.name.startswith("sum") else "group"
+    return call.name if not call.name.startswith("k") else "single"
+
+
+def expected() -> list[str]:
+    """All that should be reached."""
+    from weft.compiler.singles import SINGLES
+    from weft.ir.primitive import PRIMITIVES
+
+    launches = (
+        "group", "single", "chain", "ensemble", "reference", "copy", "dot", "pack", "conv",
+        "control scan", "control switch", "control while",
+    )  # fmt: skip
+    found = [f"primitive {name}" for name in sorted(PRIMITIVES)]
+    found += [f"launch {name}" for name in launches]
+    found += [f"node {name}" for name in sorted(SINGLES)]
+    return [*found, *branches()]
+
+
+def report(reached: Counter[str]) -> str:
+    """How much was reached, and all that was not."""
+    lines = []
+    every = expected()
+    for kind in ("primitive", "launch", "node", "branch"):
+        named = [name for name in every if name.split()[0] == kind]
+        missed = [name for name in named if not reached[name] and name not in ELSEWHERE]
+        lines.append(f"{kind}: {len(named) - len(missed)} of {len(named)} reached")
+        lines += [f"  not reached: {name}" for name in missed]
+    seen = sorted({name for name in reached if name.startswith("launch ")})
+    return "\n".join([*lines, "seen: " + ", ".join(seen)])

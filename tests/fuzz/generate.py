@@ -1,0 +1,237 @@
+"""A program from a seed: inputs of chosen sizes, steps that are run as they are drawn, and an end.
+
+>>> from tests.fuzz.generate import generate
+>>> generate(7) == generate(7)
+True
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tests.fuzz import script
+from tests.fuzz.draw import LARGEST, Draw, NoOperand, Value
+from tests.fuzz.elements import assign
+from tests.fuzz.loops import control
+from tests.fuzz.operations import FAMILIES
+from tests.fuzz.program import Input, Program, Step
+from tests.fuzz.sizes import thresholds
+
+import weft as wf
+
+SMALL = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 11, 13)
+LARGEST_NUMBER = 200.0
+"""Values beyond it are not kept: they would overflow in 16 bits."""
+LENGTHS = (3, 9), (10, 18), (19, 45)
+"""The fewest and the most steps: most programs are short, as each takes time to compile."""
+TRANSFORMS = ("gradients", "tangents", "batched", "rematerialised", "compiled")
+LAYOUTS = ("turned", "reversed", "strided", "broadcast")
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Lion", "Adadelta")
+
+
+def generate(seed: int) -> Program:
+    """The program of a seed."""
+    rng = np.random.default_rng([seed, 20])
+    ending = _ending(rng)
+    sizes, inputs = _inputs(rng, ending)
+    drawn = _Growing(rng, sizes, inputs)
+    least, most = LENGTHS[int(rng.choice(len(LENGTHS), p=(0.65, 0.25, 0.1)))]
+    for _ in range(int(rng.integers(least, most + 1))):
+        drawn.grow()
+    return drawn.program(_transforms(rng, ending), ending, str(rng.choice(OPTIMIZERS)))
+
+
+def _ending(rng: np.random.Generator) -> str:
+    endings = ("call", "sizes", "alias", "state", "train", "thread")
+    return str(rng.choice(endings, p=(0.53, 0.18, 0.08, 0.08, 0.08, 0.05)))
+
+
+def _transforms(rng: np.random.Generator, ending: str) -> tuple[str, ...]:
+    if ending in ("state", "train"):
+        return ()
+    count = int(rng.choice(4, p=(0.45, 0.35, 0.15, 0.05)))
+    chosen = [str(rng.choice(TRANSFORMS, p=(0.45, 0.2, 0.15, 0.12, 0.08))) for _ in range(count)]
+    return tuple(chosen)
+
+
+def _inputs(rng: np.random.Generator, ending: str) -> tuple[dict[str, int], list[Input]]:
+    """A few named sizes, and tensors that have them: some are alike, some fit in products."""
+    sizes = {name: _size(rng) for name in "ABC"}
+    if ending == "sizes":
+        sizes = {name: max(size, 2) for name, size in sizes.items()}
+    sizes |= {"D": int(rng.choice([1, 2, 3, 4, 5])), "E": int(rng.choice([1, 2, 3]))}
+    main = str(rng.choice(["float32", "float64", "bfloat16", "float16"], p=(0.6, 0.2, 0.1, 0.1)))
+    shapes = [
+        ("A", "B"),
+        ("B", "C"),
+        ("B",),
+        ("A", "B"),
+        ("A",),
+        ("D", "A", "B"),
+        (),
+        ("E", "D", "A", "C"),
+    ]
+    if rng.random() < 0.25:
+        shapes += [
+            ("E", "D", "A", "A"),
+            ("C", "D", "D", "D"),
+            ("E", "D", "A", "A"),
+            ("B", "D", "E", "E"),
+        ]
+    order = [int(place) for place in rng.permutation(len(shapes))[: int(rng.integers(2, 6))]]
+    inputs: list[Input] = []
+    for place in order:
+        shape = shapes[place]
+        if np.prod([sizes[name] for name in shape]) <= LARGEST * 8:
+            inputs.append(_input(rng, len(inputs), main, shape))
+    if rng.random() < 0.4:
+        kind = str(
+            rng.choice(
+                ["int8", "int32", "int64", "uint8", "uint16", "bool", "int16", "uint64", "uint32"]
+            )
+        )
+        inputs.append(Input(f"x{len(inputs)}", kind, ("A",), int(rng.integers(1000))))
+    if rng.random() < 0.06:
+        inputs.append(
+            Input(f"x{len(inputs)}", str(rng.choice(["complex64", "complex128"])), ("A",), 5)
+        )
+    if not any("float" in each.dtype for each in inputs):
+        inputs.append(_input(rng, len(inputs), main, ("A",)))
+    used = {name for each in inputs for name in each.shape}
+    return {name: size for name, size in sizes.items() if name in used}, inputs
+
+
+def _size(rng: np.random.Generator) -> int:
+    """A small number, or one on either side of a threshold of the compiler."""
+    if rng.random() < 0.62:
+        return int(rng.choice(SMALL))
+    near = [number for number in thresholds() if number <= (2048 if rng.random() < 0.15 else 130)]
+    return int(rng.choice(near)) + int(rng.integers(-1, 2))
+
+
+def _input(rng: np.random.Generator, number: int, main: str, shape: tuple[str, ...]) -> Input:
+    layout = str(rng.choice(LAYOUTS)) if shape and rng.random() < 0.2 else ""
+    return Input(f"x{number}", main, shape, int(rng.integers(1000)), layout)
+
+
+class _Growing:
+    """A program while steps are added to it, with the values that they gave."""
+
+    def __init__(
+        self, rng: np.random.Generator, sizes: dict[str, int], inputs: Sequence[Input]
+    ) -> None:
+        self.rng, self.sizes, self.inputs = rng, sizes, inputs
+        self.steps: list[Step] = []
+        self.space: dict[str, Any] = namespace()
+        empty = Program(tuple(sizes.items()), tuple(inputs), (), ())
+        exec(empty.values, self.space)
+        values = [describe(each.name, self.space[each.name]) for each in inputs]
+        self.draw = Draw(rng, values, LARGEST * 8 if rng.random() < 0.1 else LARGEST)
+        self.families = list(FAMILIES)
+        weights = np.array([FAMILIES[family] for family in self.families])
+        weights = weights * rng.uniform(0.2, 1.8, len(weights))  # each program has its own taste
+        self.weights = weights / weights.sum()
+
+    def grow(self) -> None:
+        """Add one step; of those that are drawn the first that can be run."""
+        for _ in range(12):
+            family = self.families[int(self.rng.choice(len(self.families), p=self.weights))]
+            name = f"x{len(self.inputs) + len(self.steps)}"
+            try:
+                step = _step(name, family, self.draw)
+            except NoOperand:
+                continue
+            if self.runs(step):
+                return
+
+    def runs(self, step: Step) -> bool:
+        """Whether a step gives a value that is worth keeping; if so it is added."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                exec(step.text, self.space)
+        except Exception:
+            self.space.pop(step.name, None)
+            return False
+        result = self.space[step.name]
+        if not isinstance(result, wf.Tensor):
+            return False
+        value = describe(step.name, result)
+        if value.size > self.draw.largest or not value.most <= LARGEST_NUMBER:
+            return False
+        self.steps.append(step)
+        self.draw.values.append(value)
+        return True
+
+    def program(self, transforms: tuple[str, ...], ending: str, optimizer: str) -> Program:
+        """The program of all steps: its outputs are what nobody reads, and a few others."""
+        read = {name for step in self.steps for name in step.reads}
+        outputs = [step.name for step in self.steps if step.name not in read]
+        if self.steps and self.rng.random() < 0.3:
+            outputs.append(self.steps[int(self.rng.integers(len(self.steps)))].name)
+        if not any(value.kind == "f" for value in self.draw.values if value.name in outputs):
+            outputs.append(next(v.name for v in reversed(self.draw.values) if v.kind == "f"))
+        steps = list(self.steps)
+        if ending == "state":
+            steps += _updates(self.rng, self.draw, len(self.inputs) + len(steps))
+        return Program(
+            tuple(self.sizes.items()),
+            tuple(self.inputs),
+            tuple(steps),
+            tuple(dict.fromkeys(outputs)),
+            transforms,
+            ending,
+            optimizer,
+        )
+
+
+def _step(name: str, family: Any, draw: Draw) -> Step:
+    text = family(draw)
+    if family is assign:
+        return Step(name, tuple(line.format(r=name) for line in text))
+    if family is control:
+        return Step(name, (f"{name} = {text[1]}",), text[0])
+    return Step(name, (f"{name} = {text}",))
+
+
+def _updates(rng: np.random.Generator, draw: Draw, number: int) -> list[Step]:
+    """Steps that change inputs in place, from what the program has computed."""
+    inputs = [v for v in draw.values[:3] if v.kind == "f" and v.ndim]
+    updates: list[Step] = []
+    for v in inputs:
+        others = [x for x in draw.values if x.shape == v.shape and x.dtype == v.dtype]
+        other = draw.one_of(others).name
+        options = (
+            "{v}[...] = {o} * 0.5",
+            "{v} *= 0.5",
+            "{v}[1:] = {o}[:-1]",
+            "{v}.copy_({o})",
+            "{v} -= 0.1 * {o}",
+            "{v}[:1] += 1",
+            "{v}[...] = {v}[::-1]",
+        )
+        line = draw.one_of(options).format(v=v.name, o=other)
+        updates.append(Step(f"x{number}", (line, f"x{number} = {v.name}.clone()")))
+        number += 1
+    return updates
+
+
+def describe(name: str, tensor: wf.Tensor) -> Value:
+    """What is known of a value."""
+    array = tensor.detach().numpy()
+    dtype = tensor.dtype
+    kind = "c" if dtype.is_complex else "f" if dtype.is_inexact else array.dtype.kind
+    most = 0.0
+    if kind in "fc" and array.size:
+        with np.errstate(all="ignore"):
+            most = float(np.max(np.abs(array.astype(complex if kind == "c" else float))))
+    return Value(name, kind, tuple(array.shape), most, str(dtype.name))
+
+
+def namespace() -> dict[str, Any]:
+    """The names that scripts use."""
+    parts = {name: getattr(script, name) for name in script.PARTS}
+    return {"wf": wf, "np": np, "F": wf.nn.functional, **parts}

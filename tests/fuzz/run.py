@@ -1,0 +1,159 @@
+"""A program, run in one of several ways; each gives what the calls of the program return.
+
+`eager` and `jit` are the library's own. `checked` is `jit` in the compiler's checking mode, where
+there is one. `wide` computes in float64 throughout and is what all others are measured against;
+`noisy` does so too and moves each value by a little more than rounding would, so that it says how
+much rounding may change the results. `torch` runs the same text with PyTorch behind the names.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from tests.fuzz import script
+from tests.fuzz.generate import namespace
+from tests.fuzz.program import Program
+
+import weft as wf
+from weft.core.settings import Settings, settings
+
+try:
+    from tests.fuzz import twin
+except ImportError:  # PyTorch is optional
+    twin = None  # type: ignore[assignment]
+
+Array = np.ndarray[Any, Any]
+Result = list[Array] | Exception
+"""What one call gives: its outputs, or what it raises."""
+NARROW = re.compile(r"wf\.(float16|bfloat16|float32|complex64)\b")
+CALLS = 3
+"""How often a function that has state is called."""
+
+
+class Unusable(Exception):
+    """A program that cannot be run in some way, such as one that PyTorch has no words for."""
+
+
+def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list[Result]:
+    """What each call of a program gives; `number` tells several noisy runs apart."""
+    space = namespace()
+    text, values = program.function(noisy=way == "noisy"), program.values
+    if way in ("wide", "noisy"):
+        text = NARROW.sub(lambda found: _wider(found[1]), text)
+        space |= {
+            "numbers": _wide_numbers,
+            "sampled": _wide_sampled,
+            "noisy": _Noise(number, noise),
+        }
+    if way == "torch":
+        if twin is None:
+            raise Unusable("PyTorch is not installed")
+        text = text.replace(".astype(", ".to(")
+        space |= twin.twin_namespace()
+    exec(text, space)
+    with _mode(way), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = way in ("jit", "checked")
+        return list(_calls(program, space, values, wf.jit if compiled else lambda f: f))
+
+
+@contextmanager
+def _mode(way: str) -> Iterator[None]:
+    checked = way == "checked" and has_checking_mode()
+    with settings.changed(check="memory") if checked else nullcontext(), np.errstate(all="ignore"):
+        yield
+
+
+def has_checking_mode() -> bool:
+    """Whether compiled programs can be run with their memory checked."""
+    return "check" in [field.name for field in fields(Settings)]
+
+
+def _calls(
+    program: Program, space: dict[str, Any], values: str, way: Callable[..., Any]
+) -> Iterator[Result]:
+    f, names = space["f"], [each.name for each in program.inputs]
+    if program.ending == "train":
+        f = space["trained"](f, way, program.optimizer)
+    else:
+        f = way(f)
+    for sizes in program.other_sizes() if program.ending == "sizes" else [program.sizes]:
+        exec(replace(program, sizes=sizes).values, space)
+        given = [space[name] for name in names]
+        if program.ending == "state":
+            for _ in range(CALLS):
+                yield _result(f, given, also=given)
+        elif program.ending == "thread":
+            yield from _together(f, given)
+        else:
+            yield _result(f, given)
+        if program.ending in ("call", "sizes"):
+            yield _result(f, given)
+        if program.ending == "alias":
+            yield _result(f, [space[name] for name in program.aliased])
+
+
+def _result(f: Callable[..., Any], given: Sequence[Any], also: Sequence[Any] = ()) -> Result:
+    try:
+        return [_array(each) for each in [*f(*given), *also]]
+    except Exception as error:
+        return error
+
+
+def _together(f: Callable[..., Any], given: Sequence[Any]) -> list[Result]:
+    """Two calls at the same time."""
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(_result(f, given)))
+    thread.start()
+    own = _result(f, given)
+    thread.join()
+    return [own, *results]
+
+
+def _array(value: Any) -> Array:
+    if isinstance(value, wf.Tensor):
+        return np.array(value.detach().numpy())
+    value = value.detach()
+    return np.array((value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy())
+
+
+def _wider(name: str) -> str:
+    return "wf.complex128" if name == "complex64" else "wf.float64"
+
+
+def _wide_numbers(dtype: str, shape: tuple[int, ...], seed: int, layout: str = "") -> Any:
+    return _widened(script.numbers(dtype, shape, seed, layout))
+
+
+def _widened(x: Any) -> Any:
+    if x.dtype.is_complex:
+        return x.astype(wf.complex128)
+    return x.astype(wf.float64) if x.dtype.is_inexact else x
+
+
+def _wide_sampled(name: str, number: int, scale: Any) -> Any:
+    """A sample in the dtypes that it has, as parameters may name them; its results are widened."""
+    results = script.sampled(name, number, scale)
+    if isinstance(results, tuple):
+        return tuple(_widened(each) for each in results)
+    return _widened(results)
+
+
+class _Noise:
+    """Moves values by a relative amount; each call has numbers of its own."""
+
+    def __init__(self, seed: int, amount: float) -> None:
+        self.rng, self.amount = np.random.default_rng([seed, 9]), amount
+
+    def __call__(self, x: Any) -> Any:
+        if not isinstance(x, wf.Tensor) or not x.dtype.is_inexact or x.size == 0:
+            return x
+        moved = 1.0 + self.amount * self.rng.choice([-1.0, 1.0], tuple(int(n) for n in x.shape))
+        return x * wf.asarray(moved).astype(x.dtype)

@@ -1,0 +1,142 @@
+"""Random programs agree in every way of running them; the search finds faults made on purpose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from tests.fuzz import coverage, workers
+from tests.fuzz.compare import Failure, examine
+from tests.fuzz.generate import generate
+from tests.fuzz.minimise import minimise
+from tests.fuzz.program import Input, Program, Step
+from tests.fuzz.sizes import thresholds
+
+from weft.ir.primitive import PRIMITIVES
+
+PROGRAMS, PARTS = 500, 20
+WAYS = ("jit", "checked", "torch")
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_programs_agree_in_every_way_of_running_them(part: int) -> None:
+    count = PROGRAMS // PARTS
+    seeds = range(part * count, (part + 1) * count)
+    found = list(workers.search(seeds, 1, WAYS, time.monotonic() + 600))
+    failures = {seed: failure for seed, failure, _ in found if failure is not None}
+    print("again: python -m tests.fuzz --minimise SEED")
+    assert len(found) == count
+    assert not failures
+
+
+def test_a_program_is_its_seed() -> None:
+    assert [generate(seed) for seed in range(5)] == [generate(seed) for seed in range(5)]
+    assert len({generate(seed).script for seed in range(20)}) == 20
+
+
+def test_the_script_of_a_program_runs() -> None:
+    script = generate(4).script
+    compile(script, "script", "exec")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout
+
+
+def test_sizes_stand_on_both_sides_of_the_thresholds_of_products() -> None:
+    assert {16, 48, 64, 192, 256, 320} <= {*thresholds()}
+
+
+# --- faults made on purpose ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def wrong_sine() -> Iterator[None]:
+    """Compiled kernels take the cosine for the sine."""
+    sine, cosine = PRIMITIVES["sin"], PRIMITIVES["cos"]
+    before = sine.lower
+    object.__setattr__(sine, "lower", cosine.lower)
+    try:
+        yield
+    finally:
+        object.__setattr__(sine, "lower", before)
+
+
+def chain(*texts: str) -> Program:
+    """A program that applies some functions, one after the other."""
+    steps = [
+        Step(f"x{n}", (f"x{n} = {text.format(f'x{n - 1}')}",)) for n, text in enumerate(texts, 1)
+    ]
+    given = Input("x0", "float32", ("A", "B"), 3)
+    return Program((("A", 33), ("B", 7)), (given,), tuple(steps), (steps[-1].name, "x2"))
+
+
+@pytest.mark.usefixtures("wrong_sine")
+def test_a_wrong_kernel_is_found_and_made_small() -> None:
+    program = chain("wf.tanh({})", "{} * 2", "wf.flip({}, axis=0)", "wf.sin({})", "wf.cos({}) + 1")
+    failure = examine(program, ("jit",))
+    assert failure is not None
+    assert (failure.way, failure.what) == ("jit", "differs")
+    small = minimise(program, failure, lambda each: examine(each, ("jit",)))
+    assert [step.lines for step in small.steps] == [("x4 = wf.sin(x0)",)]
+    assert sum(size for _, size in small.sizes) <= 2
+
+
+@pytest.mark.usefixtures("wrong_sine")
+def test_random_programs_find_a_wrong_kernel() -> None:
+    using = [seed for seed in range(60) if "wf.sin(" in generate(seed).function()][:8]
+    found = [examine(generate(seed), ("jit",)) for seed in using]
+    assert any(failure is not None and failure.way == "jit" for failure in found)
+
+
+def test_a_crash_is_a_failure_that_is_made_small() -> None:
+    script = """
+from tests.fuzz.compare import examine
+from tests.fuzz.minimise import isolated, minimise
+from tests.test_fuzz import chain
+end = "{} + __import__('os').kill(__import__('os').getpid(), 11)"
+program = chain("wf.tanh({})", "{} * 2", end, "wf.cos({})")
+failure = isolated(program, ())
+small = minimise(program, failure, lambda each: isolated(each, ()))
+print(failure, len(small.steps))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=workers.ROOT
+    )
+    assert done.stdout.split("\n")[0] == "jit: crashes by SIGSEGV 1"
+
+
+def test_a_child_that_dies_is_attributed_to_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_FUZZ_CRASH", "3")
+    found = list(workers.search(range(2, 5), 1, ("jit",), time.monotonic() + 120))
+    failures = {seed: failure for seed, failure, _ in found if failure is not None}
+    assert [*failures] == [3]
+    assert "ends with -11" in failures[3]
+    assert len(found) == 3
+
+
+def test_rounding_is_no_failure_and_a_wrong_element_is_one() -> None:
+    program = chain("wf.sum({}, axis=0)", "wf.sum({})", "{} * 3", "wf.floor({} * 100)")
+    assert examine(program, ()) is None
+    assert Failure("jit", "differs", "a").is_like(Failure("jit", "differs", "b"))
+    assert not Failure("jit", "differs").is_like(Failure("torch", "differs"))
+
+
+# --- what is reached -----------------------------------------------------------------------------
+
+
+def test_branches_and_launches_are_counted() -> None:
+    reached: Counter[str] = Counter()
+    for _, _, more in workers.search(range(40, 46), 1, ("jit",), time.monotonic() + 120, True):
+        reached += more
+    assert reached["launch group"]
+    assert any(name.startswith("primitive ") for name in reached)
+    known = {*coverage.branches()}
+    branches = [name for name in reached if name.startswith("branch ")]
+    assert branches
+    assert known.issuperset(branches)
+    assert "not reached: " in coverage.report(reached)
