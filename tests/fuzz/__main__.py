@@ -16,6 +16,8 @@ from tests.fuzz import coverage, workers
 
 CRASH = "WEFT_FUZZ_CRASH"
 """The seed at which a child dies on purpose."""
+ALIKE = 3
+"""How many failures of one kind are made small."""
 WAYS = ("jit", "checked", "torch")
 
 
@@ -63,12 +65,21 @@ def _search(options: argparse.Namespace, ways: tuple[str, ...]) -> int:
         if failure is not None:
             failures[seed] = failure
             print(f"seed {seed}: {failure}", flush=True)
-            print(_minimised(seed, ways, options.keep), flush=True)
     seconds = time.monotonic() - begun
     print(f"{count} programs in {seconds:.0f} s, {len(failures)} failed", *sorted(failures))
     if options.coverage:
-        print(coverage.report(reached))
+        print(coverage.report(reached), flush=True)
+    for seed in _first_of_each_kind(failures):
+        print(_minimised(seed, ways, options.keep), flush=True)
     return 1 if failures else 0
+
+
+def _first_of_each_kind(failures: dict[int, str]) -> list[int]:
+    """The seeds that are made small: of failures that are alike only a few."""
+    kinds: dict[str, list[int]] = {}
+    for seed, failure in sorted(failures.items()):
+        kinds.setdefault(failure.split(" (")[0], []).append(seed)
+    return sorted(seed for alike in kinds.values() for seed in alike[:ALIKE])
 
 
 def _minimised(seed: int, ways: tuple[str, ...], folder: Path | None) -> str:

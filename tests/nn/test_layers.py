@@ -287,3 +287,11 @@ def test_initial_values_have_the_moments_they_promise() -> None:
     handle = nn.Parameter(wf.zeros(2))
     assert init.constant_(handle, 3.0) is handle
     assert handle.requires_grad
+
+
+@pytest.mark.parametrize("norm", [nn.functional.layer_norm, nn.functional.rms_norm])
+def test_a_norm_over_a_size_that_became_a_symbol(norm: Callable[..., wf.Tensor]) -> None:
+    compiled = wf.jit(lambda x: norm(x, x.shape[-1]))
+    for size in (3, 4, 6):
+        x = wf.asarray(draw(2, size))
+        np.testing.assert_allclose(compiled(x).numpy(), norm(x, size).numpy(), rtol=1e-5, atol=1e-6)

@@ -257,6 +257,16 @@ def test_a_number_is_written_through_a_mask_in_a_trace() -> None:
     assert wf.vmap(wf.grad(lambda x: clipped(x).sum()))(batch).tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
+def test_a_number_is_written_through_a_mask_without_elements_in_a_trace() -> None:
+    def clipped(x: wf.Tensor) -> wf.Tensor:
+        y = x * 1.0
+        y[x > 0] = 0.0
+        return y
+
+    assert wf.vmap(clipped)(wf.ones((2, 3, 0))).shape == (2, 3, 0)
+    assert wf.jit(clipped)(wf.ones((0, 4))).shape == (0, 4)
+
+
 def test_a_row_is_written_through_a_mask() -> None:
     x = counted(3, 2)
     y = wf.asarray(x).clone()

@@ -175,7 +175,7 @@ def rms_norm(
 
 
 def _last_axes(op: str, x: wf.Tensor, shape: int | Sequence[int]) -> tuple[int, ...]:
-    wanted = (shape,) if isinstance(shape, int) else tuple(shape)
+    wanted = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if x.ndim < len(wanted) or x.shape[x.ndim - len(wanted) :] != wanted:
         raise wf.ShapeError(
             op,

@@ -259,6 +259,14 @@ def _transposed(
             )
         ]
     )
+    if any(isinstance(dim, int) and dim < 1 for dim in spatial):
+        raise ShapeError(
+            op,
+            "nothing is left of the result",
+            expected="at least one element along each spatial axis",
+            got={"x": image, "weight": kernel, "padding": around, "result": spatial},
+            fix="pad less, or use a larger kernel or stride",
+        )
     out = apply_as(
         op,
         conv_input_gradient,

@@ -453,7 +453,7 @@ def _write_masked(x: Tensor, items: Sequence[Item], value: Tensor) -> Tensor | N
     before = itertools.takewhile(lambda item: item is not mask, items)
     axis = sum(item.count if isinstance(item, Whole) else 1 for item in before)
     _check_mask(x, mask, axis)
-    if 0 in mask.shape:
+    if mask.shape != x.shape[axis : axis + mask.ndim] and 0 in mask.shape:
         return None
     after = x.ndim - axis - mask.ndim
     split = value.ndim - after  # the axes of the value that come before those after the mask
