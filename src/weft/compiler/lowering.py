@@ -49,6 +49,7 @@ from weft.ir.loops import (
 )
 from weft.ir.scalar_functions import lowered, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
+from weft.ir.walking import one_number
 
 COMBINE: dict[str, Combine] = {
     "reduce_sum": "add",
@@ -151,9 +152,9 @@ class _Elements(Reading[Scalar]):
 
     def literal(self, literal: Literal, index: Index) -> Scalar:
         """A number, or a load from an array of constants."""
-        value = literal.value
-        if value.size and (value == value.flat[0]).all():
-            return scalars.const(value.flat[0].item(), literal.type.dtype)
+        number = one_number(literal.value)
+        if number is not None:
+            return scalars.const(number.item(), literal.type.dtype)
         return self._loaded(literal, index)
 
     def number(self, value: Any, node: GraphNode) -> Scalar:

@@ -31,6 +31,7 @@ from weft.ir.loops import (
     Update,
     has_loops,
 )
+from weft.ir.numerics import converted
 from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, ordered
 
 Array = np.ndarray[Any, Any]
@@ -179,16 +180,7 @@ def convert(x: Any, dtype: DType) -> Any:
     """
     if dtype is bool_:
         return np.bool_(x != 0)
-    if dtype.is_integer and np.asarray(x).dtype.kind not in "iub":
-        limits = np.iinfo(dtype.numpy)
-        wide = float(x)
-        if wide != wide:
-            return dtype.numpy.type(0)
-        inside = (
-            limits.min if wide <= limits.min else limits.max if wide >= limits.max else int(wide)
-        )
-        return dtype.numpy.type(inside)
-    return np.asarray(x).astype(dtype.numpy)[()]
+    return converted(np.asarray(x), dtype.numpy)[()]
 
 
 # --- the order of accumulation -------------------------------------------------------------------

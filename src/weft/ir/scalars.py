@@ -16,7 +16,8 @@ True
 
 Arithmetic is defined for integers, float32 and float64. 16-bit floats are storage: they are loaded,
 stored, selected and cast; cast them to float32 to compute. Integer arithmetic wraps; an integer
-divided by 0 gives 0. A cast to an integer cuts towards zero, saturates, and takes NaN to 0.
+divided by 0 gives 0. A cast to an integer cuts towards zero, saturates, and takes NaN to 0; of
+extremes, -0.0 is less than 0.0. The module `numerics` says why.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import numpy as np
 
 from weft.core.dtypes import DTYPES, INDEX, DType, bfloat16, bool_, float16, float32, float64
 from weft.core.errors import DTypeError
+from weft.ir import numerics
 
 Access = Literal["read", "write", "both", "scratch"]
 Number = bool | int | float
@@ -368,8 +370,8 @@ floor_divide = _define("floor_divide", 2, INTEGERS, np.floor_divide)
 modulo = _define("modulo", 2, INTEGERS, np.remainder)
 negative = _define("negative", 1, NUMBERS, np.negative)
 absolute = _define("absolute", 1, NUMBERS, np.absolute)
-minimum = _define("minimum", 2, ORDERED, np.minimum)
-maximum = _define("maximum", 2, ORDERED, np.maximum)
+minimum = _define("minimum", 2, ORDERED, numerics.minimum)
+maximum = _define("maximum", 2, ORDERED, numerics.maximum)
 fma = _define("fma", 3, FLOATS, _fused)
 sqrt = _define("sqrt", 1, FLOATS, np.sqrt)
 floor = _define("floor", 1, FLOATS, np.floor)

@@ -230,11 +230,27 @@ def _number_made(node: GraphNode) -> Array | None:
 
 
 def _number(value: Array) -> Array | None:
-    """The number that all elements of a constant are."""
+    """The number that all elements of a constant are, where it is not too long to be looked at."""
+    return one_number(value) if value.size <= _SEARCHED else None
+
+
+def one_number(value: Array) -> Array | None:
+    """The number that all elements are, to the bit: -0.0 is not 0.0; None where they differ.
+
+    >>> one_number(np.array([2.0, 2.0]))
+    array(2.)
+    >>> one_number(np.array([0.0, -0.0])) is None
+    True
+    """
     if value.ndim == 0:
         return value
-    if not 0 < value.size <= _SEARCHED:
+    if value.size == 0:
         return None
-    flat = value.reshape(-1)
-    alike = value.size == 1 or flat.tobytes() == flat[:1].tobytes() * flat.size
+    flat = np.ascontiguousarray(value).reshape(-1)
+    alike = value.size == 1 or (flat.view(np.uint8).reshape(value.size, -1) == _bytes(flat)).all()
     return np.asarray(flat[0]) if alike else None
+
+
+def _bytes(flat: Array) -> Array:
+    """The bytes of the first element."""
+    return np.asarray(flat[:1].view(np.uint8))

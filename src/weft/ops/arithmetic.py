@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import Unsupported
+from weft.ir import numerics
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import additive, constant, linear, tangent
 from weft.ir.dispatch import apply
@@ -251,7 +252,7 @@ sign: Function = elementwise(
     "sign",
     doc="-1, 0 or 1 by the sign of each element; a complex number divided by its length.",
     example="[-1.5, 0.0, 2.0] -> [-1.0, 0.0, 1.0]",
-    reference=np.sign,
+    reference=numerics.sign,
     derivatives=[_STEPS],
     lower=lambda scalar, x: functions.sign(x),
     dtypes="real",
@@ -268,9 +269,10 @@ def _chosen(t: Tensor, out: Tensor, mine: Any, other: Any) -> Tensor:
 
 maximum: Function = elementwise(
     "maximum",
-    doc="The greater of two elements, NaN where one is; equal ones share the gradient evenly.",
+    doc="The greater of two elements, NaN where one is; 0.0 is greater than -0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [3.0, 4.0]",
-    reference=np.maximum,
+    reference=numerics.maximum,
+    kernel=numerics.maximum,
     derivatives=[
         tangent(lambda t, out, x1, x2: _chosen(t, out, x1, x2)),
         tangent(lambda t, out, x1, x2: _chosen(t, out, x2, x1)),
@@ -281,9 +283,10 @@ maximum: Function = elementwise(
 
 minimum: Function = elementwise(
     "minimum",
-    doc="The lesser of two elements, NaN where one is; equal ones share the gradient evenly.",
+    doc="The lesser of two elements, NaN where one is; -0.0 is less than 0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [1.0, 2.0]",
-    reference=np.minimum,
+    reference=numerics.minimum,
+    kernel=numerics.minimum,
     derivatives=[
         tangent(lambda t, out, x1, x2: _chosen(t, out, x1, x2)),
         tangent(lambda t, out, x1, x2: _chosen(t, out, x2, x1)),

@@ -18,6 +18,7 @@ from weft.core.errors import DTypeError
 from weft.core.types import TensorType
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
+from weft.ir.numerics import converted
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.operands import alias, as_tensor
@@ -30,13 +31,13 @@ Array = np.ndarray[Any, Any]
 def _converted(x: Array, dtype: DType) -> Array:
     if x.dtype.kind == "c" and not (dtype.is_complex or dtype is dtypes.bool_):
         x = x.real
-    return x.astype(dtype.numpy)
+    return converted(x, dtype.numpy)
 
 
 convert: Primitive = Primitive(
     "convert",
-    "Each element in another dtype; floats are cut towards zero, complex numbers lose their "
-    "imaginary part.",
+    "Each element in another dtype; floats are cut towards zero and to the range of an integer, "
+    "complex numbers lose their imaginary part.",
     type_rule=lambda x, dtype: TensorType(dtype, x.shape),
     reference=_converted,
     derivatives=[linear(lambda ct, x, dtype: apply(convert, ct, dtype=x.dtype))],
@@ -58,12 +59,13 @@ convert: Primitive = Primitive(
 def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """The tensor with elements of another dtype.
 
-    Floats are cut towards zero; complex numbers do not become real ones. A tensor is a value: with
-    `copy=False` a tensor that has the dtype already is returned as it is.
+    Floats are cut towards zero; what an integer dtype cannot hold becomes the nearest number that
+    it can, and NaN becomes 0. Integers wrap around. Complex numbers do not become real ones. A
+    tensor is a value: with `copy=False` a tensor that has the dtype already is returned as it is.
 
     >>> import weft as wf
-    >>> wf.astype(wf.tensor([1.7, -1.7]), wf.int8).tolist()
-    [1, -1]
+    >>> wf.astype(wf.tensor([1.7, -1.7, 300.0]), wf.int8).tolist()
+    [1, -1, 127]
     """
     as_device(device)
     tensor = as_tensor("astype", x)

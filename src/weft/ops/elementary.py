@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.core.errors import ArgumentError
 from weft.core.types import TensorType
+from weft.ir import numerics
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
@@ -374,7 +375,7 @@ relu: Function = elementwise(
     "relu",
     doc="Each element where it is positive, 0 elsewhere; the derivative at 0 is 0.",
     example="[-1.0, 0.0, 2.0] -> [0.0, 0.0, 2.0]",
-    reference=lambda x: np.maximum(x, x.dtype.type(0)),
+    reference=numerics.positive_part,
     derivatives=[tangent(lambda t, out, x: where(greater(out, 0.0), t, 0.0))],
     lower=lambda scalar, x: scalar.maximum(x, 0),
     dtypes="real",

@@ -22,6 +22,7 @@ from weft.core.dtypes import INDEX
 from weft.core.errors import AxisError, BoundsError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, require_equal, size
 from weft.core.types import TensorType
+from weft.ir import numerics
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import OperandDerivative, additive, constant, every, linear, tangent
 from weft.ir.dispatch import apply, bind
@@ -281,13 +282,6 @@ def _write_sum(out: Array, places: Array, rows: Array) -> None:
     out[touched] = (out[touched].astype(wide, copy=False) + sums).astype(out.dtype, copy=False)
 
 
-def _write_extreme(pick: Any) -> Write:
-    def write(out: Array, places: Array, rows: Array) -> None:
-        pick.at(out, places, rows)
-
-    return write
-
-
 def _batch_scatter(primitive_of: Callable[[], Primitive]) -> Callable[..., tuple[Tensor, int]]:
     def batch(
         size: Dimension,
@@ -417,7 +411,7 @@ def _extreme_tangent(
     return apply(scatter_add, zeros(out.type), multiply(t, weights), *indices, axes=axes)
 
 
-def _scatter_extreme(name: str, doc: str, pick: Any) -> Primitive:
+def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
     def derivative(operand: int) -> OperandDerivative:
         if operand > 1:
             return NO_DERIVATIVE
@@ -432,7 +426,7 @@ def _scatter_extreme(name: str, doc: str, pick: Any) -> Primitive:
         doc,
         type_rule=lambda *types, axes: _scatter_type(name, "real", *types, axes=axes),
         reference=lambda x, updates, *indices, axes: _scattered(
-            name, _write_extreme(pick), x, updates, indices, axes
+            name, write, x, updates, indices, axes
         ),
         derivatives=every(derivative),
         batch=_batch_scatter(lambda: primitive),
@@ -444,9 +438,9 @@ def _scatter_extreme(name: str, doc: str, pick: Any) -> Primitive:
 
 scatter_max = _scatter_extreme(
     "scatter_max", "x with each indexed element replaced by the largest of it and its updates.",
-    np.maximum,
+    numerics.keep_largest,
 )  # fmt: skip
 scatter_min = _scatter_extreme(
     "scatter_min", "x with each indexed element replaced by the smallest of it and its updates.",
-    np.minimum,
+    numerics.keep_smallest,
 )  # fmt: skip

@@ -21,6 +21,7 @@ from weft.core.dtypes import INDEX
 from weft.core.errors import AxisError, ShapeError
 from weft.core.shapes import Dimension, size
 from weft.core.types import TensorType
+from weft.ir import numerics
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, constant, linear, tangent
 from weft.ir.dispatch import apply
@@ -178,10 +179,6 @@ def _extreme_tangent(t: Tensor, out: Tensor, x: Tensor, axes: Axes) -> Tensor:
     return total / apply(reduce_sum, chosen, axes=axes)
 
 
-def _extreme(ufunc: np.ufunc) -> Callable[..., Any]:
-    return lambda x, axes: ufunc.reduce(x, axis=axes)
-
-
 _ORDERED = [
     Sample((np.array([[3, 1, 3], [2, 2, 2]], np.int16),), {"axes": (1,)}),
     Sample((np.array([[True, False], [False, False]]),), {"axes": (1,)}),
@@ -190,7 +187,7 @@ _ORDERED = [
 reduce_max = reduction(
     "reduce_max",
     doc="The largest element over axes; its derivative is shared evenly among equals.",
-    reference=_extreme(np.maximum),
+    reference=numerics.largest,
     derivative=tangent(_extreme_tangent),
     dtypes="ordered",
     identity=False,
@@ -200,7 +197,7 @@ reduce_max = reduction(
 reduce_min = reduction(
     "reduce_min",
     doc="The smallest element over axes; its derivative is shared evenly among equals.",
-    reference=_extreme(np.minimum),
+    reference=numerics.smallest,
     derivative=tangent(_extreme_tangent),
     dtypes="ordered",
     identity=False,

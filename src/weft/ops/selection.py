@@ -16,6 +16,7 @@ from weft.core.dtypes import DType, bool_
 from weft.core.errors import DTypeError, ShapeError
 from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
+from weft.ir import numerics
 from weft.ir.derivatives import additive, constant, tangent
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Mistake, Primitive, Sample
@@ -178,7 +179,7 @@ clamp: Primitive = Primitive(
     "clip",
     "x, but low where it is less, and high where that is greater.",
     type_rule=_clip_type,
-    reference=lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    reference=lambda x, low, high: numerics.minimum(numerics.maximum(x, low), high),
     derivatives=[
         tangent(
             lambda t, out, x, low, high: where(

@@ -95,7 +95,9 @@ def _argsort_type(x: TensorType, axis: int, descending: bool) -> TensorType:
 
 
 def _sorted(x: Array, axis: int, descending: bool) -> Array:
-    ascending = np.sort(comparable(x), axis=axis, kind="stable").astype(x.dtype, copy=False)
+    """Stable, which zeros of both signs show: turned before and after where it descends."""
+    keys = np.flip(comparable(x), axis) if descending else comparable(x)
+    ascending = np.sort(keys, axis=axis, kind="stable").astype(x.dtype, copy=False)
     return np.flip(ascending, axis) if descending else ascending
 
 

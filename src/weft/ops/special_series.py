@@ -195,7 +195,9 @@ def lgamma(x: Array) -> Array:
     def reflected(x: Array) -> Array:
         apart = np.abs(x - np.rint(x))
         mirrored = math.log(math.pi) - np.log(np.sin(math.pi * apart)) - positive(1.0 - x)
-        return np.where(x == -np.inf, np.inf, mirrored)
+        # whole numbers have no finite value, however large; next to 0 it is that of 1/|x|
+        mirrored = np.where(x > -1e-20, -np.log(-x), mirrored)
+        return np.where((apart == 0.0) | (x == -np.inf), np.inf, mirrored)
 
     return _piecewise(x, ~(x < 0.0), positive, reflected)
 

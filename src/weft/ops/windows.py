@@ -23,6 +23,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import constant, linear, tangent
 from weft.ir.dispatch import apply
+from weft.ir.numerics import maximum
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.convolution import Padding, check_windows, inner, padded, positions, window_counts
@@ -245,7 +246,7 @@ def _window_max(
     around = padded(x, padding, lowest)
     out = np.full((*x.shape[:lead], *counts), lowest, x.dtype)
     for _, place in positions(window, counts, strides, dilation):
-        np.maximum(out, around[place], out=out)
+        out = maximum(out, around[place])
     return out
 
 

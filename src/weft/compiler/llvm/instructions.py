@@ -86,24 +86,21 @@ def _not(lines: Lines, kind: Type, x: str) -> str:
     return lines.put(f"xor {kind.text} {x}, {kind.literal(kind.dtype is bool_ or -1)}")
 
 
-def _extremum(name: str, beats: str, integer: str, truth: str) -> None:
-    """A NaN in either operand is the result; of equal operands the first is."""
+def _extremum(name: str, integer: str, truth: str) -> None:
+    """A NaN in either operand is the result; -0.0 is less than 0.0."""
 
     def rule(lines: Lines, kind: Type, x: str, y: str) -> str:
         if kind.dtype is bool_:
             return lines.put(f"{truth} {kind.text} {x}, {y}")
         if kind.dtype.is_integer:
             return intrinsic(lines, f"{'us'[kind.dtype.kind == 'signed']}{integer}", kind, x, y)
-        second = lines.put(f"fcmp {beats} {kind.text} {y}, {x}")
-        ordered = select(lines, kind, second, y, x)
-        unknown = lines.put(f"fcmp uno {kind.text} {y}, {y}")
-        return select(lines, kind, unknown, y, ordered)
+        return intrinsic(lines, name, kind, x, y)
 
     TABLE[name] = rule
 
 
-_extremum("maximum", "ogt", "max", "or")
-_extremum("minimum", "olt", "min", "and")
+_extremum("maximum", "max", "or")
+_extremum("minimum", "min", "and")
 
 
 def select(lines: Lines, kind: Type, condition: str, x: str, y: str) -> str:

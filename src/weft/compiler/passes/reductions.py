@@ -23,7 +23,8 @@ from weft.ir.dispatch import apply
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.rewriting import RuleSet
 from weft.ir.tensor import Tensor
-from weft.ops.movement import broadcast_to, reshape
+from weft.ops.contraction import dot, free_axes
+from weft.ops.movement import broadcast_to, reshape, transpose
 from weft.ops.reduction import reduce_sum
 
 __all__ = ["reduce_less"]
@@ -48,14 +49,14 @@ def _trivial(primitive: Primitive) -> None:
         lambda x, axes=(1,): apply(primitive, x, axes=axes),
         name=f"{primitive.name}_of_one",
         on=spec(dtype, (2, 1, 3)),
-        signed_zeros=False,
         cases=[{"axes": ()}],
     )
     def of_one(x: Tensor, axes: Axes) -> Tensor | None:
         """The reduction of one real element is the element; of -0.0 the sum is 0.0."""
         if x.dtype.is_complex or any(x.shape[axis] != 1 for axis in axes):
             return None
-        return apply(reshape, x, shape=_rest(x.shape, axes)) if axes else x
+        single = apply(reshape, x, shape=_rest(x.shape, axes)) if axes else x
+        return single + 0.0 if primitive is reduce_sum and x.dtype.is_floating else single
 
 
 for _name in ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_all", "reduce_any"):
@@ -124,6 +125,24 @@ def sum_of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
         return None
     count = math.prod([int(shape[axis]) for axis in axes])
     return single * count if count < 1 << 24 else None
+
+
+@reduce_less.rule(
+    lambda x, y, batch=((0,), (0,)): apply(dot, x, y, contract=((), ()), batch=batch),
+    on=[spec("float32", (2, 3)), spec("float32", (2, 4))],
+    cases=[{"batch": ((), ())}],
+)
+def product_without_sum(x: Tensor, y: Tensor, batch: tuple[Axes, Axes]) -> Tensor | None:
+    """A product that sums over nothing is one of single elements, which keeps the sign of zeros."""
+    if x.dtype.is_complex:
+        return None
+    free_x, free_y = free_axes(x.ndim, batch[0]), free_axes(y.ndim, batch[1])
+    left = apply(transpose, x, order=(*batch[0], *free_x))
+    right = apply(transpose, y, order=(*batch[1], *free_y))
+    stack = right.shape[: len(batch[0])]
+    spaced = (*stack, *[1] * len(free_x), *right.shape[len(stack) :])
+    left = apply(reshape, left, shape=(*left.shape, *[1] * len(free_y)))
+    return left * apply(reshape, right, shape=spaced)
 
 
 @reduce_less.rule(

@@ -23,6 +23,7 @@ from weft.ir import scalars
 from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.loops import For, Kernel, Kind, Scratch, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
+from weft.ir.walking import one_number
 
 Producers: TypeAlias = Mapping[Variable, GraphNode]
 Loop: TypeAlias = tuple[Scalar, Scalar]
@@ -195,9 +196,8 @@ def within(x: Scalar, extent: Scalar) -> Scalar:
 def uniform(atom: Variable | Literal, producers: Producers) -> Scalar | None:
     """The number that all elements of a value are; None where they may differ."""
     if isinstance(atom, Literal):
-        value = atom.value
-        same = value.size and (value == value.flat[0]).all()
-        return scalars.const(value.flat[0].item(), atom.type.dtype) if same else None
+        number = one_number(atom.value)
+        return None if number is None else scalars.const(number.item(), atom.type.dtype)
     node = producers.get(atom)
     if node is not None and node.primitive.name == "full":
         value = atom.type.dtype.numpy.type(node.params["value"])
