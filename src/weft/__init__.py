@@ -184,6 +184,7 @@ from weft.ops.composed.gathering import (
 from weft.ops.composed.interpolation import interpolate
 from weft.ops.composed.manipulation import (
     broadcast_arrays,
+    broadcast_shapes,
     broadcast_to,
     concat,
     expand_dims,
@@ -410,7 +411,8 @@ __all__ = [
     "argsort", "as_windows", "asarray", "asin", "asinh", "astype", "atan", "atan2", "atanh",
     "atleast_1d", "atleast_2d", "atleast_3d", "average", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "bfloat16", "bincount", "bitcast", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
-    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool", "broadcast_arrays", "broadcast_to",
+    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool", "broadcast_arrays",
+    "broadcast_shapes", "broadcast_to",
     "can_cast", "case", "cbrt", "ceil", "checked", "checkpoint", "chunk", "clip", "compiler",
     "complex64", "complex128", "concat", "concatenate", "cond", "conj", "conv1d", "conv2d",
     "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "copysign", "cos", "cosh",

@@ -49,6 +49,7 @@ MAIN = """
     asarray(obj, /, *, dtype=None, device=None, copy=None)
     astype(x, dtype, /, *, copy=True, device=None)
     broadcast_arrays(*arrays)
+    broadcast_shapes(*shapes)
     broadcast_to(x, /, shape)
     can_cast(from_, to, /)
     clip(x, /, min=None, max=None)
@@ -68,6 +69,7 @@ MAIN = """
     full_like(x, /, fill_value, *, dtype=None, device=None)
     iinfo(type, /)
     isdtype(dtype, kind)
+    isin(x1, x2, /, *, invert=False)
     linspace(start, stop, /, num, *, dtype=None, device=None, endpoint=True)
     matmul(x1, x2, /)
     matrix_transpose(x, /)
@@ -113,7 +115,9 @@ LINALG = """
     cross(x1, x2, /, *, axis=-1)
     det(x, /)
     diagonal(x, /, *, offset=0)
+    eig(x, /)
     eigh(x, /)
+    eigvals(x, /)
     eigvalsh(x, /)
     inv(x, /)
     matmul(x1, x2, /)
@@ -231,10 +235,45 @@ def test_a_tensor_knows_its_namespace() -> None:
     x = wf.ones(2)
     assert x.__array_namespace__() is wf
     assert x.__array_namespace__(api_version="2022.12") is wf
-    assert wf.__array_api_version__ == "2024.12"
+    assert wf.__array_api_version__ == "2025.12"
     with pytest.raises(wf.ArgumentError) as caught:
         x.__array_namespace__(api_version="1999.12")
     assert (caught.value.op, caught.value.got) == ("__array_namespace__", "api_version: 1999.12")
+
+
+def test_what_comes_in_several_comes_as_a_tuple() -> None:
+    x = wf.arange(2)
+    several = [
+        wf.meshgrid(x, x), wf.meshgrid(), wf.broadcast_arrays(x, x), wf.broadcast_arrays(),
+        wf.unstack(x), wf.__array_namespace_info__().devices(),
+    ]  # fmt: skip
+    assert {type(each) for each in several} == {tuple}
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [(), ((),), ((2, 1), (3,)), ((5, 1, 1), (1, 4, 1), (1,)), ((0,), (1,)), ((3, 0), (1, 1))],
+)
+def test_shapes_broadcast_as_arrays_do(shapes: tuple[tuple[int, ...], ...]) -> None:
+    assert wf.broadcast_shapes(*shapes) == np.broadcast_shapes(*shapes)
+    symbolic = wf.spec("float32", ("rows", 1)).shape
+    assert wf.broadcast_shapes(symbolic, (1, 3)) == (symbolic[0], 3)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kind", "got"),
+    [
+        (((2, 3), (4,)), wf.ShapeError, "shape1: (2, 3)   shape2: (4,)"),
+        (((0,), (2,)), wf.ShapeError, "shape1: (0,)   shape2: (2,)"),
+        (((2, -1),), wf.ShapeError, "shape: (2, -1)"),
+        (((2, None),), wf.ArgumentTypeError, "shape: (2, None)"),
+        (("ab",), wf.ArgumentTypeError, "shape: 'ab'"),
+    ],
+)
+def test_shapes_that_do_not_broadcast_are_refused(shapes: Any, kind: Any, got: str) -> None:
+    with pytest.raises(kind) as caught:
+        wf.broadcast_shapes(*shapes)
+    assert (caught.value.op, caught.value.got) == ("broadcast_shapes", got)
 
 
 def test_the_namespace_says_what_it_can_do() -> None:
@@ -242,7 +281,7 @@ def test_the_namespace_says_what_it_can_do() -> None:
     assert info.capabilities() == {
         "boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64
     }  # fmt: skip
-    assert info.devices() == [info.default_device()] == [wf.ones(1).device]
+    assert info.devices() == (info.default_device(),) == (wf.ones(1).device,)
     assert info.default_dtypes(device="cpu") == {
         "real floating": wf.asarray(1.0).dtype,
         "complex floating": wf.asarray(1j).dtype,

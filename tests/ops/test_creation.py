@@ -407,7 +407,7 @@ def test_matrices_and_grids_agree_with_numpy() -> None:
         found = wf.meshgrid(*vectors, indexing=indexing)
         for one, other in zip(found, np.meshgrid(*vectors, indexing=indexing), strict=True):
             np.testing.assert_array_equal(one.numpy(), other)
-    assert wf.meshgrid() == []
+    assert wf.meshgrid() == ()
 
 
 def test_triangles_pass_gradients_only_inside() -> None:

@@ -225,7 +225,7 @@ def _namespace(x: Tensor, /, *, api_version: str | None = None) -> Any:
         raise ArgumentError(
             "__array_namespace__",
             "no such version of the standard here",
-            expected="2024.12 or earlier",
+            expected=f"{datatypes.STANDARD_VERSIONS[-1]} or earlier",
             got={"api_version": api_version},
             fix="leave api_version out",
         )

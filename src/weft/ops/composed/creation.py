@@ -465,7 +465,7 @@ def _matrices(op: str, x: Any) -> Tensor:
     return matrix
 
 
-def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
+def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Tensor, ...]:
     """Each of several vectors along its own axis of a grid; "xy" swaps the first two axes.
 
     >>> import weft as wf
@@ -485,7 +485,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Tensor]:
     for vector, place in zip(vectors, places, strict=True):
         line = tuple(dim if axis == place else 1 for axis, dim in enumerate(sizes))
         grids.append(apply(broadcast_to, apply(reshape, vector, shape=line), shape=tuple(sizes)))
-    return grids
+    return tuple(grids)
 
 
 def _check_grid(vectors: list[Tensor], indexing: str) -> None:

@@ -40,7 +40,7 @@ nan = math.nan
 newaxis = None
 pi = math.pi
 
-STANDARD_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
+STANDARD_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 
 _KINDS: dict[str, frozenset[str]] = {
     "bool": frozenset({"bool"}),
@@ -200,9 +200,9 @@ class NamespaceInfo:
         """Where tensors are made when no device is named."""
         return CPU
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> tuple[Device, ...]:
         """All devices."""
-        return [CPU]
+        return (CPU,)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
         """The dtypes that Python numbers get."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from weft.core import shapes as rules
 from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from weft.core.shapes import (
     Dim,
     Dimension,
     Shape,
-    broadcast_shapes,
     check_shape,
     equal,
     normalize_axes,
@@ -38,6 +38,7 @@ from weft.ops.operands import Operand, alias, apply_as, as_integer, as_sequence,
 
 __all__ = [
     "broadcast_arrays",
+    "broadcast_shapes",
     "broadcast_to",
     "concat",
     "expand_dims",
@@ -196,7 +197,19 @@ def broadcasted(x: Tensor, shape: Shape) -> Tensor:
     return alias(x) if x.shape == shape else apply(movement.broadcast_to, x, shape=shape)
 
 
-def broadcast_arrays(*arrays: Operand) -> list[Tensor]:
+def broadcast_shapes(*shapes: Any) -> Shape:
+    """The shape that tensors of these shapes broadcast to; of none, that of a single number.
+
+    >>> import weft as wf
+    >>> wf.broadcast_shapes((2, 1), (3,), ()), wf.broadcast_shapes()
+    ((2, 3), ())
+    """
+    checked = [check_shape("broadcast_shapes", shape) for shape in shapes]
+    got = {f"shape{i + 1}": shape for i, shape in enumerate(checked)}
+    return rules.broadcast_shapes("broadcast_shapes", checked, got)
+
+
+def broadcast_arrays(*arrays: Operand) -> tuple[Tensor, ...]:
     """The tensors broadcast against each other to one shape; dtypes stay as they are.
 
     >>> import weft as wf
@@ -205,8 +218,8 @@ def broadcast_arrays(*arrays: Operand) -> list[Tensor]:
     """
     tensors = [as_tensor("broadcast_arrays", x, f"x{i + 1}") for i, x in enumerate(arrays)]
     got = {f"x{i + 1}": tensor for i, tensor in enumerate(tensors)}
-    shape = broadcast_shapes("broadcast_arrays", [tensor.shape for tensor in tensors], got)
-    return [broadcasted(tensor, shape) for tensor in tensors]
+    shape = rules.broadcast_shapes("broadcast_arrays", [tensor.shape for tensor in tensors], got)
+    return tuple([broadcasted(tensor, shape) for tensor in tensors])
 
 
 # --- the order of axes and of elements ---------------------------------------------------------
