@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import weft as wf
 from weft.compiler.pipeline import optimize
-from weft.ir.dispatch import OBSERVERS
+from weft.ir.dispatch import OBSERVERS, apply
 from weft.ops import families
 
 
@@ -133,7 +134,7 @@ def test_a_tensor_from_outside_is_printed_as_it_is_at_each_run(
         ("{} {}", (1, "a"), {}, "1 a"),
         ("{1} {0}", (wf.tensor(1), wf.tensor(2)), {}, "2 1"),
         ("{x:.2f}{{}}", (), {"x": wf.tensor(0.5)}, "0.50{}"),
-        ("{0.shape} {0}", (wf.zeros(2),), {}, "(2,) [0., 0.]"),
+        ("{0!s} {0}", (wf.zeros(2),), {}, "[0., 0.] [0., 0.]"),
         ("{:.1f}", (wf.tensor([[1.0, 2.0]]),), {}, "[[1.0, 2.0]]"),
         ("{}", (wf.ones(2, dtype=wf.bfloat16),), {}, "[1., 1.]"),
         ("{v!r:>4} {s}", (), {"v": 7, "s": "{}"}, "   7 {}"),
@@ -153,6 +154,13 @@ def test_places_are_those_of_format(
         (("no place", 1), {}, "1 values for 0 places"),
         (("{loss}",), {"x": 1}, "no value is called 'loss'"),
         (("{",), {}, "Single '{' encountered"),
+        (("{0.shape}", wf.ones(2)), {}, "'0.shape' is a part of a value"),
+        (("{x[0]}",), {"x": wf.ones(2)}, "'x[0]' is a part of a value"),
+        (("{0.__class__}", 1), {}, "'0.__class__' is a part of a value"),
+        (("{0:{1}}", wf.ones(2), wf.ones(2)), {}, "no plain form of a value"),
+        (("{0:.99999f}", wf.ones(2)), {}, "no plain form of a value"),
+        (("{0:d}", wf.ones(2)), {}, "Unknown format code 'd'"),
+        (("{0!x}", wf.ones(2)), {}, "no conversion 'x'"),
         ((wf.tensor(1.0),), {}, "not a text"),
     ],
 )
@@ -163,6 +171,62 @@ def test_places_without_values_are_refused_at_once(
         wf.debug.print(*arguments, **named)
     assert problem in caught.value.problem
     assert caught.value.op == "debug.print"
+
+
+SECRETS = [
+    "{0.__init__.__globals__}", "{0.__init__.__globals__[sys].modules[os].environ}",
+    "{0.__class__}", "{0._array}", "{0[0]}", "{0:{0.__class__}}", "{0:{0}}", "{0!r:{0._array}}",
+    "{0:999999999}", "{0:.999999999f}", "{}", "{1}", "{x}", "{0", "{0!x}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_text_cannot_ask_for_more_than_a_value(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    primitive = wf.ir.PRIMITIVES["debug_print"]
+    for run in (
+        lambda: wf.ir.parse(
+            f"graph(a: f32[2]) {{ b: bool[] = debug_print(a, rows=0, text={text!r}) return a }}"
+        ),
+        lambda: primitive.reference(np.ones(2, np.float32), text=text, rows=0),
+        lambda: wf.jit(lambda x: apply(primitive, x, text=text, rows=0))(wf.ones(2)),
+        lambda: apply(primitive, wf.ones(2), text=text, rows=0),
+    ):
+        with pytest.raises(wf.WeftError) as caught:
+            run()
+        assert len(str(caught.value)) < 2000
+    assert capsys.readouterr().out == ""
+
+
+def test_a_check_from_elsewhere_shows_no_line_of_the_file_that_it_names(tmp_path: Path) -> None:
+    secret = tmp_path / "settings.py"
+    secret.write_text("PASSWORD = 'swordfish'\n")
+    graph = wf.ir.parse(
+        "graph(a: bool[]) { b: bool[] = debug_check(a, text='no', fix='', "
+        f"file={str(secret)!r}, line=1, function='f', rows=0) return a }}"
+    )
+    with pytest.raises(wf.CheckError) as caught:
+        wf.ir.interpret(graph, wf.tensor(False))
+    assert "swordfish" not in str(caught.value)
+    assert f"the test stands in {secret}:1" in caught.value.note
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "debug_print(a, text='x', rows=1000)",
+        "debug_print(a, text='x', rows=-1)",
+        "debug_print(a, text=3, rows=0)",
+        "debug_check(a, text='x', fix='y', file='f', line=99999999999, function='g', rows=0)",
+        "debug_breakpoint(a, names=('x',), file='f', line=99999999999, rows=0)",
+        "debug_breakpoint(a, names=('x', 'y'), file='f', line=1, rows=0)",
+        "debug_breakpoint(a, names=(1,), file='f', line=1, rows=0)",
+    ],
+)
+def test_what_no_program_says_is_refused_when_it_is_read(call: str) -> None:
+    with pytest.raises(wf.GraphError):
+        wf.ir.parse(f"graph(a: bool[2]) {{ b: bool[] = {call} return a }}")
 
 
 # --- breakpoints -------------------------------------------------------------------------------

@@ -15,14 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from string import Formatter
 from typing import Any
 
-from weft.core.errors import ArgumentError, ArgumentTypeError
+from weft.core.errors import ArgumentTypeError
 from weft.core.locations import user_frame
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor
-from weft.ops.debugging import debug_breakpoint, debug_print, observed_for_nan
+from weft.ops.debugging import (
+    Place,
+    debug_breakpoint,
+    debug_print,
+    formatted,
+    observed_for_nan,
+    places,
+    wrong_text,
+)
 
 __all__ = ["breakpoint", "nans", "print"]
 
@@ -30,9 +37,9 @@ __all__ = ["breakpoint", "nans", "print"]
 def print(text: str, /, *values: Any, **named: Any) -> None:
     """Print a line whenever the program comes here, with values in the places of `text`.
 
-    Places are those of `str.format`: `{}`, `{0:.3f}`, `{loss}`. Tensors are shown with the values
-    they have when the program runs; under `vmap` there is a line for each element, under `grad` and
-    `jvp` the values are the primals. What is not a tensor is written as it is now.
+    Places are those of `str.format` for whole values: `{}`, `{0:.3f}`, `{loss}`. Tensors are shown
+    with the values they have when the program runs; under `vmap` there is a line for each element,
+    under `grad` and `jvp` the values are the primals. What is not a tensor is written as it is now.
 
     >>> import weft as wf
     >>> wf.debug.print("{name} {x:.2f}", name="loss", x=wf.tensor([1.0, 0.5]))
@@ -64,47 +71,34 @@ class _Places:
 
     def filled(self) -> tuple[str, list[Tensor]]:
         """The text with places 0, 1, … for tensors alone, and these tensors."""
-        try:
-            parts = list(Formatter().parse(self.text))
-        except ValueError as error:
-            raise self._wrong(str(error)) from None
-        written = "".join(_escaped(before) + self._place(*place) for before, *place in parts)
+        written = "".join(_escaped(part.before) + self._place(part) for part in places(self.text))
         if len(self.used) < len(self.values):
-            raise self._wrong(f"{len(self.values)} values for {len(self.used)} places")
+            raise wrong_text(f"{len(self.values)} values for {len(self.used)} places", self.text)
         return written, self.tensors
 
-    def _place(self, field: str | None, form: str | None, conversion: str | None) -> str:
-        if field is None:
+    def _place(self, place: Place) -> str:
+        if place.field is None:
             return ""
-        name = field.split(".")[0].split("[")[0]
-        value = self._value(name)
-        end = (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+        value = self._value(place.field)
         if not isinstance(value, Tensor):
-            return _escaped(f"{{0{field[len(name) :]}{end}}}".format(value))
+            return _escaped(formatted(place, value))
         position = next((i for i, t in enumerate(self.tensors) if t is value), len(self.tensors))
         self.tensors += [value] if position == len(self.tensors) else []
-        return f"{{{position}{field[len(name) :]}{end}}}"
+        conversion = f"!{place.conversion}" if place.conversion else ""
+        return f"{{{position}{conversion}{':' + place.form if place.form else ''}}}"
 
     def _value(self, name: str) -> Any:
         if name in self.named:
             return self.named[name]
         if name and not name.isdecimal():
-            raise self._wrong(f"no value is called {name!r}")
+            raise wrong_text(f"no value is called {name!r}", self.text)
         position = int(name) if name else self.next
         self.next += not name
         self.used.add(position)
         if position >= len(self.values):
-            raise self._wrong(f"{len(self.values)} values, and none for place {position}")
+            count = len(self.values)
+            raise wrong_text(f"{count} values, and none for place {position}", self.text)
         return self.values[position]
-
-    def _wrong(self, problem: str) -> ArgumentError:
-        return ArgumentError(
-            "debug.print",
-            problem,
-            expected="a place in the text for each value, and a value for each place",
-            got={"text": repr(self.text), "values": len(self.values) + len(self.named)},
-            fix='wf.debug.print("x = {}, y = {y}", x, y=y)',
-        )
 
 
 def _escaped(text: str) -> str:

@@ -200,3 +200,20 @@ def test_a_breakpoint_in_a_file_is_refused(tmp_path: Path) -> None:
         wf.cond(x > 0.0, lambda x: wf.debug.breakpoint(x=x) or x, lambda x: x, x)
     graph.save(tmp_path / "x.weft")
     assert "breakpoint" in refusal(tmp_path / "x.weft").problem
+
+
+def test_a_print_in_a_file_shows_whole_values_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.weft"
+    with wf.Graph() as graph:
+        x = wf.placeholder("float32", (2,), name="x")
+        wf.debug.print("x is {:.2f}", x)
+        wf.graph.identity(x * 2.0, name="y")
+    graph.save(path)
+    with wf.Session(wf.Graph.load(path)) as session:
+        assert session.run("y", {"x": np.ones(2)}).tolist() == [2.0, 2.0]
+    asks = "{0.__init__.__globals__[sys].modules[os].environ}"
+    rewritten(path, lambda t, n: n.update({TEXT: n[TEXT].replace("{0:.2f}", asks)}), honest=True)
+    assert "is a part of a value" in refusal(path).problem
+    assert "PATH" not in capsys.readouterr().out

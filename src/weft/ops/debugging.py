@@ -12,19 +12,21 @@ which computes again what has been shown, does not show it twice. Its result is 
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from string import Formatter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.core.dtypes import bool_, from_numpy
-from weft.core.errors import CheckError, NanError
+from weft.core.errors import ArgumentError, ArgumentTypeError, CheckError, NanError, ShapeError
 from weft.core.locations import Location
 from weft.core.settings import settings
-from weft.core.shapes import Dimension
+from weft.core.shapes import Dimension, equal
 from weft.core.types import TensorType
 from weft.ir.batching import to_front
 from weft.ir.derivatives import constant, every
@@ -37,11 +39,42 @@ __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
 TOKEN = TensorType(bool_, ())
+LAST_LINE = 10_000_000
+LONGEST_NUMBER = 3
+"""The most digits of a width or a precision: a line is not filled up with millions of blanks."""
 _token = every(lambda index: constant("what is shown has no derivative"))
 
 
-def _token_type(*operands: TensorType, **params: Any) -> TensorType:
-    return TOKEN
+def _check_rows(op: str, operands: Sequence[TensorType], rows: int) -> None:
+    """Refuse batch axes that the operands do not have, or not all of one size."""
+    fronts = [operand.shape[:rows] for operand in operands] if _is_count(rows) else [(0,)]
+    agree = all(len(front) == rows and all(map(equal, front, fronts[0])) for front in fronts)
+    if not (_is_count(rows) and agree):
+        raise ShapeError(
+            op,
+            "these are not the batch axes of all operands",
+            expected="rows: how many axes of a batch stand in front of every operand",
+            got={**{f"x{i + 1}": x for i, x in enumerate(operands)}, "rows": rows},
+            fix="call the function under wf.vmap, which counts them",
+        )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _check_place(op: str, file: object, line: object, *texts: object) -> None:
+    """Refuse what is no place in a file, or no text beside it."""
+    if not all(isinstance(text, str) for text in (file, *texts)) or not (
+        type(line) is int and 0 <= line <= LAST_LINE
+    ):
+        raise ArgumentTypeError(
+            op,
+            "this is no place in a source file",
+            expected=f"texts, and a line of at most {LAST_LINE}",
+            got={"file": file, "line": line},
+            fix="trace the function again: wf.ir.trace(f, ...)",
+        )
 
 
 def _elements(arrays: Sequence[Array], rows: int) -> Iterator[list[Array]]:
@@ -70,8 +103,75 @@ def _batch(primitive: Callable[[], Primitive]) -> Callable[..., Any]:
 # --- prints ------------------------------------------------------------------------------------
 
 
+class Place(NamedTuple):
+    """A part of a line to print: text, then a place with the name or number of its value."""
+
+    before: str
+    field: str | None
+    form: str
+    conversion: str | None
+
+
+_CONVERSIONS: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda value: value,
+    "s": str,
+    "r": repr,
+    "a": ascii,
+}
+
+
+def places(text: str) -> list[Place]:
+    """The parts of a text; a place takes a whole value, in a form of its own.
+
+    Attributes and items are refused: through them a text that came with a file could read all
+    that the program knows.
+
+    >>> places("x = {0:.2f}")
+    [Place(before='x = ', field='0', form='.2f', conversion=None)]
+    """
+    try:
+        found = [Place(a, b, c or "", d) for a, b, c, d in Formatter().parse(text)]
+    except (ValueError, TypeError) as error:
+        raise wrong_text(str(error), text) from None
+    for place in found:
+        if place.field and not (place.field.isidentifier() or _is_number(place.field)):
+            raise wrong_text(f"{place.field!r} is a part of a value", text, whole=True)
+        if "{" in place.form or re.search(rf"\d{{{LONGEST_NUMBER + 1}}}", place.form):
+            raise wrong_text(f"{place.form!r} is no plain form of a value", text, whole=True)
+        if place.conversion not in _CONVERSIONS:
+            raise wrong_text(f"there is no conversion {place.conversion!r}", text)
+    return found
+
+
+def _is_number(field: str) -> bool:
+    return field.isascii() and field.isdecimal() and len(field) < 10
+
+
+def formatted(place: Place, value: Any) -> str:
+    """A value as a place shows it."""
+    try:
+        return format(_CONVERSIONS[place.conversion](value), place.form)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise wrong_text(str(error), f"{{:{place.form}}}") from None
+
+
+def wrong_text(problem: str, text: object, whole: bool = False) -> ArgumentError:
+    """The error for a text that cannot be printed with values in it."""
+    return ArgumentError(
+        "debug.print",
+        problem,
+        expected="places for whole values, as in {}, {0:.3f}, {loss}"
+        if whole
+        else "a place in the text for each value, and a value for each place",
+        got={"text": repr(text)},
+        fix='wf.debug.print("{} of {}", x.shape, x)'
+        if whole
+        else 'wf.debug.print("x = {}, y = {y}", x, y=y)',
+    )
+
+
 class Shown:
-    """An array in a format string: `{}` its values, `{:.3f}` each of them so, `{.shape}` a part."""
+    """An array in a line: `{}` its values, `{:.3f}` each of them so."""
 
     def __init__(self, array: Array) -> None:
         self._array = np.asarray(array)
@@ -98,13 +198,31 @@ class Shown:
 
     __str__ = __repr__ = lambda self: format(self, "")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._array, name)
+
+def _numbered_places(text: str, count: int) -> list[Place]:
+    """The parts of a text whose places hold the numbers of operands."""
+    found = places(text)
+    for field in [place.field for place in found if place.field is not None]:
+        if not (_is_number(field) and int(field) < count):
+            raise wrong_text(f"there is no operand {field!r}", text)
+    return found
+
+
+def _print_type(*operands: TensorType, text: str, rows: int) -> TensorType:
+    _check_rows("debug.print", operands, rows)
+    _numbered_places(text, len(operands))
+    return TOKEN
 
 
 def _print(*arrays: Array, text: str, rows: int) -> Array:
+    parts = _numbered_places(text, len(arrays))
     for values in _elements(arrays, rows):
-        sys.stdout.write(text.format(*map(Shown, values)) + "\n")
+        line = ""
+        for place in parts:
+            line += place.before
+            if place.field is not None:
+                line += formatted(place, Shown(values[int(place.field)]))
+        sys.stdout.write(line + "\n")
     return np.asarray(True)
 
 
@@ -116,14 +234,32 @@ def _print_samples() -> list[Sample]:
     ]
 
 
+def _print_mistakes() -> list[Mistake]:
+    x = np.zeros(2, np.float32)
+    return [
+        Mistake((x,), {"text": text, "rows": 0}, ArgumentError, problem)
+        for text, problem in [
+            ("{0.__class__}", "a part of a value"),
+            ("{0[0]}", "a part of a value"),
+            ("{0:{0}}", "no plain form"),
+            ("{0:9999}", "no plain form"),
+            ("{0!x}", "no conversion"),
+            ("{1}", "no operand"),
+            ("{x}", "no operand"),
+            ("{", "Single"),
+        ]
+    ] + [Mistake((x,), {"text": "{0}", "rows": 2}, ShapeError, "batch axes")]
+
+
 debug_print: Primitive = Primitive(
     "debug_print",
     "Prints a line with values in it, once for each element of a batch.",
-    type_rule=_token_type,
+    type_rule=_print_type,
     reference=_print,
     derivatives=_token,
     batch=_batch(lambda: debug_print),
     samples=_print_samples,
+    mistakes=_print_mistakes,
     impure=True,
 )
 
@@ -140,6 +276,22 @@ def _stop(*arrays: Array, names: tuple[str, ...], file: str, line: int, rows: in
     return np.asarray(True)
 
 
+def _stop_type(
+    *operands: TensorType, names: tuple[str, ...], file: str, line: int, rows: int
+) -> TensorType:
+    _check_rows("debug.breakpoint", operands, rows)
+    _check_place("debug.breakpoint", file, line, *names)
+    if len(names) != len(operands):
+        raise ArgumentError(
+            "debug.breakpoint",
+            "there is not one name for each operand",
+            expected=f"{len(operands)} names",
+            got={"names": names},
+            fix="wf.debug.breakpoint(x=x)",
+        )
+    return TOKEN
+
+
 def _stop_samples() -> list[Sample]:
     """Of a batch without elements, so that nothing stops."""
     params = {"names": ("x",), "file": "train.py", "line": 1, "rows": 1}
@@ -149,7 +301,7 @@ def _stop_samples() -> list[Sample]:
 debug_breakpoint: Primitive = Primitive(
     "debug_breakpoint",
     "Stops in the debugger with values at hand, once for each element of a batch.",
-    type_rule=_token_type,
+    type_rule=_stop_type,
     reference=_stop,
     derivatives=_token,
     batch=_batch(lambda: debug_breakpoint),
@@ -167,16 +319,40 @@ def _check(
     """Raise at the user's line unless every element of the batch holds."""
     if not holds.all():
         failed = int(holds.size - np.count_nonzero(holds))
+        at = _checks.get((file, line, function))
+        notes = [f"for {failed} of {holds.size} elements of a batch"] if rows else []
+        notes += [f"the test stands in {file}:{line}"] if file and at is None else []
         raise CheckError(
             "assert",
             text,
             expected="a test that holds when the program runs",
             got={"test": False},
-            note=f"for {failed} of {holds.size} elements of a batch" if rows else "",
+            note="   ".join(notes),
             fix=fix,
-            at=Location(file, line, function) if file else None,
+            at=at,
         )
     return np.asarray(True)
+
+
+_checks: dict[tuple[str, int, str], Location] = {}
+"""Where this process itself has put tests: the only places whose source an error shows. A graph
+from elsewhere may name any file, and the line would stand in the log of whoever runs it."""
+
+
+def check_place(at: Location | None) -> dict[str, Any]:
+    """The parameters of a check that stands at a place of the user's."""
+    if at is None:
+        return {"file": "", "line": 0, "function": ""}
+    _checks[at.file, at.line, at.function] = at
+    return {"file": at.file, "line": at.line, "function": at.function}
+
+
+def _check_type(
+    holds: TensorType, *, text: str, fix: str, file: str, line: int, function: str, rows: int
+) -> TensorType:
+    _check_rows("assert", [holds], rows)
+    _check_place("assert", file, line, function, text, fix)
+    return TOKEN
 
 
 def _check_samples() -> list[Sample]:
@@ -192,7 +368,7 @@ def _check_mistakes() -> list[Mistake]:
 debug_check: Primitive = Primitive(
     "debug_check",
     "Raises where a test does not hold, for any element of a batch.",
-    type_rule=_token_type,
+    type_rule=_check_type,
     reference=_check,
     derivatives=_token,
     batch=_batch(lambda: debug_check),

@@ -24,7 +24,7 @@ from weft.ir.tensor import Tensor, concrete, traces
 from weft.ops.comparison import less, not_equal
 from weft.ops.composed.creation import arange
 from weft.ops.composed.manipulation import reshape
-from weft.ops.debugging import debug_check, debug_print
+from weft.ops.debugging import check_place, debug_check, debug_print
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.operands import as_tensor, convert_to
 from weft.ops.selection import where
@@ -349,12 +349,7 @@ def require(holds: Tensor, text: str, fix: str) -> None:
     """Raise when the program runs and a test does not hold, on the way that leads here."""
     for path in RECORDING.paths:
         holds = logical_or(logical_not(path), holds)
-    at = user_location()
-    apply(
-        debug_check, holds, text=text, fix=fix, rows=0,
-        file="" if at is None else at.file, line=0 if at is None else at.line,
-        function="" if at is None else at.function,
-    )  # fmt: skip
+    apply(debug_check, holds, text=text, fix=fix, rows=0, **check_place(user_location()))
 
 
 # --- functions of Python that tensors take part in ---------------------------------------------
