@@ -2,8 +2,8 @@
 
 A file is eight bytes with the length of a header, the header in JSON, and the raw elements. It is
 written beside its place, brought to the disk and then put in place at once: whatever happens, the
-path holds the old file or the whole new one. It is read by mapping it into memory, so that only
-what is used is read.
+path holds the old file or the whole new one. What a file says of itself is checked before memory is
+taken for it, so a file that was cut off, changed or made to do harm is refused.
 
 >>> import tempfile, weft as wf
 >>> path = tempfile.mkdtemp() + "/model.safetensors"
@@ -15,13 +15,11 @@ what is used is read.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import mmap
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -30,6 +28,7 @@ import numpy as np
 from weft.core import dtypes
 from weft.core.dtypes import DType
 from weft.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
+from weft.core.files import damaged, open_file, parse_json, replacing
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.composed.creation import asarray
 
@@ -53,7 +52,11 @@ NAMES: dict[DType, str] = {
 }
 """What the format calls the dtypes. Complex ones are written as pairs of real numbers."""
 BY_NAME = {name: dtype for dtype, name in NAMES.items()}
-LONGEST_HEADER = 100_000_000
+LONGEST_HEADER = 1 << 24
+"""The most bytes of a header: 16 MiB, which describe over 100,000 tensors."""
+DEEPEST = 200
+"""How deep a tree may be nested."""
+MOST_AXES = 64
 TREE = "weft.tree"
 COMPLEX = "weft.complex"
 
@@ -88,22 +91,21 @@ def save(
     _write_file(place, {name: _real(array) for name, array in arrays.items()}, notes)
 
 
-def load(path: str | os.PathLike[str], *, map_file: bool = True, metadata: bool = False) -> Any:
+def load(path: str | os.PathLike[str], *, map_file: bool = False, metadata: bool = False) -> Any:
     """The tree that a file holds; of a file from elsewhere, its tensors by name.
 
-    The file is mapped into memory and read where it is used; `map_file=False` reads it at once,
-    for files that another program writes in place. With `metadata=True`, a pair: the tree, and the
-    text that was stored with it.
+    The file is read at once. `map_file=True` maps it into memory instead, so that only what is used
+    is read: for files that nobody writes in place, as the system ends a process that looks where a
+    mapped file was cut off. With `metadata=True`, a pair: the tree, and the text that was stored
+    with it.
     """
     place = _place("load", path)
-    data = _bytes(place, map_file)
-    entries, notes, start = _read_header(place, data)
-    tensors = {name: _tensor(data, start, entry) for name, entry in entries.items()}
+    tensors, notes = _read_file(place, map_file)
     try:
         for name in json.loads(notes.get(COMPLEX, "[]")):
             tensors[name] = _joined(tensors[name])
         tree = _build(json.loads(notes[TREE]), tensors) if TREE in notes else tensors
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise _damaged(place, "its own notes about the tree do not fit its tensors") from None
     own = {name: text for name, text in notes.items() if name not in (TREE, COMPLEX)}
     return (tree, own) if metadata else tree
@@ -130,8 +132,16 @@ def _is_flat(tree: Any) -> bool:
     )
 
 
-def _describe(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _describe(node: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
     """The structure of a tree as JSON: [kind, content]; its tensors are collected by name."""
+    if depth > DEEPEST:
+        raise ArgumentError(
+            "save",
+            f"the tree is nested more than {DEEPEST} deep, or holds itself",
+            expected=f"at most {DEEPEST} containers inside each other",
+            got={"path": path[:80] + " ..."},
+            fix="save a flat dict of tensors by name",
+        )
     if isinstance(node, np.ndarray | np.generic):
         node = asarray(node)
     if isinstance(node, Tensor):
@@ -140,11 +150,12 @@ def _describe(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return ["tensor", name]
     if isinstance(node, dict):
         items = [
-            [_key(key, path), _describe(v, _join(path, key), tensors)] for key, v in node.items()
+            [_key(key, path), _describe(v, _join(path, key), tensors, depth + 1)]
+            for key, v in node.items()
         ]
         return ["dict", items]
     if type(node) in (list, tuple):
-        parts = [_describe(v, _join(path, i), tensors) for i, v in enumerate(node)]
+        parts = [_describe(v, _join(path, i), tensors, depth + 1) for i, v in enumerate(node)]
         return [type(node).__name__, parts]
     if node is None or type(node) in (bool, int, float, str):
         return ["value", node]
@@ -190,7 +201,7 @@ def _build(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [_build(value, tensors) for value in content]
     if kind == "tuple":
         return tuple([_build(value, tensors) for value in content])
-    if kind == "value":
+    if kind == "value" and (content is None or type(content) in (bool, int, float, str)):
         return content
     raise ValueError(kind)
 
@@ -244,8 +255,17 @@ def _real(array: Array) -> Array:
 def _write_file(path: Path, arrays: Mapping[str, Array], notes: Mapping[str, str]) -> None:
     # Wide elements first, so that every tensor is aligned to its elements.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    with _replacing(path) as file:
-        file.write(_header(ordered, notes))
+    header = _header(ordered, notes)
+    if len(header) > LONGEST_HEADER:
+        raise ArgumentError(
+            "save",
+            "there is too much beside the tensors, or too many of them",
+            expected=f"names, numbers and text of at most {LONGEST_HEADER} bytes",
+            got={"path": str(path), "bytes": len(header)},
+            fix="make tensors of long lists: wf.tensor(numbers)",
+        )
+    with replacing("save", path) as file:
+        file.write(header)
         for _, array in ordered:
             file.write(array.reshape(-1).view(np.uint8).data)
 
@@ -262,67 +282,21 @@ def _header(arrays: list[tuple[str, Array]], notes: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of a path when all of it is on the disk."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    except OSError as error:
-        raise _not_writable(path, error) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        _keep_mode(path, name)
-        os.replace(name, path)
-        _sync_folder(path.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        if isinstance(error, OSError):
-            raise _not_writable(path, error) from None
-        raise
-
-
-def _keep_mode(path: Path, name: str) -> None:
-    """Give the new file the permissions of the old one, or those that a new file usually has."""
-    mask = os.umask(0)
-    os.umask(mask)
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask
-    os.chmod(name, mode)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the new name to the disk too, where the system lets folders be opened."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _not_writable(path: Path, error: OSError) -> ArgumentError:
-    return ArgumentError(
-        "save",
-        f"the file could not be written: {error.strerror or error}",
-        expected="a folder that exists, may be written to and has space",
-        got={"path": str(path)},
-        note="what was there before is unchanged",
-        fix="choose another path, or free some space",
-    )
-
-
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _bytes(path: Path, map_file: bool) -> Any:
+def _read_file(path: Path, map_file: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file by name, and its notes; all of it checked before memory is taken."""
     try:
-        with open(path, "rb") as file:
-            if not map_file or os.fstat(file.fileno()).st_size == 0:
-                return file.read()
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with open_file("load", path) as file:
+            size = os.fstat(file.fileno()).st_size
+            entries, notes, start = _read_header(path, file, size)
+            if map_file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                parts = {name: _mapped(data, start, entry) for name, entry in entries.items()}
+            else:
+                ordered = sorted(entries.items(), key=lambda item: item[1].begin)
+                parts = {name: _elements(path, file, entry) for name, entry in ordered}
     except OSError as error:
         raise ArgumentError(
             "load",
@@ -331,28 +305,33 @@ def _bytes(path: Path, map_file: bool) -> Any:
             got={"path": str(path)},
             fix="check the path",
         ) from None
+    except MemoryError:
+        raise _damaged(path, f"its {size} bytes are more than the memory holds") from None
+    return {name: _tensor(parts[name], entry) for name, entry in entries.items()}, notes
 
 
-def _read_header(path: Path, data: Any) -> tuple[dict[str, Entry], dict[str, str], int]:
+def _read_header(
+    path: Path, file: BinaryIO, size: int
+) -> tuple[dict[str, Entry], dict[str, str], int]:
     """The tensors and notes of a file, and where the elements begin; all of it checked."""
-    if len(data) < 8:
-        raise _damaged(path, f"it has {len(data)} bytes, too few for a header")
-    length = int.from_bytes(data[:8], "little")
+    if size < 8:
+        raise _damaged(path, f"it has {size} bytes, too few for a header")
+    length = int.from_bytes(file.read(8), "little")
     if length > LONGEST_HEADER:
         raise _damaged(path, f"its header is said to have {length} bytes; is it another format?")
-    if 8 + length > len(data):
+    if 8 + length > size:
         raise _damaged(path, f"it ends within its header of {length} bytes")
-    try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not JSON: {error}") from None
+    text = file.read(length)
+    header = parse_json(
+        "load", path, text, "a whole safetensors file", "its header", object_pairs_hook=_unique
+    )
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not a JSON object")
     notes = header.pop("__metadata__", {})
     if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
         raise _damaged(path, "its metadata is not text by name")
     entries = {name: _entry(path, name, value) for name, value in header.items()}
-    _check_covered(path, entries, len(data) - 8 - length)
+    _check_covered(path, entries, size - 8 - length)
     return entries, notes, 8 + length
 
 
@@ -370,15 +349,17 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
         raise _damaged(path, f"the entry of {name!r} has no dtype, shape and offsets") from None
     if not isinstance(shape, list) or not all(_is_size(n) for n in (*shape, begin, end)):
         raise _damaged(path, f"the shape or offsets of {name!r} are not sizes")
-    if kind not in BY_NAME:
+    if not isinstance(kind, str) or kind not in BY_NAME:
         raise UnsupportedError(
             "load",
             f"{name!r} has elements of a kind that there is no dtype for",
             expected="one of " + ", ".join(BY_NAME),
-            got={"dtype": kind},
+            got={"path": str(path), "dtype": kind},
             fix="convert the file with the program that wrote it",
         )
     dtype = BY_NAME[kind]
+    if len(shape) > MOST_AXES or not _is_size(math.prod([n or 1 for n in shape]) * dtype.itemsize):
+        raise _damaged(path, f"{name!r} has a shape that no tensor has")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise _damaged(path, f"{name!r} has {end - begin} bytes, which is not its shape's size")
     return Entry(dtype, tuple(shape), begin, end)
@@ -401,16 +382,25 @@ def _check_covered(path: Path, entries: Mapping[str, Entry], size: int) -> None:
         raise _damaged(path, f"{size - end} bytes at its end belong to nothing")
 
 
-def _tensor(data: Any, start: int, entry: Entry) -> Tensor:
-    count = math.prod(entry.shape)
-    if count == 0:
-        return wrap(np.empty(entry.shape, entry.dtype.numpy))
+def _elements(path: Path, file: BinaryIO, entry: Entry) -> Array:
+    """The bytes of the next tensor, in memory of its own."""
+    array = np.empty(entry.end - entry.begin, np.uint8)
+    if file.readinto(array.data) != array.size:  # type: ignore[attr-defined]
+        raise _damaged(path, "it became shorter while it was read")
+    return array
+
+
+def _mapped(data: Any, start: int, entry: Entry) -> Array:
+    """The bytes of a tensor where they lie in a mapped file."""
+    array = np.frombuffer(data, np.uint8, entry.end - entry.begin, start + entry.begin)
+    # Kernels want elements where the machine reads them in one go.
+    return array.copy() if array.ctypes.data % entry.dtype.itemsize else array
+
+
+def _tensor(array: Array, entry: Entry) -> Tensor:
     form = entry.dtype.numpy
     stored = form.newbyteorder("<") if form.kind in "iuf" else form
-    array = np.frombuffer(data, np.uint8, entry.end - entry.begin, start + entry.begin)
-    if array.ctypes.data % form.itemsize:
-        array = array.copy()  # kernels want elements where the machine reads them in one go
-    if form == np.bool_ and array.max() > 1:
+    if form == np.bool_ and array.size and array.max() > 1:
         array = (array != 0).view(np.uint8)
     return wrap(array.view(stored).astype(form, copy=False).reshape(entry.shape))
 
@@ -424,10 +414,10 @@ def _joined(pairs: Tensor) -> Tensor:
 
 
 def _damaged(path: Path, reason: str) -> ArgumentError:
-    return ArgumentError(
+    return damaged(
         "load",
-        f"the file is damaged or of another kind: {reason}",
-        expected="a whole safetensors file",
-        got={"path": str(path)},
-        fix="take an earlier checkpoint, or copy the file again",
+        path,
+        reason,
+        "a whole safetensors file",
+        "take an earlier checkpoint, or copy the file again",
     )
