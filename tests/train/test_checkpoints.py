@@ -15,6 +15,7 @@ import pytest
 
 import weft as wf
 from weft.train import CheckpointError, CheckpointFolder
+from weft.train.checkpoints import _manifest_checksum
 from weft.train.packing import pack, unpack
 
 TENSORS = {
@@ -122,6 +123,150 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str | None) -> None
         manifest.write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"step-00000001/manifest\.json"):
         folder.load()
+
+
+def rewrite(path: Path, change: Any, signed: bool = True) -> None:
+    """Change what a manifest says, and its checksum with it."""
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    change(manifest)
+    if signed:
+        manifest["checksum"] = _manifest_checksum(manifest)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_no_byte_of_a_manifest_can_be_changed_unnoticed(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, 1)
+    manifest = tmp_path / "step-00000001" / "manifest.json"
+    data = manifest.read_bytes()
+    noticed = json.loads(data)
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 + place % 7
+        manifest.write_bytes(changed)
+        try:
+            found = folder.load().facts
+        except CheckpointError:
+            continue
+        assert found == noticed  # blanks between the words
+
+
+def outside(name: str) -> Any:
+    return lambda m: m["files"].update({name: m["files"].pop("model.safetensors")})
+
+
+HOSTILE: dict[str, Any] = {
+    "a folder above": outside("../../outside.safetensors"),
+    "an absolute path": outside("/etc/outside.safetensors"),
+    "another ending": outside("model.bin"),
+    "a zero byte": outside("a\0.safetensors"),
+    "files that are none": lambda m: m.update(files=[1]),
+    "no files": lambda m: m.pop("files"),
+    "a note that is none": lambda m: m["files"].update({"model.safetensors": 7}),
+    "a size that is none": lambda m: m["files"]["model.safetensors"].update(bytes="1"),
+    "another size": lambda m: m["files"]["model.safetensors"].update(bytes=3),
+    "another checksum": lambda m: m["files"]["model.safetensors"].update(sha256="0"),
+    "entries that are none": lambda m: m["files"]["model.safetensors"].update(
+        entries={"a": []}, sha256="0"
+    ),
+    "another format": lambda m: m.update(format=["weft checkpoint 2"]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_manifest_that_asks_for_harm_is_refused(tmp_path: Path, name: str) -> None:
+    folder = CheckpointFolder(tmp_path / "run")
+    saved(folder, 1)
+    wf.save({"w": wf.ones(1)}, tmp_path / "outside.safetensors")
+    rewrite(tmp_path / "run" / "step-00000001" / "manifest.json", HOSTILE[name])
+    with pytest.raises(CheckpointError) as caught:
+        folder.load()
+    assert str(tmp_path / "run" / "step-00000001") in caught.value.got
+
+
+def test_links_in_a_checkpoint_are_refused(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, 1)
+    file = tmp_path / "step-00000001" / "model.safetensors"
+    file.rename(tmp_path / "elsewhere")
+    for target in (tmp_path / "elsewhere", Path("/dev/zero"), tmp_path, tmp_path / "nowhere"):
+        file.symlink_to(target)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is a link"):
+            folder.load()
+        file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="no file"):
+        folder.load()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, "\xff", "9" * 5000]
+)
+def test_a_manifest_that_cannot_be_taken_apart_is_refused(tmp_path: Path, text: str) -> None:
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, 1)
+    (tmp_path / "step-00000001" / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        folder.load()
+
+
+def test_manifests_of_the_first_format_are_read(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    saved(folder, 1)
+    manifest = tmp_path / "step-00000001" / "manifest.json"
+    rewrite(
+        manifest, lambda m: (m.pop("checksum"), m.update(format="weft checkpoint 1")), signed=False
+    )
+    assert folder.load().facts["step"] == 1
+    rewrite(manifest, lambda m: m.update(checksum="0" * 64), signed=False)
+    with pytest.raises(CheckpointError, match="its checksum differs"):
+        folder.load()
+    rewrite(
+        manifest, lambda m: (m.pop("checksum"), m.update(format="weft checkpoint 2")), signed=False
+    )
+    with pytest.raises(CheckpointError, match="its checksum differs"):
+        folder.load()
+
+
+def test_names_that_lead_out_of_the_folder_are_not_written(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "run")
+    with pytest.raises(wf.ArgumentError, match="cannot be called so"):
+        folder.save({"../model": TENSORS}, {"step": 1})
+    with pytest.raises(wf.ArgumentError, match="cannot be called so"):
+        folder.save({"model": TENSORS}, {"step": 1}, kind="../step")
+    assert not (tmp_path / "run").exists()
+
+
+STATES: dict[str, Any] = {
+    "no state": lambda m: m.pop("state"),
+    "a state that is none": lambda m: m.update(state=[1, 2]),
+    "a tensor that is nowhere": lambda m: m["state"].update(optimizer={"$tensor": "nowhere"}),
+    "no random state": lambda m: m["state"].update(random=[1]),
+    "no epoch": lambda m: m.pop("epoch"),
+    "a history that is none": lambda m: m.update(history={"$tuple": 7}),
+    "sizes that are none": lambda m: m["state"].update(sizes=3),
+    "a loss that is none": lambda m: m["state"].update(loss=None),
+    "metrics that are none": lambda m: m["state"].update(metrics=7, callbacks=None),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_fits_no_trainer_is_refused(tmp_path: Path, name: str) -> None:
+    model = wf.nn.Linear(2, 1)
+
+    def trainer() -> Any:
+        return wf.train.Trainer(
+            model, wf.nn.functional.mse_loss, wf.optim.SGD(model.parameters(), lr=0.1),
+            metrics=["mse"], checkpoint_folder=tmp_path, progress=False, compile=False,
+        )  # fmt: skip
+
+    trainer().save_checkpoint()
+    found = CheckpointFolder(tmp_path).latest()
+    assert found is not None
+    rewrite(found / "manifest.json", STATES[name])
+    with pytest.raises(CheckpointError) as caught:
+        trainer().load_checkpoint()
+    assert str(found) in caught.value.got
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])

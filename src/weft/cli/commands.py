@@ -21,7 +21,6 @@ import weft as wf
 from weft.cli.configuration import Configuration, configured
 from weft.cli.loading import NEEDED, load, require
 from weft.cli.mistakes import Mistake, unknown_key
-from weft.train.packing import unpack
 
 __all__ = ["bench", "evaluate", "predict", "train", "trained"]
 
@@ -158,7 +157,7 @@ def trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
 
 def _weights(found: wf.train.Checkpoint, model: Any) -> dict[str, Any]:
     """The weights in a checkpoint; their averages, where the training had an ema."""
-    averaged = unpack(found.facts["state"]["ema"], found.tensors["state"]) or {}
+    averaged = found.state("ema") or {}
     prefix = "averages."
     chosen = {name.removeprefix(prefix): t for name, t in averaged.items() if prefix in name}
     return {**found.require("model", model.state_dict()), **chosen}

@@ -3,7 +3,9 @@
 A checkpoint is written into a hidden folder, every file is forced to the disk, and only then is
 the folder renamed, which is one atomic step: a process that is killed leaves the earlier
 checkpoints and perhaps a hidden folder, which the next save removes. The manifest holds the size
-and checksum of every file and of every entry, so what was damaged later is refused by name.
+and checksum of every file and of every entry, and one of itself, so what was damaged later is
+refused by name. The files lie in the folder itself: a name that leads elsewhere, or a link, is
+refused. Manifests of Weft's first format have no checksum of their own, and are read without.
 
 >>> import tempfile
 >>> import weft as wf
@@ -31,11 +33,17 @@ from typing import Any
 import numpy as np
 
 import weft as wf
+from weft.files import is_plain_name, open_file, read_json
+from weft.train.packing import unpack
 
 __all__ = ["Checkpoint", "CheckpointError", "CheckpointFolder"]
 
-FORMAT = "weft checkpoint 1"
+FORMAT = "weft checkpoint 2"
+UNSIGNED_FORMAT = "weft checkpoint 1"
+"""The format before manifests had a checksum."""
 MANIFEST = "manifest.json"
+CHECKSUM = "checksum"
+LARGEST_MANIFEST = 1 << 26
 WRITING = ".writing-"
 READ_BYTES = 1 << 20
 
@@ -72,6 +80,14 @@ class Checkpoint:
             if here is None or there is None or _kind(here) != _kind(there):
                 raise self._foreign(group, name, here, there)
         return held
+
+    def state(self, name: str) -> Any:
+        """A part of the state that was noted, with its tensors in place."""
+        try:
+            return unpack(self.facts["state"][name], self.tensors["state"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            told = f"does not hold the state {name!r}: {type(error).__name__} {error}"
+            raise _damaged(self.path / MANIFEST, told, "the state of a trainer") from None
 
     def _foreign(self, group: str, name: str, here: Any, there: Any) -> CheckpointError:
         what = "missing" if there is None else "unexpected" if here is None else "differs"
@@ -111,6 +127,8 @@ class CheckpointFolder:
 
         `facts["step"]` names and orders the checkpoints.
         """
+        for name in (*groups, kind):
+            _check_name(name)
         with self._refusing_half():
             self.path.mkdir(parents=True, exist_ok=True)
             self._remove_unfinished()
@@ -118,8 +136,8 @@ class CheckpointFolder:
             unfinished.mkdir()
             files = {f"{group}.safetensors": tensors for group, tensors in groups.items()}
             noted = {name: _written(unfinished / name, tensors) for name, tensors in files.items()}
-            manifest = {"format": FORMAT, "weft": wf.__version__, "kind": kind, **facts}
-            _write_text(unfinished / MANIFEST, json.dumps({**manifest, "files": noted}, indent=1))
+            noted_beside = {"format": FORMAT, "weft": wf.__version__, "kind": kind, **facts}
+            _write_manifest(unfinished / MANIFEST, {**noted_beside, "files": noted})
             _sync(unfinished)
             final = self._unused(f"{kind}-{facts['step']:08d}")
             unfinished.rename(final)
@@ -188,7 +206,7 @@ def _order(path: Path) -> tuple[int, int]:
 def _is_alive(process: str) -> bool:
     try:
         os.kill(int(process), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
@@ -209,9 +227,37 @@ def _written(path: Path, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write what is noted, with a checksum of what a reader will find."""
+    read_back = json.loads(json.dumps(manifest))
+    text = json.dumps({**read_back, CHECKSUM: _manifest_checksum(read_back)}, indent=1) + "\n"
+    if len(text) > LARGEST_MANIFEST:
+        raise wf.ArgumentError(
+            "train.checkpoint",
+            f"what is noted beside the tensors has {len(text)} bytes",
+            expected=f"at most {LARGEST_MANIFEST} bytes of numbers and texts",
+            got={"facts": ", ".join(manifest)},
+            fix="return arrays in place of long lists from state_dict()",
+        )
+    path.write_text(text, encoding="utf-8")
     _sync(path)
+
+
+def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """A digest of all that a manifest says, however it is laid out."""
+    noted = {name: value for name, value in manifest.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(noted, sort_keys=True).encode()).hexdigest()
+
+
+def _check_name(name: str) -> None:
+    if not is_plain_name(name) or "[" in name:
+        raise wf.ArgumentError(
+            "train.checkpoint",
+            "a group of tensors, or a kind of checkpoint, cannot be called so",
+            expected="a word that can be the name of a file",
+            got={"name": name},
+            fix='folder.save({"model": model.state_dict()}, {"step": 1}, kind="step")',
+        )
 
 
 def _sync(path: Path) -> None:
@@ -225,7 +271,7 @@ def _sync(path: Path) -> None:
 
 def _checksum(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file("train.checkpoint", path) as file:
         while block := file.read(READ_BYTES):
             digest.update(block)
     return digest.hexdigest()
@@ -255,33 +301,63 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """What is noted in a checkpoint."""
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = read_json("train.checkpoint", file)
     except FileNotFoundError:
         raise _damaged(file, "is missing", MANIFEST) from None
-    except ValueError:
-        raise _damaged(file, "is not JSON", MANIFEST) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    except (OSError, wf.ArgumentError) as error:
+        raise _damaged(file, getattr(error, "problem", str(error)), MANIFEST) from None
+    known = (FORMAT, UNSIGNED_FORMAT)
+    if not isinstance(manifest, dict) or manifest.get("format") not in known:
         raise _damaged(file, "is of another format", FORMAT)
+    checksum = manifest.get(CHECKSUM)
+    try:
+        is_same = checksum == _manifest_checksum(manifest)
+    except RecursionError:
+        raise _damaged(file, "is nested too deeply", MANIFEST) from None
+    if not is_same and (checksum is not None or manifest["format"] == FORMAT):
+        raise _damaged(file, "was changed: its checksum differs", "what was written")
+    if not isinstance(manifest.get("files"), dict) or not all(
+        is_plain_name(name) and name.endswith(".safetensors") and _is_note(noted)
+        for name, noted in manifest["files"].items()
+    ):
+        raise _damaged(file, "does not name files beside it, with sizes and checksums", FORMAT)
     return manifest
+
+
+def _is_note(noted: Any) -> bool:
+    """Whether this is what is noted of a file."""
+    return (
+        isinstance(noted, dict)
+        and isinstance(noted.get("bytes"), int)
+        and isinstance(noted.get("sha256"), str)
+        and isinstance(noted.get("entries"), dict)
+    )
 
 
 def _read(path: Path, noted: Mapping[str, Any]) -> dict[str, wf.Tensor]:
     """The tensors of a file that is as it was written."""
-    if not path.exists():
+    if not os.path.lexists(path):
         raise _damaged(path, "is missing", f"{noted['bytes']} bytes")
+    if path.is_symlink() or not path.is_file():
+        raise _damaged(path, "is a link, or no file", "a file in the folder of the checkpoint")
     size = path.stat().st_size
     if size != noted["bytes"]:
         raise _damaged(path, f"has {size} bytes", f"{noted['bytes']} bytes")
-    if _checksum(path) != noted["sha256"]:
-        raise _damaged(path, f"was changed: {_changed_entry(path, noted)}", "what was written")
-    loaded: dict[str, wf.Tensor] = wf.load(path, map_file=False)
+    try:
+        if _checksum(path) != noted["sha256"]:
+            raise _damaged(path, f"was changed: {_changed_entry(path, noted)}", "what was written")
+        loaded = wf.load(path)
+    except (OSError, wf.ArgumentError, wf.UnsupportedError) as error:
+        raise _damaged(path, getattr(error, "problem", str(error)), "a whole file") from None
+    if not isinstance(loaded, dict):
+        raise _damaged(path, "does not hold tensors by name", "tensors by name")
     return loaded
 
 
 def _changed_entry(path: Path, noted: Mapping[str, Any]) -> str:
     """Which entry of a file is not as it was written."""
     try:
-        tensors = wf.load(path, map_file=False)
+        tensors = wf.load(path)
     except (wf.WeftError, OSError, ValueError):
         return "its header"
     for name, checksum in noted["entries"].items():

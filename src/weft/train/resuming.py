@@ -106,7 +106,8 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
     trainer.model.load_state_dict(weights)
-    _place(trainer, found, state)
+    with _naming(found.path / "manifest.json"):
+        _place(trainer, found, state)
     return state
 
 
@@ -226,7 +227,8 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except (wf.WeftError, KeyError, TypeError, ValueError) as error:
+    except (wf.WeftError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
+            RecursionError) as error:  # fmt: skip
         problem = error.problem if isinstance(error, wf.WeftError) else repr(error)
         raise CheckpointError(
             "train.checkpoint",
