@@ -217,10 +217,11 @@ class _Chain:
             return self
         if own.call.values[0] in chains.fenced:
             return self
-        if left == chains.root(own.call.values[1]):  # of which the product needs all rows
-            return self
         call = chains.calls[made]
         waiting = [chains.root(value) for value in call.writes]
+        whole = {chains.root(v) for v in own.call.values if v not in own.call.by_rows}
+        if not whole.isdisjoint(waiting):  # the product needs all rows of what the call makes
+            return self
         if chains.is_start(call) or chains.first_reader(waiting, [start, made]) in range(start):
             return self
         before = dict(self.width)

@@ -78,7 +78,7 @@ class Weighted(NamedTuple):
         channel = self.channel(y)
         shape = (*[1] * (len(y) - s.ndim), *s.shape)
         wanted = tuple([dim if axis == channel else 1 for axis, dim in enumerate(y)])
-        return shape == wanted and y[channel] != 1
+        return bool(y) and shape == wanted and y[channel] != 1
 
 
 def _pays(w: Tensor, y: Shape) -> bool:
