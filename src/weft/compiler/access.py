@@ -58,6 +58,10 @@ class Reading(Generic[T]):
         """One of two elements: the first where all conditions hold."""
         raise NotImplementedError
 
+    def only_where(self, conditions: Sequence[Condition], element: T) -> T:
+        """An element that nobody uses, and that is not read, where a condition does not hold."""
+        raise NotImplementedError
+
     def at(self, atom: Atom, index: Index) -> T:
         """One element of a value."""
         key = (atom, index)
@@ -115,6 +119,10 @@ class Accesses(Reading[Loads]):
     ) -> Loads:
         """What either is computed from."""
         return inside | outside
+
+    def only_where(self, conditions: Sequence[Condition], element: Loads) -> Loads:
+        """What it is computed from."""
+        return element
 
 
 def aligned(index: Index, operand: Shape, result: Shape) -> Index:
@@ -185,9 +193,12 @@ def _concatenate(reading: Reading[Any], node: GraphNode, index: Index) -> Any:
         extent = operand.type.shape[axis]
         start = end - extent
         moved = (*index[:axis], index[axis] + -start, *index[axis + 1 :])
-        element = reading.at(operand, moved)
+        element, within = reading.at(operand, moved), [(moved[axis], extent)]
+        # the last part is what is left over: elsewhere its index is out of bounds
         found = (
-            element if found is None else reading.choice([(moved[axis], extent)], element, found)
+            reading.only_where(within, element)
+            if found is None
+            else reading.choice(within, element, found)
         )
         end = start
     return found

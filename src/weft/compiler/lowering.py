@@ -175,6 +175,11 @@ class _Elements(Reading[Scalar]):
         holds = self.lowering.condition(conditions)
         return inside if holds is None else scalars.select(holds, _guarded(inside, holds), outside)
 
+    def only_where(self, conditions: Sequence[Condition], element: Scalar) -> Scalar:
+        """The element, whose loads are made only where the conditions hold."""
+        holds = self.lowering.condition(conditions)
+        return element if holds is None else _guarded(element, holds)
+
 
 def _guarded(value: Scalar, holds: Scalar) -> Scalar:
     """The expression with all its loads made only where a condition holds."""
