@@ -92,3 +92,54 @@ def test_explain_names_the_join() -> None:
     f = wf.jit(lambda a: wf.sort(wf.concatenate([wf.exp(a), a], axis=1), axis=1))
     kernel = f.explain(wf.ones((64, 64))).kernels[0]
     assert [node.primitive.name for node in kernel.nodes] == ["exp", "concatenate"]
+
+
+def joined(h: wf.Tensor) -> wf.Tensor:
+    return wf.concat([h, wf.flip(h, axis=0) * 2, h[:1]], axis=0)
+
+
+@pytest.mark.parametrize("rows", [21, 22, 64, 300])
+@pytest.mark.parametrize("reduced", ["mean", "sum", "max"])
+def test_a_join_of_what_was_made_with_a_sum_over_its_rows(rows: int, reduced: str) -> None:
+    def f(h: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        y = h * (1 + getattr(h, reduced)(axis=0))
+        return joined(y), joined(joined(y)).sum(axis=0)
+
+    checked(f, normal(rows, 64))
+
+
+def test_sums_and_joins_in_turn() -> None:
+    def f(h: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        for _ in range(3):
+            h = joined(h - h.mean(axis=0))
+        return h, h.sum(axis=0), h @ h[0]
+
+    checked(f, RNG.standard_normal((80, 64)))
+
+
+@pytest.mark.parametrize("count", [5, 64, 143])
+def test_a_product_of_a_join_of_joins_with_itself(count: int) -> None:
+    def f(a: wf.Tensor, rows: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        x = joined(joined(a[rows]))
+        wide = 4 * count + 3
+        z = wf.tanh(x @ x.T * 0.04)[: 4 * count].reshape(4, count, wide)
+        return (wf.einsum("bij,bkj->bik", z, z),)
+
+    checked(f, normal(68, 48), RNG.integers(0, 68, count))
+
+
+def test_two_loops_over_the_rows_of_a_join() -> None:
+    def f(a: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        x = joined(a)
+        last, rows = wf.scan(lambda h, r: (wf.tanh(h * 0.5 + r), h + r), a[0] * 0, joined(x))
+        other, more = wf.scan(lambda h, r: (wf.tanh(h * 0.5 - r), h * r), last, joined(rows)[::3])
+        return last, rows, other, more
+
+    checked(f, RNG.standard_normal((34, 521)))
+
+
+def test_a_rolled_value_of_many_sizes() -> None:
+    f = wf.jit(lambda x: wf.roll(x, 3, axis=0) * 2)
+    for n in (34, 41, 7):
+        x = normal(n, 5)
+        np.testing.assert_array_equal(f(wf.tensor(x)).numpy(), np.roll(x, 3, axis=0) * 2)

@@ -19,7 +19,7 @@ from weft.compiler.background import BACKGROUND
 from weft.compiler.convolution import gathered
 from weft.compiler.kernels import begin_text
 from weft.compiler.llvm.machine import host
-from weft.compiler.matmul import chains, native, tiles
+from weft.compiler.matmul import blocks, native, tiles
 from weft.compiler.pool import thread_pool
 from weft.compiler.products import GEMM
 from weft.core.dtypes import DType
@@ -67,7 +67,7 @@ def _driver(dtype: DType | None) -> Iterator[str]:
 def _products(dtype: DType | None) -> Iterator[str]:
     assert dtype is not None
     yield native.source(tiles.tile_of(dtype, host()))
-    yield from (chains.SOURCE, ensembles.SOURCE)
+    yield from (blocks.SOURCE, ensembles.SOURCE)
 
 
 def _convolutions(dtype: DType | None) -> Iterator[str]:

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING
 
-from weft.compiler.kernels import text_addresses
+from weft.compiler.matmul.blocks import ENTRY, HEAD, LINE, STAGE, address
 from weft.compiler.order import early
 from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Graph, Literal, Variable
@@ -48,15 +48,12 @@ TILE = 6
 """What the rows of a block are a multiple of: those of a tile."""
 LEAST, MOST = 24, 96
 """The fewest rows of a block, and the most that are rounded to."""
-LINE = 64
 VECTORS = ("dots", "sums")
 """The names of products with a vector, of which each element of the result is a row."""
 STARTS = ("dot", "conv", *VECTORS)
 """The names of calls that a chain begins with."""
 EXACT = ("conv", *VECTORS)
 """Those of which a block has the rows that they ask for, each of them as large as any."""
-HEAD, STAGE, ENTRY = 5, 5, 3
-"""Numbers at the head of the table, of each stage, and of each buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +81,32 @@ def _lazy(calls: Sequence[Call], root: Root) -> list[int]:
     So they are in nobody's way: a chain may go on behind them, or take them in.
     """
     order: list[int] = []
-    waiting: dict[int, None] = {}
-    maker: dict[Value, int] = {}
+    waiting: set[int] = set()
+    # a join has several, one for each of its parts
+    makers: dict[Value, list[int]] = {}
+
+    def awaited(place: int) -> set[int]:
+        """The calls before one that wait, and make what it reads or begin what it writes."""
+        found = {p for value in calls[place].values for p in makers.get(root(value), ())}
+        return {other for other in found if other < place} & waiting
 
     def put(place: int) -> None:
-        for value in calls[place].values:
-            other = maker.get(root(value), place)
-            if other != place and other in waiting:
-                put(other)
-        waiting.pop(place, None)
-        order.append(place)
+        needed, unseen = {place}, [place]
+        while unseen:
+            others = awaited(unseen.pop()) - needed
+            needed |= others
+            unseen += others
+        waiting.difference_update(needed)
+        order.extend(sorted(needed))
 
     for place, call in enumerate(calls):
-        follows = any(maker.get(root(value)) in waiting for value in call.values)
-        if is_sum(call) or (follows and call.group is not None and not call.by_rows):
-            maker.update((root(value), place) for value in call.writes)
-            waiting[place] = None
+        if is_sum(call) or (awaited(place) and call.group is not None and not call.by_rows):
+            for value in call.writes:
+                makers.setdefault(root(value), []).append(place)
+            waiting.add(place)
         else:
             put(place)
-    for place in list(waiting):
+    for place in sorted(waiting):
         if place in waiting:
             put(place)
     return order
@@ -336,7 +340,7 @@ class _Chain:
             values=values,
             writes=tuple(v for s in self.stages for v in s.call.writes if v in values),
             sizes=lambda sizes: self.table(sizes, values),
-            extent=lambda sizes: -(-self.count(self.rows, sizes) // self.height(sizes)),
+            extent=lambda sizes: -(-self.rows(sizes) // self.height(sizes)),
             grain=lambda sizes: 1,
             work=self.work,
             in_place=tuple(self.in_place()),
@@ -376,19 +380,15 @@ class _Chain:
         every = [v for stage in self.stages for v in stage.call.values]
         return list(dict.fromkeys(root(v) for v in every if self.is_local(v)))
 
-    @staticmethod
-    def count(dim: Dimension, sizes: Sizes) -> int:
-        return int(substitute(dim, dict(sizes)))
-
     def row_bytes(self, value: Value, sizes: Sizes) -> int:
         """The bytes that one row of a value takes."""
-        return self.count(self.width[value], sizes) * value.type.dtype.itemsize
+        return _number(self.width[value], sizes) * value.type.dtype.itemsize
 
     def height(self, sizes: Sizes) -> int:
         """The rows of a block: as many as a product wants, if they stay in cache."""
-        unit = lcm(*[self.count(stage.few, sizes) for stage in self.stages])
+        unit = lcm(*[_number(stage.few, sizes) for stage in self.stages])
         grains = [s.call.grain(sizes) for s in self.stages if s.call.name in STARTS]
-        wanted = min(grains, default=self.count(self.rows, sizes) // BLOCKS)
+        wanted = min(grains, default=self.rows(sizes) // BLOCKS)
         held = sum(self.row_bytes(value, sizes) for value in self.width)
         fits = min(wanted, SCRATCH // max(1, held))
         if any(stage.call.name in EXACT for stage in self.stages):
@@ -398,21 +398,21 @@ class _Chain:
         return max(1, (max(LEAST, fits) + step // 2) // step) * step
 
     def table(self, sizes: Sizes, values: tuple[Value, ...]) -> list[int]:
-        """What the native function is given; see `SOURCE`."""
+        """What the native function is given; see `weft.compiler.matmul.blocks`."""
         height = self.height(sizes)
         places, used = self.places(sizes, height)
         stages, entries, numbers = list[int](), list[int](), list[int]()
         count = sum(len(stage.call.values) for stage in self.stages)
         start = HEAD + STAGE * len(self.stages) + ENTRY * count
         for stage in self.stages:
-            many, few = self.count(stage.many, sizes), self.count(stage.few, sizes)
+            many, few = _number(stage.many, sizes), _number(stage.few, sizes)
             first = len(entries) // ENTRY
             stages += [stage.call.function, first, start + len(numbers), many, few]
             numbers += stage.call.sizes(sizes)
             for value in stage.call.values:
                 local = places.get(self.chains.root(value)) if self.is_local(value) else None
                 entries += [values.index(value), 0, 0] if local is None else [-1, *local]
-        rows = self.count(self.rows, sizes)
+        rows = self.rows(sizes)
         return [len(self.stages), rows, height, used, count, *stages, *entries, *numbers]
 
     def places(self, sizes: Sizes, height: int) -> tuple[dict[Value, tuple[int, int]], int]:
@@ -436,18 +436,20 @@ def is_end(call: Call) -> bool:
 
 
 Widths = dict[Value, Dimension]
-Beginning = Callable[["_Chains", "Call"], tuple[Widths, Dimension]]
+Rows = Callable[[Sizes], int]
+Beginning = Callable[["_Chains", "Call"], tuple[Widths, Rows]]
 
 
-def _beside_product(chains: _Chains, call: Call) -> tuple[Widths, Dimension]:
-    """The elements of a row of what a product touches, and how many rows there are."""
-    result = call.writes[0]
-    rows = size(result.type.shape) // call.by_rows[result] if call.by_rows[result] != 0 else 0
-    fenced = chains.fenced
-    return {chains.root(v): part for v, part in call.by_rows.items() if v not in fenced}, rows
+def _beside_product(chains: _Chains, call: Call) -> tuple[Widths, Rows]:
+    """The elements of a row of what a product touches, and how many rows there are.
+
+    A row is an iteration, also where it has no elements.
+    """
+    read = {chains.root(v): part for v, part in call.by_rows.items() if v not in chains.fenced}
+    return read, call.extent
 
 
-def _beside_sum(chains: _Chains, call: Call) -> tuple[Widths, Dimension]:
+def _beside_sum(chains: _Chains, call: Call) -> tuple[Widths, Rows]:
     """The same for a kernel, by the first sum over rows of what it touches."""
     touched = {chains.root(value) for value in call.by_rows}
     for position in chains.sums:
@@ -461,17 +463,26 @@ def _beside_sum(chains: _Chains, call: Call) -> tuple[Widths, Dimension]:
         }
         shared: Widths = {v: width for v, width in wide.items() if width > 1}
         for value, width in shared.items():
-            return shared, size(value.type.shape) // width
-    return {}, 0
+            return shared, partial(_number, size(value.type.shape) // width)
+    return {}, partial(_number, 0)
+
+
+def _number(dim: Dimension, sizes: Sizes) -> int:
+    return int(substitute(dim, dict(sizes)))
 
 
 def _ratio(width: Dimension, part: Dimension) -> tuple[Dimension, Dimension] | None:
-    """How many iterations there are for how many rows; None if it is not known to come out."""
+    """How many iterations there are for how many rows; None if it is not known to come out.
+
+    Of rows without elements it is not known which of them belong to an iteration.
+    """
+    if 0 in (width, part):
+        return None
     if part == width:
         return 1, 1
     if part == 1:
         return width, 1
-    if not isinstance(width, int) or not isinstance(part, int) or 0 in (width, part):
+    if not isinstance(width, int) or not isinstance(part, int):
         return None
     if width % part == 0:
         return width // part, 1
@@ -486,108 +497,3 @@ def _width(part: Dimension, ratio: tuple[Dimension, Dimension]) -> Dimension | N
         return total
     exact = isinstance(total, int) and isinstance(few, int) and total % few == 0
     return total // few if exact else None
-
-
-SOURCE = f"""
-declare ptr @malloc(i64)
-declare void @free(ptr)
-declare i64 @llvm.smin.i64(i64, i64)
-
-define void @"weft.chain"(ptr %buffers, ptr %table, i64 %begin, i64 %end) nounwind {{
-entry:
-  %count = load i64, ptr %table
-  %rows.at = getelementptr i64, ptr %table, i64 1
-  %rows = load i64, ptr %rows.at
-  %height.at = getelementptr i64, ptr %table, i64 2
-  %height = load i64, ptr %height.at
-  %bytes.at = getelementptr i64, ptr %table, i64 3
-  %bytes = load i64, ptr %bytes.at
-  %entries.at = getelementptr i64, ptr %table, i64 4
-  %entries = load i64, ptr %entries.at
-  %stages = getelementptr i64, ptr %table, i64 {HEAD}
-  %stages.size = mul i64 %count, {STAGE}
-  %list = getelementptr i64, ptr %stages, i64 %stages.size
-  %pointers = alloca ptr, i64 %entries, align 8
-  %more = add i64 %bytes, {2 * LINE}
-  %memory = call ptr @malloc(i64 %more)
-  %memory.number = ptrtoint ptr %memory to i64
-  %memory.up = add i64 %memory.number, {LINE - 1}
-  %scratch = and i64 %memory.up, {-LINE}
-  br label %block
-block:
-  %b = phi i64 [%begin, %entry], [%b.next, %block.end]
-  %some = icmp slt i64 %b, %end
-  br i1 %some, label %fill.start, label %done
-fill.start:
-  %from = mul i64 %b, %height
-  %until = add i64 %from, %height
-  %to = call i64 @llvm.smin.i64(i64 %until, i64 %rows)
-  br label %fill
-fill:
-  %e = phi i64 [0, %fill.start], [%e.next, %filled]
-  %e.some = icmp slt i64 %e, %entries
-  br i1 %e.some, label %one, label %stage
-one:
-  %e.off = mul i64 %e, {ENTRY}
-  %e.at = getelementptr i64, ptr %list, i64 %e.off
-  %number = load i64, ptr %e.at
-  %target = getelementptr ptr, ptr %pointers, i64 %e
-  %is.given = icmp sge i64 %number, 0
-  br i1 %is.given, label %given, label %own
-given:
-  %given.at = getelementptr ptr, ptr %buffers, i64 %number
-  %given.pointer = load ptr, ptr %given.at
-  store ptr %given.pointer, ptr %target
-  br label %filled
-own:
-  %place.at = getelementptr i64, ptr %e.at, i64 1
-  %place = load i64, ptr %place.at
-  %wide.at = getelementptr i64, ptr %e.at, i64 2
-  %wide = load i64, ptr %wide.at
-  %before = mul i64 %from, %wide
-  %at = add i64 %scratch, %place
-  %shifted = sub i64 %at, %before
-  store i64 %shifted, ptr %target
-  br label %filled
-filled:
-  %e.next = add i64 %e, 1
-  br label %fill
-stage:
-  %s = phi i64 [0, %fill], [%s.next, %run]
-  %s.some = icmp slt i64 %s, %count
-  br i1 %s.some, label %run, label %block.end
-run:
-  %s.off = mul i64 %s, {STAGE}
-  %s.at = getelementptr i64, ptr %stages, i64 %s.off
-  %function = load ptr, ptr %s.at
-  %first.at = getelementptr i64, ptr %s.at, i64 1
-  %first = load i64, ptr %first.at
-  %own.buffers = getelementptr ptr, ptr %pointers, i64 %first
-  %sizes.at = getelementptr i64, ptr %s.at, i64 2
-  %sizes = load i64, ptr %sizes.at
-  %own.sizes = getelementptr i64, ptr %table, i64 %sizes
-  %many.at = getelementptr i64, ptr %s.at, i64 3
-  %many = load i64, ptr %many.at
-  %few.at = getelementptr i64, ptr %s.at, i64 4
-  %few = load i64, ptr %few.at
-  %from.many = mul i64 %from, %many
-  %to.many = mul i64 %to, %many
-  %own.from = sdiv i64 %from.many, %few
-  %own.to = sdiv i64 %to.many, %few
-  call void %function(ptr %own.buffers, ptr %own.sizes, i64 %own.from, i64 %own.to)
-  %s.next = add i64 %s, 1
-  br label %stage
-block.end:
-  %b.next = add i64 %b, 1
-  br label %block
-done:
-  call void @free(ptr %memory)
-  ret void
-}}
-"""
-
-
-@cache
-def address() -> int:
-    """The address of the native function, which has a kernel's signature."""
-    return text_addresses(SOURCE, ["chain"])["chain"]
