@@ -309,8 +309,9 @@ def _input_gradient(
     out = np.zeros((len(y), channels, *full), y.dtype)
     matrix = w.reshape(groups, w.shape[0] // groups, w.shape[1] * prod(kernel)).swapaxes(1, 2)
     for part in _chunks(len(y), channels * prod(kernel) * prod(counts) * y.itemsize):
-        stack = y[part].reshape(-1, groups, w.shape[0] // groups, prod(counts))
-        columns = np.matmul(matrix, stack).reshape(len(stack), channels, *kernel, *counts)
+        images = len(y[part])
+        stack = y[part].reshape(images, groups, w.shape[0] // groups, prod(counts))
+        columns = np.matmul(matrix, stack).reshape(images, channels, *kernel, *counts)
         for k, place in positions(kernel, counts, strides, dilation):
             out[part][place] += columns[(slice(None), slice(None), *k)]
     return inner(out, spatial, padding)
@@ -326,8 +327,9 @@ def _weight_gradient(
     out = np.zeros((groups, y.shape[1] // groups, depth), x.dtype)
     for part in _chunks(len(x), groups * depth * prod(counts) * x.itemsize):
         view = windows(padded(x[part], padding), kernel, counts, strides, dilation)
-        columns = np.moveaxis(view, 0, 1 + len(kernel)).reshape(groups, depth, -1)
-        rows = np.moveaxis(y[part], 0, 1).reshape(groups, y.shape[1] // groups, -1)
+        places = len(view) * prod(counts)
+        columns = np.moveaxis(view, 0, 1 + len(kernel)).reshape(groups, depth, places)
+        rows = np.moveaxis(y[part], 0, 1).reshape(groups, y.shape[1] // groups, places)
         out += np.matmul(rows, columns.swapaxes(1, 2))
     return out.reshape(y.shape[1], per_group, *kernel)
 
