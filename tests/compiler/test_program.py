@@ -160,3 +160,22 @@ def test_all_sizes_of_a_program_share_one_block_of_memory() -> None:
     assert account.current - before == largest
     program.release()
     assert account.current == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_reshaped_constant_is_read_and_never_written_over(dtype: str) -> None:
+    constant = np.linspace(-1, 1, 2000, dtype=dtype).reshape(2, 25, 40)
+
+    def f(y: Tensor) -> tuple[Tensor, Tensor]:
+        def normed(y: Tensor) -> Tensor:
+            return wf.nn.functional.group_norm(wf.tensor(constant) + y, 5)
+
+        return normed(y), wf.grad(lambda y: (normed(y) * wf.tensor(constant)).sum())(y)
+
+    y = np.linspace(0, 1, 80, dtype=dtype).reshape(2, 1, 40)
+    program = Program(wf.ir.trace(f, wf.spec(dtype, y.shape)))
+    with wf.settings.changed(compiler=False):
+        wanted = f(wf.tensor(y))
+    for _ in range(2):
+        for found, want in zip(program.run([y]), wanted, strict=True):
+            np.testing.assert_allclose(found, want.numpy(), rtol=1e-3, atol=1e-4)
