@@ -74,6 +74,8 @@ class Background:
         self._first: deque[Task[Any]] = deque()
         self._later: deque[Task[Any]] = deque()
         self._threads: set[Thread] = set()
+        self.needed: list[Any] = []
+        """Locks that the work needs: a process is copied while nobody holds them."""
         self._interval = 0.0
         """The interpreter's own switching interval, while the threads have a shorter one."""
 
@@ -137,10 +139,14 @@ class Background:
             return
         self._changed.acquire()
         self._changed.wait_for(lambda: not self._threads)
+        for lock in self.needed:
+            lock.acquire()
 
     def after_fork(self) -> None:
         """Go on."""
         if current_thread() not in self._threads:
+            for lock in reversed(self.needed):
+                lock.release()
             self._changed.release()
 
 

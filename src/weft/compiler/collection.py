@@ -13,29 +13,41 @@ False
 from __future__ import annotations
 
 import gc
-from threading import Lock
+from threading import Lock, get_ident
+
+from weft.core.forks import in_child, renewed
 
 
 class _NoCollection:
     """A `with` block that may be entered again, also by other threads; the last puts it back."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._depth = 0
+        self._lock = renewed(Lock())
+        self._inside: list[int] = []
+        """The threads that are in the block, each as often as it has entered."""
         self._was_on = False
+        in_child(self._forget_other_threads)
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._depth == 0:
+            if not self._inside:
                 self._was_on = gc.isenabled()
                 gc.disable()
-            self._depth += 1
+            self._inside.append(get_ident())
 
     def __exit__(self, *raised: object) -> None:
         with self._lock:
-            self._depth -= 1
-            if self._depth == 0 and self._was_on:
-                gc.enable()
+            self._inside.remove(get_ident())
+            self._allow()
+
+    def _allow(self) -> None:
+        if not self._inside and self._was_on:
+            gc.enable()
+
+    def _forget_other_threads(self) -> None:
+        if self._inside:
+            self._inside = [each for each in self._inside if each == get_ident()]
+            self._allow()
 
 
 no_collection = _NoCollection()

@@ -170,11 +170,17 @@ class Compiled:
         if not settings.compiler or OBSERVERS:
             return observed(self.recording.graph, arrays)
         if self.program is None or self.rules is not rewrites():
-            self._fit = self._fit if self.rules is rewrites() else None
-            self.rules = rewrites()
-            self.program = runner(self.fit.graph, self.fixed)
-            self.donated = donated(self.recording, self.program)
-        return self.program.run(arrays, _let_go(arrays, self.donated) if self.donated else ())
+            self._compile()
+        return self.program.run(arrays, _let_go(arrays, self.donated) if self.donated else ())  # type: ignore[union-attr]
+
+    def _compile(self) -> None:
+        """Make the program for the rules that hold; another thread may do the same."""
+        rules = rewrites()
+        self._fit = self._fit if self.rules is rules else None
+        program = runner(self.fit.graph, self.fixed)
+        self.donated = donated(self.recording, program)
+        self.program = program
+        self.rules = rules  # last: who sees them runs the program that was made with them
 
 
 def _references(arrays: list[Array]) -> list[int]:

@@ -172,7 +172,8 @@ class Jit:
             if len(self._compiled) > PROGRAMS:
                 self._compiled.popitem(last=False)
         else:
-            self._compiled.move_to_end(call.key)
+            self._compiled.pop(call.key, None)  # another thread may have dropped it
+            self._compiled[call.key] = found
         return found
 
     def _compile(self, call: Call) -> Compiled:

@@ -32,6 +32,7 @@ from weft.compiler.llvm.native import (
     load_object,
 )
 from weft.compiler.origins import finder, forgotten, remembered
+from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
 from weft.runtime.cache import DiskCache, entry_key
 from weft.runtime.stamps import source_stamp
@@ -60,6 +61,8 @@ _modules: set[str] = set()
 _pending: dict[str, Task[bytes]] = {}
 """Object files that nobody has loaded yet, by digest or key."""
 _lock = RLock()
+wait_at_fork(_lock)
+BACKGROUND.needed += [lock for lock in (getattr(llvm.ffi.lib._lock, "_lock", None),) if lock]
 
 
 def begin(kernels: Iterable[Kernel]) -> None:

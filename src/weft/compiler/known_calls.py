@@ -169,25 +169,29 @@ def _can_be_known(fixed: Sequence[Tensor], handles: Sequence[Tensor], found: Com
 
 
 def _words(handles: Sequence[Tensor]) -> Array:
-    """The table of what these tensors hold: array, place on the tape, and gradient."""
+    """The table of what these tensors hold: array, place on the tape, and gradient.
+
+    Their class comes first: while one stands for something else in some thread, its own attributes
+    say nothing (`ir/lifting.py`).
+    """
     slots = _slots()
     assert slots is not None
     words: list[int] = []
     for x in handles:
-        for place, held in zip(slots, (x._value, x._node, x._grad), strict=True):
+        for place, held in zip(slots, (Tensor, x._value, x._node, x._grad), strict=True):
             words += (WORD, id(x) + place, id(held))
     return np.array([*words, END], np.int64)
 
 
 @cache
-def _slots() -> tuple[int, int, int] | None:
-    """How many bytes into a tensor its array, its node and its gradient stand, if that is found."""
+def _slots() -> tuple[int, ...] | None:
+    """How many bytes into a tensor class, array, node and gradient stand, if that is found."""
     made = [wrap(np.zeros(n), object()) for n in range(3)]
     for x in made:
         x._grad = wrap(None)
+    kind = places(made, ctypes.c_int64, lambda x: id(type(x)))
     value = places(made, ctypes.c_int64, lambda x: id(x._value))
     node = places(made, ctypes.c_int64, lambda x: id(x._node))
     gradient = places(made, ctypes.c_int64, lambda x: id(x._grad))
-    if [len(each) for each in (value, node, gradient)] != [1, 1, 1]:
-        return None
-    return value[0], node[0], gradient[0]
+    found = kind, value, node, gradient
+    return tuple(each[0] for each in found) if all(len(each) == 1 for each in found) else None

@@ -24,6 +24,7 @@ from threading import Lock
 
 import llvmlite.binding as llvm
 
+from weft.core.forks import renewed
 from weft.runtime.threads import LARGEST_POOL, Pool, attach
 
 PARALLEL_FOR = "weft_parallel_for"
@@ -421,7 +422,7 @@ _SYMBOLS = (
     "limit", "ready", "workers", "stopping", "spins", "starter", "error",
 )  # fmt: skip
 
-_lock = Lock()
+_lock = renewed(Lock())
 _made: list[Pool] = []
 
 

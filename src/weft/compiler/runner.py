@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from threading import Lock, get_ident
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from weft.compiler.preparation import Preparation
 from weft.compiler.products import one_thread_each
 from weft.compiler.section import Context, Tables
 from weft.core.errors import ShapeError
+from weft.core.forks import in_child
 from weft.core.shapes import Dimension, match_size
 from weft.core.sharing import changed
 from weft.core.types import TensorType
@@ -60,6 +62,7 @@ class Runner(ABC):
         self._tables: OrderedDict[tuple[int, ...], Tables] = OrderedDict()
         self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
         self._lock = Lock()
+        _runners.add(self)
         self._runner: int | None = None
         self._arena = Arena()
         self._block: Block | None = None
@@ -115,8 +118,8 @@ class Runner(ABC):
         if self._runner == thread:  # a call back, such as a breakpoint, calls the program
             return self.by_reference([np.ascontiguousarray(array) for array in arrays])
         with self._lock:
-            self._runner = thread
             try:
+                self._runner = thread
                 return self._run(arrays, donated)
             finally:
                 self._runner = None
@@ -261,6 +264,12 @@ class Runner(ABC):
             self._tables.clear()
             self._spare.clear()
 
+    def forget_other_threads(self) -> None:
+        """Begin anew where another thread, which a forked child does not have, was inside."""
+        if self._lock.locked() and self._runner != get_ident():
+            self._lock, self._runner = Lock(), None
+            self.release()
+
     def recycle(self, array: Array) -> None:
         """Take an array that nobody else holds as memory for an output of a later run.
 
@@ -345,6 +354,18 @@ class Runner(ABC):
         values: list[Value] = [*self.graph.inputs, *self._made_values]
         self._held_slots = np.array([self.slots[v] for v in values] or [0], np.int64)
         return int(self._held_slots.ctypes.data)
+
+
+_runners: WeakSet[Runner] = WeakSet()
+
+
+def _forget_other_threads() -> None:
+    """In a forked child no other thread is inside of a program."""
+    for each in list(_runners):
+        each.forget_other_threads()
+
+
+in_child(_forget_other_threads)
 
 
 def _tell_of(donated: Sequence[Donation], inputs: Sequence[Array]) -> None:

@@ -1,9 +1,10 @@
 """Tracing a whole call: arguments, closed-over tensors, and all state that the call writes.
 
-While the function runs, the handles it was given hold traced values. A handle that holds another
-value afterwards, or another gradient, is state: its new value is an output of the graph, and is
-written back after each run. Handles from outside that the function writes to are found as they
-are written to; those it only reads are inputs, read anew at each call.
+While the function runs, the handles it was given hold traced values, in this thread alone
+(`ir/lifting.py`). A handle that holds another value afterwards, or another gradient, is state: its
+new value is an output of the graph, and is written back after each run. Handles from outside that
+the function writes to are found as they are written to; those it only reads are inputs, read anew
+at each call.
 
 >>> import weft as wf
 >>> from weft.compiler.tracing import record
@@ -27,12 +28,14 @@ from weft.compiler.ahead import begin_driver
 from weft.compiler.collection import no_collection
 from weft.core import trees
 from weft.core.dimensions import symbols_in
+from weft.core.scopes import scopes
 from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
 from weft.ir.dispatch import running
 from weft.ir.graph import Atom, Graph, Literal, Variable
+from weft.ir.lifting import Lifting, here, lift
 from weft.ir.tape import Leaf, Node, Projection
-from weft.ir.tensor import Tensor, Traced, wrap
+from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 from weft.ir.tracing import GraphTrace, live, substitute
 from weft.ops.random_bits import GENERATOR
 
@@ -81,22 +84,15 @@ class Source:
 
 @dataclass(slots=True)
 class Held:
-    """A handle in the trace: what it held before, and what it held at the beginning of the call.
+    """A handle in the trace, and what it held at the beginning of the call.
 
     It is held weakly: one that the function made, wrote to and let go of is no state.
     """
 
     handle: weakref.ref[Tensor]
     source: Source
-    before: tuple[Any, Any, Tensor | None]
     start: Any
     start_grad: Any
-
-    def restore(self) -> None:
-        """Give the handle, if it is still there, back what it held before."""
-        handle = self.handle()
-        if handle is not None:
-            handle._value, handle._node, handle._grad = self.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +159,14 @@ class StateTrace(GraphTrace):
         """Put a traced value of a type, and a traced gradient, into a handle."""
         if self._of(handle) is not None:
             return
-        before = handle._value, handle._node, handle._grad
+        lift(handle)
         handle._value = self.input(kind, source)
         if handle._node is not None:
             handle._node = Leaf(handle)
         if handle._grad is not None:
             of_gradient = Source(source.argument, source.handle, gradient=True)
             handle._grad = wrap(self.input(kind, of_gradient))
-        self._hold(handle, source, before)
+        self._hold(handle, source)
 
     def input(self, kind: TensorType, source: Source) -> Any:
         """A traced value that is an input of the graph."""
@@ -180,14 +176,16 @@ class StateTrace(GraphTrace):
 
     def adopt(self, handle: Tensor) -> None:
         """A handle from outside is about to be written to: it becomes state."""
-        if self._of(handle) is None and not isinstance(handle._value, Traced):
+        if self._of(handle) is not None:
+            lift(handle)  # it may have been adopted in a block that has ended
+        elif not isinstance(handle._value, Traced):
             self._capture(handle)
-            before = handle._value, handle._node, handle._grad
-            self._hold(handle, outside(handle), before)
+            lift(handle)
+            self._hold(handle, outside(handle))
 
-    def _hold(self, handle: Tensor, source: Source, before: tuple[Any, Any, Tensor | None]) -> None:
+    def _hold(self, handle: Tensor, source: Source) -> None:
         grad = None if handle._grad is None else handle._grad._value
-        self.held[id(handle)] = Held(weakref.ref(handle), source, before, handle._value, grad)
+        self.held[id(handle)] = Held(weakref.ref(handle), source, handle._value, grad)
         self.written_gradients.discard(id(handle))
 
     def _of(self, handle: Tensor) -> Held | None:
@@ -228,8 +226,10 @@ def record(
     kinds = [handle.type for handle in arguments] if types is None else types
     trace = StateTrace()
     begin_driver()
-    with no_collection, running(trace):
-        try:
+    before = [*traces.stack], traces.recording, traces.keeper, here.table, here.block
+    modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
+    try:
+        with no_collection, running(trace), Lifting():
             for position, (handle, kind) in enumerate(zip(arguments, kinds, strict=True)):
                 trace.lift(handle, kind, Source(position))
             start = trace.input(GENERATOR.counter.type, Source())
@@ -237,9 +237,11 @@ def record(
                 results, structure = trees.flatten(call())
             drawn = counter._value if counter._value is not start else None
             return _finish(trace, results, structure, drawn)
-        finally:
-            for held in trace.held.values():
-                held.restore()
+    finally:
+        # A signal may come at any call, also where a block that ends is about to tidy up. There is
+        # none between plain assignments, so that this thread is out of the trace in any case.
+        traces.stack, traces.recording, traces.keeper, here.table, here.block = before
+        grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter = modes
 
 
 def _finish(

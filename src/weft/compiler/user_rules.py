@@ -38,6 +38,7 @@ from weft.compiler.passes.dead_code import remove_dead_code
 from weft.compiler.passes.inlining import inline
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
 from weft.core.errors import ArgumentError, GraphError, Unsupported, WeftError
+from weft.core.forks import renewed
 from weft.core.types import TensorType
 from weft.ir import reverse
 from weft.ir.graph import Graph
@@ -103,7 +104,7 @@ class Rewrite:
 Rewrites = tuple[Rewrite, ...]
 _standing: list[Rewrites] = [()]
 _only: ContextVar[Rewrites | None] = ContextVar("only", default=None)
-_lock = Lock()
+_lock = renewed(Lock())
 
 
 def rewrites() -> Rewrites:

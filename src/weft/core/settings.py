@@ -8,12 +8,14 @@ True
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 from weft.core.errors import NameUnknownError
+from weft.core.forks import in_child, renewed
 from weft.core.names import nearest
 
 
@@ -36,18 +38,18 @@ class Settings:
 
     @contextmanager
     def changed(self, **values: Any) -> Iterator[Settings]:
-        """Change settings inside a `with` block."""
+        """Change settings inside a `with` block, for this thread; an assignment is for all."""
         for name in values:
             if name not in _names():
                 raise _unknown(name)
-        before = {name: getattr(self, name) for name in values}
-        for name, value in values.items():
-            setattr(self, name, value)
+        before = _here.values
+        _enter(1)
+        _here.values = {**before, **values}
         try:
             yield self
         finally:
-            for name, value in before.items():
-                setattr(self, name, value)
+            _here.values = before
+            _enter(-1)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _names():
@@ -72,4 +74,56 @@ def _unknown(name: str) -> NameUnknownError:
     )
 
 
+class _Here(threading.local):
+    """What is changed in this thread."""
+
+    values: dict[str, Any] = {}  # noqa: RUF012  never changed: each block has its own
+    depth: int = 0
+
+
+class _Changed(Settings):
+    """The settings while some thread has changed them for itself: each access asks which one."""
+
+    __slots__ = ()
+
+
+def _attribute(name: str) -> property:
+    slot = Settings.__dict__[name]
+
+    def read(owner: Settings) -> Any:
+        values = _here.values
+        return values[name] if name in values else slot.__get__(owner)
+
+    def write(owner: Settings, value: Any) -> None:
+        values = _here.values
+        if name in values:
+            values[name] = value
+        else:
+            slot.__set__(owner, value)
+
+    return property(read, write)
+
+
+for _name in _names():
+    setattr(_Changed, _name, _attribute(_name))
+_Changed.__qualname__ = Settings.__qualname__  # what their text begins with
+
+_here = _Here()
+_lock = renewed(threading.RLock())
+_blocks = [0]
+"""How many `with` blocks there are, in all threads."""
+
+
+def _enter(more: int) -> None:
+    with _lock:
+        _here.depth += more
+        _blocks[0] += more
+        object.__setattr__(settings, "__class__", _Changed if _blocks[0] else Settings)
+
+
+def _forget_other_threads() -> None:
+    _blocks[0] = _here.depth
+
+
+in_child(_forget_other_threads)
 settings = Settings()

@@ -33,6 +33,7 @@ import numpy as np
 
 from weft.core.dtypes import DTYPES, INDEX, DType, bfloat16, bool_, float16, float32, float64
 from weft.core.errors import DTypeError
+from weft.core.forks import renewed
 from weft.ir import numerics
 
 Access = Literal["read", "write", "both", "scratch"]
@@ -170,7 +171,7 @@ class Scalar:
 
 _NOTHING: frozenset[Any] = frozenset()
 _NODES: WeakValueDictionary[tuple[Any, ...], Scalar] = WeakValueDictionary()
-_LOCK = Lock()
+_LOCK = renewed(Lock())
 _VARIABLES = frozenset({"index", "local"})
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from weft.core.dtypes import bool_, from_numpy
 from weft.core.errors import ArgumentError, ArgumentTypeError, CheckError, NanError, ShapeError
+from weft.core.forks import renewed
 from weft.core.locations import Location
 from weft.core.settings import settings
 from weft.core.shapes import Dimension, equal
@@ -456,7 +457,7 @@ def observed_for_nan() -> Iterator[None]:
 class _ShortPaths:
     """How many `with` blocks want the short paths closed, in all threads."""
 
-    lock = threading.Lock()
+    lock = renewed(threading.Lock())
     closed = 0
 
 

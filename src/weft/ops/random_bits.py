@@ -27,6 +27,7 @@ import numpy as np
 
 from weft.core.dtypes import DType, uint8, uint32, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError, TraceError
+from weft.core.forks import renewed
 from weft.core.shapes import Dimension, Shape, require_equal
 from weft.core.types import TensorType
 from weft.ir.batching import BatchTrace, to_front
@@ -201,6 +202,12 @@ def folded(key: Tensor, data: Tensor) -> Tensor:
     return apply(random_bits, key, data, shape=(2,), dtype=uint32, domain=FOLD)
 
 
+class _Here(threading.local):
+    """What stands for a generator's counter in this thread, while a function is traced."""
+
+    counter: Tensor | None = None
+
+
 class Generator:
     """A key and a counter: draw number n uses the key with n folded in.
 
@@ -211,8 +218,8 @@ class Generator:
     def __init__(self, seed: int = 0) -> None:
         self.key = seed_key(seed)
         self.counter = wrap(np.zeros((), np.uint64))
-        self._lock = threading.RLock()
-        self._traced = threading.local()
+        self._lock = renewed(threading.RLock())
+        self.here = _Here()
 
     def seed(self, seed: int) -> None:
         """Begin again from a seed."""
@@ -246,18 +253,18 @@ class Generator:
         return key
 
     def _handle(self) -> Tensor:
-        traced: Tensor | None = getattr(self._traced, "counter", None)
+        traced = self.here.counter
         return self.counter if traced is None else traced
 
     @contextmanager
     def lifted(self, counter: Tensor) -> Iterator[Tensor]:
         """Draw from another counter inside a `with` block, in this thread; gives its handle."""
-        before = getattr(self._traced, "counter", None)
-        handle = self._traced.counter = wrap(counter._value)
+        before = self.here.counter
+        handle = self.here.counter = wrap(counter._value)
         try:
             yield handle
         finally:
-            self._traced.counter = before
+            self.here.counter = before
 
     def advance(self, counter: Tensor) -> None:
         """Take over the counter that a traced function came to."""

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.core.errors import WeftError
+from weft.core.forks import renewed
 from weft.runtime.memory import ALIGNMENT, MemoryPlan
 
 _CHECKED_BYTES = 1 << 28  # smaller blocks are not worth asking the system about
@@ -41,7 +42,7 @@ class Account:
 
     current: int = 0
     peak: int = 0
-    _lock: Lock = field(default_factory=Lock, repr=False)
+    _lock: Lock = field(default_factory=lambda: renewed(Lock()), repr=False)
 
     def add(self, size: int) -> None:
         """Count an allocation, or with a negative size a release."""

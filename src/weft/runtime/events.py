@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.core.errors import ArgumentError
+from weft.core.forks import renewed
 
 RECORD_WORDS = 4
 
@@ -60,7 +61,7 @@ class Events:
         self.head_address = self._head.ctypes.data
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._lock = Lock()
+        self._lock = renewed(Lock())
 
     def name(self, text: str) -> int:
         """The number that stands for this name in records."""

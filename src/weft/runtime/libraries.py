@@ -19,6 +19,7 @@ from threading import Lock
 
 from weft.core.dtypes import DTYPES, DType
 from weft.core.errors import ArgumentError, NameUnknownError
+from weft.core.forks import renewed
 from weft.core.types import TensorType
 
 ABI = 1
@@ -66,7 +67,7 @@ class Library:
 
 
 _loaded: dict[Path, Library] = {}
-_lock = Lock()
+_lock = renewed(Lock())
 
 
 def load_library(path: str | os.PathLike[str]) -> Library:

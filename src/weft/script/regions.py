@@ -25,6 +25,7 @@ from weft.core.trees import flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import running
 from weft.ir.graph import Atom, Graph, Literal, Variable
+from weft.ir.lifting import Lifting, lift
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import GraphTrace, live
 from weft.ops.random_bits import GENERATOR
@@ -179,7 +180,7 @@ class _Recorder(GraphTrace):
 def _written(journal: Journal, outputs: _Outputs) -> Iterator[tuple[Tensor, Slot]]:
     for entry in journal.written.values():
         handle = entry.handle()
-        if handle is not None and handle._value is not entry.before[0]:
+        if handle is not None and handle._value is not entry.before:
             yield handle, outputs.keep(handle)
 
 
@@ -204,7 +205,7 @@ def same_contents(a: Any, b: Any) -> bool:
 def _active(journal: Journal) -> Iterator[None]:
     RECORDING.journals.append(journal)
     try:
-        with running(journal):
+        with running(journal), Lifting():
             yield
     finally:
         journal.rollback()
@@ -214,14 +215,11 @@ def _active(journal: Journal) -> Iterator[None]:
 @contextmanager
 def _lifting(handles: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """Let tensors stand for other values inside."""
-    before = [(handle._value, handle._node) for handle in handles]
-    for handle, value in zip(handles, values, strict=True):
-        handle._value, handle._node = value._value, None
-    try:
+    with Lifting():
+        for handle, value in zip(handles, values, strict=True):
+            lift(handle)
+            handle._value, handle._node = value._value, None
         yield
-    finally:
-        for handle, (value, node) in zip(handles, before, strict=True):
-            handle._value, handle._node = value, node
 
 
 @contextmanager

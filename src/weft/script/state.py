@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.errors import UnsupportedError
+from weft.ir.lifting import lift
 from weft.ir.tensor import Tensor, Trace, Traced
 
 __all__: list[str] = []
@@ -64,17 +65,10 @@ def _value(reader: Callable[[], Any]) -> Any:
 
 @dataclass(slots=True)
 class Written:
-    """A tensor from outside that was written to, and what it stood for before."""
+    """A tensor from outside that was written to, and the value it stood for before."""
 
     handle: weakref.ref[Tensor]
-    before: tuple[Any, Any, Tensor | None]
-
-    def restore(self) -> Tensor | None:
-        """Give the tensor back what it stood for."""
-        handle = self.handle()
-        if handle is not None:
-            handle._value, handle._node, handle._grad = self.before
-        return handle
+    before: Any
 
 
 CONTAINERS = (list, dict, set)
@@ -133,8 +127,8 @@ class Journal(Trace):
             return
         known = self.written.get(id(handle))
         if known is None or known.handle() is None:
-            before = value, handle._node, handle._grad
-            self.written[id(handle)] = Written(weakref.ref(handle), before)
+            self.written[id(handle)] = Written(weakref.ref(handle), value)
+        lift(handle)
 
     def touch_gradient(self, handle: Tensor, written: bool) -> None:
         """See `Trace`."""
@@ -164,8 +158,6 @@ class Journal(Trace):
                 entry.owner = owner
 
     def rollback(self) -> None:
-        """Put everything back."""
+        """Put everything back; tensors were written to in this thread's eyes only."""
         for entry in self.touched.values():
             entry.restore()
-        for written in self.written.values():
-            written.restore()

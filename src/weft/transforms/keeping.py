@@ -23,6 +23,7 @@ from typing import Any, Self
 from weft.core.errors import GradientError
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, compute
+from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
 from weft.ops.debugging import without_short_paths
@@ -56,10 +57,11 @@ class State:
         """What a handle stands for now."""
         return cls(weakref.ref(handle), handle._value, handle._node)
 
-    def restore(self) -> None:
-        """Let the handle, if it is still there, stand for that again."""
+    def lift(self) -> None:
+        """Let the handle, if it is still there, stand for that again, in this thread."""
         handle = self.handle()
         if handle is not None:
+            lift(handle)
             handle._value, handle._node = self.value, self.node
 
 
@@ -166,14 +168,13 @@ class SecondRun(_Run):
         super().__init__(first.wanted, first.quick)
         self.first = first
         self._kept: Iterator[Kept] = iter(first.kept)
+        self._lifting = Lifting()
 
     def __enter__(self) -> Self:
         super().__enter__()
-        for key, state in self.first.states.items():
-            handle = state.handle()
-            if handle is not None:
-                self.states[key] = State.of(handle)
-                state.restore()
+        self._lifting.__enter__()
+        for state in self.first.states.values():
+            state.lift()
         return self
 
     def __exit__(
@@ -182,16 +183,15 @@ class SecondRun(_Run):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._lifting.__exit__()
         super().__exit__(kind, error, traceback)
-        for state in self.states.values():
-            state.restore()
         left = next(self._kept, None)
         if kind is None and left is not None:
             raise _different(left, None)
 
     def adopt(self, handle: Tensor) -> None:
-        """Remember what to put back: nothing was written where others look."""
-        self.states.setdefault(id(handle), State.of(handle))
+        """Nothing is written where others look."""
+        lift(handle)
 
     def result(
         self, primitive: Primitive, types: tuple[TensorType, ...], computed: Callable[[], Any]

@@ -30,6 +30,7 @@ from weft.core.shapes import Dimension, Shape, Unifier, equal
 from weft.core.types import TensorType
 from weft.ir.dispatch import bind
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.sizes import resolve_graph
 from weft.ir.tape import Hollow, Leaf, Node, Projection, record
@@ -126,7 +127,10 @@ class Builder(GraphTrace):
         self._by_variable: dict[Variable, Cell] = {}
         self._constants: dict[int, Cell] = {}
         self._exits: list[tuple[list[Trace], Any]] = []
+        self._lifting = Lifting()
         self._replaced: list[tuple[Tensor, Any, Any]] = []
+        self._begun: list[tuple[Tensor, Any]] = []
+        """Handles that were written to, with what their cells begin with from then on."""
         self._repeats: dict[Any, Tensor] = {}
         self.inputs: set[Variable] = set()
 
@@ -145,6 +149,7 @@ class Builder(GraphTrace):
         BUILDING.append(self)
         _entered.stack.append(self)
         if len(self._exits) == 1:
+            self._lifting.__enter__()
             self._lift()
         return self
 
@@ -166,6 +171,7 @@ class Builder(GraphTrace):
         lifting.__exit__(kind, error, traceback)
         if not self._exits:
             self.level = 0
+            self._lifting.__exit__()
             self._restore()
         seeded = type(counter._value) is np.ndarray
         self.drawn = self.drawn if seeded else wrap(counter._value)
@@ -179,17 +185,27 @@ class Builder(GraphTrace):
             if owner is not None:
                 if owner._value is not cell.value:
                     cell.original = owner._value
-                owner._value = cell.value
+                self._stand(owner, cell.value)
 
     def _restore(self) -> None:
-        """Give handles from outside back what they held."""
+        """Give handles from outside back what they held, where they do not hold it anyway."""
         for cell in self.cells:
             owner = cell.handle
-            if owner is not None and cell.original is not None:
+            if owner is not None and cell.original is not None and _is_symbolic(owner):
                 owner._value = cell.original
+        for owner, value in self._begun:
+            owner._value = value
+        self._begun.clear()
         for tensor, value, node in reversed(self._replaced):
-            tensor._value, tensor._node = value, node
+            if _is_symbolic(tensor):
+                tensor._value, tensor._node = value, node
         self._replaced.clear()
+
+    def _stand(self, handle: Tensor, value: Any) -> None:
+        """Let a handle stand for a value of the graph; for other threads it is what it was."""
+        if self._exits and type(handle._value) is np.ndarray:
+            lift(handle)
+        handle._value = value
 
     def settle_if_entered(self) -> None:
         """Take up what was written so far, before a run; what is left is settled already."""
@@ -231,7 +247,8 @@ class Builder(GraphTrace):
             raise _foreign(tensor)
         cell = self._of_leaf(tensor)
         if cell is not None:
-            tensor._value = value = cell.value  # what the tape keeps must be the cell, too
+            value = cell.value
+            self._stand(tensor, value)  # what the tape keeps must be the cell, too
         elif tensor._node is not None and type(value) is np.ndarray:
             value = self._repeated(tensor)._value
         if isinstance(value, Staged):
@@ -257,7 +274,8 @@ class Builder(GraphTrace):
         """
         self._replaced.append((tensor, tensor._value, tensor._node))
         made = self._repeat(tensor._node, tensor)
-        tensor._value, tensor._node = made._value, made._node
+        self._stand(tensor, made._value)
+        tensor._node = made._node
         return tensor
 
     def _repeat(self, node: Any, tensor: Tensor) -> Tensor:
@@ -353,7 +371,7 @@ class Builder(GraphTrace):
         cell = Cell(variable, initial, name, "variable", trainable)
         cell.handle, cell.value, cell.began = handle, value, handle._value
         self._by_handle[id(handle)] = cell
-        handle._value = value
+        self._stand(handle, value)
         self._keep(cell)
         return cell
 
@@ -447,6 +465,8 @@ class Builder(GraphTrace):
         cell.initial = self._start(value)
         if type(value._value) is np.ndarray:
             cell.original = value._value
+            if cell.handle is not None:
+                self._begun.append((cell.handle, value._value))
 
     def resolve(self, kind: TensorType) -> TensorType:
         """A type with what is known of its sizes by now."""
@@ -456,6 +476,10 @@ class Builder(GraphTrace):
     def known_sizes(self) -> Callable[[Dimension], Dimension] | None:
         """What sizes were found to be; None where nothing was."""
         return self.sizes.resolve if self.sizes.bindings else None
+
+
+def _is_symbolic(handle: Tensor) -> bool:
+    return isinstance(handle._value, Traced)
 
 
 def held(cell: Cell) -> Tensor | None:
@@ -508,16 +532,15 @@ def suspended() -> Iterator[None]:
     ...     wf.zeros(2).tolist()
     [0.0, 0.0]
     """
-    stack, recorded, counter = traces.stack, traces.recording, GENERATOR._traced
-    lifted = getattr(counter, "counter", None)
-    traces.stack, traces.recording, counter.counter = [], [], None
+    stack, recorded, lifted = traces.stack, traces.recording, GENERATOR.here.counter
+    traces.stack, traces.recording, GENERATOR.here.counter = [], [], None
     inner = _entered.stack
     _entered.stack = []
     try:
         with Unifier():
             yield
     finally:
-        traces.stack, traces.recording, counter.counter = stack, recorded, lifted
+        traces.stack, traces.recording, GENERATOR.here.counter = stack, recorded, lifted
         _entered.stack = inner
 
 

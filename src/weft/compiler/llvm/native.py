@@ -29,6 +29,7 @@ import numpy as np
 from weft.compiler.llvm.emit import emit_module, symbol_name
 from weft.compiler.llvm.machine import Machine, host
 from weft.compiler.llvm.mathematics import LIBRARY
+from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
 
 Array = np.ndarray[Any, Any]
@@ -46,6 +47,7 @@ class _Loaded:
 
 
 _loaded = _Loaded()
+wait_at_fork(_loaded.lock)
 
 
 def compile_kernels(
