@@ -173,7 +173,7 @@ def noted_faults() -> Iterator[None]:
                 table[3] = 0
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Buffer:
     """A buffer: its bytes, and those of its pages that are not its own."""
 

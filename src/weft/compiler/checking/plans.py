@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.checking.isolated import misbehaviour
-from weft.compiler.native_calls import Sizes, bytes_of
+from weft.compiler.matmul.chains import ENTRY, STAGE
+from weft.compiler.native_calls import Call, Sizes, bytes_of
 from weft.compiler.section import Section
 from weft.ir.graph import Variable
 from weft.runtime.memory import MemoryPlan
@@ -31,6 +32,8 @@ def verify_plan(section: Section, sizes: Sizes) -> None:
     ranges = _live_ranges(section, plan)
     _verify_sizes(section, plan, ranges, sizes)
     _verify_places(section, plan, ranges, sizes)
+    for part in (part for call in section.calls for part in call.parts() if part.stages):
+        _verify_scratch(part, sizes)
     for inner in section.inner:
         verify_plan(inner, sizes)
 
@@ -58,7 +61,11 @@ def _live_ranges(section: Section, plan: MemoryPlan) -> dict[Variable, tuple[int
 def _verify_sizes(
     section: Section, plan: MemoryPlan, ranges: dict[Variable, tuple[int, int]], sizes: Sizes
 ) -> None:
-    scratch = {c.nested.scratch: c.nested.bytes(sizes) for c in section.calls if c.nested}
+    scratch = {
+        call.nested.scratch: max(each.planner.at(sizes).peak for each in call.nested.sections)
+        for call in section.calls
+        if call.nested
+    }
     for value, (first, _) in ranges.items():
         name = str(section.slots[value])
         needed = max(bytes_of(value.type, sizes), scratch.get(value, 0))
@@ -84,6 +91,18 @@ def _verify_places(
                 call = section.calls[max(first[place], first[other])]
                 pair = f"{values[place].type} and {values[other].type}"
                 raise misbehaviour(call, f"{pair} share memory while both live", sizes)
+
+
+def _verify_scratch(chain: Call, sizes: Sizes) -> None:
+    """The rows of a block, of all values that only a chain knows, lie side by side in scratch."""
+    _, _, height, used, count, *rest = chain.sizes(sizes)
+    entries = np.array(rest[STAGE * len(chain.stages) :][: ENTRY * count], np.int64)
+    number, place, wide = entries.reshape(-1, ENTRY).T
+    local = zip(number, place, wide, strict=True)
+    held = sorted({(start, start + row * height) for given, start, row in local if given < 0})
+    limits = [start for start, _ in held[1:]] + [used]
+    if any(end > limit for (_, end), limit in zip(held, limits, strict=False)):
+        raise misbehaviour(chain, "rows of a block reach beyond their scratch memory", sizes)
 
 
 def _is_replaced(section: Section, plan: MemoryPlan, one: Variable, other: Variable) -> bool:
