@@ -158,8 +158,11 @@ def _cut(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> Tensor:
 )
 def slice_everything(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> Tensor | None:
     """A slice of all elements."""
-    starts_first = all(start == 0 for start in starts)
-    whole = stops == x.shape and starts_first and all(stride == 1 for stride in strides)
+    whole = (
+        stops == x.shape
+        and all(start == 0 for start in starts)
+        and all(stride == 1 for stride in strides)
+    )
     return x if whole else None
 
 
