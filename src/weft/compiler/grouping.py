@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 
 from weft.compiler.access import Accesses, Index, Loads
 from weft.compiler.affine import Affine, offset
@@ -44,6 +44,14 @@ NEAR = 16
 """How many nodes may lie between the readers of a value that is dear, for it to be kept."""
 LONGEST = 60
 """How many operations an expression may have before its parts become roots."""
+DEEPEST = 120
+"""How deep an expression may be, with operations that only move elements."""
+LARGEST = 1024
+"""How much a kernel may hold: what LLVM does takes more than twice the time for twice the code."""
+LOOP, FUNCTION = 4, 16
+"""How much a root's own loop counts, and one of the functions above; other operations count 1."""
+NEIGHBOURS = 64
+"""How many groups that have to do with a root are tried, the last ones first."""
 DIVIDED = 4096
 """How many elements a join has at least whose parts are roots of their own."""
 PARTS = 16
@@ -116,6 +124,8 @@ class Group:
     outer: Shape
     inner: Shape
     roots: list[Root]
+    weight: int = 0
+    """How much the kernel holds; see `LARGEST`."""
 
     def per_row(self, root: Root) -> bool:
         """Whether a root holds one value per row."""
@@ -199,6 +209,11 @@ class _Grouping:
         self.inputs, self.outputs = set[Atom](graph.inputs), set[Atom](graph.outputs)
         self.floors: dict[Atom, int] = {}
         self.dear: set[Atom] = set()
+        self.weights: dict[Atom, int] = {}
+        """How much the expressions of values hold that are not stored."""
+        self.depths: dict[Atom, int] = {}
+        self.near: dict[Atom, dict[int, None]] = {}
+        """The groups, by place, that read a value of many elements, or make one."""
         self.last_read = {a: place for place, n in enumerate(graph.nodes) for a in n.operands}
         self.reasons = self._reasons()
         self.stored = set(self.reasons)
@@ -319,6 +334,7 @@ class _Grouping:
             return
         own = 1 if node.primitive.broadcasts else 0
         total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
+        depth = 1 + max([self.depths.get(atom, 0) for atom in node.operands], default=0)
         readers = self.readers.get(variable, 0)
         dear = node.primitive.name in TRANSCENDENTAL or any(
             atom in self.dear for atom in node.operands
@@ -328,8 +344,11 @@ class _Grouping:
             stored[variable] = f"{readers} readers, and {total} operations to compute it again"
         elif total > LONGEST:
             stored[variable] = f"an expression of {total} operations, the most are {LONGEST}"
+        elif depth > DEEPEST:
+            stored[variable] = f"an expression {depth} operations deep, the most are {DEEPEST}"
         else:
-            cost[variable] = total
+            cost[variable], self.depths[variable] = total, depth
+            self.weights[variable] = self._weight(node)
             self.dear.update([variable] if dear else ())
 
     def _root(self, node: GraphNode) -> Root:
@@ -349,15 +368,41 @@ class _Grouping:
         """Put a root into the last group that it fits, if nothing that it reads comes later."""
         needed = max([place.get(atom, -1) for atom, _ in root.reads], default=-1)
         needed = max(needed, self.floors.get(root.variable, -1))
-        for position in range(len(steps) - 1, max(needed, 0) - 1, -1):
+        weight = LOOP + self._weight(root.node)
+        for position in self._neighbours(root, needed):
             step = steps[position]
-            if isinstance(step, Group) and self._belongs(root, step) and step.joined(root):
+            assert isinstance(step, Group)
+            if step.weight + weight > LARGEST:
+                continue
+            if self._belongs(root, step) and step.joined(root):
+                step.weight += weight
+                self._note(root, position)
                 return position
-        steps.append(Group(root.outer, root.inner, [root]))
+        steps.append(Group(root.outer, root.inner, [root], weight))
+        self._note(root, len(steps) - 1)
         return len(steps) - 1
 
+    def _neighbours(self, root: Root, needed: int) -> list[int]:
+        """The groups that read, or make, what a root reads, the last ones first."""
+        places: set[int] = set()
+        for atom, _ in root.reads:
+            for position in islice(reversed(self.near.get(atom, {})), NEIGHBOURS):
+                if position >= needed:
+                    places.add(position)
+        return sorted(places, reverse=True)[:NEIGHBOURS]
+
+    def _note(self, root: Root, position: int) -> None:
+        """Let a root be found by those that read what it reads, or what it makes."""
+        for atom in [root.variable, *[atom for atom, _ in root.reads if _is_many(atom)]]:
+            self.near.setdefault(atom, {})[position] = None
+
+    def _weight(self, node: GraphNode) -> int:
+        """How much a node holds, with what is written into it."""
+        own = FUNCTION if node.primitive.name in TRANSCENDENTAL else 1
+        return own + sum([self.weights.get(atom, 0) for atom in node.operands])
+
     def _belongs(self, root: Root, group: Group) -> bool:
-        """Whether a root and a group have to do with each other: they read, or make, the same.
+        """Whether a root may be in a group that reads, or makes, what it reads.
 
         Updates of state stay out of reductions that make their gradients, and out of others that do
         not concern them: they would be done row by row, and are done all at once elsewhere.
@@ -366,11 +411,7 @@ class _Grouping:
         apart = root.outer == group.outer or own.isdisjoint(atom for atom, _ in root.reads)
         if group.inner and apart and not root.is_reduction and self._is_update(root):
             return False
-        if self._ends_rows(root, group):
-            return False
-        known = {atom for each in group.roots for atom, _ in each.reads if _is_many(atom)}
-        known |= {each.variable for each in group.roots}
-        return any(atom in known for atom, _ in root.reads)
+        return not self._ends_rows(root, group)
 
     def _ends_rows(self, root: Root, group: Group) -> bool:
         """Whether a long loop over elements would share a kernel with a sum over all of them.

@@ -27,7 +27,7 @@ import numpy as np
 from weft.compiler.access import Condition, Index, Reading
 from weft.compiler.affine import Affine, offset
 from weft.compiler.extents import Extents
-from weft.compiler.grouping import Group, Root, counted, is_reduction
+from weft.compiler.grouping import Group, Root, Step, counted, is_reduction
 from weft.compiler.partial_sums import computed
 from weft.compiler.signatures import Signature, rebound
 from weft.core.dtypes import INDEX
@@ -72,19 +72,23 @@ class Context:
     producer: dict[Variable, GraphNode]
     readers: dict[Variable, list[GraphNode]]
     outputs: frozenset[Variable]
+    stored: frozenset[Variable] = frozenset()
+    """The values that some group stores."""
     made: dict[Hashable, tuple[Lowered, Signature]] = field(default_factory=dict)
     """What was made of groups so far, by their signatures."""
 
 
-def context_of(graph: Graph) -> Context:
-    """The context of a graph's groups."""
+def context_of(graph: Graph, steps: Sequence[Step] = ()) -> Context:
+    """The context of a graph's groups, which are among its steps."""
     readers: dict[Variable, list[GraphNode]] = {}
     for node in graph.nodes:
         for atom in node.operands:
             if isinstance(atom, Variable):
                 readers.setdefault(atom, []).append(node)
     outputs = frozenset(atom for atom in graph.outputs if isinstance(atom, Variable))
-    return Context({v: n for n in graph.nodes for v in n.results}, readers, outputs)
+    groups = [step for step in steps if isinstance(step, Group)]
+    stored = frozenset(v for g in groups for r in g.roots for v in (r.variable, r.target[0]))
+    return Context({v: n for n in graph.nodes for v in n.results}, readers, outputs, stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +206,15 @@ class _Lowering:
         self.locals: dict[Variable, Scalar] = {}
         self.values: dict[Variable | Literal, Buffer] = {}
         self.extents = Extents()
-        members = {root.variable for root in group.roots}
+        self.members = {root.variable for root in group.roots}
         self.outside = {
             atom
             for root in group.roots
             for atom, _ in root.reads
-            if isinstance(atom, Variable) and atom not in members
+            if isinstance(atom, Variable) and atom not in self.members
         }
         self.joined = _joined(group)
-        self.escaping = {v for v in members if self._escapes(v)}
+        self.escaping = {v for v in self.members if self._escapes(v)}
 
     # --- loops -------------------------------------------------------------------------------
 
@@ -309,20 +313,20 @@ class _Lowering:
         """Whether a value is read outside the group."""
         if variable in self.context.outputs:
             return True
-        members = {root.variable for root in self.group.roots}
-        return any(
-            not self._inside(node, members) for node in self.context.readers.get(variable, [])
-        )
-
-    def _inside(self, node: GraphNode, members: set[Variable]) -> bool:
-        """Whether a node is computed only within the group's own kernel."""
-        result = node.results[0]
-        if result in members or result in self.joined:
-            return True
-        if len(node.results) != 1 or result in self.context.outputs or not _is_inlined(node):
-            return False
-        readers = self.context.readers.get(result, [])
-        return bool(readers) and all(self._inside(reader, members) for reader in readers)
+        pending = list(self.context.readers.get(variable, ()))
+        seen: set[Variable] = set()
+        while pending:
+            node = pending.pop()
+            result = node.results[0]
+            if result in self.members or result in self.joined or result in seen:
+                continue
+            seen.add(result)
+            readers = self.context.readers.get(result, ())
+            is_whole = result in self.context.outputs or result in self.context.stored
+            if not readers or is_whole or len(node.results) != 1 or not _is_inlined(node):
+                return True
+            pending += readers
+        return False
 
     # --- statements --------------------------------------------------------------------------
 

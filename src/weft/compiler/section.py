@@ -190,7 +190,7 @@ class Section:
 
     def _calls(self) -> list[Call]:
         written = self.context.written
-        context = replace(context_of(self.graph), made=written.groups)
+        context = replace(context_of(self.graph, self.steps), made=written.groups)
         drafts: list[tuple[Step, Sequence[Lowered]]] = []
         error = Literal(self.context.error)
         for step in self.steps:
