@@ -502,3 +502,18 @@ def wrong_rule() -> None:
 )
 def checkpoint_tensor() -> None:
     wf.checkpoint(wf.ones(3))
+
+
+@mistake(
+    FAMILY,
+    "A derivative by an option that is read as a number",
+    GradientError,
+    "var",
+    problem="correction is read as a number, and its derivative would be lost",
+    expected="a constant for correction",
+    got="correction: f32[]",
+    fix="give the derivative up on purpose: x.detach() in place of x",
+)
+def derivative_by_an_option() -> None:
+    correction = wf.tensor(1.0, requires_grad=True)
+    wf.var(wf.tensor([1.0, 2.0, 4.0]), correction=correction)

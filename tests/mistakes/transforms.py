@@ -294,3 +294,21 @@ def leak_printed() -> None:
     kept = []
     wf.vmap(lambda x: kept.append(x) or x * 2)(wf.ones(3))
     kept[0].tolist()
+
+
+@mistake(
+    FAMILY,
+    "A traced tensor for an option that is read as a number",
+    TraceError,
+    "random.dropout",
+    problem="p is read as a number, but a tensor traced by jit has no value yet",
+    expected="a Python number, or a concrete tensor, for p",
+    got="p: f32[]",
+    fix="pass p as a Python number, which a function is compiled for",
+)
+def traced_option() -> None:
+    @wf.jit
+    def noisy(x: wf.Tensor, p: wf.Tensor) -> wf.Tensor:
+        return wf.random.dropout(x, p)  # wrong
+
+    noisy(wf.ones(3), wf.tensor(0.5))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.errors import Unsupported
+from weft.core.errors import GradientError, Unsupported
 from weft.ir.derivatives import Additive, Constant, Joint, Linear
 from weft.ir.dispatch import bind, running
 from weft.ir.primitive import PRIMITIVES, Primitive
@@ -46,6 +46,18 @@ def has_derivative(x: Tensor) -> bool:
         if value.tangent is not None:
             return True
         x = value.primal
+
+
+def refuse_derivative(op: str, name: str, value: object) -> None:
+    """Refuse a tensor of which a derivative is taken, where it would be lost."""
+    if isinstance(value, Tensor) and has_derivative(value):
+        raise GradientError(
+            op,
+            f"{name} is read as a number, and its derivative would be lost",
+            expected=f"a constant for {name}",
+            got={name: value},
+            fix="give the derivative up on purpose: x.detach() in place of x",
+        )
 
 
 class ForwardTrace(Trace):

@@ -69,6 +69,7 @@ class PReLU(Module):
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
         self.num_parameters = num_parameters
+        wf.ir.refuse_derivative("PReLU", "init", init)
         self.weight = Parameter(wf.full((num_parameters,), float(init)))
 
     def forward(self, x: wf.Tensor) -> wf.Tensor:

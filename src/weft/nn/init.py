@@ -19,6 +19,7 @@ FanMode = str
 
 
 def _write(tensor: wf.Tensor, values: Any) -> wf.Tensor:
+    wf.ir.refuse_derivative("init", "the initial value", values)
     with wf.no_grad():
         return tensor.copy_(values)
 
@@ -131,6 +132,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     (1.4142, 1.4072)
     """
     if nonlinearity == "leaky_relu":
+        wf.ir.refuse_derivative("calculate_gain", "param", param)
         slope = 0.01 if param is None else param
         return math.sqrt(2.0 / (1 + slope * slope))
     if nonlinearity not in GAINS:

@@ -17,11 +17,17 @@ import numpy as np
 from weft.core import dtypes
 from weft.core.dimensions import Dim
 from weft.core.dtypes import DType, from_numpy, result_type
-from weft.core.errors import ArgumentTypeError, DTypeError, WeftError
+from weft.core.errors import (
+    ArgumentTypeError,
+    DTypeError,
+    TraceError,
+    WeftError,
+)
 from weft.core.sharing import lend
 from weft.ir.dispatch import apply
+from weft.ir.forward import has_derivative, refuse_derivative
 from weft.ir.primitive import PRIMITIVES, Primitive
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, concrete, wrap
 
 Scalar = bool | int | float | complex
 Operand = Any
@@ -152,10 +158,37 @@ def as_number(op: str, name: str, value: object) -> float:
     """An argument that measures something, as a Python number."""
     if isinstance(value, (int, float)):
         return value
-    if isinstance(value, (np.floating, np.integer, Tensor)):
+    if isinstance(value, Tensor):
+        value = constant_array(op, name, value)
+    if isinstance(value, (np.floating, np.integer, np.ndarray)):
         with suppress(TypeError, ValueError):
-            return float(value)  # type: ignore[arg-type]
+            return float(value)
     raise _unfit(op, name, value, "a real number", f"{name}=1.0")
+
+
+def constant_array(op: str, name: str, x: Tensor) -> np.ndarray[Any, Any]:
+    """The array of a tensor that is given for a number: refused where that would freeze it.
+
+    What is read as a number is a constant to derivatives and to compiled programs.
+    """
+    refuse_derivative(op, name, x)
+    try:
+        return concrete(x, op)
+    except TraceError as error:
+        raise TraceError(
+            op,
+            f"{name} is read as a number, but {error.problem}",
+            expected=f"a Python number, or a concrete tensor, for {name}",
+            got={name: x},
+            fix=f"pass {name} as a Python number, which a function is compiled for",
+        ) from None
+
+
+def is_live(value: object) -> bool:
+    """Whether a value is one number in a tensor that a trace or a derivative follows."""
+    if not isinstance(value, Tensor) or value.ndim != 0:
+        return False
+    return type(value._value) is not np.ndarray or has_derivative(value)
 
 
 def as_sequence(op: str, name: str, value: object) -> tuple[Any, ...]:

@@ -34,7 +34,12 @@ BELOW_ONE = {"alpha", "rho", "betas"}
 
 
 def check_option(op: str, name: str, value: Any) -> None:
-    """Refuse a value outside an option's range; tensors, which may change, are not looked into."""
+    """Refuse a value outside an option's range; tensors, which may change, are not looked into.
+
+    Steps are not recorded, so a tensor that a derivative is taken of is refused.
+    """
+    for each in value if isinstance(value, tuple | list) else (value,):
+        wf.ir.refuse_derivative(op, name, each)
     if name not in RANGES:
         return
     expected, example = RANGES[name]

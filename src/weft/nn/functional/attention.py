@@ -21,7 +21,7 @@ def scaled_dot_product_attention(
     mask: wf.Tensor | None = None,
     *,
     causal: bool = False,
-    scale: float | None = None,
+    scale: float | wf.Tensor | None = None,
     dropout: float = 0.0,
 ) -> wf.Tensor:
     """The mean of v, for each query weighted by the softmax of its products with the keys.
@@ -44,7 +44,7 @@ def attention_weights(
     mask: wf.Tensor | None = None,
     *,
     causal: bool = False,
-    scale: float | None = None,
+    scale: float | wf.Tensor | None = None,
 ) -> wf.Tensor:
     """The weights of attention, [..., heads, queries, keys]; a query that sees no key has zeros.
 
@@ -89,7 +89,8 @@ def rotary_angles(
     ((2, 2), [0.0, 0.0])
     """
     powers = wf.arange(0, width, 2).astype(wf.float32) / width
-    frequencies = wf.exp(powers * -math.log(base))
+    logarithm = wf.log(base) if isinstance(base, wf.Tensor) else math.log(base)
+    frequencies = wf.exp(powers * -logarithm)
     angles = wf.expand_dims(positions.astype(wf.float32), axis=-1) * frequencies
     return wf.cos(angles), wf.sin(angles)
 

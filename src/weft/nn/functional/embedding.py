@@ -35,6 +35,7 @@ def shorten_rows(
     weight: wf.Tensor, index: wf.Tensor, max_norm: float, norm_type: float = 2.0
 ) -> None:
     """Scale down, in place, those rows among the chosen whose norm is above a bound."""
+    wf.ir.refuse_derivative("embedding", "max_norm", max_norm)
     with wf.no_grad():
         norms = wf.linalg.vector_norm(weight, axis=1, ord=norm_type, keepdims=True)
         chosen = wf.zeros((weight.shape[0], 1), dtype=wf.bool)

@@ -172,7 +172,8 @@ def gaussian_nll_loss(
         )
     if var.shape == x.shape[:-1]:
         var = wf.expand_dims(var, axis=-1)
-    bounded = var + wf.stop_gradient(wf.maximum(var, eps) - var)
+    fixed = wf.stop_gradient(var)
+    bounded = wf.maximum(fixed, eps) + (var - fixed)  # the derivative by var passes the bound
     losses = 0.5 * (wf.log(bounded) + wf.square(x - target) / bounded)
     return reduced(
         "gaussian_nll_loss", losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction

@@ -17,10 +17,11 @@ from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.tensor import Tensor, wrap
+from weft.ops.arithmetic import multiply
 from weft.ops.attention import attention
 from weft.ops.composed.random_keys import taken
 from weft.ops.movement import reshape
-from weft.ops.operands import as_number, as_tensor, convert_to, promoted
+from weft.ops.operands import as_number, as_tensor, convert_to, is_live, promoted
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -35,7 +36,7 @@ def scaled_dot_product_attention(
     *,
     causal: bool = False,
     aligned: Literal["start", "end"] = "start",
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     dropout: float = 0.0,
     key: Tensor | None = None,
 ) -> Tensor:
@@ -45,9 +46,10 @@ def scaled_dot_product_attention(
     those of q may be a multiple of those of k and v, which then share them in groups. mask
     broadcasts to [..., heads, queries, keys]: truth values say which keys a query sees, numbers
     are added to the scores. causal: query i sees the keys up to i; with aligned="end" the last
-    query sees the last key, as with a cache of earlier keys. scale: 1/√head unless given. A query
-    that sees no key gets zeros, and what a query does not see does not matter, be it NaN. dropout:
-    the chance that a weight becomes 0, as `wf.random.dropout` of the weights with this key.
+    query sees the last key, as with a cache of earlier keys. scale: 1/√head unless given; a tensor
+    without axes may have a derivative. A query that sees no key gets zeros, and what a query does
+    not see does not matter, be it NaN. dropout: the chance that a weight becomes 0, as
+    `wf.random.dropout` of the weights with this key.
 
     >>> import weft as wf
     >>> q, v = wf.zeros((2, 4)), wf.tensor([[1.0], [3.0]])
@@ -57,6 +59,8 @@ def scaled_dot_product_attention(
     [[1.0], [2.0]]
     """
     q, k, v = promoted(_OP, (q, k, v), "float")
+    if is_live(scale):
+        q, scale = multiply(q, convert_to(as_tensor(_OP, scale, "scale"), q.dtype)), 1.0
     operands = [q, k, v]
     if mask is not None:
         found = as_tensor(_OP, mask, "mask")
@@ -106,7 +110,7 @@ def _share(dropout: float) -> float:
     )
 
 
-def _scale(q: Tensor, scale: float | None) -> float:
+def _scale(q: Tensor, scale: float | Tensor | None) -> float:
     if scale is not None:
         return float(as_number(_OP, "scale", scale))
     if q.ndim == 0:

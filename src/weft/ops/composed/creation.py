@@ -29,13 +29,21 @@ from weft.core.shapes import Dim, Dimension, check_shape, check_size
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled
 from weft.ir.tape import Leaf
-from weft.ir.tensor import Tensor, concrete, wrap
-from weft.ops.arithmetic import add, multiply
+from weft.ir.tensor import Tensor, wrap
+from weft.ops.arithmetic import add, multiply, subtract
 from weft.ops.comparison import equal, greater_equal
 from weft.ops.composed.ingestion import from_dlpack, ingest
 from weft.ops.creation import iota
 from weft.ops.movement import broadcast_to, reshape
-from weft.ops.operands import alias, as_integer, as_tensor, convert_to, scalar_tensor
+from weft.ops.operands import (
+    alias,
+    as_integer,
+    as_tensor,
+    constant_array,
+    convert_to,
+    is_live,
+    scalar_tensor,
+)
 from weft.ops.selection import where
 
 __all__ = [
@@ -277,7 +285,8 @@ def arange(
     """
     as_device(device)
     first, last = (0, start) if stop is None else (start, stop)
-    first, last, step = (_number("arange", value) for value in (first, last, step))
+    named = {"start": first, "stop": last, "step": step}
+    first, last, step = (_number("arange", name, value) for name, value in named.items())
     if step == 0:
         raise ArgumentError(
             "arange",
@@ -301,15 +310,14 @@ def arange(
     return _range(first, step, _range_length(first, last, step), chosen)
 
 
-def _number(op: str, value: Any) -> Any:
+def _number(op: str, name: str, value: Any) -> Any:
     """A Python number or dimension, also from a tensor or array that holds one."""
     if isinstance(value, (int, float, Dim)):
         return value
-    is_single = isinstance(value, (np.ndarray, np.generic, Tensor)) and value.ndim == 0
-    if is_single:
+    if _is_single(value):
         found = as_tensor(op, value)
         if not found.dtype.is_complex:
-            return concrete(found, op).item()
+            return constant_array(op, name, found).item()
     raise ArgumentTypeError(
         op,
         f"{type(value).__name__} is not a real number",
@@ -317,6 +325,10 @@ def _number(op: str, value: Any) -> Any:
         got={"value": value},
         fix=f"wf.{op}(0, 10)",
     )
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic, Tensor)) and value.ndim == 0
 
 
 def _range_length(start: Any, stop: Any, step: Any) -> Dimension:
@@ -372,19 +384,36 @@ def linspace(
 ) -> Tensor:
     """`num` evenly spaced numbers from `start` to `stop`, which is one of them by default.
 
+    The ends may be tensors without axes, which derivatives are taken by.
+
     >>> import weft as wf
     >>> wf.linspace(0.0, 1.0, 3).tolist()
     [0.0, 0.5, 1.0]
     """
     as_device(device)
     count = check_size("linspace", "num", num)
-    ends = [x if isinstance(x, complex) else _number("linspace", x) for x in (start, stop)]
+    if any(is_live(end) for end in (start, stop)):
+        return _line(start, stop, int(count), dtype, endpoint)
+    named = {"start": start, "stop": stop}
+    ends = [x if isinstance(x, complex) else _number("linspace", n, x) for n, x in named.items()]
     whole = any(isinstance(x, complex) for x in ends)
     default = dtypes.DEFAULT_COMPLEX if whole else dtypes.DEFAULT_FLOAT
     chosen = default if dtype is None else as_dtype(dtype)
     with np.errstate(all="ignore"):
         line = np.linspace(ends[0], ends[1], int(count), endpoint=endpoint)
         return wrap(line.astype(chosen.numpy))
+
+
+def _line(start: Any, stop: Any, count: int, dtype: Any, endpoint: bool) -> Tensor:
+    """`linspace` between tensors: a mean of the ends for each place, exact at the ends."""
+    ends = [as_tensor("linspace", end) for end in (start, stop)]
+    whole = any(end.dtype.is_complex for end in ends)
+    default = dtypes.DEFAULT_COMPLEX if whole else dtypes.DEFAULT_FLOAT
+    wide = dtypes.complex128 if whole else dtypes.float64
+    first, last = (convert_to(end, wide) for end in ends)
+    share = convert_to(wrap(np.linspace(0.0, 1.0, count, endpoint=endpoint)), wide)
+    line = add(multiply(first, subtract(1.0, share)), multiply(last, share))
+    return convert_to(line, default if dtype is None else as_dtype(dtype))
 
 
 # --- matrices and grids ------------------------------------------------------------------------

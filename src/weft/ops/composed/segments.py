@@ -18,13 +18,17 @@ from weft.core.errors import ArgumentError, BoundsError, ShapeError, TraceError
 from weft.core.shapes import Dimension, check_size
 from weft.core.shapes import equal as equal_sizes
 from weft.ir.dispatch import apply
+from weft.ir.forward import has_derivative
 from weft.ir.primitive import Primitive
 from weft.ir.reverse import filled
 from weft.ir.tensor import Tensor, concrete, wrap
 from weft.ops import indexing, sorting
 from weft.ops.comparison import equal
+from weft.ops.composed.creation import linspace
 from weft.ops.composed.gathering import index_tensor
 from weft.ops.composed.manipulation import broadcasted, cut_axis, reshaped
+from weft.ops.composed.statistics import max as greatest
+from weft.ops.composed.statistics import min as least
 from weft.ops.elementwise import divide, maximum
 from weft.ops.indexing import counting
 from weft.ops.operands import (
@@ -284,10 +288,12 @@ def _edges(x: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
     if x.dtype.is_complex:
         raise wrong_dtype("histogram", "ordered", {"x": x})
     low, high = _limits(x) if limits is None else _range(limits)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    apart = 0.5 if low == high else 0.0
     dtype = x.dtype if x.dtype.is_floating else float32
-    return wrap(np.linspace(low, high, bins + 1).astype(dtype.numpy))
+    if limits is None and has_derivative(x):
+        ends = (least(x) - apart, greatest(x) + apart)
+        return linspace(*ends, bins + 1, dtype=dtype)
+    return wrap(np.linspace(low - apart, high + apart, bins + 1).astype(dtype.numpy))
 
 
 def _range(limits: Any) -> tuple[float, float]:
