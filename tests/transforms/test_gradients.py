@@ -21,6 +21,8 @@ from weft.core.errors import (
     Unsupported,
 )
 from weft.ir.dispatch import traces
+from weft.ir.reverse import GENERATIONS
+from weft.ir.tape import Node
 
 
 def double(value: Any) -> wf.Tensor:
@@ -841,3 +843,46 @@ def test_a_tensor_with_a_tangent_does_not_leave_the_framework() -> None:
         wf.jvp(lambda x: x * float(x.numpy()[0]), (x,), (x,))
     with pytest.raises(wf.GradientError, match="nothing is recorded"):
         wf.grad(lambda x: wf.jvp(lambda y: y * float(x.numpy()[0]), (x,), (x,))[1].sum())(x)
+
+
+# --- loops of gradients ------------------------------------------------------------------------
+
+
+def recorded_nodes() -> int:
+    gc.collect()
+    return sum(type(each) is Node for each in gc.get_objects())
+
+
+def descended(params: dict[str, wf.Tensor], net: wf.nn.Module, steps: int) -> dict[str, wf.Tensor]:
+    x = wf.ones((4, 3))
+
+    def loss(params: dict[str, wf.Tensor]) -> wf.Tensor:
+        return (wf.functional_call(net, params, x) ** 2).mean()
+
+    for _ in range(steps):
+        gradients = wf.grad(loss)(params)
+        params = {name: p - 0.1 * gradients[name] for name, p in params.items()}
+    return params
+
+
+def test_a_functional_loop_from_detached_parameters_records_nothing() -> None:
+    net = wf.nn.Linear(3, 2)
+    before = recorded_nodes()
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    params = descended(params, net, 5)
+    assert recorded_nodes() == before
+    assert not any(p.requires_grad for p in params.values())
+
+
+def test_a_functional_loop_that_keeps_every_step_is_warned_of() -> None:
+    net = wf.nn.Linear(3, 2)
+    descended(dict(net.named_parameters()), net, GENERATIONS)
+    with pytest.warns(RuntimeWarning, match=r"begin with \{name: p.detach\(\)"):
+        descended(dict(net.named_parameters()), net, GENERATIONS + 1)
+
+
+def test_a_short_loop_of_gradients_keeps_its_derivative() -> None:
+    net = wf.nn.Linear(3, 2)
+    params = descended(dict(net.named_parameters()), net, 3)
+    (params["weight"] ** 2).sum().backward()
+    assert net.weight.grad is not None

@@ -12,13 +12,16 @@ gradient of a real function of complex numbers points uphill.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Any
 
 from weft.core.dtypes import DType
 from weft.core.errors import GradientError
+from weft.core.locations import user_location
 from weft.core.scopes import BACKWARD, scope, scopes
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
@@ -30,6 +33,8 @@ from weft.ir.tape import Hook, Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 
 AnyNode = Node | Leaf | Projection
+GENERATIONS = 100
+"""How many gradients, each at values made by the one before, are kept without a word."""
 
 
 class recording(ContextDecorator):  # noqa: N801  a context manager, called as a function is
@@ -321,6 +326,8 @@ def vjp(
     """
     inner = [wrap(argument._value, Leaf(source=argument._node)) for argument in arguments]
     leaves = [each._node for each in inner]
+    if grad_mode.enabled and not traces.stack:
+        _count_generation(leaves)
     with recording(True):
         results = list(f(*inner))
     oldest = min((leaf.number for leaf in leaves), default=0)
@@ -337,6 +344,41 @@ def vjp(
 
     shown = results if elsewhere else [wrap(result._value) for result in results]
     return shown, pullback
+
+
+def _count_generation(leaves: Sequence[Leaf]) -> None:
+    """Note how many derivatives led to these arguments, and warn of a loop that keeps them all.
+
+    The latest derivative among the arguments' ancestors is found by going back from the latest
+    node, which stops before anything that is older.
+    """
+    sources = {id(leaf.parents[0]): leaf.parents[0] for leaf in leaves if leaf.parents}
+    heap = [(-node.number, node) for node in sources.values() if type(node) is not Leaf]
+    heapify(heap)
+    seen = {-node.number for _, node in heap}
+    while heap:
+        _, node = heappop(heap)
+        if type(node) is Leaf and node.parents:
+            for leaf in leaves:
+                leaf.generation = node.generation + 1
+            if node.generation + 1 == GENERATIONS:
+                _warn_of_growth()
+            return
+        for parent in node.parents:
+            if parent is not None and -parent.number not in seen:
+                seen.add(-parent.number)
+                heappush(heap, (-parent.number, parent))
+
+
+def _warn_of_growth() -> None:
+    warnings.warn(
+        f"weft: {GENERATIONS} gradients were taken one after another, each at values that were "
+        "computed from the one before, and all of them are kept for a derivative by the first "
+        "values, so memory grows with each step; if none is wanted, begin with "
+        f"{{name: p.detach() for name, p in net.named_parameters()}} (at {user_location()})",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _is_traced(tensor: Tensor) -> bool:

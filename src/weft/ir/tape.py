@@ -69,12 +69,14 @@ class Projection:
 class Leaf:
     """Where a derivative is asked for: a tensor with `requires_grad`, or an argument of `grad`.
 
-    `source` is the node behind an argument that itself depends on an outer derivative's argument.
+    `source` is the node behind an argument that itself depends on an outer derivative's argument,
+    `generation` how many derivatives, one after another, that argument was made by.
     """
 
-    __slots__ = ("handle", "hooks", "number", "parents")
+    __slots__ = ("generation", "handle", "hooks", "number", "parents")
 
     def __init__(self, handle: Tensor | None = None, source: Any = None) -> None:
+        self.generation = 0
         self.handle = None if handle is None else weakref.ref(handle)
         self.parents = () if source is None else (source,)
         self.number = _next_number()

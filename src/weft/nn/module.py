@@ -208,6 +208,9 @@ class Module:
     ) -> Iterator[tuple[str, wf.Tensor]]:
         """The parameters, each once, with their dotted names.
 
+        They are leaves: what is computed from them, such as p - lr * g, is recorded. A loop that
+        updates a dict of them by hand begins with {name: p.detach() for name, p in ...}.
+
         >>> [name for name, _ in wf.nn.Linear(2, 3).named_parameters()]
         ['weight', 'bias']
         """
