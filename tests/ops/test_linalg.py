@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -476,3 +477,25 @@ def test_mistakes_are_answered_with_what_to_do(name: str) -> None:
     assert expected in error.expected
     assert fix in error.fix
     assert error.got
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [np.eye(3), np.zeros((3, 3)), np.diag([1.0, 1.0, 2.0]), np.ones((5, 5)), np.zeros((6, 6)),
+     np.diag([1.0, 0.0, 0.0])],
+    ids=["one", "zero", "equal", "rank 1", "large zero", "equal zeros"],
+)  # fmt: skip
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_every_derivative_of_a_determinant_is_right_at_equal_singular_values(
+    matrix: np.ndarray, order: int
+) -> None:
+    size = len(matrix)
+    direction = np.random.default_rng(size).standard_normal((size, size))
+    line = np.linspace(-1, 1, size + 1)
+    values = [np.linalg.det(matrix + t * direction) for t in line]
+    coefficients = np.append(np.polynomial.polynomial.polyfit(line, values, size), [0.0] * 4)
+    f = lambda t: wf.linalg.det(wf.tensor(matrix) + t * wf.tensor(direction))  # noqa: E731
+    for _ in range(order):
+        f = wf.grad(f)
+    expected = coefficients[order] * math.factorial(order)
+    assert f(wf.tensor(0.0, dtype="float64")).item() == pytest.approx(expected, abs=1e-8)

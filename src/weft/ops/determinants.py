@@ -1,7 +1,8 @@
 """Determinants of stacks of square matrices, and their derivatives at singular matrices too.
 
 The derivative of the determinant is the adjugate, adj(A) = det(A) A⁻¹ where A⁻¹ exists. Both it
-and its own derivative are computed from singular values, which no zero can spoil.
+and its own derivative are computed from singular values, which no zero can spoil; derivatives
+beyond, which equal singular values would spoil, from inverses of matrices around it.
 
 >>> import weft as wf
 >>> float(wf.linalg.det(wf.tensor([[1.0, 2.0], [3.0, 4.0]])).numpy().round(4))
@@ -12,35 +13,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.dtypes import real_of
+from weft.core.dtypes import complex_of, real_of
 from weft.core.errors import DTypeError, ShapeError
 from weft.core.types import TensorType
-from weft.ir.derivatives import tangent
+from weft.ir.derivatives import linear, tangent
 from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops.arithmetic import conj
+from weft.ops.comparison import equal
 from weft.ops.factorizations import svd
+from weft.ops.identity import stopped
 from weft.ops.matrices import (
     Array,
-    adjoint,
     batch_stacks,
     by_numpy,
     cut,
-    diagonal_matrix,
-    diagonal_of,
     identity,
     imaginary_part,
     matrix_transpose,
     product,
     real_part,
     require_square,
-    rows,
     square_type,
     trace_of,
 )
-from weft.ops.movement import pad, reshape
+from weft.ops.movement import broadcast_to, reshape
+from weft.ops.operands import convert_to
 from weft.ops.reduction import reduce_sum
-from weft.ops.solving import solve, well_conditioned
+from weft.ops.selection import where
+from weft.ops.solving import inv, solve, well_conditioned
 
 __all__: list[str] = []
 
@@ -96,59 +98,143 @@ def _adjugate(x: Array) -> Array:
     return adjugates
 
 
-def _adjugate_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
-    """In the bases of singular vectors, where x is diagonal, so every minor is a product.
-
-    With M the products of all singular values but two and E = Uᴴ dA V: off the diagonal -M E,
-    on it M times the diagonal of E.
-    """
-    u, s, vh = apply_multiple(svd, x, full=True)
-    moved = product(adjoint(u), product(t, adjoint(vh)))
-    minors = _products_without_pairs(s)
-    phase = apply(det, u) * apply(det, vh)
-    diagonal = diagonal_of(moved)
-    weighted = apply(reduce_sum, minors * rows(diagonal), axes=(s.ndim - 1,))
-    inner = diagonal_matrix(weighted) - minors * moved
-    turned = product(adjoint(vh), product(inner, adjoint(u)))
-    return turned * apply(reshape, phase, shape=(*phase.shape, 1, 1))
-
-
-def _products_without_pairs(s: Tensor) -> Tensor:
-    """[..., i, j]: the product of all elements but the i-th and j-th; zero for i = j."""
-    n = s.shape[-1]
-    others = 1.0 - identity(n, s.dtype)
-    kept = apply(reshape, others, shape=(n, 1, n)) * apply(reshape, others, shape=(1, n, n))
-    factors = apply(reshape, s, shape=(*s.shape[:-1], 1, 1, n)) * kept + (1.0 - kept)
-    return _product(factors) * others
-
-
-def _product(x: Tensor) -> Tensor:
-    """The product over the last axis, half by half, so that zeros keep their derivatives."""
-    while x.shape[-1] > 1:
-        if x.shape[-1] % 2:
-            odd = (*[(0, 0, 0)] * (x.ndim - 1), (0, 1, 0))
-            x = apply(pad, x, padding=odd, value=1.0)
-        half = x.shape[-1] // 2
-        x = cut(x, 0, half) * cut(x, half, 2 * half)
-    return apply(reshape, x, shape=x.shape[:-1])
-
-
 adjugate: Primitive = Primitive(
     "adjugate",
     "The transposed matrix of cofactors: x @ adjugate(x) = det(x) times the identity.",
     type_rule=square_type("adjugate"),
     reference=by_numpy("adjugate", _adjugate),
-    derivatives=[tangent(_adjugate_tangent)],
+    derivatives=[tangent(lambda t, out, x: apply(adjugate_slope, x, t))],
     batch=batch_stacks(lambda: adjugate),
     samples=lambda: [
         Sample((well_conditioned(3, 3),)),
         Sample((_rank_one(),)),
+        Sample((np.eye(3, dtype=np.float32),)),
+        Sample((np.zeros((4, 4), np.float32),)),
+        Sample((np.diag(np.array([2, 1, 1, 0, 0], np.float32)),)),
         Sample((well_conditioned(2, 2, 2, dtype=np.complex64),)),
         Sample((np.full((1, 1), 2.0, np.float32),)),
         Sample((np.zeros((0, 0), np.float32),)),
     ],
     mistakes=lambda: [
         Mistake((np.ones((2, 3), np.float32),), {}, ShapeError, "the matrix is not square")
+    ],
+)
+
+
+# --- the derivatives of the adjugate -----------------------------------------------------------
+
+
+def _slope_type(x: TensorType, t: TensorType) -> TensorType:
+    require_square("adjugate_slope", x)
+    if t != x:
+        raise ShapeError(
+            "adjugate_slope",
+            "the direction is not like the matrix",
+            expected="t.type == x.type",
+            got={"x": x, "t": t},
+            fix="give both one shape and dtype",
+        )
+    return x
+
+
+def _slope(x: Array, t: Array) -> Array:
+    """In the bases of singular vectors, where x is diagonal, so every minor is a product.
+
+    With M the products of all singular values but two and E = Uᴴ dA V: off the diagonal -M E,
+    on it M times the diagonal of E.
+    """
+    u, s, vh = np.linalg.svd(x)
+    left, right = np.conj(np.swapaxes(u, -1, -2)), np.conj(np.swapaxes(vh, -1, -2))
+    moved = np.matmul(left, np.matmul(t, right))
+    minors = _products_without_pairs(s)
+    diagonal = np.einsum("...ii->...i", moved)
+    inner = -minors * moved
+    np.einsum("...ii->...i", inner)[...] = np.einsum("...ij,...j->...i", minors, diagonal)
+    phase = np.linalg.det(u) * np.linalg.det(vh)
+    slopes: Array = np.matmul(right, np.matmul(inner, left)) * phase[..., None, None]
+    return slopes.astype(x.dtype)
+
+
+def _products_without_pairs(s: Array) -> Array:
+    """[..., i, j]: the product of all elements but the i-th and j-th; zero for i = j."""
+    n = s.shape[-1]
+    others = ~np.eye(n, dtype=bool)
+    kept = others[:, None, :] & others[None, :, :]
+    factors = np.where(kept, s[..., None, None, :], s.dtype.type(1))
+    return np.asarray(np.where(others, factors.prod(-1), s.dtype.type(0)))
+
+
+def _slope_back(ct: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    """tr(G · slope(x, t)) is the second derivative of det along G and t, whose order is free."""
+    base = conj(x) if x.dtype.is_complex else x
+    return matrix_transpose(apply(adjugate_slope, base, matrix_transpose(ct)))
+
+
+def _slope_tangent(s: Tensor, out: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    """The second derivative of the adjugate along s and t, at any matrix.
+
+    It is a polynomial of the matrix, so its value at x is the mean of those at x + z·R on a circle
+    of numbers z around 0. There matrices have an inverse P, as R = U Vᴴ adds to every singular
+    value; and with Q = P s and W = P t it is det · ((tr Q tr W - tr QW) 1 - tr Q W - tr W Q + QW +
+    WQ) P. What R and the circle are does not matter, so they have no derivative.
+    """
+    if x.shape[-1] == 0:
+        return s
+    around = _around(x)
+    inverse = apply(inv, around)
+    wide = around.dtype
+    q, w = (product(inverse, _repeated(convert_to(each, wide), around)) for each in (s, t))
+    both, other = product(q, w), product(w, q)
+    one = identity(x.shape[-1], wide)
+    traced = _number(trace_of(q) * trace_of(w) - trace_of(both)) * one
+    inner = traced - _number(trace_of(q)) * w - _number(trace_of(w)) * q + both + other
+    terms = _number(apply(det, around)) * product(inner, inverse)
+    mean = apply(reduce_sum, terms, axes=(0,)) / float(around.shape[0])
+    return mean if x.dtype.is_complex else real_part(mean, x.dtype)
+
+
+def _number(x: Tensor) -> Tensor:
+    """A number for each matrix, as a factor of it."""
+    return apply(reshape, x, shape=(*x.shape, 1, 1))
+
+
+def _repeated(x: Tensor, like: Tensor) -> Tensor:
+    return apply(broadcast_to, x, shape=like.shape)
+
+
+def _around(x: Tensor) -> Tensor:
+    """Well conditioned matrices around each of x, on a new first axis: as many as are needed."""
+    wide, n = complex_of(x.dtype), int(x.shape[-1])
+    u, s, vh = apply_multiple(svd, apply(stopped, x), full=True)
+    radius = apply(reshape, cut(s, 0, 1), shape=(*x.shape[:-2], 1, 1)) * 2.0
+    radius = where(equal(radius, 0.0), 1.0, radius)
+    turn = convert_to(product(u, vh), wide) * convert_to(radius, wide)
+    count = max(n - 2, 1)
+    angles = np.exp(2j * np.pi * np.arange(count) / count).reshape(count, *[1] * x.ndim)
+    return convert_to(x, wide) + turn * angles.astype(wide.numpy)
+
+
+adjugate_slope: Primitive = Primitive(
+    "adjugate_slope",
+    "The derivative of the adjugate of x along t.",
+    type_rule=_slope_type,
+    reference=by_numpy("adjugate_slope", _slope),
+    derivatives=[tangent(_slope_tangent), linear(_slope_back)],
+    batch=batch_stacks(lambda: adjugate_slope),
+    samples=lambda: [
+        Sample((well_conditioned(3, 3), well_conditioned(3, 3)[::-1].copy())),
+        Sample((_rank_one(), well_conditioned(3, 3))),
+        Sample((np.eye(4, dtype=np.float32), well_conditioned(4, 4))),
+        Sample((well_conditioned(2, 2, 2), np.ones((2, 2, 2), np.float32))),
+        Sample((well_conditioned(2, 2, dtype=np.complex64),) * 2),
+    ],
+    mistakes=lambda: [
+        Mistake(
+            (np.eye(2, dtype=np.float32), np.ones((3, 3), np.float32)),
+            {},
+            ShapeError,
+            "the direction is not like",
+        ),
     ],
 )
 
