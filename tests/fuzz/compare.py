@@ -169,6 +169,8 @@ class _Judge:
         places = both & ~(np.abs(found - wide) <= limit) & ~(np.abs(found - eager) <= limit)
         lost = np.isnan(wide) & np.logical_and.reduce([np.isnan(each) for each in noisy])
         places |= lost & ~np.isnan(found) & np.isnan(eager)
+        endless = np.isinf(wide) & np.logical_and.reduce([each == wide for each in noisy])
+        places |= endless & (eager == wide) & (found != wide)
         return _described(places, found, wide)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from tests.fuzz.draw import Draw, NoOperand
+from tests.fuzz.draw import Draw, NoOperand, Value
 
 from weft.ir.primitive import PRIMITIVES
+
+MULTIPLICATIONS = 40_000_000
+"""The most multiplications of a product, which is also computed by NumPy, four times."""
 
 # --- products ------------------------------------------------------------------------------------
 
@@ -13,7 +16,7 @@ def product(draw: Draw) -> str:
     """A product of two values, or of one with itself, in any order of axes."""
     if draw.chance(0.25):
         return _outer(draw)
-    a = draw.value("fffic", 2, 4)
+    a = draw.value("fiuc", 2, 4, where=lambda v: v.size * v.shape[-2] <= MULTIPLICATIONS)
     if draw.chance(0.3):
         options = (
             "{a} @ wf.matrix_transpose({a})",
@@ -28,7 +31,8 @@ def product(draw: Draw) -> str:
     fits = [
         v for v in draw.values if v.kind == a.kind and v.dtype == a.dtype and v.ndim in (1, 2, 3)
     ]
-    rights = [v for v in fits if v.shape[-2:][0] == inner and v.size * a.size <= 40_000_000]
+    fits = [v for v in fits if _is_affordable(a, v, inner, draw.largest)]
+    rights = [v for v in fits if v.shape[-2:][0] == inner]
     turned = [v for v in fits if v.ndim > 1 and v.shape[-1] == inner]
     if turned and draw.chance(0.4):
         b = draw.one_of(turned)
@@ -42,6 +46,8 @@ def product(draw: Draw) -> str:
     if not rights:
         raise NoOperand
     b = draw.one_of(rights)
+    if a.kind in "iu" and draw.chance(0.7):
+        return f"{a.name}.astype(wf.int32) @ {b.name}.astype(wf.int32)"
     options = (
         "{a} @ {b}",
         "wf.matmul({a}, {b})",
@@ -54,8 +60,14 @@ def product(draw: Draw) -> str:
     return draw.one_of(options).format(a=a.name, b=b.name)
 
 
+def _is_affordable(a: Value, b: Value, inner: int, largest: int) -> bool:
+    """Whether a product of all rows with all columns is neither too large nor too slow."""
+    elements = (a.size // max(1, inner)) * (b.size // max(1, inner))
+    return elements <= largest and elements * inner <= MULTIPLICATIONS
+
+
 def _outer(draw: Draw) -> str:
-    v = draw.value("ffi", 1, 1)
+    v = draw.value("fi", 1, 1)
     fits = [
         x for x in draw.values if x.dtype == v.dtype and x.ndim == 1 and x.size * v.size < 600_000
     ]

@@ -144,22 +144,27 @@ def install() -> None:
         REACHED.update(_kinds(self))
 
     section.Section.__init__ = counted  # type: ignore[method-assign]
+    from weft.compiler.singles import SINGLES
+
+    SINGLES.update({name: _counted(name, write) for name, write in SINGLES.items()})
+
+
+def _counted(name: str, write: Any) -> Any:
+    def kernel(draft: Any) -> Any:
+        made = write(draft)
+        if made is not None:
+            REACHED[f"node {name}"] += 1
+        return made
+
+    return kernel
 
 
 def _kinds(section: Any) -> Iterator[str]:
-    """The primitives, launches and kernels of one section, not of those inside."""
+    """The primitives and launches of one section, not of those inside."""
     yield from {f"primitive {node.primitive.name}" for node in section.graph.nodes}
     for launch in section.calls:
         for call in launch.parts():
             yield f"launch {_kind(call)}"
-    for step in section.steps:
-        node = getattr(step, "node", None)
-        if node is not None and any(name.startswith("k") for name in _names(section)):
-            yield f"node {node.primitive.name}"
-
-
-def _names(section: Any) -> list[str]:
-    return [call.name for launch in section.calls for call in launch.parts()]
 
 
 def _kind(call: Any) -> str:

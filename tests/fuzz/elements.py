@@ -70,12 +70,16 @@ HEAVY = ["digamma(", "lgamma(", "polygamma(", "erfinv(", "i0e(", "i1e("]
 """Functions whose kernels take long to compile."""
 
 
+LONG = 20_000
+"""Elements beyond which NumPy takes long for them, too."""
+
+
 def unary(draw: Draw) -> str:
     """A function of one value, with what keeps it in its domain."""
     v = draw.value("f")
     text: str = draw.one_of(UNARY)
-    if any(name in text for name in HEAVY) and draw.chance(0.7):
-        text = draw.one_of(UNARY)
+    if any(name in text for name in HEAVY) and (v.size > LONG or draw.chance(0.7)):
+        text = draw.one_of(UNARY[:10])
     text = text.replace("abs(", "wf.abs(").replace("tanh(", "wf.tanh(").replace("wf.awf", "wf.a")
     text = text.replace("(sigmoid(", "(wf.sigmoid(")
     text = text if text.startswith("wf.") else f"wf.{text}"

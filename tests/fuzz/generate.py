@@ -12,23 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tests.fuzz import script
-from tests.fuzz.draw import LARGEST, Draw, NoOperand, Value
+from tests.fuzz import scenes, script
+from tests.fuzz.draw import Draw, NoOperand, Value
 from tests.fuzz.elements import assign
 from tests.fuzz.loops import control
 from tests.fuzz.operations import FAMILIES
-from tests.fuzz.program import Input, Program, Step
-from tests.fuzz.sizes import thresholds
+from tests.fuzz.program import ENDINGS, Input, Program, Step
 
 import weft as wf
 
-SMALL = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 11, 13)
 LARGEST_NUMBER = 200.0
 """Values beyond it are not kept: they would overflow in 16 bits."""
 LENGTHS = (3, 9), (10, 18), (19, 45)
 """The fewest and the most steps: most programs are short, as each takes time to compile."""
 TRANSFORMS = ("gradients", "tangents", "batched", "rematerialised", "compiled")
-LAYOUTS = ("turned", "reversed", "strided", "broadcast")
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Lion", "Adadelta")
 
 
@@ -36,92 +33,37 @@ def generate(seed: int) -> Program:
     """The program of a seed."""
     rng = np.random.default_rng([seed, 20])
     ending = _ending(rng)
-    sizes, inputs = _inputs(rng, ending)
-    drawn = _Growing(rng, sizes, inputs)
+    scene = scenes.scene(rng)
+    sizes, inputs = scenes.inputs(rng, scene, ending)
+    drawn = _Growing(rng, scene, sizes, inputs)
     least, most = LENGTHS[int(rng.choice(len(LENGTHS), p=(0.65, 0.25, 0.1)))]
-    for _ in range(int(rng.integers(least, most + 1))):
+    for _ in range(min(scene.longest, int(rng.integers(least, most + 1)))):
         drawn.grow()
-    return drawn.program(_transforms(rng, ending), ending, str(rng.choice(OPTIMIZERS)))
+    transforms = () if drawn.is_odd else _transforms(rng, ending)
+    return drawn.program(transforms, ending, str(rng.choice(OPTIMIZERS)))
 
 
 def _ending(rng: np.random.Generator) -> str:
-    endings = ("call", "sizes", "alias", "state", "train", "thread")
-    return str(rng.choice(endings, p=(0.53, 0.18, 0.08, 0.08, 0.08, 0.05)))
+    return str(rng.choice(ENDINGS, p=(0.54, 0.15, 0.08, 0.08, 0.09, 0.04, 0.02)))
 
 
 def _transforms(rng: np.random.Generator, ending: str) -> tuple[str, ...]:
     if ending in ("state", "train"):
         return ()
-    count = int(rng.choice(4, p=(0.45, 0.35, 0.15, 0.05)))
+    count = int(rng.choice(4, p=(0.45, 0.36, 0.15, 0.04)))
     chosen = [str(rng.choice(TRANSFORMS, p=(0.45, 0.2, 0.15, 0.12, 0.08))) for _ in range(count)]
     return tuple(chosen)
-
-
-def _inputs(rng: np.random.Generator, ending: str) -> tuple[dict[str, int], list[Input]]:
-    """A few named sizes, and tensors that have them: some are alike, some fit in products."""
-    sizes = {name: _size(rng) for name in "ABC"}
-    if ending == "sizes":
-        sizes = {name: max(size, 2) for name, size in sizes.items()}
-    sizes |= {"D": int(rng.choice([1, 2, 3, 4, 5])), "E": int(rng.choice([1, 2, 3]))}
-    main = str(rng.choice(["float32", "float64", "bfloat16", "float16"], p=(0.6, 0.2, 0.1, 0.1)))
-    shapes = [
-        ("A", "B"),
-        ("B", "C"),
-        ("B",),
-        ("A", "B"),
-        ("A",),
-        ("D", "A", "B"),
-        (),
-        ("E", "D", "A", "C"),
-    ]
-    if rng.random() < 0.25:
-        shapes += [
-            ("E", "D", "A", "A"),
-            ("C", "D", "D", "D"),
-            ("E", "D", "A", "A"),
-            ("B", "D", "E", "E"),
-        ]
-    order = [int(place) for place in rng.permutation(len(shapes))[: int(rng.integers(2, 6))]]
-    inputs: list[Input] = []
-    for place in order:
-        shape = shapes[place]
-        if np.prod([sizes[name] for name in shape]) <= LARGEST * 8:
-            inputs.append(_input(rng, len(inputs), main, shape))
-    if rng.random() < 0.4:
-        kind = str(
-            rng.choice(
-                ["int8", "int32", "int64", "uint8", "uint16", "bool", "int16", "uint64", "uint32"]
-            )
-        )
-        inputs.append(Input(f"x{len(inputs)}", kind, ("A",), int(rng.integers(1000))))
-    if rng.random() < 0.06:
-        inputs.append(
-            Input(f"x{len(inputs)}", str(rng.choice(["complex64", "complex128"])), ("A",), 5)
-        )
-    if not any("float" in each.dtype for each in inputs):
-        inputs.append(_input(rng, len(inputs), main, ("A",)))
-    used = {name for each in inputs for name in each.shape}
-    return {name: size for name, size in sizes.items() if name in used}, inputs
-
-
-def _size(rng: np.random.Generator) -> int:
-    """A small number, or one on either side of a threshold of the compiler."""
-    if rng.random() < 0.62:
-        return int(rng.choice(SMALL))
-    near = [number for number in thresholds() if number <= (2048 if rng.random() < 0.15 else 130)]
-    return int(rng.choice(near)) + int(rng.integers(-1, 2))
-
-
-def _input(rng: np.random.Generator, number: int, main: str, shape: tuple[str, ...]) -> Input:
-    layout = str(rng.choice(LAYOUTS)) if shape and rng.random() < 0.2 else ""
-    return Input(f"x{number}", main, shape, int(rng.integers(1000)), layout)
 
 
 class _Growing:
     """A program while steps are added to it, with the values that they gave."""
 
     def __init__(
-        self, rng: np.random.Generator, sizes: dict[str, int], inputs: Sequence[Input]
+        self,
+        rng: np.random.Generator,
+        scene: scenes.Scene,
+        sizes: dict[str, int],
+        inputs: Sequence[Input],
     ) -> None:
         self.rng, self.sizes, self.inputs = rng, sizes, inputs
         self.steps: list[Step] = []
@@ -129,10 +71,13 @@ class _Growing:
         empty = Program(tuple(sizes.items()), tuple(inputs), (), ())
         exec(empty.values, self.space)
         values = [describe(each.name, self.space[each.name]) for each in inputs]
-        self.draw = Draw(rng, values, LARGEST * 8 if rng.random() < 0.1 else LARGEST)
+        self.draw = Draw(rng, values, scene.largest)
+        self.is_odd = any(each.layout == "odd" for each in inputs)
         self.families = list(FAMILIES)
         weights = np.array([FAMILIES[family] for family in self.families])
-        weights = weights * rng.uniform(0.2, 1.8, len(weights))  # each program has its own taste
+        weights = weights * rng.exponential(1.0, len(weights))  # each program has its own taste
+        for place, family in enumerate(self.families):
+            weights[place] += 8.0 * scene.liked.count(family.__name__)
         self.weights = weights / weights.sum()
 
     def grow(self) -> None:
@@ -160,7 +105,7 @@ class _Growing:
         if not isinstance(result, wf.Tensor):
             return False
         value = describe(step.name, result)
-        if value.size > self.draw.largest or not value.most <= LARGEST_NUMBER:
+        if value.size > self.draw.largest or not (self.is_odd or value.most <= LARGEST_NUMBER):
             return False
         self.steps.append(step)
         self.draw.values.append(value)

@@ -14,9 +14,10 @@ from textwrap import indent
 
 from tests.fuzz import script
 
-ENDINGS = ("call", "sizes", "alias", "state", "train", "thread")
+ENDINGS = ("call", "sizes", "alias", "state", "train", "thread", "tuned")
 """How a program is called: plainly; with other sizes too; with one tensor in two places; so that
-its inputs change in place; as the loss of a training loop; in a second thread."""
+its inputs change in place; as the loss of a training loop; in a second thread; with products that
+are made in the way that was measured to be the fastest."""
 NAME = re.compile(r"\bx\d+\b")
 
 
@@ -116,6 +117,7 @@ class Program:
         parts = [inspect.getsource(getattr(script, name)) for name in self.helpers]
         head = "from __future__ import annotations\n\n"
         head += "import numpy as np\nimport weft as wf\nimport weft.nn.functional as F\n"
+        head += "import threading\n" if self.ending == "thread" else ""
         if "sampled" in self.helpers:
             head += "from weft.ir.dispatch import bind\nfrom weft.ir.primitive import PRIMITIVES\n"
         return "\n\n".join([head, *parts, self.function(), f"{self.values}\n{self._ending()}\n"])
@@ -133,6 +135,10 @@ class Program:
         if self.ending == "alias":
             calls.append(", ".join(self.aliased))
         shown = "\n".join(_SHOW.format(one=f"f({xs})", other=f"g({xs})") for xs in calls)
+        if self.ending == "thread":
+            shown = f"{_THREAD.format(call=f'g({self.arguments})')}\n{shown}\nthread.join()"
+        if self.ending == "tuned":
+            shown = f"wf.settings.tuning = True\n{shown}"
         again = self.other_sizes()[1:] if self.ending == "sizes" else []
         more = [f"{replace(self, sizes=sizes).values}\n{shown}" for sizes in again]
         return "\n".join(["g = wf.jit(f)", shown, *more])
@@ -157,6 +163,10 @@ _SHOW = """\
 for a, b in zip({one}, {other}, strict=True):
     far = np.abs(np.asarray(a, complex) - np.asarray(b, complex))
     print(a.dtype, a.shape, np.max(far, initial=0))"""
+
+_THREAD = """\
+thread = threading.Thread(target=lambda: print({call}))
+thread.start()"""
 
 _STATE = """\
 a, b = ({copies},), ({copies},)

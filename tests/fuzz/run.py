@@ -12,7 +12,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -53,21 +53,23 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
             "noisy": _Noise(number, noise),
         }
     if way == "torch":
-        if twin is None:
-            raise Unusable("PyTorch is not installed")
+        if twin is None or program.ending in ("state", "train"):
+            raise Unusable("PyTorch is not installed, or its views would be written to")
         text = text.replace(".astype(", ".to(")
         space |= twin.twin_namespace()
     exec(text, space)
-    with _mode(way), warnings.catch_warnings():
+    with _mode(way, program.ending == "tuned"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = way in ("jit", "checked")
         return list(_calls(program, space, values, wf.jit if compiled else lambda f: f))
 
 
 @contextmanager
-def _mode(way: str) -> Iterator[None]:
-    checked = way == "checked" and has_checking_mode()
-    with settings.changed(check="memory") if checked else nullcontext(), np.errstate(all="ignore"):
+def _mode(way: str, tuned: bool) -> Iterator[None]:
+    changed: dict[str, Any] = {"tuning": True} if tuned else {}
+    if way == "checked":
+        changed["check"] = "memory"
+    with settings.changed(**changed), np.errstate(all="ignore"):
         yield
 
 
@@ -94,7 +96,7 @@ def _calls(
             yield from _together(f, given)
         else:
             yield _result(f, given)
-        if program.ending in ("call", "sizes"):
+        if program.ending in ("call", "sizes", "tuned"):
             yield _result(f, given)
         if program.ending == "alias":
             yield _result(f, [space[name] for name in program.aliased])

@@ -94,10 +94,11 @@ def _child(
         child.kill()
         code = child.wait()
         reader.join()
-    if now is not None and time.monotonic() < until:
-        left.remove(now)
+    if left and time.monotonic() < until:
+        at = left[0] if now is None else now  # it may not even have begun
+        left.remove(at)
         what = "does not end" if alive else f"the process ends with {code}"
-        found.put((now, f"jit: {what}", Counter()))
+        found.put((at, f"jit: {what}", Counter()))
     return left
 
 
