@@ -26,6 +26,8 @@ SPREAD, SCALE = 12.0, 24.0
 """How many times the spread, and the rounding of the largest element, a result may be off."""
 FINEST = 2e-13
 """The rounding that float64 is given: functions of a machine differ by more than one step."""
+USUAL = 0.5
+"""The size of the numbers that cancel where a result is much smaller, such as a derivative of 0."""
 COARSE = 1e-4
 """Dtypes that round more than this are compared with eager mode, but say nothing of it."""
 REFUSED = (wf.UnsupportedError, NotImplementedError, Unusable)
@@ -163,7 +165,7 @@ class _Judge:
         both = finite & sure
         spread = max((_most(np.abs(each - wide)[both]) for each in noisy), default=0.0)
         scale = _most(np.abs(wide)[both])
-        limit = factor * (SPREAD * spread + SCALE * self.step * scale + 1e-30)
+        limit = factor * (SPREAD * spread + SCALE * self.step * max(scale, USUAL))
         if limit > 0.3 * scale and scale > 0:
             return None  # rounding alone may change everything
         places = both & ~(np.abs(found - wide) <= limit) & ~(np.abs(found - eager) <= limit)

@@ -36,7 +36,7 @@ def generate(seed: int) -> Program:
     scene = scenes.scene(rng)
     sizes, inputs = scenes.inputs(rng, scene, ending)
     drawn = _Growing(rng, scene, sizes, inputs)
-    least, most = LENGTHS[int(rng.choice(len(LENGTHS), p=(0.65, 0.25, 0.1)))]
+    least, most = LENGTHS[int(rng.choice(len(LENGTHS), p=(0.72, 0.21, 0.07)))]
     for _ in range(min(scene.longest, int(rng.integers(least, most + 1)))):
         drawn.grow()
     transforms = () if drawn.is_odd else _transforms(rng, ending)
@@ -44,13 +44,13 @@ def generate(seed: int) -> Program:
 
 
 def _ending(rng: np.random.Generator) -> str:
-    return str(rng.choice(ENDINGS, p=(0.54, 0.15, 0.08, 0.08, 0.09, 0.04, 0.02)))
+    return str(rng.choice(ENDINGS, p=(0.58, 0.12, 0.08, 0.08, 0.08, 0.04, 0.02)))
 
 
 def _transforms(rng: np.random.Generator, ending: str) -> tuple[str, ...]:
     if ending in ("state", "train"):
         return ()
-    count = int(rng.choice(4, p=(0.45, 0.36, 0.15, 0.04)))
+    count = int(rng.choice(4, p=(0.5, 0.35, 0.12, 0.03)))
     chosen = [str(rng.choice(TRANSFORMS, p=(0.45, 0.2, 0.15, 0.12, 0.08))) for _ in range(count)]
     return tuple(chosen)
 

@@ -82,7 +82,11 @@ class Program:
     def body(self, noisy: bool = False) -> Iterator[str]:
         """The lines of the function; where it is noisy, each value is disturbed by rounding."""
         for step in self.steps:
-            yield step.text
+            for line in step.body:
+                yield line
+                if noisy and line.startswith("    q = "):
+                    yield "    q = noisy(q)"
+            yield from step.lines
             if noisy:
                 yield f"{step.name} = noisy({step.name})"
         yield f"return [{', '.join(self.outputs)}]"

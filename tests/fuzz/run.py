@@ -12,8 +12,8 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tests.fuzz.generate import namespace
 from tests.fuzz.program import Program
 
 import weft as wf
-from weft.core.settings import Settings, settings
+from weft.core.settings import settings
 
 try:
     from tests.fuzz import twin
@@ -66,16 +66,18 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
 
 @contextmanager
 def _mode(way: str, tuned: bool) -> Iterator[None]:
-    changed: dict[str, Any] = {"tuning": True} if tuned else {}
-    if way == "checked":
-        changed["check"] = "memory"
-    with settings.changed(**changed), np.errstate(all="ignore"):
+    checked = CHECKED() if way == "checked" else nullcontext()
+    with settings.changed(tuning=tuned), np.errstate(all="ignore"), checked:
         yield
+
+
+CHECKED = getattr(wf.testing, "checked_memory", nullcontext)
+"""The compiler's checking mode."""
 
 
 def has_checking_mode() -> bool:
     """Whether compiled programs can be run with their memory checked."""
-    return "check" in [field.name for field in fields(Settings)]
+    return CHECKED is not nullcontext
 
 
 def _calls(
