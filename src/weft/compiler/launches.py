@@ -164,8 +164,9 @@ def _free_pairs(call: Call, root: Root) -> Iterator[tuple[Variable, Variable]]:
     uses = Counter(root(value) for value in call.values)
     for stored, operand in call.in_place:
         one, other = root(stored), root(operand)
-        is_free = isinstance(other, Variable) and uses[one] == 1 and uses[other] == 1
-        if is_free and one is stored:  # an operand may be a reshaped constant, which stays
+        if not isinstance(other, Variable):  # a reshaped constant, which stays
+            continue
+        if uses[one] == 1 and uses[other] == 1 and one is stored:
             yield stored, other
 
 

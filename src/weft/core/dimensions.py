@@ -448,12 +448,30 @@ def is_negative(dim: Dimension) -> bool:
 
 
 def _is_positive(difference: Dimension, question: str, *, guarded: bool) -> bool:
+    known = _known_to_be_positive(difference)
+    return _for_this_call(difference, "positive", question, guarded) if known is None else known
+
+
+def _known_to_be_positive(difference: Dimension) -> bool | None:
+    """Whether a difference is above 0 for all sizes; None where that depends on them."""
     lower = _lower(difference)
     if lower is not None and lower > 0:
         return True
-    if is_negative(difference - 1):
-        return False
-    return _for_this_call(difference, "positive", question, guarded)
+    return False if is_negative(difference - 1) else None
+
+
+def is_positive(dim: Dimension) -> bool:
+    """Whether a dimension is above 0: by a guard where a call has the answer, else for all sizes.
+
+    For code of this library that acts upon it.
+
+    >>> is_positive(symbol("n")), is_positive(symbol("n") - 3)
+    (True, False)
+    """
+    known = _known_to_be_positive(dim)
+    if known is None and active_guards(symbols_in(dim)) is not None:
+        return _for_this_call(dim, "positive", f"{dim} > 0", guarded=True)
+    return bool(known)
 
 
 def _is_zero(difference: Dimension, question: str, *, guarded: bool) -> bool:

@@ -35,7 +35,7 @@ from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
 from weft.ops.cumulative import is_narrow
-from weft.ops.movement import reshape
+from weft.ops.movement import is_below, reshape
 from weft.ops.operands import DTYPE_CLASSES, wrong_dtype
 
 __all__: list[str] = []
@@ -82,7 +82,7 @@ def check_windows(
         raise _parameter_error(op, "padding is negative", got)
     counts: Shape = window_counts(spatial, window, strides, padding, dilation)
     for axis, count in enumerate(counts):
-        if isinstance(count, int) and count < 1:
+        if is_below(count, 1):
             raise ShapeError(
                 op,
                 "the kernel is larger than the padded input",

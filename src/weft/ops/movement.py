@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.dimensions import is_zero
+from weft.core.dimensions import is_positive, is_zero
 from weft.core.dtypes import DType, bool_, complex64, float32, int64
-from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, TraceError
+from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, equal, require_equal, size
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
@@ -45,11 +45,8 @@ def _complex(*shape: int) -> Array:
 
 
 def is_below(a: Dimension, b: Dimension) -> bool:
-    """Whether a < b for all sizes; False where that depends on them."""
-    try:
-        return a < b
-    except TraceError:
-        return False
+    """Whether a < b: for the sizes of a call that is traced, by a guard, else for all sizes."""
+    return is_positive(b - a)
 
 
 def check_one_dtype(op: str, got: Mapping[str, TensorType]) -> None:

@@ -340,11 +340,11 @@ def roll(x: Operand, /, shift: Axis, *, axis: Axis | None = None) -> Tensor:
 
 def _rolled(x: Tensor, shift: Any, axis: int) -> Tensor:
     dim = x.shape[axis]
-    if isinstance(dim, int):
-        shift = shift % dim if dim else 0
-    if shift == 0:
+    if dim != 0 and not movement.is_below(abs(shift), dim):
+        shift = shift % dim
+    if dim == 0 or shift == 0:
         return x
-    cut = dim - shift if shift > 0 else -shift
+    cut = dim - shift if isinstance(shift, Dim) or shift > 0 else -shift
     parts = [cut_axis(x, axis, cut, dim), cut_axis(x, axis, 0, cut)]
     return apply(movement.concatenate, *parts, axis=axis)
 
