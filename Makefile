@@ -7,6 +7,12 @@ EXAMPLES ?= 200
 PROGRAMS ?= 1000
 SEED ?= 0
 MINUTES ?= 60
+# Which processors `make machines` makes code for, if not all that this one can be: MACHINES=x86-64-v3
+MACHINES ?=
+# The tests whose numbers come from code that differs between processors.
+GENERATED := $(addprefix tests/compiler/test_,llvm.py math.py vectors.py products.py \
+    short_products.py convolutions.py attention.py partial_sums.py sorting.py jit.py \
+    random_programs.py prefetching.py machines.py)
 # More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
 PEERS ?=
 
@@ -15,7 +21,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test fuzz conformance lint bench docs nightly examples clean
+.PHONY: help venv demo test fuzz machines conformance lint bench docs nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,8 +31,15 @@ venv: $(VENV)  ## create .venv with weft (editable), the test tools and the lint
 demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
-test: $(VENV)  ## all tests, with coverage of the library
+test: $(VENV)  ## all tests, with coverage of the library, then those of code for lesser processors
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
+	@$(MAKE) --no-print-directory machines
+
+machines: $(VENV)  ## the tests of generated code, for each lesser processor that this one can be
+	@set -e; for machine in $(filter-out x86-64-v2,$(or $(MACHINES),$(shell .venv/bin/python -c \
+	    "from weft.compiler.llvm.machine import available; print(*available())"))); do \
+	    echo "WEFT_MACHINE=$$machine"; WEFT_MACHINE=$$machine .venv/bin/python -m pytest -q \
+	    -n $(WORKERS) $(GENERATED); done
 
 fuzz: $(VENV)  ## random programs in every way of running them: PROGRAMS=20000 SEED=7 MINUTES=60
 	.venv/bin/python -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED) --minutes $(MINUTES) \

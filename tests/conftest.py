@@ -11,6 +11,8 @@ import hypothesis
 import numpy as np
 import pytest
 
+from weft.compiler.llvm.machine import host
+
 SEED_VARIABLE = "WEFT_TEST_SEED"
 CACHE_VARIABLE = "WEFT_CACHE"
 
@@ -29,6 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SEED_VARIABLE] = str(int.from_bytes(os.urandom(4), "little"))
     if not hasattr(config, "workerinput"):
         _give_cache(config)
+    config.addinivalue_line(
+        "markers",
+        "machine(*levels): pins a plan, which is that of these machines (llvm/machine.py)",
+    )
 
 
 def _give_cache(config: pytest.Config) -> None:
@@ -42,8 +48,14 @@ def _give_cache(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("machine"):
+        if host().level not in mark.args:
+            pytest.skip(f"its plan is that of {' or '.join(mark.args)}, and this is {host().level}")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"seed: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]}"
+    return f"seed: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]}, machine: {host().level}"
 
 
 @pytest.fixture

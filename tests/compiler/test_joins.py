@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler.llvm.machine import host
 from weft.compiler.program import Program
 
 RNG = np.random.default_rng(5)
@@ -46,7 +47,8 @@ def test_parts_of_different_sizes_change_one_value() -> None:
         return (wf.concatenate([a, wf.sin(b), b[:0], a * 2], axis=0) @ wf.ones((100, 3)),)
 
     program = checked(f, normal(33, 100), normal(50, 100))
-    assert [bool(call.updates) for call in program.calls] == [False, True, False]
+    packing = [] if host().masked else [False]  # three columns are no whole vectors
+    assert [bool(call.updates) for call in program.calls] == [False, True, *packing, False]
 
 
 def test_what_reads_a_join_waits_for_all_its_parts() -> None:

@@ -31,6 +31,11 @@ class Settings:
     """Where compiled kernels are kept on disk; empty for the user's cache folder."""
     compiler: bool = True
     """Compile what `jit` is given; off, it runs by reference, to find out which side is wrong."""
+    machine: str = ""
+    """The machine that code is made for, such as "x86-64-v3"; empty for WEFT_MACHINE, or this one.
+
+    It counts from the first program on, and stays the same in a process.
+    """
     tuning: bool = False
     """Measure the ways to make each product when it is first compiled; the fastest is kept."""
     print_precision: int = 4

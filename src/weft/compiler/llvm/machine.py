@@ -1,19 +1,47 @@
 """What code is generated for: the processor, and how wide its vectors are.
 
+It is the one this runs on, or a lesser one that `wf.settings.machine` or `WEFT_MACHINE` names, such
+as "x86-64-v3". Whatever depends on what a processor can do asks the one record of it, so that what
+is written, compiled and kept on disk is for the same processor.
+
 >>> host().width in (1, 4, 8, 16)
 True
 >>> host(width=1).width
 1
+>>> machine_named("x86-64", "x86_64-unknown-linux-gnu", LEVELS["x86-64-v3"]).width
+4
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cache
 
 import llvmlite.binding as llvm
 
+from weft.core.errors import ArgumentError
+from weft.core.settings import settings
+
+VARIABLE = "WEFT_MACHINE"
+"""The environment variable that names the machine; the setting comes first."""
 WIDTHS = (1, 2, 4, 8, 16)
+
+_BASELINE = frozenset(["cmov", "cx8", "fxsr", "mmx", "sse", "sse2"])
+_SECOND = _BASELINE | {"cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"}
+_THIRD = _SECOND | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
+_WIDE = frozenset(["avx512f", "avx512bw", "avx512vl", "avx512dq"])
+_FOURTH = _THIRD | _WIDE | {"avx512cd"}
+_ARM = ("aarch64", "arm64")
+LEVELS = {
+    "x86-64": _BASELINE,
+    "x86-64-v2": _SECOND,
+    "x86-64-v3": _THIRD,
+    "x86-64-v4": _FOURTH,
+    "aarch64": frozenset(["neon"]),
+}
+"""The machines that may be named, each with what it has; of one kind, the lesser first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +61,128 @@ class Machine:
     half: bool
     permuted: tuple[int, ...] = ()
 
+    def has(self, feature: str) -> bool:
+        """Whether there is what LLVM calls by this name."""
+        return f"+{feature}" in self.features.split(",")
+
+    @property
+    def is_arm(self) -> bool:
+        """Whether it is of the ARM kind, and not x86."""
+        return self.triple.startswith(_ARM)
+
+    @property
+    def registers(self) -> int:
+        """How many vectors it holds."""
+        return 32 if self.is_arm or self.width == 16 else 16
+
+    @property
+    def fused(self) -> bool:
+        """Whether it multiplies and adds with one rounding."""
+        return self.is_arm or self.has("fma")
+
+    @property
+    def level(self) -> str:
+        """The greatest of the machines with a name that it can do all of; empty if none."""
+        found = [name for name in _levels(self.triple) if all(map(self.has, LEVELS[name]))]
+        return found[-1] if found else ""
+
+
+def available() -> list[str]:
+    """The names of the machines that the processor here can stand in for, the lesser first.
+
+    >>> "x86-64" in available() or "aarch64" in available()
+    True
+    """
+    triple, _, has = _processor()
+    return [name for name in _levels(triple) if LEVELS[name] <= has]
+
 
 def host(width: int | None = None) -> Machine:
-    """This machine, with vectors of its own width or of another one."""
-    machine = _host()
+    """The machine that code is made for, with vectors of its own width or of another one."""
+    machine = _chosen()
     if width is None or width == machine.width:
         return machine
     return replace(machine, width=width, masked=machine.masked and width > 1)
 
 
+def _chosen() -> Machine:
+    """The machine of this process: what was compiled for one is not mixed with another's."""
+    name = settings.machine or os.environ.get(VARIABLE, "")
+    first = _first_name(name)
+    if name != first:
+        raise ArgumentError(
+            "settings.machine",
+            "code for another machine was made in this process",
+            expected=f"the machine that it began with: {first or 'this one'}",
+            got={"machine": repr(name)},
+            fix=f"set it before the first program, or start another process with {VARIABLE}={name}",
+        )
+    return _named(name)
+
+
+_names: list[str] = []
+
+
+def _first_name(name: str) -> str:
+    if not _names:
+        _named(name)  # one that is refused is not the first
+        _names.append(name)
+    return _names[0]
+
+
 @cache
-def _host() -> Machine:
+def _named(name: str) -> Machine:
+    triple, features, has = _processor()
+    if name:
+        return machine_named(name, triple, has)
+    return replace(_machine(triple, llvm.get_host_cpu_name(), has), features=features)
+
+
+@cache
+def _processor() -> tuple[str, str, frozenset[str]]:
+    """What the processor here is, all that it has and has not, and what it has."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
-    triple = llvm.get_process_triple()
-    has = {name for name, present in features.items() if present}
-    wide = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= has
-    is_arm = triple.startswith(("aarch64", "arm64"))
+    has = frozenset(feature for feature, present in features.items() if present)
+    return llvm.get_process_triple(), features.flatten(), has
+
+
+def machine_named(name: str, triple: str, has: Set[str]) -> Machine:
+    """A machine by name. One that has more than the processor here `has` is refused."""
+    if name not in _levels(triple):
+        raise ArgumentError(
+            "settings.machine",
+            f"no machine of this kind is called {name!r}",
+            expected="one of " + ", ".join(_levels(triple)),
+            got={"machine": repr(name), "here": triple},
+            fix="leave it out to make code for this machine",
+        )
+    missing = sorted(LEVELS[name] - has)
+    if missing:
+        able = [each for each in _levels(triple) if LEVELS[each] <= has]
+        raise ArgumentError(
+            "settings.machine",
+            f"this processor cannot run code for {name}",
+            expected="one of " + ", ".join(able),
+            got={"machine": repr(name), "missing here": ", ".join(missing)},
+            fix=f"{VARIABLE}={able[-1] if able else ''}",
+        )
+    processor = "generic" if triple.startswith(_ARM) else name
+    return _machine(triple, processor, LEVELS[name])
+
+
+def _levels(triple: str) -> list[str]:
+    """The names of machines of one kind."""
+    is_arm = triple.startswith(_ARM)
+    return [name for name in LEVELS if (name == "aarch64") is is_arm]
+
+
+def _machine(triple: str, processor: str, has: Set[str]) -> Machine:
+    is_arm = triple.startswith(_ARM)
+    wide = has >= _WIDE
     width = 16 if wide else 8 if "avx2" in has else 4 if is_arm or "sse2" in has else 1
     half = is_arm or "f16c" in has
-    name = llvm.get_host_cpu_name()
     permuted = (16,) * wide + (8,) * ("avx2" in has)
-    return Machine(triple, name, features.flatten(), width, wide, half, permuted)
+    features = ",".join(f"+{feature}" for feature in sorted(has))
+    return Machine(triple, processor, features, width, wide, half, permuted)

@@ -54,10 +54,8 @@ def tile_of(dtype: DType, machine: Machine) -> Tile:
     32 registers hold 6 by 4 sums, 4 vectors and an element; 16 registers 6 by 2, 2 and 1.
     """
     lanes = max(1, machine.width * 4 // dtype.itemsize)
-    arm = machine.triple.startswith(("aarch64", "arm64"))
-    many = arm or machine.width == 16
-    fused = arm or "+fma" in machine.features.split(",")
-    return Tile(dtype, 6, 4 if many else 2, lanes, machine.masked, fused)
+    vectors = 4 if machine.registers == 32 else 2
+    return Tile(dtype, 6, vectors, lanes, machine.masked, machine.fused)
 
 
 def tile_functions(tile: Tile) -> Iterator[str]:

@@ -132,10 +132,8 @@ class Shape:
 def shape_of(dtype: DType, machine: Machine) -> Shape:
     """What fits a machine's registers: 32 of them hold sums of four rows, 16 of two."""
     lanes = max(1, machine.width * 4 // dtype.itemsize)
-    arm = machine.triple.startswith(("aarch64", "arm64"))
-    many = arm or machine.width == 16
-    fused = arm or "+fma" in machine.features.split(",")
-    return Shape(dtype, lanes, (4, 1) if many else (2, 1), (8, 1), fused)
+    rows = (4, 1) if machine.registers == 32 else (2, 1)
+    return Shape(dtype, lanes, rows, (8, 1), machine.fused)
 
 
 @cache

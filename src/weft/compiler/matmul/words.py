@@ -78,7 +78,7 @@ def widened_words(left: DType, right: DType) -> Words | None:
 
 def has_instruction(words: Words, machine: Machine) -> bool:
     """Whether a machine multiplies such words."""
-    return machine.width == LANES and f"+{words.feature}" in machine.features.split(",")
+    return machine.width == LANES and machine.has(words.feature)
 
 
 def masked_moves(element: str, lanes: int) -> Iterator[str]:
