@@ -28,6 +28,7 @@ from weft.compiler.access import Condition, Index, Reading
 from weft.compiler.affine import Affine, offset
 from weft.compiler.extents import Extents
 from weft.compiler.grouping import Group, Root, Step, counted, is_reduction
+from weft.compiler.long_sums import with_blocks
 from weft.compiler.partial_sums import computed
 from weft.compiler.signatures import Signature, rebound
 from weft.core.dtypes import INDEX
@@ -338,6 +339,7 @@ class _Lowering:
                 self.buffer(root.target[0], "both")
         body = self._column_body() if self._is_column() else self._row_body()
         body, known = _counted(body) if not self.extents.symbols else (body, {})
+        body = with_blocks(body)
         sizes = (*self.extents.symbols, *known)
         row = self.dimension(size(self.group.inner)) if self.held else None
         scratch = tuple(Scratch(buffer, row) for buffer in self.held.values() if row is not None)

@@ -35,6 +35,7 @@ threads. An accumulation that stands outside vector loops and holds no loop in i
 partial results: element i goes to partial i mod 64, in ascending order. The partials are combined
 as a tree: l with l+32, then with l+16, l+8, l+4, l+2, l+1. Every other accumulation goes one by
 one, in ascending order, lane by lane where it stands in a vector loop. `init` is combined last.
+Before that, `weft.compiler.long_sums` cuts what is long into blocks, which are two such loops.
 
 **Text.** A subexpression that a statement uses more than once, and that is more than a load, stands
 on a line of its own under a number. So text grows with the kernel, not with the paths through it.

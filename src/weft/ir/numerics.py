@@ -6,7 +6,7 @@ What NumPy gives for these depends on the processor, the layout and the position
   NaN is the result where it is among the operands. So extremes are the same in any order.
 - **Conversions to integers.** Floats are cut towards zero; what is beyond the range becomes the
   nearest number of it, infinities too; NaN becomes 0. Integers wrap around. NaN is a true bool.
-- **Running results** are made in blocks, so that rounding does not grow with the length.
+- **Long sums** are made of blocks along every axis, so that rounding does not grow with the length.
 
 >>> maximum(np.array([-0.0, 0.0]), np.array([0.0, -0.0])).tolist()
 [0.0, 0.0]
@@ -17,6 +17,7 @@ What NumPy gives for these depends on the processor, the layout and the position
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -131,3 +132,31 @@ def _to_integers(x: Any, dtype: DType) -> Any:
     cut = np.where(inside, wide, wide.dtype.type(0)).astype(dtype)
     cut = np.where(wide >= beyond, dtype.type(limits.max), cut)
     return np.where(wide < lowest, dtype.type(limits.min), cut)
+
+
+# --- long sums ---------------------------------------------------------------------------------
+
+_BLOCK = 256
+"""Terms of a block of a sum that NumPy adds one after the other."""
+
+
+def total(x: Array, axes: tuple[int, ...]) -> Any:
+    """The sum over axes.
+
+    NumPy adds in pairs along contiguous elements only, and one by one along other axes: 2²⁵ ones
+    in a column of float32s make 2²⁴ there.
+    """
+    count = prod([x.shape[axis] for axis in axes])
+    if count <= 2 * _BLOCK or x.dtype.kind in "biu":
+        return np.add.reduce(x, axis=axes, dtype=x.dtype)
+    if axes[0] == x.ndim - len(axes) and x.flags.c_contiguous:
+        return np.add.reduce(x.reshape(*x.shape[: axes[0]], count), axis=-1)
+    axis = max(axes, key=lambda each: x.shape[each])
+    if x.shape[axis] <= 2 * _BLOCK:
+        rest = tuple([each - (each > axis) for each in axes if each != axis])
+        return total(np.add.reduce(x, axis=axis), rest)
+    blocks = x.shape[axis] // _BLOCK
+    whole, left_over = np.split(x, [blocks * _BLOCK], axis=axis)
+    parts = whole.reshape(*x.shape[:axis], blocks, _BLOCK, *x.shape[axis + 1 :])
+    sums = total(np.add.reduce(parts, axis=axis + 1), axes)
+    return sums + total(left_over, axes)

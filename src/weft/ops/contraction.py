@@ -39,6 +39,8 @@ NONE: Axes = ((), ())
 ROWS_BY_COLUMNS: Axes = ((1,), (0,))
 _NUMBERS = frozenset(DTYPE_CLASSES["number"])
 _BLAS = frozenset(np.dtype(kind) for kind in ("f4", "f8", "c8", "c16"))
+LONGEST = 16 * 1024
+"""Terms that are left to the BLAS at a time: its sums lose digits with their length."""
 _PLAIN = {"contract": ROWS_BY_COLUMNS, "batch": NONE}
 
 
@@ -90,7 +92,7 @@ def _dot(a: Array, b: Array, contract: Axes, batch: Axes) -> Any:
         wide = _dot(a.astype(np.float32), b.astype(np.float32), contract, batch)
         return np.asarray(wide).astype(a.dtype)
     if contract == ROWS_BY_COLUMNS and a.ndim == 2 and b.ndim == 2:
-        return np.matmul(a, b)
+        return _product(a, b)
     free_a = free_axes(a.ndim, contract[0], batch[0])
     free_b = free_axes(b.ndim, contract[1], batch[1])
     if not contract[0]:
@@ -99,9 +101,22 @@ def _dot(a: Array, b: Array, contract: Axes, batch: Axes) -> Any:
     pairs = sorted(zip(*contract, strict=True))
     left = _matrices(a, batch[0], free_a, [pair[0] for pair in pairs])
     right = _matrices(b, batch[1], free_b, [pair[1] for pair in pairs])
-    out = np.matmul(left, right.swapaxes(-1, -2))
+    out = _product(left, right.swapaxes(-1, -2))
     shape = [a.shape[axis] for axis in (*batch[0], *free_a)]
     return out.reshape([*shape, *[b.shape[axis] for axis in free_b]])
+
+
+def _product(left: Array, right: Array) -> Any:
+    """The (stacked) matrix product; a long one in blocks of terms, which are added in double."""
+    terms = left.shape[-1]
+    if terms <= 2 * LONGEST or left.dtype.kind in "iu":
+        return np.matmul(left, right)
+    total: Any = 0.0
+    for start in range(0, terms, LONGEST):
+        block = slice(start, start + LONGEST)
+        total = total + np.matmul(left[..., block], right[..., block, :])
+        total = total.astype(np.result_type(total, np.float64), copy=False)
+    return total.astype(left.dtype)
 
 
 def _spaced(b: Array, batch: Sequence[int], free: Sequence[int], gap: int) -> Array:
@@ -186,6 +201,8 @@ def plain_product(x1: Any, x2: Any) -> Tensor | None:
     if type(a) is not np.ndarray or type(b) is not np.ndarray or a.dtype not in _BLAS:
         return None
     if a.dtype is not b.dtype or not a.ndim == b.ndim == 2 or a.shape[1] != b.shape[0]:
+        return None
+    if a.shape[1] > 2 * LONGEST:
         return None
     try:
         result = wrap(quiet(np.matmul, a, b))

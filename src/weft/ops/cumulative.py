@@ -105,15 +105,21 @@ def _samples() -> list[Sample]:
 
 
 def _running(ufunc: np.ufunc) -> Callable[..., Array]:
-    """Running results in the operand's own dtype, or in float32 for 16-bit floats."""
+    """Running results: of floats in double precision, where each is rounded once."""
 
     def reference(x: Array, axis: int, reverse: bool) -> Array:
-        wide = x.astype(np.float32) if is_narrow(x.dtype) else x
+        wide = x.astype(_IN_DOUBLE.get(x.dtype, x.dtype), copy=False)
         ordered = np.flip(wide, axis) if reverse else wide
         out = ufunc.accumulate(ordered, axis=axis, dtype=wide.dtype)
         return (np.flip(out, axis) if reverse else out).astype(x.dtype, copy=False)
 
     return reference
+
+
+_IN_DOUBLE = {
+    dtype.numpy: np.dtype(np.complex128 if dtype.is_complex else np.float64)
+    for dtype in DTYPE_CLASSES["inexact"]
+}
 
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:

@@ -149,14 +149,13 @@ def _mistakes(dtypes: str, identity: bool) -> list[Mistake]:
     return mistakes
 
 
-def _accumulated(ufunc: np.ufunc) -> Callable[..., Any]:
+def _accumulated(reduce: Callable[[Array, Axes], Any]) -> Callable[..., Any]:
     """A reduction in the operand's own dtype, or in float32 for 16-bit floats."""
 
     def reference(x: Array, axes: Axes) -> Any:
         if is_narrow(x.dtype):
-            wide = x.astype(np.float32)
-            return np.asarray(ufunc.reduce(wide, axis=axes)).astype(x.dtype)
-        return ufunc.reduce(x, axis=axes, dtype=x.dtype)
+            return np.asarray(reduce(x.astype(np.float32), axes)).astype(x.dtype)
+        return reduce(x, axes)
 
     return reference
 
@@ -164,7 +163,7 @@ def _accumulated(ufunc: np.ufunc) -> Callable[..., Any]:
 reduce_sum = reduction(
     "reduce_sum",
     doc="The sum over axes.",
-    reference=_accumulated(np.add),
+    reference=_accumulated(numerics.total),
     derivative=linear(lambda ct, x, axes: spread(ct, x, axes)),
     dtypes="number",
     identity=True,
@@ -230,7 +229,7 @@ def _product_before(line: Tensor, reverse: bool) -> Tensor:
 reduce_prod = reduction(
     "reduce_prod",
     doc="The product over axes.",
-    reference=_accumulated(np.multiply),
+    reference=_accumulated(lambda x, axes: np.multiply.reduce(x, axis=axes, dtype=x.dtype)),
     derivative=tangent(
         lambda t, out, x, axes: apply(reduce_sum, t * _product_of_others(x, axes), axes=axes)
     ),

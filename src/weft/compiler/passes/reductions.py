@@ -4,7 +4,7 @@ As in `simplify`, elements are kept to the bit unless a rule says otherwise. Sum
 stay as they are, since another order of adding rounds otherwise.
 
 >>> import weft as wf
->>> graph = wf.ir.trace(lambda x: x[None].sum(axis=0), wf.spec("float32", (3,)))
+>>> graph = wf.ir.trace(lambda x: x[None].max(axis=0), wf.spec("float32", (3,)))
 >>> print(reduce_less.apply(graph))  # doctest: +ELLIPSIS
 graph(a: f32[3]) {
   b: f32[1, 3] = reshape(a, shape=(1, 3))...
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 
+from weft.core.dtypes import float32, float64
 from weft.core.shapes import Shape
 from weft.core.types import spec
 from weft.ir.dispatch import apply
@@ -25,6 +26,7 @@ from weft.ir.rewriting import RuleSet
 from weft.ir.tensor import Tensor
 from weft.ops.contraction import dot, free_axes
 from weft.ops.movement import broadcast_to, reshape, transpose
+from weft.ops.operands import convert_to
 from weft.ops.reduction import reduce_sum
 
 __all__ = ["reduce_less"]
@@ -143,6 +145,28 @@ def product_without_sum(x: Tensor, y: Tensor, batch: tuple[Axes, Axes]) -> Tenso
     spaced = (*stack, *[1] * len(free_x), *right.shape[len(stack) :])
     left = apply(reshape, left, shape=(*left.shape, *[1] * len(free_y)))
     return left * apply(reshape, right, shape=spaced)
+
+
+@reduce_less.rule(
+    lambda x, y, contract=((0,), (0,)): apply(dot, x, y, contract=contract, batch=((), ())),
+    on=[spec("float32", (LONG, 2)), spec("float32", (LONG,))],
+    exact=False,
+)
+def long_product_with_vector(x: Tensor, y: Tensor, contract: tuple[Axes, Axes]) -> Tensor | None:
+    """A product over a long axis with a vector is a sum of products, up to rounding.
+
+    Sums are made in blocks, and so keep their precision however long they are.
+    """
+    if len(contract[0]) != 1 or 1 not in (x.ndim, y.ndim) or not x.dtype.is_floating:
+        return None
+    matrix, vector, axis = (x, y, contract[0][0]) if y.ndim == 1 else (y, x, contract[1][0])
+    count = matrix.shape[axis]
+    if not isinstance(count, int) or count < LONG:
+        return None
+    wide = float64 if x.dtype is float64 else float32
+    matrix, vector = convert_to(matrix, wide), convert_to(vector, wide)
+    factors = apply(reshape, vector, shape=(count, *[1] * (matrix.ndim - axis - 1)))
+    return convert_to(apply(reduce_sum, matrix * factors, axes=(axis,)), x.dtype)
 
 
 @reduce_less.rule(

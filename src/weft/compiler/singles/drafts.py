@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from weft.compiler.affine import strides
 from weft.compiler.extents import Extents
+from weft.compiler.long_sums import with_blocks
 from weft.compiler.lowering import Lowered
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32, int32
 from weft.core.shapes import Dimension, Shape
@@ -106,7 +107,7 @@ class Draft:
         buffers, values = (*self.operands, self.result), (*self.node.operands, *self.node.results)
         if read:
             buffers, values = (*buffers, self.report), (*values, self.error)
-        kernel = Kernel(name, buffers, tuple(self.extents.symbols), body, scratch)
+        kernel = Kernel(name, buffers, tuple(self.extents.symbols), with_blocks(body), scratch)
         return SingleKernel(kernel, values, self.node.results, work=work, checked=read)
 
     def update(self, body: tuple[Statement, ...], work: Dimension) -> SingleKernel:

@@ -1,7 +1,8 @@
 """Kernels that run along one axis: cumulative forms, recurrences, and positions of extremes.
 
 A cumulative form is one pass along the axis, with its state in scratch memory; the axes behind it
-are in vectors, those before it are divided over threads. 16-bit floats have their state in float32.
+are in vectors, those before it are divided over threads. Running results of floats are made in
+float64, and each is rounded once: what comes late in a long sum is not lost.
 
 >>> import weft as wf
 >>> wf.jit(wf.cumulative_sum)(wf.tensor([1.0, 2.0, 3.0])).tolist()
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from weft.compiler.singles.drafts import ZERO, Draft, SingleKernel, computed, is_short, nest, wide
-from weft.core.dtypes import INDEX, DType, bool_, int32
+from weft.core.dtypes import INDEX, DType, bool_, float64, int32
 from weft.core.shapes import size
 from weft.ir import scalars
 from weft.ir.loops import Accumulate, For, Scratch, Statement, Store, Update
@@ -57,8 +58,9 @@ def _running(combine: Combine) -> Callable[[Draft], SingleKernel]:
 
     def write(draft: Draft) -> SingleKernel:
         line = _Line(draft)
-        state = line.state("state", computed(draft.result.dtype))
-        new, here = wide(draft.operands[0][line.at]), line.inner
+        dtype = float64 if draft.result.dtype.is_floating else draft.result.dtype
+        state = line.state("state", dtype)
+        new, here = scalars.cast(draft.operands[0][line.at], dtype), line.inner
         total = scalars.select(
             scalars.equal(line.step, ZERO), new, combine(state.buffer[here], new)
         )
