@@ -9,6 +9,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -639,3 +640,50 @@ def test_bits_survive_a_bitcast_and_back() -> None:
     x = wf.tensor([1.5, -0.0, NAN], dtype="bfloat16")
     again = wf.bitcast(wf.bitcast(x, "uint16"), "bfloat16")
     np.testing.assert_equal(again.tolist(), x.tolist())
+
+
+@pytest.mark.parametrize("transformed", [lambda f: f, wf.jit], ids=["eager", "compiled"])
+def test_slopes_of_powers_are_their_limits(transformed: Any) -> None:
+    by_base = transformed(wf.grad(lambda x, y: (x**y).sum()))
+    by_exponent = transformed(wf.grad(lambda x, y: (x**y).sum(), argnums=1))
+    base = wf.tensor([INF, -INF, NAN, 0.0, 2.0])
+    assert by_base(base, wf.zeros(5)).tolist() == [0.0] * 5
+    base, exponent = wf.tensor([0.0, 0.0, 0.0, INF, 2.0]), wf.tensor([-0.3, 2.0, 0.0, -1.0, 1.0])
+    found = by_exponent(base, exponent).tolist()
+    assert found[:4] == [-INF, 0.0, 0.0, 0.0]
+    assert found[4] == pytest.approx(2 * math.log(2))
+    assert by_exponent(wf.tensor([-2.0]), wf.tensor([2.0])).item() == 0.0
+
+
+def test_the_mixed_derivative_of_a_power_at_exponent_0_is_the_reciprocal() -> None:
+    mixed = wf.grad(wf.grad(lambda x, y: x**y), argnums=1)
+    assert mixed(wf.tensor(4.0), wf.tensor(0.0)).item() == 0.25
+
+
+def test_powers_of_a_number_have_the_slopes_of_powers_of_a_tensor() -> None:
+    exponent = wf.tensor([-1.0, 0.0, 2.0, 0.5])
+    for number in (0.0, 3.0, INF):
+        found = wf.grad(lambda y, number=number: (number**y).sum())(exponent).numpy()
+        base = wf.full((4,), number)
+        expected = wf.grad(lambda y, base=base: (base**y).sum())(exponent).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "function", [wf.sinc, wf.gelu, lambda x: wf.round(x, decimals=1)], ids=["sinc", "gelu", "round"]
+)
+def test_functions_of_several_steps_round_16_bit_floats_once(function: Any, dtype: str) -> None:
+    x = wf.tensor(np.linspace(-5.97, 5.99, 301).astype(np.float32)).astype(dtype)
+    expected = function(x.astype("float32")).astype(dtype).numpy()
+    np.testing.assert_array_equal(function(x).numpy(), expected)
+    compiled = wf.jit(function)(x).numpy().astype(np.float64)
+    np.testing.assert_allclose(compiled, expected.astype(np.float64), rtol=2**-7, atol=1e-6)
+
+
+def test_the_slope_of_logit_is_infinite_at_its_ends() -> None:
+    assert wf.grad(lambda x: wf.logit(x).sum())(wf.tensor([0.0, 0.5, 1.0])).tolist() == [
+        INF,
+        4.0,
+        INF,
+    ]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.dtypes import float32
 from weft.core.errors import Unsupported
 from weft.ir import numerics
 from weft.ir import scalar_functions as functions
@@ -23,7 +24,7 @@ from weft.ir.derivatives import additive, constant, linear, tangent
 from weft.ir.dispatch import apply
 from weft.ir.primitive import PRIMITIVES, Lower
 from weft.ir.tensor import Tensor
-from weft.ops.comparison import equal
+from weft.ops.comparison import equal, less
 from weft.ops.families import Function, elementwise
 from weft.ops.operands import alias, as_integer, convert_to, promoted, wrong_dtype
 from weft.ops.selection import where
@@ -262,9 +263,9 @@ sign: Function = elementwise(
 # --- the greater and the lesser ----------------------------------------------------------------
 
 
-def _chosen(t: Tensor, out: Tensor, mine: Any, other: Any) -> Tensor:
-    """All of the tangent where this operand was chosen; half of it where both are equal."""
-    return where(equal(mine, other), t * 0.5, where(equal(mine, out), t, 0.0))
+def _chosen(t: Tensor, lost: Tensor, mine: Any, other: Any) -> Tensor:
+    """Nothing of the tangent where this operand lost; half of it where both are equal."""
+    return where(equal(mine, other), t * 0.5, where(lost, 0.0, t))
 
 
 maximum: Function = elementwise(
@@ -274,8 +275,8 @@ maximum: Function = elementwise(
     reference=numerics.maximum,
     kernel=numerics.maximum,
     derivatives=[
-        tangent(lambda t, out, x1, x2: _chosen(t, out, x1, x2)),
-        tangent(lambda t, out, x1, x2: _chosen(t, out, x2, x1)),
+        tangent(lambda t, out, x1, x2: _chosen(t, less(x1, x2), x1, x2)),
+        tangent(lambda t, out, x1, x2: _chosen(t, less(x2, x1), x2, x1)),
     ],
     lower=lambda scalar, x1, x2: scalar.maximum(x1, x2),
     dtypes="ordered",
@@ -288,8 +289,8 @@ minimum: Function = elementwise(
     reference=numerics.minimum,
     kernel=numerics.minimum,
     derivatives=[
-        tangent(lambda t, out, x1, x2: _chosen(t, out, x1, x2)),
-        tangent(lambda t, out, x1, x2: _chosen(t, out, x2, x1)),
+        tangent(lambda t, out, x1, x2: _chosen(t, less(x2, x1), x1, x2)),
+        tangent(lambda t, out, x1, x2: _chosen(t, less(x1, x2), x2, x1)),
     ],
     lower=lambda scalar, x1, x2: scalar.minimum(x1, x2),
     dtypes="ordered",
@@ -416,7 +417,9 @@ def round(x: Any, /, *, decimals: int = 0) -> Tensor:
         return _round(x)
     scale = 10.0 ** builtins.min(builtins.abs(decimals), 308)
     (x,) = promoted("round", (x,), "inexact")
-    return divide(_round(x * scale), scale) if decimals > 0 else _round(x / scale) * scale
+    wide = convert_to(x, float32) if x.dtype.is_floating and x.dtype.bits == 16 else x
+    rounded = divide(_round(wide * scale), scale) if decimals > 0 else _round(wide / scale) * scale
+    return convert_to(rounded, x.dtype)
 
 
 # --- the parts of a floating-point number ------------------------------------------------------

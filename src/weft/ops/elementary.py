@@ -21,9 +21,9 @@ from weft.ir.dispatch import apply
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import divide, hypot, multiply, negative, square, subtract
-from weft.ops.comparison import equal, greater, isinf, not_equal
+from weft.ops.comparison import equal, isfinite, isinf, less, less_equal
 from weft.ops.families import Function, elementwise
-from weft.ops.logic import logical_and
+from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.operands import DTYPE_CLASSES, alias, wrong_dtype
 from weft.ops.selection import where
 
@@ -117,18 +117,26 @@ def _inexact_power(x1: Any, x2: Any) -> Any:
 
 
 def _power_slope(t: Tensor, x1: Tensor, x2: Any) -> Tensor:
-    """t·x2·x1^(x2 - 1), which is 0 for x2 = 0 even where x1 is 0 too."""
+    """t·x2·x1^(x2 - 1), which is 0 for x2 = 0 also where x1 is 0, infinite or NaN."""
     if isinstance(x2, float):
         return multiply(t, pow(x1, x2 - 1.0) * x2 if x2 else 0.0)
-    return multiply(t, x2 * general_pow(x1, where(equal(x2, 0.0), 1.0, x2 - 1.0)))
+    open_base = logical_or(equal(x1, 0.0), logical_not(isfinite(x1)))
+    constant_one = logical_and(equal(x2, 0.0), open_base)
+    return multiply(t, x2 * general_pow(x1, where(constant_one, 0.0, x2 - 1.0)))
 
 
-def _exponent_slope(t: Tensor, out: Tensor, x1: Any) -> Tensor:
-    """t·out·log(x1), and 0 where there is no logarithm: out stays 0 for x1 = 0."""
-    if isinstance(x1, float):
-        return t * (out * (math.log(x1) if x1 > 0.0 else 0.0))
-    usable = not_equal(x1, 0.0) if x1.dtype.is_complex else greater(x1, 0.0)
-    return t * (out * log(where(usable, x1, 1.0)))
+def _exponent_slope(t: Tensor, out: Tensor, x1: Any, x2: Any) -> Tensor:
+    """t·out·log(x1), and 0 where out is 0, as for 0² and ∞⁻¹, or where both operands are 0.
+
+    Negative numbers have powers at whole exponents only, which do not move: 0 there, too, so that
+    a slope by the base alone can be asked for in forward mode.
+    """
+    if isinstance(x1, float) and 0.0 < x1 < math.inf:
+        return t * (out * math.log(x1))
+    resting = logical_or(equal(out, 0.0), logical_and(equal(x1, 0.0), equal(x2, 0.0)))
+    if not out.dtype.is_complex:
+        resting = logical_or(resting, less(x1, 0.0))
+    return t * (out * log(where(resting, 1.0, x1)))
 
 
 general_pow: Function = elementwise(
@@ -137,7 +145,7 @@ general_pow: Function = elementwise(
     reference=_power,
     derivatives=[
         tangent(lambda t, out, x1, x2: _power_slope(t, x1, x2)),
-        tangent(lambda t, out, x1, x2: _exponent_slope(t, out, x1)),
+        tangent(lambda t, out, x1, x2: _exponent_slope(t, out, x1, x2)),
     ],
     lower=lambda scalar, x1, x2: functions.power(x1, x2),
     dtypes="number",
@@ -376,7 +384,7 @@ relu: Function = elementwise(
     doc="Each element where it is positive, 0 elsewhere; the derivative at 0 is 0.",
     example="[-1.0, 0.0, 2.0] -> [0.0, 0.0, 2.0]",
     reference=numerics.positive_part,
-    derivatives=[tangent(lambda t, out, x: where(greater(out, 0.0), t, 0.0))],
+    derivatives=[tangent(lambda t, out, x: where(less_equal(out, 0.0), 0.0, t))],
     lower=lambda scalar, x: scalar.maximum(x, 0),
     dtypes="real",
 )

@@ -37,7 +37,7 @@ def relu6(x: wf.Tensor) -> wf.Tensor:
     >>> relu6(wf.tensor([-1.0, 2.0, 9.0])).tolist()
     [0.0, 2.0, 6.0]
     """
-    return wf.clip(x, 0.0, 6.0)
+    return hardtanh(x, 0.0, 6.0)
 
 
 def leaky_relu(x: wf.Tensor, negative_slope: float = 0.01) -> wf.Tensor:
@@ -46,7 +46,7 @@ def leaky_relu(x: wf.Tensor, negative_slope: float = 0.01) -> wf.Tensor:
     >>> leaky_relu(wf.tensor([-1.0, 2.0]), 0.5).tolist()
     [-0.5, 2.0]
     """
-    return wf.where(x >= 0, x, negative_slope * x)
+    return wf.where(x > 0, x, negative_slope * x)
 
 
 def prelu(x: wf.Tensor, weight: wf.Tensor) -> wf.Tensor:
@@ -57,7 +57,7 @@ def prelu(x: wf.Tensor, weight: wf.Tensor) -> wf.Tensor:
     """
     if weight.size != 1 and x.ndim > 1:
         weight = wf.reshape(weight, (weight.size, *[1] * (x.ndim - 2)))
-    return wf.where(x >= 0, x, weight * x)
+    return wf.where(x > 0, x, weight * x)
 
 
 def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
@@ -66,7 +66,7 @@ def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     >>> round(elu(wf.tensor(-1.0)).item(), 4)
     -0.6321
     """
-    return wf.where(x > 0, x, alpha * wf.expm1(wf.minimum(x, 0.0)))
+    return wf.where(x > 0, x, alpha * wf.expm1(wf.where(x > 0, 0.0, x)))
 
 
 def celu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
@@ -75,7 +75,7 @@ def celu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     >>> round(celu(wf.tensor(-2.0), 2.0).item(), 4)
     -1.2642
     """
-    return wf.where(x > 0, x, alpha * wf.expm1(wf.minimum(x, 0.0) / alpha))
+    return wf.where(x > 0, x, alpha * wf.expm1(wf.where(x > 0, 0.0, x) / alpha))
 
 
 SELU_ALPHA = 1.6732632423543772848170429916717
@@ -161,7 +161,9 @@ def tanhshrink(x: wf.Tensor) -> wf.Tensor:
     >>> tanhshrink(wf.tensor(0.0)).item()
     0.0
     """
-    return x - wf.tanh(x)
+    narrow = x.dtype.is_floating and x.dtype.bits == 16
+    wide = x.astype(wf.float32) if narrow else x  # little is left of the difference of 16 bits
+    return (wide - wf.tanh(wide)).astype(x.dtype, copy=False)
 
 
 def hardtanh(x: wf.Tensor, min_val: float = -1.0, max_val: float = 1.0) -> wf.Tensor:
@@ -170,7 +172,7 @@ def hardtanh(x: wf.Tensor, min_val: float = -1.0, max_val: float = 1.0) -> wf.Te
     >>> hardtanh(wf.tensor([-3.0, 0.5])).tolist()
     [-1.0, 0.5]
     """
-    return wf.clip(x, min_val, max_val)
+    return wf.where(x <= min_val, min_val, wf.where(x >= max_val, max_val, x))
 
 
 def hardsigmoid(x: wf.Tensor) -> wf.Tensor:
@@ -179,7 +181,7 @@ def hardsigmoid(x: wf.Tensor) -> wf.Tensor:
     >>> hardsigmoid(wf.tensor([-4.0, 0.0, 4.0])).tolist()
     [0.0, 0.5, 1.0]
     """
-    return wf.clip(x + 3, 0.0, 6.0) / 6
+    return wf.where(x <= -3.0, 0.0, wf.where(x >= 3.0, 1.0, (x + 3.0) / 6.0))
 
 
 def hardswish(x: wf.Tensor) -> wf.Tensor:
@@ -188,7 +190,8 @@ def hardswish(x: wf.Tensor) -> wf.Tensor:
     >>> hardswish(wf.tensor([0.0, 1.5, 4.0])).tolist()
     [0.0, 1.125, 4.0]
     """
-    return x * hardsigmoid(x)
+    inside = wf.where(wf.abs(x) >= 3.0, 0.0, x)
+    return wf.where(x <= -3.0, 0.0, wf.where(x >= 3.0, x, inside * (inside + 3.0) / 6.0))
 
 
 def hardshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
@@ -197,7 +200,7 @@ def hardshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     >>> hardshrink(wf.tensor([0.25, 2.0])).tolist()
     [0.0, 2.0]
     """
-    return wf.where(wf.abs(x) > lambd, x, 0.0)
+    return wf.where(wf.abs(x) <= lambd, 0.0, x)
 
 
 def softshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
@@ -206,7 +209,7 @@ def softshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     >>> softshrink(wf.tensor([-2.0, 0.25])).tolist()
     [-1.5, 0.0]
     """
-    return wf.where(x > lambd, x - lambd, wf.where(x < -lambd, x + lambd, 0.0))
+    return wf.where(wf.abs(x) <= lambd, 0.0, x - wf.copysign(lambd, x))
 
 
 def threshold(x: wf.Tensor, threshold: float, value: float) -> wf.Tensor:
@@ -215,7 +218,7 @@ def threshold(x: wf.Tensor, threshold: float, value: float) -> wf.Tensor:
     >>> threshold(wf.tensor([1.0, 3.0]), 2.0, -1.0).tolist()
     [-1.0, 3.0]
     """
-    return wf.where(x > threshold, x, value)
+    return wf.where(x <= threshold, value, x)
 
 
 def log_sigmoid(x: wf.Tensor) -> wf.Tensor:

@@ -7,15 +7,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 import weft as wf
 
+Array = np.ndarray[Any, Any]
 
-def values_of(x: wf.Tensor) -> np.ndarray[Any, Any] | None:
+
+def values_of(x: wf.Tensor) -> Array | None:
     """The array behind a tensor; None inside a transform, where there is none."""
     try:
         return x.detach().numpy()
@@ -57,6 +59,26 @@ def _outside(op: str, name: str, value: Any, place: tuple[int, ...], count: Any)
         got={name: int(value), "position": list(place)},
         fix=f"use {name}s from 0 to {count - 1}, or make room for {int(value) + 1}",
     )
+
+
+def refuse_where(
+    op: str,
+    name: str,
+    x: wf.Tensor,
+    is_wrong: Callable[[Array], Array],
+    problem: str,
+    *,
+    expected: str,
+    fix: str,
+) -> None:
+    """Refuse a tensor some of whose numbers are wrong; inside a transform they are not known."""
+    values = values_of(x)
+    if values is None:
+        return
+    wrong = np.asarray(is_wrong(values))
+    if wrong.any():
+        first = float(values[wrong].flat[0])
+        raise wf.ArgumentError(op, problem, expected=expected, got={name: first}, fix=fix)
 
 
 def choose(op: str, name: str, value: Any, choices: Collection[Any]) -> None:

@@ -181,7 +181,8 @@ def ctc_loss(
 
     log_probs: [time, batch, classes]; targets: [batch, longest], padded at will; both lengths:
     [batch]. "mean" divides each loss by its target's length. A target that does not fit its input
-    has an infinite loss, or zero with zero_infinity.
+    has an infinite loss, or zero with zero_infinity. Lengths out of range are refused; inside a
+    transform, where they are not known, their loss is NaN.
 
     >>> logs = wf.log_softmax(wf.zeros((2, 1, 3)))
     >>> lengths = wf.tensor([2]), wf.tensor([1])
@@ -195,9 +196,20 @@ def ctc_loss(
     losses = -_alignments(log_probs, symbols, input_lengths, target_lengths, blank)
     impossible = losses > -LOWEST / 2
     losses = wf.where(impossible, 0.0 if zero_infinity else wf.inf, losses)
+    losses = wf.where(
+        _are_lengths(log_probs, targets, input_lengths, target_lengths), losses, wf.nan
+    )
     if reduction == "mean":
         return wf.mean(losses / wf.maximum(target_lengths, 1).astype(losses.dtype))
     return reduced("ctc_loss", losses, reduction)
+
+
+def _are_lengths(
+    log_probs: wf.Tensor, targets: wf.Tensor, inputs: wf.Tensor, lengths: wf.Tensor
+) -> wf.Tensor:
+    """Whether lengths, which may not be known before a program runs, are within their range."""
+    fits = (inputs >= 0) & (inputs <= log_probs.shape[0])
+    return fits & (lengths >= 0) & (lengths <= targets.shape[1])
 
 
 def _with_blanks(

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 import weft as wf
-from weft.nn.functional.checks import choose, same_shape, values_of
+from weft.nn.functional.checks import choose, refuse_where, same_shape
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -77,10 +79,22 @@ def binary_cross_entropy(
 ) -> wf.Tensor:
     """-(t log x + (1 - t) log(1 - x)) for probabilities x; logarithms are at least -100.
 
+    Numbers below 0 or above 1 are refused. Inside a transform, where they are not known, their loss
+    is NaN, which `wf.debug.nans` finds.
+
     >>> round(binary_cross_entropy(wf.tensor([0.5]), wf.tensor([1.0])).item(), 4)
     0.6931
     """
     same_shape("binary_cross_entropy", x, target)
+    refuse_where(
+        "binary_cross_entropy",
+        "x",
+        x,
+        lambda values: (values < 0) | (values > 1),
+        "a probability is below 0 or above 1",
+        expected="0 <= x <= 1",
+        fix="F.binary_cross_entropy_with_logits(x, target), or wf.sigmoid(x) first",
+    )
     low = wf.maximum(wf.log(x), -100.0)
     high = wf.maximum(wf.log1p(-x), -100.0)
     losses = -(target * low + (1 - target) * high)
@@ -157,23 +171,26 @@ def gaussian_nll_loss(
 ) -> wf.Tensor:
     """½ (log var + (x - target)² / var), with var at least eps; `full` adds ½ log 2π.
 
+    A negative variance is refused; inside a transform, where it is not known, its loss is NaN.
+
     >>> gaussian_nll_loss(wf.tensor([1.0]), wf.tensor([3.0]), wf.tensor([1.0])).item()
     2.0
     """
     same_shape("gaussian_nll_loss", x, target)
-    known = values_of(var)
-    if known is not None and (known < 0).any():
-        raise wf.ArgumentError(
-            "gaussian_nll_loss",
-            "a variance is negative",
-            expected="var >= 0",
-            got={"var": float(known.min())},
-            fix="make it positive: wf.softplus(var)",
-        )
+    refuse_where(
+        "gaussian_nll_loss",
+        "var",
+        var,
+        lambda values: values < 0,
+        "a variance is negative",
+        expected="var >= 0",
+        fix="make it positive: wf.softplus(var)",
+    )
     if var.shape == x.shape[:-1]:
         var = wf.expand_dims(var, axis=-1)
     fixed = wf.stop_gradient(var)
-    bounded = wf.maximum(fixed, eps) + (var - fixed)  # the derivative by var passes the bound
+    least = wf.where(fixed < 0, wf.nan, wf.maximum(fixed, eps))
+    bounded = least + (var - fixed)  # the derivative by var passes the bound
     losses = 0.5 * (wf.log(bounded) + wf.square(x - target) / bounded)
     return reduced(
         "gaussian_nll_loss", losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction
@@ -190,6 +207,7 @@ def hinge_embedding_loss(
     [2.0, 0.75]
     """
     same_shape("hinge_embedding_loss", x, target)
+    _refuse_other_signs("hinge_embedding_loss", target)
     losses = wf.where(wf.equal(target, 1), x, wf.relu(margin - x))
     return reduced("hinge_embedding_loss", losses, reduction)
 
@@ -217,6 +235,18 @@ def soft_margin_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -
     return reduced("soft_margin_loss", wf.softplus(-target * x), reduction)
 
 
+def _refuse_other_signs(op: str, target: wf.Tensor) -> None:
+    refuse_where(
+        op,
+        "target",
+        target,
+        lambda values: np.abs(values) != 1,
+        "a target is neither 1 nor -1",
+        expected="1 for what belongs together, -1 for what does not",
+        fix="wf.where(target > 0, 1, -1)",
+    )
+
+
 def cosine_embedding_loss(
     x1: wf.Tensor, x2: wf.Tensor, target: wf.Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> wf.Tensor:
@@ -229,6 +259,7 @@ def cosine_embedding_loss(
     same_shape("cosine_embedding_loss", x1, x2)
     cosine = wf.cosine_similarity(x1, x2, axis=-1)
     same_shape("cosine_embedding_loss", cosine, target)
+    _refuse_other_signs("cosine_embedding_loss", target)
     losses = wf.where(wf.equal(target, 1), 1 - cosine, wf.relu(cosine - margin))
     return reduced("cosine_embedding_loss", losses, reduction)
 

@@ -21,7 +21,7 @@ MODES = {
 def pad(x: wf.Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> wf.Tensor:
     """Elements added at the edges: (left, right) of the last axis, then of the one before it.
 
-    mode: "constant", "reflect", "replicate" or "circular".
+    mode: "constant", "reflect", "replicate" or "circular". Negative widths cut elements off.
 
     >>> pad(wf.tensor([[1.0, 2.0]]), (1, 0, 0, 1)).tolist()
     [[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]
@@ -36,20 +36,29 @@ def pad(x: wf.Tensor, pad: Sequence[int], mode: str = "constant", value: float =
         )
     widths = [(0, 0)] * (x.ndim - len(pad) // 2)
     widths += [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
-    x, widths = _cropped(x, widths)
+    added = [(max(low, 0), max(high, 0)) for low, high in widths]
+    if mode == "reflect":  # what is cut off at one edge is still seen in the mirror at the other
+        return _cropped(wf.pad(x, added, MODES[mode]), widths)
+    x = _cropped(x, widths)
     if mode in ("constant", "zeros"):
-        return wf.pad(x, widths, constant_values=value)
-    return wf.pad(x, widths, MODES[mode])
+        return wf.pad(x, added, constant_values=value)
+    return wf.pad(x, added, MODES[mode])
 
 
-def _cropped(
-    x: wf.Tensor, widths: list[tuple[int, int]]
-) -> tuple[wf.Tensor, list[tuple[int, int]]]:
+def _cropped(x: wf.Tensor, widths: list[tuple[int, int]]) -> wf.Tensor:
     """Negative widths cut elements off."""
     if all(low >= 0 and high >= 0 for low, high in widths):
-        return x, widths
-    cut = tuple(slice(max(-low, 0), min(high, 0) or None) for low, high in widths)
-    return x[cut], [(max(low, 0), max(high, 0)) for low, high in widths]
+        return x
+    for axis, (low, high) in enumerate(widths):
+        if max(-low, 0) + max(-high, 0) > x.shape[axis]:
+            raise wf.ShapeError(
+                "pad",
+                f"more is cut off axis {axis} than there is",
+                expected=f"at most {x.shape[axis]} in all",
+                got={"x": x, "pad": (low, high)},
+                fix="pad=(-1, -1)",
+            )
+    return x[tuple(slice(max(-low, 0), min(high, 0) or None) for low, high in widths)]
 
 
 def pixel_shuffle(x: wf.Tensor, upscale_factor: int) -> wf.Tensor:

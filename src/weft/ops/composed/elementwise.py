@@ -8,16 +8,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from weft.core.dtypes import float32
 from weft.core.errors import ArgumentError
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import abs, divide, multiply, negative, square
 from weft.ops.comparison import equal, isfinite, isnan, less, less_equal
 from weft.ops.composed.datatypes import finfo
-from weft.ops.elementary import log, logaddexp, sigmoid, sin, tanh
+from weft.ops.elementary import log, log1p, logaddexp, sigmoid, sin, tanh
 from weft.ops.logic import logical_and, logical_or
-from weft.ops.operands import alias, as_tensor, promoted, wrong_dtype
+from weft.ops.operands import alias, as_tensor, convert_to, promoted, wrong_dtype
 from weft.ops.selection import where
 from weft.ops.special import erfc
 
@@ -136,6 +138,12 @@ def rad2deg(x: Any, /) -> Tensor:
     return multiply(*promoted("rad2deg", (x, 180.0 / math.pi), "float"))
 
 
+def _in_single(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """A function of several steps; of 16-bit floats in float32, and rounded once at the end."""
+    narrow = x.dtype.is_floating and x.dtype.bits == 16
+    return convert_to(function(convert_to(x, float32)), x.dtype) if narrow else function(x)
+
+
 _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)]
 
 
@@ -146,7 +154,10 @@ def sinc(x: Any, /) -> Tensor:
     >>> wf.sinc(wf.tensor([0.0, 0.5])).tolist()
     [1.0, 0.6366197466850281]
     """
-    (x,) = promoted("sinc", (x,), "inexact")
+    return _in_single(_sinc, *promoted("sinc", (x,), "inexact"))
+
+
+def _sinc(x: Tensor) -> Tensor:
     angle = x * math.pi
     small = less(abs(angle), 0.5)
     away = where(small, 1.0, angle)
@@ -185,7 +196,7 @@ def logit(x: Any, /) -> Tensor:
     [0.0, inf]
     """
     (x,) = promoted("logit", (x,), "float")
-    return log(x / (1.0 - x))
+    return log(x) - log1p(-x)
 
 
 def silu(x: Any, /) -> Tensor:
@@ -205,8 +216,9 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     >>> wf.gelu(wf.tensor([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
+    (x,) = promoted("gelu", (x,), "float")
     if approximate == "none":
-        return multiply(x, erfc(multiply(x, -math.sqrt(0.5))) * 0.5)
+        return _in_single(_gelu, x)
     if approximate != "tanh":
         raise ArgumentError(
             "gelu",
@@ -215,5 +227,13 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
             got={"approximate": approximate},
             fix='wf.gelu(x, approximate="tanh")',
         )
+    return _in_single(_gelu_by_tanh, x)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return multiply(x, erfc(multiply(x, -math.sqrt(0.5))) * 0.5)
+
+
+def _gelu_by_tanh(x: Tensor) -> Tensor:
     inner = multiply(square(x) * 0.044715 + 1.0, x) * math.sqrt(2.0 / math.pi)
     return multiply(x, (tanh(inner) + 1.0) * 0.5)

@@ -183,6 +183,8 @@ def _segmented(
 def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any = None) -> Tensor:
     """Along a new last axis, 1 at each index and 0 elsewhere; float32 unless a dtype is given.
 
+    Indices out of range are refused; inside a transform, where they are not known, they have zeros.
+
     >>> import weft as wf
     >>> wf.one_hot(wf.tensor([0, 2]), 3).tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
