@@ -7,9 +7,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import os
 import runpy
 import sys
+import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +25,7 @@ import weft as wf
 from weft.cli.configuration import Configuration, configured
 from weft.cli.loading import NEEDED, load, require
 from weft.cli.mistakes import Mistake, unknown_key
+from weft.files import open_file, replacing, unpacked_limit
 
 __all__ = ["bench", "evaluate", "predict", "train", "trained"]
 
@@ -107,7 +112,8 @@ def predict(flags: Namespace) -> int:
         raise Mistake(f"the model gives {type(outputs).__name__}, not one tensor to write")
     array = outputs.detach().numpy()
     if flags.output:
-        np.save(flags.output, array)
+        with replacing("weft predict", flags.output) as file:
+            np.save(file, array)
         say(f"{list(array.shape)} written to {flags.output}")
     else:
         rows = array.reshape(len(array), -1).tolist()
@@ -169,20 +175,49 @@ def _read_array(path: Path) -> Any:
         raise Mistake(f"no such file: {path}")
     try:
         array = _array_of(path)
-    except ValueError as error:
-        raise Mistake(f"{path} cannot be read: {error}") from None
+    except Mistake:
+        raise
+    except Exception as error:  # NumPy raises whatever its parsers trip over
+        raise Mistake(f"{path} cannot be read: {getattr(error, 'problem', error)}") from None
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def _array_of(path: Path) -> Any:
     if path.suffix == ".npy":
-        return np.load(path, allow_pickle=False)
+        with open_file("weft predict", path) as file:
+            return _array_in(path, file, os.fstat(file.fileno()).st_size)
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            return archive[archive.files[0]]
+        return _first_array(path)
     if path.suffix == ".csv":
-        return np.loadtxt(path, delimiter=",", ndmin=2)
+        with io.TextIOWrapper(open_file("weft predict", path), "utf-8") as file:
+            return np.loadtxt(file, delimiter=",", ndmin=2)
     raise Mistake(f"{path} is neither .npy, .npz nor .csv")
+
+
+def _first_array(path: Path) -> Any:
+    """The first array of an archive, if it says how large it is."""
+    with open_file("weft predict", path) as file, zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if not members:
+            raise Mistake(f"{path} cannot be read: it holds no array")
+        size = members[0].file_size
+        if size > unpacked_limit(os.fstat(file.fileno()).st_size):
+            raise Mistake(f"{path} cannot be read: it unpacks to {size} bytes")
+        with archive.open(members[0]) as member:
+            return _array_in(path, member, size)
+
+
+def _array_in(path: Path, file: Any, size: int) -> Any:
+    """The array of a .npy file, which may not say that it is larger than the file."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise Mistake(f"{path} cannot be read: its format is of version {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
+    shape, _, dtype = (read or np.lib.format.read_array_header_2_0)(file)
+    if dtype.hasobject or math.prod(shape) * max(dtype.itemsize, 1) > size:
+        raise Mistake(f"{path} cannot be read: {size} bytes do not hold {dtype}{list(shape)}")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:

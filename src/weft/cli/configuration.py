@@ -18,7 +18,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import weft as wf
 from weft.cli.mistakes import Mistake, unknown_key
+from weft.files import read_text
+
+LARGEST = 1 << 20
+"""The most bytes of a file of settings."""
 
 __all__ = ["Configuration", "configured", "parsed"]
 
@@ -67,10 +72,12 @@ def configured(flags: Namespace) -> Configuration:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text("weft", path, LARGEST))
     except FileNotFoundError:
         raise Mistake(f"no such file: {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, wf.ArgumentError) as error:
+        raise Mistake(f"{path} cannot be read: {getattr(error, 'problem', error)}") from None
+    except (ValueError, RecursionError) as error:  # also numbers with too many digits
         raise Mistake(f"{path} is not TOML: {error}") from None
 
 
@@ -98,7 +105,7 @@ def parsed(text: str) -> Any:
     """A value as TOML writes it; what is none of these is a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         pass
     try:
         return float(text)

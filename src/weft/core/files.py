@@ -146,22 +146,23 @@ def damaged(
 # --- compressed files ----------------------------------------------------------------------------
 
 
-def unpacked_limit(packed: int) -> int:
+def unpacked_limit(packed: int, least: int = UNPACKED) -> int:
     """The most that so many bytes may unpack to; a few may stand for more than the memory holds.
 
     >>> unpacked_limit(1000) == UNPACKED, unpacked_limit(10**9)
     (True, 100000000000)
     """
-    return max(UNPACKED, UNPACKED_TIMES * packed)
+    return max(least, UNPACKED_TIMES * packed)
 
 
 class Unpacked(gzip.GzipFile):
     """A gzipped file to read from, which ends in an error where it unpacks to too much."""
 
-    def __init__(self, op: str, path: AnyPath) -> None:
-        self._op, self._path, self._left = op, path, 0
+    def __init__(self, op: str, path: AnyPath, least: int = UNPACKED) -> None:
+        self._op, self._path = op, path
         self._packed = open_file(op, path)
-        self._left = unpacked_limit(os.fstat(self._packed.fileno()).st_size)
+        self._limit = unpacked_limit(os.fstat(self._packed.fileno()).st_size, least)
+        self._left = self._limit
         super().__init__(fileobj=self._packed, mode="rb")
 
     def read(self, size: int | None = -1) -> bytes:
@@ -192,18 +193,22 @@ class Unpacked(gzip.GzipFile):
         try:
             content = read()
         except (OSError, EOFError, zlib.error) as error:
-            raise damaged(self._op, self._path, f"it cannot be unpacked: {error}") from None
+            raise damaged(self._op, self._path, f"it cannot be decompressed: {error}") from None
         self._left -= len(content)
         if self._left < 0:
-            limit = unpacked_limit(os.fstat(self._packed.fileno()).st_size)
             raise damaged(
                 self._op,
                 self._path,
-                f"it unpacks to more than {limit} bytes",
-                f"at most {UNPACKED_TIMES} times the size of the file, or {UNPACKED} bytes",
+                f"it unpacks to more than {self._limit} bytes",
+                f"at most {UNPACKED_TIMES} times the size of the file, if that is much",
                 f"if you trust it, unpack it first: gzip -d {Path(self._path).name}",
             )
         return content
+
+    def check(self) -> None:
+        """Unpack all of it once, and keep nothing."""
+        while self.read(_BLOCK):
+            pass
 
 
 def unpack_gzip(op: str, path: AnyPath) -> bytes:

@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,8 @@ import weft as wf
 from weft.data.dataset import Dataset, Indexed, positive
 from weft.data.optional import require
 from weft.data.stream import IterableDataset, as_dataset
+from weft.data.tables import ROOM, text_array
+from weft.files import damaged, open_file, unpacked_limit
 
 Table = dict[str, npt.NDArray[Any]]
 
@@ -29,18 +33,34 @@ Table = dict[str, npt.NDArray[Any]]
 def read_parquet(path: str | Path, *, columns: Sequence[str] | None = None) -> Table:
     """A Parquet file as arrays by column; missing numbers become NaN."""
     package = _parquet("read_parquet")
-    with package.ParquetFile(path) as file:
+    chosen = None if columns is None else list(columns)
+    with open_file("read_parquet", path) as source, _naming("read_parquet", path):
+        file = package.ParquetFile(source)
         _check_columns("read_parquet", path, file.schema_arrow.names, columns)
-        return from_arrow(file.read(columns=None if columns is None else list(columns)))
+        _check_room("read_parquet", path, source, file.metadata, chosen)
+        return from_arrow(file.read(columns=chosen))
 
 
 def read_arrow(path: str | Path, *, columns: Sequence[str] | None = None) -> Table:
-    """A file in Arrow's own format, memory-mapped, as arrays by column."""
+    """A file in Arrow's own format as arrays by column."""
     package = require("pyarrow", "pyarrow", "read_arrow")
-    with package.memory_map(str(path)) as source:
-        table = package.ipc.open_file(source).read_all()
-        _check_columns("read_arrow", path, table.column_names, columns)
+    with open_file("read_arrow", path) as source, _naming("read_arrow", path):
+        reader = package.ipc.open_file(source)
+        _check_columns("read_arrow", path, reader.schema.names, columns)
+        table = package.Table.from_batches(_batches(path, source, reader), reader.schema)
+        table.validate(full=True)  # what lies in the file is taken as it is, so it is looked at
         return from_arrow(table if columns is None else table.select(list(columns)))
+
+
+def _batches(path: str | Path, source: BinaryIO, reader: Any) -> Iterator[Any]:
+    """The parts of a file, one by one, until they are larger than such a file should hold."""
+    limit = unpacked_limit(os.fstat(source.fileno()).st_size, ROOM)
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        limit -= batch.nbytes
+        if limit < 0:
+            raise _too_large("read_arrow", path, "write the file without compression")
+        yield batch
 
 
 def from_arrow(table: Any) -> Table:
@@ -65,7 +85,8 @@ class ParquetRows(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         package = _parquet("ParquetRows")
         for path in self.paths:
-            with package.ParquetFile(path) as file:
+            with open_file("ParquetRows", path) as source, _naming("ParquetRows", path):
+                file = package.ParquetFile(source)
                 _check_columns("ParquetRows", path, file.schema_arrow.names, self.columns)
                 for part in file.iter_batches(batch_size=self.fetch, columns=self.columns):
                     yield from _rows(from_arrow(part))
@@ -106,6 +127,38 @@ def _parquet(purpose: str) -> Any:
     return require("pyarrow.parquet", "pyarrow", purpose)
 
 
+@contextmanager
+def _naming(op: str, path: str | Path) -> Iterator[None]:
+    """Say which file it is that pyarrow does not understand."""
+    try:
+        yield
+    except (wf.WeftError, GeneratorExit):
+        raise
+    except Exception as error:  # pyarrow's own errors have no common base
+        raise damaged(op, path, f"{type(error).__name__}: {error}") from error
+
+
+def _check_room(
+    op: str, path: str | Path, source: BinaryIO, metadata: Any, chosen: list[str] | None
+) -> None:
+    """Refuse a few bytes that stand for more than the memory holds."""
+    count = metadata.num_columns if chosen is None else len(chosen)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    sizes = [
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if chosen is None or chunk.path_in_schema.split(".")[0] in chosen
+    ]
+    room = max(8 * metadata.num_rows * count, sum(sizes))
+    if room > unpacked_limit(os.fstat(source.fileno()).st_size, ROOM):
+        raise _too_large(op, path, "read it in parts: wf.data.ParquetRows(path)")
+
+
+def _too_large(op: str, path: str | Path, fix: str) -> wf.WeftError:
+    return damaged(op, path, "it unpacks to far more than its size", "a table that fits", fix)
+
+
 def _rows(table: Table) -> Iterator[dict[str, Any]]:
     for row in zip(*table.values(), strict=True):
         yield dict(zip(table, row, strict=True))
@@ -124,7 +177,7 @@ def _column(name: str, column: Any) -> npt.NDArray[Any]:
             fix='fill them first: table.column(name).fill_null("")',
         )
     if isinstance(array[0] if len(array) else "", str):
-        return np.asarray(array, np.str_)
+        return text_array("from_arrow", f"column {name}", array.tolist())
     return _stacked(name, array)
 
 

@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,15 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.dataset import ArrayDataset
+from weft.files import read_bytes, unpack_gzip
 
 _DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: str | Path) -> npt.NDArray[Any]:
     """The array in an IDX file; a name that ends in .gz is decompressed."""
-    raw = _content(Path(path))
+    packed = Path(path).suffix == ".gz"
+    raw = unpack_gzip("read_idx", path) if packed else read_bytes("read_idx", path)
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _DTYPES:
         raise _broken(path, "the file is not in IDX format", raw[:4])
     dtype, rank = np.dtype(_DTYPES[raw[2]]), raw[3]
@@ -35,24 +35,26 @@ def read_idx(path: str | Path) -> npt.NDArray[Any]:
     shape = np.frombuffer(raw[4:start], ">u4", count=min(rank, len(raw[4:start]) // 4)).tolist()
     if len(shape) != rank or len(raw) != start + math.prod(shape) * dtype.itemsize:
         raise _broken(path, "the file has another length than it says", shape)
-    values = np.frombuffer(raw, dtype, offset=start).reshape(shape)
+    try:
+        values = np.frombuffer(raw, dtype, offset=min(start, len(raw))).reshape(shape)
+    except ValueError as error:
+        raise _broken(path, f"no array has this shape: {error}", shape) from None
     return values.astype(dtype.newbyteorder("="))
 
 
 def from_idx(images: str | Path, labels: str | Path) -> ArrayDataset:
     """Pairs (image, label) of two IDX files: float32[1, height, width] from 0 to 1, and int64."""
-    pixels = read_idx(images).astype(np.float32) / np.float32(255)
-    return ArrayDataset(pixels[:, None], read_idx(labels).astype(np.int64))
-
-
-def _content(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if path.suffix != ".gz":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _broken(path, "the file cannot be decompressed", str(error)) from error
+    pixels, numbers = read_idx(images), read_idx(labels)
+    if pixels.ndim != 3 or numbers.ndim != 1:
+        raise wf.ShapeError(
+            "from_idx",
+            "these are not images and their labels",
+            expected="images of shape [n, height, width], and n labels",
+            got={str(images): pixels.shape, str(labels): numbers.shape},
+            fix='from_idx("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")',
+        )
+    scaled = pixels.astype(np.float32) / np.float32(255)
+    return ArrayDataset(scaled[:, None], numbers.astype(np.int64))
 
 
 def _broken(path: str | Path, problem: str, found: object) -> wf.WeftError:

@@ -10,6 +10,7 @@ True
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ import numpy.typing as npt
 import weft as wf
 from weft.data.dataset import Dataset, checked_index
 from weft.data.optional import require
+from weft.files import open_file
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+MOST_PIXELS = 1 << 27
+"""The most pixels of an image: a small file may stand for more than the memory holds."""
 
 
 class ImageFolder(Dataset):
@@ -57,22 +63,35 @@ class ImageFolder(Dataset):
         return read_image(path, size=self.size, mode=self.mode), label
 
 
+def _opened(pillow: Any, file: Any) -> Any:
+    """An image whose pixels are not read yet, if it is not too large."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+        image = pillow.open(file)
+    width, height = image.size
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels")
+    return image
+
+
 def read_image(
     path: str | Path, *, size: tuple[int, int] | None = None, mode: str = "RGB"
 ) -> npt.NDArray[np.float32]:
     """One image as float32[channels, height, width] from 0 to 1."""
     pillow: Any = require("PIL.Image", "pillow", "read_image")
     try:
-        with pillow.open(path) as image:
+        with open_file("read_image", path) as file, _opened(pillow, file) as image:
             chosen = image.convert(mode)
             if size is not None:
                 chosen = chosen.resize((size[1], size[0]), pillow.Resampling.BILINEAR)
             pixels = np.asarray(chosen, np.float32) / np.float32(255)
-    except (OSError, SyntaxError, ValueError) as error:
+    except wf.WeftError:
+        raise
+    except Exception as error:  # decoders raise whatever they trip over
         raise wf.ArgumentError(
             "read_image",
             "the file cannot be read as an image",
-            expected="a whole image in a format that Pillow knows",
+            expected=f"a whole image that Pillow can read, of at most {MOST_PIXELS} pixels",
             got={"file": str(path), "error": f"{type(error).__name__}: {error}"},
             fix="remove the file, or convert it again",
         ) from error

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import weft as wf
 from weft.data.dataset import positive
 from weft.data.stream import IterableDataset
+from weft.data.tables import text_array
 
 _ORDERED = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
@@ -113,6 +114,8 @@ def _column(name: str, values: Sequence[Any]) -> npt.NDArray[Any]:
                 fix=f"say what stands for them: COALESCE({name}, '')",
             )
         return np.array([np.nan if value is None else value for value in values], np.float64)
+    if values and all(isinstance(value, str) for value in values):
+        return text_array("read_sql", name, values)
     return np.array(values)
 
 

@@ -15,7 +15,7 @@ and false bool, everything else text. Empty cells and `missing` words become NaN
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +27,17 @@ import numpy.typing as npt
 import weft as wf
 from weft.data.dataset import ArrayDataset
 from weft.data.stream import IterableDataset
+from weft.files import Unpacked, damaged, open_file, unpacked_limit
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
 """The cells that stand for nothing."""
 
+LONGEST_LINE = 1 << 24
+"""The most characters of a line of a table."""
+UNPACKED_TEXT = 1 << 24
+"""What any packed table may unpack to, however small it is."""
+ROOM = 1 << 30
+"""What any table may take as arrays, however small it is."""
 Table = dict[str, npt.NDArray[Any]]
 _BOOLEANS = {"true": True, "false": False}
 
@@ -64,6 +71,9 @@ def read_csv(
     """
     form = Form(header, delimiter, encoding, missing, skip_rows)
     dtypes, fill = dtypes or {}, fill or {}
+    if Path(path).suffix == ".gz":  # cells take far more room than their text
+        with Unpacked("read_csv", path, UNPACKED_TEXT) as packed:
+            packed.check()
     with _opened(path, form) as (names, rows):
         chosen = _positions(path, names, [*(columns or names), *dtypes, *fill])
         cells = list(zip(*rows, strict=True)) or [()] * len(names)
@@ -181,7 +191,7 @@ class _Column(NamedTuple):
         try:
             return self._numbers(cells, gaps).astype(np.float32)
         except ValueError:
-            return np.array(cells, np.str_)
+            return text_array("read_csv", f"{self.path}, column {self.name}", cells)
 
     def _converted(
         self, cells: Sequence[str], gaps: list[bool], dtype: np.dtype[Any]
@@ -219,10 +229,11 @@ def _fits(cell: str, dtype: np.dtype[Any]) -> bool:
 @contextmanager
 def _opened(path: str | Path, form: Form) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
     """The names of the columns, and the rows after them, each as long as the names."""
-    with _text(Path(path), form.encoding) as file:
+    with _text(Path(path), form.encoding) as file, _naming(path):
+        lines = _lines(path, file)
         for _ in range(form.skip_rows):
-            next(file, None)
-        reader = csv.reader(file, delimiter=form.delimiter)
+            next(lines, None)
+        reader = csv.reader(lines, delimiter=form.delimiter)
         first = next(reader, None)
         if first is None:
             raise wf.ArgumentError(
@@ -238,9 +249,49 @@ def _opened(path: str | Path, form: Form) -> Iterator[tuple[list[str], Iterator[
 
 
 def _text(path: Path, encoding: str) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding=encoding, newline="")
-    return path.open(encoding=encoding, newline="")
+    packed = path.suffix == ".gz"
+    file: Any = Unpacked("read_csv", path) if packed else open_file("read_csv", path)
+    try:
+        return io.TextIOWrapper(file, encoding=encoding, newline="")
+    except LookupError as error:
+        file.close()
+        raise damaged("read_csv", path, str(error), "an encoding", 'encoding="utf-8"') from None
+
+
+def _lines(path: str | Path, file: TextIO) -> Iterator[str]:
+    """The lines of a file; one without end is refused."""
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise damaged("read_csv", path, f"a line has more than {LONGEST_LINE} characters")
+        yield line
+
+
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Say which file it is that is no table."""
+    try:
+        yield
+    except (UnicodeError, csv.Error) as error:
+        told = f"it is no table: {error}"
+        raise damaged("read_csv", path, told, fix="give encoding= and delimiter=") from None
+
+
+def text_array(op: str, source: object, cells: Sequence[str]) -> npt.NDArray[np.str_]:
+    """Texts as an array, in which each takes as much room as the longest.
+
+    >>> text_array("read_csv", "a.csv", ["b", "cd"]).dtype
+    dtype('<U2')
+    """
+    longest = max(map(len, cells), default=0)
+    if 4 * longest * len(cells) > unpacked_limit(sum(map(len, cells)), ROOM):
+        raise wf.ArgumentError(
+            op,
+            "one text is so long that an array of them does not fit into the memory",
+            expected="texts of similar length",
+            got={"source": str(source), "texts": len(cells), "longest": longest},
+            fix="read row by row (CSVRows, ParquetRows, SQLRows), or leave the column out",
+        )
+    return np.array(cells, np.str_)
 
 
 def _names(header: bool | Sequence[str], first: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ instead of receiving its content.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import weft as wf
 from weft.data.dataset import Dataset, checked_index, positive
 from weft.data.tokenizers import ByteTokenizer, Tokenizer
+from weft.files import damaged, open_file, replacing
 
 _CHUNK = 1 << 20
 """How many characters are tokenised at a time."""
@@ -31,6 +33,9 @@ _CHUNK = 1 << 20
 
 class MappedArray:
     """A one-dimensional array in a file; it travels to other processes as a path.
+
+    What is asked for is copied out of the file, after a look at whether it is still there: a system
+    ends a process that reads where a mapped file was cut off.
 
     >>> import numpy as np, pickle, tempfile, os
     >>> from weft.data.text import MappedArray
@@ -43,7 +48,8 @@ class MappedArray:
     def __init__(self, path: str | Path, dtype: npt.DTypeLike) -> None:
         self.path = Path(path)
         self.dtype = np.dtype(dtype)
-        size = self.path.stat().st_size
+        with open_file("MappedArray", self.path) as file:
+            size = os.fstat(file.fileno()).st_size
         if size % self.dtype.itemsize:
             raise wf.ArgumentError(
                 "MappedArray",
@@ -59,10 +65,32 @@ class MappedArray:
         return len(self._array)
 
     def __getitem__(self, rows: Any) -> Any:
-        return self._array[rows]
+        self._check_length()
+        found = np.array(self._array[rows])
+        return found if found.ndim else found[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self._array, dtype, copy=copy)
+        if copy is False:
+            raise wf.ArgumentError(
+                "MappedArray",
+                "the numbers of a file are given as a copy",
+                expected="copy=True, or no such wish",
+                got={"copy": copy},
+                fix="np.asarray(x)",
+            )
+        self._check_length()
+        return np.array(self._array, dtype)
+
+    def _check_length(self) -> None:
+        size = os.stat(self.path).st_size
+        if size < self._array.nbytes:
+            raise wf.ArgumentError(
+                "MappedArray",
+                "the file became shorter while it was in use",
+                expected=f"{self._array.nbytes} bytes",
+                got={"file": str(self.path), "bytes": size},
+                fix="write a new file and put it in place: os.replace(new, path)",
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MappedArray, (self.path, self.dtype)
@@ -82,7 +110,9 @@ class TextLines(Dataset):
 
     def __init__(self, path: str | Path) -> None:
         self._bytes = MappedArray(path, np.uint8)
-        ends = np.flatnonzero(self._bytes[:] == ord("\n")) + 1
+        starts = range(0, len(self._bytes), _CHUNK)
+        found = [np.flatnonzero(self._bytes[i : i + _CHUNK] == ord("\n")) + i + 1 for i in starts]
+        ends = np.concatenate([np.empty(0, np.int64), *found])
         if len(self._bytes) and (not len(ends) or ends[-1] != len(self._bytes)):
             ends = np.append(ends, len(self._bytes))
         self._edges = np.concatenate([[0], ends]).astype(np.int64)
@@ -96,8 +126,7 @@ class TextLines(Dataset):
         try:
             return raw.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            error.add_note(f"in line {line + 1} of {self._bytes.path}")
-            raise
+            raise _no_text(self._bytes.path, f"line {line + 1}: {error}") from None
 
 
 class TokenWindows(Dataset):
@@ -163,15 +192,20 @@ def tokenize_file(
         return MappedArray(path, np.uint8)
     dtype = np.min_scalar_type(max(0, tokenizer.vocabulary_size - 1))
     target = Path(target or f"{path}.{type(tokenizer).__name__}.tokens")
-    partial = target.with_name(target.name + ".part")
-    with partial.open("wb") as file:
+    with replacing("tokenize_file", target) as file:
         for piece in _pieces(path):
             file.write(tokenizer.encode(piece).astype(dtype).tobytes())
-    os.replace(partial, target)
     return MappedArray(target, dtype)
 
 
 def _pieces(path: str | Path) -> Iterator[str]:
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        while piece := file.read(_CHUNK):
-            yield piece + file.readline()
+    with io.TextIOWrapper(open_file("tokenize_file", path), "utf-8", newline="") as file:
+        try:
+            while piece := file.read(_CHUNK):
+                yield piece + file.readline()
+        except UnicodeDecodeError as error:
+            raise _no_text(path, str(error)) from None
+
+
+def _no_text(path: str | Path, reason: str) -> wf.WeftError:
+    return damaged("read_text", path, f"it is no text in UTF-8: {reason}", "text in UTF-8")

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.optional import require
+from weft.files import read_json, read_text, write_text
 
 Tokens = npt.NDArray[np.int64]
 
@@ -54,16 +55,16 @@ class Tokenizer(ABC):
     def save(self, path: str | Path) -> None:
         """Write the tokenizer to a JSON file."""
         text = json.dumps({"kind": type(self).__name__} | self._settings(), ensure_ascii=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_text("Tokenizer.save", path, text + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The tokenizer that `save` wrote to a file."""
         try:
-            settings = json.loads(Path(path).read_text(encoding="utf-8"))
+            settings = read_json(f"{cls.__name__}.load", path)
             if settings.pop("kind") == cls.__name__:
                 return cls._restored(settings)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise _not_a_tokenizer(cls, path, error) from error
         raise _not_a_tokenizer(cls, path, "of another kind")
 
@@ -206,12 +207,12 @@ class BytePairTokenizer(Tokenizer):
 
     def save(self, path: str | Path) -> None:
         """Write the package's own `tokenizer.json`."""
-        self.inner.save(str(path))
+        write_text("Tokenizer.save", path, self.inner.to_str(pretty=True))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a `tokenizer.json`."""
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(f"{cls.__name__}.load", path)
         package = _package()
         try:
             return cls(package.Tokenizer.from_str(text))
@@ -266,6 +267,6 @@ def _not_a_tokenizer(cls: type, path: str | Path, why: object) -> wf.WeftError:
         f"{cls.__name__}.load",
         "the file does not hold such a tokenizer",
         expected=f"a file that {cls.__name__}.save wrote",
-        got={"file": str(path), "found": str(why)},
+        got={"file": str(path), "found": getattr(why, "problem", str(why))},
         fix="save it again: tokenizer.save(path)",
     )

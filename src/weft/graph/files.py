@@ -99,16 +99,16 @@ def checksum(notes: Mapping[str, str], tensors: Mapping[str, wf.Tensor]) -> str:
 
 def load_graph(path: Any) -> Graph:
     """The graph in a file; a file that is not whole, or not for this version, is refused."""
-    tensors, notes = wf.load(path, map_file=False, metadata=True)
-    if TEXT not in notes or NUMBER not in notes:
+    tensors, notes = wf.load(path, metadata=True)
+    if not isinstance(tensors, dict) or TEXT not in notes or NUMBER not in notes:
         raise _refused(path, "it holds no graph", "save one: graph.save(path, session)")
     version = notes[NUMBER]
-    if not version.isdecimal() or int(version) > VERSION:
+    if not (version.isdecimal() and len(version) < 10) or int(version) > VERSION:
         raise wf.UnsupportedError(
             "Graph.load",
-            f"the file is of version {version}, and this version of Weft reads up to {VERSION}",
+            f"the file is of version {version[:9]}, and this version of Weft reads up to {VERSION}",
             expected=f"a graph of version {VERSION} or earlier",
-            got={"path": str(path), "version": version},
+            got={"path": str(path), "version": version[:20]},
             fix="install the newer Weft that wrote it, or save the graph with this one",
         )
     if notes.get(CHECKSUM) != checksum(notes, tensors):
@@ -118,7 +118,8 @@ def load_graph(path: Any) -> Graph:
         _check_harmless(path, program)
         described = json.loads(notes[OPERATIONS])
         return _Reader(program, described, tensors).graph()
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration,
+            RecursionError, MemoryError, AssertionError) as error:  # fmt: skip
         if isinstance(error, wf.WeftError) and error.op == "Graph.load":
             raise
         raise _refused(path, f"its parts do not fit each other: {_first_line(error)}") from None

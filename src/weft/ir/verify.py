@@ -25,7 +25,7 @@ import numpy as np
 
 from weft.core.dtypes import DTYPES
 from weft.core.errors import GraphError, WeftError
-from weft.core.shapes import Unifier, equal
+from weft.core.shapes import Dim, Unifier, equal
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable, graphs_in, param_text
 from weft.ir.printing import print_node
@@ -148,7 +148,15 @@ class _Verifier:
                 note=f"{type(error).__name__}: {error}",
                 cause=error,
             )
-        return ruled if isinstance(ruled, tuple) else (ruled,)
+        kinds = ruled if isinstance(ruled, tuple) else (ruled,)
+        if not all(isinstance(dim, int | Dim) for kind in kinds for dim in kind.shape):
+            self.fail(
+                f"{node.primitive.name} has no result with these parameters",
+                expected="parameters that give whole sizes",
+                fix="write integers where sizes stand",
+                note=", ".join(map(str, kinds)),
+            )
+        return kinds
 
     def check_result(self, kind: TensorType, result: Variable) -> None:
         declared = result.type

@@ -16,7 +16,7 @@ from typing import Any, Self
 import weft as wf
 from weft import nn
 from weft.models.attention import join_heads, split_heads
-from weft.models.configuration import field_of, refuse_unless
+from weft.models.configuration import number_of, refuse_uneven, refuse_unless, size_of
 from weft.models.gpt_config import ACTIVATIONS
 from weft.nn import functional as F  # noqa: N812
 
@@ -37,6 +37,12 @@ class BERTConfig:
     epsilon: float = 1e-12
     pooler: bool = True
 
+    @property
+    def matrix_elements(self) -> int:
+        """How many numbers the matrices hold."""
+        tables = self.vocabulary + self.context + self.types
+        return self.width * (tables + self.layers * (4 * self.width + 2 * self.hidden))
+
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The sizes in a Hugging Face `config.json` of model_type bert.
@@ -48,17 +54,19 @@ class BERTConfig:
         """
         refuse_unless(config, "position_embedding_type", ("absolute",))
         refuse_unless(config, "hidden_act", ACTIVATIONS)
+        width, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
+        refuse_uneven("BERT", width, heads, 1)
         return cls(
-            vocabulary=field_of(config, "vocab_size"),
-            width=field_of(config, "hidden_size"),
-            hidden=field_of(config, "intermediate_size"),
-            layers=field_of(config, "num_hidden_layers"),
-            heads=field_of(config, "num_attention_heads"),
-            context=config.get("max_position_embeddings", 512),
-            types=config.get("type_vocab_size", 2),
-            dropout=config.get("hidden_dropout_prob", 0.1),
+            vocabulary=size_of(config, "vocab_size"),
+            width=width,
+            hidden=size_of(config, "intermediate_size"),
+            layers=size_of(config, "num_hidden_layers"),
+            heads=heads,
+            context=size_of(config, "max_position_embeddings", 512),
+            types=size_of(config, "type_vocab_size", 2),
+            dropout=number_of(config, "hidden_dropout_prob", 0.1),
             activation=ACTIVATIONS[config.get("hidden_act", "gelu")],
-            epsilon=config.get("layer_norm_eps", 1e-12),
+            epsilon=number_of(config, "layer_norm_eps", 1e-12),
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from weft.models.configuration import field_of, refuse_unless
+from weft.models.configuration import number_of, refuse_unless, size_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,13 @@ class GPTConfig:
     epsilon: float = 1e-5
     hidden: int | None = None
 
+    @property
+    def matrix_elements(self) -> int:
+        """How many numbers the matrices hold."""
+        hidden = self.hidden or 4 * self.width
+        layer = 4 * self.width + 2 * hidden
+        return self.width * (self.vocabulary + self.context + self.layers * layer)
+
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The sizes in a Hugging Face `config.json` of model_type gpt2.
@@ -42,16 +49,16 @@ class GPTConfig:
         refuse_unless(config, "scale_attn_weights", (True,))
         refuse_unless(config, "activation_function", ACTIVATIONS)
         return cls(
-            vocabulary=field_of(config, "vocab_size"),
-            width=field_of(config, "n_embd"),
-            layers=field_of(config, "n_layer"),
-            heads=field_of(config, "n_head"),
-            context=field_of(config, "n_positions"),
-            dropout=config.get("resid_pdrop", 0.1),
+            vocabulary=size_of(config, "vocab_size"),
+            width=size_of(config, "n_embd"),
+            layers=size_of(config, "n_layer"),
+            heads=size_of(config, "n_head"),
+            context=size_of(config, "n_positions"),
+            dropout=number_of(config, "resid_pdrop", 0.1),
             tied=config.get("tie_word_embeddings", True),
             activation=ACTIVATIONS[config.get("activation_function", "gelu_new")],
-            epsilon=config.get("layer_norm_epsilon", 1e-5),
-            hidden=config.get("n_inner"),
+            epsilon=number_of(config, "layer_norm_epsilon", 1e-5),
+            hidden=None if config.get("n_inner") is None else size_of(config, "n_inner"),
         )
 
 

@@ -15,12 +15,12 @@ import math
 import struct
 from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import weft as wf
+from weft.files import read_bytes
 from weft.models.llama import Llama
 from weft.models.llama_config import LlamaConfig
 from weft.models.pieces import PieceTokenizer
@@ -31,9 +31,11 @@ SIZES = struct.Struct("<7i")
 
 def load_llama2c(path: str | PathLike[str]) -> Llama:
     """The Llama in a llama2.c model file of version 0."""
-    data = Path(path).read_bytes()
+    data = read_bytes("load_llama2c", path)
     config, is_tied = _read_config(path, data)
     shapes = _shapes(config)
+    if len(data) % 4 or len(data) == SIZES.size:
+        raise _damaged(path, f"{len(data) - SIZES.size} bytes are not whole numbers")
     flat = np.frombuffer(data, "<f4", offset=SIZES.size)
     tables = config.context * config.head_width  # two tables of angles, computed here anew
     head = 0 if is_tied else config.vocabulary * config.width
@@ -49,7 +51,7 @@ def load_llama2c(path: str | PathLike[str]) -> Llama:
 
 def load_llama2c_tokenizer(path: str | PathLike[str], size: int | None = None) -> PieceTokenizer:
     """The tokenizer in a llama2.c tokenizer file: pieces with scores."""
-    data = Path(path).read_bytes()
+    data = read_bytes("load_llama2c_tokenizer", path)
     pieces: list[bytes] = []
     scores: list[float] = []
     place = 4  # after the length of the longest piece

@@ -14,7 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from weft.models.configuration import field_of, refuse_unless
+from weft.models.configuration import (
+    field_of,
+    number_of,
+    refuse_uneven,
+    refuse_unless,
+    size_of,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,12 @@ class LlamaConfig:
         """The width of one head."""
         return self.head or self.width // self.heads
 
+    @property
+    def matrix_elements(self) -> int:
+        """How many numbers the matrices hold."""
+        layer = 3 * self.hidden + 2 * self.head_width * (self.heads + self.kv_heads)
+        return self.width * (self.vocabulary + self.layers * layer)
+
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         """The sizes in a Hugging Face `config.json` of model_type llama or mistral.
@@ -50,22 +62,27 @@ class LlamaConfig:
         >>> LlamaConfig.from_json(sizes).kv_heads
         4
         """
-        context = config.get("max_position_embeddings", 2048)
+        context = size_of(config, "max_position_embeddings", 2048)
         refuse_unless(config, "hidden_act", ("silu", None))
         refuse_unless(config, "sliding_window", (None, *range(context, context + 1)))
-        heads = field_of(config, "num_attention_heads")
+        heads, width = size_of(config, "num_attention_heads"), size_of(config, "hidden_size")
+        given = {name: value for name, value in config.items() if value is not None}
+        shared = size_of(given, "num_key_value_heads", heads)
+        head = size_of(given, "head_dim") if "head_dim" in given else None
+        refuse_uneven("Llama", width if head is None else heads, heads, shared)
+        rope = _rope(config)
         return cls(
-            vocabulary=field_of(config, "vocab_size"),
-            width=field_of(config, "hidden_size"),
-            hidden=field_of(config, "intermediate_size"),
-            layers=field_of(config, "num_hidden_layers"),
+            vocabulary=size_of(config, "vocab_size"),
+            width=width,
+            hidden=size_of(config, "intermediate_size"),
+            layers=size_of(config, "num_hidden_layers"),
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
+            kv_heads=shared,
             context=context,
-            epsilon=config.get("rms_norm_eps", 1e-6),
-            rope_base=_rope(config).get("rope_theta") or 10000.0,
-            scaling=_scaling(_rope(config)),
-            head=config.get("head_dim"),
+            epsilon=number_of(config, "rms_norm_eps", 1e-6),
+            rope_base=number_of(rope, "rope_theta", 10000.0) or 10000.0,
+            scaling=_scaling(rope),
+            head=head,
             attention_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),
             tied=config.get("tie_word_embeddings", False),
@@ -74,8 +91,11 @@ class LlamaConfig:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a file says about rotary positions, in its old form or the new one."""
-    old = {"rope_theta": config.get("rope_theta")}
-    return old | (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})
+    found = {"rope_theta": config.get("rope_theta")}
+    for name in ("rope_scaling", "rope_parameters"):
+        refuse_unless({name: type(config.get(name))}, name, (dict, type(None)))
+        found |= config.get(name) or {}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _scaling(rope: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
@@ -83,11 +103,14 @@ def _scaling(rope: Mapping[str, Any]) -> tuple[float, float, float, float] | Non
     refuse_unless({"rope_type": kind}, "rope_type", ("default", "llama3", "linear"))
     if kind == "default":
         return None
-    factor = float(field_of(rope, "factor"))
+    field_of(rope, "factor")
+    factor = number_of(rope, "factor", 1.0) or 1.0
     if kind == "linear":  # every wave is long
         return factor, 1.0, 1.0, 0.0
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    low, high, original = (float(field_of(rope, name)) for name in names)
+    for name in names:
+        field_of(rope, name)
+    low, high, original = (number_of(rope, name, 0.0) for name in names)
     return factor, low, high, original
 
 

@@ -107,6 +107,19 @@ def split_added(text: str, added: Mapping[str, int]) -> Iterator[tuple[str, int 
             yield part, added.get(part)
 
 
+def numbered(vocabulary: Mapping[str, int], piece: str) -> int:
+    """The token of a piece, which must be one of the vocabulary's."""
+    if piece not in vocabulary:
+        raise wf.BoundsError(
+            "encode",
+            "a piece of the text is not in the vocabulary",
+            expected=f"one of {len(vocabulary)} pieces",
+            got={"piece": piece},
+            fix="take the tokenizer.json that the model was published with",
+        )
+    return vocabulary[piece]
+
+
 def lookup(table: Mapping[int, bytes], token: int) -> bytes:
     """The bytes of a token, which must be one of the vocabulary's."""
     if token not in table:

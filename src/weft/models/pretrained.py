@@ -11,7 +11,6 @@ Nothing is downloaded, and no pickle is opened.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,8 +21,9 @@ from typing import Any, NamedTuple
 import weft as wf
 from weft import nn
 from weft.data.tokenizers import Tokenizer
+from weft.files import is_plain_name, read_json
 from weft.models.bert import BERT, BERTConfig
-from weft.models.configuration import field_of
+from weft.models.configuration import field_of, refuse_larger
 from weft.models.gpt import GPT2
 from weft.models.gpt_config import GPTConfig
 from weft.models.llama import Llama
@@ -51,15 +51,19 @@ class Family:
 
 def _llama(config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
     sizes = LlamaConfig.from_json(config)
+    refuse_larger(sizes, state)
     return Llama(replace(sizes, tied=sizes.tied and "lm_head.weight" not in state))
 
 
 def _gpt2(config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
-    return GPT2(GPTConfig.from_json(config))
+    sizes = GPTConfig.from_json(config)
+    refuse_larger(sizes, state)
+    return GPT2(sizes)
 
 
 def _bert(config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
     sizes = BERTConfig.from_json(config)
+    refuse_larger(sizes, state)
     return BERT(replace(sizes, pooler="pooler.dense.weight" in state))
 
 
@@ -82,7 +86,7 @@ def load_pretrained(folder: str | PathLike[str], dtype: Any = None) -> Pretraine
     place = Path(folder)
     config = _read_json(place / "config.json")
     kind = field_of(config, "model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise wf.UnsupportedError(
             "load_pretrained",
             f"there is no network for model_type {kind!r}",
@@ -106,15 +110,24 @@ def read_weights(folder: str | PathLike[str]) -> dict[str, wf.Tensor]:
     place = Path(folder)
     index = place / "model.safetensors.index.json"
     if not index.exists():
-        return dict(wf.load(place / "model.safetensors"))
+        return _tensors(place / "model.safetensors")
     parts = field_of(_read_json(index), "weight_map")
+    if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts.values()):
+        raise _unreadable(index, "its weight_map is not the names of files by the names of tensors")
     found: dict[str, wf.Tensor] = {}
     for name in sorted(set(parts.values())):
-        if Path(name).name != name:
+        if not is_plain_name(name):
             raise _unreadable(index, f"a part lies outside the folder: {name}")
-        found |= wf.load(place / name)
+        found |= _tensors(place / name)
     if lost := sorted(set(parts) - set(found)):
         raise _unreadable(index, f"no part holds {', '.join(lost[:4])}")
+    return found
+
+
+def _tensors(path: Path) -> dict[str, wf.Tensor]:
+    found = wf.load(path)
+    if not isinstance(found, dict) or not all(isinstance(x, wf.Tensor) for x in found.values()):
+        raise _unreadable(path, "it does not hold tensors by name")
     return found
 
 
@@ -127,9 +140,9 @@ def renamed(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, str(error)) from error
+        found = read_json("load_pretrained", path)
+    except (OSError, wf.ArgumentError) as error:
+        raise _unreadable(path, getattr(error, "problem", str(error))) from error
     if not isinstance(found, dict):
         raise _unreadable(path, "it is no JSON object")
     return found

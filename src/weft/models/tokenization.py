@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -23,13 +22,15 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.tokenizers import Tokenizer, Tokens
+from weft.files import read_json
 from weft.models.merging import joined
-from weft.models.pieces import PieceTokenizer, lookup, split_added
+from weft.models.pieces import PieceTokenizer, lookup, numbered, split_added
 from weft.models.unicode import portable
 from weft.models.wordpiece import WordPieceTokenizer
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BLANK = "\u2581"
+MOST_TOKENS = 1 << 24
 
 
 @cache
@@ -61,6 +62,7 @@ class ByteLevelTokenizer(Tokenizer):
     ) -> None:
         self.vocabulary, self.added = dict(vocabulary), dict(added or {})
         self.pattern, self.merges = pattern, [(a, b) for a, b in merges]
+        portable(pattern)  # refuses what is none
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
         letters = {letter: byte for byte, letter in enumerate(byte_letters())}
         self._bytes = {
@@ -91,7 +93,7 @@ class ByteLevelTokenizer(Tokenizer):
         if word not in self._known:
             letters = [byte_letters()[byte] for byte in word.encode("utf-8", "replace")]
             pieces = joined(letters, lambda a, b: self._ranks.get((a, b)))
-            self._known[word] = [self.vocabulary[piece] for piece in pieces]
+            self._known[word] = [numbered(self.vocabulary, piece) for piece in pieces]
         return self._known[word]
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
@@ -110,19 +112,22 @@ class ByteLevelTokenizer(Tokenizer):
 
 def read_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """The tokenizer of a `tokenizer.json`."""
+    data = read_json("read_tokenizer", path, "a tokenizer.json")
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
         model = data["model"]
         kind = model.get("type") or ("BPE" if "merges" in model else "unknown")
         added = {each["content"]: each["id"] for each in data.get("added_tokens") or ()}
+        for tokens in (model["vocab"], added) if kind in ("BPE", "WordPiece") else ():
+            _check_tokens(tokens)
         if kind == "WordPiece":
             return WordPieceTokenizer.from_json(data)
         if kind == "BPE" and model.get("byte_fallback"):
             return _pieces(model, added)
         if kind == "BPE" and "ByteLevel" in json.dumps(data.get("pre_tokenizer")):
             return ByteLevelTokenizer(model["vocab"], _merges(model), added, _pattern(data))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        told = getattr(error, "problem", f"{type(error).__name__}: {error}")
+        raise _unreadable(path, told) from error
     raise wf.UnsupportedError(
         "read_tokenizer",
         f"there is no code for a tokenizer of the kind {kind}",
@@ -130,6 +135,15 @@ def read_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         got={"path": str(path)},
         fix="wf.data.BytePairTokenizer.load(path), with the package tokenizers",
     )
+
+
+def _check_tokens(tokens: Any) -> None:
+    """Refuse what are no numbers of pieces; a table is made as long as the largest."""
+    numbers = list(tokens.values())
+    if not all(type(token) is int and 0 <= token < MOST_TOKENS for token in numbers):
+        raise ValueError(f"a vocabulary of other than numbers below {MOST_TOKENS}")
+    if not all(isinstance(piece, str) for piece in tokens):
+        raise ValueError("a vocabulary of other than texts")
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -145,6 +159,8 @@ def _pattern(data: Mapping[str, Any]) -> str:
     if any(step.get("add_prefix_space") for step in steps if step["type"] == "ByteLevel"):
         raise ValueError("add_prefix_space")
     patterns = [step["pattern"]["Regex"] for step in steps if step["type"] == "Split"]
+    if patterns and not isinstance(patterns[0], str):
+        raise ValueError("the pattern of words is no text")
     return patterns[0] if patterns else GPT2_PATTERN
 
 

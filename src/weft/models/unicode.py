@@ -13,16 +13,25 @@ import unicodedata
 from functools import cache
 from itertools import groupby
 
+import weft as wf
+
 SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 r"""White space as Unicode has it; Python's \s takes four control characters more."""
 CLASS = re.compile(
     r"\\p\{(?P<category>[A-Z][a-z]?)\}|\\(?P<space>[sS])|\\.|(?P<bracket>[\[\]])", re.DOTALL
 )
 
+PART = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>\()|(?P<close>\))|(?P<repeat>[*+]|\{\d*,\})|.",
+    re.DOTALL,
+)
+
 
 @cache
 def portable(pattern: str) -> re.Pattern[str]:
     r"""A pattern with \p{L}, \p{N}, \s as the Rust and Oniguruma libraries read them."""
+    if _repeats_a_repeat(pattern):
+        raise _refused(pattern, "it repeats a group that repeats, which may take forever")
     inside = False
 
     def replaced(match: re.Match[str]) -> str:
@@ -37,7 +46,41 @@ def portable(pattern: str) -> re.Pattern[str]:
             return SPACES if inside else f"[{SPACES}]"
         return f"[^{SPACES}]" if match["space"] else match[0]
 
-    return re.compile(CLASS.sub(replaced, pattern))
+    try:
+        return re.compile(CLASS.sub(replaced, pattern))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _refused(pattern, str(error)) from None
+
+
+def _repeats_a_repeat(pattern: str) -> bool:
+    """Whether a group that holds an unbounded repeat is repeated without bound itself.
+
+    Python tries all ways to divide a text among such repeats, twice as many with each letter.
+    """
+    groups, ended = [False], False
+    for match in PART.finditer(pattern):
+        if match["open"]:
+            groups.append(False)
+        elif match["close"] and len(groups) > 1:
+            ended = groups.pop()
+            groups[-1] |= ended
+            continue
+        elif match["repeat"]:
+            if ended:
+                return True
+            groups[-1] = True
+        ended = False
+    return False
+
+
+def _refused(pattern: str, reason: str) -> wf.ArgumentError:
+    return wf.ArgumentError(
+        "tokenizer",
+        f"the pattern of words cannot be used: {reason}",
+        expected="a regular expression as published tokenizers have them",
+        got={"pattern": pattern},
+        fix="take the tokenizer.json that the model was published with",
+    )
 
 
 @cache

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.tokenizers import Tokenizer, Tokens
+from weft.models.pieces import numbered
 
 CHINESE = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
@@ -43,6 +44,14 @@ class WordPieceTokenizer(Tokenizer):
         self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.prefix, self.longest, self.unknown = prefix, longest, unknown
         self._words = {token: word for word, token in self.vocabulary.items()}
+        if not all(isinstance(part, str) for part in (prefix, unknown)) or type(longest) is not int:
+            raise wf.ArgumentTypeError(
+                "WordPieceTokenizer",
+                "prefix and unknown are texts, and longest is a number",
+                expected='prefix="##", unknown="[UNK]", longest=100',
+                got={"prefix": prefix, "unknown": unknown, "longest": longest},
+                fix="leave them out",
+            )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -72,10 +81,10 @@ class WordPieceTokenizer(Tokenizer):
 
     def batch(self, texts: Sequence[str], longest: int = 512) -> tuple[wf.Tensor, wf.Tensor]:
         """Tokens [batch, time] with [CLS], [SEP] and padding, and a mask that is 0 for padding."""
-        begin, end = self.vocabulary["[CLS]"], self.vocabulary["[SEP]"]
+        begin, end = self._token("[CLS]"), self._token("[SEP]")
         rows = [[begin, *self.encode(text)[: longest - 2].tolist(), end] for text in texts]
         time = max(map(len, rows), default=0)
-        tokens = np.full((len(rows), time), self.vocabulary["[PAD]"], np.int64)
+        tokens = np.full((len(rows), time), self._token("[PAD]"), np.int64)
         mask = np.zeros_like(tokens)
         for number, row in enumerate(rows):
             tokens[number, : len(row)], mask[number, : len(row)] = row, 1
@@ -91,6 +100,9 @@ class WordPieceTokenizer(Tokenizer):
             else:
                 words.append(word)
         return " ".join(words)
+
+    def _token(self, word: str) -> int:
+        return numbered(self.vocabulary, word)
 
     def _split(self, text: str) -> list[str]:
         """Normalised words and marks."""
@@ -111,7 +123,7 @@ class WordPieceTokenizer(Tokenizer):
                 yield f" {c} " if self.chinese and _is_chinese(c) else c
 
     def _pieces(self, word: str) -> list[int]:
-        unknown = [self.vocabulary[self.unknown]]
+        unknown = [self._token(self.unknown)]
         if len(word) > self.longest:
             return unknown
         tokens, start = [], 0

@@ -16,7 +16,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Lock, get_native_id
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.core.errors import ArgumentError
+from weft.core.files import write_text
 from weft.core.forks import renewed
 
 RECORD_WORDS = 4
@@ -117,4 +117,4 @@ class Events:
             for event in self.records()
         ]
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
-        Path(path).write_text(text, encoding="utf-8")
+        write_text("write_chrome_trace", path, text)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
+from weft.files import write_text
 
 __all__ = ["Profile", "ProfileRow", "profile"]
 
@@ -107,7 +108,7 @@ class Profile:
         events = [*self._runs(), *[_event(call) for call in self.calls]]
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
         target = Path(path)
-        target.write_text(text, encoding="utf-8")
+        write_text("write_trace", target, text)
         return target
 
     def _runs(self) -> Iterator[dict[str, Any]]:

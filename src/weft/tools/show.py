@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
+from weft.files import write_text
 from weft.tools.dot import dot_text
 from weft.tools.drawing import svg_text
 from weft.tools.picture import Kernel, Picture, nested_graphs
@@ -59,7 +60,7 @@ def show(
             got={"path": str(target)},
             fix=f'wf.tools.show(program, "{target.stem or "step"}.html")',
         )
-    target.write_text(_written(explained, target, profile), encoding="utf-8")
+    write_text("tools.show", target, _written(explained, target, profile))
     return target
 
 

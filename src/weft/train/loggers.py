@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -16,8 +17,11 @@ from typing import Any
 import numpy as np
 
 import weft as wf
+from weft.files import open_file, replacing, write_text
 from weft.train.callbacks import Callback
 from weft.train.events import EventWriter
+
+LONGEST_LINE = 1 << 24
 
 __all__ = ["CSVLogger", "Histograms", "JSONLogger", "TensorBoard"]
 
@@ -39,12 +43,11 @@ class CSVLogger(Callback):
     def _write(self, rows: list[dict[str, Any]]) -> None:
         names = list(dict.fromkeys(name for row in rows for name in row))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(self.path.name + ".writing")
-        with unfinished.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, names, restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-        unfinished.replace(self.path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, names, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text("CSVLogger", self.path, text.getvalue())
 
 
 class JSONLogger(Callback):
@@ -56,9 +59,16 @@ class JSONLogger(Callback):
     def on_fit_begin(self, trainer: Any) -> None:
         """Keep the lines up to the step that the run begins at."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        kept = [line for line in lines if trainer.step and _step_of(line) <= trainer.step]
-        self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        if not (trainer.step and self.path.exists()):
+            write_text("JSONLogger", self.path, "")
+            return
+        with (
+            open_file("JSONLogger", self.path) as before,
+            replacing("JSONLogger", self.path) as file,
+        ):
+            while line := before.readline(LONGEST_LINE):
+                if _step_of(line) <= trainer.step:
+                    file.write(line.rstrip(b"\n") + b"\n")
 
     def on_step_end(self, trainer: Any) -> None:
         """Write the step's numbers."""
@@ -152,9 +162,9 @@ def _listed(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, wf.Tensor)) else value
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     """The step in a line; a line that was cut off counts as later than all."""
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return float("inf")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import weft as wf
+from weft.files import write_bytes
 from weft.train.names import unknown
 from weft.train.png import Canvas, Colour, encode
 
@@ -55,7 +56,7 @@ def plot(
     """
     chosen = _chosen(curves_of(history), keys)
     target = Path(path)
-    target.write_bytes(encode(chart(chosen, size).pixels))
+    write_bytes("plot", target, encode(chart(chosen, size).pixels))
     return target
 
 
