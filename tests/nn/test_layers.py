@@ -11,6 +11,7 @@ import pytest
 
 import weft as wf
 from weft import nn
+from weft.nn import functional as F  # noqa: N812
 
 Array = np.ndarray[Any, Any]
 
@@ -295,3 +296,31 @@ def test_a_norm_over_a_size_that_became_a_symbol(norm: Callable[..., wf.Tensor])
     for size in (3, 4, 6):
         x = wf.asarray(draw(2, size))
         np.testing.assert_allclose(compiled(x).numpy(), norm(x, size).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_prelu_keeps_the_shape_of_a_number() -> None:
+    assert nn.PReLU()(wf.tensor(-4.0)).shape == ()
+    assert nn.PReLU()(wf.tensor(-4.0)).item() == -1.0
+    assert F.prelu(wf.tensor(-4.0), wf.tensor([0.5])).item() == -2.0
+    assert F.prelu(-wf.ones((2, 3)), wf.tensor([0.5])).shape == (2, 3)
+    with pytest.raises(wf.ShapeError, match="has no channels"):
+        F.prelu(wf.tensor(-4.0), wf.tensor([0.5, 0.25]))
+
+
+NUMBER, LINE = wf.tensor(0.5), wf.ones(3)
+WITHOUT_AXES: dict[str, Callable[[], object]] = {
+    "linear": lambda: F.linear(LINE, NUMBER),
+    "bilinear": lambda: F.bilinear(NUMBER, NUMBER, wf.ones((1, 1, 1))),
+    "bilinear weight": lambda: F.bilinear(LINE, LINE, NUMBER),
+    "embedding": lambda: F.embedding(wf.tensor([0]), NUMBER),
+    "attention_weights": lambda: F.attention_weights(NUMBER, NUMBER),
+    "apply_rotary": lambda: F.apply_rotary(NUMBER, NUMBER, NUMBER),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_AXES)
+def test_a_number_where_axes_are_needed_is_refused(name: str) -> None:
+    with pytest.raises(wf.ShapeError) as caught:
+        WITHOUT_AXES[name]()
+    assert caught.value.op in name
+    assert "axes" in caught.value.problem

@@ -165,3 +165,12 @@ def test_a_wrong_target_is_refused_with_a_reason(row: Any) -> None:
         wrong()
     assert caught.value.fix
     assert caught.value.expected
+
+
+def test_a_number_is_a_prediction_too() -> None:
+    x, target = wf.tensor(-1.0), wf.tensor(0.5)
+    for reduction in ("none", "sum", "mean", "batchmean"):
+        found = F.kl_div(x, target, reduction)
+        assert found.shape == ()
+        assert found.item() == pytest.approx(0.5 * math.log(0.5) + 0.5)
+    assert nn.KLDivLoss(reduction="batchmean")(x, target).item() == pytest.approx(0.1534, abs=1e-4)

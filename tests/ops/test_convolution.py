@@ -105,6 +105,43 @@ def test_convolutions_have_derivatives(rank: int, settings: dict[str, int]) -> N
     check_grads(lambda *xs: getattr(wf, f"conv_transpose{rank}d")(*xs, **settings), [x, w])
 
 
+def naive_transposed(x: Array, w: Array, s: int, p: int, d: int, e: int) -> Array:
+    """Every element of x [N, C, L] puts its multiple of the kernel [C, O, K] into the result."""
+    whole = (x.shape[2] - 1) * s + d * (w.shape[2] - 1) + 1
+    canvas = np.zeros((x.shape[0], w.shape[1], whole + e), x.dtype)
+    for i, k in np.ndindex(x.shape[2], w.shape[2]):
+        canvas[:, :, i * s + k * d] += x[:, :, i] @ w[:, :, k]
+    return canvas[:, :, p : whole - p + e]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 2, 4])
+@pytest.mark.parametrize("padding", [0, 1, 3])
+def test_every_legal_output_padding_is_taken(stride: int, dilation: int, padding: int) -> None:
+    x, w = normal(2, 2, 4, dtype="float64"), normal(2, 3, 3, dtype="float64")
+    for extra in range(max(stride, dilation)):
+        expected = naive_transposed(x, w, stride, padding, dilation, extra)
+
+        def transposed(x: wf.Tensor, w: wf.Tensor, extra: int = extra) -> wf.Tensor:
+            return wf.conv_transpose1d(x, w, None, stride, padding, extra, 1, dilation)
+
+        agree(transposed(wf.asarray(x), wf.asarray(w)), expected)
+        flat = wf.conv_transpose2d(
+            wf.asarray(x)[:, :, None], wf.asarray(w)[:, :, None], wf.ones(3, dtype="float64"),
+            (1, stride), (0, padding), (0, extra), 1, (1, dilation),
+        )  # fmt: skip
+        agree(flat[:, :, 0], expected + 1.0)
+        if extra == dilation - 1:
+            check_grads(transposed, [wf.asarray(x), wf.asarray(w)])
+
+
+def test_a_transposed_convolution_has_no_negative_size() -> None:
+    x, w = wf.ones((1, 1, 1)), wf.ones((1, 1, 2))
+    assert wf.conv_transpose1d(x, w, padding=1).shape == (1, 1, 0)
+    with pytest.raises(wf.ArgumentError, match="the padding is wider than the result"):
+        wf.conv_transpose1d(x, w, padding=2)
+
+
 def test_padding_may_be_named() -> None:
     x, w = wf.asarray(normal(1, 2, 7)), wf.asarray(normal(3, 2, 4))
     assert wf.conv1d(x, w, padding="same", dilation=2).shape == (1, 3, 7)

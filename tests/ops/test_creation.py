@@ -67,6 +67,18 @@ def test_tensor_has_no_history_and_may_be_a_leaf() -> None:
     assert wf.tensor([1], dtype="bfloat16", requires_grad=True).requires_grad
 
 
+def test_a_tensor_of_tensors_has_no_history_in_any_mode() -> None:
+    a = wf.tensor(2.0, requires_grad=True)
+    assert not wf.tensor([a, 2 * a]).requires_grad
+    assert not wf.tensor([[a], [2 * a]], dtype="float64").requires_grad
+    assert wf.tensor([a, 2 * a], requires_grad=True).is_leaf
+    for made in (lambda a: wf.tensor([a, 2 * a]), wf.tensor):
+        assert wf.jvp(made, (wf.tensor(1.0),), (wf.tensor(1.0),))[1].sum().item() == 0.0
+        assert wf.grad(lambda a, made=made: made(a).sum() + a)(wf.tensor(1.0)).item() == 1.0
+        compiled = wf.jit(lambda a, made=made: wf.grad(lambda a: made(a).sum() + a)(a))
+        assert compiled(wf.tensor(1.0)).item() == 1.0
+
+
 def test_objects_with_an_array_method_or_dlpack_are_taken() -> None:
     class Holder:
         def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:

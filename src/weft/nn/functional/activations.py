@@ -55,7 +55,17 @@ def prelu(x: wf.Tensor, weight: wf.Tensor) -> wf.Tensor:
     >>> prelu(wf.tensor([[-1.0, -2.0]]), wf.tensor([0.5, 0.25])).tolist()
     [[-0.5, -0.5]]
     """
-    if weight.size != 1 and x.ndim > 1:
+    if weight.size == 1:
+        weight = wf.reshape(weight, ())
+    elif x.ndim == 0:
+        raise wf.ShapeError(
+            "prelu",
+            "a tensor without axes has no channels",
+            expected="one slope, or a tensor with channels on axis 1",
+            got={"x": x, "weight": weight},
+            fix="weight[0]",
+        )
+    elif x.ndim > 1:
         weight = wf.reshape(weight, (weight.size, *[1] * (x.ndim - 2)))
     return wf.where(x > 0, x, weight * x)
 

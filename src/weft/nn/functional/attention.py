@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import weft as wf
+from weft.nn.functional.checks import needs_axes
 
 
 def scaled_dot_product_attention(
@@ -51,6 +52,7 @@ def attention_weights(
     >>> attention_weights(wf.zeros((2, 4)), wf.zeros((2, 4)), causal=True).tolist()
     [[1.0, 0.0], [0.5, 0.5]]
     """
+    needs_axes("attention_weights", 2, q=q, k=k)
     factor = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else scale
     scores = (q * factor) @ repeated_heads(k, q).mT  # [..., heads, queries, keys]
     if causal:
@@ -107,6 +109,7 @@ def apply_rotary(
     >>> apply_rotary(x, wf.tensor([[0.0]]), wf.tensor([[1.0]])).tolist()
     [[0.0, 1.0]]
     """
+    needs_axes("apply_rotary", 1, x=x)
     half = x.shape[-1] // 2
     cosine, sine = cosine.astype(x.dtype), sine.astype(x.dtype)
     if interleaved:

@@ -93,6 +93,19 @@ def choose(op: str, name: str, value: Any, choices: Collection[Any]) -> None:
         )
 
 
+def needs_axes(op: str, count: int, **tensors: wf.Tensor) -> None:
+    """Refuse tensors with fewer axes."""
+    for name, x in tensors.items():
+        if x.ndim < count:
+            raise wf.ShapeError(
+                op,
+                f"{name} has {x.ndim} axes",
+                expected=f"at least {count} axes",
+                got={name: x},
+                fix=f"give it more: {name}[None]" if x.ndim else f"{name}.reshape({'1, ' * count})",
+            )
+
+
 def same_shape(op: str, x: wf.Tensor, target: wf.Tensor) -> None:
     """Refuse a prediction and a target of different shapes, which would broadcast silently."""
     if not wf.staging.same_shape(x.shape, target.shape):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
-from weft.nn.functional.checks import choose, values_of, within
+from weft.nn.functional.checks import choose, needs_axes, values_of, within
 
 
 def embedding(index: wf.Tensor, weight: wf.Tensor, padding_idx: int | None = None) -> wf.Tensor:
@@ -23,6 +23,7 @@ def embedding(index: wf.Tensor, weight: wf.Tensor, padding_idx: int | None = Non
     >>> weight.grad.tolist()
     [[1.0], [0.0]]
     """
+    needs_axes("embedding", 1, weight=weight)
     places = within("embedding", index, weight.shape[0], "index")
     rows = wf.take(weight, places, axis=0)
     if padding_idx is None:

@@ -135,7 +135,7 @@ def kl_div(
     choose("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
     losses = wf.exp(target) * (target - x) if log_target else wf.xlogy(target, target) - target * x
     if reduction == "batchmean":
-        return wf.sum(losses) / x.shape[0]
+        return wf.sum(losses) / (x.shape[0] if x.ndim else 1)
     return reduced("kl_div", losses, reduction)
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import weft as wf
+from weft.nn.functional.checks import needs_axes
 
 
 def linear(x: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None) -> wf.Tensor:
@@ -16,6 +17,7 @@ def linear(x: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None) -> wf
     >>> linear(wf.ones((2, 3)), wf.ones((1, 3))).tolist()
     [[3.0], [3.0]]
     """
+    needs_axes("linear", 2, weight=weight)
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise wf.ShapeError(
             "linear",
@@ -36,6 +38,8 @@ def bilinear(
     >>> bilinear(wf.tensor([1.0, 2.0]), wf.tensor([3.0]), wf.ones((1, 2, 1))).tolist()
     [9.0]
     """
+    needs_axes("bilinear", 1, a=a, b=b)
+    needs_axes("bilinear", 3, weight=weight)
     if (a.shape[-1], b.shape[-1]) != weight.shape[1:] or a.shape[:-1] != b.shape[:-1]:
         raise wf.ShapeError(
             "bilinear",

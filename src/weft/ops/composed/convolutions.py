@@ -15,7 +15,7 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor
 from weft.ops.convolution import Padding, conv, conv_input_gradient
-from weft.ops.movement import reshape
+from weft.ops.movement import is_below, pad, reshape
 from weft.ops.operands import apply_as, promoted
 
 __all__ = [
@@ -251,6 +251,7 @@ def _transposed(
             got={"output_padding": extra, "stride": strides, "dilation": dilations},
             fix="output_padding=0",
         )
+    around, extra, beyond = _further(around, extra, strides)
     spatial = tuple(
         [
             (dim - 1) * s - low - high + d * (k - 1) + e + 1
@@ -259,12 +260,12 @@ def _transposed(
             )
         ]
     )
-    if any(isinstance(dim, int) and dim < 1 for dim in spatial):
+    if any(is_below(size + more, 1) for size, more in zip(spatial, beyond, strict=True)):
         raise ShapeError(
             op,
             "nothing is left of the result",
             expected="at least one element along each spatial axis",
-            got={"x": image, "weight": kernel, "padding": around, "result": spatial},
+            got={"x": image, "weight": kernel, "padding": padding},
             fix="pad less, or use a larger kernel or stride",
         )
     out = apply_as(
@@ -278,7 +279,27 @@ def _transposed(
         dilation=dilations,
         groups=groups,
     )
+    if any(beyond):
+        zeros = ((0, 0, 0), (0, 0, 0), *[(0, count, 0) for count in beyond])
+        out = apply(pad, out, padding=zeros, value=0.0)
     return unbatched(_plus_bias(op, out, offset), added)
+
+
+def _further(
+    around: Padding, extra: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[Padding, tuple[int, ...], tuple[int, ...]]:
+    """Padding, output padding, and zeros to add at the end of each axis.
+
+    Output padding of a stride or more is room for another window of the convolution, which is no
+    longer the one to transpose. Taken from the padding it shows what that had cut off; what is
+    left lies beyond all windows.
+    """
+    triples = [
+        ((low, max(high - e, 0)), 0, max(e - high, 0)) if e >= s else ((low, high), e, 0)
+        for (low, high), e, s in zip(around, extra, strides, strict=True)
+    ]
+    sides, rest, beyond = zip(*triples, strict=True)
+    return sides, rest, beyond
 
 
 def conv_transpose1d(

@@ -34,6 +34,7 @@ from weft.ops.arithmetic import add, multiply, subtract
 from weft.ops.comparison import equal, greater_equal
 from weft.ops.composed.ingestion import from_dlpack, ingest
 from weft.ops.creation import iota
+from weft.ops.identity import stop_gradient
 from weft.ops.movement import broadcast_to, reshape
 from weft.ops.operands import (
     alias,
@@ -104,6 +105,7 @@ def tensor(
     """A new tensor of a number, an array or nested lists; always a copy, with no history.
 
     With `requires_grad` derivatives are taken with respect to it, and `backward` fills its `grad`.
+    Derivatives do not pass through it, in any mode: `wf.asarray` and `wf.stack` follow them.
 
     >>> import weft as wf
     >>> x = wf.tensor([1.0, 2.0], requires_grad=True)
@@ -113,8 +115,7 @@ def tensor(
     """
     as_device(device)
     made, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
-    made = _copied(made) if shared else made
-    result = wrap(made._value, None if isinstance(data, Tensor) else made._node)
+    result = alias(stop_gradient(_copied(made) if shared else made))
     if requires_grad:
         _require_inexact(result)
         result._node = Leaf(result)
