@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.checking.isolated import misbehaviour
-from weft.compiler.matmul.chains import ENTRY, STAGE
+from weft.compiler.matmul.blocks import ENTRY, STAGE
 from weft.compiler.native_calls import Call, Sizes, bytes_of
 from weft.compiler.section import Section
 from weft.ir.graph import Variable

@@ -260,13 +260,13 @@ def _transposed(
             )
         ]
     )
-    if any(is_below(size + more, 1) for size, more in zip(spatial, beyond, strict=True)):
-        raise ShapeError(
+    if any(is_below(size + more, 0) for size, more in zip(spatial, beyond, strict=True)):
+        raise ArgumentError(
             op,
-            "nothing is left of the result",
-            expected="at least one element along each spatial axis",
+            "the padding is wider than the result",
+            expected="a padding that leaves a size of at least 0 on each axis",
             got={"x": image, "weight": kernel, "padding": padding},
-            fix="pad less, or use a larger kernel or stride",
+            fix="padding=0",
         )
     out = apply_as(
         op,
