@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.access import Condition, Index, Reading
+from weft.compiler.access import MOVEMENT, Condition, Index, Reading
 from weft.compiler.affine import Affine, offset
 from weft.compiler.extents import Extents
 from weft.compiler.grouping import Group, Root, Step, counted, is_reduction
@@ -115,17 +115,9 @@ def is_lowered(node: GraphNode) -> bool:
     name = node.primitive.name
     if name == "pad":
         return all(between == 0 for _, _, between in node.params["padding"])
-    if name in STRUCTURAL:
+    if name in MOVEMENT:
         return True
     return why_not_lowered(node.primitive, kinds[:-1], kinds[-1], node.params) is None
-
-
-STRUCTURAL = frozenset(
-    {
-        "transpose", "broadcast_to", "reshape", "slice", "flip", "concatenate", "stop_gradient",
-        "barrier", "full", "iota",
-    }
-)  # fmt: skip
 
 
 def lower(group: Group, context: Context, name: str) -> Lowered:
