@@ -131,6 +131,27 @@ def test_elements_on_the_edges_are_the_same_compiled(primitive: Primitive) -> No
         agree(primitive, _grid(primitive, dtype), primitive.samples()[0].params, ulps)
 
 
+@pytest.mark.parametrize("primitive", POINTWISE, ids=lambda p: p.name)
+def test_elements_of_every_size_are_the_same_compiled(primitive: Primitive) -> None:
+    generator = np.random.default_rng(3)
+    count = len(primitive.samples()[0].operands)
+    for dtype in FLOATS:
+        limits = ml_dtypes.finfo(dtype.numpy)
+        reach = np.log10(float(limits.tiny)), np.log10(float(limits.max))
+        operands = []
+        for _ in range(count):
+            sizes = [10.0 ** generator.uniform(*reach, 200), 10.0 ** generator.uniform(-3, 3, 200)]
+            numbers = np.concatenate([*sizes, generator.uniform(0, 20, 200)])
+            numbers *= generator.choice([1, -1], numbers.size)
+            generator.shuffle(numbers)
+            operands.append(numbers.astype(dtype.numpy))
+        if primitive.name == "where":
+            operands[0] = operands[0] > 0
+        near_zero = primitive.name in ("lgamma", "digamma", "logaddexp")
+        ulps = 256 if near_zero else 8
+        agree(primitive, operands, primitive.samples()[0].params, ulps)
+
+
 def _filled(sample: Sample, dtype: DType, values: list[float], seed: int) -> list[Array] | None:
     """A sample's operands with other floats in them; None where it has none."""
     generator = np.random.default_rng(seed)

@@ -369,11 +369,19 @@ logaddexp: Function = elementwise(
     dtypes="float",
 )
 
+
+def _sigmoid(x: Array) -> Any:
+    """In float32 for 16-bit floats: their exponentials overflow before the result vanishes."""
+    if x.dtype.itemsize == 2:
+        return _sigmoid(x.astype(np.float32)).astype(x.dtype)
+    return np.reciprocal(np.exp(np.negative(x)) + x.dtype.type(1))
+
+
 sigmoid: Function = elementwise(
     "sigmoid",
     doc="The logistic function 1 / (1 + exp(-x)) of each element.",
     example="[0.0, 100.0, -1000.0] -> [0.5, 1.0, 0.0]",
-    reference=lambda x: np.reciprocal(np.exp(np.negative(x)) + x.dtype.type(1)),
+    reference=_sigmoid,
     derivatives=[tangent(lambda t, out, x: t * (out * (1.0 - out)))],
     lower=lambda scalar, x: 1 / (scalar.exp(-x) + 1),
     dtypes="float",

@@ -126,7 +126,8 @@ def sum_of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
     if single is None:
         return None
     count = math.prod([int(shape[axis]) for axis in axes])
-    return single * count if count < 1 << 24 else None
+    # as a sum does, it makes 0.0 of -0.0
+    return single * count + 0.0 if count < 1 << 24 else None
 
 
 @reduce_less.rule(
