@@ -166,8 +166,8 @@ class _Judge:
         spread = max((_most(np.abs(each - wide)[both]) for each in noisy), default=0.0)
         scale = _most(np.abs(wide)[both])
         limit = factor * (SPREAD * spread + SCALE * self.step * max(scale, USUAL))
-        if limit > 0.3 * scale and scale > 0:
-            return None  # rounding alone may change everything
+        if limit > 0.3 * scale:  # rounding alone may change everything, but makes no NaN
+            limit = np.inf
         places = both & ~(np.abs(found - wide) <= limit) & ~(np.abs(found - eager) <= limit)
         lost = np.isnan(wide) & np.logical_and.reduce([np.isnan(each) for each in noisy])
         places |= lost & ~np.isnan(found) & np.isnan(eager)

@@ -13,7 +13,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -135,17 +135,23 @@ def install() -> None:
     """Count from now on; the compiler must not have been imported."""
     assert "weft" not in sys.modules, "coverage is installed before weft is imported"
     sys.meta_path.insert(0, _Finder())
-    from weft.compiler import section
+    from weft.compiler import jit, section
+    from weft.compiler.singles import SINGLES
 
-    made = section.Section.__init__
+    made, record = section.Section.__init__, jit.record
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        REACHED.update(_kinds(self))
+        calls = [call for launch in self.calls for call in launch.parts()]
+        REACHED.update(f"launch {_kind(call)}" for call in calls)
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        recording = record(*args, **kwargs)
+        REACHED.update(f"primitive {name}" for name in _primitives(recording.graph))
+        return recording
 
     section.Section.__init__ = counted  # type: ignore[method-assign]
-    from weft.compiler.singles import SINGLES
-
+    jit.record = recorded  # type: ignore[attr-defined]
     SINGLES.update({name: _counted(name, write) for name, write in SINGLES.items()})
 
 
@@ -159,12 +165,12 @@ def _counted(name: str, write: Any) -> Any:
     return kernel
 
 
-def _kinds(section: Any) -> Iterator[str]:
-    """The primitives and launches of one section, not of those inside."""
-    yield from {f"primitive {node.primitive.name}" for node in section.graph.nodes}
-    for launch in section.calls:
-        for call in launch.parts():
-            yield f"launch {_kind(call)}"
+def _primitives(graph: Any) -> set[str]:
+    """The primitives of a recorded graph, and of the graphs inside."""
+    from weft.ir.walking import graphs_of
+
+    inner = [name for node in graph.nodes for g in graphs_of(node) for name in _primitives(g)]
+    return {*inner, *[node.primitive.name for node in graph.nodes]}
 
 
 def _kind(call: Any) -> str:

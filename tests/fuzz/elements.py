@@ -200,8 +200,8 @@ def convert(draw: Draw) -> str:
     v = draw.value("fiubc")
     if v.kind == "f" and draw.chance(0.3):
         return f"wf.clip(wf.round({v.name} * 3), 0, 9).astype(wf.{draw.one_of(WHOLE)})"
-    if v.kind == "f" and draw.chance(0.1):
-        return f"wf.bitcast({v.name}, wf.{v.dtype}) + 0"
+    if v.kind == "i" and draw.chance(0.15):
+        return f"wf.bitcast({v.name}, wf.u{v.dtype})"
     if v.kind == "c":
         return f"{v.name}.astype(wf.{draw.one_of(['complex64', 'complex128'])})"
     kinds = FLOATS if v.kind == "f" or draw.chance(0.6) else WHOLE

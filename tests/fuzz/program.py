@@ -111,7 +111,7 @@ class Program:
         found += ["trained"] if self.ending == "train" else []
         found += ["total"] if {"gradients", "trained"} & {*found} else []
         text = self.function()
-        found += [name for name in ("sampled", "weights") if f"{name}(" in text]
+        found += [name for name in ("sampled", "doubled", "weights") if f"{name}(" in text]
         found += ["weights"] if {"total", "tangents"} & {*found} else []
         return [name for name in script.PARTS if name in found]
 

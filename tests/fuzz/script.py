@@ -16,7 +16,8 @@ from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
 
 PARTS = (
-    "numbers", "sampled", "weights", "total", "gradients", "tangents", "batched", "rematerialised",
+    "numbers", "sampled", "doubled", "weights", "total", "gradients", "tangents", "batched",
+    "rematerialised",
     "compiled", "trained",
 )  # fmt: skip
 """The names below that scripts may need, in the order in which they stand there."""
@@ -53,6 +54,12 @@ def sampled(name: str, number: int, scale: Any) -> Any:
             operands[place] = x * (1 + 1e-3 * wf.tanh(wf.mean(scale))).astype(x.dtype)
             break
     return bind(PRIMITIVES[name], *operands, **sample.params)
+
+
+def doubled(x: Any) -> Any:
+    double = wf.custom_derivative(lambda x: x * 2)
+    double.jvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * 3))
+    return double(x)
 
 
 def weights(x: Any) -> Any:

@@ -383,4 +383,5 @@ def twin_namespace() -> dict[str, Any]:
         "compiled": lambda f: f,
         "trained": _missing,
         "sampled": _missing,
+        "doubled": _missing,
     }
