@@ -1,4 +1,4 @@
-"""What every test may rely on: a seed, a cache of its own, hypothesis profiles, its machine."""
+"""What every test may rely on: a seed, a cache of its own, hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -31,10 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SEED_VARIABLE] = str(int.from_bytes(os.urandom(4), "little"))
     if not hasattr(config, "workerinput"):
         _give_cache(config)
-    config.addinivalue_line(
-        "markers",
-        "machine(*levels): pins a plan, which is that of these machines (llvm/machine.py)",
-    )
 
 
 def _give_cache(config: pytest.Config) -> None:
@@ -46,12 +42,6 @@ def _give_cache(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="weft-tests-")
         os.environ[CACHE_VARIABLE] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    for mark in item.iter_markers("machine"):
-        if host().level not in mark.args:
-            pytest.skip(f"its plan is that of {' or '.join(mark.args)}, and this is {host().level}")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -72,6 +72,18 @@ class Branching(nn.Module):
 
 BRANCHING = Branching()
 
+
+@wf.script
+def scripted(x: Any) -> Any:
+    if 5 < x.shape[0] == 7 or 2 == x.shape[0] != 3:
+        y = x * 2
+    else:
+        y = x * 3
+    if not x.shape[0] - 8:
+        y = y + 1
+    return y
+
+
 QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "equal": lambda x: scaled(x, x.shape[0] == 7),
     "equal, reflected": lambda x: scaled(x, 7 == x.shape[0]),
@@ -147,6 +159,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "derivative": wf.grad(lambda x: (x**2).sum() if x.shape[0] == 7 else (x**3).sum()),
     "batched": lambda x: wf.vmap(lambda row: scaled(row, x.shape[0] == 7))(x),
     "inner function": wf.jit(lambda x: wf.jit(lambda y: scaled(y, y.shape[0] == 7))(x) + 1),
+    "script": scripted,
     "reduction": lambda x: functools.reduce(operator.mul, x.shape, 1) * x,
 }
 

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 Relation = Literal["positive", "zero"]
 INSIDE = frozenset(
     [
-        "core", "runtime", "ir", "ops", "transforms", "compiler", "script", "custom", "debug",
-        "graph", "optim", "tools",
+        "core", "runtime", "ir", "ops", "transforms", "compiler", "custom", "debug", "graph",
+        "optim", "tools",
     ]
 )  # fmt: skip
-"""The parts of this library that compare sizes by structure; layers and models ask, as users do."""
+"""The parts of this library that compare sizes by structure; others ask, as users do.
+
+Layers and models are written as users write them, and scripts compare in the name of users.
+"""
 _FORWARDING = frozenset(["__eq__", "__ne__", "__hash__"])
 """Methods of this library's own classes that pass a comparison on to the sizes they hold."""
 

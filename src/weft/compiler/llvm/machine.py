@@ -39,9 +39,12 @@ LEVELS = {
     "x86-64-v2": _SECOND,
     "x86-64-v3": _THIRD,
     "x86-64-v4": _FOURTH,
-    "aarch64": frozenset(["neon"]),
+    "aarch64": frozenset[str](),
 }
-"""The machines that may be named, each with what it has; of one kind, the lesser first."""
+"""The machines that may be named, each with what it has; of one kind, the lesser first.
+
+All that is asked of ARM is there in its first 64-bit form, which LLVM does not list.
+"""
 
 
 @dataclass(frozen=True, slots=True)
