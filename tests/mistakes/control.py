@@ -194,3 +194,24 @@ def while_reverse() -> None:
         return wf.while_loop(lambda v: v < 10, lambda v: v * x, x)
 
     wf.grad(grow)(wf.tensor(2.0))
+
+
+@mistake(
+    FAMILY,
+    "A write to one of two tensors, as a traced test says",
+    ArgumentError,
+    "+=",
+    problem="whether this is the same tensor as another one depends on a traced tensor",
+    expected="a write to a tensor that is one and the same, whatever the test says",
+    got="x: f32[2]   other: f32[2]",
+    fix="give it a value of its own: x = x + 1 in place of x += 1, or y = x.clone()",
+)
+def write_to_one_of_two() -> None:
+    @wf.jit
+    @wf.script
+    def smaller(a: wf.Tensor, b: wf.Tensor) -> wf.Tensor:
+        y = a if a.sum() < b.sum() else b
+        y += 1  # wrong
+        return y
+
+    smaller(wf.ones(2), wf.zeros(2))

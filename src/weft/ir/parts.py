@@ -16,6 +16,7 @@ x[0] = value, or part = x[0].clone() where the whole is to stay as it is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 from weakref import ref
@@ -25,6 +26,9 @@ from weft.ir.tensor import Tensor
 
 Origin = tuple["ref[Tensor]", Any, Any]
 """The tensor that a part was taken from, how, and that tensor's own origin."""
+
+CHOSEN = "chosen"
+"""How a tensor that may be another one, as a traced test says, is a part of that."""
 
 VALUES: dict[str, str] = {"zero_": "0", "fill_": "value"}
 """What an in-place method writes, as it stands in an assignment; others write `values`."""
@@ -38,6 +42,40 @@ def as_part(result: Tensor, whole: Tensor, how: Any) -> Tensor:
     if result is not whole:
         result._origin = (ref(whole), how, living(whole._origin))
     return result
+
+
+def as_choice(result: Tensor, sources: Sequence[Tensor]) -> None:
+    """Mark a tensor that is one of others, if a traced test says so, and them.
+
+    In Python it would be the same object, and what is written to one could be read from the other.
+    """
+    for source in sources:
+        if source is not result:
+            result._origin = (ref(source), CHOSEN, living(result._origin))
+            source._origin = (ref(result), CHOSEN, living(source._origin))
+
+
+def chosen_from(origin: Any) -> list[Tensor]:
+    """The living tensors that a tensor with this origin may be."""
+    found = []
+    while origin is not None:
+        tensor = origin[0]() if origin[1] is CHOSEN else None
+        found += [] if tensor is None else [tensor]
+        origin = origin[2]
+    return found
+
+
+def refuse_choice(op: str, tensor: Tensor) -> None:
+    """Refuse any write to a tensor that may be another one, which is alive."""
+    others = chosen_from(tensor._origin)
+    if others:
+        raise ArgumentError(
+            op,
+            "whether this is the same tensor as another one depends on a traced tensor",
+            expected="a write to a tensor that is one and the same, whatever the test says",
+            got={"x": tensor, "other": others[0]},
+            fix="give it a value of its own: x = x + 1 in place of x += 1, or y = x.clone()",
+        )
 
 
 def living(origin: Any) -> Any:
@@ -55,6 +93,7 @@ def refuse_part(op: str, tensor: Tensor, key: Any = None) -> None:
     origin = living(tensor._origin)
     if origin is None:
         return
+    refuse_choice(op, tensor)
     near = origin is tensor._origin
     raise ArgumentError(
         op,
@@ -79,11 +118,11 @@ def _advice(op: str, how: Any, key: Any) -> str:
         write = "x[i] = value" if op == "setitem" else f"x.{op}()"
         return f"with wf.no_grad(): {write}, or part = x.detach().clone()"
     taken = how if isinstance(how, str) else f"x[{_text(how)}]"
-    write = _whole_write(op, how, key)
-    if write is None:
-        write = f"part = {taken}.clone(), write to part, then {_put_back(how)}"
-        return f"{write}; leave that out where x is to stay as it is"
-    return f"{write}, or part = {taken}.clone() where the whole is to stay as it is"
+    assignment = _whole_write(op, how, key)
+    if assignment is None:
+        steps = f"part = {taken}.clone(), write to part, then {_put_back(how)}"
+        return f"{steps}; leave that out where x is to stay as it is"
+    return f"{assignment}, or part = {taken}.clone() where the whole is to stay as it is"
 
 
 def _whole_write(op: str, how: Any, key: Any) -> str | None:

@@ -23,6 +23,7 @@ from weft.core.trees import flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Atom, Graph, Variable
+from weft.ir.parts import as_choice
 from weft.ir.tape import Leaf, rebind
 from weft.ir.tensor import Tensor
 from weft.ops import control_branch
@@ -32,6 +33,7 @@ from weft.ops.logic import logical_not
 from weft.ops.operands import as_tensor, convert_to
 from weft.ops.random_bits import GENERATOR
 from weft.script import mistakes, notes
+from weft.script.aliases import aliases
 from weft.script.jumps import RESULT
 from weft.script.regions import Region, Slot, identity, literal, record, under
 from weft.script.state import State, undefined
@@ -42,6 +44,7 @@ __all__: list[str] = []
 Body = Callable[[], Any]
 NUMBERS = (bool, int, float, complex)
 WAYS = ("if true", "if false")
+WRITTEN = "a tensor written to"
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ class Merger:
         self.regions = regions
         self.fill = fill
         self.columns: list[tuple[Any, Any]] = []
+        self.names: list[str] = []
         self.types: list[TensorType] = []
         self.handles: list[tuple[Tensor, Any]] = []
         self.containers: list[tuple[Any, Any]] = []
@@ -172,10 +176,11 @@ class Merger:
             raise mistakes.differing_objects(name, WAYS, (x, y))
         if type(x) is type(y) and isinstance(x, NUMBERS) and x == y:
             return x
-        return self._column(x, y, promoted(name, WAYS, x, y))
+        return self._column(x, y, promoted(name, WAYS, x, y), name)
 
-    def _column(self, x: Any, y: Any, kind: TensorType) -> _Merged:
+    def _column(self, x: Any, y: Any, kind: TensorType, name: str = "") -> _Merged:
         self.columns.append((x, y))
+        self.names.append(name)
         self.types.append(kind)
         return _Merged(len(self.columns) - 1, isinstance(x, NUMBERS) and isinstance(y, NUMBERS))
 
@@ -184,7 +189,7 @@ class Merger:
         by_side = [{id(h): slot for h, slot in region.written} for region in self.regions]
         for handle in {id(h): h for region in self.regions for h, _ in region.written}.values():
             a, b = (side.get(id(handle), handle) for side in by_side)
-            self.handles.append((handle, self.value("a tensor written to", a, b)))
+            self.handles.append((handle, self.value(WRITTEN, a, b)))
         held = [{id(t.owner): tree for t, tree in region.touched} for region in self.regions]
         found = {id(t.owner): t for region in self.regions for t, _ in region.touched}
         for touched in found.values():
@@ -213,7 +218,18 @@ class Merger:
         )
         if draws:
             GENERATOR.advance(results[-1])
+        self._link(results)
         return results
+
+    def _link(self, results: Sequence[Tensor]) -> None:
+        """Mark results that are tensors from outside, or each other, on one side only."""
+        holders: dict[Slot, list[Tensor]] = {}
+        for name, column, result in zip(self.names, self.columns, results, strict=False):
+            for side in column if name not in ("", WRITTEN) else ():
+                as_choice(result, aliases(name, side))
+                if isinstance(side, Slot):
+                    as_choice(result, holders.setdefault(side, []))
+                    holders[side].append(result)
 
     def _graph(
         self, region: Region, column: Sequence[Any], consts: dict[Any, Tensor], draws: bool

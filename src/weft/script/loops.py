@@ -21,6 +21,7 @@ from weft.core.trees import TreeStructure, flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Atom, Graph, Variable
+from weft.ir.parts import as_choice
 from weft.ir.reverse import filled
 from weft.ir.tensor import Tensor
 from weft.ops import control_loop
@@ -28,6 +29,7 @@ from weft.ops.control import same_type
 from weft.ops.operands import as_tensor, convert_to
 from weft.ops.random_bits import GENERATOR
 from weft.script import mistakes, notes
+from weft.script.aliases import aliases
 from weft.script.branches import NUMBERS, literal_of, promoted, type_of, write
 from weft.script.jumps import RESULT
 from weft.script.regions import Region, Slot, record, under
@@ -243,6 +245,7 @@ class Loop:
         rest = iter(results)
         finals = iter([self._final(leaf, next(rest), *p) for leaf, p in self._ends(region)])
         written = list(rest)
+        self._link(region, results)
         values = [
             self._outside(value, structure, finals)
             for (_, value), structure in zip(self.wanted(), self.structures, strict=True)
@@ -250,6 +253,14 @@ class Loop:
         self.state.put([*values, *self.before[self.state.wanted :]])
         for handle, final in zip(self.lifted, written, strict=True):
             write(handle, final)
+
+    def _link(self, region: Region, results: Sequence[Tensor]) -> None:
+        """Mark results that are tensors from outside, after no step or after the last one."""
+        pairs = zip(self.leaves, self._after(region), results, strict=False)
+        for leaf, left, result in pairs:
+            sides = [left] if self.happens else [leaf.before, left]
+            for side in sides:
+                as_choice(result, aliases(leaf.name, side))
 
     def _outside(self, value: Any, structure: TreeStructure | None, finals: Iterator[Any]) -> Any:
         """A name's value after the loop; what no step changes stays the same object."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import running
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, lift
+from weft.ir.parts import chosen_from
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import GraphTrace, live
 from weft.ops.random_bits import GENERATOR
@@ -51,13 +53,20 @@ RECORDING = Recording()
 
 
 class Slot:
-    """Stands for a tensor that is an output of a region."""
+    """Stands for a tensor that is an output of a region: the same slot for the same tensor."""
 
-    __slots__ = ("index", "type")
+    __slots__ = ("index", "origin", "source", "type")
 
-    def __init__(self, index: int, kind: TensorType) -> None:
+    def __init__(self, index: int, tensor: Tensor) -> None:
         self.index = index
-        self.type = kind
+        self.type = tensor.type
+        self.source = ref(tensor)
+        self.origin = tensor._origin
+
+    def outer(self) -> list[Tensor]:
+        """The tensors from outside that this one is, or may be, itself."""
+        source = self.source()
+        return chosen_from(self.origin) if source is None else [source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,8 @@ class Region:
 @dataclass(slots=True)
 class _Outputs:
     tensors: list[Tensor] = field(default_factory=list)
+    slots: dict[int, tuple[Tensor, Slot]] = field(default_factory=dict)
+    """Those of the tensors so far, by identity."""
 
     def keep(self, value: Any) -> Any:
         """A copy of a tree, with a slot in the place of each tensor, which becomes an output."""
@@ -104,8 +115,10 @@ class _Outputs:
     def _slot(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        self.tensors.append(wrap(leaf._value, leaf._node))
-        return Slot(len(self.tensors) - 1, leaf.type)
+        if id(leaf) not in self.slots:
+            self.tensors.append(wrap(leaf._value, leaf._node))
+            self.slots[id(leaf)] = leaf, Slot(len(self.tensors) - 1, leaf)
+        return self.slots[id(leaf)][1]
 
 
 Keep = Callable[[Any], Any]

@@ -26,7 +26,7 @@ from weft.core.errors import (
 )
 from weft.core.sharing import is_lent
 from weft.ir.dispatch import apply
-from weft.ir.parts import as_part, refuse_part
+from weft.ir.parts import as_part, refuse_choice, refuse_part
 from weft.ir.reverse import filled
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor, wrap
@@ -66,6 +66,8 @@ def _in_place(sign: str, function: Function) -> Function:
     """`x op= y`: rebinds the handle to the new value, of the same type."""
 
     def method(self: Tensor, other: Any) -> Tensor:
+        if self._origin is not None:
+            refuse_choice(f"{sign}=", self)
         result = function(self, other)
         _check_same(sign, self, result)
         return rebind(self, result, f"{sign}=")

@@ -82,7 +82,7 @@ def causal_mask(queries: Any, keys: Any, start: Any = 0) -> wf.Tensor:
 
 
 def rotary_angles(
-    positions: wf.Tensor, width: int, base: float = 10000.0
+    positions: wf.Tensor, width: int, base: float | wf.Tensor = 10000.0
 ) -> tuple[wf.Tensor, wf.Tensor]:
     """Cosine and sine of each position times each of width / 2 frequencies: [time, width / 2].
 
