@@ -145,3 +145,17 @@ def test_a_rolled_value_of_many_sizes() -> None:
     for n in (34, 41, 7):
         x = normal(n, 5)
         np.testing.assert_array_equal(f(wf.tensor(x)).numpy(), np.roll(x, 3, axis=0) * 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "lead"),
+    [((1, 2), (4, 3), 0), ((4, 2), (1, 3), 0), ((4, 2), (2, 4, 3), 1), ((0, 2), (2, 0, 3), 1)],
+)
+def test_neighbours_among_zeros_that_a_sum_spreads_are_not_joined(
+    x: tuple[int, ...], y: tuple[int, ...], lead: int, rng: np.random.Generator
+) -> None:
+    def f(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
+        return wf.pad(x, [(0, 0), (0, 3)]) + wf.pad(y, [(0, 0)] * (1 + lead) + [(2, 0)])
+
+    arguments = [wf.asarray(rng.normal(size=shape)) for shape in (x, y)]
+    np.testing.assert_array_equal(wf.jit(f)(*arguments).numpy(), f(*arguments).numpy())

@@ -238,11 +238,15 @@ def join_one(x: Tensor, axis: int) -> Tensor:
 
 def _side_by_side(x: Tensor, y: Tensor, first: Padding, second: Padding) -> Tensor | None:
     """The sum of x and y among zeros, if y begins where x ends along one axis."""
+    if len(first) != len(second):  # the sum spreads one of them
+        return None
     apart = [axis for axis, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
     if len(apart) != 1 or any(between != 0 for _, _, between in (*first, *second)):
         return None
     (axis,) = apart
     if second[axis][0] != first[axis][0] + x.shape[axis]:
+        return None
+    if any(axis != place and x.shape[place] != y.shape[place] for place in range(x.ndim)):
         return None
     ends = (first[axis][0], second[axis][1], 0)
     padding = (*first[:axis], ends, *first[axis + 1 :])
