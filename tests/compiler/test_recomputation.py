@@ -17,7 +17,8 @@ from weft.compiler.pipeline import optimize
 from weft.compiler.recomputation import parse_bytes
 from weft.compiler.retention import Flow, prompt, recomputing
 from weft.compiler.tracing import outside
-from weft.runtime.arena import OutOfMemoryError, account
+from weft.core.errors import OutOfMemoryError
+from weft.runtime.arena import account
 from weft.runtime.cache import DiskCache
 
 WIDTH, ROWS = 32, 256

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import resource
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,3 +150,131 @@ def attempt(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
 def test_junk_is_answered_or_refused(name: str, data: st.DataObject) -> None:
     args, kwargs = data.draw(calls(FUNCTIONS[name]))
     attempt(FUNCTIONS[name], args, kwargs)
+
+
+# --- what was made to do harm --------------------------------------------------------------------
+
+
+class NoArray:
+    """Gives something else where an array is asked for."""
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        return "no array"
+
+
+class NoCapsule:
+    """Speaks of DLPack, and gives a number."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return 7
+
+    def __dlpack_device__(self) -> Any:
+        return 1, 0
+
+
+class NoDevice(NoCapsule):
+    """Says nothing that is a device."""
+
+    def __dlpack_device__(self) -> Any:
+        return "here"
+
+
+class Unspeakable:
+    """What cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no name")
+
+
+class Lengthy:
+    """Says that it is endless."""
+
+    def __index__(self) -> int:
+        return 2**70
+
+
+def nested(levels: int) -> Any:
+    tree: Any = 1.0
+    for _ in range(levels):
+        tree = [tree]
+    return tree
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+ITSELF: dict[str, Any] = {}
+ITSELF["self"] = ITSELF
+HOSTILE: dict[str, Any] = {
+    "a list that holds itself": ENDLESS,
+    "a dict that holds itself": ITSELF,
+    "a deep list": nested(100_000),
+    "no array": NoArray(),
+    "no capsule": NoCapsule(),
+    "no device": NoDevice(),
+    "what cannot be shown": Unspeakable(),
+    "a long range": range(10**13),
+    "2**62": 2**62,
+    "2**63": 2**63,
+    "2**70": Lengthy(),
+    "-2**62": -(2**62),
+    "NaN": float("nan"),
+    "many axes": (1,) * 100,
+    "many elements": (2**40, 2**40),
+    "many of nothing": (2**62, 0),
+}
+X = wf.ones((2, 3))
+TAKERS: dict[str, Callable[[Any], Any]] = {
+    "tensor": wf.tensor,
+    "asarray": wf.asarray,
+    "add": lambda value: X + value,
+    "index": lambda value: X[value],
+    "slice": lambda value: X[:value],
+    "zeros": wf.zeros,
+    "full": lambda value: wf.full(value, 1.0),
+    "eye": wf.eye,
+    "reshape": X.reshape,
+    "broadcast_to": lambda value: wf.broadcast_to(X, value),
+    "tile": lambda value: wf.tile(X, value),
+    "repeat": lambda value: wf.repeat(X, value),
+    "random.normal": wf.random.normal,
+    "concat": wf.concat,
+    "stack": wf.stack,
+    "sum": lambda value: wf.sum(X, axis=value),
+    "pad": lambda value: wf.pad(X, value),
+    "fft": lambda value: wf.fft.fft(X, n=value),
+    "interpolate": lambda value: wf.interpolate(wf.ones((1, 1, 2, 2)), size=value),
+    "histogram": lambda value: wf.histogram(X, value),
+    "spec": lambda value: wf.spec("float32", value),
+    "broadcast_shapes": wf.broadcast_shapes,
+    "from_dlpack": wf.from_dlpack,
+    "jit": wf.jit(first),
+    "jit of zeros": lambda value: wf.jit(lambda x: x + wf.zeros(value).sum())(wf.ones(1)),
+    "grad": wf.grad(lambda x: wf.sum(x)),
+    "vmap": wf.vmap(first),
+    "jvp": lambda value: wf.jvp(first, (value,), (value,)),
+    "scan": lambda value: wf.scan(lambda c, x: (c, x), value, X),
+    "cond": lambda value: wf.cond(wf.tensor(True), first, first, value),
+    "checkpoint": lambda value: wf.checkpoint(first)(value),
+    "save": lambda value: wf.save({"x": value}, "x.safetensors"),
+    "Linear": lambda value: wf.nn.Linear(value, 3),
+    "Embedding": lambda value: wf.nn.Embedding(value, 3),
+    "Conv2d": lambda value: wf.nn.Conv2d(value, 3, 3),
+}
+LONGEST_SECONDS = 20.0
+
+
+@pytest.mark.parametrize("thing", HOSTILE)
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_was_made_to_do_harm_is_refused_soon(taker: str, thing: str) -> None:
+    begun = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    attempt(TAKERS[taker], [HOSTILE[thing]], {})
+    assert time.perf_counter() - begun < LONGEST_SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+
+
+def test_a_value_that_no_memory_holds_is_refused_by_size() -> None:
+    with pytest.raises(wf.OutOfMemoryError) as caught:
+        wf.zeros((2**45,))
+    assert caught.value.expected == f"room for {2**47} bytes"
+    assert isinstance(caught.value, MemoryError)

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.dimensions import Dim, symbol
-from weft.core.errors import GraphError
+from weft.core.errors import GraphError, OutOfMemoryError
 from weft.core.locations import Location
 from weft.runtime import arena as arena_module
-from weft.runtime.arena import Arena, OutOfMemoryError, account, allocate, available_memory
+from weft.runtime.arena import Arena, account, allocate, available_memory
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, Planner, plan
 
 

@@ -395,6 +395,11 @@ def test_results_that_do_not_vary_have_zero_tangents() -> None:
     assert [t.tolist() for t in tangent] == [0, [0.0, 0.0], [0.0, 0.0]]
 
 
+def test_jvp_takes_what_is_no_number_as_it_is() -> None:
+    y, dy = wf.jvp(lambda x, mode: x * len(mode), (wf.tensor(2.0), "two"), (wf.tensor(1.0), "two"))
+    assert (y.item(), dy.item()) == (6.0, 3.0)
+
+
 def test_jvp_with_aux() -> None:
     out, tangent, aux = wf.jvp(
         lambda x: (x * x, "note"), (wf.tensor(3.0),), (wf.tensor(1.0),), has_aux=True

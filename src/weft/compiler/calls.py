@@ -177,17 +177,20 @@ def quick_key(
     """A key of the call and its tensors in order; None where one of them is traced."""
     key: list[Any] = [grad_mode.enabled]
     handles: list[Tensor] = []
-    if not collect(args, key, handles):
-        return None
-    if kwargs:
-        names = sorted(kwargs)
-        key += (None, *names)
-        if not collect([kwargs[name] for name in names], key, handles):
+    try:
+        if not collect(args, key, handles):
             return None
-    if outside:
-        key.append(None)
-        if not collect(outside, key, handles):
-            return None
+        if kwargs:
+            names = sorted(kwargs)
+            key += (None, *names)
+            if not collect([kwargs[name] for name in names], key, handles):
+                return None
+        if outside:
+            key.append(None)
+            if not collect(outside, key, handles):
+                return None
+    except RecursionError:
+        raise trees.endless("jit", args) from None
     shared = _shared(handles)
     if shared:
         key.append(shared)

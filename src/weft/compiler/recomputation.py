@@ -31,9 +31,9 @@ from weft.compiler.memory_report import LiveValue, MemoryReport, Recomputed
 from weft.compiler.pipeline import optimize
 from weft.compiler.retention import Flow, Weight, prompt, recomputing, released, values_again
 from weft.compiler.stored import sources
-from weft.core.errors import ArgumentError, ArgumentTypeError
+from weft.core.errors import ArgumentError, ArgumentTypeError, OutOfMemoryError
 from weft.ir.graph import Graph, Variable
-from weft.runtime.arena import OutOfMemoryError, readable
+from weft.runtime.arena import readable
 from weft.runtime.cache import entry_key
 
 __all__ = ["Fit", "fitted", "parse_bytes"]

@@ -91,6 +91,10 @@ class BoundsError(WeftError, IndexError):
     """An index outside the dimension it indexes."""
 
 
+class OutOfMemoryError(WeftError, MemoryError):
+    """A program or a value that needs more memory than there is, or than it was given."""
+
+
 class ArgumentError(WeftError, ValueError):
     """An argument whose value the operation does not take."""
 
@@ -174,5 +178,17 @@ def describe(value: object) -> str:
         return f"ndarray {value.dtype}{list(value.shape)}"
     if isinstance(value, str):
         return value
-    text = repr(value)
+    return shown(value)
+
+
+def shown(value: object) -> str:
+    """The repr of a value, cut short; what has none is named by its class.
+
+    >>> shown("text"), shown(list(range(100)))[-12:]
+    ("'text'", ' 19, 20, ...')
+    """
+    try:
+        text = repr(value)
+    except Exception:  # of what is nested too deeply, or has a faulty repr of its own
+        return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -12,10 +12,12 @@ Requirements between sizes are collected by a `Unifier`, with the place that mad
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
 from typing import NoReturn, TypeAlias
 
@@ -30,7 +32,7 @@ from weft.core.dimensions import (
     symbol,
     symbols_in,
 )
-from weft.core.errors import ArgumentTypeError, AxisError, ShapeError, WeftError
+from weft.core.errors import ArgumentTypeError, AxisError, ShapeError, WeftError, shown
 from weft.core.locations import Location, user_location
 
 __all__ = [
@@ -282,11 +284,26 @@ def check_shape(op: str, shape: object) -> Shape:
     """
     single = _integer(shape)
     if single is not None:
-        return (_check_dimension(op, single, shape),)
+        return _check_count(op, (_check_dimension(op, single, shape),), shape)
     is_single = isinstance(shape, str) or getattr(shape, "ndim", 1) == 0
     if is_single or not isinstance(shape, Iterable):
         _refuse_shape(op, shape, f"{type(shape).__name__} is not a shape")
-    return tuple([_check_dimension(op, dim, shape) for dim in shape])
+    dims = islice(shape, MOST_AXES + 1)  # what is endless is refused by its first ones
+    return _check_count(op, tuple([_check_dimension(op, dim, shape) for dim in dims]), shape)
+
+
+def _check_count(op: str, found: Shape, shape: object) -> Shape:
+    """The shape, if a tensor can have so many axes and elements."""
+    known = [dim for dim in found if isinstance(dim, int) and dim]
+    if len(found) > MOST_AXES or math.prod(known) > _TOO_MANY:
+        raise ShapeError(
+            op,
+            "no tensor has this shape",
+            expected=f"at most {MOST_AXES} axes, and a number of elements that memory can hold",
+            got={"shape": shown(shape)},
+            fix="write the sizes that are meant",
+        )
+    return found
 
 
 def check_size(op: str, name: str, value: object) -> Dimension:
@@ -296,13 +313,13 @@ def check_size(op: str, name: str, value: object) -> Dimension:
     3
     """
     size = _integer(value)
-    if size is None or (isinstance(size, int) and not 0 <= size < _TOO_LARGE):
+    if size is None or (isinstance(size, int) and not 0 <= size <= _TOO_MANY):
         kind = ArgumentTypeError if size is None else ShapeError
         raise kind(
             op,
             f"{name} is not a number of elements",
             expected="an integer of at least 0",
-            got={name: repr(value)},
+            got={name: shown(value)},
             fix=f"{name}=10",
         )
     return size
@@ -311,7 +328,7 @@ def check_size(op: str, name: str, value: object) -> Dimension:
 def _check_dimension(op: str, dim: object, shape: object) -> Dimension:
     value = _integer(dim)
     if value is None:
-        _refuse_shape(op, shape, f"{dim!r} is not an integer")
+        _refuse_shape(op, shape, f"{shown(dim)} is not an integer")
     if (isinstance(value, int) and value < 0) or is_negative(value):
         raise ShapeError(
             op,
@@ -332,6 +349,9 @@ def _check_dimension(op: str, dim: object, shape: object) -> Dimension:
 
 
 _TOO_LARGE = 2**63
+_TOO_MANY = 2**59
+"""More elements than NumPy can count the bytes of."""
+MOST_AXES = 64
 
 
 def _integer(value: object) -> Dimension | None:
@@ -349,7 +369,7 @@ def _refuse_shape(op: str, shape: object, problem: str) -> NoReturn:
         op,
         problem,
         expected="an integer or a sequence of integers",
-        got={"shape": repr(shape)},
+        got={"shape": shown(shape)},
         fix="round sizes down with n // 2 or int(n), as in shape=(2, 3)",
     )
 
@@ -429,7 +449,7 @@ def normalize_axis(op: str, axis: object, ndim: int, got: Mapping[str, object]) 
     """
     index = None if isinstance(axis, bool) else _integer(axis)
     if not isinstance(index, int):
-        raise _axis_error(op, f"axis {axis!r} is not an integer", axis, ndim, got)
+        raise _axis_error(op, f"axis {shown(axis)} is not an integer", axis, ndim, got)
     if not -ndim <= index < ndim:
         raise _axis_error(op, f"axis {index} is out of range", axis, ndim, got)
     return index % ndim
@@ -464,4 +484,4 @@ def _axis_error(
     else:
         fix = "leave axis out: there is only one element"
     expected = f"an integer from {-ndim} to {ndim - 1}" if ndim else "no axis: there is none"
-    return AxisError(op, problem, expected=expected, got={**got, "axis": repr(axis)}, fix=fix)
+    return AxisError(op, problem, expected=expected, got={**got, "axis": shown(axis)}, fix=fix)

@@ -83,7 +83,21 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], TreeSt
     ([1, (2, None)], [*, *])
     """
     found: list[Any] = []
-    return found, _walk(tree, found, is_leaf)
+    try:
+        return found, _walk(tree, found, is_leaf)
+    except RecursionError:
+        raise endless("flatten", tree) from None
+
+
+def endless(op: str, tree: object) -> ArgumentError:
+    """The error for a tree that is too deep to be walked."""
+    return ArgumentError(
+        op,
+        "a tree is nested too deeply, or holds itself",
+        expected="containers inside each other to a depth of some hundreds",
+        got={"tree": f"a {type(tree).__name__}"},
+        fix="give the leaves in one list",
+    )
 
 
 def unflatten(structure: TreeStructure, leaves: Iterable[Any]) -> Any:

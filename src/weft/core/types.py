@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.core.dtypes import DType, as_dtype
-from weft.core.errors import ArgumentTypeError
+from weft.core.errors import ArgumentTypeError, shown
 from weft.core.shapes import Dim, Dimension, Shape, check_size, size, symbol
 
 
@@ -57,7 +57,7 @@ def spec(dtype: object, shape: tuple[int | str | Dim | None, ...] = ()) -> Tenso
             "spec",
             "the shape is not a tuple",
             expected="a tuple of sizes and names of sizes",
-            got={"shape": repr(shape)},
+            got={"shape": shown(shape)},
             fix='wf.spec("float32", ("batch", 784))',
         )
     dims = (symbol(f"dim{i}") if d is None else d for i, d in enumerate(shape))

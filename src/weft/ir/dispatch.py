@@ -10,14 +10,18 @@ trace among its operands; and it records the call on the tape when a derivative 
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from weft.core.dtypes import from_numpy
+from weft.core.errors import OutOfMemoryError, WeftError
 from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
+from weft.core.types import TensorType
 from weft.ir.derivatives import Joint
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
@@ -112,19 +116,50 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
 
     A primitive that holds graphs evaluates others in turn, which see to warnings themselves.
     """
-    if isinstance(primitive.derivatives, Joint):
-        result = primitive.reference(*arrays, **params)
-    else:
-        try:
-            result = quiet(primitive.reference, *arrays, **params)
-        except RuntimeError:  # the context is in use, by another thread
-            with np.errstate(all="ignore"):
-                result = primitive.reference(*arrays, **params)
+    try:
+        if isinstance(primitive.derivatives, Joint):
+            result = primitive.reference(*arrays, **params)
+        else:
+            try:
+                result = quiet(primitive.reference, *arrays, **params)
+            except RuntimeError:  # the context is in use, by another thread
+                with np.errstate(all="ignore"):
+                    result = primitive.reference(*arrays, **params)
+    except (MemoryError, ValueError, OverflowError) as error:
+        refused = _too_large(primitive, arrays, params, error)
+        if refused is None:
+            raise
+        raise refused from error
     if OBSERVERS:
         _observe(primitive, arrays, result)
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
     return wrap(result if type(result) is np.ndarray else np.asarray(result))
+
+
+def _too_large(
+    primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any], error: Exception
+) -> OutOfMemoryError | None:
+    """The error for results that no memory holds; None for another one."""
+    if isinstance(error, WeftError):
+        return None
+    given = [TensorType(from_numpy(array.dtype), array.shape) for array in arrays]
+    ruled = primitive.type_rule(*given, **params)
+    results = ruled if isinstance(ruled, tuple) else (ruled,)
+    sizes = [kind.dtype.itemsize * math.prod(kind.shape) for kind in results]
+    if not isinstance(error, MemoryError) and max(sizes, default=0) < BEYOND_MEMORY:
+        return None
+    return OutOfMemoryError(
+        primitive.name,
+        "there is not enough memory for the result",
+        expected=f"room for {sum(sizes)} bytes",
+        got={f"x{i + 1}": kind for i, kind in enumerate(given)} or {"result": results[0]},
+        fix="make it in parts, or write the size that is meant",
+    )
+
+
+BEYOND_MEMORY = 1 << 47
+"""More bytes than a process can address."""
 
 
 def _observe(primitive: Primitive, arrays: Sequence[Any], result: Any) -> None:

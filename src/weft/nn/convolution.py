@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, ClassVar
 
 import weft as wf
@@ -48,6 +49,18 @@ class _Convolution(Module):
         dilation: Sizes, groups: int,
     ) -> None:  # fmt: skip
         op = type(self).__name__
+        counts: dict[str, Any] = {
+            "in_channels": in_channels, "out_channels": out_channels, "groups": groups
+        }  # fmt: skip
+        for name, value in counts.items():
+            if not isinstance(value, Integral):
+                raise wf.ArgumentTypeError(
+                    op,
+                    f"{name} is no integer",
+                    expected="an integer of at least 1",
+                    got={name: value},
+                    fix=f"{name}=1",
+                )
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise wf.ArgumentError(
                 op,

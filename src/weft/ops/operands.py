@@ -8,8 +8,8 @@ f32[]
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from weft.core.dtypes import DType, from_numpy, result_type
 from weft.core.errors import (
     ArgumentTypeError,
     DTypeError,
+    OutOfMemoryError,
     TraceError,
     WeftError,
 )
@@ -191,9 +192,33 @@ def is_live(value: object) -> bool:
     return type(value._value) is not np.ndarray or has_derivative(value)
 
 
+@contextmanager
+def room(op: str, got: Mapping[str, object]) -> Iterator[None]:
+    """Say which operation asks NumPy for more memory than there is."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise OutOfMemoryError(
+            op,
+            "there is not enough memory for the result",
+            expected="sizes that fit into the memory",
+            got=got,
+            note=str(error),
+            fix="write the size that is meant",
+        ) from error
+
+
+LONGEST_LIST = 1 << 24
+"""The most elements of a range that is taken for a list."""
+
+
 def as_sequence(op: str, name: str, value: object) -> tuple[Any, ...]:
     """An argument that lists something, as a tuple."""
     is_array = isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
+    if isinstance(value, range) and value[LONGEST_LIST:]:
+        raise _unfit(op, name, value, f"a list of at most {LONGEST_LIST}", f"{name}=(0, 1)")
     if is_array or isinstance(value, (tuple, list, range)):
         return tuple(value)  # type: ignore[arg-type]
     raise _unfit(op, name, value, "a tuple or a list", f"{name}=(0, 1)")

@@ -25,15 +25,11 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from weft.core.errors import WeftError
+from weft.core.errors import OutOfMemoryError
 from weft.core.forks import renewed
 from weft.runtime.memory import ALIGNMENT, MemoryPlan
 
 _CHECKED_BYTES = 1 << 28  # smaller blocks are not worth asking the system about
-
-
-class OutOfMemoryError(WeftError, MemoryError):
-    """A program that needs more memory than there is, or than it was given."""
 
 
 @dataclass

@@ -252,15 +252,17 @@ def _check_tuples(op: str, primals: Any, tangents: Any) -> None:
 
 def _tangents(primals: Any, tangents: Any, xs: Sequence[Tensor]) -> list[Tensor | None]:
     leaves, structure = trees.flatten(tuple(tangents))
-    if structure != trees.flatten(tuple(primals))[1]:
+    values, wanted = trees.flatten(tuple(primals))
+    if structure != wanted:
         raise ArgumentError(
             "jvp",
             "primals and tangents have different structures",
-            expected=str(trees.flatten(tuple(primals))[1]),
+            expected=str(wanted),
             got={"tangents": structure},
             fix="pass one tangent for each primal: wf.jvp(f, (x,), (t,))",
         )
-    given = [_like("jvp", leaf, x, "tangent") for leaf, x in zip(leaves, xs, strict=True)]
+    moving = [leaf for leaf, value in zip(leaves, values, strict=True) if is_number(value)]
+    given = [_like("jvp", leaf, x, "tangent") for leaf, x in zip(moving, xs, strict=True)]
     for tensor, x in zip(given, xs, strict=True):
         _check_same_type("jvp", tensor, x, "tangent", "its primal")
     return [t if t.dtype.is_inexact else None for t in given]

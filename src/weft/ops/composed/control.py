@@ -525,7 +525,7 @@ def _agree(op: str, first: Recorded, other: Recorded) -> None:
 
 def _length(xs: Sequence[Tensor], structure: TreeStructure, length: Any) -> Dimension:
     """The common length of what is scanned over, and of `length` where it is given."""
-    if length is not None and not isinstance(length, (int, Dim)):
+    if length is not None and (isinstance(length, bool) or not isinstance(length, (int, Dim))):
         length = _whole(length)
     found: Dimension | None = length
     source = "length"

@@ -36,6 +36,7 @@ from weft.core.errors import (
     DTypeError,
     ShapeError,
     TraceError,
+    shown,
 )
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
 from weft.ir.dispatch import apply
@@ -104,7 +105,7 @@ def _view(value: np.ndarray[Any, Any], key: tuple[Any, ...]) -> np.ndarray[Any, 
             return None
     try:
         return value[key if Ellipsis in key else (*key, ...)]
-    except (IndexError, TypeError, ValueError):
+    except (IndexError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -370,7 +371,7 @@ def _index_tensor(item: Any) -> Tensor:
     if isinstance(item, (bool, np.ndarray, np.generic, list, tuple, range)):
         try:
             array = np.asarray(item)
-        except ValueError:
+        except (ValueError, MemoryError, RecursionError):
             array = np.asarray(None)
         if array.size == 0 and isinstance(item, (list, tuple)):
             array = array.astype(np.int64)
@@ -380,7 +381,7 @@ def _index_tensor(item: Any) -> Tensor:
         OP,
         f"{type(item).__name__} is not an index",
         expected="integers, slices, None, ..., and tensors or lists of integers or booleans",
-        got={"index": repr(item)},
+        got={"index": shown(item)},
         fix="convert it first: x[int(i)]"
         if isinstance(item, float)
         else "x[0], x[1:3], x[..., None], x[[0, 2]], x[x > 0]",

@@ -21,9 +21,12 @@ from weft.core.errors import (
     ArgumentTypeError,
     DeviceError,
     DTypeError,
+    OutOfMemoryError,
     ShapeError,
     WeftError,
+    shown,
 )
+from weft.core.trees import endless
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.dlpack import imported
@@ -47,8 +50,23 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
     if type(obj) in (bool, int, float, complex):
         return wrap(_array_of_numbers(op, obj, dtype)), False
     if isinstance(obj, (list, tuple, range)):
-        return _of_sequence(op, obj, dtype), False
+        try:
+            return _of_sequence(op, obj, dtype), False
+        except RecursionError:
+            raise endless(op, obj) from None
+        except MemoryError:
+            raise _too_large(op, obj) from None
     return _of_array(op, _foreign(op, obj), dtype)
+
+
+def _too_large(op: str, obj: Any) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        op,
+        "there is not enough memory for a tensor of this",
+        expected="elements that fit into the memory",
+        got={"obj": obj},
+        fix="make it in parts",
+    )
 
 
 # --- arrays of other libraries -----------------------------------------------------------------
@@ -63,7 +81,17 @@ def _foreign(op: str, obj: Any) -> Array:
     if hasattr(obj, "__dlpack__"):
         return _through_dlpack(op, obj)
     if hasattr(obj, "__array__") or hasattr(obj, "__array_interface__"):
-        return np.asarray(obj)
+        try:
+            return np.asarray(obj)
+        except (ValueError, TypeError) as error:
+            raise DTypeError(
+                op,
+                f"{type(obj).__name__} does not give an array of itself",
+                expected="an object whose __array__ returns a NumPy array",
+                got={"obj": type(obj).__name__},
+                note=str(error),
+                fix="list the elements: wf.tensor([1.0, 2.0])",
+            ) from error
     raise ArgumentTypeError(
         op,
         f"no tensor can be made of {type(obj).__name__}",
@@ -205,7 +233,7 @@ def _refuse(op: str, obj: Any, dtype: DType | None, error: Exception | None) -> 
             op,
             f"{type(strange[0]).__name__} is not a number",
             expected="numbers, arrays, or nested lists of these",
-            got={"element": repr(strange[0])},
+            got={"element": shown(strange[0])},
             fix="leave it out, or encode it as a number first",
         )
     raise _unfit(op, obj, dtype or dtypes.DEFAULT_INTEGER) from error

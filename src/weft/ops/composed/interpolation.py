@@ -25,7 +25,7 @@ from weft.ops.composed.pooling import (
 )
 from weft.ops.indexing import gather
 from weft.ops.movement import reshape
-from weft.ops.operands import alias, allowed_dtype, as_tensor, convert_to
+from weft.ops.operands import alias, allowed_dtype, as_tensor, convert_to, room
 
 __all__ = ["interpolate"]
 
@@ -64,11 +64,13 @@ def interpolate(
         tensor = convert_to(tensor, dtype)
     out = alias(tensor)
     for i, (dim, count, ratio) in enumerate(zip(spatial, sizes, ratios, strict=True)):
-        if mode in _LINEAR:
-            out = _linear(out, i + 2, _linear_places(dim, count, ratio, align_corners), dim)
-        else:
-            shift = 0.5 if mode == "nearest-exact" else 0.0
-            out = _taken(out, i + 2, _nearest_places(dim, count, ratio, shift))
+        shift = 0.5 if mode == "nearest-exact" else 0.0
+        with room("interpolate", {"x": tensor, "size": tuple(sizes)}):
+            if mode in _LINEAR:
+                places = _linear_places(dim, count, ratio, align_corners)
+            else:
+                places = _nearest_places(dim, count, ratio, shift)
+        out = _linear(out, i + 2, places, dim) if mode in _LINEAR else _taken(out, i + 2, places)
     return out
 
 

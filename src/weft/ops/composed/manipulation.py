@@ -34,7 +34,16 @@ from weft.ir.tensor import Tensor, concrete, wrap
 from weft.ops import movement
 from weft.ops.composed.ingestion import ingest
 from weft.ops.indexing import gather
-from weft.ops.operands import Operand, alias, apply_as, as_integer, as_sequence, as_tensor, promoted
+from weft.ops.operands import (
+    LONGEST_LIST,
+    Operand,
+    alias,
+    apply_as,
+    as_integer,
+    as_sequence,
+    as_tensor,
+    promoted,
+)
 
 __all__ = [
     "broadcast_arrays",
@@ -365,7 +374,8 @@ def joined(op: str, arrays: Any) -> tuple[Tensor, ...]:
     """Tensors of one dtype from a sequence of at least one."""
     if isinstance(arrays, (Tensor, np.ndarray)):
         arrays = unstack(arrays)
-    if not isinstance(arrays, Sequence) or not arrays:
+    is_long = isinstance(arrays, range) and bool(arrays[LONGEST_LIST:])
+    if not isinstance(arrays, Sequence) or not arrays or is_long:
         raise ArgumentTypeError(
             op,
             "not a sequence of tensors",

@@ -39,6 +39,7 @@ from weft.ops.operands import (
     as_tensor,
     convert_to,
     promoted,
+    room,
     wrong_dtype,
 )
 from weft.ops.selection import where
@@ -292,10 +293,12 @@ def _edges(x: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
     low, high = _limits(x) if limits is None else _range(limits)
     apart = 0.5 if low == high else 0.0
     dtype = x.dtype if x.dtype.is_floating else float32
+    check_size("histogram", "bins", bins)
     if limits is None and has_derivative(x):
         ends = (least(x) - apart, greatest(x) + apart)
         return linspace(*ends, bins + 1, dtype=dtype)
-    return wrap(np.linspace(low - apart, high + apart, bins + 1).astype(dtype.numpy))
+    with room("histogram", {"x": x, "bins": bins}):
+        return wrap(np.linspace(low - apart, high + apart, bins + 1).astype(dtype.numpy))
 
 
 def _range(limits: Any) -> tuple[float, float]:
