@@ -65,7 +65,8 @@ def _locks_of_properties() -> list[Any]:
         if isinstance(each, type) and each.__module__.startswith("weft")
     }
     found = [held for each in classes.values() for held in list(vars(each).values())]
-    return [held.lock for held in found if isinstance(held, cached_property)]
+    properties = [held for held in found if isinstance(held, cached_property)]
+    return [vars(held)["lock"] for held in properties]
 
 
 if hasattr(os, "register_at_fork"):

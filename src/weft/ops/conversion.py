@@ -31,7 +31,8 @@ Array = np.ndarray[Any, Any]
 def _converted(x: Array, dtype: DType) -> Array:
     if x.dtype.kind == "c" and not (dtype.is_complex or dtype is dtypes.bool_):
         x = x.real
-    return converted(x, dtype.numpy)
+    found: Array = converted(x, dtype.numpy)
+    return found
 
 
 convert: Primitive = Primitive(
