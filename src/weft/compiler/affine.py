@@ -47,6 +47,18 @@ class Affine:
         """By how much the index moves when a loop moves by one."""
         return dict(self.terms).get(loop, 0)
 
+    def range(self, extents: Shape) -> tuple[Dimension, Dimension]:
+        """The least and the largest value in loops that run so often.
+
+        >>> (Affine.variable(0) * -2 + 7).range((3, 5))
+        (3, 7)
+        """
+        least = most = self.constant
+        for loop, factor in self.terms:
+            last = factor * (extents[loop] - 1)
+            least, most = (least, most + last) if factor > 0 else (least + last, most)
+        return least, most
+
     def __repr__(self) -> str:
         parts = [f"i{loop}" if f == 1 else f"{f}*i{loop}" for loop, f in self.terms]
         if self.constant != 0 or not parts:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from weft.compiler.grouping import Group, Root, Step, counted, is_reduction
 from weft.compiler.long_sums import with_blocks
 from weft.compiler.partial_sums import computed
 from weft.compiler.signatures import Signature, rebound
-from weft.core.dtypes import INDEX
+from weft.core.dimensions import is_negative
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
@@ -256,15 +256,16 @@ class _Lowering:
 
     def condition(self, conditions: Sequence[Condition]) -> Scalar | None:
         """Whether indices are within their bounds; None where they always are."""
-        holds: Scalar | None = None
+        tests: list[Scalar] = []
         for index, bound in conditions:
-            place = self.place(index)
-            within = scalars.and_(
-                scalars.less_equal(scalars.const(0, INDEX), place),
-                scalars.less(place, self.dimension(bound)),
-            )
-            holds = within if holds is None else scalars.and_(holds, within)
-        return holds
+            least, most = index.range(self.group.outer + self.group.inner)
+            start = -index.constant
+            moving = self.place(index + start)  # so that neighbours share the test at their border
+            if not is_negative(-least - 1):
+                tests.append(scalars.not_(scalars.less(moving, self.dimension(start))))
+            if not is_negative(most - bound):
+                tests.append(scalars.less(moving, self.dimension(bound + start)))
+        return reduce(scalars.and_, tests) if tests else None
 
     def dimension(self, dim: Dimension) -> Scalar:
         """A size as an expression over the symbols, which the kernel is given."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.compiler.llvm.machine import Machine
-from weft.compiler.llvm.values import Lanes, Values
+from weft.compiler.llvm.values import ZEROS, Lanes, Values
 from weft.compiler.llvm.writing import Function, steps, widened
 from weft.ir.loops import Accumulate, For, expressions, walk
 from weft.ir.scalars import Buffer, ordered
@@ -28,7 +28,12 @@ class Control:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.values = Values(machine, Function())
-        self.entry: list[str] = ["  %nowhere = alloca i64, align 8", "  store i64 0, ptr %nowhere"]
+        self.entry: list[str] = [
+            "  %nowhere = alloca i64, align 8",
+            "  store i64 0, ptr %nowhere",
+            f"  %zeros = alloca {ZEROS}, align 64",
+            f"  store {ZEROS} zeroinitializer, ptr %zeros",
+        ]
 
     def local(self, kind: str) -> str:
         """Memory on the stack, for the whole call."""

@@ -10,7 +10,7 @@ In a vector loop a value either is the same for all lanes, one scalar; or it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ from weft.compiler.llvm.mathematics import Expander
 from weft.compiler.llvm.writing import Function, Lines, Type, element, overload, steps, widened
 from weft.core.dtypes import INDEX, DType, bool_, float64
 from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const
+
+ZEROS = "[16 x i64]"
+"""What is read in place of a vector that is not: `%zeros`, as long as the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,10 @@ class Values:
 
     def _vector_load(self, x: Scalar, lanes: Lanes) -> Value:
         kind = Type(x.dtype, lanes.width)
+        if len(x.args) > 1 and not self._varies(x.args[1]) and is_const(x.args[2], 0):
+            places, contiguous = self._places(x.detail, x.args[0], lanes)
+            if contiguous:
+                return self._load_or_zeros(x, places, lanes)
         guards = [self.widened(self._operand(arg), arg.dtype) for arg in x.args[1:]]
         otherwise = guards[1] if guards else (_zero(kind),) * len(lanes.bases)
         masks = self._masks(guards[0] if guards else (), lanes)
@@ -277,6 +284,16 @@ class Values:
         for place, mask, instead in zip(places, masks, otherwise, strict=True):
             read = _contiguous_load if contiguous else _gather
             names.append(_from_memory(self.lines, kind, read(kind, place, mask, instead)))
+        return Value(tuple(names), self.depth, lanes.width)
+
+    def _load_or_zeros(self, x: Scalar, places: Sequence[str], lanes: Lanes) -> Value:
+        """Vectors that are read as a whole or not at all: a mask is slower than another place."""
+        kind, holds = Type(x.dtype, lanes.width), self._operand(x.args[1]).names[0]
+        names = []
+        for place, mask in zip(places, self._masks((), lanes), strict=True):
+            chosen = self.lines.put(f"select i1 {holds}, ptr {place}, ptr %zeros")
+            read = _contiguous_load(kind, chosen, mask, "zeroinitializer")
+            names.append(_from_memory(self.lines, kind, read))
         return Value(tuple(names), self.depth, lanes.width)
 
     def _masks(self, conditions: tuple[str, ...], lanes: Lanes) -> tuple[str, ...]:
