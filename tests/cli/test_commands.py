@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,16 @@ MISTAKES = [
     (["eval", "mine.py", "--folder", "nowhere"], "no checkpoint"),
     (["predict", "mine.py", "--input", "none.csv"], "no such file: none.csv"),
     (["bench", "--directory", "nowhere"], "no benchmarks"),
+    (["train", "mine.py", "--config", "deep.toml"], "is not TOML"),
+    (["train", "mine.py", "--config", "long.toml"], "long.toml cannot be read"),
+    (["train", "mine.py", "--config", "pipe"], "pipe cannot be read"),
+    (["train", "mine.py", "--config", "."], "cannot be read"),
+    (["train", "mine.py", "--set", "width=" + "[" * 50_000], "not of type int"),
+    (["train", "mine.py", "--set", "width=" + "9" * 5000], "not of type int"),
+    (["predict", "mine.py", "--input", "large.npy"], "large.npy cannot be read"),
+    (["predict", "mine.py", "--input", "text.npy"], "text.npy cannot be read"),
+    (["predict", "mine.py", "--input", "text.npz"], "text.npz cannot be read"),
+    (["predict", "mine.py", "--input", "text.csv"], "text.csv cannot be read"),
 ]
 
 
@@ -163,11 +174,43 @@ def test_a_mistake_is_told_in_a_line_with_code_2(
     (tmp_path / "typo.toml").write_text("epoch = 3\n", encoding="utf-8")
     (tmp_path / "kind.toml").write_text('epochs = "three"\n', encoding="utf-8")
     (tmp_path / "broken.toml").write_text("epochs = = 3\n", encoding="utf-8")
+    (tmp_path / "deep.toml").write_text("epochs = " + "[" * 50_000, encoding="utf-8")
+    (tmp_path / "long.toml").write_text("#" * 2_000_000, encoding="utf-8")
+    os.mkfifo(tmp_path / "pipe")
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,), }\n"
+    (tmp_path / "large.npy").write_bytes(b"\x93NUMPY\x01\x00" + bytes([len(head), 0]) + head)
+    for name in ("text.npy", "text.npz", "text.csv"):
+        (tmp_path / name).write_bytes(b"\xff\xfe text")
     code, _, err = run(capsys, *arguments)
     assert code == 2
     assert told in err
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors", "state.safetensors"])
+@pytest.mark.parametrize("damage", ["change", "cut", "link", "remove"])
+def test_a_damaged_checkpoint_is_told_by_its_file(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, damage: str
+) -> None:
+    assert run(capsys, "train", program, "--folder", "run", "--quiet")[0] == 0
+    latest = wf.train.CheckpointFolder(tmp_path / "run").latest()
+    assert latest is not None
+    content = bytearray((latest / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (latest / file).unlink()
+    if damage == "change":
+        (latest / file).write_bytes(content)
+    elif damage == "cut":
+        (latest / file).write_bytes(content[:-30])
+    elif damage == "link":
+        (latest / file).symlink_to("/dev/zero")
+    for command in (["eval"], ["predict"], ["train", "--resume"]):
+        code, _, err = run(capsys, *command, program, "--folder", "run")
+        assert code == 1
+        assert err.startswith(f"error: train.checkpoint: {latest.name}/{file} ")
+        assert "fix " in err
+        assert "Traceback" not in err
 
 
 def test_an_error_of_the_program_shows_its_own_lines_only(

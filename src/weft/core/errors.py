@@ -185,7 +185,7 @@ def shown(value: object) -> str:
     """The repr of a value, cut short; what has none is named by its class.
 
     >>> shown("text"), shown(list(range(100)))[-12:]
-    ("'text'", ' 19, 20, ...')
+    ("'text'", '9, 20, 21...')
     """
     try:
         text = repr(value)
