@@ -65,6 +65,8 @@ def _search(options: argparse.Namespace, ways: tuple[str, ...]) -> int:
         if failure is not None:
             failures[seed] = failure
             print(f"seed {seed}: {failure}", flush=True)
+        if count % 500 == 0:
+            print(f"{count} programs in {time.monotonic() - begun:.0f} s", flush=True)
     seconds = time.monotonic() - begun
     print(f"{count} programs in {seconds:.0f} s, {len(failures)} failed", *sorted(failures))
     if options.coverage:

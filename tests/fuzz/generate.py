@@ -25,6 +25,8 @@ LARGEST_NUMBER = 200.0
 """Values beyond it are not kept: they would overflow in 16 bits."""
 LENGTHS = (3, 9), (10, 18), (19, 45)
 """The fewest and the most steps: most programs are short, as each takes time to compile."""
+TRANSFORMED = 8
+"""The most steps under several transforms, each of which makes a program a few times as long."""
 TRANSFORMS = ("gradients", "tangents", "batched", "rematerialised", "compiled")
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Lion", "Adadelta")
 
@@ -37,9 +39,10 @@ def generate(seed: int) -> Program:
     sizes, inputs = scenes.inputs(rng, scene, ending)
     drawn = _Growing(rng, scene, sizes, inputs)
     least, most = LENGTHS[int(rng.choice(len(LENGTHS), p=(0.72, 0.21, 0.07)))]
-    for _ in range(min(scene.longest, int(rng.integers(least, most + 1)))):
-        drawn.grow()
     transforms = () if drawn.is_odd else _transforms(rng, ending)
+    longest = scene.longest if len(transforms) < 2 else TRANSFORMED
+    for _ in range(min(longest, int(rng.integers(least, most + 1)))):
+        drawn.grow()
     return drawn.program(transforms, ending, str(rng.choice(OPTIMIZERS)))
 
 
@@ -51,6 +54,7 @@ def _transforms(rng: np.random.Generator, ending: str) -> tuple[str, ...]:
     if ending in ("state", "train"):
         return ()
     count = int(rng.choice(4, p=(0.5, 0.35, 0.12, 0.03)))
+    count = min(count, 1) if ending == "sizes" else count
     chosen = [str(rng.choice(TRANSFORMS, p=(0.45, 0.2, 0.15, 0.12, 0.08))) for _ in range(count)]
     return tuple(chosen)
 

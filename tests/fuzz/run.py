@@ -98,7 +98,7 @@ def _calls(
             yield from _together(f, given)
         else:
             yield _result(f, given)
-        if program.ending in ("call", "sizes", "tuned"):
+        if program.ending in ("call", "tuned"):
             yield _result(f, given)
         if program.ending == "alias":
             yield _result(f, [space[name] for name in program.aliased])
