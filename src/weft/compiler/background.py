@@ -16,7 +16,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Thread, current_thread
+from threading import Condition, Thread, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -25,6 +25,36 @@ MOST = 4
 """How many threads there are at most."""
 SWITCH_SECONDS = 1e-4
 """How long the interpreter may be asked for in vain: LLVM's thread needs it between two calls."""
+
+
+def shielded(work: Callable[[], T]) -> T:
+    """What some work returns, done where no signal is handled.
+
+    A signal whose handler raises ends Python code at any place. LLVM's objects, which then have two
+    owners or none, do not bear that. So they are worked with in other threads than the one that
+    handles signals; that one waits, and may be interrupted. What has begun is then finished all the
+    same.
+    """
+    if current_thread() is not main_thread():
+        return work()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # it belongs to who waits
+            errors.append(error)
+
+    thread = Thread(target=run, name="weft-shielded")
+    try:
+        thread.start()
+    except RuntimeError:  # no threads here, or the interpreter is ending
+        return work()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 class Task(Generic[T]):
@@ -54,7 +84,7 @@ class Task(Generic[T]):
         if work is None:
             return
         try:
-            self._value = work()
+            self._value = shielded(work)
         except BaseException as error:  # it belongs to who asks for the result
             self._error = error
         self._home.note_done(self)

@@ -79,7 +79,7 @@ class Call:
             for position, source in enumerate(recording.sources)
             if not source.gradient
             and (source.argument is not None or source.handle is not None)
-            and not any(source.same(each) for each in written)
+            and not any(map(source.same, written))
             and id(source.owner(self.handles)) not in passed
         )
 

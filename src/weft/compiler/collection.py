@@ -32,8 +32,13 @@ class _NoCollection:
         with self._lock:
             if not self._inside:
                 self._was_on = gc.isenabled()
+            try:
+                self._inside.append(get_ident())
                 gc.disable()
-            self._inside.append(get_ident())
+            except BaseException:  # a signal: the block is not entered
+                self._inside.remove(get_ident())
+                self._allow()
+                raise
 
     def __exit__(self, *raised: object) -> None:
         with self._lock:

@@ -123,13 +123,21 @@ class Compiled:
         else:
             inputs = [handles[place] for place in places]
         arrays = [x._value for x in inputs]
-        if self._is_plain(inputs, arrays):
-            outputs = [wrap(array) for array in self._run(arrays)]
-        else:
-            outputs = list(call_graph(recording.graph, *inputs))
-        del inputs, arrays
-        if recording.writes:
-            self._write_back(handles, outputs)
+        finished: list[Array] = []
+        outputs: list[Tensor] = []
+        try:
+            if self._is_plain(inputs, arrays):
+                outputs = [wrap(array) for array in self._run(arrays, finished)]
+            else:
+                outputs = list(call_graph(recording.graph, *inputs))
+            del inputs, arrays
+            if recording.writes:
+                self._write_back(handles, outputs)
+        except BaseException:  # a signal, after the run or between two writes: all is written
+            late = outputs or [wrap(array) for array in finished]
+            if late:
+                _write_back(recording, handles, late)
+            raise
         return outputs[self._result] if self._result is not None else recording.rebuild(outputs)
 
     def apply(self, arrays: list[Array]) -> Any:
@@ -166,12 +174,15 @@ class Compiled:
                 if references == _UNSHARED:
                     self.program.recycle(old)
 
-    def _run(self, arrays: list[Array]) -> Sequence[Array]:
+    def _run(self, arrays: list[Array], finished: list[Array] | None = None) -> Sequence[Array]:
         if not settings.compiler or OBSERVERS:
             return observed(self.recording.graph, arrays)
         if self.program is None or self.rules is not rewrites():
             self._compile()
-        return self.program.run(arrays, _let_go(arrays, self.donated) if self.donated else ())  # type: ignore[union-attr]
+        assert self.program is not None
+        if not self.donated:
+            return self.program.run(arrays)
+        return self.program.run(arrays, _let_go(arrays, self.donated), finished)
 
     def _compile(self) -> None:
         """Make the program for the rules that hold; another thread may do the same."""
@@ -189,16 +200,37 @@ def _references(arrays: list[Array]) -> list[int]:
 
 
 def donated(recording: Recording, program: Runner) -> list[tuple[int, int]]:
-    """Outputs that replace the state whose array they may be written to, and those inputs."""
+    """Outputs that replace the state whose array they may be written to, and those inputs.
+
+    A run that has such outputs is not stopped by a signal. So what loops make is none, nor is
+    anything where a loop may go on for ever.
+    """
     found: list[tuple[int, int]] = []
+    lasting = _made_by_loops(recording.graph)
+    if lasting is None:
+        return found
     for write in recording.writes:
         source, output = write.source, write.output
         is_counter = source.argument is None and source.handle is None
-        if output is None or source.gradient or is_counter:
+        if output is None or source.gradient or is_counter or output in lasting:
             continue
         inputs = program.donations.get(output, ())
         found += [(output, given) for given in inputs if source.same(recording.sources[given])]
     return found
+
+
+def _made_by_loops(graph: Graph) -> set[int] | None:
+    """The outputs that loops make, by position; None where a loop has no known end."""
+    if _may_last(graph):
+        return None
+    made = {v for node in graph.nodes if node.primitive.name == "scan" for v in node.results}
+    return {place for place, atom in enumerate(graph.outputs) if atom in made}
+
+
+def _may_last(graph: Graph) -> bool:
+    return any(node.primitive.name == "while" for node in graph.nodes) or any(
+        map(_may_last, graph.subgraphs())
+    )
 
 
 def _let_go(arrays: list[Array], pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.control_native import address
-from weft.compiler.driver import execute_address
+from weft.compiler.driver import execute_address, look_address
 from weft.compiler.launches import replacing
 from weft.compiler.native_calls import Call, Nested, Sizes, bytes_of, one, substitute_all
 from weft.compiler.section import Context, Section, Tables
@@ -131,6 +131,7 @@ class _Loop:
             answer = other.cell(condition.slot(condition.graph.outputs[0]))
         return [
             execute_address(),
+            look_address(),
             reached.ctypes.data,
             *_records(self.sections[0], tables[0], keep),
             *((0, 0) if other is None else _records(self.sections[1], other, keep)),

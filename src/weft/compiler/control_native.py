@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from functools import cache
 
+from weft.compiler.driver import EVERY
 from weft.compiler.kernels import text_addresses
 from weft.compiler.origins import finder, remembered
 
 LOOP = (
-    "execute", "reached", "body", "body_start", "condition", "condition_start", "answer",
+    "execute", "look", "reached", "body", "body_start", "condition", "condition_start", "answer",
     "limit", "parity", "scratch", "bindings",
     "binding_count", "moving_count", "kept", "kept_count", "carries", "carry_count", "copies",
     "copy_count",
@@ -165,7 +166,8 @@ once_more:
   call i1 @run_section(ptr %execute.ptr, ptr %reached.ptr, i64 1, ptr %condition_start.ptr)
   br label %head
 head:
-  %k = phi i64 [0, %entry], [0, %once], [0, %once_more], [%k.next, %again]
+  %k = phi i64 [0, %entry], [0, %once], [0, %once_more], [%k.next, %again],
+              [%k.next, %looked]
   %starts = icmp eq i64 %k, 0
   %turns = add i64 %k, %parity
   %odd = trunc i64 %turns to i1
@@ -190,7 +192,16 @@ again:
   call void @copy(ptr %copies.ptr, i64 %copy_count)
   call void @advance(ptr %bindings.ptr, i64 %moving_count)
   %k.next = add i64 %k, 1
-  br label %head
+  %low = and i64 %k.next, {EVERY - 1}
+  %is_due = icmp eq i64 %low, 0
+  br i1 %is_due, label %looked, label %head
+looked:
+  %error.at = getelementptr ptr, ptr %body.ptr, i64 3
+  %error = load ptr, ptr %error.at
+  call void %look.ptr(ptr %error)
+  %code = load i32, ptr %error
+  %undisturbed = icmp eq i32 %code, 0
+  br i1 %undisturbed, label %head, label %done
 finish:
   call void @settle(ptr %buffers, ptr %carries.ptr, i64 %carry_count)
   br label %done

@@ -24,6 +24,7 @@ from threading import Lock
 
 import llvmlite.binding as llvm
 
+from weft.compiler.background import shielded
 from weft.core.forks import renewed
 from weft.runtime.threads import LARGEST_POOL, Pool, attach
 
@@ -446,7 +447,7 @@ def source(architecture: str) -> str:
 
 
 def _build() -> Pool:
-    symbols = _compile(source(platform.machine()))
+    symbols = shielded(lambda: _compile(source(platform.machine())))
     llvm.add_symbol(PARALLEL_FOR, symbols[PARALLEL_FOR])
     symbols["parallel_for"] = symbols.pop(PARALLEL_FOR)
     return attach(symbols)

@@ -18,7 +18,17 @@ from weakref import WeakSet
 import numpy as np
 
 from weft.compiler.arrays import write_addresses
-from weft.compiler.driver import WATCHERS, Run, execute, execute_address
+from weft.compiler.driver import (
+    HELD,
+    INTERRUPTED,
+    UNANSWERED,
+    WATCHERS,
+    Run,
+    execute,
+    execute_address,
+    handles_signals,
+    interruption,
+)  # fmt: skip
 from weft.compiler.entries import BLOCK, entries
 from weft.compiler.native_calls import Sizes, Value
 from weft.compiler.preparation import Preparation
@@ -108,11 +118,17 @@ class Runner(ABC):
     def _around(self) -> Callable[[], AbstractContextManager[None]]:
         return one_thread_each if self.calls_blas else nullcontext
 
-    def run(self, arrays: Sequence[Array], donated: Sequence[Donation] = ()) -> list[Array]:
+    def run(
+        self,
+        arrays: Sequence[Array],
+        donated: Sequence[Donation] = (),
+        finished: list[Array] | None = None,
+    ) -> list[Array]:
         """The outputs for these inputs.
 
         An output that is donated an input's array, which the caller must let go of, is written to
-        it; those that may be are in `donations`.
+        it; those that may be are in `donations`. Such a run is not stopped by a signal, and where
+        one is handled right after it, `finished` has the outputs all the same.
         """
         thread = get_ident()
         if self._runner == thread:  # a call back, such as a breakpoint, calls the program
@@ -120,13 +136,18 @@ class Runner(ABC):
         with self._lock:
             try:
                 self._runner = thread
-                return self._run(arrays, donated)
+                if not donated:
+                    return self._run(arrays)
+                return self._run_donated(arrays, donated, [] if finished is None else finished)
+            except BaseException:
+                self._forget()  # what was to be prepared may be half-made
+                raise
             finally:
                 self._runner = None
 
-    def _run(self, arrays: Sequence[Array], donated: Sequence[Donation]) -> list[Array]:
+    def _run(self, arrays: Sequence[Array]) -> list[Array]:
         ready = self._ready
-        if ready is not None and not donated and not WATCHERS and not self._spare:
+        if ready is not None and not WATCHERS and not self._spare:
             tables, block, made = ready
             prepared = self._prepared
             if prepared is None or prepared.holds(tables, arrays):
@@ -136,9 +157,24 @@ class Runner(ABC):
                     return outputs
                 if said is None:
                     raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
-        return self._run_anew(arrays, donated)
+        return self._run_anew(arrays, (), [])
 
-    def _run_anew(self, arrays: Sequence[Array], donated: Sequence[Donation]) -> list[Array]:
+    def _run_donated(
+        self, arrays: Sequence[Array], donated: Sequence[Donation], finished: list[Array]
+    ) -> list[Array]:
+        """A run that is not stopped in the middle: signals wait until it is done."""
+        before, is_meant = HELD.value, handles_signals()
+        try:
+            if is_meant:
+                HELD.value = before + 1
+            return self._run_anew(arrays, donated, finished)
+        finally:
+            if is_meant:
+                HELD.value = before
+
+    def _run_anew(
+        self, arrays: Sequence[Array], donated: Sequence[Donation], finished: list[Array]
+    ) -> list[Array]:
         """A run for which tables, memory and preparation are looked up."""
         sizes = self.read_sizes(arrays) if self.symbols else _NO_SIZES
         tables = self._tables_for(sizes)
@@ -147,19 +183,29 @@ class Runner(ABC):
         if self._is_direct and not WATCHERS:
             made = self._made(arrays, tables, sizes, donated)
             block = self._block_for(tables, arrays)
-            said = self._launch(block, *arrays, *made)  # type: ignore[misc]
+            block[-1] = -1
+            try:
+                said = self._launch(block, *arrays, *made)  # type: ignore[misc]
+            finally:  # also where a signal was handled as the launch returned
+                if donated and block[-1] == block[1] and not self.context.error[0]:
+                    _tell_of(donated, arrays)
+                    finished += self._assembled(arrays, made, tables, sizes)
             if said is None:
                 raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
             if said:
-                _tell_of(donated, arrays)
-                return self._assembled(arrays, made, tables, sizes)
+                return finished if donated else self._assembled(arrays, made, tables, sizes)
             self._forget()  # nothing was run
-        return self._run_by_steps(tables, arrays, donated, sizes)
+        return self._run_by_steps(tables, arrays, donated, sizes, finished)
 
     def _failed(
         self, tables: Tables, wanted: int, ended: int, inputs: Sequence[Array]
     ) -> BaseException:
         """What went wrong in a run that wanted so many calls and came to the end of some."""
+        said = int(self.context.error[0])
+        if said == INTERRUPTED:
+            return interruption()
+        if said == UNANSWERED:
+            return KeyboardInterrupt()  # the interpreter has shown what was raised, and dropped it
         return self.failure(tables, tables.given[1] - wanted + ended, list(inputs))
 
     @cached_property
@@ -192,6 +238,7 @@ class Runner(ABC):
         arrays: Sequence[Array],
         donated: Sequence[Donation],
         sizes: Sizes,
+        finished: list[Array],
     ) -> list[Array]:
         """A run that is watched, has threads of the BLAS, or arrays that must be copied."""
         table, error = tables.given[2], self.context.error
@@ -200,15 +247,23 @@ class Runner(ABC):
         write_addresses([*inputs, *made], table, self._own_slots)
         error[0] = 0
         given = self._without_preparation(tables, inputs)
-        with self._around():
-            if WATCHERS:
-                ended = WATCHERS[-1](self, Run(tables, sizes, given, inputs, made, donated))
-            else:
-                ended = self._execute(*given)
+        watcher = WATCHERS[-1] if WATCHERS else None
+        ended: list[int] = []
+        try:
+            with self._around():
+                # One call of a native method: a signal is handled before or after it.
+                ended += (
+                    map(self._execute, *zip(given, strict=True))
+                    if watcher is None
+                    else [watcher(self, Run(tables, sizes, given, inputs, made, donated))]
+                )
+        finally:
+            if donated and ended and not error[0]:
+                _tell_of(donated, inputs)
+                finished += self._assembled(inputs, made, tables, sizes)
         if error[0]:
-            raise self._failed(tables, given[1], ended, inputs)
-        _tell_of(donated, inputs)
-        return self._assembled(inputs, made, tables, sizes)
+            raise self._failed(tables, given[1], ended[0], inputs)
+        return finished if donated else self._assembled(inputs, made, tables, sizes)
 
     def _without_preparation(self, tables: Tables, inputs: Sequence[Array]) -> tuple[int, ...]:
         """What the driver is given: without the first calls where what they make is there.
@@ -249,8 +304,9 @@ class Runner(ABC):
             self._block = self._arena.take(tables.plan)
             self._forget()
         if tables.base != self._block.address:
+            # in this order: a signal may come in between
+            tables.addresses[tables.planned] = self._block.address + tables.offsets
             tables.base = self._block.address
-            tables.addresses[tables.planned] = tables.base + tables.offsets
 
     def _forget(self) -> None:
         if self._prepared is not None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.driver import FIELDS
+from weft.compiler.driver import FIELDS, guarded_address
 from weft.compiler.grouping import Group, Single, Step, group, shares_memory
 from weft.compiler.kernels import Code, begin, compiled
 from weft.compiler.launches import is_pinned, launches, places, reused
@@ -38,7 +38,6 @@ from weft.compiler.native_calls import (
     in_order,
     kernel_call,
     node_calls,
-    nothing,
     one,
     static,
     substitute_all,
@@ -269,6 +268,7 @@ class Section:
         def call(buffers: int, sizes: int, begin: int, end: int) -> None:
             try:
                 self._refer(node, buffers)
+                self.context.error[0] = 0  # a signal may end this before it begins
             except BaseException as error:  # must not pass through native code
                 self.context.failure = error
                 self.context.error[0] = 1
@@ -276,9 +276,12 @@ class Section:
         callback = Kernel(call)
         self._callbacks.append(callback)
         address = ctypes.cast(callback, ctypes.c_void_p).value
-        assert address is not None
-        values = (*node.operands, *node.results)
-        return Call(node.primitive.name, address, values, node.results, nothing, one, one, node)
+        shown = (*node.operands, *node.results)
+        given = (Literal(self.context.error), Literal(np.array([address], np.int64)))
+        return Call(
+            node.primitive.name, guarded_address(), (*shown, *given), node.results,
+            lambda sizes: [len(shown)], one, one, node,
+        )  # fmt: skip
 
     def _refer(self, node: GraphNode, buffers: int) -> None:
         pointers = (ctypes.c_void_p * (len(node.operands) + len(node.results))).from_address(

@@ -30,7 +30,7 @@ import numpy as np
 from weft.compiler.background import BACKGROUND
 from weft.compiler.collection import no_collection
 from weft.compiler.control import control_call
-from weft.compiler.driver import WATCHERS
+from weft.compiler.driver import WATCHERS, execute_address
 from weft.compiler.image import Image, taken
 from weft.compiler.kernels import codes_of, disk, environment
 from weft.compiler.native_calls import Sizes, Value
@@ -55,6 +55,7 @@ _LENGTH = struct.Struct("<Q")
 def runner(digest: str, compiled: Callable[[], Program]) -> Runner:
     """The program of a graph's digest: found on disk, or compiled and stored for others."""
     key = entry_key(digest.encode(), sources(), *environment())
+    execute_address()  # it knows the interpreter; what is stored must find this one
     with no_collection:
         known = thawed(disk().get(key), compiled)
         if known is not None:
@@ -265,6 +266,12 @@ class StoredProgram(Runner):
             return error
         return RuntimeError("a stored program reported an error")
 
-    def run(self, arrays: Sequence[Array], donated: Sequence[Donation] = ()) -> list[Array]:
+    def run(
+        self,
+        arrays: Sequence[Array],
+        donated: Sequence[Donation] = (),
+        finished: list[Array] | None = None,
+    ) -> list[Array]:
         """See `Runner`; what watches programs, watches the one compiled from the graph."""
-        return self.full.run(arrays, donated) if WATCHERS else super().run(arrays, donated)
+        run = self.full.run if WATCHERS else super().run
+        return run(arrays, donated, finished)

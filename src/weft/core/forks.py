@@ -66,7 +66,7 @@ def _locks_of_properties() -> list[Any]:
     }
     found = [held for each in classes.values() for held in list(vars(each).values())]
     properties = [held for held in found if isinstance(held, cached_property)]
-    return [vars(held)["lock"] for held in properties]
+    return [getattr(each, "lock") for each in properties]  # noqa: B009  newer ones have none
 
 
 if hasattr(os, "register_at_fork"):

@@ -151,7 +151,7 @@ _OWN = 2
 
 
 @cache
-def _lifted_class(own: type[Tensor]) -> type[Tensor]:
+def _lifted_class(own: Any) -> type[Tensor]:
     """The class of lifted handles for those of a class; it has the same name and the same slots."""
     return type(own.__name__, (Lifted, own), {"__slots__": (), "__module__": own.__module__})
 

@@ -26,6 +26,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
+from weft.compiler.background import shielded
 from weft.compiler.llvm.emit import emit_module, symbol_name
 from weft.compiler.llvm.machine import Machine, host
 from weft.compiler.llvm.mathematics import LIBRARY
@@ -122,23 +123,31 @@ def load_for_a_while(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict
 
     Names must differ. Files that are loaded together take a fraction of the time.
     """
-    with _loaded.lock:
-        _add_symbols()
-        engine = _engine()
-        for code in codes:
-            engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        return {name: engine.get_function_address(symbol_name(name)) for name in names}, engine
+
+    def load() -> tuple[dict[str, int], Any]:
+        with _loaded.lock:
+            _add_symbols()
+            engine = _engine()
+            for code in codes:
+                engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            engine.finalize_object()
+            return {name: engine.get_function_address(symbol_name(name)) for name in names}, engine
+
+    return shielded(load)
 
 
 def load_text(source: str, name: str) -> int:
     """Compile LLVM IR that was written by hand; the address of one of its functions."""
-    with _loaded.lock:
-        target = llvm.Target.from_triple(host().triple).create_target_machine(opt=2)
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), target)
-        engine.finalize_object()
-        _loaded.engines.append(engine)
-        return int(engine.get_function_address(name))
+
+    def load() -> int:
+        with _loaded.lock:
+            target = llvm.Target.from_triple(host().triple).create_target_machine(opt=2)
+            engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), target)
+            engine.finalize_object()
+            _loaded.engines.append(engine)
+            return int(engine.get_function_address(name))
+
+    return shielded(load)
 
 
 class _Selection:
