@@ -28,7 +28,7 @@ __all__ = ["astype", "bitcast"]
 Array = np.ndarray[Any, Any]
 
 
-def _converted(x: Array, dtype: DType) -> Array:
+def _converted(x: Array, dtype: DType) -> Any:
     if x.dtype.kind == "c" and not (dtype.is_complex or dtype is dtypes.bool_):
         x = x.real
     found: Array = converted(x, dtype.numpy)

@@ -211,8 +211,8 @@ def _around(x: Tensor) -> Tensor:
     turn = convert_to(product(u, vh), wide) * convert_to(radius, wide)
     count = max(n - 2, 1)
     angles = np.exp(2j * np.pi * np.arange(count) / count).reshape(count, *[1] * x.ndim)
-    found: Tensor = convert_to(x, wide) + turn * angles.astype(wide.numpy)
-    return found
+    around: Tensor = convert_to(x, wide) + turn * angles.astype(wide.numpy)
+    return around
 
 
 adjugate_slope: Primitive = Primitive(

@@ -126,8 +126,10 @@ def sum_of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
     if single is None:
         return None
     count = math.prod([int(shape[axis]) for axis in axes])
-    # as a sum does, it makes 0.0 of -0.0
-    return single * count + 0.0 if count < 1 << 24 else None
+    if count >= 1 << 24:
+        return None
+    total = single * count
+    return total if x.dtype.is_integer else total + 0.0  # 0.0 of -0.0, as a sum is
 
 
 @reduce_less.rule(
@@ -152,6 +154,7 @@ def product_without_sum(x: Tensor, y: Tensor, batch: tuple[Axes, Axes]) -> Tenso
     lambda x, y, contract=((0,), (0,)): apply(dot, x, y, contract=contract, batch=((), ())),
     on=[spec("float32", (LONG, 2)), spec("float32", (LONG,))],
     exact=False,
+    domain=(0.5, 2.0),
 )
 def long_product_with_vector(x: Tensor, y: Tensor, contract: tuple[Axes, Axes]) -> Tensor | None:
     """A product over a long axis with a vector is a sum of products, up to rounding.
