@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -285,3 +286,23 @@ def test_every_dtype_has_zero_one_and_its_bounds(dtype: DType) -> None:
         values = np.array([0, 1, bounds.min, bounds.max], dtype.numpy)
     assert shown(values).startswith(f"{dtype.short}[{len(values)}] [")
     assert parse(str(constant(values))) == constant(values)
+
+
+LONG = {
+    "brackets": "(" * 20_000_000,
+    "ends": "graph(" + "a: f32[1], " * 10 + ")" * 20_000_000,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_text_that_is_none_is_refused_at_its_first_wrong_word(name: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(wf.GraphError):
+        wf.ir.parse(LONG[name])
+    assert time.perf_counter() - begun < 5.0
+
+
+def test_graphs_inside_each_other_without_end_are_refused() -> None:
+    text = "graph() { a: f32[] = cond(graph=" * 3000
+    with pytest.raises(wf.GraphError, match="is not a graph's"):
+        wf.ir.parse(text)

@@ -197,6 +197,11 @@ def test_links_in_a_checkpoint_are_refused(tmp_path: Path) -> None:
     os.mkfifo(file)
     with pytest.raises(CheckpointError, match="no file"):
         folder.load()
+    manifest = file.with_name("manifest.json")
+    manifest.rename(tmp_path / "manifest.json")
+    manifest.symlink_to(tmp_path / "manifest.json")
+    with pytest.raises(CheckpointError, match=r"manifest\.json is a link"):
+        folder.load()
 
 
 @pytest.mark.parametrize(

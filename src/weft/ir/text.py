@@ -95,31 +95,36 @@ def _skip_space(text: str, place: int) -> int:
 
 
 class _Parser:
-    """Reads words from left to right."""
+    """Reads words from left to right, no further than the one after the next.
+
+    So a text that is none is refused at its first wrong word, however long it is.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tokens = list(_tokens(text))
-        self.position = 0
-
-    @property
-    def next(self) -> Token:
+        self._tokens = _tokens(text)
+        self.next = next(self._tokens)
         """The word that comes next; the last one stays."""
-        return self.tokens[self.position]
+        self.after = next(self._tokens, self.next)
+
+    def advance(self) -> None:
+        """Go on to the word after the next."""
+        self.next, self.after = self.after, next(self._tokens, self.after)
 
     def take(self, kind: str, expected: str) -> Token:
         """The next word, which must be of this kind."""
         token = self.next
         if token.kind != kind:
             self.fail(expected)
-        self.position += 1
+        self.advance()
         return token
 
     def skip(self, text: str) -> bool:
         """Whether the next word is this one; if so it is taken."""
         token = self.next
         found = token.text == text and token.kind in ("mark", "name")
-        self.position += found
+        if found:
+            self.advance()
         return found
 
     def require(self, text: str) -> None:
@@ -204,10 +209,10 @@ class _Parser:
     ) -> None:
         """An operand, or key=parameter."""
         token = self.next
-        after = self.tokens[min(self.position + 1, len(self.tokens) - 1)]
-        if token.kind != "name" or after.text != "=":
+        if token.kind != "name" or self.after.text != "=":
             return operands.append(self.operand(known))
-        self.position += 2
+        self.advance()
+        self.advance()
         if token.text in params:
             self.fail(f"a parameter other than {token.text}, which is given already", token)
         params[token.text] = self.parameter()
@@ -235,7 +240,7 @@ class _Parser:
         read = read_number(token.text, dtype) if token.kind in ("number", "name") else None
         if read is None:
             self.fail(f"a number that {dtype.name} can hold")
-        self.position += 1
+        self.advance()
         return read
 
     def array(self, kind: TensorType) -> Literal:
@@ -297,7 +302,7 @@ class _Parser:
             return tuple(self.separated(")", self.parameter))
         if token.kind == "type":
             return self.type()
-        self.position += token.kind != "end"
+        self.advance()
         readers: dict[str, Callable[[], Any]] = {
             "dimension": lambda: _symbolic(token.text),
             "string": lambda: ast.literal_eval(token.text),

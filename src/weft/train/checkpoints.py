@@ -300,6 +300,8 @@ def _unwritable(folder: Path, error: Exception) -> CheckpointError:
 def read_manifest(path: Path) -> dict[str, Any]:
     """What is noted in a checkpoint."""
     file = path / MANIFEST
+    if file.is_symlink():
+        raise _damaged(file, "is a link", "a file in the folder of the checkpoint")
     try:
         manifest = read_json("train.checkpoint", file)
     except FileNotFoundError:
