@@ -5,10 +5,10 @@ inside it, without memory of their own: what they need is scratch memory of the 
 
 >>> import weft as wf
 >>> from weft.compiler.control import control_call
->>> graph = wf.ir.trace(lambda x: (wf.exp(x) @ x) * 2, wf.spec("float32", (3, 3)))
+>>> graph = wf.ir.trace(lambda x: wf.sort(wf.exp(x), axis=1) * 2, wf.spec("float32", (3, 3)))
 >>> section = Section(graph, Context(control_call))
 >>> [call.name for call in section.calls], section.planner.at({}).peak
-(['k0', 'dot', 'k1'], 128)
+(['k0', 'sort', 'k1'], 320)
 """
 
 from __future__ import annotations
