@@ -354,6 +354,11 @@ def test_pairs_of_edge_values_give_what_numpy_gives(name: str, dtype: str) -> No
             expected = np.where(infinite, x1 / x2, expected).astype(values.dtype)
             flat = np.isfinite(x1) & np.isinf(x2)
             expected = np.where(flat, x1 / x2, expected).astype(values.dtype)
+        if (
+            name in ("maximum", "minimum") and dtype in FLOATS
+        ):  # NumPy leaves the order of zeros open
+            ordered = x1 + x2 if name == "maximum" else -(-x1 - x2)
+            expected = np.where((x1 == 0) & (x2 == 0), ordered, expected).astype(values.dtype)
     assert_same(getattr(wf, name)(wf.asarray(x1), wf.asarray(x2)), expected)
 
 
