@@ -16,7 +16,7 @@ import pytest
 import weft as wf
 from weft.compiler import kernels
 from weft.compiler.background import BACKGROUND, Background
-from weft.compiler.collection import no_collection
+from weft.compiler.collection import pause_collection
 from weft.compiler.grouping import group
 from weft.compiler.llvm.native import emit_kernel, emit_text, kernel_text
 from weft.compiler.lowering import context_of, is_lowered, lower
@@ -118,8 +118,12 @@ def test_kernels_of_one_program_are_loaded_together_and_found_singly() -> None:
 
 def test_collection_is_put_back_after_nested_blocks() -> None:
     assert gc.isenabled()
-    with no_collection, no_collection:
-        assert not gc.isenabled()
+    outer = pause_collection()
+    inner = pause_collection()
+    assert not gc.isenabled()
+    assert (outer, inner) == (True, False)
+    gc.enable()
+    wf.jit(lambda x: x * 2)(wf.ones(3))
     assert gc.isenabled()
 
 

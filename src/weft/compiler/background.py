@@ -84,7 +84,7 @@ class Task(Generic[T]):
         if work is None:
             return
         try:
-            self._value = shielded(work)
+            self._value = work()
         except BaseException as error:  # it belongs to who asks for the result
             self._error = error
         self._home.note_done(self)

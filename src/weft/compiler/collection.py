@@ -4,55 +4,44 @@ Graphs, kernels and their text are many objects that stay until the program is m
 all of them, and through all modules, for cycles takes a fifth of the time in which a large stored
 program starts, and frees next to nothing.
 
+Who pauses it says `if paused: gc.enable()` in a `finally`, not in a `with` block: a signal may come
+as the function that ends a block is entered, and a built-in one is not left out.
+
 >>> import gc
->>> with no_collection:
-...     gc.isenabled()
-False
+>>> paused = pause_collection()
+>>> gc.isenabled(), pause_collection()
+(False, False)
+>>> if paused:
+...     gc.enable()
 """
 
 from __future__ import annotations
 
 import gc
-from threading import Lock, get_ident
+from threading import get_ident
 
-from weft.core.forks import in_child, renewed
+from weft.core.forks import in_child
+
+_paused_by = [0]
 
 
-class _NoCollection:
-    """A `with` block that may be entered again, also by other threads; the last puts it back."""
-
-    def __init__(self) -> None:
-        self._lock = renewed(Lock())
-        self._inside: list[int] = []
-        """The threads that are in the block, each as often as it has entered."""
-        self._was_on = False
-        in_child(self._forget_other_threads)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._was_on = gc.isenabled()
-            try:
-                self._inside.append(get_ident())
-                gc.disable()
-            except BaseException:  # a signal: the block is not entered
-                self._inside.remove(get_ident())
-                self._allow()
-                raise
-
-    def __exit__(self, *raised: object) -> None:
-        with self._lock:
-            self._inside.remove(get_ident())
-            self._allow()
-
-    def _allow(self) -> None:
-        if not self._inside and self._was_on:
+def pause_collection() -> bool:
+    """Turn collection off; whether it was on, and is to be turned on again."""
+    was_on = gc.isenabled()
+    if was_on:
+        _paused_by[0] = get_ident()
+        try:
+            gc.disable()
+        except BaseException:  # a signal
             gc.enable()
-
-    def _forget_other_threads(self) -> None:
-        if self._inside:
-            self._inside = [each for each in self._inside if each == get_ident()]
-            self._allow()
+            raise
+    return was_on
 
 
-no_collection = _NoCollection()
+def _forget_other_threads() -> None:
+    """A thread that a forked child does not have turns nothing on again."""
+    if _paused_by[0] not in (0, get_ident()):
+        gc.enable()
+
+
+in_child(_forget_other_threads)

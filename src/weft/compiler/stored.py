@@ -17,6 +17,7 @@ the graph, when it is asked.
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
 import sys
@@ -28,7 +29,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.compiler.background import BACKGROUND
-from weft.compiler.collection import no_collection
+from weft.compiler.collection import pause_collection
 from weft.compiler.control import control_call
 from weft.compiler.driver import WATCHERS, execute_address
 from weft.compiler.image import Image, taken
@@ -56,12 +57,16 @@ def runner(digest: str, compiled: Callable[[], Program]) -> Runner:
     """The program of a graph's digest: found on disk, or compiled and stored for others."""
     key = entry_key(digest.encode(), sources(), *environment())
     execute_address()  # it knows the interpreter; what is stored must find this one
-    with no_collection:
+    paused = pause_collection()
+    try:
         known = thawed(disk().get(key), compiled)
         if known is not None:
             return known
         made = compiled()
         data = frozen(made)
+    finally:
+        if paused:
+            gc.enable()
     if data is not None:
         BACKGROUND.submit(lambda: disk().put(key, data), later=True)
     return made

@@ -19,13 +19,14 @@ at each call.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from weft.compiler.ahead import begin_driver
-from weft.compiler.collection import no_collection
+from weft.compiler.collection import pause_collection
 from weft.core import trees
 from weft.core.dimensions import symbols_in
 from weft.core.scopes import scopes
@@ -228,8 +229,9 @@ def record(
     begin_driver()
     before = [*traces.stack], traces.recording, traces.keeper, here.table, here.block
     modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
+    paused = pause_collection()
     try:
-        with no_collection, running(trace), Lifting():
+        with running(trace), Lifting():
             for position, (handle, kind) in enumerate(zip(arguments, kinds, strict=True)):
                 trace.lift(handle, kind, Source(position))
             start = trace.input(GENERATOR.counter.type, Source())
@@ -242,6 +244,8 @@ def record(
         # none between plain assignments, so that this thread is out of the trace in any case.
         traces.stack, traces.recording, traces.keeper, here.table, here.block = before
         grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter = modes
+        if paused:
+            gc.enable()
 
 
 def _finish(

@@ -91,7 +91,12 @@ def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 
 
 
 def _object(text: str, machine: Machine, opt: int) -> bytes:
-    """The object file of a module that needs no passes, with nothing shared between threads."""
+    """The object file of a module that needs no passes."""
+    return shielded(lambda: _emitted(text, machine, opt))
+
+
+def _emitted(text: str, machine: Machine, opt: int) -> bytes:
+    """See `_object`; nothing is shared between threads."""
     module = llvm.parse_assembly(text, llvm.create_context())
     target = _target_machine(machine, opt)
     emit = getattr(llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory, "_cfn", None)
