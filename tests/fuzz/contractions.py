@@ -54,6 +54,9 @@ def product(draw: Draw) -> str:
         "wf.tanh({a} @ {b} * 0.3)",
         "wf.tensordot({a}, {b}, axes=1)",
         "0.5 * ({a} @ {b})",
+        "{a} @ {b}[..., 0]",
+        "{a}[..., 0, :] @ {b}",
+        "wf.tanh({a}[0] @ {b}) + 1",
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
     )
@@ -128,6 +131,8 @@ def convolve(draw: Draw) -> str:
     if not weights:
         raise NoOperand
     w = draw.one_of(weights)
+    if draw.chance(0.3):
+        return f"wf.conv{dims}d({x.name}, {w.name}, padding={draw.one_of([0, 1])})"
     k = draw.one_of([1, 2, 3, 3, 5])
     cut = ", ".join(f":{k}" for _ in range(dims))
     stride, dilation = draw.one_of([1, 1, 2]), draw.one_of([1, 1, 2])

@@ -11,6 +11,7 @@ import ast
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -32,9 +33,18 @@ SELECTOR = (
 REACHED: Counter[str] = Counter()
 
 ELSEWHERE = {
-    "usual ways are measured": "settings.tuning is off: the tuner has tests of its own",
+    r"branch matmul\.short:": "needs AVX-512's dot instructions, which few machines have",
+    r"branch matmul\.vectors:\d+ (kind\.width|lanes)": "a machine has lanes, or has none",
+    r"branch products:.*(function|library) is None: true": "NumPy brings a BLAS along here",
+    r"branch products:.*before <= 1": "how many threads the BLAS has is the machine's choice",
+    r"branch matmul\.plans:.*gemm_address.*: false": "NumPy brings a BLAS along here",
+    r"branch matmul\.plans:\d+ (rest|self\.packed|self\.form)": "the text of a plan, for the disk",
+    r"branch native_calls:.*primitive\.native": "a user's library: tests/custom",
+    r"branch singles:.*found\[0\]\.copied": "asked by tests of primitives alone",
+    r"primitive debug_": "prints and stops: tests/test_debug.py",
+    r"primitive eig$": "the phase of an eigenvector is free: tests/ops/test_linalg.py",
 }
-"""What no program can reach here, by its text, and why."""
+"""What no program is expected to reach, as patterns, and why."""
 
 
 def take() -> dict[str, int]:
@@ -193,7 +203,7 @@ def expected() -> list[str]:
     from weft.ir.primitive import PRIMITIVES
 
     launches = (
-        "group", "single", "chain", "ensemble", "reference", "copy", "dot", "pack", "conv",
+        "group", "chain", "ensemble", "reference", "copy", "dot", "dots", "sums", "pack", "conv",
         "control scan", "control switch", "control while",
     )  # fmt: skip
     found = [f"primitive {name}" for name in sorted(PRIMITIVES)]
@@ -208,7 +218,8 @@ def report(reached: Counter[str]) -> str:
     every = expected()
     for kind in ("primitive", "launch", "node", "branch"):
         named = [name for name in every if name.split()[0] == kind]
-        missed = [name for name in named if not reached[name] and name not in ELSEWHERE]
+        named = [name for name in named if not any(re.match(p, name) for p in ELSEWHERE)]
+        missed = [name for name in named if not reached[name]]
         lines.append(f"{kind}: {len(named) - len(missed)} of {len(named)} reached")
         lines += [f"  not reached: {name}" for name in missed]
     seen = sorted({name for name in reached if name.startswith("launch ")})

@@ -70,6 +70,7 @@ def control(draw: Draw) -> tuple[tuple[str, ...], str]:
         "wf.checkpoint({g})({v})",
         "wf.jit({g})({v})",
         "doubled({g}({v}))",
+        "wf.while_loop(lambda z: wf.any(wf.abs(z) > 0.3), lambda z: wf.sin(z) * 0.5, {v})",
         "wf.while_loop(lambda z: wf.sum(z * z) > 0.5, lambda z: z * 0.5, {v}, max_steps=8)",
         "wf.while_loop(lambda z: wf.any(wf.abs(z) > 0.3), lambda z: {g}(z) * 0.25, {v}, "
         "max_steps=4)",

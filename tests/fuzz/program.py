@@ -156,11 +156,10 @@ class Program:
     def other_sizes(self) -> list[tuple[tuple[str, int], ...]]:
         """The sizes of several calls, of which the first are the program's own."""
         own = self.sizes
+        lead = next((each.shape[0] for each in self.inputs if each.shape), "")
+        longer = tuple((name, size + 3 * (name == lead)) for name, size in own)
         larger = tuple((name, size + 1 + place % 2) for place, (name, size) in enumerate(own))
-        first = tuple(
-            (name, size + (3 if place == 0 else 0)) for place, (name, size) in enumerate(own)
-        )
-        return [own, larger, first]
+        return [own, longer, larger]
 
 
 _SHOW = """\
