@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler import lowering
 from weft.compiler.llvm.machine import host
 from weft.compiler.program import Program
+from weft.core.dtypes import float32
+from weft.ir import scalars
+from weft.ir.scalars import Buffer
 
 RNG = np.random.default_rng(5)
 
@@ -159,3 +163,16 @@ def test_neighbours_among_zeros_that_a_sum_spreads_are_not_joined(
 
     arguments = [wf.asarray(rng.normal(size=shape)) for shape in (x, y)]
     np.testing.assert_array_equal(wf.jit(f)(*arguments).numpy(), f(*arguments).numpy())
+
+
+def test_a_part_that_uses_its_values_often_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths through an expression double with each step here; its nodes do not."""
+    x = scalars.load(Buffer("x", float32), scalars.index("i"))
+    for _ in range(12):
+        x = scalars.multiply(x, scalars.add(x, x))
+    made: list[Any] = []
+    node = scalars.node
+    monkeypatch.setattr(scalars, "node", lambda *args: made.append(args) or node(*args))
+    guarded = lowering._guarded(x, scalars.less(scalars.index("i"), scalars.index("j")))
+    assert len(scalars.ordered(guarded)) > 24
+    assert len(made) < 60

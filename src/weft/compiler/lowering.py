@@ -179,15 +179,21 @@ class _Elements(Reading[Scalar]):
 
 
 def _guarded(value: Scalar, holds: Scalar) -> Scalar:
-    """The expression with all its loads made only where a condition holds."""
-    if not value.buffers:
-        return value
-    if value.op == "load":
-        place, *rest = value.args
-        where = holds if not rest else scalars.and_(rest[0], holds)
-        return scalars.load(value.detail, place, where, 0)
-    args = tuple(_guarded(arg, holds) for arg in value.args)
-    return scalars.node(value.op, value.dtype, args, value.detail)
+    """The expression with all its loads made only where a condition holds.
+
+    Each node is made once, however often it is used: paths through an expression are many.
+    """
+    made: dict[Scalar, Scalar] = {}
+    for x in scalars.ordered(value):
+        if not x.buffers:
+            made[x] = x
+        elif x.op == "load":
+            place, *rest = x.args
+            where = holds if not rest else scalars.and_(rest[0], holds)
+            made[x] = scalars.load(x.detail, place, where, 0)
+        else:
+            made[x] = scalars.node(x.op, x.dtype, tuple(made[arg] for arg in x.args), x.detail)
+    return made[value]
 
 
 class _Lowering:
