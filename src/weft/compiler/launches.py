@@ -175,10 +175,12 @@ def reused(
 ) -> dict[Variable, Variable]:
     """A place for each stored value that has one among the values asked for, each given once."""
     chosen: dict[Variable, Variable] = {}
+    taken: set[Variable] = set()
     for stored, operands in found.items():
-        free = [v for v in operands if within(v) and v not in chosen.values()]
+        free = [v for v in operands if within(v) and v not in taken]
         if within(stored) and free:
             chosen[stored] = free[0]
+            taken.add(free[0])
     return chosen
 
 

@@ -74,7 +74,8 @@ def _wishes(calls: Sequence[Call], writers: dict[Value, list[int]], root: Root) 
         for value in call.values:
             readers.setdefault(root(value), set()).add(place)
     pinned = {place for place, call in enumerate(calls) if is_pinned(call)}
-    replaced = [{root(v) for _, v in call.in_place} - set(writers) for call in calls]
+    given = [[root(v) for _, v in call.in_place] for call in calls]
+    replaced = [{value for value in values if value not in writers} for values in given]
     found: list[set[int]] = []
     for place, values in enumerate(replaced):
         wanted = {
@@ -91,12 +92,15 @@ def _wishes(calls: Sequence[Call], writers: dict[Value, list[int]], root: Root) 
 
 def _possible(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[set[int]]:
     """The wishes without those to be behind a call that needs the one that wishes."""
-    before = [0] * len(needs)  # a bit for each call that must come before
+    bits = {place: 1 << n for n, place in enumerate(p for p, w in enumerate(wishes) if w)}
+    if not bits:
+        return list(wishes)
+    before = [0] * len(needs)  # a bit for each call with wishes that must come before
     for place in _sorted(needs, [set() for _ in needs]):
         for other in needs[place]:
-            before[place] |= before[other] | 1 << other
+            before[place] |= before[other] | bits.get(other, 0)
     return [
-        {other for other in wanted if not before[other] >> place & 1}
+        {other for other in wanted if not before[other] & bits[place]}
         for place, wanted in enumerate(wishes)
     ]
 
@@ -111,7 +115,9 @@ def _sorted(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[int]:
     order: list[int] = []
     while len(order) < len(needs):
         if not waits.ready:
-            waits.release(next(p for p in sorted(impatient.ready) if p not in waits.gone))
+            while impatient.ready[0] in waits.gone:
+                heappop(impatient.ready)
+            waits.release(impatient.ready[0])
         place = heappop(waits.ready)
         order.append(place)
         waits.go(place)

@@ -49,7 +49,8 @@ def schedule(tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> list[Launc
     plain: list[Launch] = [(number,) for number in range(len(tasks))]
     allowed = peak(plain, tasks, sizes) * TOLERATED + SLACK
     updates = _updates(tasks, sizes)
-    body = [number for number in range(len(tasks)) if number not in set(updates)]
+    late = set(updates)
+    body = [number for number in range(len(tasks)) if number not in late]
     tail = _tail(updates, tasks)
     for window in (WINDOW, 0):
         head = _ensembles(body, tasks, window)

@@ -174,13 +174,15 @@ def _reused(
 ) -> dict[int, int]:
     """Result to operand, where a hint holds: the operand ends there, is as large, and is free."""
     taken: dict[int, int] = {}
+    given: set[int] = set()
     for index, buffer in enumerate(buffers):
         if buffer.reuses is None:
             continue
         operand = places[buffer.reuses]
         ends_there = buffers[operand].last == buffer.first and buffers[operand].first < buffer.first
-        if ends_there and sizes[operand] == sizes[index] and operand not in taken.values():
+        if ends_there and sizes[operand] == sizes[index] and operand not in given:
             taken[index] = operand
+            given.add(operand)
     return taken
 
 

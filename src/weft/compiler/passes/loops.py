@@ -51,6 +51,16 @@ def lighten_loops(graph: Graph, tally: Tally | None = None) -> Graph:
 class _Lighten(Walk):
     """Tries the rules on each scan until none applies."""
 
+    def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
+        super().__init__(graph, tally)
+        self._courses: dict[GraphNode, tuple[object, ...]] = {}
+
+    def course(self, node: GraphNode) -> tuple[object, ...]:
+        """What the carry of a scan is in each step, worked out once."""
+        if node not in self._courses:
+            self._courses[node] = _course(Loop.of(node))
+        return self._courses[node]
+
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         if node.primitive is dot:
             return _kept_product(self, node)
@@ -346,8 +356,8 @@ def _same_carry(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
         return None
     course = _course(loop)
     for other in walk.nodes:
-        if other.primitive is scan and _course(first := Loop.of(other)) == course:
-            found = _joined(walk, first, loop)
+        if other.primitive is scan and walk.course(other) == course:
+            found = _joined(walk, Loop.of(other), loop)
             if found is not None:
                 return found
     return None
