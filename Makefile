@@ -83,6 +83,9 @@ examples: $(VENV)  ## run every example in full
 nightly: $(VENV_BENCH) lint examples docs bench  ## all of the above, a long random search, peers as reference
 	HYPOTHESIS_PROFILE=nightly WEFT_TEST_SEED=random \
 	    .venv-bench/bin/python -m pytest -n $(WORKERS)
+	@$(MAKE) --no-print-directory checked CHECKED="tests/compiler tests/test_benchmarks.py"
+	.venv-bench/bin/python -m tests.fuzz --programs 20000 --minutes 120 --workers $(WORKERS) \
+	    --seed $$(date +%j000000) --coverage
 
 clean:  ## remove what make created, the environments too
 	rm -rf .venv .venv-bench .venv-bench-* .venv-docs .venv-bootstrap build dist htmlcov .coverage .coverage.*

@@ -104,6 +104,27 @@ def test_twice_the_graph_takes_at_most_twice_the_work(kind: Function, gradient: 
     assert second < 2.3 * first
 
 
+def inside_each_other(n: int, way: str, x: Tensor) -> Tensor:
+    if n == 0:
+        return wf.sin(x) * 2
+    inner = partial(inside_each_other, n - 1, way)
+    if way == "scan":
+        return wf.scan(lambda c, row: (inner(c) + row, c), x, wf.ones((3, 8, 8)))[0]
+    if way == "while":
+        step = lambda c: (inner(c[0]), c[1] + 1)  # noqa: E731
+        return wf.while_loop(lambda c: c[1] < 2, step, (x, wf.tensor(0)))[0]
+    return wf.cond(x.sum() > 0, inner, lambda y: y * 3, x)
+
+
+@pytest.mark.parametrize("way", ["scan", "while", "cond"])
+def test_loops_inside_of_loops_take_work_in_proportion(way: str) -> None:
+    def work(n: int) -> int:
+        return calls_made(lambda: compile_only(partial(inside_each_other, n, way)))
+
+    work(2)
+    assert work(10) < 4 * work(5)  # each level is part of the text of those around it
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_parts_of_a_long_chain_compute_what_the_chain_does(kind: Function) -> None:
     f = partial(kind, 100)
