@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from functools import cache
 from typing import Any, Self
 
 from weft.core.forks import in_child, renewed
@@ -150,10 +149,15 @@ _OWN = 2
 """Where a lifted handle's own class stands among those it is made of."""
 
 
-@cache
-def _lifted_class(own: Any) -> type[Tensor]:
+_classes: dict[type[Tensor], type[Tensor]] = {}
+
+
+def _lifted_class(own: type[Tensor]) -> type[Tensor]:
     """The class of lifted handles for those of a class; it has the same name and the same slots."""
-    return type(own.__name__, (Lifted, own), {"__slots__": (), "__module__": own.__module__})
+    if own not in _classes:
+        parts = {"__slots__": (), "__module__": own.__module__}
+        _classes[own] = type(own.__name__, (Lifted, own), parts)
+    return _classes[own]
 
 
 def _forget_other_threads() -> None:
