@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from tests.hammer import times
 
+import weft as wf
+from weft.compiler.compiled import Compiled
+
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
 
 START = """
@@ -263,3 +266,63 @@ sys.stdout = shown
 print("done")
 """
     assert run(program, times(20)) == "done\n"
+
+
+def stepped() -> tuple[wf.Jit, list[wf.Tensor]]:
+    """A function that adds 1 to some state, of which large arrays are written in place."""
+    states = [wf.zeros(3), wf.zeros(5000), wf.zeros(())]
+
+    def step() -> None:
+        for state in states:
+            state.copy_(state + 1)
+
+    f = wf.jit(step)
+    f()
+    f()
+    return f, states
+
+
+def seen(states: list[wf.Tensor]) -> set[float]:
+    return {float(edge) for state in states for edge in (state.min(), state.max())}
+
+
+def test_a_write_back_that_is_interrupted_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, states = stepped()
+
+    def half(self: Compiled, handles: list[wf.Tensor], outputs: list[wf.Tensor]) -> None:
+        write = self.recording.writes[0]
+        owner = write.source.owner(handles)
+        assert owner is not None
+        assert write.output is not None
+        owner._value = outputs[write.output]._value
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Compiled, "_write_back", half)
+        with pytest.raises(KeyboardInterrupt):
+            f()
+    assert seen(states) == {3.0}
+    f()
+    assert seen(states) == {4.0}
+
+
+def test_what_was_written_in_place_is_kept_when_a_signal_comes_right_after_the_run() -> None:
+    f, states = stepped()
+    (made,) = f._compiled.values()
+    program = made.program
+    assert program is not None
+    launch = program._launch
+    if launch is None or not made.donated:
+        pytest.skip("nothing is written in place here")
+
+    def interrupted(*given: object) -> None:
+        launch(*given)
+        raise KeyboardInterrupt
+
+    program._launch = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        f()
+    program._launch = launch
+    assert seen(states) == {3.0}
+    f()
+    assert seen(states) == {4.0}
