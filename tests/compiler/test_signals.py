@@ -297,11 +297,13 @@ def test_a_write_back_that_is_interrupted_is_completed(monkeypatch: pytest.Monke
         owner._value = outputs[write.output]._value
         raise KeyboardInterrupt
 
+    held = [state.detach() for state in states]  # so that nothing is written in place
     with monkeypatch.context() as patched:
         patched.setattr(Compiled, "_write_back", half)
         with pytest.raises(KeyboardInterrupt):
             f()
     assert seen(states) == {3.0}
+    assert seen(held) == {2.0}
     f()
     assert seen(states) == {4.0}
 
@@ -319,10 +321,12 @@ def test_what_was_written_in_place_is_kept_when_a_signal_comes_right_after_the_r
         launch(*given)
         raise KeyboardInterrupt
 
+    held = states[0].detach()  # this one is not written in place, the others are
     program._launch = interrupted
     with pytest.raises(KeyboardInterrupt):
         f()
     program._launch = launch
     assert seen(states) == {3.0}
+    assert seen([held]) == {2.0}
     f()
     assert seen(states) == {4.0}
