@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from weft.compiler.driver import EVERY
+from weft.compiler.driver import STEPS
 from weft.compiler.kernels import text_addresses
 from weft.compiler.origins import finder, remembered
 
@@ -192,7 +192,7 @@ again:
   call void @copy(ptr %copies.ptr, i64 %copy_count)
   call void @advance(ptr %bindings.ptr, i64 %moving_count)
   %k.next = add i64 %k, 1
-  %low = and i64 %k.next, {EVERY - 1}
+  %low = and i64 %k.next, {STEPS - 1}
   %is_due = icmp eq i64 %low, 0
   br i1 %is_due, label %looked, label %head
 looked:

@@ -58,7 +58,9 @@ WATCHERS: list[Watcher] = []
 """The last one runs all programs."""
 
 EVERY = 16
-"""After how many short calls, or steps of a loop, the driver looks at the clock: a power of 2."""
+"""After how many short calls the driver looks at the clock: a power of 2."""
+STEPS = 64
+"""After how many steps a loop does so: these may be shorter than a look."""
 INTERVAL = 200
 """After how many milliseconds it lets the interpreter handle signals: that takes its lock."""
 INTERRUPTED, UNANSWERED = 2, 3
