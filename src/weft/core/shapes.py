@@ -282,13 +282,22 @@ def check_shape(op: str, shape: object) -> Shape:
     >>> check_shape("zeros", 3), check_shape("zeros", [2, symbol("batch")])
     ((3,), (2, batch))
     """
+    if type(shape) is int and 0 <= shape <= _TOO_MANY:
+        return (shape,)
+    if type(shape) is tuple and len(shape) < 5:  # most shapes: up to four sizes below 2**14
+        for dim in shape:
+            if type(dim) is not int or dim >> 14:
+                break
+        else:
+            return shape
     single = _integer(shape)
     if single is not None:
         return _check_count(op, (_check_dimension(op, single, shape),), shape)
     is_single = isinstance(shape, str) or getattr(shape, "ndim", 1) == 0
     if is_single or not isinstance(shape, Iterable):
         _refuse_shape(op, shape, f"{type(shape).__name__} is not a shape")
-    dims = islice(shape, MOST_AXES + 1)  # what is endless is refused by its first ones
+    # What is endless is refused by its first ones.
+    dims = shape if type(shape) in (tuple, list) else islice(shape, MOST_AXES + 1)
     return _check_count(op, tuple([_check_dimension(op, dim, shape) for dim in dims]), shape)
 
 
