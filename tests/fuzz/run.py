@@ -53,8 +53,9 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
             "noisy": _Noise(number, noise),
         }
     if way == "torch":
-        if twin is None or program.ending in ("state", "train"):
-            raise Unusable("PyTorch is not installed, or its views would be written to")
+        odd = any(each.layout == "odd" for each in program.inputs)
+        if twin is None or odd or program.ending in ("state", "train"):
+            raise Unusable("PyTorch is not installed, takes NaN otherwise, or writes to views")
         text = text.replace(".astype(", ".to(")
         space |= twin.twin_namespace()
     exec(text, space)
