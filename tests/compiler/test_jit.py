@@ -297,3 +297,13 @@ def test_nan_as_an_argument_is_compiled_once() -> None:
     for _ in range(3):
         step(wf.tensor([1.0]), float("nan"))
     assert len(step.compilations) == 1
+
+
+def test_names_of_code_without_a_file_are_read_anew() -> None:
+    scope = {"wf": wf, "w": wf.ones(2), "__name__": "somewhere"}
+    exec("f = wf.jit(lambda x: x * w)", scope)
+    found = [scope["f"](wf.ones(2)).tolist()]
+    for value in (5.0, 7.0):
+        scope["w"] = wf.full((2,), value)
+        found.append(scope["f"](wf.ones(2)).tolist())
+    assert found == [[1.0, 1.0], [5.0, 5.0], [7.0, 7.0]]

@@ -41,12 +41,20 @@ def _of_function(function: Any, seen: set[int], depth: int) -> Iterator[Read]:
     elif isinstance(function, functools.partial):
         yield from _of_value(lambda: (function.args, function.keywords), seen, depth)
         yield from _of_function(function.func, seen, depth)
-    elif isinstance(function, FunctionType) and not is_internal(function.__code__.co_filename):
+    elif isinstance(function, FunctionType) and _is_the_users(function):
         yield from _of_variables(function, seen, depth)
     elif hasattr(function, "__wrapped__"):
         yield from _of_function(function.__wrapped__, seen, depth - 1)
     elif any(isinstance(leaf, Tensor) for leaf in trees.leaves(function)):
         yield lambda: function  # a tree that can be called, such as a module
+
+
+def _is_the_users(function: FunctionType) -> bool:
+    """Whether a function is not the framework's; one from `python -c` or `exec` has no file."""
+    filename = function.__code__.co_filename
+    if filename == "<string>":
+        return str(function.__globals__.get("__name__")).split(".")[0] != "weft"
+    return not is_internal(filename)
 
 
 def _of_variables(function: FunctionType, seen: set[int], depth: int) -> Iterator[Read]:
