@@ -67,7 +67,7 @@ def examine(program: Program, ways: Sequence[str] = ("jit", "checked", "torch"))
             found = run(program, way)
         except REFUSED:
             continue
-        failure = failure or _compared(way, found, eager, judge, 4.0 if way == "torch" else 1.0)
+        failure = failure or _compared(way, found, eager, judge, 16.0 if way == "torch" else 1.0)
     return failure
 
 

@@ -281,7 +281,7 @@ def normalise(draw: Draw) -> str:
         "wf.softmin({v}, axis={a})",
         "wf.normalize({v}, axis={a})",
         "F.layer_norm({v}, {v}.shape[-1])",
-        "F.rms_norm({v}, {v}.shape[-1])",
+        "F.rms_norm({v}, {v}.shape[-1], eps=1e-5)",
         "{v} - wf.mean({v}, axis={a}, keepdims=True)",
         "{v} / (1 + wf.max(wf.abs({v}), axis={a}, keepdims=True))",
         "{v} * (1 + wf.mean({v}, axis={a}))",

@@ -201,7 +201,7 @@ LAYERS = {
     "linear": functional.linear,
     "layer_norm": _layer_norm,
     "group_norm": functional.group_norm,
-    "rms_norm": lambda x, size: functional.rms_norm(x, (size,)),
+    "rms_norm": lambda x, size, eps: functional.rms_norm(x, (size,), eps=eps),
     "mse_loss": functional.mse_loss,
     "smooth_l1_loss": functional.smooth_l1_loss,
     "embedding": functional.embedding,
