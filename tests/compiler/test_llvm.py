@@ -139,8 +139,8 @@ def test_float16_is_rounded_to_nearest_even(half: bool, monkeypatch: pytest.Monk
         monkeypatch.setattr(native, "host", lambda width=None: plain)
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     widened = elementwise("widen", [float16], float32, lambda x: scalars.cast(x, float32))
-    same(run(widened, [every], None), every.astype(np.float32))
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # on ARM, NumPy warns of NaNs that signal
+        same(run(widened, [every], None), every.astype(np.float32))
         random = np.random.default_rng(0)
         x = np.concatenate(
             [
