@@ -291,3 +291,13 @@ def test_a_trace_inside_a_compiled_function_has_symbols_of_its_own() -> None:
     for n in (5, 9):
         with pytest.raises(wf.TraceError, match="whether n0 == 9"):
             compiled(wf.ones((n,)))
+
+
+def test_what_an_inner_function_needs_of_a_size_is_known_outside() -> None:
+    inner = wf.jit(lambda x, y: wf.stack([x, x], axis=-1) - y)
+    outer = wf.jit(lambda x, y: inner(x, y) * 1.0)
+    assert outer(wf.ones((2, 13)), wf.ones((2, 13, 2))).shape == (2, 13, 2)
+    for rows in (16, 7):
+        with pytest.raises(wf.ShapeError, match="do not broadcast"):
+            outer(wf.ones((2, 13)), wf.ones((2, rows, 2)))
+        assert outer(wf.ones((2, rows)), wf.ones((2, rows, 2))).shape == (2, rows, 2)

@@ -164,8 +164,9 @@ class Jit:
     def _find(self, call: Call) -> Compiled:
         types = [handle.type for handle in call.handles]
         if not all(is_static(kind.shape) for kind in types):
-            # inside a trace for all sizes, which the guards of that trace are noted by
-            return self._compile_for(call, types, "inside of a function for all sizes")
+            # inside a trace for all sizes, whose guards and unifier note what is needed here
+            recording = self._recorded(call, types)
+            return self._made(call, types, recording, "inside of a function for all sizes")
         found = self._compiled.get(call.key)
         if found is None or not found.fits():
             found = self._compiled[call.key] = self._compile(call)
@@ -220,10 +221,18 @@ class Jit:
         unifier: Unifier | None = None,
     ) -> Compiled:
         with unifier or Unifier() as unifier:
-            recording = record(call.handles, lambda: self._f(*call.args, **call.kwargs), types)
+            recording = self._recorded(call, types)
         if unifier.bindings:
             graph = resolve_graph(recording.graph, unifier.resolve)
             recording = replace(recording, graph=graph)
+        return self._made(call, types, recording, reason)
+
+    def _recorded(self, call: Call, types: Sequence[TensorType]) -> Recording:
+        return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types)
+
+    def _made(
+        self, call: Call, types: Sequence[TensorType], recording: Recording, reason: str
+    ) -> Compiled:
         if any(isinstance(result, Dim) for result in recording.results):
             raise _size_returned(recording)
         self.compilations.append(Compilation(tuple(types), reason))
