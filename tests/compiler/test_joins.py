@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import lowering
 from weft.compiler.llvm.machine import host
 from weft.compiler.program import Program
 from weft.core.dtypes import float32
@@ -173,6 +172,6 @@ def test_a_part_that_uses_its_values_often_is_written_once(monkeypatch: pytest.M
     made: list[Any] = []
     node = scalars.node
     monkeypatch.setattr(scalars, "node", lambda *args: made.append(args) or node(*args))
-    guarded = lowering._guarded(x, scalars.less(scalars.index("i"), scalars.index("j")))
+    guarded = scalars.guarded(x, scalars.less(scalars.index("i"), scalars.index("j")))
     assert len(scalars.ordered(guarded)) > 24
     assert len(made) < 60

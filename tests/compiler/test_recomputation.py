@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import recomputation, section
+from weft.compiler import execution, recomputation, section
 from weft.compiler.ladders import Ladders
 from weft.compiler.pipeline import optimize
 from weft.compiler.recomputation import parse_bytes
@@ -22,6 +22,13 @@ from weft.runtime.arena import account
 from weft.runtime.cache import DiskCache
 
 WIDTH, ROWS = 32, 256
+
+
+def forget_programs() -> None:
+    """Have programs of other tests give back their memory now, and not meanwhile."""
+    execution._runners.clear()
+    execution._program.cache_clear()
+    gc.collect()
 
 
 def weights(depth: int) -> list[wf.Tensor]:
@@ -71,7 +78,7 @@ def test_the_budget_is_kept_when_it_runs() -> None:
     ws, x = weights(20), batch()
     bounded = wf.jit(step, memory=budget_for(step, 0.4, ws, x))
     allowed = bounded.memory(ws, x).arena
-    gc.collect()  # or programs of other tests may give back their memory meanwhile
+    forget_programs()
     account.reset()
     before = account.current
     bounded(ws, x)
@@ -340,7 +347,7 @@ def test_the_bytes_that_are_allocated_are_those_of_the_report() -> None:
     ws, x = weights(12), batch()
     bounded = wf.jit(step, memory=budget_for(step, 0.5, ws, x))
     arena = bounded.memory(ws, x).arena
-    gc.collect()  # or programs of other tests may give back their memory meanwhile
+    forget_programs()
     account.reset()
     before = account.current
     bounded(ws, x)

@@ -170,30 +170,16 @@ class _Elements(Reading[Scalar]):
     def choice(self, conditions: Sequence[Condition], inside: Scalar, outside: Scalar) -> Scalar:
         """Select by the conditions; what is loaded inside is loaded only there."""
         holds = self.lowering.condition(conditions)
-        return inside if holds is None else scalars.select(holds, _guarded(inside, holds), outside)
+        return (
+            inside
+            if holds is None
+            else scalars.select(holds, scalars.guarded(inside, holds), outside)
+        )
 
     def only_where(self, conditions: Sequence[Condition], element: Scalar) -> Scalar:
         """The element, whose loads are made only where the conditions hold."""
         holds = self.lowering.condition(conditions)
-        return element if holds is None else _guarded(element, holds)
-
-
-def _guarded(value: Scalar, holds: Scalar) -> Scalar:
-    """The expression with all its loads made only where a condition holds.
-
-    Each node is made once, however often it is used: paths through an expression are many.
-    """
-    made: dict[Scalar, Scalar] = {}
-    for x in scalars.ordered(value):
-        if not x.buffers:
-            made[x] = x
-        elif x.op == "load":
-            place, *rest = x.args
-            where = holds if not rest else scalars.and_(rest[0], holds)
-            made[x] = scalars.load(x.detail, place, where, 0)
-        else:
-            made[x] = scalars.node(x.op, x.dtype, tuple(made[arg] for arg in x.args), x.detail)
-    return made[value]
+        return element if holds is None else scalars.guarded(element, holds)
 
 
 class _Lowering:

@@ -85,7 +85,7 @@ class Lifting:
         with _lock:
             _blocks.setdefault(id(handle), weakref.WeakSet()).add(self)
             if not isinstance(handle, Lifted):
-                handle.__class__ = _lifted_class(type(handle))  # type: ignore[arg-type]
+                handle.__class__ = _lifted_class(type(handle))
 
 
 def _lower(handle: Tensor, block: Lifting) -> None:

@@ -520,6 +520,24 @@ _ATOM = 9
 Names = Mapping["Scalar | Buffer", str]
 
 
+def guarded(value: Scalar, holds: Scalar) -> Scalar:
+    """The expression with all its loads made only where a condition holds.
+
+    Each node is made once, however often it is used: paths through an expression are many.
+    """
+    made: dict[Scalar, Scalar] = {}
+    for x in ordered(value):
+        if not x.buffers:
+            made[x] = x
+        elif x.op == "load":
+            place, *rest = x.args
+            where = holds if not rest else and_(rest[0], holds)
+            made[x] = load(x.detail, place, where, 0)
+        else:
+            made[x] = node(x.op, x.dtype, tuple(made[arg] for arg in x.args), x.detail)
+    return made[value]
+
+
 def render(x: Scalar, names: Names | None = None) -> str:
     """The expression as text; nodes and buffers in `names` appear under their names."""
     return _render(x, names or {})[0]
