@@ -18,6 +18,7 @@ from weft.compiler.convolution.primitives import (
 )
 from weft.compiler.llvm.machine import host
 from weft.compiler.matmul.native import functions as product_functions
+from weft.compiler.matmul.tiles import tile_of
 from weft.compiler.program import Program
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive
@@ -90,6 +91,13 @@ def sides(name: str, dtype: str = "float32") -> list[tuple[Primitive, list[Array
     ]
 
 
+def has_whole_vectors(program: Program) -> bool:
+    """Whether the layout pass makes such a gradient here: without masks, of whole vectors only."""
+    node = program.graph.nodes[0]
+    outputs = int(node.results[0].type.shape[0]) // node.params["groups"]
+    return host().masked or outputs % tile_of(node.results[0].type.dtype, host()).lanes == 0
+
+
 def error(found: Array, wanted: Array) -> float:
     """The largest difference, compared with the largest number."""
     scale = max(1e-30, float(np.abs(wanted).max(initial=0.0)))
@@ -102,7 +110,8 @@ def test_all_sides_of_a_convolution_agree_with_the_reference(name: str) -> None:
         program = compiled(primitive, operands, params)
         wide = [each.astype(np.float64) for each in operands]
         found = program.run(operands)[0]
-        assert not any(call.node for call in program.calls), "called by reference"
+        is_made = primitive is not conv_last_weight_gradient or has_whole_vectors(program)
+        assert not (is_made and any(call.node for call in program.calls)), "called by reference"
         assert found.dtype == np.float32
         assert error(found, primitive.reference(*wide, **params)) < 5e-6
 

@@ -40,7 +40,11 @@ OTHERS = [
     for _, p in sorted(PRIMITIVES.items())
     if not p.broadcasts and not p.impure and p.name not in FREE and not _has_graphs(p)
 ]
-EXTENDED = {"conv", "conv_input_gradient", "conv_weight_gradient"}
+EXTENDED = {
+    f"{name}{side}"
+    for name in ("conv", "conv_last")
+    for side in ("", "_input_gradient", "_weight_gradient")
+}
 """Compiled, these multiply zeros around and between elements, which makes NaN of infinities."""
 ZEROS = [0.0, -0.0]
 SETS = {
