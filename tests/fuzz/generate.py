@@ -28,7 +28,7 @@ LENGTHS = (3, 9), (10, 18), (19, 45)
 TRANSFORMED = 8
 """The most steps under several transforms, each of which makes a program a few times as long."""
 TRANSFORMS = ("gradients", "tangents", "batched", "rematerialised", "compiled")
-OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Lion", "Adadelta")
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta")
 
 
 def generate(seed: int) -> Program:

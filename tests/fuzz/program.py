@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from textwrap import indent
 
 from tests.fuzz import script
@@ -81,6 +82,8 @@ class Program:
 
     def body(self, noisy: bool = False) -> Iterator[str]:
         """The lines of the function; where it is noisy, each value is disturbed by rounding."""
+        if noisy:
+            yield from (f"{each.name} = noisy({each.name})" for each in self.inputs)
         for step in self.steps:
             for line in step.body:
                 yield line
@@ -103,6 +106,12 @@ class Program:
         """The lines that make the sizes and the inputs."""
         sizes = [f"{name} = {size}" for name, size in self.sizes]
         return "\n".join([*sizes, *[each.text for each in self.inputs]])
+
+    @property
+    def elements(self) -> int:
+        """How many elements the largest input has."""
+        sizes = dict(self.sizes)
+        return max((prod(sizes[name] for name in each.shape) for each in self.inputs), default=1)
 
     @property
     def helpers(self) -> list[str]:
