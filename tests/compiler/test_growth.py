@@ -100,8 +100,8 @@ def test_twice_the_graph_takes_at_most_twice_the_work(kind: Function, gradient: 
         return calls_made(lambda: compile_only(wf.grad(f) if gradient else f))
 
     work(10)  # what is made once for all programs
-    first, second = work(80), work(160)
-    assert second < 2.3 * first
+    # long enough that chains are cut into several kernels, of which most are equal
+    assert work(240) < 2.3 * work(120)
 
 
 def inside_each_other(n: int, way: str, x: Tensor) -> Tensor:
