@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from tests.fuzz.program import Program
 from tests.fuzz.run import Result, Unusable, has_checking_mode, run
@@ -162,19 +163,21 @@ class _Judge:
         wide, *noisy = [_plain(each[number]) for each in self.runs]
         if wide.shape != found.shape or not wide.size:
             return None
-        found = _plain(found)
+        largest, found = _largest(found.dtype), _plain(found)
         if wide.dtype.kind in "iub":
             known = eager is not None and np.array_equal(eager, wide)
             sure = known and all(np.array_equal(each, wide) for each in noisy)
             return _described(found != wide, found, wide) if sure else None
         with np.errstate(all="ignore"):
-            return self._wrong_floats(
+            places = self._wrong_floats(
                 found, _plain(wide if eager is None else eager), wide, noisy, factor
             )
+            # what overflows in a narrower dtype is no number there
+            return _described(places & ~(np.abs(wide) > largest / 4), found, wide)
 
     def _wrong_floats(
         self, found: Array, eager: Array, wide: Array, noisy: list[Array], factor: float
-    ) -> str | None:
+    ) -> Array:
         finite = np.isfinite(wide)
         sure = np.logical_and.reduce([np.isfinite(each) == finite for each in noisy])
         both = finite & sure
@@ -183,12 +186,13 @@ class _Judge:
         limit = factor * (SPREAD * spread + SCALE * self.step * max(scale, self.usual))
         if limit > 0.3 * scale:  # rounding alone may change everything, but makes no NaN
             limit = np.inf
-        places = both & ~(np.abs(found - wide) <= limit) & ~(np.abs(found - eager) <= limit)
+        same = (found == eager) | (np.isnan(found) & np.isnan(eager))
+        places = both & ~same & ~(np.abs(found - wide) <= limit) & ~(np.abs(found - eager) <= limit)
         lost = np.isnan(wide) & np.logical_and.reduce([np.isnan(each) for each in noisy])
         places |= lost & ~np.isnan(found) & np.isnan(eager)
         endless = np.isinf(wide) & np.logical_and.reduce([each == wide for each in noisy])
         places |= endless & (eager == wide) & (found != wide)
-        return _described(places, found, wide)
+        return np.asarray(places)
 
 
 def _described(places: Array, found: Array, wide: Array) -> str | None:
@@ -197,6 +201,10 @@ def _described(places: Array, found: Array, wide: Array) -> str | None:
         return None
     first = tuple(int(i) for i in np.argwhere(places)[0]) if places.ndim else ()
     return f"{count} of {places.size} elements, at {first} {found[first]!r}, not {wide[first]!r}"
+
+
+def _largest(dtype: np.dtype[Any]) -> float:
+    return np.inf if dtype.kind in "iub" else float(ml_dtypes.finfo(dtype).max)
 
 
 def _most(numbers: Array) -> float:
