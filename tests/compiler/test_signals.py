@@ -39,7 +39,8 @@ def interrupted(work, longest):
     "Work again and again until a signal comes; whether one did."
     end = time.monotonic() + 20
     try:
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, longest))
+        # and once more: the interpreter drops what is raised where a weak reference ends
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, longest), 1.0)
         while time.monotonic() < end:
             work()
     except Late:

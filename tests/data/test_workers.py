@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from weft.data import (
     from_iterable,
     pad_collate,
 )
+from weft.data.shared import Slot
 
 ROOT = Path(__file__).parents[2]
 
@@ -320,3 +322,13 @@ def test_an_unguarded_script_is_told_what_to_do(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert 'guard the entry of the script with: if __name__ == "__main__":' in done.stderr
+
+
+def test_a_segment_that_was_never_given_a_size_is_removed() -> None:
+    slot = Slot("weft-test-empty", 0)
+    name = slot.offer.next_name
+    descriptor = shared_memory._posixshmem.shm_open(f"/{name}", os.O_CREAT | os.O_RDWR, mode=0o600)
+    os.close(descriptor)
+    slot.remove_all()
+    with pytest.raises(FileNotFoundError):
+        shared_memory.SharedMemory(name)

@@ -21,6 +21,7 @@ import pickle
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing import shared_memory
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, NamedTuple
 
@@ -129,8 +130,12 @@ class Slot:
     def remove_all(self) -> None:
         """Also the segment that a worker may have made without having lived to tell."""
         self.remove()
+        name = f"{self._prefix}{self._generation}"
         with suppress(FileNotFoundError):
-            _remove(SharedMemory(f"{self._prefix}{self._generation}"))
+            try:
+                _remove(SharedMemory(name))
+            except ValueError:  # it ended between making the segment and giving it a size
+                vars(shared_memory)["_posixshmem"].shm_unlink(f"/{name}")
 
 
 class Desk:
