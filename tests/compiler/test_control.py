@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -365,6 +366,7 @@ def test_a_call_by_reference_inside_a_loop_is_named() -> None:
     assert "by reference: " + call.reason in str(report)
 
 
+@pytest.mark.skipif("WEFT_CHECK" in os.environ, reason="checks take memory of their own")
 def test_the_memory_of_a_loop_is_known_before() -> None:
     def f(w: Tensor, h: Tensor, xs: Tensor) -> Any:
         return wf.scan(lambda h, x: (wf.tanh(wf.exp(h @ w) @ w + x), None), h, xs)[0]
