@@ -85,6 +85,13 @@ def test_a_tuned_program_computes_the_same(folder: Path) -> None:
     assert len(tuning._plans) == 2
 
 
+def test_products_of_integers_are_tuned_without_the_blas(folder: Path) -> None:
+    a, b = (wf.asarray(RNG.integers(-5, 5, shape)) for shape in ((40, 30), (30, 50)))
+    with wf.settings.changed(tuning=True):
+        found = wf.jit(lambda a, b: a @ b)(a, b)
+    np.testing.assert_array_equal(found.numpy(), (a @ b).numpy())
+
+
 def test_unknown_and_empty_sizes_take_the_usual_way(folder: Path) -> None:
     assert tuning.tuned(Product(float32, (1, 0, 4, 5), (False, False))) is None
     with wf.settings.changed(tuning=True):

@@ -199,8 +199,8 @@ def blas() -> ctypes.CDLL | None:
 
 @cache
 def gemm_address(dtype: DType) -> int | None:
-    """Where the BLAS has its product; None where it cannot be found."""
-    function = getattr(blas(), f"scipy_cblas_{GEMM[dtype]}64_", None)
+    """Where the BLAS has its product; None where it cannot be found, or has none of a dtype."""
+    function = getattr(blas(), f"scipy_cblas_{GEMM.get(dtype)}64_", None)
     return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
 
