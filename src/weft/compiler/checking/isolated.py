@@ -51,7 +51,6 @@ class Isolated:
     def __init__(self, section: Section, sizes: Sizes, way: Way) -> None:
         self.section, self.sizes, self.way = section, sizes, way
         self._buffers: dict[Value, Buffer] = {}
-        self._literals: list[Array] = []
         self._inner: dict[tuple[int, int], Isolated] = {}
 
     def begin(self, inputs: Sequence[Array]) -> None:

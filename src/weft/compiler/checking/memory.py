@@ -100,8 +100,8 @@ class _Checked:
         self.program, self.given = program, run
         answers = Answers()
         self.one = Isolated(program, run.sizes, Way(first, answers, divided=False))
-        self.answers = Answers(answers.results)
-        self.two = Isolated(program, run.sizes, Way(second, self.answers, divided=True))
+        again = Answers(answers.results)
+        self.two = Isolated(program, run.sizes, Way(second, again, divided=True))
         self.skipped = len(program.calls) - run.given[1]
         """The launches whose results are there from an earlier run."""
         self.made: set[Value] = {v for node in program.graph.nodes for v in node.results}
@@ -199,28 +199,28 @@ class _Checked:
 
     def compare(self, call: Call, value: Value, verb: str, problem: str) -> None:
         """Compare a value as planned with the one in isolation, where that is written."""
-        kind = value.type.dtype.numpy
-        wanted, planned = self.one.data(value), self.planned(value)
-        if not _same(wanted, planned, kind):
-            written = ~self.unwritten(value)
-            if not _same(_elements(wanted, kind)[written], _elements(planned, kind)[written], kind):
-                place = call.values.index(value)
-                text = f"value {place} ({value.type}), which it {verb}, {problem}"
-                raise misbehaviour(call, text, self.given.sizes)
+        if not self.agree(value, self.one.data(value), self.planned(value)):
+            place = call.values.index(value)
+            text = f"value {place} ({value.type}), which it {verb}, {problem}"
+            raise misbehaviour(call, text, self.given.sizes)
 
     def compare_isolated(self, call: Call) -> None:
         """Compare what both isolated runs have made of a launch."""
         for value in self.written(call):
-            kind = value.type.dtype.numpy
-            one, two = self.one.data(value), self.two.data(value)
-            if not _same(one, two, kind):
-                written = ~self.unwritten(value)
-                if not _same(_elements(one, kind)[written], _elements(two, kind)[written], kind):
-                    text = (
-                        f"{value.type}, which it writes, depends on memory that nobody has "
-                        "written, or on how the launch is divided"
-                    )
-                    raise misbehaviour(call, text, self.given.sizes)
+            if not self.agree(value, self.one.data(value), self.two.data(value)):
+                text = (
+                    f"{value.type}, which it writes, depends on memory that nobody has "
+                    "written, or on how the launch is divided"
+                )
+                raise misbehaviour(call, text, self.given.sizes)
+
+    def agree(self, value: Value, one: Array, other: Array) -> bool:
+        """Whether two forms of a value are the same where it is written."""
+        kind = value.type.dtype.numpy
+        if _same(one, other, kind):
+            return True
+        written = ~self.unwritten(value)
+        return _same(_elements(one, kind)[written], _elements(other, kind)[written], kind)
 
     def unwritten(self, value: Value) -> Array:
         """Which elements hold what both isolated runs had filled their memory with."""
