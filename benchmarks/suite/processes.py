@@ -54,8 +54,7 @@ class WorkerProcess:
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """The answer; a worker that died or is silent raises `WorkerFailure`."""
-        if self._process.poll() is not None:  # it died before: a new one takes its place
-            self._kill()
+        if self._process.returncode is not None:  # its failure was told: a new one takes its place
             self._process = self._started()
         given, taken = self._process.stdin, self._process.stdout
         assert given is not None
