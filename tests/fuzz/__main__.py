@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ CRASH = "WEFT_FUZZ_CRASH"
 ALIKE = 3
 """How many failures of one kind are made small."""
 WAYS = ("jit", "checked", "torch")
+MEMORY = 12 << 30
+"""How many bytes a child may have: a step that asks for more raises, and another is drawn."""
 
 
 def main() -> int:
@@ -113,6 +116,7 @@ def _minimise(seed: int, ways: tuple[str, ...], minutes: float) -> int:
 
 
 def _child(ways: tuple[str, ...], counted: bool) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     if counted:
         coverage.install()
     from tests.fuzz.compare import examine

@@ -37,9 +37,11 @@ EAGER, PYTORCH = 256.0, 16.0
 they were before they were disturbed, so that what cancels inside of one is not in the spread."""
 TRAINED = 64.0
 """How many times more is rounded in three steps of training."""
+OVERFLOWING = 0.8
+"""The power of a dtype's largest number beyond which what leads to a result may overflow."""
 COARSE = 1e-4
 """Dtypes that round more than this are compared with eager mode, but say nothing of it."""
-REFUSED = (wf.UnsupportedError, NotImplementedError, Unusable)
+REFUSED = (wf.UnsupportedError, NotImplementedError, MemoryError, Unusable)
 PACKAGE = Path(wf.__file__).parent
 
 
@@ -172,8 +174,8 @@ class _Judge:
             places = self._wrong_floats(
                 found, _plain(wide if eager is None else eager), wide, noisy, factor
             )
-            # what overflows in a narrower dtype is no number there
-            return _described(places & ~(np.abs(wide) > largest / 4), found, wide)
+            # what overflows in a narrower dtype, or on the way there, is no number
+            return _described(places & ~(np.abs(wide) > largest**OVERFLOWING), found, wide)
 
     def _wrong_floats(
         self, found: Array, eager: Array, wide: Array, noisy: list[Array], factor: float

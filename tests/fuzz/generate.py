@@ -106,10 +106,11 @@ class _Growing:
             self.space.pop(step.name, None)
             return False
         result = self.space[step.name]
-        if not isinstance(result, wf.Tensor):
+        if not isinstance(result, wf.Tensor) or result.size > self.draw.largest:
+            self.space.pop(step.name)
             return False
         value = describe(step.name, result)
-        if value.size > self.draw.largest or not (self.is_odd or value.most <= LARGEST_NUMBER):
+        if not (self.is_odd or value.most <= LARGEST_NUMBER):
             return False
         self.steps.append(step)
         self.draw.values.append(value)

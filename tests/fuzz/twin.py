@@ -89,7 +89,6 @@ SAME = [
     "triu",
     "positive",
     "pow",
-    "sinc",
     "logit",
     "nan_to_num",
     "floor_divide",
