@@ -11,7 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from weft.compiler.llvm.machine import host
+from weft.compiler.targets.cpu.machine import host
 
 SEED_VARIABLE = "WEFT_TEST_SEED"
 CACHE_VARIABLE = "WEFT_CACHE"

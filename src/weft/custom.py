@@ -26,8 +26,14 @@ from uuid import uuid4
 
 import numpy as np
 
-from weft.compiler.foreign import INTEGERS, REALS, TEXT, Native, kernel_of_library
-from weft.compiler.singles.drafts import nest
+from weft.compiler.lowering.builder import nest
+from weft.compiler.targets.cpu.runtime.library_kernels import (
+    INTEGERS,
+    REALS,
+    TEXT,
+    Native,
+    kernel_of_library,
+)
 from weft.core.dtypes import DType, as_dtype
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, Unsupported
 from weft.core.shapes import is_static

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.checking.memory import checked_memory
-from weft.compiler.program import Program
-from weft.compiler.singles import single_kernel
+from weft.compiler.lowering.nodes import single_kernel
+from weft.compiler.targets.cpu.checking.memory import checked_memory
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core import trees
 from weft.core.dtypes import from_numpy
 from weft.core.errors import ArgumentError, Unsupported, WeftError

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.llvm import native
-from weft.compiler.llvm.machine import Machine
-from weft.compiler.llvm.native import call_kernel, compile_kernels
+from weft.compiler.targets.cpu.llvm import engine
+from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
+from weft.compiler.targets.cpu.machine import Machine
 from weft.core.dtypes import DType, float32, float64, int32, int64
 from weft.ir import scalars
 from weft.ir.loop_reference import run_reference
@@ -116,7 +116,7 @@ def _address(kernel: Kernel, machine: Machine) -> int:
 
 def address(kernel: Kernel, width: int | None) -> int:
     """The compiled kernel; each is compiled once for all tests."""
-    return _address(kernel, native.host(width))
+    return _address(kernel, engine.host(width))
 
 
 def both(kernel: Kernel, arrays: list[Array], sizes: list[int], width: int | None) -> list[Array]:

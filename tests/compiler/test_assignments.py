@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.tracing import record
+from weft.compiler.function.recording import record
 from weft.core import trees
 from weft.ir.tensor import Tensor
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.passes import attention as attention_pass
+from weft.compiler.graph_passes.attention import recognize as attention_pass
+from weft.compiler.lowering.nodes.attention import KEYS, LANES
 from weft.compiler.pipeline import optimize
-from weft.compiler.program import Program
-from weft.compiler.singles.attention import KEYS, LANES
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.ir.dispatch import bind
 from weft.ir.loop_verify import verify_kernel
 from weft.ir.primitive import PRIMITIVES

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.passes import attention as attention_pass
-from weft.compiler.passes import attention_sites
+from weft.compiler.graph_passes.attention import recognize as attention_pass
+from weft.compiler.graph_passes.attention import sites
 from weft.compiler.pipeline import optimize
 from weft.ir.graph import Graph
 
@@ -29,7 +29,7 @@ KEY = np.array([7, 9], np.uint32)
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognise and compile attention of short sequences too."""
-    monkeypatch.setattr(attention_sites, "FEWEST", 0)
+    monkeypatch.setattr(sites, "FEWEST", 0)
     monkeypatch.setattr(attention_pass, "SMALL", 0)
 
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import kernels
-from weft.compiler.background import BACKGROUND, Background
-from weft.compiler.collection import pause_collection
-from weft.compiler.grouping import group
-from weft.compiler.llvm.native import emit_kernel, emit_text, kernel_text
-from weft.compiler.lowering import context_of, is_lowered, lower
+from weft.compiler.fusion.grouping import group
+from weft.compiler.lowering.groups import context_of, is_lowered, lower
+from weft.compiler.targets.cpu.cache import kernels
+from weft.compiler.targets.cpu.llvm.engine import emit_kernel, emit_text, kernel_text
 from weft.core.dtypes import float32, float64
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.scalars import Buffer, Scalar, const, exp, index, size
+from weft.runtime.compile_queue import BACKGROUND, Background
+from weft.runtime.no_gc import pause_collection
 
 
 def test_results_come_from_the_queue_and_errors_reach_who_asks() -> None:
@@ -68,7 +68,7 @@ def test_the_interpreter_switches_as_before_when_all_is_done() -> None:
 def test_a_fork_waits_for_the_work_and_the_child_can_compile() -> None:
     code = (
         "import os, time, weft as wf\n"
-        "from weft.compiler.background import BACKGROUND\n"
+        "from weft.runtime.compile_queue import BACKGROUND\n"
         "task = BACKGROUND.submit(lambda: time.sleep(0.1) or 1)\n"
         "child = os.fork()\n"
         "assert task.is_done\n"

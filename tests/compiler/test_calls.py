@@ -18,7 +18,7 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.compiler import arrays
+from weft.compiler.targets.cpu.runtime import array_fields
 from weft.nn.layout import lay_out
 
 NAMES = ("argument", "closed over", "itself", "in a list", "in a dictionary")
@@ -387,14 +387,14 @@ def test_addresses_are_those_of_the_arrays() -> None:
     slots = np.arange(2, 2 + len(made))[::-1].copy()
     table = np.zeros(len(made) + 2, np.int64)
     for count in (0, 3, len(made)):
-        given = arrays.write_addresses(made[:count], table.ctypes.data)
+        given = array_fields.write_addresses(made[:count], table.ctypes.data)
         assert table[:count].tolist() == [a.__array_interface__["data"][0] for a in given]
         assert not table[count:].any()
     assert all(a.flags.c_contiguous for a in given)
     for array, same in zip(made, given, strict=True):
         assert np.array_equal(array, same)
         assert (array is same) == bool(array.flags.c_contiguous)
-    given = arrays.write_addresses(made, table.ctypes.data, slots.ctypes.data)
+    given = array_fields.write_addresses(made, table.ctypes.data, slots.ctypes.data)
     assert table[slots].tolist() == [a.__array_interface__["data"][0] for a in given]
 
 
@@ -402,18 +402,18 @@ def test_what_is_no_array_is_left_to_numpy() -> None:
     table = np.zeros(2, np.int64)
     scalar: Any = np.float32(3)
     other = np.ones(3).view(np.recarray)
-    given = arrays.write_addresses([scalar, other], table.ctypes.data)
+    given = array_fields.write_addresses([scalar, other], table.ctypes.data)
     assert table[1] == other.ctypes.data
     assert len(given) == 2
 
 
 def test_places_that_are_not_found_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [np.ones(3), np.ones(4), np.ones((2, 2)).T]
-    assert arrays.Fields.found(made) == arrays.fields()
-    assert arrays.Fields.found([]) is None
-    assert arrays.places(made, ctypes.c_int64, lambda array: 4711) == []
+    assert array_fields.Fields.found(made) == array_fields.fields()
+    assert array_fields.Fields.found([]) is None
+    assert array_fields.places(made, ctypes.c_int64, lambda array: 4711) == []
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="another"))
-    assert arrays.Fields.found(made) is None
+    assert array_fields.Fields.found(made) is None
 
 
 @dataclass

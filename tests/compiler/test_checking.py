@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.checking.fences import FENCE, Fences, noted_faults
-from weft.compiler.checking.memory import NAN
-from weft.compiler.checking.plans import verify_plan
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.checking.fences import FENCE, Fences, noted_faults
+from weft.compiler.targets.cpu.checking.memory import NAN
+from weft.compiler.targets.cpu.checking.plans import verify_plan
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.runtime.memory import Planner
 
 
@@ -221,7 +221,7 @@ def test_touching_the_bytes_beside_a_buffer_is_noted(at_end: bool, size: int) ->
 def test_a_fault_elsewhere_still_ends_the_process() -> None:
     code = (
         "import ctypes\n"
-        "from weft.compiler.checking.fences import noted_faults\n"
+        "from weft.compiler.targets.cpu.checking.fences import noted_faults\n"
         "with noted_faults():\n"
         "    ctypes.c_uint8.from_address(8).value\n"
     )

@@ -17,35 +17,24 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import (
-    access,
-    affine,
-    compiled,
-    control,
-    grouping,
-    launches,
-    lowering,
-    native_calls,
-    order,
-    products,
-    repeats,
-    section,
-    signatures,
-    tracing,
-)
-from weft.compiler.checking.fences import Fences, noted_faults
-from weft.compiler.checking.memory import NAN
-from weft.compiler.convolution import calls as convolution_calls
-from weft.compiler.convolution import plans as convolution_plans
-from weft.compiler.llvm import control as blocks
-from weft.compiler.llvm import instructions, values
-from weft.compiler.llvm.machine import host
-from weft.compiler.llvm.native import call_kernel, compile_kernels
-from weft.compiler.matmul import calls as product_calls
-from weft.compiler.matmul import chains
-from weft.compiler.passes import attention_sites, common_subexpressions, dead_code, loops
-from weft.compiler.preparation import Preparation
-from weft.compiler.program import Program
+from weft.compiler.function import compiled_function, recording
+from weft.compiler.fusion import affine_index, element_reads, grouping
+from weft.compiler.graph_passes import common_subexpressions, dead_code
+from weft.compiler.graph_passes.attention import sites
+from weft.compiler.graph_passes.loops import lighten
+from weft.compiler.lowering import group_reuse, groups, node_reuse
+from weft.compiler.plan import control_flow, in_place, launch, order, program_plan, row_fusion
+from weft.compiler.targets.cpu.checking.fences import Fences, noted_faults
+from weft.compiler.targets.cpu.checking.memory import NAN
+from weft.compiler.targets.cpu.convolution import plans as convolution_plans
+from weft.compiler.targets.cpu.convolution import select as convolution_calls
+from weft.compiler.targets.cpu.llvm import blocks, instructions, values
+from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.products import forms
+from weft.compiler.targets.cpu.products import select as product_calls
+from weft.compiler.targets.cpu.runtime.preparation import Preparation
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core import dimensions
 from weft.core.dtypes import float32
 from weft.ir import loop_digest
@@ -390,7 +379,7 @@ FAULTS: list[Fault] = [
     # --- plans of memory
     Fault(
         "a live range is one launch too short",
-        section.Section,
+        program_plan.Section,
         "_lifetimes",
         lambda f: (
             lambda self, held: [replace(b, last=max(b.first, b.last - 1)) for b in f(self, held)]
@@ -399,7 +388,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a buffer is half as large as its value",
-        section,
+        program_plan,
         "byte_count",
         lambda f: lambda kind: f(kind) // 2,
         keeps_memory(long_chain, X),
@@ -439,7 +428,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a kernel claims to read every operand in its own place",
-        lowering._Lowering,
+        groups._Lowering,
         "in_place",
         lambda f: (
             lambda self, *given, **named: tuple(
@@ -454,21 +443,21 @@ FAULTS: list[Fault] = [
     # --- donation and state
     Fault(
         "a view counts as an array of its own",
-        compiled,
+        compiled_function,
         "_is_own",
         lambda f: lambda array: True,
         views_are_not_written_over,
     ),
     Fault(
         "an array that somebody holds is donated",
-        compiled,
+        compiled_function,
         "_let_go",
         lambda f: lambda arrays, pairs: list(pairs),
         held_arrays_are_not_used_again,
     ),
     Fault(
         "state that a step writes is lost",
-        tracing,
+        recording,
         "_writes",
         lambda f: lambda held, put, replaced: f(held, put, replaced)[:0],
         training_agrees,
@@ -483,7 +472,7 @@ FAULTS: list[Fault] = [
     # --- order
     Fault(
         "launches run backwards where nothing forbids it but what they read",
-        launches,
+        in_place,
         "schedule",
         lambda f: lambda tasks, sizes: f(tasks, sizes)[::-1],
         keeps_memory(long_chain, X),
@@ -498,14 +487,14 @@ FAULTS: list[Fault] = [
     # --- one kernel for several groups and nodes
     Fault(
         "groups that differ in parameters share a kernel",
-        signatures.Signature,
+        group_reuse.Signature,
         "_node",
         lambda f: lambda self, node: f(self, replace(node, params={})),
         agrees(lambda x: (x.sum(axis=0), wf.sort(x, axis=0).sum(axis=1)), numbers(32, 32)),
     ),
     Fault(
         "nodes that differ in parameters share a kernel",
-        repeats,
+        node_reuse,
         "_key",
         lambda f: lambda node: (node.primitive, tuple(a.type for a in node.operands)),
         agrees(equal_nodes_with_other_params, numbers(64, 64)),
@@ -527,14 +516,14 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a chain's blocks are one row too high for its scratch memory",
-        chains._Chain,
+        row_fusion._Chain,
         "places",
         lambda f: lambda self, sizes, height: f(self, sizes, max(1, height // 2)),
         keeps_memory(softmax_of_product, BIG, WIDE, numbers(330)),
     ),
     Fault(
         "a chain leaves its last block out",
-        chains._Chain,
+        row_fusion._Chain,
         "call",
         lambda f: (
             lambda self: (
@@ -545,7 +534,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a value that others read is kept in a chain's scratch memory",
-        chains._Chain,
+        row_fusion._Chain,
         "is_local",
         lambda f: (
             lambda self, value: (
@@ -563,14 +552,14 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "members of an ensemble are given each other's buffers",
-        launches,
+        in_place,
         "table",
         lambda f: lambda members: f([replace(m, buffers=0) for m in members]),
         agrees(many_updates, X, W, V),
     ),
     Fault(
         "an ensemble leaves its last chunk out",
-        launches,
+        in_place,
         "chunk_count",
         lambda f: lambda members: f(members) - 1,
         agrees(many_updates, X, W, V),
@@ -585,14 +574,14 @@ FAULTS: list[Fault] = [
     # --- movement
     Fault(
         "a slice forgets where it begins",
-        access.MOVEMENT,
+        element_reads.MOVEMENT,
         "slice",
         lambda f: lambda reading, node, index: reading.at(node.operands[0], index),
         agrees(lambda x: x[3:90, 5:] * 2, X),
     ),
     Fault(
         "a flip is one element off",
-        access.MOVEMENT,
+        element_reads.MOVEMENT,
         "flip",
         lambda f: (
             lambda reading, node, index: f(
@@ -605,28 +594,28 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "padding reads where there is nothing",
-        lowering._Elements,
+        groups._Elements,
         "choice",
         lambda f: lambda self, conditions, inside, outside: inside,
         keeps_memory(lambda x: wf.pad(x, ((1, 1), (2, 2))) * 2, X),
     ),
     Fault(
         "the last part of a join is read outside of it",
-        lowering._Elements,
+        groups._Elements,
         "only_where",
         lambda f: lambda self, conditions, element: element,
         keeps_memory(joined, numbers(8, 31)),
     ),
     Fault(
         "a broadcast operand moves along",
-        access,
+        element_reads,
         "aligned",
         lambda f: lambda index, operand, result: index[len(result) - len(operand) :],
         agrees(lambda x: wf.exp(x) * x[:, :1], X),
     ),
     Fault(
         "an index loses a stride",
-        affine.Affine,
+        affine_index.Affine,
         "__mul__",
         lambda f: lambda self, factor: self if factor == 2 else f(self, factor),
         agrees(moved, X),
@@ -634,7 +623,7 @@ FAULTS: list[Fault] = [
     # --- kernels and machine code
     Fault(
         "the greatest is combined as the least",
-        lowering.COMBINE,
+        groups.COMBINE,
         "reduce_max",
         lambda f: "minimum",
         agrees(lambda x: x.max(axis=1), X),
@@ -710,7 +699,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a transposed operand is taken as it lies",
-        products,
+        forms,
         "_turned",
         lambda f: lambda *given, **named: None if f(*given, **named) is None else False,
         agrees(lambda x: x @ x.T, numbers(64, 64)),
@@ -744,7 +733,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a causal mask lets the next key through",
-        attention_sites,
+        sites,
         "causal_offset",
         lambda f: lambda *given: (lambda found: None if found is None else found + 1)(f(*given)),
         agrees(attended, numbers(256, 64)),
@@ -752,7 +741,7 @@ FAULTS: list[Fault] = [
     # --- sorting
     Fault(
         "sorting goes the other way",
-        native_calls,
+        launch,
         "sort_pieces",
         lambda f: (
             lambda node: (
@@ -770,7 +759,7 @@ FAULTS: list[Fault] = [
     # --- loops and choices
     Fault(
         "every carry stays where it is",
-        control,
+        control_flow,
         "staying",
         lambda f: (
             lambda node, body: [
@@ -781,21 +770,21 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a loop backwards begins at the front",
-        control._Loop,
+        control_flow._Loop,
         "_moving",
         lambda f: lambda self, *given: f(replace(self, reverse=False), *given),
         keeps_memory(accumulated_backwards, X),
     ),
     Fault(
         "outputs that are inputs are not copied",
-        control,
+        control_flow,
         "_targets",
         lambda f: lambda *given: (f(*given)[0], []),
         keeps_memory(lambda x: wf.scan(lambda c, row: (c + row, (c, row)), x[0], x), X),
     ),
     Fault(
         "a branch is run with the memory of another",
-        control._Choice,
+        control_flow._Choice,
         "bytes",
         lambda f: lambda self, sizes: 64,
         keeps_memory(
@@ -810,7 +799,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "what depends on a step is done once before the loop",
-        section.Section,
+        program_plan.Section,
         "_parted",
         lambda f: (
             lambda self, calls, fixed: (
@@ -826,7 +815,7 @@ FAULTS: list[Fault] = [
     # --- passes
     Fault(
         "loops with one body take over each other's values",
-        loops,
+        lighten,
         "_recomputed",
         lambda f: (
             lambda loop, first: {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core import trees
 from weft.ir.dispatch import apply_multiple
 from weft.ir.tensor import Tensor

@@ -10,16 +10,23 @@ import pytest
 from tests.threads import threads
 
 import weft as wf
-from weft.compiler.convolution import calls, gathered, packing, plans, winograd, winograd_calls
-from weft.compiler.convolution.primitives import (
+from weft.compiler.graph_passes.channels_last_primitives import (
     conv_last,
     conv_last_input_gradient,
     conv_last_weight_gradient,
 )
-from weft.compiler.llvm.machine import host
-from weft.compiler.matmul.native import functions as product_functions
-from weft.compiler.matmul.tiles import tile_of
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.convolution import (
+    gathered,
+    packing,
+    plans,
+    winograd,
+    winograd_select,
+)
+from weft.compiler.targets.cpu.convolution import select as calls
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.products.gemm import functions as product_functions
+from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive
 
@@ -161,7 +168,7 @@ def test_narrow_vectors_without_masks_agree(
     name: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(host(width), masked=False)
-    for module in (calls, gathered, packing, winograd_calls):
+    for module in (calls, gathered, packing, winograd_select):
         monkeypatch.setattr(module, "host", lambda: machine)
     monkeypatch.setattr(
         packing, "product_functions", lambda dtype: product_functions(dtype, machine)
@@ -207,7 +214,7 @@ def test_winograd_is_for_plain_convolutions_of_three_by_three(change: Params, fi
         "kernel": (3, 3), "strides": (1, 1), "dilation": (1, 1), "low": (1, 1),
     }  # fmt: skip
     sizes = plans.Sizes(**{**given, **change})
-    assert winograd_calls.fits(sizes, wf.float32) is fits
+    assert winograd_select.fits(sizes, wf.float32) is fits
 
 
 def test_bias_scale_residual_and_activation_are_the_epilogue() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.passes.loops import lighten_loops
+from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.ir.tensor import Tensor
 from weft.ops.control import run
 

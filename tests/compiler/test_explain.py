@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.costs import operations
-from weft.compiler.grouping import why_stored
-from weft.compiler.llvm.machine import host
-from weft.compiler.lowering import is_lowered
-from weft.compiler.matmul.tiles import tile_of
+from weft.compiler.fusion.costs import operations
+from weft.compiler.fusion.grouping import why_stored
+from weft.compiler.lowering.groups import is_lowered
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.products.tiles import tile_of
 
 
 def mlp(w1: wf.Tensor, w2: wf.Tensor, x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.grouping import LARGEST, Group
-from weft.compiler.lowering import is_lowered
+from weft.compiler.fusion.grouping import LARGEST, Group
+from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import optimize
-from weft.compiler.program import Program
-from weft.compiler.section import Written
+from weft.compiler.plan.program_plan import Written
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.ir.tensor import Tensor
 
 Function = Callable[..., Any]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.llvm.machine import host
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.dtypes import float32
 from weft.ir import scalars
 from weft.ir.scalars import Buffer

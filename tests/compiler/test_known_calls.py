@@ -14,8 +14,9 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.compiler import known_calls, runner
-from weft.compiler.known_calls import KnownCall
+from weft.compiler.function.fastcall import last_call
+from weft.compiler.function.fastcall.last_call import KnownCall
+from weft.compiler.targets.cpu.runtime import executable
 from weft.core import unchanged
 
 
@@ -306,7 +307,7 @@ def test_nothing_is_kept_alive() -> None:
 def test_places_that_are_not_found_make_no_known_calls(
     hits: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_calls, "_slots", lambda: None)
+    monkeypatch.setattr(last_call, "_slots", lambda: None)
     f, net = wf.jit(apply), nn.Linear(3, 2)
     for _ in range(4):
         assert agrees(f, net, wf.ones((4, 3)))
@@ -316,8 +317,8 @@ def test_places_that_are_not_found_make_no_known_calls(
 def test_without_functions_of_the_interpreters_form_all_is_as_right(
     hits: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "entries", lambda: None)
-    monkeypatch.setattr(known_calls, "entries", lambda: None)
+    monkeypatch.setattr(executable, "entries", lambda: None)
+    monkeypatch.setattr(last_call, "entries", lambda: None)
     monkeypatch.setattr(unchanged, "NATIVE", [])
     f, net = wf.jit(lambda net, x: (net(x) * 3.25, x, x.reshape((3, 4)), 1.0)), nn.Linear(3, 2)
     for number in range(4):

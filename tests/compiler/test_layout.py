@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.passes.layout import channels_last
+from weft.compiler.graph_passes.channels_last import channels_last
 from weft.compiler.pipeline import optimize
 from weft.ir.graph import Graph
 

@@ -12,16 +12,16 @@ import pytest
 from tests.compiler import kernels
 from tests.compiler.kernels import COLUMN, COLUMNS, PLACE, ROW, ROWS, SIZES, both
 
-from weft.compiler.llvm import native
-from weft.compiler.llvm.instructions import TABLE
-from weft.compiler.llvm.machine import WIDTHS
-from weft.compiler.llvm.native import (
+from weft.compiler.targets.cpu.llvm import engine
+from weft.compiler.targets.cpu.llvm.engine import (
     assembly,
     call_kernel,
     compile_kernels,
     emit_object,
     load_object,
 )
+from weft.compiler.targets.cpu.llvm.instructions import TABLE
+from weft.compiler.targets.cpu.machine import WIDTHS
 from weft.core.dtypes import (
     DTYPES,
     DType,
@@ -49,8 +49,8 @@ CONSTRUCTOR = {"and": scalars.and_, "or": scalars.or_, "not": scalars.not_}
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The rest of a loop is a masked vector, or scalar as on machines without masks."""
     if request.param == "unmasked":
-        plain = native.host
-        monkeypatch.setattr(native, "host", lambda width=None: replace(plain(width), masked=False))
+        plain = engine.host
+        monkeypatch.setattr(engine, "host", lambda width=None: replace(plain(width), masked=False))
     return request.param
 
 
@@ -135,8 +135,8 @@ def test_casts_agree_with_numpy(source: DType, width: int) -> None:
 @pytest.mark.parametrize("half", [True, False], ids=["processor", "software"])
 def test_float16_is_rounded_to_nearest_even(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not half:
-        plain = replace(native.host(), half=False)
-        monkeypatch.setattr(native, "host", lambda width=None: plain)
+        plain = replace(engine.host(), half=False)
+        monkeypatch.setattr(engine, "host", lambda width=None: plain)
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     widened = elementwise("widen", [float16], float32, lambda x: scalars.cast(x, float32))
     with np.errstate(all="ignore"):  # on ARM, NumPy warns of NaNs that signal
@@ -300,7 +300,7 @@ def test_a_kernel_may_have_the_name_of_a_function_of_the_c_library() -> None:
 def test_older_processors_give_the_same_bits(
     processor: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = native.host()
+    own = engine.host()
     if processor == "haswell" and own.width < 8:
         pytest.skip("this machine is older")
     x = samples(float32, 0)
@@ -311,7 +311,7 @@ def test_older_processors_give_the_same_bits(
     compiled = {name: elementwise(name, [float32], float32, value) for name, value in made.items()}
     expected = {name: run(kernel, [x], None) for name, kernel in compiled.items()}
     older = replace(own, processor=processor, features="", width=width, masked=False, half=False)
-    monkeypatch.setattr(native, "host", lambda width=None: older)
+    monkeypatch.setattr(engine, "host", lambda width=None: older)
     for name, kernel in compiled.items():
         same(run(kernel, [x], None), expected[name], name)
 

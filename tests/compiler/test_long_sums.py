@@ -11,7 +11,7 @@ import pytest
 from tests.threads import threads
 
 import weft as wf
-from weft.compiler.long_sums import BLOCK, SERIAL_BLOCK
+from weft.compiler.fusion.long_sums import BLOCK, SERIAL_BLOCK
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.passes.lookups import multiply_tables
+from weft.compiler.graph_passes.embedding_products import multiply_tables
 from weft.compiler.pipeline import optimize
 
 RNG = np.random.default_rng(3)

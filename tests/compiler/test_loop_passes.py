@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.passes.loops import lighten_loops
+from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.pipeline import optimize
 from weft.core import trees
 from weft.ir.graph import Graph

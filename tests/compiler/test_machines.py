@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import weft as wf
-from weft.compiler.grouping import group
-from weft.compiler.llvm.emit import emit_module
-from weft.compiler.llvm.machine import LEVELS, available, host, machine_named
-from weft.compiler.llvm.native import _object
-from weft.compiler.lowering import context_of, is_lowered, lower
-from weft.compiler.matmul import native, tiles, vectors
-from weft.compiler.matmul.words import has_instruction, words_of
+from weft.compiler.fusion.grouping import group
+from weft.compiler.lowering.groups import context_of, is_lowered, lower
+from weft.compiler.targets.cpu.llvm.emit import emit_module
+from weft.compiler.targets.cpu.llvm.engine import _object
+from weft.compiler.targets.cpu.machine import LEVELS, available, host, machine_named
+from weft.compiler.targets.cpu.products import gemm, gemv, tiles
+from weft.compiler.targets.cpu.products.dot_packing import has_instruction, words_of
 from weft.core.errors import ArgumentError
 
 TRIPLE = "x86_64-unknown-linux-gnu"
@@ -29,7 +29,7 @@ SCRIPT = """
 import json
 import numpy as np
 import weft as wf
-from weft.compiler.llvm.machine import host
+from weft.compiler.targets.cpu.machine import host
 x = wf.tensor(np.linspace(-3, 3, 37 * 29, dtype=np.float32).reshape(37, 29))
 half = x.astype("bfloat16")
 f = lambda x, half: (
@@ -114,8 +114,8 @@ def test_llvm_takes_what_is_written_for_each_machine(name: str) -> None:
     texts = [emit_module([kernel], machine) for kernel in kernels]
     assert texts
     for dtype in (wf.float32, wf.float64):
-        texts.append(native.source(tiles.tile_of(dtype, machine)))
-        texts.append(vectors.source(vectors.shape_of(dtype, machine)))
+        texts.append(gemm.source(tiles.tile_of(dtype, machine)))
+        texts.append(gemv.source(gemv.shape_of(dtype, machine)))
     for left, right in ((wf.bfloat16, wf.bfloat16), (wf.int8, wf.int8)):
         kind = words_of(left, right)
         assert kind is not None

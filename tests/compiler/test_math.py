@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.compiler.llvm import native
-from weft.compiler.llvm.instructions import TABLE
-from weft.compiler.llvm.machine import host
-from weft.compiler.llvm.mathematics import DOUBLE, LIBRARY, SINGLE, lookup
-from weft.compiler.llvm.native import call_kernel, compile_kernels
+from weft.compiler.targets.cpu.llvm import engine
+from weft.compiler.targets.cpu.llvm.elementary import DOUBLE, LIBRARY, SINGLE, lookup
+from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
+from weft.compiler.targets.cpu.llvm.instructions import TABLE
+from weft.compiler.targets.cpu.machine import host
 from weft.core.dtypes import DType, float32, float64, int32
 from weft.ir import scalars
 from weft.ir.loops import For, Kernel, Store
@@ -111,7 +111,7 @@ def test_processors_without_permutations_give_the_same_bits(
 ) -> None:
     x = every(1000003)
     here = compiled(name, float32)(x)
-    monkeypatch.setattr(native, "host", lambda width=None: replace(host(width), permuted=()))
+    monkeypatch.setattr(engine, "host", lambda width=None: replace(host(width), permuted=()))
     for width in (8, 16):
         np.testing.assert_array_equal(compiled(name, float32, width)(x), here)
 

@@ -10,8 +10,8 @@ import pytest
 from tests.threads import threads
 
 import weft as wf
-from weft.compiler.partial_sums import chunk_rows
-from weft.compiler.program import Program
+from weft.compiler.fusion.split_reduction import chunk_rows
+from weft.compiler.targets.cpu.runtime.program import Program
 
 Array = np.ndarray[Any, Any]
 

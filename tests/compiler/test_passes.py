@@ -14,12 +14,12 @@ from tests.laws import Arguments, Program, close, positions, total
 from tests.test_laws import programs
 
 import weft as wf
-from weft.compiler.passes.common_subexpressions import merge_common_subexpressions
-from weft.compiler.passes.dead_code import remove_dead_code
-from weft.compiler.passes.folding import fold_constants
-from weft.compiler.passes.inlining import inline
-from weft.compiler.passes.movement import absorb_movement, rearrange
-from weft.compiler.passes.products import merge_products
+from weft.compiler.graph_passes.common_subexpressions import merge_common_subexpressions
+from weft.compiler.graph_passes.dead_code import remove_dead_code
+from weft.compiler.graph_passes.folding import fold_constants
+from weft.compiler.graph_passes.inlining import inline
+from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
+from weft.compiler.graph_passes.merge_products import merge_products
 from weft.compiler.pipeline import MERGE_PRODUCTS, PIPELINE, optimize, optimize_with_report
 from weft.core.errors import Unsupported
 from weft.ir import PRIMITIVES, Graph, Primitive, Variable

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.llvm.machine import host
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core import sharing
 from weft.core.errors import WeftError
 

@@ -11,12 +11,12 @@ import pytest
 from tests.threads import threads
 
 import weft as wf
-from weft.compiler.kernels import text_addresses
-from weft.compiler.llvm.machine import host
-from weft.compiler.llvm.native import call_kernel
-from weft.compiler.matmul.native import ENTRIES, source
-from weft.compiler.matmul.tiles import tile_of
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.llvm.engine import call_kernel
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.products.gemm import ENTRIES, source
+from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.cpu.runtime.program import Program
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 2, 3, 5, 7, 17, 63, 65, 129)

@@ -10,7 +10,7 @@ from tests.laws import Arguments, Program, positions, total
 from tests.test_laws import programs
 
 import weft as wf
-from weft.compiler.program import Program as Compiled
+from weft.compiler.targets.cpu.runtime.program import Program as Compiled
 from weft.core import trees
 
 EXAMPLES = max(200, settings().max_examples)

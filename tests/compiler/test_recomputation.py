@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import execution, recomputation, section
-from weft.compiler.ladders import Ladders
+from weft.compiler.function import program_cache
+from weft.compiler.function.recording import outside
+from weft.compiler.memory_budget import search
+from weft.compiler.memory_budget.candidates import Ladders
+from weft.compiler.memory_budget.model import Flow, prompt, recomputing
+from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.pipeline import optimize
-from weft.compiler.recomputation import parse_bytes
-from weft.compiler.retention import Flow, prompt, recomputing
-from weft.compiler.tracing import outside
+from weft.compiler.plan import program_plan
 from weft.core.errors import OutOfMemoryError
 from weft.runtime.arena import account
 from weft.runtime.cache import DiskCache
@@ -26,8 +28,8 @@ WIDTH, ROWS = 32, 256
 
 def forget_programs() -> None:
     """Have programs of other tests give back their memory now, and not meanwhile."""
-    execution._runners.clear()
-    execution._program.cache_clear()
+    program_cache._runners.clear()
+    program_cache._program.cache_clear()
     gc.collect()
 
 
@@ -282,11 +284,11 @@ def test_a_report_says_what_is_computed_again() -> None:
 def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> None:
     ws, x = weights(12), batch()
     budget = budget_for(step, 0.5, ws, x)
-    monkeypatch.setattr(recomputation, "disk", lambda: DiskCache(tmp_path))
-    monkeypatch.setattr(recomputation, "_notes", OrderedDict())
+    monkeypatch.setattr(search, "disk", lambda: DiskCache(tmp_path))
+    monkeypatch.setattr(search, "_notes", OrderedDict())
     first = wf.jit(step, memory=budget).memory(ws, x)
-    monkeypatch.setattr(recomputation, "_notes", OrderedDict())
-    monkeypatch.delattr(recomputation, "_Search")
+    monkeypatch.setattr(search, "_notes", OrderedDict())
+    monkeypatch.delattr(search, "_Search")
     again = wf.jit(step, memory=budget).memory(ws, x)
     assert first.recomputed == again.recomputed
     assert first.peak == again.peak <= budget
@@ -414,8 +416,8 @@ def test_nothing_is_compiled_before_a_choice_is_made(monkeypatch: Any) -> None:
 
     bounded = wf.jit(step, memory=budget)
     with monkeypatch.context() as patched:
-        patched.setattr(section, "compiled", refused)
-        patched.setattr(section, "begin", refused)
+        patched.setattr(program_plan, "compiled", refused)
+        patched.setattr(program_plan, "begin", refused)
         assert bounded.memory(ws, x).peak <= budget
         with pytest.raises(OutOfMemoryError):
             wf.jit(step, memory=1000).memory(ws, x)
@@ -456,8 +458,8 @@ def test_what_is_said_to_be_enough_is_and_the_least_of_all_that_was_seen(
     f: Any, on_disk: bool, tmp_path: Any, monkeypatch: Any
 ) -> None:
     store = DiskCache(tmp_path) if on_disk else DiskCache(tmp_path, limit=0)
-    monkeypatch.setattr(recomputation, "disk", lambda: store)
-    monkeypatch.setattr(recomputation, "_notes", OrderedDict())
+    monkeypatch.setattr(search, "disk", lambda: store)
+    monkeypatch.setattr(search, "_notes", OrderedDict())
     ws = weights(6)
     x = batch() if f is step else wf.random.normal((12, 16, WIDTH))
     seen: list[int] = []

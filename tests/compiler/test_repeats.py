@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.execution import draft, forget_drafts, program
-from weft.compiler.program import Program
-from weft.compiler.repeats import Repeats
-from weft.compiler.section import Written
+from weft.compiler.function.program_cache import draft, forget_drafts, program
+from weft.compiler.lowering.node_reuse import Repeats
+from weft.compiler.plan.program_plan import Written
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.ir.graph import Graph, Literal
 
 ERROR = Literal(np.zeros(1, np.int32))

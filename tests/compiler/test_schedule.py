@@ -14,10 +14,15 @@ from tests.laws import Program as Drawn
 from tests.test_laws import programs
 
 import weft as wf
-from weft.compiler import launches, section
-from weft.compiler.ensembles import Member, chunk_count, chunks_at_once, table
-from weft.compiler.program import Program
-from weft.compiler.schedule import SLACK, TOLERATED, Launch, Task, peak, schedule
+from weft.compiler.plan import in_place, program_plan
+from weft.compiler.plan.schedule import SLACK, TOLERATED, Launch, Task, peak, schedule
+from weft.compiler.targets.cpu.runtime.grouped_launch import (
+    Member,
+    chunk_count,
+    chunks_at_once,
+    table,
+)
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core import trees
 
 Array = np.ndarray[Any, Any]
@@ -316,8 +321,8 @@ def test_neither_places_nor_order_change_a_bit_on_random_programs(
 ) -> None:
     found = bits(drawn)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(section, "places", lambda calls, root: {})
-        patch.setattr(launches, "schedule", lambda tasks, sizes: [(n,) for n in range(len(tasks))])
+        patch.setattr(program_plan, "places", lambda calls, root: {})
+        patch.setattr(in_place, "schedule", lambda tasks, sizes: [(n,) for n in range(len(tasks))])
         assert bits(drawn) == found
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.matmul import short
-from weft.compiler.matmul.words import has_instruction
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.products import low_precision
+from weft.compiler.targets.cpu.products.dot_packing import has_instruction
+from weft.compiler.targets.cpu.runtime.program import Program
 
 Array = np.ndarray[Any, Any]
 SIZES = (2, 3, 5, 7, 16, 17, 31, 33, 63, 65, 129, 200)
@@ -59,7 +59,7 @@ def names(f: Callable[..., Any], *given: Any) -> list[str]:
 
 def has(dtype: str) -> bool:
     one = wf.ir.trace(lambda x: x @ x, wf.spec(dtype, (2, 2))).nodes[0]
-    return short.words_for(*one.operands) is not None
+    return low_precision.words_for(*one.operands) is not None
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -70,7 +70,8 @@ def test_products_of_short_floats_are_rounded_once(
 ) -> None:
     """With words of one term, and of two where the machine multiplies such."""
     able = has_instruction
-    monkeypatch.setattr(short, "has_instruction", lambda w, m: w.terms <= terms and able(w, m))
+    fewer = lambda w, m: w.terms <= terms and able(w, m)  # noqa: E731
+    monkeypatch.setattr(low_precision, "has_instruction", fewer)
     rng = np.random.default_rng(3)
     for number in range(16):
         m, n, k = (int(rng.choice((1, *SIZES))) for _ in range(3))
@@ -178,10 +179,10 @@ def test_a_step_in_bfloat16_has_the_same_bits_on_any_number_of_threads() -> None
 def test_machines_without_the_instruction_multiply_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(short, "has_instruction", lambda words, machine: False)
+    monkeypatch.setattr(low_precision, "has_instruction", lambda words, machine: False)
     a, b = drawn(12, 65, 33), drawn(13, 33, 70)
     program = Program(wf.ir.trace(wf.matmul, wf.tensor(a), wf.tensor(b)))
-    assert all(node.primitive is not short.dot_wide for node in program.graph.nodes)
+    assert all(node.primitive is not low_precision.dot_wide for node in program.graph.nodes)
     close(program.run([a, b])[0], a, b)
     a, b = integers(1, "int8", 65, 33), integers(2, "int8", 33, 70)
     graph = wf.ir.trace(lambda a, b: a.astype("int32") @ b.astype("int32"), *map(wf.tensor, (a, b)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.nn import functional
 
 Function = Callable[[wf.Tensor], wf.Tensor]

@@ -15,7 +15,7 @@ import pytest
 from tests.hammer import times
 
 import weft as wf
-from weft.compiler.compiled import Compiled
+from weft.compiler.function.compiled_function import Compiled
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
 

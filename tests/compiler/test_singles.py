@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.llvm.machine import host
-from weft.compiler.program import Program
-from weft.compiler.singles import SINGLES
+from weft.compiler.lowering.nodes import SINGLES
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.dtypes import as_dtype
 from weft.core.types import TensorType
 from weft.ir.dispatch import bind

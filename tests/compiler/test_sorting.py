@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.program import Program
-from weft.compiler.singles.sorting import FEW, SHORT, Keys, _parts
-from weft.compiler.stored import frozen, thawed
+from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
+from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.sorting import FEW, SHORT, Keys, _parts
 from weft.core.dtypes import float32, int64
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.copies import CHUNK, copy_address, numbers
-from weft.compiler.llvm.native import call_kernel
-from weft.compiler.order import early
-from weft.compiler.program import Program
-from weft.compiler.schedule import Task, peak, schedule
-from weft.compiler.stored import frozen, thawed
+from weft.compiler.plan.order import early
+from weft.compiler.plan.schedule import Task, peak, schedule
+from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
+from weft.compiler.targets.cpu.llvm.engine import call_kernel
+from weft.compiler.targets.cpu.runtime.copies import CHUNK, copy_address, numbers
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
 from weft.models import GPT, GPTConfig, token_step

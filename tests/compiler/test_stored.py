@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import image as image_module
-from weft.compiler import kernels, stored
-from weft.compiler.background import BACKGROUND
-from weft.compiler.image import taken
-from weft.compiler.origins import found_again, origin
-from weft.compiler.program import Program
-from weft.compiler.stored import StoredProgram, frozen, thawed
+from weft.compiler.targets.cpu.cache import kernels, program_store
+from weft.compiler.targets.cpu.cache import relocation as image_module
+from weft.compiler.targets.cpu.cache.program_store import StoredProgram, frozen, thawed
+from weft.compiler.targets.cpu.cache.relocation import taken
+from weft.compiler.targets.cpu.cache.symbols import found_again, origin
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.runtime.cache import DiskCache
+from weft.runtime.compile_queue import BACKGROUND
 
 Array = np.ndarray[Any, Any]
 KINDS = (wf.spec("float32", (5, 7)), wf.spec("float32", (7, 3)))
@@ -132,13 +132,13 @@ def test_a_program_is_found_by_the_code_that_made_it_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache = DiskCache(tmp_path)
-    monkeypatch.setattr(stored, "disk", lambda: cache)
+    monkeypatch.setattr(program_store, "disk", lambda: cache)
     graph = wf.ir.trace(lambda x: wf.sin(x) * 5, wf.spec("float32", (4,)))
-    first = stored.runner(graph.digest(), lambda: Program(graph))
+    first = program_store.runner(graph.digest(), lambda: Program(graph))
     BACKGROUND.finish()  # the program is written
-    again = stored.runner(graph.digest(), lambda: Program(graph))
-    monkeypatch.setattr(stored, "sources", lambda: "other code")
-    other = stored.runner(graph.digest(), lambda: Program(graph))
+    again = program_store.runner(graph.digest(), lambda: Program(graph))
+    monkeypatch.setattr(program_store, "sources", lambda: "other code")
+    other = program_store.runner(graph.digest(), lambda: Program(graph))
     assert [type(each) for each in (first, again, other)] == [Program, StoredProgram, Program]
 
 
@@ -149,7 +149,7 @@ def test_functions_are_found_again_by_name() -> None:
 
 SCRIPT = """
 import weft as wf
-from weft.compiler.execution import runner
+from weft.compiler.function.program_cache import runner
 w = wf.tensor([[0.5, -1.0], [0.25, 2.0]], requires_grad=True)
 optimizer = wf.optim.Adam([w], lr=0.1)
 @wf.jit
@@ -200,7 +200,7 @@ def test_code_of_another_emitter_is_not_found(tmp_path: Path) -> None:
         return done.stdout.strip()
 
     assert [run(), run()] == ["[3.0, 3.0, 3.0]"] * 2
-    emitter = package / "compiler" / "llvm" / "instructions.py"
+    emitter = package / "compiler/targets/cpu/llvm/instructions.py"
     before = emitter.stat()
     emitter.write_text(emitter.read_text().replace('"add", "fadd"', '"add", "fsub"'))
     os.utime(emitter, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -12,12 +12,12 @@ import pytest
 from tests.compiler.test_passes import assert_becomes, assert_stays
 
 import weft as wf
-from weft.compiler.passes import attention as attention_pass
-from weft.compiler.passes import attention_sites
-from weft.compiler.passes.attention import SMALL, recognize_attention
-from weft.compiler.passes.attention_sites import FEWEST
-from weft.compiler.passes.causality import causal_offset
-from weft.compiler.passes.normalization import fold_scales
+from weft.compiler.graph_passes.attention import recognize as attention_pass
+from weft.compiler.graph_passes.attention import sites
+from weft.compiler.graph_passes.attention.causal import causal_offset
+from weft.compiler.graph_passes.attention.recognize import SMALL, recognize_attention
+from weft.compiler.graph_passes.attention.sites import FEWEST
+from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.pipeline import optimize, optimize_with_report
 from weft.ir import Graph, GraphNode
 
@@ -56,7 +56,7 @@ def params_of(graph: Graph) -> dict[str, Any]:
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognise attention of short sequences too, which are quicker to compute by reference."""
-    monkeypatch.setattr(attention_sites, "FEWEST", 0)
+    monkeypatch.setattr(sites, "FEWEST", 0)
     monkeypatch.setattr(attention_pass, "SMALL", 0)
 
 

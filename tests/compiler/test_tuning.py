@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler import tuning
-from weft.compiler.kernels import disk
-from weft.compiler.matmul.plans import Plan, read_plan, ways
-from weft.compiler.products import Product
+from weft.compiler.targets.cpu.cache.kernels import disk
+from weft.compiler.targets.cpu.products import tuning
+from weft.compiler.targets.cpu.products.forms import Product
+from weft.compiler.targets.cpu.products.tile_plans import Plan, read_plan, ways
 from weft.core.dtypes import DType, float32, float64
 from weft.runtime.cache import DiskCache
 

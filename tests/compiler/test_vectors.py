@@ -10,10 +10,10 @@ import pytest
 from tests.threads import threads
 
 import weft as wf
-from weft.compiler.llvm.machine import host
-from weft.compiler.llvm.native import call_kernel, emit_text, load_object
-from weft.compiler.matmul.vectors import LEAST, shape_of, source
-from weft.compiler.program import Program
+from weft.compiler.targets.cpu.llvm.engine import call_kernel, emit_text, load_object
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.products.gemv import LEAST, shape_of, source
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.dtypes import as_dtype
 
 Array = np.ndarray[Any, Any]

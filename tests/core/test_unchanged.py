@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.compiler.entries import entries
+from weft.compiler.targets.cpu.runtime.entry_points import entries
 from weft.core import unchanged
 from weft.core.unchanged import Contents
 

@@ -19,9 +19,9 @@ import pytest
 from tests.custom.operators import COMPILER, EXAMPLE, built, clean_names, example_library
 
 import weft as wf
-from weft.compiler.execution import runner
-from weft.compiler.program import Program
-from weft.compiler.stored import frozen, thawed
+from weft.compiler.function.program_cache import runner
+from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
+from weft.compiler.targets.cpu.runtime.program import Program
 from weft.custom import elementwise, native
 from weft.runtime.libraries import HEADER
 
@@ -386,7 +386,7 @@ def test_the_header_is_plain_c_and_plain_cpp(tmp_path: Path) -> None:
 
 SCRIPT = """
 import runpy, sys, weft as wf
-from weft.compiler.execution import runner
+from weft.compiler.function.program_cache import runner
 example = runpy.run_path(sys.argv[1])
 softclip = example["define_softclip"](wf.custom.load_library(sys.argv[2]))
 f = wf.jit(lambda x: softclip(x * 2, limit=3.0) + 1)

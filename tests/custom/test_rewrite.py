@@ -11,7 +11,7 @@ import pytest
 from tests.custom.operators import clean_names
 
 import weft as wf
-from weft.compiler.execution import runner
+from weft.compiler.function.program_cache import runner
 from weft.compiler.pipeline import optimize
 
 

@@ -22,13 +22,23 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2] / "src"
 SELECTOR = (
-    "weft.compiler.grouping", "weft.compiler.partial_sums", "weft.compiler.products",
-    "weft.compiler.native_calls", "weft.compiler.control", "weft.compiler.ensembles",
-    "weft.compiler.launches", "weft.compiler.singles", "weft.compiler.matmul.plans",
-    "weft.compiler.matmul.calls", "weft.compiler.matmul.chains", "weft.compiler.matmul.short",
-    "weft.compiler.matmul.vectors", "weft.compiler.convolution.plans",
-    "weft.compiler.convolution.calls", "weft.compiler.convolution.winograd_calls",
-)  # fmt: skip
+    "weft.compiler.fusion.grouping",
+    "weft.compiler.fusion.split_reduction",
+    "weft.compiler.targets.cpu.products.forms",
+    "weft.compiler.plan.launch",
+    "weft.compiler.plan.control_flow",
+    "weft.compiler.targets.cpu.runtime.grouped_launch",
+    "weft.compiler.plan.in_place",
+    "weft.compiler.lowering.nodes",
+    "weft.compiler.targets.cpu.products.tile_plans",
+    "weft.compiler.targets.cpu.products.select",
+    "weft.compiler.plan.row_fusion",
+    "weft.compiler.targets.cpu.products.low_precision",
+    "weft.compiler.targets.cpu.products.gemv",
+    "weft.compiler.targets.cpu.convolution.plans",
+    "weft.compiler.targets.cpu.convolution.select",
+    "weft.compiler.targets.cpu.convolution.winograd_select",
+)
 """The modules that choose how a node is computed."""
 REACHED: Counter[str] = Counter()
 
@@ -145,10 +155,11 @@ def install() -> None:
     """Count from now on; the compiler must not have been imported."""
     assert "weft" not in sys.modules, "coverage is installed before weft is imported"
     sys.meta_path.insert(0, _Finder())
-    from weft.compiler import jit, section
-    from weft.compiler.singles import SINGLES
+    from weft.compiler.function import jit
+    from weft.compiler.lowering.nodes import SINGLES
+    from weft.compiler.plan import program_plan
 
-    made, record = section.Section.__init__, jit.record
+    made, record = program_plan.Section.__init__, jit.record
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
@@ -160,7 +171,7 @@ def install() -> None:
         REACHED.update(f"primitive {name}" for name in _primitives(recording.graph))
         return recording
 
-    section.Section.__init__ = counted  # type: ignore[method-assign]
+    program_plan.Section.__init__ = counted  # type: ignore[method-assign]
     jit.record = recorded  # type: ignore[attr-defined]
     SINGLES.update({name: _counted(name, write) for name, write in SINGLES.items()})
 
@@ -199,7 +210,7 @@ def _kind(call: Any) -> str:
 
 def expected() -> list[str]:
     """All that should be reached."""
-    from weft.compiler.singles import SINGLES
+    from weft.compiler.lowering.nodes import SINGLES
     from weft.ir.primitive import PRIMITIVES
 
     launches = (

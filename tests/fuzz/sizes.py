@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from functools import cache
 
-from weft.compiler import grouping, launches, lowering, native_calls, partial_sums, products
-from weft.compiler.convolution import plans as convolution_plans
-from weft.compiler.convolution import winograd, winograd_calls
-from weft.compiler.matmul import calls, chains, plans, vectors, words
-from weft.compiler.singles import convolutions, depthwise, pooling, sorting, windows
+from weft.compiler.fusion import grouping, split_reduction
+from weft.compiler.lowering import groups
+from weft.compiler.lowering.nodes import convolutions, depthwise, pooling, windows
+from weft.compiler.plan import in_place, launch, row_fusion
+from weft.compiler.targets.cpu import sorting
+from weft.compiler.targets.cpu.convolution import plans as convolution_plans
+from weft.compiler.targets.cpu.convolution import winograd, winograd_select
+from weft.compiler.targets.cpu.products import dot_packing, forms, gemv, tile_plans
+from weft.compiler.targets.cpu.products import select as calls
 
 MODULES = (
-    grouping, launches, lowering, native_calls, partial_sums, products, convolution_plans, winograd,
-    winograd_calls, calls, chains, plans, vectors, words, convolutions, depthwise, pooling, sorting,
-    windows,
+    grouping, in_place, groups, launch, split_reduction, forms, convolution_plans, winograd,
+    winograd_select, calls, row_fusion, tile_plans, gemv, dot_packing, convolutions, depthwise,
+    pooling, sorting, windows,
 )  # fmt: skip
 LARGEST = 1100
 

@@ -14,7 +14,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from weft.compiler.pool import PARALLEL_FOR, source, thread_pool
+from weft.compiler.targets.cpu.runtime.thread_pool import PARALLEL_FOR, source, thread_pool
 from weft.core.errors import ArgumentError, ArgumentTypeError
 from weft.runtime.threads import Pool, get_num_threads, set_num_threads
 
@@ -242,7 +242,7 @@ def test_the_source_is_made_for_each_architecture(machine: str) -> None:
 PROGRAM = """
 import os, sys, warnings
 import numpy as np
-from weft.compiler.pool import thread_pool
+from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 from weft.runtime.threads import Kernel, get_num_threads, set_num_threads
 
 set_num_threads(3)

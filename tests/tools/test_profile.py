@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.driver import WATCHERS
-from weft.compiler.llvm.machine import host
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.runtime.driver import WATCHERS
 
 
 def test_each_kernel_is_a_row_with_its_calls_and_costs() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import weft as wf
-from weft.compiler.llvm.machine import host
+from weft.compiler.targets.cpu.machine import host
 from weft.tools.drawing import Drawing
 from weft.tools.layout import layered
 from weft.tools.picture import Kernel, Picture

@@ -16,7 +16,7 @@ __all__ = ["Rewrite", "rewrite", "rewrites"]
 def __getattr__(name: str) -> _Any:
     """Load what is public on first use."""
     if name in __all__:
-        return getattr(_import_module("weft.compiler.user_rules"), name)
+        return getattr(_import_module("weft.compiler.graph_passes.user_rules"), name)
     raise AttributeError(f"module 'weft.compiler' has no attribute {name!r}")
 
 

@@ -21,22 +21,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from weft.compiler.passes.attention import recognize_attention
-from weft.compiler.passes.attention_heads import move_heads
-from weft.compiler.passes.common_subexpressions import merge_common_subexpressions
-from weft.compiler.passes.conversions import convert_less
-from weft.compiler.passes.dead_code import remove_dead_code
-from weft.compiler.passes.folding import fold_constants
-from weft.compiler.passes.inlining import inline
-from weft.compiler.passes.layout import channels_last
-from weft.compiler.passes.lookups import multiply_tables
-from weft.compiler.passes.loops import lighten_loops
-from weft.compiler.passes.movement import absorb_movement, rearrange
-from weft.compiler.passes.normalization import fold_scales
-from weft.compiler.passes.products import merge_products
-from weft.compiler.passes.reductions import reduce_less
-from weft.compiler.passes.simplify import simplify
-from weft.compiler.user_rules import apply_rewrites, rewrites
+from weft.compiler.graph_passes.attention.heads import move_heads
+from weft.compiler.graph_passes.attention.recognize import recognize_attention
+from weft.compiler.graph_passes.channels_last import channels_last
+from weft.compiler.graph_passes.common_subexpressions import merge_common_subexpressions
+from weft.compiler.graph_passes.dead_code import remove_dead_code
+from weft.compiler.graph_passes.embedding_products import multiply_tables
+from weft.compiler.graph_passes.folding import fold_constants
+from weft.compiler.graph_passes.inlining import inline
+from weft.compiler.graph_passes.laws.arithmetic import simplify
+from weft.compiler.graph_passes.laws.conversions import convert_less
+from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
+from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
+from weft.compiler.graph_passes.laws.reductions import reduce_less
+from weft.compiler.graph_passes.loops.lighten import lighten_loops
+from weft.compiler.graph_passes.merge_products import merge_products
+from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
 from weft.ir.walking import Tally

@@ -1,7 +1,7 @@
 """The loop language: a kernel is loops over scalar expressions, loads and stores.
 
 Kernels are immutable values that can be printed, compared by `digest`, verified (`loop_verify`),
-run by reference (`loop_reference`) and compiled (`weft.compiler.llvm`). Extents and offsets are
+run by reference (`loop_reference`) and compiled (`weft.compiler.targets`). Extents and offsets are
 int64 expressions over indices and run-time sizes; offsets count elements.
 
 Row softmax, one row after the other kept in cache through three passes:
@@ -35,7 +35,7 @@ threads. An accumulation that stands outside vector loops and holds no loop in i
 partial results: element i goes to partial i mod 64, in ascending order. The partials are combined
 as a tree: l with l+32, then with l+16, l+8, l+4, l+2, l+1. Every other accumulation goes one by
 one, in ascending order, lane by lane where it stands in a vector loop. `init` is combined last.
-Before that, `weft.compiler.long_sums` cuts what is long into blocks, which are two such loops.
+Before that, `compiler/fusion/long_sums.py` cuts what is long into blocks: two such loops.
 
 **Text.** A subexpression that a statement uses more than once, and that is more than a load, stands
 on a line of its own under a number. So text grows with the kernel, not with the paths through it.

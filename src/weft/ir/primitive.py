@@ -59,8 +59,8 @@ class Primitive:
     lower(scalars, *operands, **params): one element of an element-wise primitive's result, given
     the module `weft.ir.scalars` and one element of each operand, never a 16-bit float or complex;
     raises `Unsupported` for dtypes without an expression. Call it by `scalar_functions.lowered`.
-    loops(draft): the kernel of a primitive that is not element-wise, as compiler/singles writes it.
-    native: the functions of a shared library that compute it; see compiler/foreign.py.
+    loops(draft): the kernel of a primitive that is not element-wise, as those in lowering/nodes.
+    native: the functions of a shared library that compute it; the target calls them.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Shared libraries of kernels: loaded once, checked against the version of the interface.
 
 The interface is include/weft_kernel.h. The structures here are those of its shape rules; what a
-kernel itself is given is laid out by compiler/foreign.py.
+kernel itself is given is laid out by compiler/targets/cpu/runtime/library_kernels.py.
 
 >>> from weft.runtime.libraries import ABI, HEADER
 >>> f"WEFT_KERNEL_ABI {ABI}" in HEADER.read_text(encoding="utf-8")

@@ -1,0 +1,267 @@
+"""Calls taken apart: the tensors in their arguments, and the key that finds their program.
+
+There are two keys. One is quick to make and says more than programs depend on: a call that is made
+again, with modules, trees and closed-over tensors as they were, is found by it. The other is made
+where that finds nothing, and says what programs depend on, sizes apart.
+
+>>> import weft as wf
+>>> x = wf.ones((2, 3))
+>>> key, handles = quick_key(({"a": x, "n": 3},), {}, ())
+>>> handles == [x], hash(key) == hash(quick_key(({"a": wf.zeros((2, 3)), "n": 3},), {}, ())[0])
+(True, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.function.recording import Recording
+from weft.core import trees
+from weft.core.dimensions import holds
+from weft.core.errors import ArgumentTypeError
+from weft.core.guards import Guard
+from weft.core.shapes import Dim, Dimension, match_size, symbol
+from weft.core.types import TensorType
+from weft.ir.tensor import Tensor, grad_mode
+
+PROGRAMS = 64
+"""How many compiled forms of one function are kept."""
+ATOMS = frozenset([bool, int, str, type(None)])
+"""Classes of values that are their own key, together with the class."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call taken apart: the tensor handles in its arguments, and the key of its program.
+
+    `family` is the key without the sizes, `kind` that without what is there of gradients.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    handles: list[Tensor]
+    kind: Hashable
+    family: Hashable = field(init=False)
+    key: Hashable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.distinguish(frozenset())
+
+    def distinguish(self, looked_at: frozenset[int]) -> None:
+        """Let it matter whether these arguments have a gradient."""
+        cleared = [self.handles[position]._grad is None for position in sorted(looked_at)]
+        self.family = (self.kind, *cleared) if cleared else self.kind
+        self.key = (self.family, *[handle._value.shape for handle in self.handles])
+
+    def fixed(self, recording: Recording) -> tuple[int, ...]:
+        """The inputs of a recording that are likely to be the same in many calls, by position.
+
+        They are what objects hold, such as modules, and what the function closes over, where the
+        call does not write it. While a call trains what it reads, memory is worth more than time,
+        and a call whose derivative may be asked for is run by the tape.
+        """
+        taped = any(handle._node is not None for handle in self.handles)
+        if taped and grad_mode.enabled and recording.differentiable:
+            return ()
+        written = [write.source for write in recording.writes]
+        owners = [source.owner(self.handles) for source in written]
+        if any(owner is not None and owner.requires_grad for owner in owners):
+            return ()
+        given = trees.leaves((self.args, self.kwargs), trees.is_registered)
+        passed = {id(leaf) for leaf in given if isinstance(leaf, Tensor)}
+        return tuple(
+            position
+            for position, source in enumerate(recording.sources)
+            if not source.gradient
+            and (source.argument is not None or source.handle is not None)
+            and not any(map(source.same, written))
+            and id(source.owner(self.handles)) not in passed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class General:
+    """A program for all sizes that give the answers which its function was traced with."""
+
+    types: Sequence[TensorType]
+    guards: Sequence[Guard]
+    made: Compiled
+
+    def takes(self, types: Sequence[TensorType]) -> bool:
+        """Whether it is right for these sizes."""
+        sizes = sizes_of(self.types, types)
+        return sizes is not None and all(holds(guard, sizes) for guard in self.guards)
+
+
+@dataclass(slots=True)
+class Family:
+    """Calls that differ in sizes only: the first sizes seen, and programs for all sizes."""
+
+    first: list[TensorType]
+    programs: list[General] = field(default_factory=list)
+    fixed: bool = False
+    """Whether the function must know its sizes."""
+
+    def find(self, types: Sequence[TensorType]) -> Compiled | None:
+        """A program that takes these sizes."""
+        return next((each.made for each in self.programs if each.takes(types)), None)
+
+    def add(self, program: General) -> None:
+        """Keep one more program, and not too many of them."""
+        self.programs = [*self.programs, program][-PROGRAMS:]
+
+    def generalized(self, types: Sequence[TensorType]) -> list[TensorType] | None:
+        """The types with a symbol for each dimension that was seen with another size.
+
+        Dimensions that changed alike are one symbol. Sizes of 0 and 1 broadcast, and stay numbers.
+        """
+        if self.fixed:
+            return None
+        known = self._known()
+        taken = {dim for old in known for dim in old.shape if isinstance(dim, Dim)}
+        names: dict[tuple[Dimension, Dimension], Dim] = {}
+        shapes = []
+        for old, new in zip(known, types, strict=True):
+            pairs = list(zip(old.shape, new.shape, strict=True))
+            if any(a != b and (b in (0, 1) or a in (0, 1)) for a, b in pairs):
+                return None
+            shapes.append(
+                tuple(a if a == b else names.setdefault((a, b), _fresh(taken, a)) for a, b in pairs)
+            )
+        return [new.with_shape(shape) for new, shape in zip(types, shapes, strict=True)]
+
+    def _known(self) -> Sequence[TensorType]:
+        return self.programs[-1].types if self.programs else self.first
+
+    def reason(self, types: Sequence[TensorType], general: Sequence[TensorType]) -> str:
+        """What changed, in words."""
+        if [*general] == [*self._known()]:
+            sizes = sizes_of(general, types) or {}
+            told = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            return f"sizes that the function tells apart: {told}"
+        changed = [
+            f"axis {axis} of tensor {position}: {a} then {b}"
+            for position, (old, new) in enumerate(zip(self._known(), types, strict=True))
+            for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True))
+            if a != b
+        ]
+        return "a second size: " + ", ".join(changed)
+
+
+def _fresh(taken: set[Dim], old: Dimension) -> Dim:
+    """The symbol that a dimension has, or a new one."""
+    new = old if isinstance(old, Dim) else symbol(f"n{len(taken)}")
+    taken.add(new)
+    return new
+
+
+def sizes_of(general: Sequence[TensorType], types: Sequence[TensorType]) -> dict[str, int] | None:
+    """The size of each symbol in general types, given a call's; None where they do not fit."""
+    known: dict[str, Dimension] = {}
+    fits = all(
+        match_size(pattern, dim, known) and (pattern == dim or dim > 1)
+        for kind, actual in zip(general, types, strict=True)
+        for pattern, dim in zip(kind.shape, actual.shape, strict=True)
+    )
+    return {name: int(size) for name, size in known.items()} if fits else None
+
+
+def quick_key(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outside: Iterable[Any]
+) -> tuple[Hashable, list[Tensor]] | None:
+    """A key of the call and its tensors in order; None where one of them is traced."""
+    key: list[Any] = [grad_mode.enabled]
+    handles: list[Tensor] = []
+    try:
+        if not collect(args, key, handles):
+            return None
+        if kwargs:
+            names = sorted(kwargs)
+            key += (None, *names)
+            if not collect([kwargs[name] for name in names], key, handles):
+                return None
+        if outside:
+            key.append(None)
+            if not collect(outside, key, handles):
+                return None
+    except RecursionError:
+        raise trees.endless("jit", args) from None
+    shared = _shared(handles)
+    if shared:
+        key.append(shared)
+    return tuple(key), handles
+
+
+def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
+    """Add values to a key, and the tensors in them; False where there is a traced one."""
+    for x in values:
+        kind = type(x)
+        if kind is Tensor:
+            value = x._value
+            if type(value) is not np.ndarray:
+                return False
+            handles.append(x)
+            key += (value.dtype, value.shape, x._node is None, x._grad is None)
+        elif kind in ATOMS:
+            key += (kind, x)
+        elif (parts := trees.take_apart(x)) is not None:
+            key += (kind, parts.keys, parts.static)
+            if not collect(parts.children, key, handles):
+                return False
+        elif isinstance(x, Tensor):
+            return False
+        else:
+            key.append(_value_key(x))
+    return True
+
+
+def _shared(handles: Sequence[Tensor]) -> tuple[int, ...]:
+    """Where each handle was first given; nothing if none was given twice.
+
+    A handle that is given twice is one input of the program.
+    """
+    same = [*map(id, handles)]
+    if len({*same}) == len(same):
+        return ()
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(each, place) for place, each in enumerate(same)])
+
+
+def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any]) -> Call:
+    """A call, given what the function closes over."""
+    leaves, structure = trees.flatten((args, kwargs, outside) if outside else (args, kwargs))
+    handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
+    family = (structure, grad_mode.enabled, _shared(handles), *keys)
+    return Call(args, kwargs, handles, family)
+
+
+def _tensor_key(x: Tensor) -> Hashable:
+    """What a program depends on beside sizes: dtype, rank, and whether there is a tape."""
+    value = x._value
+    dtype = value.dtype if type(value) is np.ndarray else x.dtype
+    return dtype, len(value.shape), x._node is None
+
+
+def _static_key(leaf: Any) -> Hashable:
+    try:
+        hash(leaf)
+    except TypeError:
+        raise ArgumentTypeError(
+            "jit",
+            "an argument is neither a tensor nor a value that can be compared",
+            expected="tensors, numbers, strings, or containers of them",
+            got={"argument": leaf},
+            fix="convert arrays first: wf.asarray(x)",
+        ) from None
+    return _value_key(leaf)
+
+
+def _value_key(leaf: Any) -> tuple[type, Any]:
+    """As text, -0.0 is another number than 0.0, and NaN is the same as NaN."""
+    return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf

@@ -1,0 +1,296 @@
+"""One compiled form of a function: runs it, and writes back the state that the call changed.
+
+>>> import weft as wf
+>>> from weft.compiler.function.recording import record
+>>> x = wf.tensor([1.0, 2.0])
+>>> Compiled(record([x], lambda: x * 3))([x]).tolist()
+[3.0, 6.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.function.program_cache import draft, forget_drafts, observed, runner
+from weft.compiler.function.recording import Output, Recording, Source
+from weft.compiler.fusion.costs import Sizes, bytes_of
+from weft.compiler.graph_passes.user_rules import Rewrites, rewrites
+from weft.compiler.memory_budget.search import Fit, fitted
+from weft.compiler.plan.program_plan import Written
+from weft.compiler.report.memory_use import MemoryReport, memory_report
+from weft.compiler.targets.cpu.runtime.executable import Runner
+from weft.compiler.targets.cpu.runtime.program import Program
+from weft.core.settings import settings
+from weft.core.trees import LEAF
+from weft.core.types import TensorType
+from weft.ir.dispatch import OBSERVERS
+from weft.ir.graph import Graph
+from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ops.control_call import call_graph
+from weft.ops.random_bits import GENERATOR
+
+Array = np.ndarray[Any, Any]
+_ARRAY = frozenset([np.ndarray])
+
+
+@dataclass(slots=True)
+class Compiled:
+    """One compiled form of a function."""
+
+    recording: Recording
+    program: Runner | None = None
+    outside: list[tuple[Source, TensorType]] = field(init=False)
+    donated: list[tuple[int, int]] = field(default_factory=list)
+    """Outputs that may be written to an input's own array, and those inputs."""
+    rules: Rewrites = ()
+    """The rules of users that the program was compiled with."""
+    budget: int | None = None
+    """The bytes that a run may need."""
+    fixed: tuple[int, ...] = ()
+    """The inputs that are likely to be the same in many calls."""
+    _fit: Fit | None = None
+    places: list[int] | None = field(init=False)
+    """Which arguments the inputs are, if they are nothing else."""
+    _result: int | None = field(init=False)
+    """Which output the call returns, if that is all."""
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.recording.sources, self.recording.graph.input_types, strict=True)
+        self.outside = [(source, kind) for source, kind in pairs if source.handle is not None]
+        places = [s.argument for s in self.recording.sources if s.argument is not None]
+        is_given = len(places) == len(self.recording.sources)
+        self.places = places if is_given and not self._reads_gradients() else None
+        result = self.recording.results[0] if self.recording.structure is LEAF else None
+        self._result = result.position if isinstance(result, Output) else None
+
+    def _reads_gradients(self) -> bool:
+        return any(source.gradient for source in self.recording.sources)
+
+    @property
+    def fit(self) -> Fit:
+        """The graph that is compiled: as recorded, or, with a budget, one that fits it."""
+        if self.budget is None:
+            return Fit(self.recording.graph)
+        if self._fit is None:
+            self._fit = self._fitted(self.budget)
+        return self._fit
+
+    def _fitted(self, budget: int) -> Fit:
+        written, found = Written(), None
+
+        def judge(graph: Graph) -> MemoryReport:
+            return self._drafted(draft(graph, self.fixed, written), {})
+
+        try:
+            found = fitted(self.recording.graph, budget, judge, self._held_outside())
+        finally:
+            forget_drafts(None if found is None else found.graph)
+        return found
+
+    def _drafted(self, made: Program, sizes: Sizes) -> MemoryReport:
+        return memory_report(made, sizes, donated(self.recording, made))
+
+    def _held_outside(self) -> int:
+        """The bytes of arguments and results, if all state is written over in its place."""
+        graph = self.recording.graph
+        written = {write.output for write in self.recording.writes}
+        kinds = [*graph.input_types]
+        kinds += [kind for place, kind in enumerate(graph.output_types) if place not in written]
+        return sum(bytes_of(kind, {}) for kind in kinds)
+
+    def memory(self, types: Sequence[TensorType]) -> MemoryReport:
+        """What a call with arguments of these types will allocate; nothing is compiled for it."""
+        made = draft(self.fit.graph, self.fixed)
+        found = self._drafted(made, made.read_sizes(types))
+        return replace(found, recomputed=self.fit.recomputed)
+
+    def fits(self) -> bool:
+        """Whether tensors from outside that no variable was found for are as they were."""
+        return not self.outside or all(
+            (held := source.held()) is None or held.type == kind for source, kind in self.outside
+        )
+
+    def __call__(self, handles: Sequence[Tensor]) -> Any:
+        """Run it on the tensors in a call's arguments, and write back the state that it changed."""
+        recording, places = self.recording, self.places
+        if places is None:
+            inputs = [source.read(handles) for source in recording.sources]
+        else:
+            inputs = [handles[place] for place in places]
+        arrays = [x._value for x in inputs]
+        finished: list[Array] = []
+        outputs: list[Tensor] = []
+        try:
+            if self._is_plain(inputs, arrays):
+                outputs = [wrap(array) for array in self._run(arrays, finished)]
+            else:
+                outputs = list(call_graph(recording.graph, *inputs))
+            del inputs, arrays
+            if recording.writes:
+                self._write_back(handles, outputs)
+        except BaseException:  # a signal, after the run or between two writes: all is written
+            late = outputs or [wrap(array) for array in finished]
+            if late:
+                _write_back(recording, handles, late)
+            raise
+        return outputs[self._result] if self._result is not None else recording.rebuild(outputs)
+
+    def apply(self, arrays: list[Array]) -> Any:
+        """What a call that `is_pure` returns, given the arrays of all inputs."""
+        program = self.program
+        is_ready = program is not None and settings.compiler and not OBSERVERS
+        if is_ready and self.rules is rewrites():
+            found: Sequence[Array] = program.run(arrays)  # type: ignore[union-attr]
+        else:
+            found = self._run(arrays)
+        if self._result is not None:
+            return wrap(found[self._result])
+        return self.recording.rebuild([wrap(array) for array in found])
+
+    def is_pure(self, handles: Sequence[Tensor]) -> bool:
+        """Whether a call with these tensors reads their arrays, and does nothing else."""
+        if self.places is None or self.recording.writes or self.outside:
+            return False
+        inputs = [handles[place] for place in self.places]
+        return self._is_plain(inputs, [x._value for x in inputs])
+
+    def _is_plain(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
+        """Whether nothing but the values is asked for: no transform, no later derivative."""
+        if not _ARRAY.issuperset(map(type, arrays)):
+            return False
+        recorded = grad_mode.enabled and self.recording.differentiable
+        return not recorded or all(x._node is None for x in inputs)
+
+    def _write_back(self, handles: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Write state back; arrays that nobody holds any more are memory for later runs."""
+        replaced = _write_back(self.recording, handles, outputs)
+        if replaced and self.program is not None:
+            for old, references in zip(replaced, _references(replaced), strict=True):
+                if references == _UNSHARED:
+                    self.program.recycle(old)
+
+    def _run(self, arrays: list[Array], finished: list[Array] | None = None) -> Sequence[Array]:
+        if not settings.compiler or OBSERVERS:
+            return observed(self.recording.graph, arrays)
+        if self.program is None or self.rules is not rewrites():
+            self._compile()
+        assert self.program is not None
+        if not self.donated:
+            return self.program.run(arrays)
+        return self.program.run(arrays, _let_go(arrays, self.donated), finished)
+
+    def _compile(self) -> None:
+        """Make the program for the rules that hold; another thread may do the same."""
+        rules = rewrites()
+        self._fit = self._fit if self.rules is rules else None
+        program = runner(self.fit.graph, self.fixed)
+        self.donated = donated(self.recording, program)
+        self.program = program
+        self.rules = rules  # last: who sees them runs the program that was made with them
+
+
+def _references(arrays: list[Array]) -> list[int]:
+    """How many references to each array there are, with those of the list and of this question."""
+    return [getrefcount(array) for array in arrays]
+
+
+def donated(recording: Recording, program: Runner) -> list[tuple[int, int]]:
+    """Outputs that replace the state whose array they may be written to, and those inputs.
+
+    A run that has such outputs is not stopped by a signal. So what loops make is none, nor is
+    anything where a loop may go on for ever.
+    """
+    found: list[tuple[int, int]] = []
+    lasting = _made_by_loops(recording.graph)
+    if lasting is None:
+        return found
+    for write in recording.writes:
+        source, output = write.source, write.output
+        is_counter = source.argument is None and source.handle is None
+        if output is None or source.gradient or is_counter or output in lasting:
+            continue
+        inputs = program.donations.get(output, ())
+        found += [(output, given) for given in inputs if source.same(recording.sources[given])]
+    return found
+
+
+def _made_by_loops(graph: Graph) -> set[int] | None:
+    """The outputs that loops make, by position; None where a loop has no known end."""
+    if _may_last(graph):
+        return None
+    made = {v for node in graph.nodes if node.primitive.name == "scan" for v in node.results}
+    return {place for place, atom in enumerate(graph.outputs) if atom in made}
+
+
+def _may_last(graph: Graph) -> bool:
+    return any(node.primitive.name == "while" for node in graph.nodes) or any(
+        map(_may_last, graph.subgraphs())
+    )
+
+
+def _let_go(arrays: list[Array], pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those pairs whose input's array nobody but one handle, and the list, holds."""
+    return [
+        pair for pair in pairs if getrefcount(arrays[pair[1]]) == _HELD and _is_own(arrays[pair[1]])
+    ]
+
+
+def _is_own(array: Array) -> bool:
+    flags = array.flags
+    return bool(flags.owndata and flags.carray)
+
+
+def _held_references() -> int:
+    """The references to an array that one handle and a list hold, counted as `_let_go` does."""
+    handle = wrap(np.empty(1))
+    arrays = [handle._value]
+    counts = [getrefcount(arrays[place]) for place in (0,)]
+    return counts[0]
+
+
+_HELD = _held_references()
+
+
+def _count(held: object) -> int:
+    return getrefcount(held)
+
+
+def _count_of_one() -> int:
+    """The count of something that one variable holds."""
+    made = wrap(None)
+    return _count(made)
+
+
+_ALONE = _count_of_one()
+
+_UNSHARED = _references([np.empty(1)])[0]
+"""The references to an array that only a list holds; interpreters count differently."""
+
+
+def _write_back(
+    recording: Recording, handles: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[Array]:
+    """Write state back; the arrays that were replaced."""
+    replaced: list[Array] = []
+    for write in recording.writes:
+        owner = write.source.owner(handles)
+        if owner is None:
+            continue
+        value = None if write.output is None else outputs[write.output]._value
+        if write.source.gradient:
+            old = owner._grad
+            owner._grad = None if value is None else wrap(value)
+            if old is not None and _count(old) == _ALONE and type(old._value) is np.ndarray:
+                replaced.append(old._value)
+        elif owner is GENERATOR.counter:
+            GENERATOR.advance(wrap(value))
+        else:
+            if type(owner._value) is np.ndarray:
+                replaced.append(owner._value)
+            owner._value = value
+    return replaced

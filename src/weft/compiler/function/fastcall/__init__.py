@@ -1,0 +1,1 @@
+"""The shortest way to run a call that was made before."""

@@ -1,0 +1,197 @@
+"""A call that is just like the last one: found without a key.
+
+Programs of one item run in microseconds, and to make a key that names dtype and shape of each of a
+module's tensors takes as long. While a module is as it was, which it remembers, and its
+tensors hold the same arrays, nothing about them needs to be asked again: some words of memory are
+compared in one native call (`entry_points.py`). What else is given is looked at piece by piece.
+
+Nothing is kept alive. An array that is gone ends what is known, so that another one in its place is
+not taken for it.
+
+>>> import weft as wf
+>>> f, x = wf.jit(lambda x, n: x * n), wf.ones(3)
+>>> first, second = f(x, 2), f(x, 2)
+>>> known_call((x, 2), (), [x], next(iter(f._compiled.values()))).handles((x, 2), ()) == [x]
+True
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from weft.compiler.function.arguments import ATOMS, collect
+from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.targets.cpu.runtime.array_fields import places
+from weft.compiler.targets.cpu.runtime.entry_points import entries
+from weft.core import trees
+from weft.core.sharing import is_lent
+from weft.core.unchanged import END, WORD
+from weft.ir.tensor import Tensor, grad_mode, wrap
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """An object, such as a module, that remembers which tensors it holds."""
+
+    owner: ref[Any]
+    memory: ref[trees.Memory]
+
+
+@dataclass(slots=True)
+class _Other:
+    """Anything else, by what is part of a call's key."""
+
+    key: list[Any]
+
+
+class KnownCall:
+    """What the arguments of a call were, and the program that it ran."""
+
+    __slots__ = (
+        "_described", "_ended", "_fixed", "_is_pure", "_mode", "_places", "_refs", "_same",
+        "_words", "found",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        described: list[Any],
+        fixed: list[Tensor],
+        handles: Sequence[Tensor],
+        found: Compiled,
+    ) -> None:
+        made = entries()
+        assert made is not None
+        self.found, self._described, self._is_pure = found, described, found.is_pure(handles)
+        self._same, self._mode = made.same, grad_mode.enabled
+        are_all = found.places == [*range(len(handles))]
+        self._places = None if are_all else found.places
+        self._fixed = frozenset(map(id, fixed))
+        self._words = _words(fixed)
+        ended: list[bool] = []
+        self._ended = ended
+        self._refs = [ref(x._value, lambda _: ended.append(True)) for x in fixed]
+
+    def handles(self, args: tuple[Any, ...], outside: Sequence[Any]) -> list[Tensor] | None:
+        """The tensors of a call, if it is just like the one that is known."""
+        values = (*args, *outside) if outside else args
+        if len(values) != len(self._described) or grad_mode.enabled is not self._mode:
+            return None
+        handles: list[Tensor] = []
+        given: list[Tensor] = []
+        for x, known in zip(values, self._described, strict=True):
+            if type(x) is Tensor:
+                value = x._value
+                if type(value) is not np.ndarray or known != (
+                    (value.dtype, value.shape, x._node is None, x._grad is None)
+                ):
+                    return None
+                handles.append(x)
+                given.append(x)
+            elif type(known) is _Remembered:
+                memory = known.memory() if known.owner() is x else None
+                if memory is None or not memory.holds():
+                    return None
+                handles += memory.children
+            elif type(known) is _Other:
+                inner = _inside(x, known)
+                if inner is None:
+                    return None
+                handles += inner
+                given += inner
+            elif len(known) != 2 or known != (type(x), x):
+                return None
+        return handles if self._are_distinct(given) else None
+
+    def _are_distinct(self, given: Sequence[Tensor]) -> bool:
+        """Whether no tensor is given twice, and those of modules hold what they held."""
+        same = [*map(id, given)]
+        if self._ended or not self._fixed.isdisjoint(same) or not self._same(self._words):
+            return False
+        return len(same) < 2 or len({*same}) == len(same)
+
+    def run(self, handles: Sequence[Tensor]) -> Any:
+        """Run the program."""
+        if not self._is_pure:
+            return self.found(handles)
+        arrays, places = [x._value for x in handles], self._places
+        return self.found.apply(arrays if places is None else [arrays[n] for n in places])
+
+
+def _inside(x: Any, known: _Other) -> list[Tensor] | None:
+    """The tensors in an argument, if all that a key says of it is as it was."""
+    key: list[Any] = []
+    handles: list[Tensor] = []
+    return handles if collect((x,), key, handles) and key == known.key else None
+
+
+def known_call(
+    args: tuple[Any, ...], outside: Sequence[Any], handles: Sequence[Tensor], found: Compiled
+) -> KnownCall | None:
+    """What can be told again of a call with these tensors; None where that is not possible."""
+    described: list[Any] = []
+    fixed: list[Tensor] = []
+    if entries() is None or _slots() is None:
+        return None
+    for x in (*args, *outside):
+        if type(x) is Tensor:
+            value = x._value
+            described.append((value.dtype, value.shape, x._node is None, x._grad is None))
+        elif type(x) in ATOMS:
+            described.append((type(x), x))
+        elif (parts := trees.take_apart(x)) is not None and parts.memory is not None:
+            described.append(_Remembered(ref(x), ref(parts.memory)))
+            fixed += parts.children
+        else:
+            described.append(_Other([]))
+            collect((x,), described[-1].key, [])
+    can_be_known = _can_be_known(fixed, handles, found)
+    return KnownCall(described, fixed, handles, found) if can_be_known else None
+
+
+def _can_be_known(fixed: Sequence[Tensor], handles: Sequence[Tensor], found: Compiled) -> bool:
+    """Whether what modules hold can be told again, and is not what the call changes."""
+    are_arrays = all(type(x) is Tensor and type(x._value) is np.ndarray for x in fixed)
+    if not are_arrays or len({*map(id, handles)}) != len(handles):
+        return False
+    if any(is_lent(x._value) for x in fixed):
+        return False
+    written = {id(write.source.owner(handles)) for write in found.recording.writes}
+    return written.isdisjoint(map(id, fixed))
+
+
+def _words(handles: Sequence[Tensor]) -> Array:
+    """The table of what these tensors hold: array, place on the tape, and gradient.
+
+    Their class comes first: while one stands for something else in some thread, its own attributes
+    say nothing (`ir/lifting.py`).
+    """
+    slots = _slots()
+    assert slots is not None
+    words: list[int] = []
+    for x in handles:
+        for place, held in zip(slots, (Tensor, x._value, x._node, x._grad), strict=True):
+            words += (WORD, id(x) + place, id(held))
+    return np.array([*words, END], np.int64)
+
+
+@cache
+def _slots() -> tuple[int, ...] | None:
+    """How many bytes into a tensor class, array, node and gradient stand, if that is found."""
+    made = [wrap(np.zeros(n), object()) for n in range(3)]
+    for x in made:
+        x._grad = wrap(None)
+    kind = places(made, ctypes.c_int64, lambda x: id(type(x)))
+    value = places(made, ctypes.c_int64, lambda x: id(x._value))
+    node = places(made, ctypes.c_int64, lambda x: id(x._node))
+    gradient = places(made, ctypes.c_int64, lambda x: id(x._grad))
+    found = kind, value, node, gradient
+    return tuple(each[0] for each in found) if all(len(each) == 1 for each in found) else None

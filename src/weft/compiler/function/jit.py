@@ -1,0 +1,298 @@
+"""`jit`: a Python function over tensors, compiled whole.
+
+>>> import weft as wf
+>>> w = wf.tensor([1.0, 2.0], requires_grad=True)
+>>> @wf.jit
+... def step(w, x):
+...     loss = ((w * x) ** 2).sum()
+...     loss.backward()
+...     with wf.no_grad():
+...         w -= 0.1 * w.grad
+...     w.grad = None
+...     return loss
+>>> step(w, wf.tensor([1.0, 1.0])).item(), [round(v, 4) for v in w.tolist()]
+(5.0, [0.8, 1.6])
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import update_wrapper
+from inspect import signature
+from typing import Any
+
+from weft.compiler.function.arguments import (
+    PROGRAMS,
+    Call,
+    Family,
+    General,
+    quick_key,
+    read_call,
+    sizes_of,
+)
+from weft.compiler.function.closures import Read, closed_over
+from weft.compiler.function.compiled_function import Compiled, donated
+from weft.compiler.function.fastcall.last_call import KnownCall, known_call
+from weft.compiler.function.program_cache import program
+from weft.compiler.function.recording import Recording, record
+from weft.compiler.function.value_names import names_of
+from weft.compiler.memory_budget.search import parse_bytes
+from weft.compiler.report.explain import Explanation, explanation
+from weft.compiler.report.memory_use import MemoryReport
+from weft.compiler.targets.cpu.runtime.program import Program
+from weft.core.errors import ArgumentError, TraceError
+from weft.core.guards import Guard, Guards
+from weft.core.shapes import Dim, Unifier, is_static, symbol
+from weft.core.types import TensorType
+from weft.ir.graph import Graph
+from weft.ir.sizes import resolve_graph
+from weft.ops.operands import check_function
+
+__all__ = ["Compilation", "Jit", "jit"]
+
+PATIENCE = 16
+"""How much is spent on remembering calls before one is made again."""
+RENEWAL = 4
+"""How many calls that are known pay for one that is remembered in the last one's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One compilation of a function: for which types, and what had changed since the last."""
+
+    types: tuple[TensorType, ...]
+    reason: str
+
+
+class Compilations(list[Compilation]):
+    """The compilations of a function, in order; its text is a table."""
+
+    def __repr__(self) -> str:
+        types = [", ".join(map(str, each.types)) or "no tensors" for each in self]
+        width = max(map(len, types), default=0)
+        rows = [
+            f"  {kinds:<{width}}  {each.reason}" for kinds, each in zip(types, self, strict=True)
+        ]
+        return "\n".join([f"{len(self)} compilations", *rows])
+
+
+class Jit:
+    """A function that is compiled for each new combination of types it is called with."""
+
+    def __init__(self, f: Callable[..., Any], budget: int | None = None) -> None:
+        self._f, self._budget = f, budget
+        self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
+        self._families: dict[Hashable, Family] = {}
+        self._quick: OrderedDict[Hashable, Compiled] = OrderedDict()
+        self._looked_at: dict[Hashable, frozenset[int]] = {}
+        """For calls of one kind, arguments whose having a gradient matters."""
+        self._outside: list[Read] | None = None
+        self._last: KnownCall | None = None
+        self._patience = PATIENCE
+        self.compilations = Compilations()
+        update_wrapper(self, f, updated=())  # a module's attributes stay its own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled function, compiling it first if need be."""
+        outside, last = self._values(), self._last
+        if last is not None and not kwargs:
+            handles = last.handles(args, outside)
+            if handles is not None and last.found.fits():
+                if self._patience < PATIENCE:
+                    self._patience += 1
+                return last.run(handles)
+        known = quick_key(args, kwargs, outside)
+        found = None if known is None else self._known(known[0])
+        if known is not None and found is not None and found.fits():
+            if self._patience >= RENEWAL and not kwargs:
+                self._patience -= RENEWAL
+                self._last = known_call(args, outside, known[1], found)
+            return found(known[1])
+        call = self._read(args, kwargs)
+        found = self._find(call)
+        if known is not None and [*map(id, known[1])] == [*map(id, call.handles)]:
+            self._quick[known[0]] = found
+            while len(self._quick) > PROGRAMS:
+                self._quick.popitem(last=False)
+        return found(call.handles)
+
+    def _known(self, key: Hashable) -> Compiled | None:
+        try:
+            return self._quick.get(key)
+        except TypeError:  # it cannot be hashed: an error that the other way explains
+            return None
+
+    def _values(self) -> list[Any]:
+        """What the function closes over holds now."""
+        if self._outside is None:
+            self._outside = closed_over(self._f)
+        return [read() for read in self._outside]
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        call = read_call(args, kwargs, self._values())
+        call.distinguish(self._looked_at.get(call.kind, frozenset()))
+        return call
+
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """The graph of a call with these arguments; nothing is run."""
+        return self._find(self._read(args, kwargs)).recording.graph
+
+    def program(self, *args: Any, **kwargs: Any) -> Program:
+        """The compiled program of a call with these arguments; nothing is run."""
+        found = self._find(self._read(args, kwargs))
+        return program(found.fit.graph, found.fixed)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a call with these arguments is compiled to, and why; nothing is run."""
+        call = self._read(args, kwargs)
+        found = self._find(call)
+        recording, fit = found.recording, found.fit
+        types = [source.read(call.handles).type for source in recording.sources]
+        outside = [read() for read in self._outside or ()]
+        names = names_of(self._f, (call.args, call.kwargs, outside), recording)
+        given = lambda made: donated(recording, made)  # noqa: E731
+        return explanation(fit.graph, types, given, names, fit.recomputed, found.fixed)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
+        """What a call with these arguments will allocate; nothing is run."""
+        call = self._read(args, kwargs)
+        found = self._find(call)
+        return found.memory([source.read(call.handles).type for source in found.recording.sources])
+
+    def loops(self, *args: Any, **kwargs: Any) -> str:
+        """The kernels of a call with these arguments, in the loop language."""
+        return self.explain(*args, **kwargs).loops
+
+    def assembly(self, *args: Any, **kwargs: Any) -> str:
+        """The kernels of a call with these arguments, in the machine's instructions."""
+        return self.explain(*args, **kwargs).assembly
+
+    def _find(self, call: Call) -> Compiled:
+        types = [handle.type for handle in call.handles]
+        if not all(is_static(kind.shape) for kind in types):
+            # inside a trace for all sizes, whose guards and unifier note what is needed here
+            recording = self._recorded(call, types)
+            return self._made(call, types, recording, "inside of a function for all sizes")
+        found = self._compiled.get(call.key)
+        if found is None or not found.fits():
+            found = self._compiled[call.key] = self._compile(call)
+            if len(self._compiled) > PROGRAMS:
+                self._compiled.popitem(last=False)
+        else:
+            self._compiled.pop(call.key, None)  # another thread may have dropped it
+            self._compiled[call.key] = found
+        return found
+
+    def _compile(self, call: Call) -> Compiled:
+        """A program for these types; for all sizes of a dimension once it is seen with a second."""
+        types = [handle.type for handle in call.handles]
+        family = self._families.get(call.family)
+        if family is None:
+            reason = (
+                "other dtypes, ranks or values of arguments" if self._families else "first call"
+            )
+            made = self._compile_for(call, types, reason)
+            self._families[call.family] = Family(types)
+            return made
+        found = family.find(types)
+        if found is not None:
+            return found
+        general = family.generalized(types) if self._budget is None else None
+        if general is not None:
+            try:
+                program = self._compile_general(call, general, family.reason(types, general))
+            except Exception:  # the function needs to know the size, or fails for any
+                family.fixed = True
+            else:
+                if program.takes(types):
+                    family.add(program)
+                    return program.made
+        reason = "which the function depends on" if self._budget is None else "fitted by itself"
+        return self._compile_for(call, types, f"another size, {reason}")
+
+    def _compile_general(self, call: Call, general: Sequence[TensorType], reason: str) -> General:
+        """A program for all sizes; what it took for granted of them are its guards."""
+        sizes = sizes_of(general, [handle.type for handle in call.handles])
+        with Guards(sizes or {}) as guards, Unifier() as unifier:
+            made = self._compile_for(call, general, reason, unifier)
+        bound = [symbol(name) - unifier.resolve(symbol(name)) for name in unifier.bindings]
+        equal = [Guard(each, "zero", True) for each in bound if isinstance(each, Dim)]
+        return General(general, (*guards.answers, *equal), made)
+
+    def _compile_for(
+        self,
+        call: Call,
+        types: Sequence[TensorType],
+        reason: str,
+        unifier: Unifier | None = None,
+    ) -> Compiled:
+        with unifier or Unifier() as unifier:
+            recording = self._recorded(call, types)
+        if unifier.bindings:
+            graph = resolve_graph(recording.graph, unifier.resolve)
+            recording = replace(recording, graph=graph)
+        return self._made(call, types, recording, reason)
+
+    def _recorded(self, call: Call, types: Sequence[TensorType]) -> Recording:
+        return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types)
+
+    def _made(
+        self, call: Call, types: Sequence[TensorType], recording: Recording, reason: str
+    ) -> Compiled:
+        if any(isinstance(result, Dim) for result in recording.results):
+            raise _size_returned(recording)
+        self.compilations.append(Compilation(tuple(types), reason))
+        looked_at = self._looked_at.get(call.kind, frozenset()) | recording.gradients
+        if looked_at:
+            self._looked_at[call.kind] = looked_at
+            call.distinguish(looked_at)
+        return Compiled(recording, budget=self._budget, fixed=call.fixed(recording))
+
+
+def jit(
+    f: Callable[..., Any] | None = None,
+    *,
+    static_argnames: Sequence[str] = (),
+    memory: str | int | None = None,
+) -> Any:
+    """Compile a function whole: forward, backward and updates of state in one program.
+
+    Arguments are trees of tensors and of values that are part of the program's key. Tensors that
+    the function rebinds (parameters, moments, gradients, the generator's counter) are written back.
+    Whatever is no tensor is static; `static_argnames` may say so for readers.
+
+    With a budget such as `memory="300MB"` the program computes values twice instead of keeping
+    them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.
+    Where that does not suffice, the first call raises an error that says by how much.
+    """
+    budget = None if memory is None else parse_bytes("jit", memory)
+    if f is None:
+        return lambda function: jit(function, static_argnames=static_argnames, memory=memory)
+    check_function("jit", f)
+    for name in static_argnames:
+        _check_parameter(f, name)
+    return Jit(f, budget)
+
+
+def _check_parameter(f: Callable[..., Any], name: str) -> None:
+    parameters = signature(f).parameters
+    if name not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        raise ArgumentError(
+            "jit",
+            f"the function has no argument called {name!r}",
+            expected="one of " + ", ".join(parameters),
+            got={"static_argnames": name},
+            fix="name an argument of the function",
+        )
+
+
+def _size_returned(recording: Recording) -> TraceError:
+    return TraceError(
+        "jit",
+        "the function returns a size that is not known while it is traced",
+        expected="tensors, and values that do not depend on sizes",
+        got={"results": recording.results},
+        fix="return the tensor, and take its shape from the result",
+    )

@@ -1,0 +1,146 @@
+"""Programs of graphs: compiled once each, found again, and run.
+
+>>> import numpy as np
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", (2,)))
+>>> evaluate(graph, [np.ones(2, np.float32)])[0].tolist(), runner(graph) is runner(graph)
+([2.0, 2.0], True)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.graph_passes.user_rules import Rewrites, exactly, rewrites
+from weft.compiler.plan.program_plan import Written
+from weft.compiler.targets.cpu.cache import program_store
+from weft.compiler.targets.cpu.checking.memory import start
+from weft.compiler.targets.cpu.products.tile_plans import TUNER
+from weft.compiler.targets.cpu.products.tuning import tuned
+from weft.compiler.targets.cpu.runtime.executable import Runner
+from weft.compiler.targets.cpu.runtime.program import Program
+from weft.core.errors import NanError
+from weft.core.settings import settings
+from weft.ir.dispatch import OBSERVERS
+from weft.ir.graph import Graph, is_local
+from weft.ir.sizes import specialize
+from weft.ir.tensor import wrap
+from weft.ops.control import run, silent
+from weft.ops.control_call import EVALUATOR
+from weft.ops.debugging import has_nan
+from weft.runtime.threads import get_num_threads
+
+RUNNERS = 256
+"""How many programs are kept for all functions together."""
+DRAFTS = 8
+"""How many programs are kept that have not been compiled."""
+Array = np.ndarray[Any, Any]
+Fixed = tuple[int, ...]
+"""Positions of inputs that are expected to stay the same from run to run."""
+
+
+def program(graph: Graph, fixed: Fixed = ()) -> Program:
+    """The compiled form of a graph, with all that can be asked of it."""
+    return _program(graph, rewrites(), fixed, settings.tuning)
+
+
+@lru_cache(maxsize=256)
+def _program(graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool) -> Program:
+    with exactly(rules), settings.changed(tuning=tuning):
+        known = _drafts.pop((id(graph), rules, fixed, tuning), None)
+        if known is None:
+            return Program(graph, fixed)
+        known[1].finish()
+        return known[1]
+
+
+def draft(graph: Graph, fixed: Fixed = (), written: Written | None = None) -> Program:
+    """A program whose kernels are not compiled yet: all that is needed to plan its memory.
+
+    What is `written` for it is shared with other drafts. Who asks for the program of the same graph
+    gets this one, compiled.
+    """
+    key = id(graph), rewrites(), fixed, settings.tuning
+    known = _drafts.get(key)
+    if known is None:
+        known = _drafts[key] = graph, Program(graph, fixed, written or Written())
+        for old in list(_drafts)[:-DRAFTS]:
+            _drafts.pop(old, None)
+    return known[1]
+
+
+def forget_drafts(but: Graph | None) -> None:
+    """Let go of all drafts, but for that of a graph."""
+    for key in [key for key, (graph, _) in list(_drafts.items()) if graph is not but]:
+        _drafts.pop(key, None)
+
+
+_drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool], tuple[Graph, Program]] = OrderedDict()
+"""Drafts with their graphs, by identity: each graph is there as long as its draft."""
+
+
+def runner(graph: Graph, fixed: Fixed = ()) -> Runner:
+    """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
+    rules, tuning = rewrites(), settings.tuning
+    way = f" tuned for {get_num_threads()} threads" if tuning else ""
+    key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules
+    found = _runners.get(key)
+    if found is None:
+        is_known_here_only = rules or any(map(is_local, graph.nodes))
+        compiled = partial(_program, graph, rules, fixed, tuning)
+        found = compiled() if is_known_here_only else program_store.runner(key[0], compiled)
+        _runners[key] = found
+        if len(_runners) > RUNNERS:
+            _runners.popitem(last=False)
+    return found
+
+
+_runners: OrderedDict[tuple[str, Rewrites], Runner] = OrderedDict()
+
+
+def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
+    if not settings.compiler or OBSERVERS:
+        return observed(graph, arrays)
+    return runner(graph).run(arrays)
+
+
+def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs by reference, or compiled under observation.
+
+    Where compiled outputs hold NaN, the reference is run too, for its observers to find the node.
+    """
+    if not settings.compiler:
+        return by_reference(graph, arrays)
+    outputs = runner(graph).run([array.copy() for array in arrays])
+    if any(map(has_nan, outputs)):
+        by_reference(silent(graph), arrays)
+        raise _only_compiled(outputs)
+    return outputs
+
+
+def _only_compiled(outputs: Sequence[Array]) -> NanError:
+    """NaN that the reference does not make: rounding beside an edge, or a mistake of ours."""
+    return NanError(
+        "jit",
+        "the compiled program gives NaN, and the reference does not",
+        expected="numbers only, inside wf.debug.nans()",
+        got={f"output {i}": wrap(out) for i, out in enumerate(outputs) if has_nan(out)},
+        fix="run by reference: with wf.settings.changed(compiler=False)",
+    )
+
+
+def by_reference(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+    """The outputs of a graph, each node by its reference."""
+    types = [wrap(array).type for array in arrays]
+    return run(specialize(graph, types), arrays)
+
+
+start()
+EVALUATOR.append(evaluate)
+TUNER.append(tuned)

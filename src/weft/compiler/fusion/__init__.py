@@ -1,0 +1,1 @@
+"""Which nodes become one kernel, and how they read each other's elements."""

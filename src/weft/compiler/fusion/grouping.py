@@ -1,0 +1,489 @@
+"""Grouping: which nodes of a graph become one kernel.
+
+Element-wise and movement nodes are written into their consumers, unless their value is needed as
+a whole: by a node that is no loop over elements, as an output, or by several expensive readers.
+Values that are needed as a whole, and reductions, are *roots*. Roots over the same space share a
+kernel: a space is rows (outer axes) and what lies in a row (inner axes). A root over the whole
+space reads others at its own place, a root over the rows holds one value per row.
+
+>>> import weft as wf
+>>> from weft.compiler.fusion.grouping import group
+>>> graph = wf.ir.trace(lambda x: wf.softmax(x), wf.spec("float32", (4, 8)))
+>>> [type(step).__name__ for step in group(graph, lambda node: True)]
+['Group']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count, islice
+
+from weft.compiler.fusion.affine_index import Affine, offset
+from weft.compiler.fusion.element_reads import Accesses, Index, Loads
+from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
+from weft.core.shapes import Dimension, Shape, size
+from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ops.identity import stopped
+from weft.ops.movement import concatenate
+
+REDUCTIONS = frozenset(
+    {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any", "reduce_all"}
+)
+CHEAP = 4
+"""How many operations a value may cost to be computed anew by each of its readers."""
+UNDIVIDED = 16 * 1024
+"""How many elements a loop may have that shares a kernel with a sum over all of them."""
+TRANSCENDENTAL = frozenset(
+    {
+        "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "erfc", "sin", "cos", "pow",
+    }
+)  # fmt: skip
+"""Functions that cost as much as reading and writing a value does."""
+NEAR = 16
+"""How many nodes may lie between the readers of a value that is dear, for it to be kept."""
+LONGEST = 60
+"""How many operations an expression may have before its parts become roots."""
+DEEPEST = 120
+"""How deep an expression may be, with operations that only move elements."""
+LARGEST = 1024
+"""How much a kernel may hold: what LLVM does takes more than twice the time for twice the code."""
+LOOP, FUNCTION = 4, 16
+"""How much a root's own loop counts, and one of the functions above; other operations count 1."""
+NEIGHBOURS = 64
+"""How many groups that have to do with a root are tried, the last ones first."""
+DIVIDED = 4096
+"""How many elements a join has at least whose parts are roots of their own."""
+PARTS = 16
+"""How many parts such a join has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a stored value: where on an axis it starts, and of how many parts it is one."""
+
+    whole: Variable
+    axis: int
+    start: Dimension
+    count: int
+
+    def index(self, own: Index) -> Index:
+        """Where in the whole an element of the part is."""
+        return tuple(i + self.start if axis == self.axis else i for axis, i in enumerate(own))
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A value that is stored: by a loop over its elements, or by a reduction.
+
+    outer: the loops over its elements; inner: those that a reduction sums over. Loops are numbered,
+    outer before inner, and `reads` says which elements of stored values one element needs. A root
+    that is a part of a joined value is stored there. One that reduces chunks of rows has so many
+    rows in each; another root reduces what it makes.
+    """
+
+    variable: Variable
+    node: GraphNode
+    outer: Shape
+    inner: Shape
+    reads: Loads
+    part: Part | None = None
+    rows: int = 0
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether another value is made of it, which the graph does not say."""
+        return self.part is not None or self.rows > 0
+
+    @property
+    def reduced(self) -> Index:
+        """The index of what a reduction reads."""
+        if self.rows == 0:
+            return reduced_index(self.node, len(self.outer))
+        own = counted(self.variable.type.shape, 0)
+        return chunk_index(own, self.node, self.rows, len(self.outer))
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether the root is one value per row of what it reads."""
+        return is_reduction(self.node)
+
+    @property
+    def target(self) -> tuple[Variable, Index]:
+        """The value that it is stored in, and where in it an element is."""
+        own = counted(self.variable.type.shape, 0)
+        return (
+            (self.variable, own) if self.part is None else (self.part.whole, self.part.index(own))
+        )
+
+
+@dataclass(slots=True)
+class Group:
+    """Roots that share a kernel, in order: rows (outer) and what lies in a row (inner)."""
+
+    outer: Shape
+    inner: Shape
+    roots: list[Root]
+    weight: int = 0
+    """How much the kernel holds; see `LARGEST`."""
+
+    def per_row(self, root: Root) -> bool:
+        """Whether a root holds one value per row."""
+        return root.is_reduction or root.outer != self.outer + self.inner
+
+    def joined(self, root: Root) -> bool:
+        """Whether the root fits this group; if so it becomes part of it."""
+        split = self._split_with(root)
+        if split is None:
+            return False
+        before = self.outer, self.inner
+        self.outer, self.inner = split
+        if self._reads_in_place(root):
+            self.roots.append(root)
+            return True
+        self.outer, self.inner = before
+        return False
+
+    def _split_with(self, root: Root) -> tuple[Shape, Shape] | None:
+        """Rows and what lies in them, for the group with this root; None if there is no way."""
+        whole = self.outer + self.inner
+        if root.is_reduction:
+            if (root.outer, root.inner) == (self.outer, self.inner):
+                return self.outer, self.inner
+            unsplit = not self.inner and not any(self.per_row(r) for r in self.roots)
+            fits = root.outer + root.inner == whole and root.inner
+            return (root.outer, root.inner) if unsplit and fits else None
+        return (self.outer, self.inner) if root.outer in (whole, self.outer) else None
+
+    def _reads_in_place(self, root: Root) -> bool:
+        """Whether a root reads the others' values only at its own place, or its own row."""
+        whole = counted(self.outer + self.inner, 0)
+        members: dict[Atom, Root] = {member.target[0]: member for member in self.roots}
+        for atom, index in root.reads:
+            member = members.get(atom)
+            if member is None:
+                continue
+            if member.part is not None:
+                return False
+            row = self.per_row(member)
+            own = whole[: len(self.outer)] if row else whole
+            if tuple(i for i in index if i != Affine()) != own:
+                return False
+            if not row and self.per_row(root) and not root.is_reduction:
+                return False
+        return True
+
+
+@dataclass(slots=True)
+class Single:
+    """A node that stands alone: a product, a gather, a sort, a call by reference."""
+
+    node: GraphNode
+
+
+Step = Group | Single
+
+
+def group(graph: Graph, fusible: Callable[[GraphNode], bool]) -> list[Step]:
+    """The steps of a program, in an order that can be run."""
+    return _Grouping(graph, fusible).steps()
+
+
+def why_stored(graph: Graph, fusible: Callable[[GraphNode], bool]) -> dict[Variable, str]:
+    """The values that are written to memory as a whole, and for each the reason."""
+    return _Grouping(graph, fusible).reasons
+
+
+class _Grouping:
+    """The state of cutting one graph into steps."""
+
+    def __init__(self, graph: Graph, fusible: Callable[[GraphNode], bool]) -> None:
+        self.graph = graph
+        self.loops = {
+            node
+            for node in graph.nodes
+            if is_reduction(node) or (fusible(node) and not shares_memory(node))
+        }
+        self.producer = {v: node for node in graph.nodes for v in node.results}
+        self.readers = _readers(graph)
+        self.inputs, self.outputs = set[Atom](graph.inputs), set[Atom](graph.outputs)
+        self.floors: dict[Atom, int] = {}
+        self.dear: set[Atom] = set()
+        self.weights: dict[Atom, int] = {}
+        """How much the expressions of values hold that are not stored."""
+        self.depths: dict[Atom, int] = {}
+        self.near: dict[Atom, dict[int, None]] = {}
+        """The groups, by place, that read a value of many elements, or make one."""
+        self.last_read = {a: place for place, n in enumerate(graph.nodes) for a in n.operands}
+        self.reasons = self._reasons()
+        self.stored = set(self.reasons)
+        self.accesses = Accesses(self.producer, self.stored)
+
+    def steps(self) -> list[Step]:
+        """One pass over the nodes; each root joins the last group that it may join.
+
+        What is computed again behind a barrier joins no group from before it: it would be there
+        all the time, and not when it is needed.
+        """
+        steps: list[Step] = []
+        place: dict[Atom, int] = {}
+        for node in self._ordered():
+            self._raise_floor(node, len(steps))
+            if not self._is_loop(node):
+                steps.append(Single(node))
+                place.update((result, len(steps) - 1) for result in node.results)
+            elif node.results[0] in self.stored:
+                roots = self._roots(node)
+                for root in roots:
+                    place[root.variable] = self._place(steps, place, root)
+                place[node.results[0]] = max(place[root.variable] for root in roots)
+        return steps
+
+    def _ordered(self) -> list[GraphNode]:
+        """The nodes, numbers that are made of nothing but given numbers before all others.
+
+        A count of steps is then there when a state is updated, wherever it was written.
+        """
+        known = {atom for atom in self.inputs if not _is_many(atom)}
+        first: list[GraphNode] = []
+        for node in self.graph.nodes:
+            is_ready = all(isinstance(a, Literal) or a in known for a in node.operands)
+            if is_ready and self._is_loop(node) and not _is_many(node.results[0]):
+                known.update(node.results)
+                first.append(node)
+        early = set(first)
+        return [*first, *[node for node in self.graph.nodes if node not in early]]
+
+    def _roots(self, node: GraphNode) -> list[Root]:
+        """The roots that make a value."""
+        if self._is_divided(node):
+            return list(self._parts(node))
+        rows = chunk_rows(node) if is_reduction(node) else 0
+        return (self._in_chunks(node, rows) if rows else None) or [self._root(node)]
+
+    def _in_chunks(self, node: GraphNode, rows: int) -> list[Root] | None:
+        """A reduction over rows in two parts; None where it does not go down columns."""
+        partial, rest = halves(node, rows)
+        outer = tuple(dim for dim in partial.type.shape if dim != 1)
+        own = Root(partial, node, outer, (rows,), frozenset(), rows=rows)
+        own = replace(own, reads=self.accesses.at(node.operands[0], own.reduced))
+        moves = [offset(index, atom.type.shape) for atom, index in own.reads]
+        steps = {each.factor(len(outer) - 1) for each in moves if each.factor(len(outer)) != 0}
+        if not {1} <= steps <= {0, 1}:
+            return None
+        if node.results[0] in self.floors:
+            self.floors[partial] = self.floors[node.results[0]]
+        return [own, self._root(rest)]
+
+    def _is_divided(self, node: GraphNode) -> bool:
+        """Whether a join is made part by part: no element then asks which part it belongs to."""
+        variable = node.results[0]
+        if node.primitive is not concatenate or variable not in self.whole:
+            return False
+        count = variable.type.size
+        return len(node.operands) <= PARTS and not (isinstance(count, int) and count < DIVIDED)
+
+    def _parts(self, node: GraphNode) -> Iterator[Root]:
+        """The parts of a join, each a root that is stored at its place."""
+        whole, axis = node.results[0], node.params["axis"]
+        count = sum(operand.type.size != 0 for operand in node.operands)
+        start: Dimension = 0
+        for operand in node.operands:
+            same = Variable(operand.type)
+            copy = GraphNode(stopped, (operand,), {}, (same,), node.location)
+            if operand.type.size != 0:
+                yield replace(self._root(copy), part=Part(whole, axis, start, count))
+            start = start + operand.type.shape[axis]
+
+    def _raise_floor(self, node: GraphNode, position: int) -> None:
+        """Note the first step that may compute what a node makes, where a barrier says so."""
+        floor = position if node.primitive.name == "barrier" else -1
+        for atom in node.operands if self.floors else ():
+            floor = max(floor, self.floors.get(atom, -1))
+        if floor >= 0:
+            self.floors.update(dict.fromkeys(node.results, floor))
+
+    def _is_loop(self, node: GraphNode) -> bool:
+        return node in self.loops
+
+    def _reasons(self) -> dict[Variable, str]:
+        """Outputs, reductions, and what is read by anything but a loop over elements."""
+        stored = {atom: "an output" for atom in self.graph.outputs if isinstance(atom, Variable)}
+        for node in self.graph.nodes:
+            name = node.primitive.name
+            if not self._is_loop(node):
+                for atom in node.operands:
+                    if isinstance(atom, Variable):
+                        stored.setdefault(atom, _READ.get(name, f"{name} reads it as a whole"))
+                for result in node.results:
+                    stored.setdefault(result, f"{name} makes it as a whole")
+            elif is_reduction(node):
+                stored.setdefault(node.results[0], "a reduction")
+        self.whole = set(stored)
+        cost: dict[Variable, int] = {}
+        for place, node in enumerate(self.graph.nodes):
+            self._weigh(node, place, stored, cost)
+        return stored
+
+    def _weigh(
+        self, node: GraphNode, place: int, stored: dict[Variable, str], cost: dict[Variable, int]
+    ) -> None:
+        """Store what is too long to be written into its readers, or too dear for several."""
+        variable = node.results[0]
+        if not self._is_loop(node) or variable in stored:
+            return
+        own = 1 if node.primitive.broadcasts else 0
+        total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
+        depth = 1 + max([self.depths.get(atom, 0) for atom in node.operands], default=0)
+        readers = self.readers.get(variable, 0)
+        dear = node.primitive.name in TRANSCENDENTAL or any(
+            atom in self.dear for atom in node.operands
+        )
+        near = self.last_read.get(variable, place) - place <= NEAR
+        if readers > 1 and (total > CHEAP or (dear and near)):
+            stored[variable] = f"{readers} readers, and {total} operations to compute it again"
+        elif total > LONGEST:
+            stored[variable] = f"an expression of {total} operations, the most are {LONGEST}"
+        elif depth > DEEPEST:
+            stored[variable] = f"an expression {depth} operations deep, the most are {DEEPEST}"
+        else:
+            cost[variable], self.depths[variable] = total, depth
+            self.weights[variable] = self._weight(node)
+            self.dear.update([variable] if dear else ())
+
+    def _root(self, node: GraphNode) -> Root:
+        """A stored value with the loops it is computed in; axes of size 1 need none."""
+        variable = node.results[0]
+        outer = tuple(dim for dim in variable.type.shape if dim != 1)
+        if not is_reduction(node):
+            index = counted(variable.type.shape, 0)
+            return Root(variable, node, outer, (), self.accesses.of_node(node, index))
+        operand, axes = node.operands[0], node.params["axes"]
+        sizes = [operand.type.shape[axis] for axis in axes]
+        reduced = tuple(size for size in sizes if size != 1)
+        reads = self.accesses.at(operand, reduced_index(node, len(outer)))
+        return Root(variable, node, outer, reduced, reads)
+
+    def _place(self, steps: list[Step], place: dict[Atom, int], root: Root) -> int:
+        """Put a root into the last group that it fits, if nothing that it reads comes later."""
+        needed = max([place.get(atom, -1) for atom, _ in root.reads], default=-1)
+        needed = max(needed, self.floors.get(root.variable, -1))
+        weight = LOOP + self._weight(root.node)
+        for position in self._neighbours(root, needed):
+            step = steps[position]
+            assert isinstance(step, Group)
+            if step.weight + weight > LARGEST:
+                continue
+            if self._belongs(root, step) and step.joined(root):
+                step.weight += weight
+                self._note(root, position)
+                return position
+        steps.append(Group(root.outer, root.inner, [root], weight))
+        self._note(root, len(steps) - 1)
+        return len(steps) - 1
+
+    def _neighbours(self, root: Root, needed: int) -> list[int]:
+        """The groups that read, or make, what a root reads, the last ones first."""
+        places: set[int] = set()
+        for atom, _ in root.reads:
+            for position in islice(reversed(self.near.get(atom, {})), NEIGHBOURS):
+                if position >= needed:
+                    places.add(position)
+        return sorted(places, reverse=True)[:NEIGHBOURS]
+
+    def _note(self, root: Root, position: int) -> None:
+        """Let a root be found by those that read what it reads, or what it makes."""
+        for atom in [root.variable, *[atom for atom, _ in root.reads if _is_many(atom)]]:
+            self.near.setdefault(atom, {})[position] = None
+
+    def _weight(self, node: GraphNode) -> int:
+        """How much a node holds, with what is written into it."""
+        own = FUNCTION if node.primitive.name in TRANSCENDENTAL else 1
+        return own + sum([self.weights.get(atom, 0) for atom in node.operands])
+
+    def _belongs(self, root: Root, group: Group) -> bool:
+        """Whether a root may be in a group that reads, or makes, what it reads.
+
+        Updates of state stay out of reductions that make their gradients, and out of others that do
+        not concern them: they would be done row by row, and are done all at once elsewhere.
+        """
+        own = {each.variable for each in group.roots}
+        apart = root.outer == group.outer or own.isdisjoint(atom for atom, _ in root.reads)
+        if group.inner and apart and not root.is_reduction and self._is_update(root):
+            return False
+        return not self._ends_rows(root, group)
+
+    def _ends_rows(self, root: Root, group: Group) -> bool:
+        """Whether a long loop over elements would share a kernel with a sum over all of them.
+
+        Such a kernel has no rows, which threads divide.
+        """
+        whole = group.outer + group.inner
+        if root.is_reduction == bool(group.inner) or whole != root.outer + root.inner:
+            return False
+        if root.outer if root.is_reduction else group.outer:
+            return False
+        members = group.roots if root.is_reduction else [root]
+        count = size(whole)
+        return not isinstance(count, int) or count > UNDIVIDED or any(map(self._is_update, members))
+
+    def _is_update(self, root: Root) -> bool:
+        """Whether a root replaces an input: it is an output, and reads the input at its place."""
+        if root.variable not in self.outputs:
+            return False
+        own = offset(counted(root.variable.type.shape, 0), root.variable.type.shape)
+        return any(
+            atom in self.inputs
+            and atom.type.shape == root.variable.type.shape
+            and offset(index, atom.type.shape) == own
+            for atom, index in root.reads
+        )
+
+
+_READ = {"barrier": "others are computed again from it"}
+
+
+def _is_many(atom: Atom) -> bool:
+    return any(dim != 1 for dim in atom.type.shape)
+
+
+def _readers(graph: Graph) -> dict[Variable, int]:
+    counts: dict[Variable, int] = {}
+    for node in graph.nodes:
+        for atom in set(node.operands):
+            if isinstance(atom, Variable):
+                counts[atom] = counts.get(atom, 0) + 1
+    return counts
+
+
+def counted(shape: Shape, first: int) -> Index:
+    """The loop variables of a value's axes, from number `first` on; axes of size 1 have none."""
+    numbers = count(first)
+    return tuple(Affine() if dim == 1 else Affine.variable(next(numbers)) for dim in shape)
+
+
+def reduced_index(node: GraphNode, outer: int) -> Index:
+    """The index of what a reduction reads: its own loops, then, from `outer` on, those it sums."""
+    shape, axes = node.operands[0].type.shape, node.params["axes"]
+    kept = iter(counted(node.results[0].type.shape, 0))
+    inner = iter(counted(tuple(shape[axis] for axis in axes), outer))
+    return tuple(next(inner) if axis in axes else next(kept) for axis in range(len(shape)))
+
+
+def is_reduction(node: GraphNode) -> bool:
+    """Whether a node is a reduction that the loop language can write."""
+    real = not node.operands or not node.operands[0].type.dtype.is_complex
+    return node.primitive.name in REDUCTIONS and real
+
+
+def shares_memory(node: GraphNode) -> bool:
+    """Whether a node's result lies where its operand does: nothing is computed."""
+    return node.primitive.name == "barrier" or is_general_reshape(node)
+
+
+def is_general_reshape(node: GraphNode) -> bool:
+    """Whether a node is a reshape that does more than add or remove axes of size 1."""
+    if node.primitive.name != "reshape":
+        return False
+    before, after = node.operands[0].type.shape, node.params["shape"]
+    return [d for d in before if d != 1] != [d for d in after if d != 1]

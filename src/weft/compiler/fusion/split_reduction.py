@@ -1,0 +1,85 @@
+"""Reductions over rows in two parts: the rows of each chunk, and then the chunks.
+
+A reduction over the leading axes of a value, such as the gradient of a bias, goes down its columns.
+Chunk by chunk it is made of rows that lie side by side, by threads that divide the chunks, and can
+be a part of the chain that makes the rows (`weft.compiler.plan.row_fusion`), while they are in
+cache. Where chunks begin depends on sizes only, and each column's sum has one order.
+
+>>> import weft as wf
+>>> node = wf.ir.trace(lambda x: x.sum(axis=(0, 1)), wf.spec("float32", (8, 200, 64))).nodes[0]
+>>> chunk_rows(node), halves(node, 10)[0].type.shape
+(10, (8, 20, 64))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.compiler.fusion.affine_index import Affine
+from weft.core.dtypes import DType, bfloat16, float16, float32
+from weft.core.shapes import size
+from weft.core.types import TensorType
+from weft.ir.graph import GraphNode, Variable
+
+CHUNK = 16
+"""The rows of a chunk, where they come out even."""
+LEAST, MOST = 8, 64
+"""The fewest and the most rows of a chunk."""
+ROWS = 64
+"""The fewest rows of which chunks are made."""
+COLUMNS = 16
+"""The fewest columns: fewer are no work."""
+
+
+def computed(dtype: DType) -> DType:
+    """The dtype that values are accumulated in: 16-bit floats in float32."""
+    return float32 if dtype in (float16, bfloat16) else dtype
+
+
+def chunk_rows(node: GraphNode) -> int:
+    """The rows of a chunk of a reduction over all leading axes; 0 where there are no chunks."""
+    shape, last = node.operands[0].type.shape, _last(node)
+    axes = [axis for axis, dim in enumerate(shape) if dim != 1]
+    reduced = [axis for axis in axes if axis in node.params["axes"]]
+    if last < 0 or axes[: len(reduced)] != reduced or 0 in shape:
+        return 0
+    rows, columns = size(shape[: last + 1]), size(shape[last + 1 :])
+    if _is_below(rows, ROWS) or _is_below(columns, COLUMNS):
+        return 0
+    return _divisor(shape[last])
+
+
+def _last(node: GraphNode) -> int:
+    """The last axis that is summed over and has more than one element; -1 where there is none."""
+    shape = node.operands[0].type.shape
+    return max([axis for axis in node.params["axes"] if shape[axis] != 1], default=-1)
+
+
+def _is_below(count: object, least: int) -> bool:
+    return isinstance(count, int) and count < least
+
+
+def _divisor(dim: object) -> int:
+    """What a dimension is cut into: the most up to `CHUNK` that come out even, else a few more."""
+    if not isinstance(dim, int):
+        return 0
+    tried = [*range(CHUNK, LEAST - 1, -1), *range(CHUNK + 1, MOST + 1)]
+    return next((rows for rows in tried if dim % rows == 0), 0)
+
+
+def halves(node: GraphNode, rows: int) -> tuple[Variable, GraphNode]:
+    """What the reduction of the rows of each chunk makes, and the reduction of that."""
+    last, shape = _last(node), node.operands[0].type.shape
+    chunks = (*shape[:last], shape[last] // rows, *shape[last + 1 :])
+    partial = Variable(TensorType(computed(node.results[0].type.dtype), chunks))
+    return partial, replace(node, operands=(partial,))
+
+
+def chunk_index(own: Sequence[Affine], node: GraphNode, rows: int, loop: int) -> tuple[Affine, ...]:
+    """The element that a reduction of a chunk reads, of its own index and the loop over rows."""
+    last = _last(node)
+    return tuple(
+        index * rows + Affine.variable(loop) if axis == last else index
+        for axis, index in enumerate(own)
+    )

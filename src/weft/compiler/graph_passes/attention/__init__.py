@@ -1,0 +1,1 @@
+"""Attention recognised in a graph, and its gradient."""

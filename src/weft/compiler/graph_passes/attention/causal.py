@@ -1,0 +1,157 @@
+"""Which comparisons of positions say that a query sees the keys up to its own place.
+
+Positions are counted by `iota` or stand in a constant, and may be shifted, reshaped and broadcast.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda: wf.arange(4)[:, None] + 1 > wf.arange(4)[None, :])
+>>> makers = {v: node for node in graph.nodes for v in node.results}
+>>> causal_offset(graph.outputs[0], False, makers)
+0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.compiler.graph_passes.attention.polynomials import uniform
+from weft.core.shapes import Shape
+from weft.ir.graph import Atom, GraphNode, Literal, Variable
+
+__all__ = ["causal_offset"]
+
+Makers = dict[Variable, GraphNode]
+_LARGEST = 1 << 24
+"""Elements of a constant that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A number that grows along axes, counted from the last: Σ steps[axis] · position + start."""
+
+    steps: Mapping[int, int]
+    start: int
+
+    def plus(self, other: Line, sign: int = 1) -> Line:
+        """The sum, or the difference."""
+        axes = self.steps.keys() | other.steps.keys()
+        steps = {a: self.steps.get(a, 0) + sign * other.steps.get(a, 0) for a in axes}
+        return Line({a: s for a, s in steps.items() if s}, self.start + sign * other.start)
+
+
+def causal_offset(condition: Atom, inverted: bool, makers: Makers) -> int | None:
+    """The offset for which key j ≤ query i + offset is the condition; None where it is another.
+
+    inverted: the condition says what is not seen.
+    """
+    if isinstance(condition, Literal):
+        return _of_constant(condition.value, inverted)
+    node = makers.get(condition)
+    name = None if node is None else node.primitive.name
+    if node is None or name is None:
+        return None
+    if name == "logical_not":
+        return causal_offset(node.operands[0], not inverted, makers)
+    if name in ("broadcast_to", "convert"):
+        return causal_offset(node.operands[0], inverted, makers)
+    if name in ("equal", "not_equal"):
+        chosen = _chosen(node, makers)
+        return None if chosen is None else causal_offset(chosen[0], chosen[1] ^ inverted, makers)
+    if name not in _ORDERS:
+        return None
+    lines = [_line(atom, makers) for atom in node.operands]
+    if lines[0] is None or lines[1] is None:
+        return None
+    larger, strict = _ORDERS[name]
+    if inverted:  # not (x < y) is y <= x
+        larger, strict = 1 - larger, not strict
+    gap = lines[larger].plus(lines[1 - larger], -1)  # type: ignore[union-attr, arg-type]
+    return gap.start - strict if gap.steps == {-2: 1, -1: -1} else None
+
+
+_ORDERS = {
+    "greater_equal": (0, False),
+    "greater": (0, True),
+    "less_equal": (1, False),
+    "less": (1, True),
+}
+"""Which operand is the larger one, and whether it must be."""
+
+
+def _chosen(node: GraphNode, makers: Makers) -> tuple[Atom, bool] | None:
+    """The condition behind `where(condition, x, y) == z` of numbers, and whether it is inverted."""
+    for value, other in (node.operands, node.operands[::-1]):
+        choice, wanted = makers.get(value), uniform(other, makers)  # type: ignore[arg-type]
+        if wanted is None or choice is None or choice.primitive.name != "where":
+            continue
+        same = [uniform(each, makers) == wanted for each in choice.operands[1:]]
+        if same[0] != same[1]:
+            return choice.operands[0], same[1] ^ (node.primitive.name == "not_equal")
+    return None
+
+
+def _of_constant(
+    value: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], inverted: bool
+) -> int | None:
+    if value.ndim < 2 or not 0 < value.size <= _LARGEST or value.dtype != np.bool_:
+        return None
+    matrix = value.reshape(-1, *value.shape[-2:])
+    seen = ~matrix if inverted else matrix
+    offset = int(seen[0, 0].sum()) - 1
+    rows, columns = value.shape[-2:]
+    triangle = np.tri(rows, columns, offset, dtype=bool)
+    return offset if (seen == triangle).all() else None
+
+
+def _line(atom: Atom, makers: Makers) -> Line | None:
+    """How a value's elements depend on where they are."""
+    if isinstance(atom, Literal):
+        return _line_of_constant(atom)
+    number = uniform(atom, makers)
+    if number is not None:
+        return Line({}, int(number)) if number == int(number) else None
+    node = makers.get(atom)
+    if node is None:
+        return None
+    name, shape = node.primitive.name, atom.type.shape
+    if name == "iota":
+        return Line({node.params["axis"] - len(shape): 1}, 0)
+    if name in ("add", "subtract"):
+        x, y = (_line(each, makers) for each in node.operands)
+        return None if x is None or y is None else x.plus(y, 1 if name == "add" else -1)
+    inner = _line(node.operands[0], makers) if name in _MOVED else None
+    return None if inner is None else _moved(inner, node, shape)
+
+
+_MOVED = frozenset({"broadcast_to", "convert", "reshape", "transpose"})
+
+
+def _moved(line: Line, node: GraphNode, shape: Shape) -> Line | None:
+    before = node.operands[0].type.shape
+    if node.primitive.name == "reshape":
+        if [d for d in before if d != 1] != [d for d in shape if d != 1]:
+            return None
+        old, new = ([a - len(s) for a, d in enumerate(s) if d != 1] for s in (before, shape))
+        places = dict(zip(old, new, strict=True))
+    elif node.primitive.name == "transpose":
+        order = node.params["order"]
+        places = {axis - len(order): place - len(order) for place, axis in enumerate(order)}
+    else:
+        return line
+    return Line({places[a]: step for a, step in line.steps.items() if a in places}, line.start)
+
+
+def _line_of_constant(literal: Literal) -> Line | None:
+    value = literal.value
+    if value.dtype.kind not in "iu" or not 0 < value.size <= _LARGEST:
+        return None
+    start = int(value.flat[0])
+    if (value == start).all():
+        return Line({}, start)
+    for axis in range(value.ndim):
+        along = np.arange(value.shape[axis]).reshape(-1, *[1] * (value.ndim - axis - 1)) + start
+        if value.shape[axis] > 1 and (value == along).all():
+            return Line({axis - value.ndim: 1}, start)
+    return None

@@ -1,0 +1,277 @@
+"""The choice of layouts: convolutions with channels last, and all that lies between them.
+
+With channels last a convolution reads and writes places as rows of a product, without a copy of a
+patch; bias, normalisation, activation and residual are kernels over the same rows; sums over all
+images run down columns. So every convolution that has native code gets its channels last, and the
+order spreads from its result through element-wise operations, reductions, windows, slices and
+joins. Transposes are left at the borders only: where a value comes in, or is wanted in its own
+order. docs/design/compiler.md has the measurements that made it the choice.
+
+>>> import weft as wf
+>>> kinds = wf.spec("float32", (2, 3, 8, 8)), wf.spec("float32", (4, 3, 3, 3))
+>>> graph = wf.ir.trace(lambda x, w: wf.relu(wf.conv2d(x, w)).sum(), *kinds)
+>>> [node.primitive.name for node in channels_last(graph).nodes]
+['transpose', 'conv_last', 'relu', 'reduce_sum']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.graph_passes.channels_last_primitives import (
+    conv_last,
+    conv_last_input_gradient,
+    conv_last_weight_gradient,
+    to_first,
+    to_last,
+    window_max_gradient,
+)
+from weft.compiler.lowering.nodes.places import counting_axis
+from weft.compiler.targets.cpu.convolution import select as calls
+from weft.core.dtypes import bfloat16, float16, float32
+from weft.core.shapes import Shape
+from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.walking import Tally, Walk
+from weft.ops import movement
+from weft.ops.conversion import convert
+
+__all__ = ["channels_last"]
+
+CONVOLUTIONS = {
+    "conv": (conv_last, (True, False), True),
+    "conv_input_gradient": (conv_last_input_gradient, (True, False), True),
+    "conv_weight_gradient": (conv_last_weight_gradient, (True, True), False),
+}
+"""What each becomes, which operands have channels, and whether the result does."""
+WINDOWS = ("window_max", "window_sum")
+REDUCTIONS = frozenset(
+    {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any", "reduce_all"}
+)
+ELEMENTWISE = ("convert", "stop_gradient", "barrier")
+SHORT = (float16, bfloat16)
+
+
+def channels_last(graph: Graph, tally: Tally | None = None) -> Graph:
+    """The graph with the channels of its convolutions, and of what is between them, last."""
+    if not any(node.primitive.name in CONVOLUTIONS for node in graph.nodes):
+        return graph
+    return _Last(graph, tally).run()
+
+
+class _Last(Walk):
+    """Remembers for each value the one with its channels last, where there is one."""
+
+    def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
+        super().__init__(graph, tally)
+        self.last: dict[Variable, Atom] = {}
+
+    def nested(self, graph: Graph) -> Graph:
+        return channels_last(graph, self.tally)
+
+    def visit(self, node: GraphNode) -> Sequence[Atom] | None:
+        name = node.primitive.name
+        if name in CONVOLUTIONS:
+            return self.convolution(node)
+        spread = self.spreads(node)
+        made = None if spread is None else spread(node)
+        if made is not None:
+            self.tally[f"{name} with channels last"] += 1
+        return made
+
+    def spreads(self, node: GraphNode) -> Callable[[GraphNode], Sequence[Atom] | None] | None:
+        """How the order goes through a node that reads a value with channels last."""
+        name = node.primitive.name
+        if name == "reshape":
+            return self.pooled
+        if not any(isinstance(atom, Variable) and atom in self.last for atom in node.operands):
+            return None
+        if node.primitive.broadcasts or name in ELEMENTWISE:
+            return self.elementwise
+        if name in REDUCTIONS:
+            return self.reduced
+        if name in WINDOWS:
+            return self.windows
+        known = {"window_spread": self.spread_window, "pad": self.padded, "slice": self.sliced}
+        return {**known, "concatenate": self.joined}.get(name)
+
+    # --- values ------------------------------------------------------------------------------
+
+    def found(self, made: Atom, like: GraphNode) -> Sequence[Atom]:
+        """The value in its own order, which nobody may want."""
+        order = to_first(made.type.ndim)
+        back = self.make(movement.transpose, made, like=like, order=order)
+        assert isinstance(back, Variable)
+        self.last[back] = made
+        return [back]
+
+    def wanted(self, atom: Atom, like: GraphNode) -> Atom:
+        """A value with its channels last."""
+        if isinstance(atom, Literal):
+            order = to_last(atom.value.ndim)
+            return Literal(np.ascontiguousarray(atom.value.transpose(order)))
+        if atom not in self.last:
+            self.last[atom] = self.turned(atom, like)
+        return self.last[atom]
+
+    def turned(self, atom: Variable, like: GraphNode) -> Atom:
+        """A value with its channels last, which it does not have yet."""
+        maker, order = self.maker(atom), to_last(atom.type.ndim)
+        shape = tuple(atom.type.shape[axis] for axis in order)
+        if maker is not None and maker.primitive is movement.broadcast_to:
+            source = self.ranked(maker.operands[0], atom.type.ndim, like)
+            return self.make(
+                movement.broadcast_to, self.wanted(source, like), like=like, shape=shape
+            )
+        if maker is not None and maker.primitive.name == "full":
+            return self.make(maker.primitive, like=like, **{**maker.params, "shape": shape})
+        return self.make(movement.transpose, atom, like=like, order=order)
+
+    def ranked(self, atom: Atom, ndim: int, like: GraphNode) -> Atom:
+        """A value with axes of size 1 in front, up to a rank."""
+        missing = ndim - atom.type.ndim
+        if missing == 0:
+            return atom
+        shape: Shape = (1,) * missing + atom.type.shape
+        if isinstance(atom, Literal):
+            return Literal(atom.value.reshape(shape))
+        return self.make(movement.reshape, atom, like=like, shape=shape)
+
+    # --- convolutions ------------------------------------------------------------------------
+
+    def convolution(self, node: GraphNode) -> Sequence[Atom] | None:
+        """A convolution with channels last, of 16-bit floats in float32."""
+        primitive, turned, has_channels = CONVOLUTIONS[node.primitive.name]
+        if not calls.is_native(node):
+            return None
+        dtype = node.results[0].type.dtype
+        operands = []
+        for atom, turn in zip(node.operands, turned, strict=True):
+            operand = self.wanted(atom, node) if turn else atom
+            if dtype in SHORT:
+                operand = self.make(convert, operand, like=node, dtype=float32)
+            operands.append(operand)
+        made = self.make(primitive, *operands, like=node, **node.params)
+        if dtype in SHORT:
+            made = self.make(convert, made, like=node, dtype=dtype)
+        self.tally[f"{node.primitive.name} with channels last"] += 1
+        return self.found(made, node) if has_channels else [made]
+
+    # --- what lies between -------------------------------------------------------------------
+
+    def elementwise(self, node: GraphNode) -> Sequence[Atom] | None:
+        ndim = node.results[0].type.ndim
+        whole = [a for a in node.operands if isinstance(a, Variable) and a in self.last]
+        if all(atom.type.ndim != ndim for atom in whole):
+            return None
+        operands = [
+            self.wanted(self.ranked(atom, ndim, node), node) if atom.type.ndim else atom
+            for atom in node.operands
+        ]
+        return self.found(self.make(node.primitive, *operands, like=node, **node.params), node)
+
+    def reduced(self, node: GraphNode) -> Sequence[Atom] | None:
+        (atom,) = node.operands
+        axes = tuple(node.params["axes"])
+        place = {axis: at for at, axis in enumerate(to_last(atom.type.ndim))}
+        kept = [place[axis] for axis in range(atom.type.ndim) if axis not in axes]
+        if kept != sorted(kept):
+            return None
+        moved = tuple(sorted(place[axis] for axis in axes))
+        operand = self.wanted(atom, node)
+        splits = node.primitive.name == "reduce_sum" and atom.type.dtype.bits >= 32
+        if splits and kept == [atom.type.ndim - 1] and len(moved) > 1:
+            # image by image first: rows that were just made are summed while they are in cache
+            operand = self.make(node.primitive, operand, like=node, axes=moved[1:])
+            moved = (0,)
+        return [self.make(node.primitive, operand, like=node, **{**node.params, "axes": moved})]
+
+    def windows(self, node: GraphNode) -> Sequence[Atom] | None:
+        (atom,) = node.operands
+        if len(node.params["window"]) != atom.type.ndim - 2:
+            return None
+        made = self.make(
+            node.primitive, self.wanted(atom, node), like=node, **_with_channels(node.params)
+        )
+        return self.found(made, node)
+
+    def spread_window(self, node: GraphNode) -> Sequence[Atom] | None:
+        (atom,) = node.operands
+        if len(node.params["window"]) != atom.type.ndim - 2:
+            return None
+        params = _with_channels({k: v for k, v in node.params.items() if k != "spatial"})
+        spatial = (*node.params["spatial"], atom.type.shape[1])
+        made = self.make(
+            node.primitive, self.wanted(atom, node), like=node, spatial=spatial, **params
+        )
+        return self.found(made, node)
+
+    def padded(self, node: GraphNode) -> Sequence[Atom] | None:
+        return self.by_axis(node, "padding")
+
+    def sliced(self, node: GraphNode) -> Sequence[Atom] | None:
+        return self.by_axis(node, "starts", "stops", "strides")
+
+    def by_axis(self, node: GraphNode, *names: str) -> Sequence[Atom] | None:
+        """A node with parameters that have one entry for each axis."""
+        atom = node.operands[0]
+        order = to_last(atom.type.ndim)
+        moved = {name: tuple(node.params[name][axis] for axis in order) for name in names}
+        made = self.make(
+            node.primitive, self.wanted(atom, node), like=node, **{**node.params, **moved}
+        )
+        return self.found(made, node)
+
+    def joined(self, node: GraphNode) -> Sequence[Atom] | None:
+        axis = to_last(node.results[0].type.ndim).index(node.params["axis"])
+        operands = [self.wanted(atom, node) for atom in node.operands]
+        return self.found(self.make(node.primitive, *operands, like=node, axis=axis), node)
+
+    # --- the gradient of a maximum over windows ----------------------------------------------
+
+    def pooled(self, node: GraphNode) -> Sequence[Atom] | None:
+        """Cotangents scattered to where the maxima of windows are, as one kernel."""
+        scatter = self.maker(node.operands[0])
+        if scatter is None or scatter.primitive.name != "scatter_add":
+            return None
+        found = self.places_of_maxima(scatter)
+        if found is None or found.operands[0].type.shape != node.results[0].type.shape:
+            return None
+        x, counts = found.operands[0], found.results[0].type.shape
+        if x not in self.last or len(found.params["window"]) != x.type.ndim - 2:
+            return None
+        assert isinstance(x, Variable)
+        cotangent = self.make(movement.reshape, scatter.operands[1], like=node, shape=counts)
+        made = self.make(
+            window_max_gradient, self.last[x], self.wanted(cotangent, node), like=node,
+            **_with_channels(found.params),
+        )  # fmt: skip
+        return self.found(made, node)
+
+    def places_of_maxima(self, scatter: GraphNode) -> GraphNode | None:
+        """The node that finds the places that are scattered to, if all is as it should be."""
+        if len(scatter.operands) != 4 or tuple(scatter.params["axes"]) != (0, 1):
+            return None
+        zeros, _, rows, places = scatter.operands
+        number = self.uniform(zeros)
+        if number is None or number != 0 or counting_axis(rows, self.makers) != 0:
+            return None
+        if zeros.type.shape[0] != rows.type.shape[0]:
+            return None
+        flat = self.maker(places)
+        if flat is None or flat.primitive is not movement.reshape:
+            return None
+        found = self.maker(flat.operands[0])
+        return found if found is not None and found.primitive.name == "window_argmax" else None
+
+
+def _with_channels(params: Any) -> dict[str, Any]:
+    """The parameters of windows with one more axis, along which a window is one channel."""
+    return {
+        "window": (*params["window"], 1),
+        "strides": (*params["strides"], 1),
+        "padding": (*params["padding"], (0, 0)),
+        "dilation": (*params["dilation"], 1),
+    }

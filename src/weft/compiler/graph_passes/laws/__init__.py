@@ -1,0 +1,1 @@
+"""Rewriting rules: small equalities, each tested on its own sample."""

@@ -1,0 +1,1 @@
+"""Passes over loops: less work in each step."""

@@ -1,0 +1,111 @@
+"""Nodes that are written once: of equal nodes, such as those of a network's layers, the first is.
+
+The kernel of a node depends on its primitive, parameters and types, and on numbers among its
+operands. Where its writer has looked at nothing else, equal nodes have the same kernel.
+
+>>> import numpy as np
+>>> import weft as wf
+>>> from weft.ir.graph import Literal
+>>> f = lambda x: wf.cumsum(wf.cumsum(x, axis=1), axis=1)
+>>> first, second = wf.ir.trace(f, wf.spec("float32", (4, 8))).nodes
+>>> known, error = Repeats(), Literal(np.zeros(1, np.int32))
+>>> one, other = (known.kernels(node, {}, error)[0] for node in (first, second))
+>>> one.kernel is other.kernel, one.written == first.results, other.written == second.results
+(True, True, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from weft.compiler.lowering.group_reuse import renamed
+from weft.compiler.lowering.nodes import SingleKernel, single_kernels
+from weft.core.dtypes import DType
+from weft.core.shapes import Dim
+from weft.ir.graph import GraphNode, Literal, Variable
+
+Kernels = tuple[SingleKernel, ...]
+NUMBERS = (int, float, str, Dim, DType, type(None))
+"""What parameters are made of that are told apart by how they are written."""
+
+
+class _Looked(Mapping[Variable, GraphNode]):
+    """Producers, and whether anybody has asked for one."""
+
+    def __init__(self, producers: Mapping[Variable, GraphNode]) -> None:
+        self._producers = producers
+        self.at = False
+
+    def __getitem__(self, variable: Variable) -> GraphNode:
+        self.at = True
+        return self._producers[variable]
+
+    def __iter__(self) -> Iterator[Variable]:
+        self.at = True
+        return iter(self._producers)
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+
+class Repeats:
+    """The kernels of nodes, and which of them were written for equal ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[GraphNode, Literal, Kernels]] = {}
+
+    def kernels(
+        self, node: GraphNode, producers: Mapping[Variable, GraphNode], error: Literal
+    ) -> Kernels:
+        """The kernels that compute a node; see `single_kernels`."""
+        key = _key(node)
+        if key in self._known:
+            return _rebound(*self._known[key], node, error)
+        looked = _Looked(producers)
+        made = single_kernels(node, looked, error)
+        if key is not None and made and not looked.at:
+            self._known[key] = node, error, made
+        return made
+
+
+def _key(node: GraphNode) -> Hashable | None:
+    """What a node's kernels depend on; None where that cannot be told."""
+    params = tuple(node.params.values())
+    if not _is_plain(params) or any(isinstance(atom, Literal) for atom in node.operands):
+        return None
+    first = {atom: place for place, atom in reversed(list(enumerate(node.operands)))}
+    return (
+        node.primitive,
+        repr(node.params),  # as text, since -0.0 equals 0.0 and True equals 1
+        tuple(first[atom] for atom in node.operands),
+        tuple(atom.type for atom in (*node.operands, *node.results)),
+    )
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, NUMBERS)
+
+
+def _rebound(
+    known: GraphNode, reported: Literal, made: Kernels, node: GraphNode, error: Literal
+) -> Kernels:
+    """What was written for one node, for an equal one."""
+    old = (*known.operands, *known.results, reported)
+    names: dict[Any, Any] = dict(zip(old, (*node.operands, *node.results, error), strict=True))
+
+    def named(value: Any) -> Any:
+        if value not in names:  # memory that the node's kernels share
+            names[value] = Variable(value.type) if isinstance(value, Variable) else value
+        return names[value]
+
+    return tuple(
+        replace(
+            renamed(each, named),
+            copied=None if each.copied is None else (named(each.copied[0]), named(each.copied[1])),
+        )
+        for each in made
+    )

@@ -1,0 +1,492 @@
+"""The kernel of attention: one pass over keys for a block of queries.
+
+A task takes a block of queries of one head, turned so that queries lie in vectors. For a block of
+keys after the other it has their scores in scratch memory, raises the largest score so far, and
+adds exponentials times values to what it has, lowered to the new largest score. So scores are
+never in main memory, and blocks of keys that no query of the block sees are left out. The order of
+every sum depends on sizes only.
+
+>>> import weft as wf
+>>> q, v = wf.zeros((1, 2, 4)), wf.tensor([[[1.0], [3.0]]])
+>>> wf.jit(wf.scaled_dot_product_attention)(q, q, v).tolist()
+[[[2.0], [2.0]]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from weft.compiler.fusion.affine_index import strides
+from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, computed, wide
+from weft.compiler.lowering.nodes.convolutions import few, products, zeroed
+from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
+from weft.core.shapes import Dimension, Shape, size
+from weft.ir import scalars
+from weft.ir.graph import Graph, GraphNode, Literal, Variable
+from weft.ir.loops import Accumulate, For, Kernel, Let, Scratch, Statement, Store, Update
+from weft.ir.scalar_functions import lowered
+from weft.ir.scalars import Buffer, Scalar
+from weft.ops.random_bits import DRAW, philox
+
+SUMS = 16
+"""Accumulators of one pass, in vectors: rows of keys times vectors of queries."""
+LANES = 64
+"""Queries of a block, at most."""
+CAUSAL = 32
+"""The same where later keys are hidden, as a block multiplies up to the last key of any query."""
+KEYS = 64
+"""Keys of a block."""
+VECTOR = 16
+LOWEST = {float32: -3e38, float64: -1.7e308}
+"""Lower than any score but -inf."""
+
+
+class Writer:
+    """What the kernels of attention share: sizes, blocks of queries, and scores."""
+
+    def __init__(self, draft: Draft, mask: int) -> None:
+        self.draft = draft
+        node = draft.node
+        self.q, self.k, self.v = draft.operands[:3]
+        self.kept = draft.params.get("kept", 1.0)
+        drawn: Sequence[Buffer | None] = draft.operands[-2:] if self.kept < 1 else (None, None)
+        self.key, self.data = drawn
+        self.masks = draft.operands[mask:-2] if self.key else draft.operands[mask:]
+        self.mask_shapes = [atom.type.shape for atom in node.operands[mask:]]
+        self.masking: Graph | None = draft.params.get("masking")
+        self.outs = tuple(
+            Buffer(f"out{i}", each.type.dtype, "both") for i, each in enumerate(node.results)
+        )
+        (*self.batch, self.heads, self.queries, self.head) = draft.shape(0)
+        self.shared, self.keys, self.value = draft.shape(2)[-3:]
+        self.group = 1 if self.heads == self.shared else int(self.heads) // int(self.shared)
+        self.offset = draft.params["offset"]
+        self.guarded = draft.params["guarded"] or self.keys == 0
+        self.dtype = computed(self.q.dtype)
+        self.lanes = _lanes(self.queries, LANES if self.offset is None else CAUSAL)
+        self.tall = 8 if self.lanes <= 2 * VECTOR else 4
+        self.scratch: list[Scratch] = []
+
+    # what a task is about
+    row = scalars.local("row", INDEX)
+    """Which head of which batch, counted through all."""
+    shared_row = scalars.local("shared_row", INDEX)
+    first = scalars.local("first", INDEX)
+    """The first query of the block."""
+    limit = scalars.local("limit", INDEX)
+    """The keys that some query of the block sees."""
+    block = scalars.index("block")
+    """Which block of keys."""
+    start = scalars.local("start", INDEX)
+    tiles = scalars.local("tiles", INDEX)
+    """How many times `tall` keys the block has, which one pass multiplies."""
+
+    def extent(self, dim: Dimension) -> Scalar:
+        """A size as an expression."""
+        return self.draft.extent(dim)
+
+    def number(self, value: float) -> Scalar:
+        """A number of the dtype of sums."""
+        return scalars.const(value, self.dtype)
+
+    def memory(self, name: str, count: Dimension, dtype: DType | None = None) -> Buffer:
+        """Scratch memory of so many elements."""
+        buffer = Buffer(name, dtype or self.dtype, "scratch")
+        self.scratch.append(Scratch(buffer, self.extent(count)))
+        return buffer
+
+    @property
+    def blocks(self) -> Dimension:
+        """How many blocks of queries a head has."""
+        return (self.queries + (self.lanes - 1)) // self.lanes
+
+    @property
+    def rows(self) -> Scalar:
+        """How many queries of the block there are."""
+        return scalars.minimum(
+            scalars.const(self.lanes, INDEX), self.extent(self.queries) - self.first
+        )
+
+    def placed(self, row: Scalar, block: Scalar) -> list[Statement]:
+        """What follows from a head and a block of queries."""
+        keys = self.extent(self.keys)
+        last = keys
+        if self.offset is not None:
+            seen = self.first + self.rows + self.extent(self.offset)
+            last = scalars.maximum(ZERO, scalars.minimum(keys, seen))
+        return [
+            Let(self.row, row),
+            Let(self.first, block * self.lanes),
+            Let(self.limit, last),
+        ]
+
+    def sharing(self) -> Let:
+        """Which head of keys the head of queries sees."""
+        return Let(self.shared_row, self.row // self.group if self.group > 1 else self.row)
+
+    def key_blocks(
+        self, body: Sequence[Statement], begin: Scalar = ZERO, most: Scalar | None = None
+    ) -> For:
+        """Statements for each block of keys that is seen, or for some of them."""
+        count = (self.limit + (KEYS - 1)) // KEYS - begin
+        count = count if most is None else scalars.minimum(most, count)
+        lets = [
+            Let(self.start, (begin + self.block) * KEYS),
+            Let(self.tiles, (self.here + (self.tall - 1)) // self.tall),
+        ]
+        return For(self.block, count, (*lets, *body))
+
+    @property
+    def here(self) -> Scalar:
+        """How many keys of the block are seen by some query."""
+        return scalars.minimum(scalars.const(KEYS, INDEX), self.limit - self.start)
+
+    def each(self, *stores: Statement, index: Scalar) -> For:
+        """Statements for each query of the block."""
+        return For(index, self.extent(self.lanes), stores, "vector")
+
+    def turned(self, source: Buffer, target: Buffer, width: Dimension, scale: float) -> Statement:
+        """Copy rows of the block of queries as [width, lanes], zeros for those that are not."""
+        d, i = scalars.index("d"), scalars.index("i")
+        line = (self.row * self.extent(self.queries) + self.first + i) * self.extent(width) + d
+        value = wide(scalars.load(source, line, scalars.less(i, self.rows)))
+        scaled = value if scale == 1 else value * self.number(scale)
+        store = Store(target, d * self.lanes + i, scaled)
+        return For(d, self.extent(width), (For(i, self.extent(self.lanes), (store,), "vector"),))
+
+    def key_rows(
+        self, name: str, tile: Scalar, width: Dimension
+    ) -> tuple[list[Statement], list[Scalar]]:
+        """Where the rows of keys, or of values, of a tile begin; the last stands for later ones."""
+        lets: list[Statement] = []
+        found = []
+        for number in range(self.tall):
+            base = scalars.local(f"{name}{number}", INDEX)
+            key = scalars.minimum(
+                self.start + tile * self.tall + number, self.extent(self.keys) - 1
+            )
+            place = self.shared_row * self.extent(self.keys) + key
+            lets.append(Let(base, place * self.extent(width)))
+            found.append(base)
+        return lets, found
+
+    def scored(self, sums: Sequence[Scalar], tile: Scalar, i: Scalar, masked: bool) -> list[Scalar]:
+        """Scores of a tile, given its products: -inf where a key is hidden."""
+        scores = []
+        nothing = self.number(-float("inf"))
+        for number, value in enumerate(sums):
+            key = self.start + tile * self.tall + number
+            if self.masks or self.masking:
+                seen = self._mask(key, i)
+                if seen.dtype is bool_:
+                    value = scalars.select(seen, value, nothing)
+                else:
+                    value = value + wide(seen)
+            if masked:
+                value = scalars.select(self._is_seen(key, i), value, nothing)
+            scores.append(value)
+        return scores
+
+    def _mask(self, key: Scalar, i: Scalar) -> Scalar:
+        """The mask for a key and a query: loaded, or computed of what is loaded."""
+        there = self._is_there(key, i)
+        loads = [
+            scalars.load(buffer, self._mask_place(shape, key, i), there)
+            for buffer, shape in zip(self.masks, self.mask_shapes, strict=False)
+        ]
+        if self.masking is None:
+            return loads[0]
+        known: dict[Variable, Scalar] = dict(zip(self.masking.inputs, loads, strict=True))
+        for node in self.masking.nodes:
+            operands = [_number(x) if isinstance(x, Literal) else known[x] for x in node.operands]
+            known[node.results[0]] = self._element(node, operands, key, i)
+        return known[self.masking.outputs[0]]  # type: ignore[index]
+
+    def _element(self, node: GraphNode, operands: list[Scalar], key: Scalar, i: Scalar) -> Scalar:
+        """One element of a node of the graph that computes the mask."""
+        name, kind = node.primitive.name, node.results[0].type
+        if name in ("broadcast_to", "reshape"):
+            return operands[0]
+        if name == "full":
+            value = np.asarray(node.params["value"]).astype(kind.dtype.numpy)
+            return scalars.const(value.item(), kind.dtype)
+        if name == "iota":
+            along = key if node.params["axis"] == kind.ndim - 1 else self.first + i
+            return scalars.cast(along, kind.dtype)
+        return lowered(node.primitive, operands, kind.dtype, node.params)
+
+    def _is_there(self, key: Scalar, i: Scalar) -> Scalar:
+        """Whether the mask may be read there."""
+        rows, keys = scalars.less(i, self.rows), scalars.less(key, self.extent(self.keys))
+        return scalars.and_(rows, keys)
+
+    def _is_seen(self, key: Scalar, i: Scalar) -> Scalar:
+        seen = scalars.less(key, self.limit)
+        if self.offset is None:
+            return seen
+        latest = self.first + i + self.extent(self.offset)
+        return scalars.and_(seen, scalars.less_equal(key, latest))
+
+    def _mask_place(self, given: Shape, key: Scalar, i: Scalar) -> Scalar:
+        """Where a mask is for a key and a query: not moved along axes of size 1."""
+        whole = (*self.batch, self.heads, self.queries, self.keys)
+        shape = (*[1] * (len(whole) - len(given)), *given)
+        steps = [0 if dim == 1 else step for dim, step in zip(shape, strides(shape), strict=True)]
+        lead = whole[:-2]
+        total = (self.first + i) * self.extent(steps[-2]) + key * self.extent(steps[-1])
+        for axis, (dim, counted) in enumerate(zip(lead, strides(lead), strict=True)):
+            if steps[axis] != 0:
+                along = self.row // self.extent(counted)
+                along = along % self.extent(dim) if axis else along
+                total = total + along * self.extent(steps[axis])
+        return total
+
+    def stays(self, tile: Scalar, i: Scalar) -> list[Scalar]:
+        """Whether each probability of a tile is kept: by the word that its place draws."""
+        lead = self.draft.node.operands[-1].type.ndim
+        each = self.extent(size(self.batch[lead:]) * self.heads)
+        number, row = (self.row // each, self.row % each) if lead else (ZERO, self.row)
+        line = row * self.extent(self.queries) + self.first + i
+        words = self._words(number, line, self.start + tile * self.tall)
+        limit = scalars.const(ceil(float(np.float32(self.kept)) * (1 << 24)), uint64)
+        return [scalars.less(word >> 8, limit) for word in words]
+
+    def _words(self, number: Scalar, line: Scalar, begin: Scalar) -> list[Scalar]:
+        """The words of a tile's keys: four of a block where rows are whole blocks."""
+        key, data, keys = self.key, self.data, self.extent(self.keys)
+        assert key is not None
+        assert data is not None
+        low, high = (scalars.cast(key[number * 2 + place], uint64) for place in range(2))
+        rest = (DRAW << 16, data[number] & 0xFFFFFFFF, data[number] >> 32)
+
+        def block(place: Scalar) -> tuple[Scalar, ...]:
+            return philox(place, (low, high), rest)
+
+        if isinstance(self.keys, int) and self.keys % 4 == 0:
+            first = scalars.cast(line * (self.keys // 4), uint64) + scalars.cast(begin >> 2, uint64)
+            return [word for four in range(self.tall // 4) for word in block(first + four)]
+        found = []
+        for each in range(self.tall):
+            place = scalars.cast(line * keys + begin + each, uint64)
+            words, which = block(place >> 2), place & 3
+            word = words[3]
+            for each_word in range(3):
+                chosen = scalars.equal(which, each_word)
+                word = scalars.select(chosen, words[each_word], word)
+            found.append(word)
+        return found
+
+    def summed(
+        self,
+        rows: Buffer,
+        width: Dimension,
+        weights: Buffer,
+        total: Buffer,
+        factor: Buffer | None = None,
+    ) -> Statement:
+        """Add rows of the block of keys, weighted for each query, to [width, lanes]."""
+        i, j, t = scalars.index("i"), scalars.index("j"), scalars.index("t")
+        unit, last = few(self.tall, width), self.extent(width) - 1
+        line = scalars.local("line", INDEX)
+        first = (self.shared_row * self.extent(self.keys) + self.start) * self.extent(width)
+        lets: list[Statement] = [Let(line, first)]
+        left = []
+        for number in range(unit):
+            column = scalars.local(f"column{number}", INDEX)
+            lets.append(Let(column, line + scalars.minimum(t * unit + number, last)))
+            left.append(wide(rows[column + j * self.extent(width)]))
+        sums, found = products("o", unit, self.here, left, weights[j * self.lanes + i], j)
+        stores = []
+        for number, local in enumerate(found):
+            place = (t * unit + number) * self.lanes + i
+            before = total[place] if factor is None else total[place] * factor[i]
+            stores.append(Store(total, place, before + local))
+        count = self.extent((width + (unit - 1)) // unit)
+        return For(t, count, (*lets, self.each(sums, *stores, index=i)))
+
+    def columns(self, name: str, width: Dimension) -> Buffer:
+        """Memory for [width, lanes], and as many rows more as `summed` writes."""
+        return self.memory(name, self.column_count(width))
+
+    def column_count(self, width: Dimension) -> Dimension:
+        """How many elements that are."""
+        unit = few(self.tall, width)
+        return -(-width // unit) * unit * self.lanes
+
+    def seen_by_all(self) -> Scalar:
+        """How many tiles of the block all queries see whole."""
+        most = self.limit
+        if self.offset is not None:
+            most = scalars.minimum(most, self.first + self.extent(self.offset) + 1)
+        whole = scalars.maximum(ZERO, most - self.start) // self.tall
+        return scalars.minimum(self.tiles, whole)
+
+    def finished(self, body: tuple[Statement, ...], products_: int) -> SingleKernel:
+        """The kernel; its work counts a vector of products as one operation."""
+        node = self.draft.node
+        rows = size(self.batch) * self.heads * self.queries
+        work = rows * self.keys * (self.head + self.value) * products_
+        kernel = Kernel(
+            node.primitive.name,
+            (*self.draft.operands, *self.outs),
+            tuple(self.draft.extents.symbols),
+            body,
+            tuple(self.scratch),
+        )
+        values = (*node.operands, *node.results)
+        return SingleKernel(kernel, values, node.results, work=(work + 31) // 32)
+
+
+def _number(literal: Literal) -> Scalar:
+    return scalars.const(literal.value.item(), literal.type.dtype)
+
+
+def _lanes(queries: Dimension, most: int) -> int:
+    """Queries of a block: so many that few are left over, in whole vectors."""
+    if not isinstance(queries, int):
+        return most
+    blocks = max(1, -(-queries // most))
+    each = -(-queries // blocks)
+    return max(VECTOR, -(-each // VECTOR) * VECTOR)
+
+
+# --- forward -------------------------------------------------------------------------------------
+
+
+def attention(draft: Draft) -> SingleKernel:
+    """Blocks of queries are divided over threads; those with the most keys are begun first."""
+    return _Forward(draft, 3).kernel()
+
+
+class _Forward(Writer):
+    def kernel(self) -> SingleKernel:
+        lanes = self.lanes
+        self.turned_q = self.memory("turned", self.head * lanes)
+        self.scores = self.memory("scores", KEYS * lanes)
+        self.total = self.columns("total", self.value)
+        names = ("before", "top", "sum", "factor")
+        self.before, self.top, self.sum, self.factor = (self.memory(n, lanes) for n in names)
+        task = scalars.index("task")
+        blocks = self.extent(self.blocks)
+        body = (
+            *self.placed(task // blocks, blocks - 1 - task % blocks),
+            self.sharing(),
+            self.turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            *self.begun(),
+            self.key_blocks(
+                [
+                    *self.scored_tiles(),
+                    *self.raised(),
+                    self.weighed(),
+                    *self.dropped(),
+                    self.added(),
+                ]
+            ),
+            *self.written(),
+        )
+        tasks = self.extent(size(self.batch) * self.heads) * blocks
+        return self.finished((For(task, tasks, body, "parallel"),), 1)
+
+    def begun(self) -> tuple[Statement, ...]:
+        i = scalars.index("i")
+        # not -inf, whose difference to itself is no number
+        lowest = self.number(LOWEST[self.dtype])
+        return (
+            self.each(
+                Store(self.top, i, lowest),
+                Store(self.before, i, lowest),
+                Store(self.sum, i, self.number(0)),
+                index=i,
+            ),
+            *zeroed(self.total, self.extent(self.column_count(self.value))),
+        )
+
+    def scored_tiles(self) -> tuple[Statement, ...]:
+        """Scores of the block, and the largest so far: first of keys that all see, then others."""
+        whole = scalars.local("whole", INDEX)
+        return (
+            Let(whole, self.seen_by_all()),
+            self._scored_tiles(ZERO, whole, masked=False),
+            self._scored_tiles(whole, self.tiles - whole, masked=True),
+        )
+
+    def _scored_tiles(self, begin: Scalar, count: Scalar, masked: bool) -> Statement:
+        i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
+        tile = scalars.local("tile", INDEX)
+        lets, bases = self.key_rows("k", tile, self.head)
+        left = [wide(self.k[base + d]) for base in bases]
+        right = self.turned_q[d * self.lanes + i]
+        sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
+        scores = [scalars.local(f"score{number}", self.dtype) for number in range(self.tall)]
+        values = self.scored(found, tile, i, masked)
+        top = self.top[i]
+        for score in scores:
+            top = scalars.maximum(top, score)
+        stores = [
+            Store(self.scores, (tile * self.tall + number) * self.lanes + i, score)
+            for number, score in enumerate(scores)
+        ]
+        held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
+        inner = self.each(sums, *held, *stores, Store(self.top, i, top), index=i)
+        return For(t, count, (Let(tile, begin + t), *lets, inner))
+
+    def raised(self) -> tuple[Statement, ...]:
+        """How much what was added before counts, now that there is a larger score."""
+        i = scalars.index("i")
+        factor = scalars.exp(self.before[i] - self.top[i])
+        return (
+            self.each(
+                Store(self.factor, i, factor),
+                Store(self.sum, i, self.sum[i] * self.factor[i]),
+                Store(self.before, i, self.top[i]),
+                index=i,
+            ),
+        )
+
+    def weighed(self) -> Statement:
+        """Exponentials in place of scores, and their sum."""
+        i, j = scalars.index("i"), scalars.index("j")
+        power, total = scalars.local("power", self.dtype), scalars.local("powers", self.dtype)
+        place = j * self.lanes + i
+        body = (
+            Let(power, scalars.exp(self.scores[place] - self.top[i])),
+            Store(self.scores, place, power),
+        )
+        sums = Accumulate(j, self.tiles * self.tall, (Update(total, "add", power),), body)
+        return self.each(sums, Store(self.sum, i, self.sum[i] + total), index=i)
+
+    def dropped(self) -> tuple[Statement, ...]:
+        """Exponentials times the factors of dropout, once they are summed."""
+        if self.key is None:
+            return ()
+        t, i = scalars.index("t"), scalars.index("i")
+        stores = []
+        for number, stays in enumerate(self.stays(t, i)):
+            place = (t * self.tall + number) * self.lanes + i
+            kept = self.scores[place] * self.number(1 / self.kept if self.kept else 0)
+            stores.append(Store(self.scores, place, scalars.select(stays, kept, self.number(0))))
+        return (For(t, self.tiles, (self.each(*stores, index=i),)),)
+
+    def added(self) -> Statement:
+        """Values times exponentials, to what there was before, lowered."""
+        return self.summed(self.v, self.value, self.scores, self.total, self.factor)
+
+    def written(self) -> tuple[Statement, ...]:
+        """Sums divided by the sum of exponentials, turned back; and the logarithm of that."""
+        i, d = scalars.index("i"), scalars.index("d")
+        inverse = 1 / self.sum[i]
+        if self.guarded:
+            inverse = scalars.select(scalars.equal(self.sum[i], 0), self.number(0), inverse)
+        out, lse = self.outs
+        place = self.row * self.extent(self.queries) + self.first + i
+        value = self.total[d * self.lanes + i] * self.factor[i]
+        store = Store(out, place * self.extent(self.value) + d, scalars.cast(value, out.dtype))
+        height = self.top[i] + scalars.log(self.sum[i])
+        return (
+            self.each(Store(self.factor, i, inverse), index=i),
+            For(i, self.rows, (Store(lse, place, scalars.cast(height, lse.dtype)),), "vector"),
+            For(i, self.rows, (For(d, self.extent(self.value), (store,), "vector"),)),
+        )

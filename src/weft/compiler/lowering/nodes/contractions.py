@@ -1,0 +1,203 @@
+"""Kernels of products that are not of floats: plain and blocked loops, for any order of axes.
+
+A task is a block of rows and columns of one product of a stack. It copies what it needs of both
+operands into scratch memory, whatever the order of their axes, and multiplies `ROWS` rows at a time
+with columns in vectors. Products with a vector, and those without a sum, are plain loops.
+
+>>> import weft as wf
+>>> wf.jit(wf.matmul)(wf.tensor([[1, 2]]), wf.tensor([[3], [4]])).tolist()
+[[11]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.compiler.fusion.affine_index import strides
+from weft.compiler.lowering.builder import ZERO, Draft, Loop, SingleKernel, computed, nest, wide
+from weft.compiler.targets.cpu.products.forms import product_of
+from weft.core.dtypes import INDEX
+from weft.core.shapes import Dimension, Shape, size
+from weft.ir import scalars
+from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
+from weft.ir.scalars import Buffer, Scalar
+from weft.ops.contraction import free_axes
+
+ROWS = 4
+"""Rows that are multiplied at a time: with four vectors, 16 accumulators."""
+BLOCK = 128
+"""Rows, and columns, of a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Axes of a product that belong together: their sizes, and strides in a, b and the result."""
+
+    shape: Shape
+    a: tuple[Dimension, ...]
+    b: tuple[Dimension, ...]
+    out: tuple[Dimension, ...]
+
+
+def dot(draft: Draft) -> SingleKernel | None:
+    """The product of two tensors; None where it is a native one."""
+    if product_of(draft.node) is not None:
+        return None
+    stack, rows, columns, terms = _roles(draft)
+    work = size(draft.shape(-1)) * size(terms.shape)
+    if all(size(axes.shape) != 1 for axes in (rows, columns, terms)):
+        return _Blocked(draft, stack, rows, columns, terms).kernel(work)
+    return draft.kernel(_plain(draft, (stack, rows), columns, terms), work)
+
+
+def _roles(draft: Draft) -> tuple[_Axes, _Axes, _Axes, _Axes]:
+    """The axes that are walked through together, those of rows, of columns and of sums."""
+    contract, batch = draft.params["contract"], draft.params["batch"]
+    a, b = draft.shape(0), draft.shape(1)
+    left, right, out = draft.strides(0), draft.strides(1), draft.strides(-1)
+    rows, columns = (
+        free_axes(len(a), contract[0], batch[0]),
+        free_axes(len(b), contract[1], batch[1]),
+    )
+    first, second = len(batch[0]), len(batch[0]) + len(rows)
+
+    def taken(values: Sequence[Dimension], axes: Sequence[int]) -> tuple[Dimension, ...]:
+        return tuple(values[axis] for axis in axes)
+
+    none = (0,) * (len(a) + len(b))
+    return (
+        _Axes(taken(a, batch[0]), taken(left, batch[0]), taken(right, batch[1]), out[:first]),
+        _Axes(taken(a, rows), taken(left, rows), none[: len(rows)], out[first:second]),
+        _Axes(taken(b, columns), none[: len(columns)], taken(right, columns), out[second:]),
+        _Axes(
+            taken(a, contract[0]),
+            taken(left, contract[0]),
+            taken(right, contract[1]),
+            none[: len(contract[0])],
+        ),
+    )
+
+
+# --- plain loops ---------------------------------------------------------------------------------
+
+
+def _plain(
+    draft: Draft, outer: Sequence[_Axes], columns: _Axes, terms: _Axes
+) -> tuple[Statement, ...]:
+    """Each element by itself; columns are in vectors, or else the sums are."""
+    shape = tuple(dim for axes in outer for dim in axes.shape)
+    steps = [tuple(s for axes in outer for s in getattr(axes, n)) for n in ("a", "b", "out")]
+    row_loops, row = draft.walk("i", shape, *steps)
+    column_loops, column = draft.walk("j", columns.shape, columns.a, columns.b, columns.out)
+    term_loops, term = draft.walk("k", terms.shape, terms.a, terms.b)
+    x = wide(draft.operands[0][row[0] + column[0] + term[0]])
+    y = wide(draft.operands[1][row[1] + column[1] + term[1]])
+    total, body = _summed(x * y, term_loops)
+    value = scalars.cast(total, draft.result.dtype)
+    body = (*body, Store(draft.result, row[2] + column[2], value))
+    in_vectors = bool(column_loops) or not term_loops
+    return nest([*row_loops, *column_loops], body, vector=in_vectors)
+
+
+def _summed(value: Scalar, terms: Sequence[Loop]) -> tuple[Scalar, tuple[Statement, ...]]:
+    """The sum of an expression over loops, and the statements that make it."""
+    body: tuple[Statement, ...] = ()
+    for number, (index, extent) in enumerate(reversed(terms)):
+        local = scalars.local(f"sum{number}", value.dtype)
+        body = (Accumulate(index, extent, (Update(local, "add", value),), body),)
+        value = local
+    return value, body
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+class _Blocked:
+    """Writes the tasks of a stack of products of matrices."""
+
+    row, column, product = (scalars.local(n, INDEX) for n in ("row", "column", "product"))
+
+    def __init__(
+        self, draft: Draft, stack: _Axes, rows: _Axes, columns: _Axes, terms: _Axes
+    ) -> None:
+        self.draft = draft
+        self.stack, self.rows, self.columns, self.terms = stack, rows, columns, terms
+        self.depth = draft.extent(size(terms.shape))
+        dtype = computed(draft.result.dtype)
+        self.left, self.right = Buffer("left", dtype, "scratch"), Buffer("right", dtype, "scratch")
+
+    def kernel(self, work: Dimension) -> SingleKernel:
+        """All tasks, divided over threads."""
+        task = scalars.index("task")
+        many, wide_ = (self._blocks(axes) for axes in (self.rows, self.columns))
+        body = (
+            Let(self.product, task // (many * wide_)),
+            Let(self.row, task // wide_ % many * BLOCK),
+            Let(self.column, task % wide_ * BLOCK),
+            *self._packed(self.rows, 0, self.row, self.left),
+            *self._packed(self.columns, 1, self.column, self.right),
+            *self._multiplied(),
+        )
+        stack = self.draft.extent(size(self.stack.shape))
+        scratch = tuple(Scratch(each, self.depth * BLOCK) for each in (self.left, self.right))
+        return self.draft.kernel(
+            (For(task, stack * many * wide_, body, "parallel"),), work, scratch
+        )
+
+    def _blocks(self, axes: _Axes) -> Scalar:
+        return self.draft.extent((size(axes.shape) + (BLOCK - 1)) // BLOCK)
+
+    def _part(self, axes: _Axes, start: Scalar) -> Scalar:
+        """How many rows or columns a task has."""
+        rest = self.draft.extent(size(axes.shape)) - start
+        return scalars.minimum(scalars.const(BLOCK, INDEX), rest)
+
+    def _place(self, axes: _Axes, number: Scalar, steps: Sequence[Dimension]) -> Scalar:
+        """Where a number that counts through axes leads."""
+        extent, total = self.draft.extent, ZERO
+        for axis, (dim, counted) in enumerate(zip(axes.shape, strides(axes.shape), strict=True)):
+            along = number // extent(counted)
+            along = along % extent(dim) if axis else along
+            total = total + along * extent(steps[axis])
+        return total
+
+    def _packed(
+        self, axes: _Axes, operand: int, start: Scalar, target: Buffer
+    ) -> tuple[Statement, ...]:
+        """Copy rows to [row, term], or columns to [term, column], in the dtype of sums."""
+        one, base = scalars.index("one"), scalars.local(f"base{operand}", INDEX)
+        own, shared = ("a", "b")[operand], getattr(self.stack, ("a", "b")[operand])
+        steps = getattr(self.terms, own)
+        loops, (at, term) = self.draft.walk("k", self.terms.shape, steps, strides(self.terms.shape))
+        place = self._place(axes, start + one, getattr(axes, own))
+        place = place + self._place(self.stack, self.product, shared)
+        to = term * BLOCK + one if operand else one * self.depth + term
+        store = Store(target, to, wide(self.draft.operands[operand][base + at]))
+        inside = nest(loops, (store,), parallel=False, vector=not operand)
+        return (For(one, self._part(axes, start), (Let(base, place), *inside)),)
+
+    def _multiplied(self) -> tuple[Statement, ...]:
+        """Some rows at a time, all columns in vectors; rows beyond the last are the last again."""
+        rows, columns = (
+            self._part(self.rows, self.row),
+            self._part(self.columns, self.column),
+        )
+        i, j, k = scalars.index("i"), scalars.index("j"), scalars.index("k")
+        lets: list[Statement] = []
+        updates, stores = [], []
+        base = self._place(self.stack, self.product, self.stack.out)
+        for number in range(ROWS):
+            row = scalars.local(f"row{number}", INDEX)
+            place = scalars.local(f"out{number}", INDEX)
+            own = self._place(self.rows, self.row + row, self.rows.out)
+            lets += [Let(row, scalars.minimum(i * ROWS + number, rows - 1)), Let(place, base + own)]
+            total = scalars.local(f"sum{number}", self.left.dtype)
+            value = self.left[row * self.depth + k] * self.right[k * BLOCK + j]
+            updates.append(Update(total, "add", value))
+            result = scalars.cast(total, self.draft.result.dtype)
+            # the result's columns lie side by side, whatever axes they are made of
+            stores.append(Store(self.draft.result, place + self.column + j, result))
+        sums = Accumulate(k, self.depth, tuple(updates))
+        inner = For(j, columns, (sums, *stores), "vector")
+        return (For(i, (rows + (ROWS - 1)) // ROWS, (*lets, inner)),)

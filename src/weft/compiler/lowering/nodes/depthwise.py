@@ -1,0 +1,165 @@
+"""Convolutions of each channel alone, with channels last: plain loops with channels in vectors.
+
+There is no sum over channels, so there is no product of matrices: each place is as many products
+as the kernel has taps. Weights are turned first, so that those of one tap lie side by side.
+
+>>> import weft as wf
+>>> x, w = wf.arange(8.0).reshape(1, 2, 4), wf.ones((2, 1, 2))
+>>> wf.jit(lambda x, w: wf.conv1d(x, w, groups=2))(x, w).tolist()
+[[[1.0, 3.0, 5.0], [9.0, 11.0, 13.0]]]
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+from weft.compiler.fusion.affine_index import strides as contiguous
+from weft.compiler.lowering.builder import Draft, Loop, SingleKernel, both, nest, within
+from weft.compiler.targets.cpu.convolution.plans import Sizes, node_sizes
+from weft.core.dtypes import INDEX
+from weft.core.shapes import Dimension
+from weft.ir import scalars
+from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
+from weft.ir.scalars import Buffer, Scalar
+
+LANES = 16
+"""Channels of a task of the gradient of the weights."""
+MOST = 49
+"""Taps up to which a window is written out."""
+
+
+def conv_last(draft: Draft) -> SingleKernel | None:
+    """The sum of products of each window, channel by channel."""
+    sizes = _alone(draft)
+    return None if sizes is None else _Places(draft, sizes).kernel(backward=False)
+
+
+def conv_last_input_gradient(draft: Draft) -> SingleKernel | None:
+    """The sum of products of each place with the windows that see it."""
+    sizes = _alone(draft)
+    return None if sizes is None else _Places(draft, sizes).kernel(backward=True)
+
+
+def conv_last_weight_gradient(draft: Draft) -> SingleKernel | None:
+    """The sums over all places, of all taps in one pass."""
+    sizes = _alone(draft)
+    return None if sizes is None else _Weights(draft, sizes).kernel()
+
+
+def _alone(draft: Draft) -> Sizes | None:
+    """The sizes, if each channel has one output, and few taps."""
+    sizes = node_sizes(draft.node)
+    if sizes is None or not draft.result.dtype.is_floating:
+        return None
+    alone = sizes.groups > 1 and sizes.channels == sizes.outputs == 1
+    return sizes if alone and sizes.taps <= MOST else None
+
+
+class _Writer:
+    """What the forms share."""
+
+    def __init__(self, draft: Draft, sizes: Sizes) -> None:
+        self.draft, self.sizes = draft, sizes
+        self.channel = scalars.index("c")
+        self.image = scalars.index("n")
+        self.taps = list(product(*[range(dim) for dim in sizes.kernel]))
+
+    def work(self) -> Dimension:
+        """Products of all windows."""
+        s = self.sizes
+        return s.images * (s.groups * prod(s.counts) * s.taps)
+
+    def loops(self, dims: tuple[int, ...]) -> list[Loop]:
+        """Loops over the places of an image."""
+        return [(scalars.index(f"q{a}"), self.draft.extent(d)) for a, d in enumerate(dims)]
+
+    def of(self, place: list[Scalar], dims: tuple[int, ...]) -> Scalar:
+        """The offset of an element at a place."""
+        steps = contiguous((self.sizes.images, *dims, self.sizes.groups))
+        return self.draft.offset([self.image, *place, self.channel], steps)
+
+    def seen(self, at: list[Scalar], tap: tuple[int, ...]) -> tuple[list[Scalar], Scalar | None]:
+        """Where in x a tap of a window is, and whether that is inside."""
+        s = self.sizes
+        places, conditions = [], []
+        for axis, (q, k) in enumerate(zip(at, tap, strict=True)):
+            place = q * s.strides[axis] + (k * s.dilation[axis] - s.low[axis])
+            last = (s.counts[axis] - 1) * s.strides[axis] + k * s.dilation[axis] - s.low[axis]
+            places.append(place)
+            if k * s.dilation[axis] < s.low[axis] or last >= s.area[axis]:
+                conditions.append(within(place, self.draft.extent(s.area[axis])))
+        return places, both(conditions)
+
+    def seeing(self, at: list[Scalar], tap: tuple[int, ...]) -> tuple[list[Scalar], Scalar | None]:
+        """Which window sees a place of x by a tap, and whether there is one."""
+        s = self.sizes
+        places, conditions = [], []
+        for axis, (q, k) in enumerate(zip(at, tap, strict=True)):
+            moved = q + (s.low[axis] - k * s.dilation[axis])
+            stride = scalars.const(s.strides[axis], INDEX)
+            places.append(moved // stride if s.strides[axis] > 1 else moved)
+            whole = scalars.const(s.counts[axis] * s.strides[axis], INDEX)
+            conditions.append(within(moved, whole))
+            if s.strides[axis] > 1:
+                conditions.append(scalars.equal(moved % stride, scalars.const(0, INDEX)))
+        return places, both(conditions)
+
+
+class _Places(_Writer):
+    """A convolution, or the gradient of its input; rows of images are divided over threads."""
+
+    def kernel(self, *, backward: bool) -> SingleKernel:
+        s, draft = self.sizes, self.draft
+        target, source = (s.area, s.counts) if backward else (s.counts, s.area)
+        groups = draft.extent(s.groups)
+        turned = Buffer("turned", draft.result.dtype, "scratch")
+        k, c = scalars.index("k"), self.channel
+        turn = Store(turned, k * groups + c, draft.operands[1][c * s.taps + k])
+        fill = For(k, draft.extent(s.taps), (For(c, groups, (turn,), "vector"),))
+        # an image and a row of it are one loop, so that there are enough tasks
+        row, first = scalars.index("row"), draft.extent(target[0])
+        self.image = scalars.local("image", INDEX)
+        loops = self.loops(target)
+        at = [scalars.local("first", INDEX), *[index for index, _ in loops[1:]]]
+        lets = (Let(self.image, row // first), Let(at[0], row % first))
+        total: Scalar = scalars.const(0, draft.result.dtype)
+        for number, tap in enumerate(self.taps):
+            place, inside = self.seeing(at, tap) if backward else self.seen(at, tap)
+            value = scalars.load(draft.operands[0], self.of(place, source), inside)
+            total = total + value * turned[scalars.const(number, INDEX) * groups + c]
+        store = Store(draft.result, self.of(at, target), total)
+        body = nest([*loops[1:], (c, groups)], (store,), parallel=False)
+        outer = For(row, draft.extent(s.images * target[0]), (*lets, fill, *body), "parallel")
+        scratch = (Scratch(turned, draft.extent(s.groups * s.taps)),)
+        return draft.kernel((outer,), self.work(), scratch)
+
+
+class _Weights(_Writer):
+    """The gradient of the weights; channels are divided over threads."""
+
+    def kernel(self) -> SingleKernel:
+        s, draft = self.sizes, self.draft
+        x, y = draft.operands
+        block, lane = scalars.index("block"), scalars.index("lane")
+        self.channel = block * LANES + lane
+        loops = [(self.image, draft.extent(s.images)), *self.loops(s.counts)]
+        at = [index for index, _ in loops[1:]]
+        given = y[self.of(at, s.counts)]
+        values: list[Scalar] = []
+        for tap in self.taps:
+            place, inside = self.seen(at, tap)
+            values.append(scalars.load(x, self.of(place, s.area), inside) * given)
+        body: tuple[Statement, ...] = ()
+        for depth, (index, extent) in enumerate(reversed(loops)):
+            names = [scalars.local(f"t{depth}_{k}", given.dtype) for k in range(s.taps)]
+            updates = tuple(Update(n, "add", v) for n, v in zip(names, values, strict=True))
+            body = (Accumulate(index, extent, updates, body),)
+            values = list(names)
+        stores = [
+            Store(draft.result, self.channel * s.taps + k, value) for k, value in enumerate(values)
+        ]
+        many = scalars.minimum(scalars.const(LANES, INDEX), draft.extent(s.groups) - block * LANES)
+        inner = For(lane, many, (*body, *stores), "vector")
+        outer = For(block, draft.extent(-(-s.groups // LANES)), (inner,), "parallel")
+        return draft.kernel((outer,), self.work())

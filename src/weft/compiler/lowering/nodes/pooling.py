@@ -1,0 +1,134 @@
+"""The kernel of the gradient of a maximum over windows, where channels are the last axis.
+
+Each window finds its first largest element, or its first NaN, again, and adds its cotangent there.
+
+>>> import weft as wf
+>>> x, w = wf.tensor([[[1.0, 3.0, 2.0, 0.0]]]), wf.ones((1, 1, 1))
+>>> wf.jit(wf.grad(lambda x: wf.max_pool1d(wf.conv1d(x, w), 2).sum()))(x).tolist()
+[[[0.0, 1.0, 1.0, 0.0]]]
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from weft.compiler.fusion.affine_index import strides as contiguous
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    Loop,
+    SingleKernel,
+    both,
+    computed,
+    is_short,
+    nest,
+    wide,
+    within,
+)
+from weft.core.dtypes import INDEX
+from weft.core.shapes import is_static, size
+from weft.ir import scalars
+from weft.ir.loops import For, Let, Scratch, Statement, Store
+from weft.ir.scalars import Buffer, Scalar
+
+MOST = 64
+"""Taps up to which a window is written out."""
+
+
+def window_max_gradient(draft: Draft) -> SingleKernel | None:
+    """What goes before the windows is divided over threads; channels are in vectors."""
+    params = draft.params
+    window = params["window"]
+    if window[-1] != 1 or not is_static(window) or int(size(window)) > MOST:
+        return None
+    return _Gradient(draft).kernel()
+
+
+class _Gradient:
+    """Writes the kernel."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.params = draft, draft.params
+        rank = len(self.params["window"])
+        self.spatial = draft.shape(0)[-rank:]
+        self.counts = draft.shape(1)[-rank:]
+        self.lead = size(draft.shape(0)[:-rank])
+        self.row = scalars.index("row")
+        self.area = draft.extent(size(self.spatial))
+        self.loops: list[Loop] = [
+            (scalars.index(f"j{axis}"), draft.extent(dim)) for axis, dim in enumerate(self.counts)
+        ]
+        self.total, self.start = draft.result, self.row * self.area
+        self.scratch = list[Scratch]()
+        if is_short(draft.result.dtype):
+            self.total = Buffer("total", computed(draft.result.dtype), "scratch")
+            self.scratch, self.start = [Scratch(self.total, self.area)], ZERO
+
+    def kernel(self) -> SingleKernel:
+        i, draft = scalars.index("i"), self.draft
+        zero = Store(self.total, self.start + i, scalars.const(0, self.total.dtype))
+        body: tuple[Statement, ...] = (
+            For(i, self.area, (zero,), "vector"),
+            *nest(self.loops, tuple(self.window()), parallel=False),
+        )
+        if self.scratch:
+            value = scalars.cast(self.total[i], draft.result.dtype)
+            own = Store(draft.result, self.row * self.area + i, value)
+            body = (*body, For(i, self.area, (own,), "vector"))
+        rows = [(self.row, draft.extent(self.lead))]
+        work = self.lead * size(self.counts) * size(self.params["window"]) * 2
+        return draft.kernel(nest(rows, body, vector=False), work, tuple(self.scratch))
+
+    def at(self, tap: tuple[int, ...]) -> tuple[Scalar, Scalar | None]:
+        """Where a tap is, and whether that is inside."""
+        places, conditions = [], []
+        for axis, ((index, _), k) in enumerate(zip(self.loops, tap, strict=True)):
+            low, high = self.params["padding"][axis]
+            gap = k * self.params["dilation"][axis] - low
+            place = index * self.params["strides"][axis] + gap
+            places.append(place)
+            if low or high:
+                conditions.append(within(place, self.draft.extent(self.spatial[axis])))
+        return self.draft.offset(places, contiguous(self.spatial)), both(conditions)
+
+    def window(self) -> list[Statement]:
+        """Find the largest, then go through all taps again."""
+        draft, x = self.draft, self.draft.operands[0]
+        taps = list(product(*[range(int(dim)) for dim in self.params["window"]]))
+        kind = computed(x.dtype)
+        lowest = scalars.const(-np.inf if kind.is_floating else np.iinfo(kind.numpy).min, kind)
+        best, found = lowest, scalars.const(-1, INDEX)
+        statements: list[Statement] = []
+        for number, tap in enumerate(taps):
+            place, inside = self.at(tap)
+            instead = scalars.cast(lowest, x.dtype)
+            value = scalars.local(f"value{number}", kind)
+            source = scalars.load(x, self.row * self.area + place, inside, instead)
+            better = scalars.or_(scalars.less(best, value), scalars.less(found, ZERO))
+            if kind.is_floating:
+                first = scalars.and_(scalars.not_equal(value, value), scalars.equal(best, best))
+                better = scalars.or_(better, first)
+            if inside is not None:
+                better = scalars.and_(better, inside)
+            largest = scalars.local(f"best{number}", kind)
+            where = scalars.local(f"found{number}", INDEX)
+            statements += [
+                Let(value, wide(source)),
+                Let(where, scalars.select(better, scalars.const(number, INDEX), found)),
+                Let(largest, scalars.select(better, value, best)),
+            ]
+            best, found = largest, where
+        index = [self.row, *[i for i, _ in self.loops]]
+        own = draft.offset(index, contiguous((self.lead, *self.counts)))
+        given = scalars.local("given", computed(x.dtype))
+        statements.append(Let(given, wide(draft.operands[1][own])))
+        for number, tap in enumerate(taps):
+            place, inside = self.at(tap)
+            here = scalars.equal(found, scalars.const(number, INDEX))
+            target = self.start + place
+            old = scalars.load(self.total, target, inside)
+            more = scalars.select(here, given, scalars.const(0, given.dtype))
+            statements.append(Store(self.total, target, old + more, inside))
+        return statements

@@ -1,0 +1,150 @@
+"""Kernels that run along one axis: cumulative forms, recurrences, and positions of extremes.
+
+A cumulative form is one pass along the axis, with its state in scratch memory; the axes behind it
+are in vectors, those before it are divided over threads. Running results of floats are made in
+float64, and each is rounded once: what comes late in a long sum is not lost.
+
+>>> import weft as wf
+>>> wf.jit(wf.cumulative_sum)(wf.tensor([1.0, 2.0, 3.0])).tolist()
+[1.0, 3.0, 6.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, computed, is_short, nest, wide
+from weft.core.dtypes import INDEX, DType, bool_, float64, int32
+from weft.core.shapes import size
+from weft.ir import scalars
+from weft.ir.loops import Accumulate, For, Scratch, Statement, Store, Update
+from weft.ir.scalar_functions import add_exponentials
+from weft.ir.scalars import Buffer, Scalar
+
+Combine = Callable[[Scalar, Scalar], Scalar]
+Extreme = Literal["maximum", "minimum"]
+
+
+class _Line:
+    """The loops of a kernel along one axis: before it, along it, behind it."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        axis, shape = draft.params["axis"], draft.shape(0)
+        self.before, self.inner = scalars.index("before"), scalars.index("inner")
+        self.step = scalars.index("step")
+        self.count, self.width = draft.extent(shape[axis]), draft.extent(size(shape[axis + 1 :]))
+        self.rows = draft.extent(size(shape[:axis]))
+        backwards = draft.params.get("reverse", False)
+        self.place = self.count - 1 - self.step if backwards else self.step
+        self.at = (self.before * self.count + self.place) * self.width + self.inner
+
+    def state(self, name: str, dtype: DType) -> Scratch:
+        """Memory for what is known so far, of all that goes on side by side."""
+        return Scratch(Buffer(name, dtype, "scratch"), self.width)
+
+    def kernel(self, body: tuple[Statement, ...], *scratch: Scratch) -> SingleKernel:
+        """Run statements at each place."""
+        inside = nest([(self.step, self.count), (self.inner, self.width)], body, parallel=False)
+        if scalars.is_const(self.width, 1):
+            inside = (For(self.step, self.count, (For(self.inner, self.width, body),)),)
+        loops = nest([(self.before, self.rows)], inside, vector=False)
+        return self.draft.kernel(loops, size(self.draft.shape(0)) * 2, scratch)
+
+
+def _running(combine: Combine) -> Callable[[Draft], SingleKernel]:
+    """Each element combined with what came before it."""
+
+    def write(draft: Draft) -> SingleKernel:
+        line = _Line(draft)
+        dtype = float64 if draft.result.dtype.is_floating else draft.result.dtype
+        state = line.state("state", dtype)
+        new, here = scalars.cast(draft.operands[0][line.at], dtype), line.inner
+        total = scalars.select(
+            scalars.equal(line.step, ZERO), new, combine(state.buffer[here], new)
+        )
+        body = (
+            Store(state.buffer, here, total),
+            Store(draft.result, line.at, scalars.cast(state.buffer[here], draft.result.dtype)),
+        )
+        return line.kernel(body, state)
+
+    return write
+
+
+cumulative_sum = _running(scalars.add)
+cumulative_prod = _running(scalars.multiply)
+cumulative_logsumexp = _running(add_exponentials)
+
+
+def linear_recurrence(draft: Draft) -> SingleKernel:
+    """y[k] = a[k]·y[k-1] + b[k], each product and each sum rounded to the dtype."""
+    line, dtype = _Line(draft), draft.result.dtype
+    state = line.state("state", computed(dtype))
+    a, b = (wide(operand[line.at]) for operand in draft.operands)
+    product = a * state.buffer[line.inner]
+    total = b + (scalars.rounded(product, dtype) if is_short(dtype) else product)
+    value = scalars.cast(scalars.select(scalars.equal(line.step, ZERO), b, total), dtype)
+    body = (
+        Store(draft.result, line.at, value),
+        Store(state.buffer, line.inner, wide(draft.result[line.at])),
+    )
+    return line.kernel(body, state)
+
+
+def _positions_so_far(extreme: Combine) -> Callable[[Draft], SingleKernel]:
+    """Where the extreme of all elements so far stands; among equals the latest."""
+
+    def write(draft: Draft) -> SingleKernel:
+        line = _Line(draft)
+        new = wide(draft.operands[0][line.at])
+        best, place = line.state("best", new.dtype), line.state("place", INDEX)
+        first, at = scalars.equal(line.step, ZERO), line.inner
+        top = scalars.select(first, new, extreme(best.buffer[at], new))
+        here = scalars.or_(scalars.equal(new, best.buffer[at]), scalars.not_equal(new, new))
+        body = (
+            Store(best.buffer, at, top),
+            Store(place.buffer, at, scalars.select(here, line.place, place.buffer[at])),
+            Store(draft.result, line.at, place.buffer[at]),
+        )
+        return line.kernel(body, best, place)
+
+    return write
+
+
+cumulative_argmax = _positions_so_far(scalars.maximum)
+cumulative_argmin = _positions_so_far(scalars.minimum)
+
+
+# --- positions of extremes -----------------------------------------------------------------------
+
+
+def argmax(draft: Draft) -> SingleKernel:
+    """The first of the largest elements, or of NaNs."""
+    return _first_extreme(draft, "maximum")
+
+
+def argmin(draft: Draft) -> SingleKernel:
+    """The first of the smallest elements, or of NaNs."""
+    return _first_extreme(draft, "minimum")
+
+
+def _first_extreme(draft: Draft, combine: Extreme) -> SingleKernel:
+    """The extreme first, and then the first place where it stands."""
+    line = _Line(draft)
+    x = wide(draft.operands[0][line.at])
+    value = scalars.cast(x, int32) if x.dtype is bool_ else x
+    top, found = scalars.local("top", value.dtype), scalars.local("found", INDEX)
+    here = scalars.or_(scalars.equal(value, top), scalars.not_equal(value, value))
+    place = scalars.select(here, line.step, line.count)
+    body = (
+        Accumulate(line.step, line.count, (Update(top, combine, value),)),
+        Accumulate(line.step, line.count, (Update(found, "minimum", place),)),
+        Store(draft.result, line.before * line.width + line.inner, found),
+    )
+    loops = [(line.before, line.rows), (line.inner, line.width)]
+    if scalars.is_const(line.width, 1):
+        inside = nest(loops[1:], body, parallel=False, vector=False)
+        return draft.kernel(nest(loops[:1], inside, vector=False), size(draft.shape(0)) * 2)
+    return draft.kernel(nest(loops, body), size(draft.shape(0)) * 2)

@@ -1,0 +1,201 @@
+"""Kernels that write at places that are data: the `scatter` family.
+
+Updates are written one after the other, in row-major order of the index: the last one stays, and
+sums have one order. What is divided over threads is what different updates never share: a batch
+that the first index counts along, or the axes that are not indexed.
+
+The indices are checked first, by a kernel of their own; then x is copied, unless the result takes
+its place, and then changed where the indices say. So an update costs as much as what it touches.
+Where x is one number all over, or sums are collected in another dtype, one kernel does all of it.
+
+>>> import weft as wf
+>>> add = wf.jit(lambda x, i: wf.index_add(x, 0, i, wf.ones(3)))
+>>> add(wf.zeros(3), wf.tensor([2, 2, 0])).tolist()
+[1.0, 0.0, 2.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    Loop,
+    SingleKernel,
+    Singles,
+    computed,
+    is_short,
+    nest,
+    uniform,
+    wide,
+)
+from weft.compiler.lowering.nodes.places import Places, check, places
+from weft.core.dtypes import INDEX
+from weft.core.shapes import Dimension, size
+from weft.ir import scalars
+from weft.ir.loops import Scratch, Statement, Store
+from weft.ir.scalars import Buffer, Scalar
+
+Combine = Callable[[Scalar, Scalar], Scalar]
+BLOCK = 64
+"""Elements of a row that one iteration of a divided loop takes: a line of cache and more."""
+
+
+def scatter(draft: Draft) -> Singles:
+    """Of several updates for one place the last one stays."""
+    return _scattered(draft, lambda old, new: new)
+
+
+def scatter_add(draft: Draft) -> Singles:
+    """All updates for one place are added."""
+    if is_short(draft.result.dtype):
+        return _at_once(draft, scalars.add)
+    return _scattered(draft, scalars.add)
+
+
+def scatter_max(draft: Draft) -> Singles:
+    """The largest of an element and its updates."""
+    return _scattered(draft, scalars.maximum)
+
+
+def scatter_min(draft: Draft) -> Singles:
+    """The smallest of an element and its updates."""
+    return _scattered(draft, scalars.minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one iteration of the divided loop takes of x.
+
+    fixed: the axes of x that it stays at one place of, or walks through by `loops`. offset: where
+    those lead in x; update: in a row of the updates.
+    """
+
+    fixed: Sequence[int]
+    loops: list[Loop]
+    offset: Scalar
+    update: Scalar
+
+
+def _scattered(draft: Draft, combine: Combine) -> Singles:
+    """Kernels that check the indices, and change a copy of x."""
+    if uniform(draft.node.operands[0], draft.producers) is not None:
+        return _at_once(draft, combine)
+    rest, rows = _rest(draft)
+    found = places(draft, 2, rows, checked=False)
+    body = _Updates(draft, combine, found, draft.result).divided(rest)
+    update = draft.update(body, size(draft.shape(1)))
+    checked = check(Draft(draft.node, draft.producers, draft.error), 2)
+    return (update,) if checked is None else (checked, update)
+
+
+def _at_once(draft: Draft, combine: Combine) -> SingleKernel:
+    """One kernel that begins with x, and writes the updates into it."""
+    rest, rows = _rest(draft)
+    total = _Total(draft, combine, places(draft, 2, rows))
+    work = size(draft.shape(1)) + size(draft.shape(0))
+    return draft.kernel(total.divided(rest), work, total.scratch)
+
+
+def _rest(draft: Draft) -> tuple[_Part, Sequence[Dimension]]:
+    """The part of x that each index leads to, and the strides of such rows in the updates."""
+    dims, count = draft.shape(0), len(draft.shape(2))
+    kept = [axis for axis in range(len(dims)) if axis not in draft.params["axes"]]
+    loops, (offset, update) = draft.walk(
+        "r",
+        tuple(dims[axis] for axis in kept),
+        [draft.strides(0)[axis] for axis in kept],
+        draft.strides(1)[count:],
+    )
+    return _Part(kept, loops, offset, update), draft.strides(1)[:count]
+
+
+class _Updates:
+    """Writes the statements of one scatter into a buffer that holds x already."""
+
+    def __init__(self, draft: Draft, combine: Combine, found: Places, buffer: Buffer) -> None:
+        self.draft, self.combine, self.found, self.buffer = draft, combine, found, buffer
+
+    def divided(self, rest: _Part) -> tuple[Statement, ...]:
+        """The kernel: what no two updates share is divided over threads."""
+        batch, loops = self.found.batch, self.found.loops
+        if batch is not None:
+            step = loops[0][0] * self.draft.extent(self.draft.strides(0)[batch])
+            whole = _Part([batch], [], step, ZERO)
+            return nest(loops[:1], self.body(whole, rest, loops[1:]), vector=False)
+        if len(rest.loops) == 1 and _is_long(rest.loops[0][1]):
+            block, part = _blocked(rest)
+            return nest([block], self.body(part, part, loops), vector=False)
+        if len(rest.loops) > 1:
+            part = replace(rest, loops=rest.loops[1:])
+            return nest(rest.loops[:1], self.body(part, part, loops), vector=False)
+        return self.body(_Part([], [], ZERO, ZERO), rest, loops)
+
+    def body(self, whole: _Part, rest: _Part, loops: Sequence[Loop]) -> tuple[Statement, ...]:
+        """Write the rows one after the other; none where the index is out of range."""
+        found, inner = self.found, list(rest.loops)
+        place, guard = found.base + rest.offset, None
+        if found.fits is not None and inner:
+            inner[0] = (inner[0][0], scalars.select(found.fits, inner[0][1], ZERO))
+        elif found.fits is not None:
+            guard = found.fits
+        old = wide(scalars.load(self.buffer, place, guard))
+        new = wide(self.draft.operands[1][found.row + rest.update])
+        value = scalars.cast(self.combine(old, new), self.buffer.dtype)
+        row = nest(inner, (Store(self.buffer, place, value, guard),), parallel=False)
+        return nest(loops, (*found.read, *row), parallel=False, vector=False)
+
+
+class _Total(_Updates):
+    """Begins with x; 16-bit floats are collected in float32."""
+
+    def __init__(self, draft: Draft, combine: Combine, found: Places) -> None:
+        super().__init__(draft, combine, found, draft.result)
+        self.scratch: tuple[Scratch, ...] = ()
+        if is_short(draft.result.dtype):
+            self.buffer = Buffer("total", computed(draft.result.dtype), "scratch")
+            self.scratch = (Scratch(self.buffer, draft.extent(size(draft.shape(0)))),)
+
+    def body(self, whole: _Part, rest: _Part, loops: Sequence[Loop]) -> tuple[Statement, ...]:
+        """Begin with x, and write the updates into it."""
+        start = uniform(self.draft.node.operands[0], self.draft.producers)
+        begin = self._each(whole, self.buffer, lambda at: self.draft.operands[0][at], start)
+        updates = super().body(whole, rest, loops)
+        if not self.scratch:
+            return (*begin, *updates)
+        end = self._each(whole, self.draft.result, lambda at: self.buffer[at], None)
+        return (*begin, *updates, *end)
+
+    def _each(
+        self, part: _Part, target: Buffer, read: Callable[[Scalar], Scalar], value: Scalar | None
+    ) -> tuple[Statement, ...]:
+        """Give a part of a buffer the values of another, or one value."""
+        draft = self.draft
+        axes = [axis for axis in range(len(draft.shape(0))) if axis not in part.fixed]
+        dims, steps = draft.shape(0), draft.strides(0)
+        heads, (offset,) = draft.walk("h", tuple(dims[a] for a in axes), [steps[a] for a in axes])
+        at = offset + part.offset
+        store = Store(target, at, scalars.cast(read(at) if value is None else value, target.dtype))
+        return nest([*heads, *part.loops], (store,), parallel=False)
+
+
+def _is_long(extent: Scalar) -> bool:
+    return extent.op != "const" or extent.detail >= BLOCK
+
+
+def _blocked(rest: _Part) -> tuple[Loop, _Part]:
+    """A row cut into blocks: the loop over them, and one of them."""
+    (index, extent), block = rest.loops[0], scalars.index("block")
+    start = block * BLOCK
+    part = (index, scalars.minimum(scalars.const(BLOCK, INDEX), extent - start))
+    moved = [moved_by(offset, index, start) for offset in (rest.offset, rest.update)]
+    return (block, (extent + (BLOCK - 1)) // BLOCK), _Part(rest.fixed, [part], *moved)
+
+
+def moved_by(offset: Scalar, index: Scalar, start: Scalar) -> Scalar:
+    """An offset with an index that counts from a start on."""
+    step = scalars.coefficient(offset, index)
+    assert step is not None
+    return offset + start * step

@@ -1,0 +1,202 @@
+"""Kernels of windows that slide along the last axes: sums, maxima, and where those stand.
+
+All taps of a window are written out, neighbouring windows in vectors; windows too large for that
+are gone through by loops.
+
+>>> import weft as wf
+>>> wf.jit(lambda x: wf.max_pool1d(x, 2))(wf.tensor([[[1.0, 3.0, 2.0, 0.0]]])).tolist()
+[[[3.0, 2.0]]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import numpy as np
+
+from weft.compiler.fusion.affine_index import strides
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    Loop,
+    SingleKernel,
+    both,
+    computed,
+    is_short,
+    nest,
+    wide,
+    within,
+)
+from weft.core.dtypes import INDEX, DType
+from weft.core.shapes import Dimension, Shape, is_static, size
+from weft.ir import scalars
+from weft.ir.loops import Accumulate, Combine, Scratch, Statement, Store, Update
+from weft.ir.scalars import Buffer, Scalar
+
+WRITTEN = 64
+"""Taps up to which a window is written out."""
+
+
+class _Windows:
+    """The loops over windows, and what a tap of one sees."""
+
+    def __init__(self, draft: Draft, spatial: Shape, counts: Shape) -> None:
+        params = draft.params
+        self.draft, self.spatial, self.counts = draft, spatial, counts
+        self.window: Shape = params["window"]
+        self.steps, self.gaps = params["strides"], params["dilation"]
+        self.low = [low for low, _ in params["padding"]]
+        self.padded = [bool(low or high) for low, high in params["padding"]]
+        lead = len(draft.shape(0)) - len(spatial)
+        self.lead: Dimension = size(draft.shape(0)[:lead])
+        self.row = scalars.index("row")
+        self.loops: list[Loop] = [
+            (scalars.index(f"j{axis}"), draft.extent(dim)) for axis, dim in enumerate(counts)
+        ]
+        self.taps: list[Loop] = [
+            (scalars.index(f"k{axis}"), draft.extent(dim)) for axis, dim in enumerate(self.window)
+        ]
+
+    @property
+    def all(self) -> list[Loop]:
+        """Loops over everything that goes before the windows, and over the windows."""
+        return [(self.row, self.draft.extent(self.lead)), *self.loops]
+
+    def small(self) -> bool:
+        """Whether a window can be written out."""
+        return is_static(self.window) and int(size(self.window)) <= WRITTEN
+
+    def at(self, tap: Sequence[Scalar]) -> tuple[Scalar, Scalar | None]:
+        """Where a tap of the window is, counted through the last axes; whether it is inside."""
+        places, conditions = [], []
+        for axis, ((index, _), k) in enumerate(zip(self.loops, tap, strict=True)):
+            place = index * self.steps[axis] + k * self.gaps[axis] - self.low[axis]
+            places.append(place)
+            if self.padded[axis]:
+                conditions.append(within(place, self.draft.extent(self.spatial[axis])))
+        return self.draft.offset(places, strides(self.spatial)), both(conditions)
+
+    def every_tap(self) -> list[tuple[Scalar, Scalar | None]]:
+        """All taps of a window that is written out."""
+        taps = product(*[range(int(dim)) for dim in self.window])
+        return [self.at([scalars.const(k, INDEX) for k in tap]) for tap in taps]
+
+    def seen(self, place: Scalar, inside: Scalar | None, otherwise: Scalar) -> Scalar:
+        """What a tap sees."""
+        start = self.row * self.draft.extent(size(self.spatial))
+        x = self.draft.operands[0]
+        instead = scalars.cast(otherwise, x.dtype)
+        return wide(scalars.load(x, start + place, inside, instead))
+
+    def own(self) -> Scalar:
+        """The place of the window among all windows."""
+        index = [self.row, *[i for i, _ in self.loops]]
+        return self.draft.offset(index, strides((self.lead, *self.counts)))
+
+    def work(self) -> Dimension:
+        """Taps of all windows."""
+        return self.lead * size(self.counts) * size(self.window)
+
+
+def _over_windows(draft: Draft) -> _Windows:
+    count = len(draft.params["window"])
+    return _Windows(draft, draft.shape(0)[-count:], draft.shape(-1)[-count:])
+
+
+def _reduced(
+    draft: Draft, combine: Combine, function: Callable[[Scalar, Scalar], Scalar], start: Scalar
+) -> SingleKernel:
+    """One value of each window, of its taps in order."""
+    windows = _over_windows(draft)
+    body: tuple[Statement, ...] = ()
+    if windows.small():
+        total = start
+        for place, inside in windows.every_tap():
+            total = function(total, windows.seen(place, inside, start))
+    else:
+        total, body = _accumulated(windows, combine, start)
+    store = Store(draft.result, windows.own(), scalars.cast(total, draft.result.dtype))
+    return draft.kernel(nest(windows.all, (*body, store)), windows.work())
+
+
+def _accumulated(
+    windows: _Windows, combine: Combine, start: Scalar
+) -> tuple[Scalar, tuple[Statement, ...]]:
+    """The value of a window that is gone through by loops."""
+    place, inside = windows.at([i for i, _ in windows.taps])
+    value = windows.seen(place, inside, start)
+    body: tuple[Statement, ...] = ()
+    for number, (index, extent) in enumerate(reversed(windows.taps)):
+        local = scalars.local(f"total{number}", value.dtype)
+        body = (Accumulate(index, extent, (Update(local, combine, value),), body),)
+        value = local
+    return value, body
+
+
+def window_sum(draft: Draft) -> SingleKernel:
+    """The sum over each window."""
+    zero = scalars.const(0, computed(draft.result.dtype))
+    return _reduced(draft, "add", scalars.add, zero)
+
+
+def window_max(draft: Draft) -> SingleKernel:
+    """The largest element of each window."""
+    return _reduced(draft, "maximum", scalars.maximum, _lowest(computed(draft.result.dtype)))
+
+
+def _lowest(dtype: DType) -> Scalar:
+    lowest = np.iinfo(dtype.numpy).min if dtype.is_integer else -np.inf
+    return scalars.const(lowest, dtype)
+
+
+def window_argmax(draft: Draft) -> SingleKernel | None:
+    """Where each window's first largest element stands, or its first NaN."""
+    windows = _over_windows(draft)
+    if not windows.small():
+        return None
+    best, found = _lowest(computed(draft.operands[0].dtype)), scalars.const(-1, INDEX)
+    for place, inside in windows.every_tap():
+        value = windows.seen(place, inside, best)
+        better = scalars.or_(scalars.less(best, value), scalars.less(found, ZERO))
+        if value.dtype.is_floating:
+            first_nan = scalars.and_(scalars.not_equal(value, value), scalars.equal(best, best))
+            better = scalars.or_(better, first_nan)
+        if inside is not None:
+            better = scalars.and_(better, inside)
+        best = scalars.select(better, value, best)
+        found = scalars.select(better, place, found)
+    store = Store(draft.result, windows.own(), found)
+    return draft.kernel(nest(windows.all, (store,)), windows.work())
+
+
+def window_spread(draft: Draft) -> SingleKernel:
+    """Each element added to all places of its window; what goes before is divided over threads."""
+    count = len(draft.params["window"])
+    windows = _Windows(draft, draft.shape(-1)[-count:], draft.shape(0)[-count:])
+    area = draft.extent(size(windows.spatial))
+    start, total, scratch = windows.row * area, draft.result, list[Scratch]()
+    if is_short(draft.result.dtype):
+        total = Buffer("total", computed(draft.result.dtype), "scratch")
+        scratch, start = [Scratch(total, area)], ZERO
+    place, inside = windows.at([i for i, _ in windows.taps])
+    target = start + place
+    value = scalars.load(total, target, inside) + wide(draft.operands[0][windows.own()])
+    i = scalars.index("i")
+    body = (
+        *nest(
+            [(i, area)], (Store(total, start + i, scalars.const(0, total.dtype)),), parallel=False
+        ),
+        *nest(
+            [*windows.taps, *windows.loops],
+            (Store(total, target, value, inside),),
+            parallel=False,
+        ),
+    )
+    if scratch:
+        own = Store(
+            draft.result, windows.row * area + i, scalars.cast(total[i], draft.result.dtype)
+        )
+        body = (*body, *nest([(i, area)], (own,), parallel=False))
+    rows = [(windows.row, draft.extent(windows.lead))]
+    return draft.kernel(nest(rows, body, vector=False), windows.work(), tuple(scratch))

@@ -1,0 +1,1 @@
+"""From a graph to launches in order, with their memory."""

@@ -1,0 +1,1 @@
+"""What a compiled program says of itself: explanations, memory, times."""

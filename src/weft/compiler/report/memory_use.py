@@ -1,0 +1,201 @@
+"""What a program will allocate, known before anything runs.
+
+>>> import weft as wf
+>>> f = lambda x: wf.cumsum(wf.cumsum(x, axis=0), axis=1)
+>>> graph = wf.ir.trace(f, wf.spec("float32", (64, 64)))
+>>> report = wf.explain(graph).memory
+>>> report.inputs, report.arena, report.outputs
+(16384, 16384, 16384)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.compiler.fusion.costs import Sizes, bytes_of
+from weft.compiler.plan.program_plan import Section
+from weft.compiler.targets.cpu.runtime.executable import Donation
+from weft.compiler.targets.cpu.runtime.program import Program
+from weft.core.locations import Location
+from weft.ir.graph import GraphNode, Literal, Variable
+from weft.ir.printing import name_variables
+from weft.runtime.arena import readable
+
+__all__ = ["LiveValue", "MemoryReport", "Recomputed", "memory_report"]
+
+LISTED = 8
+"""How many of the largest values a report lists."""
+BAR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LiveValue:
+    """A value in the arena: from which call to which it lives, by position."""
+
+    name: str
+    type: str
+    bytes: int
+    first: int
+    last: int
+    at: Location | None
+
+    def __str__(self) -> str:
+        where = "" if self.at is None else f"   {str(self.at).partition(', in ')[0]}"
+        return f"{readable(self.bytes):>10}  {self.name}: {self.type}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """A value that is computed a second time instead of being kept, to save memory."""
+
+    primitive: str
+    type: str
+    bytes: int
+    at: Location | None
+
+    def __str__(self) -> str:
+        where = "" if self.at is None else f"   {str(self.at).partition(', in ')[0]}"
+        return f"{readable(self.bytes):>10}  {self.primitive}: {self.type}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes, by what they are for.
+
+    inputs: what the caller holds already; outputs: what it gets; donated: outputs that take the
+    place of state they replace, where nobody else holds it; constants: parts of the program;
+    arena: values in between, by lifetime; temporary: what the largest call by reference makes.
+    timeline: the live bytes of the arena at each call; largest: where most bytes live together.
+    recomputed: values that are computed twice, so that a budget of memory is kept.
+    """
+
+    inputs: int
+    outputs: int
+    donated: int
+    constants: int
+    arena: int
+    temporary: int
+    calls: tuple[str, ...]
+    timeline: tuple[int, ...]
+    values: tuple[LiveValue, ...]
+    recomputed: tuple[Recomputed, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """All memory that a run needs at once."""
+        return self.inputs + self.constants + self.allocated
+
+    @property
+    def allocated(self) -> int:
+        """The part of it that a first run allocates."""
+        return self.outputs + self.arena + self.temporary
+
+    @property
+    def largest(self) -> list[LiveValue]:
+        """The values that live where most bytes do, the largest first."""
+        if not self.timeline:
+            return []
+        busiest = self.timeline.index(max(self.timeline))
+        live = [value for value in self.values if value.first <= busiest <= value.last]
+        return sorted(live, key=lambda value: -value.bytes)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"peak {readable(self.peak)}"
+        for name in ("inputs", "outputs", "donated", "constants", "arena", "temporary"):
+            yield f"  {name:<10} {readable(getattr(self, name)):>10}"
+        if self.largest:
+            yield "the largest values that live together in the arena"
+            yield from [f"  {value}" for value in self.largest[:LISTED]]
+        if self.recomputed:
+            total = readable(sum(value.bytes for value in self.recomputed))
+            yield f"{len(self.recomputed)} values, {total}, are computed again; the largest"
+            largest = sorted(self.recomputed, key=lambda value: -value.bytes)
+            yield from [f"  {value}" for value in largest[:LISTED]]
+        if self.timeline:
+            yield "live bytes at each call"
+            yield from self._chart()
+
+    def _chart(self) -> Iterator[str]:
+        most = max(self.timeline) or 1
+        for name, live in zip(self.calls, self.timeline, strict=False):
+            yield f"  {name:<12} {'#' * round(BAR * live / most):<{BAR}} {readable(live):>10}"
+
+
+def memory_report(
+    program: Program,
+    sizes: Sizes,
+    donated: Sequence[Donation] = (),
+    recomputed: tuple[Recomputed, ...] = (),
+) -> MemoryReport:
+    """What a run of a program with these sizes needs, if these outputs take their inputs' place."""
+    graph, plan = program.graph, program.planner.at(sizes)
+    values = {str(slot): value for value, slot in program.slots.items()}
+    given = set(graph.inputs)
+    replaced = {graph.outputs[output] for output, _ in donated}
+    made = {program.root(atom) for atom in graph.outputs} - given - replaced
+    outputs = [value for value in made if isinstance(value, Variable)]
+    timeline = plan.timeline()
+    return MemoryReport(
+        sum(bytes_of(kind, sizes) for kind in graph.input_types),
+        sum(bytes_of(value.type, sizes) for value in outputs),
+        sum(bytes_of(value.type, sizes) for value in replaced),
+        _constants(program),
+        plan.peak,
+        _temporary(program, sizes),
+        tuple(call.name for call in program.calls),
+        (*timeline, *[0] * (len(program.calls) - len(timeline))),
+        tuple(_live_values(program, values, sizes)),
+        recomputed,
+    )
+
+
+def _live_values(
+    program: Program, values: dict[str, Variable | Literal], sizes: Sizes
+) -> Iterator[LiveValue]:
+    names = name_variables(program.graph)
+    producer = {result: node for node in program.graph.nodes for result in node.results}
+    inside = {call.nested.scratch: call.nested.node for call in program.calls if call.nested}
+    users = _users(program, producer)
+    plan = program.planner.at(sizes)
+    for buffer in plan.buffers:
+        value = values[buffer.name]
+        assert isinstance(value, Variable)
+        if value in inside:
+            name, at = f"inside {inside[value].primitive.name}", inside[value].location
+            size = plan.sizes[buffer.name]
+            yield LiveValue(name, "bytes", size, buffer.first, buffer.last, at)
+            continue
+        node = producer.get(value) or users.get(value)
+        at = None if node is None else node.location
+        size = plan.sizes[buffer.name]
+        name = names.get(value, "scratch" if node is None else "packed")
+        yield LiveValue(name, str(value.type), size, buffer.first, buffer.last, at)
+
+
+def _users(
+    program: Program, producer: Mapping[Variable, GraphNode]
+) -> dict[Variable | Literal, GraphNode]:
+    """The nodes that values which are in no graph are made for, such as packed operands."""
+    found: dict[Variable | Literal, GraphNode] = {}
+    for call in [each for launch in program.calls for each in (launch.members or (launch,))]:
+        made = [result for result in call.writes if result in producer]
+        for value in {*call.values} - {*call.writes} if made else ():
+            found.setdefault(value, producer[made[0]])
+    return found
+
+
+def _temporary(section: Section, sizes: Sizes) -> int:
+    """What the largest call by reference makes before it is copied to its place."""
+    called = [call for call in section.calls if call.node is not None]
+    made = [sum(bytes_of(value.type, sizes) for value in call.writes) for call in called]
+    return max([*made, *[_temporary(inner, sizes) for inner in section.inner]], default=0)
+
+
+def _constants(section: Section) -> int:
+    """The bytes of the constants of a program, those inside of loops and choices included."""
+    own = [value.value.nbytes for value in section.slots if isinstance(value, Literal)]
+    return sum(own) + sum(map(_constants, section.inner))

@@ -1,0 +1,140 @@
+"""Timings: when each call of each compiled program began and ended, taken by native code.
+
+A small native function calls the driver for one call at a time and asks the clock before and
+after, so that no Python runs between two kernels while they are measured either.
+
+>>> import weft as wf
+>>> f = wf.jit(lambda x: wf.sort(wf.exp(x), axis=1))
+>>> with wf.timings() as calls:
+...     _ = f(wf.ones((8, 8)))
+>>> [(call.kernel.name, call.kernel.primitives, call.seconds > 0) for call in calls]
+[('k0', ['exp'], True), ('sort', ['sort'], True)]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from threading import get_native_id
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.report.explain import KernelReport, kernel_reports
+from weft.compiler.targets.cpu.llvm.engine import load_text
+from weft.compiler.targets.cpu.runtime.driver import FIELDS, WATCHERS, Run, execute_address
+from weft.compiler.targets.cpu.runtime.program import Program
+
+__all__ = ["TimedCall", "timings"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCall:
+    """One call of a kernel: which run of which program, from when to when, in nanoseconds."""
+
+    kernel: KernelReport
+    program: int
+    run: int
+    start: int
+    end: int
+    thread: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end - self.start) / 1e9
+
+
+@contextmanager
+def timings() -> Iterator[list[TimedCall]]:
+    """Time every call of compiled programs inside; times are those of `time.perf_counter_ns`."""
+    found: list[TimedCall] = []
+    watch = _Watch(found)
+    WATCHERS.append(watch)
+    try:
+        yield found
+    finally:
+        WATCHERS.remove(watch)
+
+
+class _Watch:
+    """Runs programs and appends the times of their calls."""
+
+    every_launch = True
+
+    def __init__(self, found: list[TimedCall]) -> None:
+        self.found = found
+        self.runs = 0
+        self.known: dict[tuple[int, tuple[tuple[str, int], ...]], list[KernelReport]] = {}
+        self.programs: list[Program] = []  # held, so that an identity is not used twice
+
+    def __call__(self, program: Program, run: Run) -> int:
+        """Run a program; how many of its calls were made."""
+        kernels = self._kernels(program, run.sizes)
+        times = np.zeros((max(1, len(kernels)), 2, 2), np.int64)  # begin and end: seconds, rest
+        ended = int(_timed()(*run.given, execute_address(), _clock(), times.ctypes.data))
+        shift = time.perf_counter_ns() - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        spans = (times[..., 0] * 1_000_000_000 + times[..., 1] + shift).tolist()
+        number, thread = self.programs.index(program), get_native_id()
+        for kernel, (start, end) in zip(kernels[:ended], spans, strict=False):
+            self.found.append(TimedCall(kernel, number, self.runs, start, end, thread))
+        self.runs += 1
+        return ended
+
+    def _kernels(self, program: Program, sizes: Mapping[str, int]) -> list[KernelReport]:
+        key = id(program), tuple(sorted(sizes.items()))
+        if key not in self.known:
+            self.known[key] = kernel_reports(program, sizes)
+            if program not in self.programs:
+                self.programs.append(program)
+        return self.known[key]
+
+
+SOURCE = f"""
+define i64 @execute_timed(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for,
+                          ptr %execute, ptr %clock, ptr %times) {{
+entry:
+  %any = icmp sgt i64 %count, 0
+  br i1 %any, label %call, label %done
+
+call:
+  %i = phi i64 [0, %entry], [%next, %call]
+  %offset = mul i64 %i, {len(FIELDS)}
+  %row = getelementptr i64, ptr %calls, i64 %offset
+  %place = mul i64 %i, 4
+  %begin = getelementptr i64, ptr %times, i64 %place
+  %end = getelementptr i64, ptr %begin, i64 2
+  call i32 %clock(i32 {time.CLOCK_MONOTONIC}, ptr %begin)
+  call i64 %execute(ptr %row, i64 1, ptr %addresses, ptr %error, ptr %parallel_for)
+  call i32 %clock(i32 {time.CLOCK_MONOTONIC}, ptr %end)
+  %failed = load i32, ptr %error
+  %fine = icmp eq i32 %failed, 0
+  %next = add i64 %i, 1
+  %rest = icmp slt i64 %next, %count
+  %go = and i1 %fine, %rest
+  br i1 %go, label %call, label %done
+
+done:
+  %made = phi i64 [0, %entry], [%next, %call]
+  ret i64 %made
+}}
+"""
+
+
+@cache
+def _timed() -> Any:
+    signature = ctypes.CFUNCTYPE(
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 6
+    )
+    return signature(load_text(SOURCE, "execute_timed"))
+
+
+@cache
+def _clock() -> int:
+    address = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value
+    assert address is not None
+    return address

@@ -1,0 +1,1 @@
+"""The machines that programs are made for, one folder each."""

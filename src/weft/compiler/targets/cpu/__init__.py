@@ -1,0 +1,1 @@
+"""The target that is this computer's processor."""

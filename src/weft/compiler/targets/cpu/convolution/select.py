@@ -1,0 +1,182 @@
+"""The calls that a convolution becomes: packing of its weights, and the convolution itself.
+
+>>> import weft as wf
+>>> from weft.compiler.graph_passes.channels_last_primitives import PLAIN, conv_last
+>>> from weft.ir.dispatch import apply
+>>> kinds = wf.spec("float32", (4, 9, 8)), wf.spec("float32", (16, 8, 3))
+>>> graph = wf.ir.trace(lambda x, w: apply(conv_last, x, w, **PLAIN), *kinds)
+>>> [piece.name for piece in pieces(graph.nodes[0])]
+['pack', 'conv']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from weft.compiler.targets.cpu.convolution import gathered, plans, winograd_select
+from weft.compiler.targets.cpu.convolution.packing import added, packed
+from weft.compiler.targets.cpu.convolution.plans import Plan, WeightPlan
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.products.pieces import Piece
+from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.core.dtypes import DType, bfloat16, float16, float32, float64
+from weft.core.shapes import Dimension, substitute
+from weft.core.types import TensorType
+from weft.ir.graph import GraphNode, Variable
+
+Sizes = Mapping[str, int]
+NAMES = ("conv_last", "conv_last_input_gradient", "conv_last_weight_gradient")
+DTYPES = (float32, float64)
+
+
+def pieces(node: GraphNode) -> list[Piece] | None:
+    """The calls that make a convolution with channels last; None where there are none."""
+    sizes = plans.node_sizes(node) if node.primitive.name in NAMES else None
+    if sizes is None or node.results[0].type.dtype not in DTYPES:
+        return None
+    if winograd_select.fits(sizes, node.results[0].type.dtype):
+        found = winograd_select.pieces(node, sizes)
+        if found is not None:
+            return found
+    made = _Direct(node, sizes)
+    if node.primitive.name != "conv_last_weight_gradient":
+        return made.by_places()
+    return made.weight_gradient() if _has_whole_vectors(sizes.outputs, made.dtype) else None
+
+
+def is_native(node: GraphNode) -> bool:
+    """Whether a convolution with channels second has native code once its channels are last."""
+    a, b = (operand.type for operand in node.operands)
+    dims = (*a.shape[1:], *b.shape[1:], *node.results[0].type.shape[1:])
+    if a.ndim > 5 or a.dtype not in (*DTYPES, float16, bfloat16):
+        return False
+    if not all(isinstance(dim, int) for dim in dims) or 0 in dims:
+        return False
+    if node.primitive.name != "conv_weight_gradient":
+        return True
+    dtype = float64 if a.dtype is float64 else float32
+    return _has_whole_vectors(b.shape[1] // node.params["groups"], dtype)
+
+
+def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
+    """Whether vectors of cotangents end with them: without masks they would reach beyond."""
+    return host().masked or outputs % tile_of(dtype, host()).lanes == 0
+
+
+def flops(node: GraphNode, sizes: Sizes) -> int:
+    """The floating-point operations of a convolution."""
+    found = plans.node_sizes(node)
+    return 0 if found is None else int(substitute(found.flops, dict(sizes)))
+
+
+class _Direct:
+    """Writes the calls of one convolution."""
+
+    def __init__(self, node: GraphNode, sizes: plans.Sizes) -> None:
+        self.node, self.sizes = node, sizes
+        self.dtype: DType = node.results[0].type.dtype
+        self.width = tile_of(self.dtype, host()).columns
+        self.functions = gathered.functions(self.dtype)
+
+    def images(self, sizes: Sizes) -> int:
+        """How many images there are."""
+        return int(substitute(self.sizes.images, dict(sizes)))
+
+    def by_places(self) -> list[Piece]:
+        """A convolution, or the gradient of its input."""
+        s, forward = self.sizes, self.node.primitive.name == "conv_last"
+        plan = plans.forward(s, self.width) if forward else plans.backward(s, self.width)
+        columns = s.outputs if forward else s.channels
+        panels = -(-columns // self.width)
+        stack, terms = (s.groups, s.channels * s.taps) if forward else (
+            s.groups * s.outputs, s.taps
+        )  # fmt: skip
+        target = Variable(TensorType(self.dtype, (stack * panels, terms, self.width)))
+        steps = [
+            terms * panels * self.width * (stack // s.groups),
+            terms * self.width,
+        ]
+        return [
+            packed(self.node.operands[1], target, columns, groups=s.groups, turned=not forward),
+            self.direct(plan, target, columns, steps),
+        ]
+
+    def direct(self, plan: Plan, weights: Variable, columns: int, steps: list[int]) -> Piece:
+        """The call that multiplies."""
+        s = self.sizes
+        result = self.node.results[0]
+        image = prod(int(dim) for dim in result.type.shape[1:])
+        x_group = plan.pixel // s.groups
+
+        def table(sizes: Sizes) -> list[int]:
+            head = [
+                *plan.head(self.images(sizes)), image, plan.y_step, s.groups, x_group, *steps,
+                columns, columns, plans.DEPTH, plan.parts, len(plan.phases),
+            ]  # fmt: skip
+            return _with_tables(head, plan)
+
+        return Piece(
+            "conv",
+            self.functions["direct"],
+            (self.node.operands[0], weights, result),
+            (result,),
+            table,
+            lambda sizes: -(-self.images(sizes) // plan.at_once) * plan.blocks * plan.parts,
+            lambda sizes: 1,
+            self.by_rows(plan, result),
+        )
+
+    def by_rows(self, plan: Plan, result: Variable) -> dict[Variable, Dimension]:
+        """A block of the result is its own part, where all blocks are of one size."""
+        if not plan.whole or plan.parts > 1:
+            return {}
+        return {result: prod(result.type.shape[1:]) * plan.at_once // plan.blocks}
+
+    # --- the gradient of the weights ---------------------------------------------------------
+
+    def weight_gradient(self) -> list[Piece]:
+        """Partial sums, and what adds them up."""
+        s = self.sizes
+        plan = plans.weights(s)
+        rows = s.channels * s.taps
+        partial = Variable(TensorType(self.dtype, (plan.splits, s.groups, rows, s.outputs)))
+        return [self.partial(plan, partial, rows), added(self.node, partial)]
+
+    def partial(self, plan: WeightPlan, target: Variable, rows: int) -> Piece:
+        """The call that multiplies."""
+        s, inner = self.sizes, plan.plan
+        rest = prod(s.counts) // inner.y_step
+        outputs = s.groups * s.outputs
+
+        def table(sizes: Sizes) -> list[int]:
+            start = len(gathered.WEIGHTS)
+            head = [
+                *inner.head(self.images(sizes)), prod(s.counts) * outputs, inner.y_step, s.groups,
+                s.channels, rows * s.outputs, s.outputs, s.outputs, outputs, plan.splits,
+                plan.slices, rows, start, start + len(plan.rows), rest,
+                s.groups * rows * s.outputs,
+            ]  # fmt: skip
+            return [*head, *plan.rows.tolist(), *plan.terms.tolist()]
+
+        return Piece(
+            "conv",
+            self.functions["weights"],
+            (*self.node.operands, target),
+            (target,),
+            table,
+            lambda sizes: plan.splits * plan.slices,
+            lambda sizes: 1,
+        )
+
+
+def _with_tables(head: list[int], plan: Plan) -> list[int]:
+    """The numbers of a call, its phases, and their tables."""
+    at = len(head) + len(gathered.PHASE) * len(plan.phases)
+    records, tables = list[int](), list[int]()
+    for phase in plan.phases:
+        terms_at = at + len(phase.rows)
+        records += [phase.count, phase.rest, at, terms_at, len(phase.terms) // 2]
+        tables += [*phase.rows.tolist(), *phase.terms.tolist()]
+        at = terms_at + len(phase.terms)
+    return [*head, *records, *tables]

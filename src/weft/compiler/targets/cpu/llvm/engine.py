@@ -1,0 +1,239 @@
+"""Native code in this process: from kernels to addresses, and to object files and back.
+
+>>> import numpy as np
+>>> from weft.core.dtypes import float32
+>>> from weft.ir.loops import For, Kernel, Store
+>>> from weft.ir.scalars import Buffer, index, size
+>>> x, y, i = Buffer("x", float32), Buffer("y", float32, "write"), index("i")
+>>> body = (For(i, size("n"), (Store(y, i, x[i] * 2),), "parallel vector"),)
+>>> addresses = compile_kernels([Kernel("double", (x, y), ("n",), body)])
+>>> source, target = np.array([1, 2, 3], np.float32), np.zeros(3, np.float32)
+>>> call_kernel(addresses["double"], [source, target], [3], 0, 3)
+>>> target.tolist()
+[2.0, 4.0, 6.0]
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from threading import Condition, RLock, local
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from weft.compiler.targets.cpu.llvm.elementary import LIBRARY
+from weft.compiler.targets.cpu.llvm.emit import emit_module, symbol_name
+from weft.compiler.targets.cpu.machine import Machine, host
+from weft.core.forks import wait_at_fork
+from weft.ir.loops import Kernel
+from weft.runtime.compile_queue import shielded
+
+Array = np.ndarray[Any, Any]
+_SIGNATURE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+)
+
+
+@dataclass
+class _Loaded:
+    """The code that lives as long as the process does."""
+
+    engines: list[Any] = field(default_factory=list)
+    lock: Any = field(default_factory=RLock)
+
+
+_loaded = _Loaded()
+wait_at_fork(_loaded.lock)
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2
+) -> dict[str, int]:
+    """Compile kernels; the address of each function, by the kernel's name."""
+    return load_object(emit_object(kernels, width=width, opt=opt), [k.name for k in kernels])
+
+
+def emit_object(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> bytes:
+    """Compile kernels to the bytes of an object file, which `load_object` takes."""
+    machine = host(width)
+    with _selection.plain():
+        return _object(emit_module(kernels, machine), machine, opt)
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """A kernel as LLVM IR for this machine, which `emit_kernel` takes."""
+    return emit_module([kernel], host())
+
+
+def emit_kernel(text: str) -> bytes:
+    """Compile the text of a kernel to the bytes of an object file; nearly all of it is LLVM's."""
+    with _selection.plain():
+        return _object(text, host(), 2)
+
+
+def emit_text(source: str) -> bytes:
+    """Compile LLVM IR that was written by hand to the bytes of an object file, for this machine."""
+    with _selection.whole():
+        return _object(source, host(), 2)
+
+
+def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> str:
+    """The machine's instructions of kernels, to read."""
+    machine = host(width)
+    with _selection.plain():
+        module = llvm.parse_assembly(emit_module(kernels, machine))
+        return str(_target_machine(machine, opt).emit_assembly(module))
+
+
+def _object(text: str, machine: Machine, opt: int) -> bytes:
+    """The object file of a module that needs no passes."""
+    return shielded(lambda: _emitted(text, machine, opt))
+
+
+def _emitted(text: str, machine: Machine, opt: int) -> bytes:
+    """See `_object`; nothing is shared between threads."""
+    module = llvm.parse_assembly(text, llvm.create_context())
+    target = _target_machine(machine, opt)
+    emit = getattr(llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory, "_cfn", None)
+    if emit is None:
+        return bytes(target.emit_object(module))
+    # llvmlite lets one caller at a time into LLVM. Of this call, which takes nearly all the time,
+    # LLVM itself asks only that contexts and target machines are not shared.
+    with llvm.ffi.OutputString() as problem:
+        memory = emit(target, module, 1, problem)
+        if not memory:
+            raise RuntimeError(str(problem))
+    library = llvm.ffi.lib
+    try:
+        size = library.LLVMPY_GetBufferSize(memory)
+        return ctypes.string_at(library.LLVMPY_GetBufferStart(memory), size)
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(memory)
+
+
+def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
+    """Load an object file into this process for good; the addresses of its functions."""
+    addresses, engine = load_for_a_while([code], names)
+    _loaded.engines.append(engine)
+    return addresses
+
+
+def load_for_a_while(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict[str, int], Any]:
+    """The addresses of object files' functions, and what keeps them there while it is held.
+
+    Names must differ. Files that are loaded together take a fraction of the time.
+    """
+
+    def load() -> tuple[dict[str, int], Any]:
+        with _loaded.lock:
+            _add_symbols()
+            engine = _engine()
+            for code in codes:
+                engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            engine.finalize_object()
+            return {name: engine.get_function_address(symbol_name(name)) for name in names}, engine
+
+    return shielded(load)
+
+
+def load_text(source: str, name: str) -> int:
+    """Compile LLVM IR that was written by hand; the address of one of its functions."""
+
+    def load() -> int:
+        with _loaded.lock:
+            target = llvm.Target.from_triple(host().triple).create_target_machine(opt=2)
+            engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), target)
+            engine.finalize_object()
+            _loaded.engines.append(engine)
+            return int(engine.get_function_address(name))
+
+    return shielded(load)
+
+
+class _Selection:
+    """Whether loop strength reduction is among the passes of code generation.
+
+    It takes a quarter of the time and finds nothing to do in kernels, whose values are computed
+    once, in the right place. It is an option of the process: kernels are compiled side by side, and
+    what wants it waits for them; afterwards it is as it was.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._kernels = 0
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Without it."""
+        with self._changed:
+            self._kernels += 1
+            if self._kernels == 1:
+                llvm.set_option("weft", "-disable-lsr")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._kernels -= 1
+                if self._kernels == 0:
+                    llvm.set_option("weft", "-disable-lsr=false")
+                    self._changed.notify_all()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """With it, alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._kernels == 0)
+            yield
+
+
+_selection = _Selection()
+_machines = local()
+
+
+def _target_machine(machine: Machine, opt: int) -> Any:
+    """What generates code in this thread."""
+    known: dict[Any, Any] = _machines.__dict__
+    if (machine, opt) not in known:
+        target = llvm.Target.from_triple(machine.triple)
+        known[machine, opt] = target.create_target_machine(
+            cpu=machine.processor, features=machine.features, opt=opt, reloc="pic",
+            codemodel="small",
+        )  # fmt: skip
+    return known[machine, opt]
+
+
+def _engine() -> Any:
+    """An engine of its own for each object, so that names do not meet."""
+    target = llvm.Target.from_triple(host().triple)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target.create_target_machine())
+
+
+_CALLED = (
+    "fmod", "malloc", "free", "memcpy", "fma", "fmaf", "floor", "floorf", "ceil", "ceilf", "trunc",
+    "truncf", "roundeven", "roundevenf",
+)  # fmt: skip
+"""What code may call beside the elementary functions: on old processors for instructions."""
+
+
+@cache
+def _add_symbols() -> None:
+    """Functions of the C library, for the code that calls them."""
+    library = ctypes.CDLL(None)
+    for name in (*LIBRARY.values(), *_CALLED):
+        function = getattr(library, name, None)
+        if function is not None:
+            llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+
+
+def call_kernel(
+    address: int, buffers: Sequence[Array], sizes: Sequence[int], begin: int = 0, end: int = 1
+) -> None:
+    """Run iterations of a kernel on arrays, which must be contiguous and of the right dtype."""
+    pointers = (ctypes.c_void_p * max(1, len(buffers)))(*(b.ctypes.data for b in buffers))
+    numbers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
+    _SIGNATURE(address)(ctypes.addressof(pointers), ctypes.addressof(numbers), begin, end)

@@ -1,0 +1,339 @@
+"""Matrix products in compiled programs: which operands a native product takes, and the call of it.
+
+A product of float32 or float64 whose operands are stacks of matrices, each plain or transposed, is
+native: generated (select.py), or a call of the BLAS that NumPy brings along. So are products of 32
+and 64-bit integers. Those of 16-bit floats become such products where no instruction multiplies
+them (low_precision.py); operands in another order are transposed before.
+
+>>> import weft as wf
+>>> graph = wf.ir.trace(lambda a, b: a @ b, wf.spec("float32", (4, 3)), wf.spec("float32", (3, 5)))
+>>> product_of(graph.nodes[0]).shape
+(1, 4, 5, 3)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from weft.compiler.targets.cpu.cache.symbols import finder, remembered
+from weft.compiler.targets.cpu.llvm.engine import load_text
+from weft.core.dtypes import (
+    DType,
+    as_dtype,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int32,
+    int64,
+    uint32,
+    uint64,
+)
+from weft.core.shapes import Dimension, size
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ops.contraction import free_axes
+from weft.ops.conversion import convert
+from weft.ops.movement import transpose
+
+GEMM = {float32: "sgemm", float64: "dgemm"}
+"""The dtypes of native products, and what the BLAS calls them."""
+WHOLE = (int32, int64, uint32, uint64)
+"""The integers that tiles multiply."""
+SHORT = (float16, bfloat16)
+UNKNOWN = 1 << 40
+"""What a number of elements that is not known is taken for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A stack of products of matrices: [stack, rows, inner] times [stack, inner, columns]."""
+
+    dtype: DType
+    shape: tuple[Dimension, Dimension, Dimension, Dimension]
+    """How many products, rows, columns, and terms of each sum."""
+    turned: tuple[bool, bool]
+    """Whether each operand lies in memory transposed."""
+
+
+def product_of(node: GraphNode) -> Product | None:
+    """The native product that computes a node; None where there is none.
+
+    Of integers only products of matrices are: those with a vector are loops, quick enough.
+    """
+    dtype = node.operands[0].type.dtype
+    product = form_of(node) if dtype in GEMM or dtype in WHOLE else None
+    if product is None or dtype in GEMM:
+        return product
+    return None if 1 in product.shape[1:3] else product
+
+
+def form_of(node: GraphNode) -> Product | None:
+    """A node as a stack of products of matrices; None where its operands lie otherwise."""
+    a, b = (operand.type for operand in node.operands)
+    contract, batch = node.params["contract"], node.params["batch"]
+    if any(tuple(axes) != tuple(range(len(axes))) for axes in batch):
+        return None
+    left = _turned(a.ndim, batch[0], contract[0], inner_last=True)
+    right = _turned(b.ndim, batch[1], contract[1], inner_last=False)
+    if left is None or right is None or not _same_order(contract):
+        return None
+    rows = size(a.shape[axis] for axis in free_axes(a.ndim, contract[0], batch[0]))
+    columns = size(b.shape[axis] for axis in free_axes(b.ndim, contract[1], batch[1]))
+    inner = size(a.shape[axis] for axis in contract[0])
+    stack = size(a.shape[axis] for axis in batch[0])
+    return Product(a.dtype, (stack, rows, columns, inner), (left, right))
+
+
+def _same_order(contract: tuple[Sequence[int], Sequence[int]]) -> bool:
+    pairs = list(zip(*contract, strict=True))
+    return sorted(pairs) == sorted(pairs, key=lambda pair: pair[1])
+
+
+def _turned(
+    ndim: int, batch: Sequence[int], contract: Sequence[int], *, inner_last: bool
+) -> bool | None:
+    """Whether an operand is the transpose of what the product wants; None if it is neither."""
+    free = free_axes(ndim, tuple(contract), tuple(batch))
+    inner = tuple(sorted(contract))
+    rest = tuple(range(len(batch), ndim))
+    plain = free + inner if inner_last else inner + free
+    if rest == plain:
+        return False
+    return True if rest == (inner + free if inner_last else free + inner) else None
+
+
+def arranged(graph: Graph) -> Graph:
+    """The graph with products as native ones take them: transposed, and of wide floats."""
+    nodes = [each for node in graph.nodes for each in _native(node)]
+    return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
+
+
+def _native(node: GraphNode) -> list[GraphNode]:
+    """A node, or a product with what must come before and after it."""
+    if node.primitive.name == "dot_wide":
+        return [node] if form_of(node) is not None else _arranged(node)
+    if node.primitive.name != "dot":
+        return [node]
+    if node.operands[0].type.dtype in SHORT:
+        *before, product, after = _widened(node)
+        return [*before, *_native(product), after]
+    dtype = node.operands[0].type.dtype
+    is_odd = dtype in GEMM and product_of(node) is None
+    return _arranged(node) if is_odd else [node]
+
+
+def _widened(node: GraphNode) -> list[GraphNode]:
+    """A product of 16-bit floats as one of float32, whose sums are rounded once, at the end."""
+    wide = [Variable(replace(atom.type, dtype=float32)) for atom in node.operands]
+    total = Variable(replace(node.results[0].type, dtype=float32))
+    before = [
+        GraphNode(convert, (atom,), {"dtype": float32}, (to,), node.location)
+        for atom, to in zip(node.operands, wide, strict=True)
+    ]
+    product = GraphNode(node.primitive, tuple(wide), node.params, (total,), node.location)
+    rounding = {"dtype": node.results[0].type.dtype}
+    return [*before, product, GraphNode(convert, (total,), rounding, node.results, node.location)]
+
+
+def _arranged(node: GraphNode) -> list[GraphNode]:
+    """The product after a transpose of each operand that does not lie as it should.
+
+    The terms may be summed in the order of either operand's axes: fewer elements are then moved.
+    """
+    pairs = list(zip(*node.params["contract"], strict=True))
+    orders = [sorted(pairs, key=lambda pair: pair[side]) for side in (0, 1)]
+    options = [[_side(node, side, order) for side in (0, 1)] for order in orders]
+    sides = min(options, key=_moved)
+    turned = [turn for turn, _, _ in sides if turn is not None]
+    operands = tuple(operand for _, operand, _ in sides)
+    stack = tuple(range(len(node.params["batch"][0])))
+    params = {"contract": tuple(inner for _, _, inner in sides), "batch": (stack, stack)}
+    return [*turned, GraphNode(node.primitive, operands, params, node.results, node.location)]
+
+
+Side = tuple[GraphNode | None, Atom, tuple[int, ...]]
+"""A transpose where one is needed, the operand after it, and the axes that are summed over."""
+
+
+def _moved(sides: Sequence[Side]) -> int:
+    """How many elements transposes move, as far as that is known."""
+    counts = [operand.type.size for turn, operand, _ in sides if turn is not None]
+    return sum(count if isinstance(count, int) else UNKNOWN for count in counts)
+
+
+def _side(node: GraphNode, side: int, pairs: Sequence[tuple[int, int]]) -> Side:
+    """One operand, with the sum's axes in the order of some pairs."""
+    operand = node.operands[side]
+    ndim, inner_last = operand.type.ndim, side == 0
+    inner, batch = tuple([pair[side] for pair in pairs]), tuple(node.params["batch"][side])
+    leading = batch == tuple(range(len(batch)))
+    ordered = inner == tuple(sorted(inner))
+    if leading and ordered and _turned(ndim, batch, inner, inner_last=inner_last) is not None:
+        return None, operand, inner
+    free = free_axes(ndim, inner, batch)
+    turn = _turn(operand, batch + (free + inner if inner_last else inner + free), node)
+    start = ndim - len(inner) if inner_last else len(batch)
+    return turn, turn.results[0], tuple(range(start, start + len(inner)))
+
+
+def _turn(operand: Atom, order: tuple[int, ...], node: GraphNode) -> GraphNode:
+    shape = tuple(operand.type.shape[axis] for axis in order)
+    result = Variable(operand.type.with_shape(shape))
+    return GraphNode(transpose, (operand,), {"order": order}, (result,), node.location)
+
+
+@cache
+def blas() -> ctypes.CDLL | None:
+    """The BLAS that NumPy brings along; None where it cannot be found."""
+    folder = Path(np.__file__).parent
+    files = [*folder.parent.glob("numpy.libs/*openblas*"), *folder.glob(".dylibs/*openblas*")]
+    return next((ctypes.CDLL(str(file)) for file in files), None)
+
+
+@cache
+def gemm_address(dtype: DType) -> int | None:
+    """Where the BLAS has its product; None where it cannot be found, or has none of a dtype."""
+    function = getattr(blas(), f"scipy_cblas_{GEMM.get(dtype)}64_", None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let the BLAS use one thread inside: the pool divides products, and pools do not nest."""
+    library = blas()
+    before = 0 if library is None else library.scipy_openblas_get_num_threads64_()
+    if before <= 1 or library is None:
+        yield
+        return
+    library.scipy_openblas_set_num_threads64_(1)
+    try:
+        yield
+    finally:
+        library.scipy_openblas_set_num_threads64_(before)
+
+
+SOURCE = """
+define void @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
+entry:
+  %a.at = getelementptr ptr, ptr %buffers, i64 0
+  %a = load ptr, ptr %a.at
+  %b.at = getelementptr ptr, ptr %buffers, i64 1
+  %b = load ptr, ptr %b.at
+  %c.at = getelementptr ptr, ptr %buffers, i64 2
+  %c = load ptr, ptr %c.at
+  %m = load i64, ptr %sizes
+  %n.at = getelementptr i64, ptr %sizes, i64 1
+  %n = load i64, ptr %n.at
+  %k.at = getelementptr i64, ptr %sizes, i64 2
+  %k = load i64, ptr %k.at
+  %ta.at = getelementptr i64, ptr %sizes, i64 3
+  %ta.wide = load i64, ptr %ta.at
+  %ta = trunc i64 %ta.wide to i32
+  %tb.at = getelementptr i64, ptr %sizes, i64 4
+  %tb.wide = load i64, ptr %tb.at
+  %tb = trunc i64 %tb.wide to i32
+  %lda.at = getelementptr i64, ptr %sizes, i64 5
+  %lda = load i64, ptr %lda.at
+  %ldb.at = getelementptr i64, ptr %sizes, i64 6
+  %ldb = load i64, ptr %ldb.at
+  %step.at = getelementptr i64, ptr %sizes, i64 7
+  %step = load i64, ptr %step.at
+  %panel.at = getelementptr i64, ptr %sizes, i64 8
+  %panel = load i64, ptr %panel.at
+  %panels.at = getelementptr i64, ptr %sizes, i64 9
+  %panels = load i64, ptr %panels.at
+  %mk = mul i64 %m, %k
+  %kn = mul i64 %k, %n
+  %mn = mul i64 %m, %n
+  %gemm = inttoptr i64 {address} to ptr
+  %any = icmp slt i64 %begin, %end
+  br i1 %any, label %loop, label %done
+loop:
+  %i = phi i64 [%begin, %entry], [%next, %loop]
+  %item = udiv i64 %i, %panels
+  %part = urem i64 %i, %panels
+  %row = mul i64 %part, %panel
+  %left = sub i64 %m, %row
+  %short = icmp slt i64 %left, %panel
+  %rows = select i1 %short, i64 %left, i64 %panel
+  %a.item = mul i64 %item, %mk
+  %a.row = mul i64 %row, %step
+  %a.off = add i64 %a.item, %a.row
+  %ap = getelementptr {type}, ptr %a, i64 %a.off
+  %b.off = mul i64 %item, %kn
+  %bp = getelementptr {type}, ptr %b, i64 %b.off
+  %c.item = mul i64 %item, %mn
+  %c.row = mul i64 %row, %n
+  %c.off = add i64 %c.item, %c.row
+  %cp = getelementptr {type}, ptr %c, i64 %c.off
+  call void %gemm(i32 101, i32 %ta, i32 %tb, i64 %rows, i64 %n, i64 %k, {type} 1.0, ptr %ap,
+                  i64 %lda, ptr %bp, i64 %ldb, {type} 0.0, ptr %cp, i64 %n)
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+PLAIN, TURNED = 111, 112
+"""How the BLAS names a matrix as it is, and its transpose."""
+PANEL = 16_000_000
+"""About how many floating-point operations one panel of rows should be."""
+ROWS = 64
+"""The rows of a panel are a multiple of this."""
+
+
+def table(product: Product, shape: Sequence[int]) -> list[int]:
+    """What the native function is given beside its buffers, for these sizes."""
+    _, rows, columns, inner = shape
+    left, right = product.turned
+    return [
+        rows,
+        columns,
+        inner,
+        TURNED if left else PLAIN,
+        TURNED if right else PLAIN,
+        max(1, rows if left else inner),
+        max(1, inner if right else columns),
+        1 if left else inner,
+        panel_rows(shape),
+        panels(shape),
+    ]
+
+
+def panel_rows(shape: Sequence[int]) -> int:
+    """How many rows one call of the BLAS makes: what threads claim.
+
+    It depends on the sizes only, so that the bits do not depend on the number of threads.
+    """
+    _, rows, columns, inner = shape
+    worth = PANEL // max(1, 2 * columns * inner) + 1
+    return min(max(1, rows), max(ROWS, -(-worth // ROWS) * ROWS))
+
+
+def product_work(shape: Sequence[int]) -> int:
+    """The floating-point operations of one panel."""
+    return max(1, 2 * panel_rows(shape) * shape[2] * shape[3])
+
+
+def panels(shape: Sequence[int]) -> int:
+    """Into how many panels of rows each product is cut."""
+    return -(-shape[1] // panel_rows(shape))
+
+
+@cache
+def product_address(dtype: DType) -> int:
+    """The address of a function with a kernel's signature that makes a stack of products."""
+    name, kind = GEMM[dtype], "float" if dtype is float32 else "double"
+    source = SOURCE.format(name=f"weft_{name}", address=gemm_address(dtype), type=kind)
+    return remembered(load_text(source, f"weft_{name}"), "blas", dtype.name)
+
+
+finder("blas", lambda name: product_address(as_dtype(name)))

@@ -1,0 +1,1 @@
+"""What runs programs on the processor: driver, threads, the native parts of launches."""

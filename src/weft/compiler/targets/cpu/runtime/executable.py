@@ -1,0 +1,447 @@
+"""Runners: memory, arrays and one native call for the tables of a program.
+
+Every value that is stored has a slot: inputs and outputs are addresses of the caller's arrays,
+constants live with the program, and everything else lies in one arena, planned by lifetime.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from threading import Lock, get_ident
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from weft.compiler.plan.launch import Sizes, Value
+from weft.compiler.plan.program_plan import Context, Tables
+from weft.compiler.targets.cpu.products.forms import one_thread_each
+from weft.compiler.targets.cpu.runtime.array_fields import write_addresses
+from weft.compiler.targets.cpu.runtime.driver import (
+    HELD,
+    INTERRUPTED,
+    UNANSWERED,
+    WATCHERS,
+    Run,
+    execute,
+    execute_address,
+    handles_signals,
+    interruption,
+)
+from weft.compiler.targets.cpu.runtime.entry_points import BLOCK, entries
+from weft.compiler.targets.cpu.runtime.preparation import Preparation
+from weft.core.errors import ShapeError
+from weft.core.forks import in_child
+from weft.core.shapes import Dimension, match_size
+from weft.core.sharing import changed
+from weft.core.types import TensorType
+from weft.ir.graph import Graph, Variable
+from weft.runtime.arena import Arena, Block
+
+Array = np.ndarray[Any, Any]
+
+Donation = tuple[int, int]
+"""The positions of an output and of the input whose array it is written to."""
+RECYCLED = 4096
+"""Bytes from which an array is worth being used again."""
+SPARE = 64
+"""How many arrays of one type are kept for that."""
+BOUND = 32
+"""How many sets of sizes a program keeps its tables for."""
+
+
+class Runner(ABC):
+    """What runs tables; whoever makes them says what goes in, what comes out, and where it is."""
+
+    graph: Graph
+    """Its inputs and outputs are those of the tables."""
+    context: Context
+    slots: dict[Value, int]
+    donations: Mapping[int, tuple[int, ...]]
+    once: int
+    """How many calls come first that read nothing but inputs which stay the same."""
+
+    def __init__(self, fixed: Collection[int] = ()) -> None:
+        self.fixed = sorted(fixed)
+        """The positions of inputs that are expected to stay the same."""
+        self._prepared = Preparation(self.fixed) if fixed else None
+        self._tables: OrderedDict[tuple[int, ...], Tables] = OrderedDict()
+        self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
+        self._lock = Lock()
+        _runners.add(self)
+        self._runner: int | None = None
+        self._arena = Arena()
+        self._block: Block | None = None
+        self._execute = execute()
+        made = entries()
+        self._launch = made.launch if made is not None else None
+        self._launched: tuple[Tables, Array, Array] | None = None
+        """The last tables that were launched, the block of all calls and that of the later ones."""
+        self._donated: tuple[Sequence[Donation], dict[int, int]] = (), {}
+        """The last donations, and which input each new array then is."""
+        self._ready: tuple[Tables, Array, list[tuple[Any, Any]]] | None = None
+        """Tables without symbols that are in place, the block of the later calls, the outputs."""
+
+    @abstractmethod
+    def root(self, value: Value) -> Value:
+        """The value whose memory a value shares."""
+
+    @abstractmethod
+    def tables(self, sizes: Sizes) -> Tables:
+        """The tables for some sizes."""
+
+    @property
+    @abstractmethod
+    def calls_blas(self) -> bool:
+        """Whether any call is one of the BLAS, which has threads of its own."""
+
+    @abstractmethod
+    def by_reference(self, inputs: list[Array]) -> list[Array]:
+        """The outputs, each node by its reference."""
+
+    @abstractmethod
+    def failure(self, tables: Tables, ended: int, inputs: list[Array]) -> BaseException:
+        """What went wrong in the last of so many calls."""
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """The sizes that are known at run time only."""
+        return sorted(
+            {s for kind in self.graph.input_types for d in kind.shape for s in _symbols(d)}
+        )
+
+    @cached_property
+    def _around(self) -> Callable[[], AbstractContextManager[None]]:
+        return one_thread_each if self.calls_blas else nullcontext
+
+    def run(
+        self,
+        arrays: Sequence[Array],
+        donated: Sequence[Donation] = (),
+        finished: list[Array] | None = None,
+    ) -> list[Array]:
+        """The outputs for these inputs.
+
+        An output that is donated an input's array, which the caller must let go of, is written to
+        it; those that may be are in `donations`. Such a run is not stopped by a signal, and where
+        one is handled right after it, `finished` has the outputs all the same.
+        """
+        thread = get_ident()
+        if self._runner == thread:  # a call back, such as a breakpoint, calls the program
+            return self.by_reference([np.ascontiguousarray(array) for array in arrays])
+        with self._lock:
+            try:
+                self._runner = thread
+                if not donated:
+                    return self._run(arrays)
+                return self._run_donated(arrays, donated, [] if finished is None else finished)
+            except BaseException:
+                self._forget()  # what was to be prepared may be half-made
+                raise
+            finally:
+                self._runner = None
+
+    def _run(self, arrays: Sequence[Array]) -> list[Array]:
+        ready = self._ready
+        if ready is not None and not WATCHERS and not self._spare:
+            tables, block, made = ready
+            prepared = self._prepared
+            if prepared is None or prepared.holds(tables, arrays):
+                outputs = [np.empty(shape, dtype) for shape, dtype in made]
+                said = self._launch(block, *arrays, *outputs)  # type: ignore[misc]
+                if said is True:
+                    return outputs
+                if said is None:
+                    raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
+        return self._run_anew(arrays, (), [])
+
+    def _run_donated(
+        self, arrays: Sequence[Array], donated: Sequence[Donation], finished: list[Array]
+    ) -> list[Array]:
+        """A run that is not stopped in the middle: signals wait until it is done."""
+        before, is_meant = HELD.value, handles_signals()
+        try:
+            if is_meant:
+                HELD.value = before + 1
+            return self._run_anew(arrays, donated, finished)
+        finally:
+            if is_meant:
+                HELD.value = before
+
+    def _run_anew(
+        self, arrays: Sequence[Array], donated: Sequence[Donation], finished: list[Array]
+    ) -> list[Array]:
+        """A run for which tables, memory and preparation are looked up."""
+        sizes = self.read_sizes(arrays) if self.symbols else _NO_SIZES
+        tables = self._tables_for(sizes)
+        self._place(tables)
+        self.context.sizes = sizes
+        if self._is_direct and not WATCHERS:
+            made = self._made(arrays, tables, sizes, donated)
+            block = self._block_for(tables, arrays)
+            block[-1] = -1
+            try:
+                said = self._launch(block, *arrays, *made)  # type: ignore[misc]
+            finally:  # also where a signal was handled as the launch returned
+                if donated and block[-1] == block[1] and not self.context.error[0]:
+                    _tell_of(donated, arrays)
+                    finished += self._assembled(arrays, made, tables, sizes)
+            if said is None:
+                raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
+            if said:
+                return finished if donated else self._assembled(arrays, made, tables, sizes)
+            self._forget()  # nothing was run
+        return self._run_by_steps(tables, arrays, donated, sizes, finished)
+
+    def _failed(
+        self, tables: Tables, wanted: int, ended: int, inputs: Sequence[Array]
+    ) -> BaseException:
+        """What went wrong in a run that wanted so many calls and came to the end of some."""
+        said = int(self.context.error[0])
+        if said == INTERRUPTED:
+            return interruption()
+        if said == UNANSWERED:
+            return KeyboardInterrupt()  # the interpreter has shown what was raised, and dropped it
+        return self.failure(tables, tables.given[1] - wanted + ended, list(inputs))
+
+    @cached_property
+    def _is_direct(self) -> bool:
+        """Whether a run is one native call: addresses of inputs and new outputs, and the driver."""
+        return self._launch is not None and self._around is nullcontext
+
+    def _block_for(self, tables: Tables, inputs: Sequence[Array]) -> Array:
+        """What a launch is given: without the first calls where what they make is there."""
+        if self._launched is None or self._launched[0] is not tables:
+            later = self.once if self._prepared is not None else 0
+            self._launched = tables, self._written(tables, 0), self._written(tables, later)
+        _, whole, rest = self._launched
+        if not self.symbols and self._are_new:
+            self._ready = tables, rest, [(shape, kind) for _, shape, kind in tables.outputs]
+        prepared = self._prepared
+        if prepared is None or prepared.holds(tables, inputs):
+            return rest
+        prepared.made(tables, inputs)
+        return whole
+
+    def _written(self, tables: Tables, skipped: int) -> Array:
+        words = *tables.given_after(skipped), self._own_slots, execute_address(), 0
+        assert len(words) == len(BLOCK)
+        return np.array(words, np.int64)
+
+    def _run_by_steps(
+        self,
+        tables: Tables,
+        arrays: Sequence[Array],
+        donated: Sequence[Donation],
+        sizes: Sizes,
+        finished: list[Array],
+    ) -> list[Array]:
+        """A run that is watched, has threads of the BLAS, or arrays that must be copied."""
+        table, error = tables.given[2], self.context.error
+        inputs = write_addresses(arrays, table)
+        made = self._made(inputs, tables, sizes, donated)
+        write_addresses([*inputs, *made], table, self._own_slots)
+        error[0] = 0
+        given = self._without_preparation(tables, inputs)
+        watcher = WATCHERS[-1] if WATCHERS else None
+        ended: list[int] = []
+        try:
+            with self._around():
+                # One call of a native method: a signal is handled before or after it.
+                ended += (
+                    map(self._execute, *zip(given, strict=True))
+                    if watcher is None
+                    else [watcher(self, Run(tables, sizes, given, inputs, made, donated))]
+                )
+        finally:
+            if donated and ended and not error[0]:
+                _tell_of(donated, inputs)
+                finished += self._assembled(inputs, made, tables, sizes)
+        if error[0]:
+            raise self._failed(tables, given[1], ended[0], inputs)
+        return finished if donated else self._assembled(inputs, made, tables, sizes)
+
+    def _without_preparation(self, tables: Tables, inputs: Sequence[Array]) -> tuple[int, ...]:
+        """What the driver is given: without the first calls where what they make is there.
+
+        What watches a program may ask for all its calls.
+        """
+        prepared = self._prepared
+        if prepared is None:
+            return tables.given
+        is_whole = bool(WATCHERS) and WATCHERS[-1].every_launch
+        if is_whole or not prepared.holds(tables, inputs):
+            prepared.made(tables, inputs)
+            return tables.given
+        return tables.given_after(self.once)
+
+    def read_sizes(self, inputs: Sequence[Any]) -> dict[str, int]:
+        """The sizes of the symbols, given inputs, or anything that has their shapes."""
+        sizes: dict[str, Dimension] = {}
+        for position, (array, kind) in enumerate(zip(inputs, self.graph.input_types, strict=True)):
+            for actual, dim in zip(array.shape, kind.shape, strict=True):
+                if dim is not actual and not match_size(dim, actual, sizes):
+                    raise _contradiction(position, array, kind)
+        return sizes  # type: ignore[return-value]
+
+    def _tables_for(self, sizes: Sizes) -> Tables:
+        key = tuple([sizes[name] for name in self.symbols]) if sizes else ()
+        found = self._tables.get(key)
+        if found is None:
+            found = self._tables[key] = self.tables(sizes)
+            if len(self._tables) > BOUND:
+                self._tables.popitem(last=False)
+        return found
+
+    def _place(self, tables: Tables) -> None:
+        """Put the planned values into the program's block of memory, which all sizes share."""
+        if self._block is None or self._block.size < tables.plan.peak:
+            self._block = self._ready = None  # it goes before its successor comes
+            self._block = self._arena.take(tables.plan)
+            self._forget()
+        if tables.base != self._block.address:
+            # in this order: a signal may come in between
+            tables.addresses[tables.planned] = self._block.address + tables.offsets
+            tables.base = self._block.address
+
+    def _forget(self) -> None:
+        if self._prepared is not None:
+            self._prepared.forget()
+
+    def release(self) -> None:
+        """Free the memory that is kept from run to run."""
+        with self._lock:
+            self._forget()
+            self._block = self._launched = self._ready = None
+            self._tables.clear()
+            self._spare.clear()
+
+    def forget_other_threads(self) -> None:
+        """Begin anew where another thread, which a forked child does not have, was inside."""
+        if self._lock.locked() and self._runner != get_ident():
+            self._lock, self._runner = Lock(), None
+            self.release()
+
+    def recycle(self, array: Array) -> None:
+        """Take an array that nobody else holds as memory for an output of a later run.
+
+        State that a program replaces at every run thus alternates between two arrays, and no
+        memory is asked of the system.
+        """
+        changed(array)
+        if array.nbytes >= RECYCLED and array.base is None and array.flags.carray:
+            spare = self._spare.setdefault((array.shape, array.dtype), [])
+            if len(spare) < SPARE:
+                spare.append(array)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        spare = self._spare.get((shape, dtype))
+        return spare.pop() if spare else np.empty(shape, dtype)
+
+    @cached_property
+    def _made_values(self) -> list[Variable]:
+        """The values that a run makes new arrays for."""
+        roots = [self.root(atom) for atom in self.graph.outputs]
+        given = set(self.graph.inputs)
+        return [*dict.fromkeys(v for v in roots if isinstance(v, Variable) and v not in given)]
+
+    @cached_property
+    def _are_new(self) -> bool:
+        """Whether each output is made by the program, in memory of its own."""
+        return self._made_values == list(self.graph.outputs)
+
+    @cached_property
+    def _taken(self) -> list[tuple[int, bool]]:
+        """Of each output its place among inputs and new arrays, -1 for a constant; if it is a view.
+
+        Outputs that share memory are views, each in its shape.
+        """
+        places: dict[Value, int] = {
+            v: n for n, v in enumerate([*self.graph.inputs, *self._made_values])
+        }
+        pairs = [(atom, self.root(atom)) for atom in self.graph.outputs]
+        return [(places.get(root, -1), atom is not root) for atom, root in pairs]
+
+    def _made(
+        self, inputs: Sequence[Array], tables: Tables, sizes: Sizes, donated: Sequence[Donation]
+    ) -> list[Array]:
+        """Arrays for what the program makes: new ones, and the inputs that it is donated."""
+        if not tables.outputs:
+            tables.outputs = [
+                (self.slots[v], tables.shape(v, sizes), v.type.dtype.numpy)
+                for v in self._made_values
+            ]
+        if not donated:
+            make = self._empty if self._spare else np.empty
+            return [make(shape, dtype) for _, shape, dtype in tables.outputs]
+        if self._donated[0] != donated:
+            before = len(self.graph.inputs)
+            places = {self._taken[output][0] - before: given for output, given in donated}
+            self._donated = donated, places
+        places = self._donated[1]
+        return [
+            self._empty(shape, dtype) if position not in places else inputs[places[position]]
+            for position, (_, shape, dtype) in enumerate(tables.outputs)
+        ]
+
+    def _assembled(
+        self, inputs: Sequence[Array], made: list[Array], tables: Tables, sizes: Sizes
+    ) -> list[Array]:
+        """The outputs, of what went in and of what was made."""
+        if self._are_new:
+            return made
+        arrays, outputs = [*inputs, *made], list[Array]()
+        for atom, (place, is_view) in zip(self.graph.outputs, self._taken, strict=True):
+            if place < 0:
+                outputs.append(self.root(atom).value)  # type: ignore[union-attr]
+            elif is_view:
+                outputs.append(arrays[place].reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
+            else:
+                outputs.append(arrays[place])
+        return outputs
+
+    @cached_property
+    def _own_slots(self) -> int:
+        """Where the slots of inputs and new arrays stand, one after the other."""
+        values: list[Value] = [*self.graph.inputs, *self._made_values]
+        self._held_slots = np.array([self.slots[v] for v in values] or [0], np.int64)
+        return int(self._held_slots.ctypes.data)
+
+
+_runners: WeakSet[Runner] = WeakSet()
+
+
+def _forget_other_threads() -> None:
+    """In a forked child no other thread is inside of a program."""
+    for each in list(_runners):
+        each.forget_other_threads()
+
+
+in_child(_forget_other_threads)
+
+
+def _tell_of(donated: Sequence[Donation], inputs: Sequence[Array]) -> None:
+    """Tell those who watch the inputs that were written over."""
+    for _, place in donated:
+        changed(inputs[place])
+
+
+_NO_SIZES: dict[str, int] = {}
+
+
+def _contradiction(position: int, array: Array, kind: TensorType) -> ShapeError:
+    return ShapeError(
+        "jit",
+        f"input {position} has a size that contradicts the compiled program",
+        expected=str(kind),
+        got={"input": array},
+        fix="call the function again with arguments: it is compiled for their sizes",
+    )
+
+
+def _symbols(dim: Dimension) -> frozenset[str]:
+    return frozenset() if isinstance(dim, int) else dim.symbols()

@@ -1,0 +1,424 @@
+"""Native functions for `sort`, `argsort`, `top_k` and `searchsorted`.
+
+An element's *key* is an unsigned integer with the same order: NaN is the largest, both zeros are
+one, a descending order has all bits turned. A row is sorted as words: a key above, the element's
+place below. No two words are equal, so any order of them is the stable one, and the places say
+which elements to take. Short rows are sorted by insertion, long ones byte by byte from the lowest
+(bytes that are the same all over are skipped). Of a row whose first few are wanted, twice as many
+candidates are kept, and thrown out by half. Rows are divided over threads, each with scratch memory
+of its own, which is planned with the program's.
+
+>>> import weft as wf
+>>> x = wf.tensor([2.0, wf.nan, -1.0, 2.0])
+>>> wf.jit(lambda x: (wf.argsort(x), wf.topk(x, 2)[1]))(x)[0].tolist()
+[2, 0, 3, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, Writing
+from weft.compiler.targets.cpu.products.pieces import Piece
+from weft.core.dtypes import DType, uint8
+from weft.core.errors import UnsupportedError
+from weft.core.shapes import Dimension, size, substitute
+from weft.core.types import TensorType
+from weft.ir.graph import GraphNode, Variable
+
+Sizes = Mapping[str, int]
+
+SHORT = 48
+"""Elements up to which a row is sorted by insertion."""
+FEW = 32
+"""Where less than one in so many is wanted, candidates are kept instead of the row sorted."""
+SLICES = 16
+"""Into how many parts, each with scratch memory, the rows are divided at most."""
+ROOM = 64 << 20
+"""Bytes of scratch memory from which there are fewer parts."""
+CHUNK = 4096
+"""The least elements of a part."""
+MOST = 1 << 32
+"""Places that fit below a key in a word of 64 bits."""
+
+_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000, "float64": 0x7FF << 52}
+
+
+@dataclass(frozen=True)
+class Keys:
+    """How elements of a dtype are compared, and what words are made of them."""
+
+    dtype: DType
+    descending: bool = False
+    wide: bool = False
+    """Whether places need more than 32 bits."""
+
+    @property
+    def kind(self) -> str:
+        """The integer type of a key."""
+        return f"i{self.dtype.bits}"
+
+    @property
+    def below(self) -> int:
+        """The bits of a place."""
+        return 64 if self.wide or self.dtype.bits > 32 else 32
+
+    @property
+    def word(self) -> str:
+        """The integer type of a word."""
+        return f"i{2 * self.below}"
+
+    @property
+    def word_bytes(self) -> int:
+        """The bytes of a word."""
+        return self.below // 4
+
+    @cached_property
+    def bytes(self) -> range:
+        """Where the bytes of a key are in a word, the lowest first."""
+        return range(self.below, self.below + self.dtype.bits, 8)
+
+    def key(self, out: Writing, pointer: str, place: str) -> str:
+        """The key of an element."""
+        kind, sign = self.kind, -(1 << self.dtype.bits - 1)
+        found = out.put(f"load {kind}, ptr {out.at(kind, pointer, place)}")
+        if self.dtype.is_floating:
+            found = self._of_float(out, found, sign)
+        elif self.dtype.kind == "signed":
+            found = out.put(f"xor {kind} {found}, {sign}")
+        return out.put(f"xor {kind} {found}, -1") if self.descending else found
+
+    def _of_float(self, out: Writing, bits: str, sign: int) -> str:
+        kind = self.kind
+        size = out.put(f"and {kind} {bits}, {-sign - 1}")
+        is_negative = out.put(f"icmp slt {kind} {bits}, 0")
+        below, above = out.put(f"xor {kind} {bits}, -1"), out.put(f"or {kind} {bits}, {sign}")
+        key = out.put(f"select i1 {is_negative}, {kind} {below}, {kind} {above}")
+        is_zero = out.put(f"icmp eq {kind} {size}, 0")
+        key = out.put(f"select i1 {is_zero}, {kind} {sign}, {kind} {key}")
+        is_nan = out.put(f"icmp ugt {kind} {size}, {_INFINITY[self.dtype.name]}")
+        return out.put(f"select i1 {is_nan}, {kind} -1, {kind} {key}")
+
+    def made(self, out: Writing, pointer: str, stride: str, index: str) -> str:
+        """The word of an element that stands at a place of a row."""
+        key = self.key(out, pointer, out.mul(index, stride))
+        wide = out.put(f"zext {self.kind} {key} to {self.word}")
+        high = out.put(f"shl {self.word} {wide}, {self.below}")
+        place = f"zext i64 {index} to {self.word}" if self.below == 64 else f"add i64 {index}, 0"
+        return out.put(f"or {self.word} {high}, {out.put(place)}")
+
+    def place(self, out: Writing, word: str) -> str:
+        """The place that a word has below its key."""
+        if self.below == 64:
+            return out.put(f"trunc {self.word} {word} to i64")
+        return out.put(f"and i64 {word}, {MOST - 1}")
+
+    def load(self, out: Writing, pointer: str, place: str | int) -> str:
+        """A word of an array."""
+        return out.put(f"load {self.word}, ptr {out.at(self.word, pointer, place)}, align 8")
+
+    def store(self, out: Writing, word: str, pointer: str, place: str) -> None:
+        """Write a word of an array."""
+        out.do(f"store {self.word} {word}, ptr {out.at(self.word, pointer, place)}, align 8")
+
+    def digit(self, out: Writing, word: str, shift: int) -> str:
+        """A byte of a word."""
+        moved = out.put(f"lshr {self.word} {word}, {shift}")
+        low = moved if self.word == "i64" else out.put(f"trunc {self.word} {moved} to i64")
+        return out.put(f"and i64 {low}, 255")
+
+
+# --- an array of words -------------------------------------------------------------------------
+
+
+@contextmanager
+def _as_long_as(out: Writing, start: str | int) -> Iterator[tuple[str, str, str]]:
+    """A loop downwards from a number to 1: gives it, the one below, and the block to leave by."""
+    before, head, body, done = out.block, *[out.fresh(stem) for stem in ("down", "body", "done")]
+    out.do(f"br label %{head}")
+    out.label(head)
+    index, place = f"%{head}.i", len(out.lines)
+    out.lines.append("")
+    out.do(f"br i1 {out.test('sgt', index, 0)}, label %{body}, label %{done}")
+    out.label(body)
+    lower = out.sub(index, 1)
+    yield index, lower, done
+    out.do(f"br label %{head}")
+    out.lines[place] = f"  {index} = phi i64 [{start}, %{before}], [{lower}, %{out.block}]"
+    out.label(done)
+
+
+def _inserted(keys: Keys) -> str:
+    """`inserted(a, n)`: words in ascending order, each moved down to its place."""
+    out = Writing("inserted", ("ptr %a", "i64 %n"))
+    with out.loop(1, "%n") as i:
+        word = keys.load(out, "%a", i)
+        with _as_long_as(out, i) as (j, lower, done):
+            other, moved = keys.load(out, "%a", lower), out.fresh("moved")
+            is_larger = out.put(f"icmp ugt {keys.word} {other}, {word}")
+            out.do(f"br i1 {is_larger}, label %{moved}, label %{done}")
+            out.label(moved)
+            keys.store(out, other, "%a", j)
+        keys.store(out, word, "%a", j)
+    return out.text
+
+
+def _distributed(keys: Keys) -> str:
+    """`distributed(a, b, n)`: words in ascending order by one byte after the other; b is used."""
+    out = Writing("distributed", ("ptr %a", "ptr %b", "i64 %n"))
+    tables = [out.put("alloca [256 x i64], align 64") for _ in keys.bytes]
+    source, target, total = (out.put(f"alloca {kind}") for kind in ("ptr", "ptr", "i64"))
+    out.do(f"store ptr %a, ptr {source}")
+    out.do(f"store ptr %b, ptr {target}")
+    for table in tables:
+        out.clear(table, "2048")
+    with out.loop(0, "%n") as i:
+        word = keys.load(out, "%a", i)
+        for table, shift in zip(tables, keys.bytes, strict=True):
+            _counted(out, table, keys.digit(out, word, shift))
+    for table, shift in zip(tables, keys.bytes, strict=True):
+        first = keys.digit(out, keys.load(out, "%a", 0), shift)
+        with out.when(out.test("ne", out.number(table, first), "%n")):
+            _begun(out, table, total)
+            _dealt(out, keys, table, shift, (source, target))
+    last = out.put(f"load ptr, ptr {source}")
+    with out.when(out.put(f"icmp ne ptr {last}, %a")):
+        out.copy("%a", last, out.mul("%n", keys.word_bytes))
+    return out.text
+
+
+def _counted(out: Writing, table: str, digit: str) -> str:
+    """Count one more of a digit; how many there were."""
+    at = out.at("i64", table, digit)
+    old = out.put(f"load i64, ptr {at}")
+    out.do(f"store i64 {out.add(old, 1)}, ptr {at}")
+    return old
+
+
+def _begun(out: Writing, table: str, total: str) -> None:
+    """Make of how often each digit comes, where the first with it goes."""
+    out.do(f"store i64 0, ptr {total}")
+    with out.loop(0, 256) as digit:
+        at, before = out.at("i64", table, digit), out.put(f"load i64, ptr {total}")
+        out.do(f"store i64 {out.add(before, out.put(f'load i64, ptr {at}'))}, ptr {total}")
+        out.do(f"store i64 {before}, ptr {at}")
+
+
+def _dealt(out: Writing, keys: Keys, table: str, shift: int, cells: tuple[str, str]) -> None:
+    """Move the words to where their digits go; the two arrays then change places."""
+    source, target = (out.put(f"load ptr, ptr {cell}") for cell in cells)
+    with out.loop(0, "%n") as i:
+        word = keys.load(out, source, i)
+        keys.store(out, word, target, _counted(out, table, keys.digit(out, word, shift)))
+    out.do(f"store ptr {target}, ptr {cells[0]}")
+    out.do(f"store ptr {source}, ptr {cells[1]}")
+
+
+def _ordered() -> str:
+    """`ordered(a, b, n)`: words in ascending order, by what is quicker."""
+    out = Writing("ordered", ("ptr %a", "ptr %b", "i64 %n"))
+    is_short = out.test("sle", "%n", SHORT)
+    with out.when(is_short):
+        out.do("call void @inserted(ptr %a, i64 %n)")
+    with out.when(out.put(f"xor i1 {is_short}, true")):
+        out.do("call void @distributed(ptr %a, ptr %b, i64 %n)")
+    return out.text
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+_DECLARED = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+"""
+
+
+def _whole(keys: Keys) -> str:
+    """`whole(x, stride, n, k, a)`: a row as words in order."""
+    out = Writing("whole", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
+    with out.loop(0, "%n") as i:
+        keys.store(out, keys.made(out, "%x", "%stride", i), "%a", i)
+    out.do(f"call void @ordered(ptr %a, ptr {out.at(keys.word, '%a', '%n')}, i64 %n)")
+    return out.text
+
+
+def _first_few(keys: Keys) -> str:
+    """`first_few(x, stride, n, k, a)`: the first k words of a row in order.
+
+    Candidates are appended as long as they are below the k-th so far; whenever there are 2k, the
+    larger half goes.
+    """
+    out = Writing("first_few", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
+    limit, count = out.put(f"alloca {keys.word}, align 16"), out.put("alloca i64")
+    out.do(f"store {keys.word} -1, ptr {limit}, align 8")
+    out.do(f"store i64 0, ptr {count}")
+    room, spare = out.mul("%k", 2), out.at(keys.word, "%a", "%n")
+    with out.loop(0, "%n") as i:
+        word = keys.made(out, "%x", "%stride", i)
+        most = out.put(f"load {keys.word}, ptr {limit}, align 8")
+        with out.when(out.put(f"icmp ult {keys.word} {word}, {most}")):
+            held = out.put(f"load i64, ptr {count}")
+            keys.store(out, word, "%a", held)
+            more = out.add(held, 1)
+            out.do(f"store i64 {more}, ptr {count}")
+            with out.when(out.test("eq", more, room)):
+                out.do(f"call void @ordered(ptr %a, ptr {spare}, i64 {room})")
+                out.do(f"store i64 %k, ptr {count}")
+                last = keys.load(out, "%a", out.sub("%k", 1))
+                out.do(f"store {keys.word} {last}, ptr {limit}, align 8")
+    held = out.put(f"load i64, ptr {count}")
+    out.do(f"call void @ordered(ptr %a, ptr {spare}, i64 {held})")
+    return out.text
+
+
+def _rows(keys: Keys, values: bool, indices: bool) -> str:
+    """The kernel: it is given n, k, how far apart neighbours are, and the rows of a part."""
+    out = Writing("rows", KERNEL, public=True)
+    n, k, stride, grain = (out.number("%sizes", place) for place in range(4))
+    x, *results, scratch = (out.buffer(place) for place in range(2 + values + indices))
+    part = out.mul(out.mul(out.div("%begin", grain), n), 2 * keys.word_bytes)
+    a = out.at("i8", scratch, part)
+    are_few = out.test("slt", out.mul(k, FEW), n)
+    function = out.put(f"select i1 {are_few}, ptr @first_few, ptr @whole")
+    with out.loop("%begin", "%end") as row:
+        before, inner = out.div(row, stride), out.rem(row, stride)
+        start = out.add(out.mul(out.mul(before, n), stride), inner)
+        line = out.at(keys.kind, x, start)
+        out.do(f"call void {function}(ptr {line}, i64 {stride}, i64 {n}, i64 {k}, ptr {a})")
+        first = out.add(out.mul(out.mul(before, k), stride), inner)
+        with out.loop(0, k) as j:
+            place, target = (
+                keys.place(out, keys.load(out, a, j)),
+                out.add(first, out.mul(j, stride)),
+            )
+            if values:
+                taken = out.at(keys.kind, line, out.mul(place, stride))
+                found = out.put(f"load {keys.kind}, ptr {taken}")
+                out.do(f"store {keys.kind} {found}, ptr {out.at(keys.kind, results[0], target)}")
+            if indices:
+                out.do(f"store i64 {place}, ptr {out.at('i64', results[-1], target)}")
+    return out.text
+
+
+@cache
+def _rows_address(keys: Keys, values: bool, indices: bool) -> int:
+    parts = [_inserted(keys), _distributed(keys), _ordered(), _whole(keys), _first_few(keys)]
+    source = "\n".join([_DECLARED, *parts, _rows(keys, values, indices), ""])
+    return text_addresses(source, ["rows"])["rows"]
+
+
+def _search(keys: Keys, side: str) -> str:
+    """The kernel of `searchsorted`, which is given n and m: each search halves what is left."""
+    out = Writing("search", KERNEL, public=True)
+    n, m = (out.number("%sizes", place) for place in range(2))
+    x, wanted, result = (out.buffer(place) for place in range(3))
+    how = "ult" if side == "left" else "ule"
+    with out.loop("%begin", "%end") as i:
+        key = keys.key(out, wanted, i)
+        line = out.at(keys.kind, x, out.mul(out.div(i, m), n))
+        before, head, body, done = out.block, *[out.fresh(s) for s in ("halve", "body", "done")]
+        out.do(f"br label %{head}")
+        out.label(head)
+        low, rest, at = f"%{head}.low", f"%{head}.rest", len(out.lines)
+        out.lines += ["", ""]
+        out.do(f"br i1 {out.test('sgt', rest, 0)}, label %{body}, label %{done}")
+        out.label(body)
+        half = out.put(f"lshr i64 {rest}, 1")
+        middle = out.add(low, half)
+        is_before = out.put(f"icmp {how} {keys.kind} {keys.key(out, line, middle)}, {key}")
+        beyond = out.put(f"select i1 {is_before}, i64 {out.add(middle, 1)}, i64 {low}")
+        above = out.sub(out.sub(rest, half), 1)
+        less = out.put(f"select i1 {is_before}, i64 {above}, i64 {half}")
+        out.do(f"br label %{head}")
+        out.lines[at] = f"  {low} = phi i64 [0, %{before}], [{beyond}, %{body}]"
+        out.lines[at + 1] = f"  {rest} = phi i64 [{n}, %{before}], [{less}, %{body}]"
+        out.label(done)
+        out.do(f"store i64 {low}, ptr {out.at('i64', result, i)}")
+    return out.text
+
+
+@cache
+def _search_address(keys: Keys, side: str) -> int:
+    return text_addresses(_search(keys, side) + "\n", ["search"])["search"]
+
+
+# --- calls -------------------------------------------------------------------------------------
+
+
+def pieces(node: GraphNode) -> list[Piece] | None:
+    """The call of a node that sorts or searches; None for any other, and for complex numbers."""
+    name = node.primitive.name
+    if name not in ("sort", "argsort", "top_k", "searchsorted"):
+        return None
+    if node.operands[0].type.dtype.is_complex:
+        return None
+    return [_searching(node) if name == "searchsorted" else _sorting(node)]
+
+
+def _sorting(node: GraphNode) -> Piece:
+    params, kind, axis = node.params, node.operands[0].type, node.params["axis"]
+    count: Dimension = kind.shape[axis]
+    first: Dimension = params.get("k", count)
+    stride = size(kind.shape[axis + 1 :])
+    rows = size(kind.shape[:axis]) * stride
+    descending = params["largest"] if node.primitive.name == "top_k" else params["descending"]
+    keys = Keys(kind.dtype, descending, isinstance(count, int) and count >= MOST)
+    parts = _parts(rows, count, keys)
+    scratch = Variable(TensorType(uint8, (count * (parts * 2 * keys.word_bytes),)))
+
+    def numbers(sizes: Sizes) -> list[int]:
+        found = [int(substitute(dim, dict(sizes))) for dim in (count, first, stride, rows)]
+        if found[0] >= MOST and keys.below == 32:
+            raise _too_long(node, found[0])
+        grain = max(1, -(-found[3] // parts), CHUNK // max(1, found[0]))
+        return [*found[:3], grain, found[3] if found[0] and found[1] else 0]
+
+    return Piece(
+        node.primitive.name,
+        _rows_address(keys, node.primitive.name != "argsort", node.primitive.name != "sort"),
+        (node.operands[0], *node.results, scratch),
+        (*node.results, scratch),
+        lambda sizes: numbers(sizes)[:4],
+        lambda sizes: numbers(sizes)[4],
+        lambda sizes: numbers(sizes)[3],
+    )
+
+
+def _parts(rows: Dimension, count: Dimension, keys: Keys) -> int:
+    """Into how many parts the rows are divided: few where rows are few, or long."""
+    parts = min(rows, SLICES) if isinstance(rows, int) else SLICES
+    if isinstance(count, int):
+        parts = min(parts, ROOM // max(1, count * 2 * keys.word_bytes))
+    return max(1, parts)
+
+
+def _searching(node: GraphNode) -> Piece:
+    line, wanted = (atom.type for atom in node.operands)
+
+    def numbers(sizes: Sizes) -> list[int]:
+        dims = line.shape[-1], wanted.shape[-1], size(wanted.shape)
+        return [int(substitute(dim, dict(sizes))) for dim in dims]
+
+    return Piece(
+        "searchsorted",
+        _search_address(Keys(line.dtype), node.params["side"]),
+        (*node.operands, *node.results),
+        node.results,
+        lambda sizes: numbers(sizes)[:2],
+        lambda sizes: numbers(sizes)[2],
+        lambda sizes: max(64, CHUNK // max(1, numbers(sizes)[0].bit_length())),
+    )
+
+
+def _too_long(node: GraphNode, count: int) -> UnsupportedError:
+    return UnsupportedError(
+        node.primitive.name,
+        "rows that are as long as this are sorted only where their size is known",
+        expected=f"fewer than {MOST} elements along the axis",
+        got={"x": node.operands[0].type, "size": count},
+        fix="call it for this size alone, or by reference: wf.settings.changed(compiler=False)",
+    )
