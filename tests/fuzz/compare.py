@@ -31,7 +31,7 @@ FINEST = 2e-13
 """The rounding that float64 is given: functions of a machine differ by more than one step."""
 USUAL = 0.5
 """The size of the numbers that cancel where a result is much smaller, such as a derivative of 0;
-where n of them are added up, √n times as much is rounded."""
+where n of them are added up, n**0.7 times as much is rounded: √n if each sum were near 0."""
 EAGER, PYTORCH = 256.0, 16.0
 """How many times more eager mode, and PyTorch, may be off: rules of derivatives read results as
 they were before they were disturbed, so that what cancels inside of one is not in the spread."""
@@ -70,7 +70,7 @@ def examine(program: Program, ways: Sequence[str] = ("jit", "checked", "torch"))
     wide = run(program, "wide")
     noise = DISTURBED * rounding(program, eager)
     others = [run(program, "noisy", number, noise) for number in (1, 2)]
-    usual = USUAL * max(1.0, program.elements**0.5)
+    usual = USUAL * max(1.0, program.elements**0.7)
     usual *= TRAINED if program.ending == "train" else 1.0
     judge = [_Judge(*each, noise / DISTURBED, usual) for each in zip(wide, *others, strict=True)]
     failure = _compared("eager", eager, eager, judge, EAGER)
