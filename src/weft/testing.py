@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.compiler.lowering.nodes import single_kernel
 from weft.compiler.targets.cpu.checking.memory import checked_memory
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core import trees
 from weft.core.dtypes import from_numpy
 from weft.core.errors import ArgumentError, Unsupported, WeftError
@@ -494,7 +494,7 @@ def check_loops_agree_with_reference(primitive: Primitive, sample: Sample) -> No
 def check_compiled_agrees_with_reference(primitive: Primitive, sample: Sample) -> None:
     """A compiled program of the primitive gives what a call gives."""
     arrays = [np.asarray(x) for x in sample.operands]
-    found = Program(_graph(primitive, sample)).run(arrays)
+    found = compile_program(_graph(primitive, sample)).run(arrays)
     for one, other in zip(found, _results(primitive, sample, arrays), strict=True):
         assert one.dtype == other.dtype, f"{one.dtype} != {other.dtype}"
         assert one.shape == other.shape, f"{one.shape} != {other.shape}"

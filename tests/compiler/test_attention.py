@@ -11,7 +11,7 @@ import weft as wf
 from weft.compiler.graph_passes.attention import recognize as attention_pass
 from weft.compiler.lowering.nodes.attention import KEYS, LANES
 from weft.compiler.pipeline import optimize
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.ir.dispatch import bind
 from weft.ir.loop_verify import verify_kernel
 from weft.ir.primitive import PRIMITIVES
@@ -71,10 +71,10 @@ def gradient_operands(arrays: list[Array], params: Params) -> list[Array]:
 def assert_compiled(name: str, arrays: list[Array], params: Params) -> None:
     """The compiled primitive gives what its reference gives, without calling it."""
     kinds = [wrap(a).type for a in arrays]
-    program = Program(trace(lambda *xs: bind(PRIMITIVES[name], *xs, **params), kinds).graph)
-    for lowered in program.lowered:
+    program = compile_program(trace(lambda *xs: bind(PRIMITIVES[name], *xs, **params), kinds).graph)
+    for lowered in program.plan.every_lowered:
         verify_kernel(lowered.kernel)
-    assert all(call.node is None for call in program.calls)
+    assert all(call.node is None for call in program.plan.launches)
     limit = LIMITS[kinds[0].dtype.name]
     expected = PRIMITIVES[name].reference(*arrays, **params)
     for found, wanted in zip(program.run(arrays), expected, strict=True):
@@ -307,6 +307,6 @@ def test_wrong_calls_are_refused_under_the_name_of_the_function() -> None:
 def test_the_softmax_of_an_input_is_no_attention() -> None:
     kinds = [wf.spec("float32", (300, 300))] * 3
     graph = wf.ir.trace(lambda x, v, w: wf.softmax(x) @ v @ w, *kinds)
-    names = {node.primitive.name for node in optimize(graph).nodes}
+    names = {node.primitive.name for node in optimize(graph, CPU).nodes}
     assert "dot" in names
     assert "attention" not in names

@@ -12,6 +12,7 @@ import weft as wf
 from weft.compiler.graph_passes.attention import recognize as attention_pass
 from weft.compiler.graph_passes.attention import sites
 from weft.compiler.pipeline import optimize
+from weft.compiler.targets.cpu.target import CPU
 from weft.ir.graph import Graph
 
 Array = np.ndarray[Any, Any]
@@ -165,7 +166,7 @@ def assert_agrees(
 
 
 def traced(f: Callable[..., Any], xs: list[Any], more: list[Any]) -> Graph:
-    return optimize(wf.jit(with_gradients(f)).graph(*xs, *[wf.asarray(x) for x in more]))
+    return optimize(wf.jit(with_gradients(f)).graph(*xs, *[wf.asarray(x) for x in more]), CPU)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -353,6 +354,6 @@ def test_heads_of_one_projection_are_moved_by_one_kernel(interleaved: bool) -> N
     for found, wanted in zip(wf.jit(step)(*xs), step(*xs), strict=True):
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-9, atol=1e-11)
     if not interleaved:
-        nodes = optimize(wf.ir.trace(step, *xs)).nodes
+        nodes = optimize(wf.ir.trace(step, *xs), CPU).nodes
         (bias,) = [node for node in nodes if node.primitive.name == "add"][:1]
         assert bias.results[0].type.shape == (2, 40, 6, 8)

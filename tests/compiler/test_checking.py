@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler.plan.launch import Launch
+from weft.compiler.plan.planning import live_ranges
 from weft.compiler.targets.cpu.checking.fences import FENCE, Fences, noted_faults
 from weft.compiler.targets.cpu.checking.memory import NAN
 from weft.compiler.targets.cpu.checking.plans import verify_plan
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.runtime.memory import Planner
 
 
 def program_of(f: Callable[..., Any], *kinds: Any, fixed: tuple[int, ...] = ()) -> Program:
-    return Program(wf.ir.trace(f, *kinds), fixed)
+    return compile_program(wf.ir.trace(f, *kinds), fixed)
 
 
 def square(size: int = 64) -> Any:
@@ -128,29 +131,35 @@ def refused(program: Program, arrays: list[np.ndarray], problem: str) -> None:
         program.run(arrays)
 
 
+def with_launch(program: Program, position: int, launch: Launch) -> Program:
+    launches = [*program.plan.launches]
+    launches[position] = launch
+    return Program(replace(program.plan, launches=tuple(launches)))
+
+
 def test_a_launch_that_writes_one_element_too_many_is_named() -> None:
     program = program_of(lambda x: wf.exp(x), wf.spec("float32", (50,)))
-    call = program.calls[0]
-    wider = replace(call, extent=lambda sizes: 51, sizes=lambda sizes: [51] * len(call.sizes({})))
-    program.calls[0] = wider
-    refused(program, [numbers(50)], r"launch k0.* touched 1 byte behind its end")
+    launch = program.plan.launches[0]
+    count = len(launch.numbers({}))
+    wider = replace(launch, extent=lambda sizes: 51, numbers=lambda sizes: [51] * count)
+    refused(
+        with_launch(program, 0, wider), [numbers(50)], r"launch k0.* touched 1 byte behind its end"
+    )
 
 
 def test_a_value_that_is_overwritten_while_it_is_needed_is_seen() -> None:
     program = program_of(lambda x: wf.exp(x @ x) @ x + wf.tanh(x @ x.T) @ x, square())
-    buffers = program.planner.buffers
+    buffers = program.plan.planner.buffers
     short = [replace(b, last=b.first) for b in buffers]
     assert short != list(buffers)
-    program.planner = Planner(short)
     with pytest.raises(wf.MiscompiledError, match="share memory while both live"):
-        verify_plan(program, {})
+        verify_plan(replace(program.plan, planner=Planner(short)), {})
 
 
 def test_memory_that_nobody_wrote_is_seen() -> None:
     program = program_of(lambda x: wf.exp(x) * 2, wf.spec("float32", (64, 64)))
-    shorter = replace(program.calls[0], extent=lambda sizes: 32)
-    program.calls[0] = shorter
-    refused(program, [numbers(64, 64)], "before all of it is written")
+    shorter = replace(program.plan.launches[0], extent=lambda sizes: 32)
+    refused(with_launch(program, 0, shorter), [numbers(64, 64)], "before all of it is written")
 
 
 def test_a_result_in_the_place_of_an_operand_that_is_read_elsewhere_is_seen() -> None:
@@ -159,13 +168,15 @@ def test_a_result_in_the_place_of_an_operand_that_is_read_elsewhere_is_seen() ->
         return wf.linalg.inv(y.T * y + x)
 
     program = program_of(f, square())
-    position = [call.name for call in program.calls].index("k1")
-    call = program.calls[position]
+    position = [call.name for call in program.plan.launches].index("k1")
+    call = program.plan.launches[position]
     operand = next(v for v in call.values if v not in (*call.writes, *program.graph.inputs))
-    program.calls[position] = replace(call, in_place=((call.writes[0], operand),))
-    program.planner = Planner(program._lifetimes(False))
-    assert program.planner.at({}).reused
-    refused(program, [numbers(64, 64)], "is not what the launch makes in isolation")
+    wrong = replace(call, in_place=((call.writes[0], operand),))
+    plan = with_launch(program, position, wrong).plan
+    ranges = live_ranges(plan.launches, plan.once, plan.graph, plan.root, dict(plan.slots), False)
+    plan = replace(plan, planner=Planner(ranges))
+    assert plan.planner.at({}).reused
+    refused(Program(plan), [numbers(64, 64)], "is not what the launch makes in isolation")
 
 
 def test_stale_preparation_is_seen() -> None:

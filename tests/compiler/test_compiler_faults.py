@@ -22,8 +22,9 @@ from weft.compiler.fusion import affine_index, element_reads, grouping
 from weft.compiler.graph_passes import common_subexpressions, dead_code
 from weft.compiler.graph_passes.attention import sites
 from weft.compiler.graph_passes.loops import lighten
-from weft.compiler.lowering import group_reuse, groups, node_reuse
-from weft.compiler.plan import control_flow, in_place, launch, order, program_plan, row_fusion
+from weft.compiler.lowering import convolution_sizes, group_reuse, groups, node_reuse
+from weft.compiler.plan import control_flow, horizontal_fusion, order, planning, row_fusion
+from weft.compiler.targets.cpu import target as cpu_target
 from weft.compiler.targets.cpu.checking.fences import Fences, noted_faults
 from weft.compiler.targets.cpu.checking.memory import NAN
 from weft.compiler.targets.cpu.convolution import plans as convolution_plans
@@ -33,8 +34,9 @@ from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import forms
 from weft.compiler.targets.cpu.products import select as product_calls
+from weft.compiler.targets.cpu.runtime import control_tables, grouped_launch
 from weft.compiler.targets.cpu.runtime.preparation import Preparation
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core import dimensions
 from weft.core.dtypes import float32
 from weft.ir import loop_digest
@@ -100,7 +102,7 @@ def agrees(f: Function, *arrays: Array) -> Callable[[], None]:
     def check() -> None:
         graph = traced(f, arrays)
         wanted = run_by_reference(graph, list(arrays))
-        program = Program(graph)
+        program = compile_program(graph)
         with wf.testing.checked_memory():
             found = program.run(list(arrays))
         for one, other in zip(found, wanted, strict=True):
@@ -113,7 +115,7 @@ def keeps_memory(f: Function, *arrays: Array) -> Callable[[], None]:
     """The program passes the checking mode."""
 
     def check() -> None:
-        program = Program(traced(f, arrays))
+        program = compile_program(traced(f, arrays))
         with wf.testing.checked_memory():
             program.run(list(arrays))
 
@@ -124,7 +126,7 @@ def serves_all_sizes(f: Function, *rows: int) -> Callable[[], None]:
     """One program with a size that is not known passes the checking mode, size after size."""
 
     def check() -> None:
-        program = Program(wf.ir.trace(f, wf.spec("float32", (wf.symbol("n"), 5))))
+        program = compile_program(wf.ir.trace(f, wf.spec("float32", (wf.symbol("n"), 5))))
         for count in rows:
             with wf.testing.checked_memory():
                 program.run([numbers(count, 5)])
@@ -275,8 +277,8 @@ def transcendentals_are_computed_once() -> None:
         y = wf.exp(x)
         return y.sum(axis=0), (y * 2).sum(axis=1), y.T * 3 + 1
 
-    program = Program(wf.ir.trace(f, wf.spec("float32", (256, 256))))
-    assert sum(str(each.kernel).count("exp(") for each in program.lowered) == 1
+    program = compile_program(wf.ir.trace(f, wf.spec("float32", (256, 256))))
+    assert sum(str(each.kernel).count("exp(") for each in program.plan.every_lowered) == 1
 
 
 def signed_zeros_are_told_apart() -> None:
@@ -285,7 +287,9 @@ def signed_zeros_are_told_apart() -> None:
     def f(x: wf.Tensor) -> Any:
         return wf.atan2(wf.tensor([0.0, 0.0]), x), wf.atan2(wf.tensor([-0.0, -0.0]), x)
 
-    found = Program(wf.ir.trace(f, wf.spec("float32", (2,)))).run([np.full(2, -1, np.float32)])
+    found = compile_program(wf.ir.trace(f, wf.spec("float32", (2,)))).run(
+        [np.full(2, -1, np.float32)]
+    )
     assert [array[0] > 0 for array in found] == [True, False]
 
 
@@ -300,7 +304,7 @@ def effects_happen() -> None:
 
     text = io.StringIO()
     with redirect_stdout(text):
-        Program(wf.ir.trace(f, wf.spec("float32", (2,)))).run([np.ones(2, np.float32)])
+        compile_program(wf.ir.trace(f, wf.spec("float32", (2,)))).run([np.ones(2, np.float32)])
     assert text.getvalue() == "one 2.\ntwo 4.\n"
 
 
@@ -379,16 +383,14 @@ FAULTS: list[Fault] = [
     # --- plans of memory
     Fault(
         "a live range is one launch too short",
-        program_plan.Section,
-        "_lifetimes",
-        lambda f: (
-            lambda self, held: [replace(b, last=max(b.first, b.last - 1)) for b in f(self, held)]
-        ),
+        planning,
+        "live_ranges",
+        lambda f: lambda *given: [replace(b, last=max(b.first, b.last - 1)) for b in f(*given)],
         keeps_memory(long_chain, X),
     ),
     Fault(
         "a buffer is half as large as its value",
-        program_plan,
+        planning,
         "byte_count",
         lambda f: lambda kind: f(kind) // 2,
         keeps_memory(long_chain, X),
@@ -472,7 +474,7 @@ FAULTS: list[Fault] = [
     # --- order
     Fault(
         "launches run backwards where nothing forbids it but what they read",
-        in_place,
+        horizontal_fusion,
         "schedule",
         lambda f: lambda tasks, sizes: f(tasks, sizes)[::-1],
         keeps_memory(long_chain, X),
@@ -516,7 +518,7 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a chain's blocks are one row too high for its scratch memory",
-        row_fusion._Chain,
+        row_fusion.RowBlocks,
         "places",
         lambda f: lambda self, sizes, height: f(self, sizes, max(1, height // 2)),
         keeps_memory(softmax_of_product, BIG, WIDE, numbers(330)),
@@ -524,7 +526,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a chain leaves its last block out",
         row_fusion._Chain,
-        "call",
+        "launch",
         lambda f: (
             lambda self: (
                 lambda call: replace(call, extent=lambda sizes: max(1, call.extent(sizes) - 1))
@@ -552,16 +554,24 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "members of an ensemble are given each other's buffers",
-        in_place,
+        grouped_launch,
         "table",
-        lambda f: lambda members: f([replace(m, buffers=0) for m in members]),
+        lambda f: lambda members, *rest: f([replace(m, values=()) for m in members], *rest),
         agrees(many_updates, X, W, V),
     ),
     Fault(
         "an ensemble leaves its last chunk out",
-        in_place,
-        "chunk_count",
-        lambda f: lambda members: f(members) - 1,
+        horizontal_fusion,
+        "_grouped",
+        lambda f: (
+            lambda launches: (
+                lambda launch: (
+                    replace(launch, extent=lambda sizes: launch.extent(sizes) - 1)
+                    if launch.members
+                    else launch
+                )
+            )(f(launches))
+        ),
         agrees(many_updates, X, W, V),
     ),
     Fault(
@@ -707,7 +717,7 @@ FAULTS: list[Fault] = [
     # --- convolutions and attention
     Fault(
         "a convolution begins one place too far left",
-        convolution_plans,
+        convolution_sizes,
         "sizes_of",
         lambda f: (
             lambda x, w, y, params: (
@@ -741,8 +751,8 @@ FAULTS: list[Fault] = [
     # --- sorting
     Fault(
         "sorting goes the other way",
-        launch,
-        "sort_pieces",
+        cpu_target,
+        "sort_launches",
         lambda f: (
             lambda node: (
                 f(
@@ -770,21 +780,23 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "a loop backwards begins at the front",
-        control_flow._Loop,
+        control_tables._LoopTables,
         "_moving",
-        lambda f: lambda self, *given: f(replace(self, reverse=False), *given),
+        lambda f: (
+            lambda self, *given: f(replace(self, loop=replace(self.loop, reverse=False)), *given)
+        ),
         keeps_memory(accumulated_backwards, X),
     ),
     Fault(
         "outputs that are inputs are not copied",
-        control_flow,
+        control_tables,
         "_targets",
         lambda f: lambda *given: (f(*given)[0], []),
         keeps_memory(lambda x: wf.scan(lambda c, row: (c + row, (c, row)), x[0], x), X),
     ),
     Fault(
         "a branch is run with the memory of another",
-        control_flow._Choice,
+        control_flow.Choice,
         "bytes",
         lambda f: lambda self, sizes: 64,
         keeps_memory(
@@ -799,11 +811,11 @@ FAULTS: list[Fault] = [
     ),
     Fault(
         "what depends on a step is done once before the loop",
-        program_plan.Section,
-        "_parted",
+        planning,
+        "_split_preparation",
         lambda f: (
-            lambda self, calls, fixed: (
-                f(self, calls, range(len(self.graph.inputs))) if fixed else f(self, calls, fixed)
+            lambda launches, graph, fixed, root: f(
+                launches, graph, range(len(graph.inputs)) if fixed else fixed, root
             )
         ),
         agrees(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core import trees
 from weft.ir.dispatch import apply_multiple
 from weft.ir.tensor import Tensor
@@ -267,7 +267,7 @@ def test_sizes_inside_a_loop_may_be_symbols() -> None:
 def test_the_same_bits_for_any_number_of_threads() -> None:
     gradient = wf.grad(lambda *a: (recurrence(*a)[1] ** 2).sum(), argnums=(0, 2))
     arguments = [numbers(64, 64), numbers(200, 64), numbers(6, 200, 64)]
-    program = Program(wf.ir.trace(gradient, *arguments))
+    program = compile_program(wf.ir.trace(gradient, *arguments))
     before, found = wf.get_num_threads(), set()
     for threads in (1, 2, 3):
         wf.set_num_threads(threads)
@@ -428,9 +428,9 @@ def test_what_is_made_of_constants_alone_is_made_once() -> None:
 
     arguments = numbers(40, 40), numbers(4, 40), numbers(3, 40)
     agree(f, *arguments, wf.tensor([1, 3, 0]))
-    program = Program(wf.ir.trace(f, *arguments, wf.tensor([1, 3, 0])))
-    (body,) = program.inner
-    assert [call.name for call in body.calls[: body.once]] == ["pack"]
+    program = compile_program(wf.ir.trace(f, *arguments, wf.tensor([1, 3, 0])))
+    (body,) = program.plan.inner
+    assert [call.name for call in body.launches[: body.once]] == ["pack"]
     with pytest.raises(wf.WeftError) as eager:
         f(*arguments, wf.tensor([1, 9, 0]))
     with pytest.raises(type(eager.value)) as compiled:

@@ -27,6 +27,7 @@ from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemm import functions as product_functions
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive
 
@@ -79,7 +80,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Params]] = {
 
 def compiled(primitive: Primitive, operands: list[Array], params: Params) -> Program:
     kinds = [wf.spec(each.dtype.name, each.shape) for each in operands]
-    return Program(wf.ir.trace(lambda a, b: apply(primitive, a, b, **params), *kinds))
+    return compile_program(wf.ir.trace(lambda a, b: apply(primitive, a, b, **params), *kinds))
 
 
 def drawn(seed: int, *shape: int, dtype: str = "float32") -> Array:
@@ -118,7 +119,9 @@ def test_all_sides_of_a_convolution_agree_with_the_reference(name: str) -> None:
         wide = [each.astype(np.float64) for each in operands]
         found = program.run(operands)[0]
         is_made = primitive is not conv_last_weight_gradient or has_whole_vectors(program)
-        assert not (is_made and any(call.node for call in program.calls)), "called by reference"
+        assert not (is_made and any(call.node for call in program.plan.launches)), (
+            "called by reference"
+        )
         assert found.dtype == np.float32
         assert error(found, primitive.reference(*wide, **params)) < 5e-6
 
@@ -223,8 +226,8 @@ def test_bias_scale_residual_and_activation_are_the_epilogue() -> None:
         return wf.conv2d(wf.relu(wf.conv2d(y, v) + y) + y, v).sum()
 
     shapes = (16, 3, 16, 16), (24, 3, 3, 3), (24,), (24, 24, 1, 1)
-    program = Program(wf.ir.trace(block, *[wf.spec("float32", shape) for shape in shapes]))
-    names = [call.name for call in program.calls for call in (call.members or (call,))]
+    program = compile_program(wf.ir.trace(block, *[wf.spec("float32", shape) for shape in shapes]))
+    names = [call.name for call in program.plan.launches for call in (call.members or (call,))]
     assert sum(name.startswith("conv+k") for name in names) >= 2, names
     arrays = [drawn(number, *shape) for number, shape in enumerate(shapes)]
     wanted = block(*[wf.tensor(each) for each in arrays])

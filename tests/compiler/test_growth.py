@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.fusion.grouping import LARGEST, Group
+from weft.compiler.fusion.grouping import LARGEST, Group, group
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import optimize
-from weft.compiler.plan.program_plan import Written
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.plan.planning import WrittenKernels, plan_program
+from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.ir.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -91,7 +91,7 @@ def calls_made(run: Callable[[], object]) -> int:
 
 def compile_only(f: Function) -> None:
     """All of it but LLVM's part, as kernels that are known from elsewhere would not be counted."""
-    Program(wf.ir.trace(f, wf.spec("float32", (8, 8))), (), Written())
+    plan_program(wf.ir.trace(f, wf.spec("float32", (8, 8))), CPU, (), WrittenKernels())
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -138,8 +138,8 @@ def test_the_parts_of_a_long_chain_compute_what_the_chain_does(kind: Function) -
 
 @pytest.mark.parametrize("kind", [functions, sums, beside_each_other, used_again_far_later])
 def test_no_kernel_holds_more_than_the_most(kind: Function) -> None:
-    graph = optimize(wf.ir.trace(wf.grad(partial(kind, 200)), wf.spec("float32", (8, 8))))
-    groups = [s for s in wf.compiler.grouping.group(graph, is_lowered) if isinstance(s, Group)]
+    graph = optimize(wf.ir.trace(wf.grad(partial(kind, 200)), wf.spec("float32", (8, 8))), CPU)
+    groups = [s for s in group(graph, is_lowered) if isinstance(s, Group)]
     assert len(groups) > 1
     assert all(each.weight <= LARGEST for each in groups if len(each.roots) > 1)
 
@@ -152,8 +152,8 @@ def test_equal_parts_of_a_chain_are_compiled_once() -> None:
 
     kernels = []
     for n in (500, 1000):
-        program = Program(wf.ir.trace(partial(chain, n), wf.spec("float32", (64,))))
-        kernels.append({each.kernel.digest for each in program.lowered})
+        program = compile_program(wf.ir.trace(partial(chain, n), wf.spec("float32", (64,))))
+        kernels.append({each.kernel.digest for each in program.plan.every_lowered})
     assert len(kernels[1]) <= len(kernels[0]) + 1
 
 

@@ -221,7 +221,7 @@ def test_a_compiled_function_inside_another_leaves_no_call() -> None:
     inner = wf.jit(lambda x: wf.sin(x) * 2)
     outer = wf.jit(lambda x: inner(x) + 1)
     assert outer(wf.tensor(0.0)).item() == 1.0
-    assert [call.name for call in outer.program(wf.tensor(0.0)).calls] == ["k0"]
+    assert [call.name for call in outer.program(wf.tensor(0.0)).plan.launches] == ["k0"]
 
 
 def test_the_decorator_takes_the_options_of_the_interface() -> None:

@@ -11,6 +11,7 @@ import pytest
 import weft as wf
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import float32
 from weft.ir import scalars
 from weft.ir.scalars import Buffer
@@ -21,7 +22,7 @@ RNG = np.random.default_rng(5)
 def checked(f: Callable[..., Any], *arrays: np.ndarray) -> Program:
     """The compiled program, after its results were compared with those of the reference."""
     tensors = [wf.tensor(array) for array in arrays]
-    program = Program(wf.ir.trace(f, *[wf.spec(x.dtype, x.shape) for x in tensors]))
+    program = compile_program(wf.ir.trace(f, *[wf.spec(x.dtype, x.shape) for x in tensors]))
     found = program.run(list(arrays))
     with wf.settings.changed(compiler=False):
         wanted = f(*tensors)
@@ -42,7 +43,7 @@ def test_computed_parts_are_one_kernel(shape: tuple[int, int], axis: int) -> Non
         return wf.sort(wf.concatenate([p, q, p * q, a], axis=axis), axis=0), p
 
     program = checked(f, normal(*shape), normal(*shape))
-    assert [call.name for call in program.calls] == ["k0", "sort"]
+    assert [call.name for call in program.plan.launches] == ["k0", "sort"]
 
 
 def test_parts_of_different_sizes_change_one_value() -> None:
@@ -51,7 +52,7 @@ def test_parts_of_different_sizes_change_one_value() -> None:
 
     program = checked(f, normal(33, 100), normal(50, 100))
     packing = [] if host().masked else [False]  # three columns are no whole vectors
-    assert [bool(call.updates) for call in program.calls] == [False, True, *packing, False]
+    assert [bool(call.updates) for call in program.plan.launches] == [False, True, *packing, False]
 
 
 def test_what_reads_a_join_waits_for_all_its_parts() -> None:

@@ -12,6 +12,7 @@ import pytest
 import weft as wf
 from weft.compiler.graph_passes.channels_last import channels_last
 from weft.compiler.pipeline import optimize
+from weft.compiler.targets.cpu.target import CPU
 from weft.ir.graph import Graph
 
 X = wf.spec("float32", (4, 3, 12, 12))
@@ -19,7 +20,7 @@ W = wf.spec("float32", (8, 3, 3, 3))
 
 
 def traced(function: Callable[..., Any], *kinds: Any) -> Graph:
-    return optimize(wf.ir.trace(function, *kinds))
+    return optimize(wf.ir.trace(function, *kinds), CPU)
 
 
 def names(graph: Graph) -> Counter[str]:
@@ -33,7 +34,7 @@ def transposed(graph: Graph) -> int:
 
 def test_a_graph_without_convolutions_is_left_alone() -> None:
     graph = wf.ir.trace(lambda x: wf.relu(x).sum(), X)
-    assert channels_last(graph) is graph
+    assert channels_last(CPU, graph) is graph
 
 
 def test_only_borders_are_transposed() -> None:

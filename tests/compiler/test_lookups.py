@@ -10,6 +10,7 @@ import pytest
 import weft as wf
 from weft.compiler.graph_passes.embedding_products import multiply_tables
 from weft.compiler.pipeline import optimize
+from weft.compiler.targets.cpu.target import CPU
 
 RNG = np.random.default_rng(3)
 ROWS, TOKENS = 9, (6, 5)
@@ -44,7 +45,9 @@ def test_products_and_their_gradients_are_over_the_table(order: tuple[int, ...])
         )
 
     wanted = f(table, matrix)
-    graph = optimize(wf.ir.trace(f, wf.spec(table.dtype, table.shape), wf.spec("float32", (7, 4))))
+    graph = optimize(
+        wf.ir.trace(f, wf.spec(table.dtype, table.shape), wf.spec("float32", (7, 4))), CPU
+    )
     assert sorted(products(graph)) == ["f32[7, 4]", "f32[9, 4]", "f32[9, 7]"]
     assert not [
         n for n in graph.nodes if n.primitive.name == "gather" and n.results[0].type.ndim < 3

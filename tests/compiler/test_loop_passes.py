@@ -12,6 +12,7 @@ import pytest
 import weft as wf
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.pipeline import optimize
+from weft.compiler.targets.cpu.target import CPU
 from weft.core import trees
 from weft.ir.graph import Graph
 from weft.ir.tensor import Tensor
@@ -28,7 +29,7 @@ def lightened(f: Function, *args: Tensor, whole: bool = False) -> tuple[Graph, C
     """The graph after the pass, or after all of them, which must compute the same."""
     before = wf.ir.trace(f, *args)
     tally: Counter[str] = Counter()
-    after = optimize(before) if whole else lighten_loops(before, tally)
+    after = optimize(before, CPU) if whole else lighten_loops(before, tally)
     wf.ir.verify(after)
     arrays = [x.numpy() for x in args]
     for found, expected in zip(run(after, arrays), run(before, arrays), strict=True):

@@ -11,7 +11,7 @@ from tests.threads import threads
 
 import weft as wf
 from weft.compiler.fusion.split_reduction import chunk_rows
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 
 Array = np.ndarray[Any, Any]
 
@@ -21,13 +21,15 @@ def drawn(seed: int, *shape: int) -> Array:
 
 
 def calls(f: Callable[..., Any], *arrays: Array) -> list[str]:
-    return [call.name for call in Program(wf.ir.trace(f, *map(wf.tensor, arrays))).calls]
+    return [
+        call.name for call in compile_program(wf.ir.trace(f, *map(wf.tensor, arrays))).plan.launches
+    ]
 
 
 def stored(f: Callable[..., Any], *arrays: Array) -> set[tuple[Any, ...]]:
     """The shapes of all values that are in memory."""
-    program = Program(wf.ir.trace(f, *map(wf.tensor, arrays)))
-    return {value.type.shape for call in program.calls for value in call.values}
+    program = compile_program(wf.ir.trace(f, *map(wf.tensor, arrays)))
+    return {value.type.shape for call in program.plan.launches for value in call.values}
 
 
 def on_threads(f: Callable[..., Any], *given: wf.Tensor) -> list[Array]:
@@ -109,7 +111,7 @@ def test_chunks_come_out_even(shape: tuple[Any, ...], axes: tuple[int, ...], row
 
 
 def test_sums_with_a_size_that_is_a_symbol() -> None:
-    program = Program(
+    program = compile_program(
         wf.ir.trace(lambda x, w: (x @ w).sum(axis=(0, 1)), wf.spec("float32", ("n", 32, 24)),
                     wf.spec("float32", (24, 40)))
     )  # fmt: skip
@@ -194,8 +196,10 @@ def network_arrays() -> list[Array]:
 
 def test_gradients_of_biases_and_norms_are_made_in_the_chains_of_products() -> None:
     given = [wf.tensor(each) for each in network_arrays()]
-    program = Program(wf.ir.trace(gradients, *given))
-    stages = [stage for call in program.calls for part in call.parts() for stage in part.stages]
+    program = compile_program(wf.ir.trace(gradients, *given))
+    stages = [
+        stage for call in program.plan.launches for part in call.parts() for stage in part.stages
+    ]
     roots = [root for stage in stages if stage.group is not None for root in stage.group.roots]
     sums = [root.node.results[0].type.shape for root in roots if root.rows]
     assert sorted(sums) == [(32,), (32,), (32,), (64,)]  # the three biases and the scale
@@ -284,11 +288,15 @@ def test_clipping_by_the_norm_reads_a_gradient_once_more() -> None:
 
     x = wf.tensor(np.random.default_rng(0).standard_normal((128, 784)).astype(np.float32))
     program = step.program(net, optimizer, x)
-    made = next(call for call in program.calls if (512, 784) in [v.type.shape for v in call.writes])
+    made = next(
+        call for call in program.plan.launches if (512, 784) in [v.type.shape for v in call.writes]
+    )
     gradient = next(v for v in made.writes if v.type.shape == (512, 784))
     assert "dot" in made.name
     assert (512,) in [v.type.shape for v in made.writes]
-    readers = [call for call in program.calls if gradient in call.values and call is not made]
+    readers = [
+        call for call in program.plan.launches if gradient in call.values and call is not made
+    ]
     assert len(readers) == 1
     weight = net.weight.detach().numpy().copy()
     step(net, optimizer, x)

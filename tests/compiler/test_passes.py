@@ -20,7 +20,8 @@ from weft.compiler.graph_passes.folding import fold_constants
 from weft.compiler.graph_passes.inlining import inline
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
 from weft.compiler.graph_passes.merge_products import merge_products
-from weft.compiler.pipeline import MERGE_PRODUCTS, PIPELINE, optimize, optimize_with_report
+from weft.compiler.pipeline import MERGE_PRODUCTS, optimize, optimize_with_report, pipeline
+from weft.compiler.targets.cpu.target import CPU
 from weft.core.errors import Unsupported
 from weft.ir import PRIMITIVES, Graph, Primitive, Variable
 from weft.ir.dispatch import apply
@@ -334,10 +335,10 @@ def test_random_bits_of_the_same_key_are_one() -> None:
 def test_what_a_checkpoint_recomputes_stays_apart() -> None:
     f = wf.checkpoint(lambda x: wf.sin(wf.sin(x) * 2.0))
     graph = wf.ir.trace(wf.grad(lambda x: f(x).sum()), wf.spec("float32", (3,)))
-    counts = Counter(node.primitive.name for node in optimize(graph).nodes)
+    counts = Counter(node.primitive.name for node in optimize(graph, CPU).nodes)
     assert counts["barrier"] == 1
     plain = wf.ir.trace(wf.value_and_grad(lambda x: f(x).sum()), wf.spec("float32", (3,)))
-    assert Counter(node.primitive.name for node in optimize(plain).nodes)["sin"] == 3
+    assert Counter(node.primitive.name for node in optimize(plain, CPU).nodes)["sin"] == 3
 
 
 def test_equal_loops_are_one() -> None:
@@ -476,7 +477,7 @@ def test_the_gradients_of_a_split_meet_in_one_join() -> None:
         return (wf.sin(a) * wf.cos(b) * wf.exp(c)).sum()
 
     graph = wf.ir.trace(wf.grad(loss), wf.spec("float64", (2, 6)))
-    optimized = optimize(graph)
+    optimized = optimize(graph, CPU)
     counts = Counter(node.primitive.name for node in optimized.nodes)
     assert counts["concatenate"] == 1
     assert counts["pad"] == 0
@@ -524,12 +525,12 @@ def test_other_products_stay(program: Callable[..., Any]) -> None:
 
 
 def test_every_pass_has_a_reason() -> None:
-    assert all(each.reason for each in (*PIPELINE, MERGE_PRODUCTS))
+    assert all(each.reason for each in (*pipeline(CPU), MERGE_PRODUCTS))
 
 
 def test_the_report_says_what_each_pass_did() -> None:
     graph = wf.ir.trace(lambda x: (x * 1.0).sum() + x.sum(), wf.spec("float32", (3,)))
-    optimized, reports = optimize_with_report(graph)
+    optimized, reports = optimize_with_report(graph, CPU)
     assert reports[0].before == len(graph.nodes)
     assert reports[-1].after == len(optimized.nodes)
     done = {report.name: report.rewrites for report in reports if report.rewrites}
@@ -542,7 +543,7 @@ def test_locations_outlive_the_pipeline() -> None:
     graph = wf.ir.trace(
         lambda x: wf.exp(wf.negative(-x) / 4.0) * wf.ones(3), wf.spec("float32", (3,))
     )
-    assert all(node.location is not None for node in optimize(graph).nodes)
+    assert all(node.location is not None for node in optimize(graph, CPU).nodes)
 
 
 def attention_loss(x: Any, w: Any, v: Any, scale: Any) -> Any:
@@ -563,7 +564,7 @@ ATTENTION = [wf.spec("float64", s) for s in ((2, 5, 8), (8, 24), (8, 8), (8,))]
 
 def test_a_layer_of_attention_is_left_with_what_it_means() -> None:
     graph = wf.ir.trace(wf.grad(attention_loss, argnums=(0, 1, 2, 3)), *ATTENTION)
-    optimized = optimize(graph)
+    optimized = optimize(graph, CPU)
     counts = Counter(node.primitive.name for node in optimized.nodes)
     assert counts["dot"] == 12
     assert counts["transpose"] == 4
@@ -575,7 +576,7 @@ def test_a_layer_of_attention_is_left_with_what_it_means() -> None:
 def test_sizes_may_be_symbols() -> None:
     kinds = [wf.spec("float64", ("batch", 5, 8)), *ATTENTION[1:]]
     graph = wf.ir.trace(wf.grad(attention_loss, argnums=(0, 1)), *kinds)
-    optimized = optimize(graph)
+    optimized = optimize(graph, CPU)
     wf.ir.verify(optimized)
     xs = [
         wf.asarray(np.random.default_rng(1).normal(size=s))
@@ -585,8 +586,8 @@ def test_sizes_may_be_symbols() -> None:
 
 
 def test_what_is_optimized_stays_as_it_is() -> None:
-    optimized = optimize(wf.ir.trace(wf.grad(attention_loss, argnums=(0, 1)), *ATTENTION))
-    assert optimize(optimized) is optimized
+    optimized = optimize(wf.ir.trace(wf.grad(attention_loss, argnums=(0, 1)), *ATTENTION), CPU)
+    assert optimize(optimized, CPU) is optimized
 
 
 def training_step(layers: int) -> Graph:
@@ -612,7 +613,7 @@ def training_step(layers: int) -> Graph:
 def test_the_time_to_optimize_grows_with_the_graph_and_no_faster() -> None:
     def seconds(graph: Graph) -> float:
         start = time.process_time()
-        optimize(graph)
+        optimize(graph, CPU)
         return time.process_time() - start
 
     small, large = training_step(layers=5), training_step(layers=20)
@@ -629,9 +630,9 @@ def test_long_chains_are_walked_without_recursion() -> None:
         return x.reshape(6) * 2.0
 
     graph = wf.ir.trace(program, wf.spec("float64", (2, 3)))
-    for each in PIPELINE:
+    for each in pipeline(CPU):
         assert_same_results(graph, each.run(graph, None))
-    assert [node.primitive.name for node in optimize(graph).nodes] == ["reshape", "multiply"]
+    assert [node.primitive.name for node in optimize(graph, CPU).nodes] == ["reshape", "multiply"]
 
 
 # --- the same results, on programs drawn at random ---------------------------------------------
@@ -641,7 +642,7 @@ def test_long_chains_are_walked_without_recursion() -> None:
 def test_optimized_programs_compute_the_same(drawn: tuple[Program, Arguments]) -> None:
     f, xs = drawn
     graph = wf.ir.trace(f, *xs)
-    optimized = optimize(graph)
+    optimized = optimize(graph, CPU)
     wf.ir.verify(optimized)
     close(wf.ir.interpret(optimized, *xs), wf.ir.interpret(graph, *xs), str(graph))
 
@@ -651,7 +652,7 @@ def test_optimized_gradients_are_the_same(drawn: tuple[Program, Arguments]) -> N
     f, xs = drawn
     graph = wf.ir.trace(wf.value_and_grad(total(f), argnums=positions(xs)), *xs)
     for further in ([], [MERGE_PRODUCTS]):
-        optimized = optimize(graph, further)
+        optimized = optimize(graph, CPU, further)
         wf.ir.verify(optimized)
         close(wf.ir.interpret(optimized, *xs), wf.ir.interpret(graph, *xs), str(graph))
 
@@ -660,7 +661,7 @@ def test_optimized_gradients_are_the_same(drawn: tuple[Program, Arguments]) -> N
 def test_each_pass_alone_leaves_a_graph_that_verifies(drawn: tuple[Program, Arguments]) -> None:
     f, xs = drawn
     graph = wf.ir.trace(wf.grad(total(f), argnums=positions(xs)), *xs)
-    for each in (*PIPELINE, MERGE_PRODUCTS):
+    for each in (*pipeline(CPU), MERGE_PRODUCTS):
         result = each.run(graph, None)
         wf.ir.verify(result)
         close(wf.ir.interpret(result, *xs), wf.ir.interpret(graph, *xs), each.name)
@@ -673,4 +674,4 @@ def test_batched_and_jumping_programs_compute_the_same() -> None:
 
     for f in (program, lambda x: wf.grad(lambda z: program(z).sum())(x)):
         graph = wf.ir.trace(f, wf.spec("float64", (4, 3)))
-        assert_same_results(graph, optimize(graph))
+        assert_same_results(graph, optimize(graph, CPU))

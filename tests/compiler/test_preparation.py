@@ -9,7 +9,7 @@ import pytest
 
 import weft as wf
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core import sharing
 from weft.core.errors import WeftError
 
@@ -61,9 +61,9 @@ def test_weights_are_packed_by_the_first_call_only() -> None:
     f, net, x = wf.jit(predict), layer(), wf.tensor(normal(64, 96))
     with wf.no_grad():
         program = f.program(net, x)
-    assert [call.name for call in program.calls[: program.once]] == ["pack"]
+    assert [call.name for call in program.plan.launches[: program.once]] == ["pack"]
     assert agrees(f, net, x)
-    assert calls_run(f, net, x) == len(program.calls) - 1
+    assert calls_run(f, net, x) == len(program.plan.launches) - 1
     for _ in range(3):
         assert agrees(f, net, wf.tensor(normal(64, 96)))
 
@@ -167,10 +167,10 @@ def test_a_chain_of_what_is_fixed_is_stored() -> None:
         return x @ wf.relu(w @ v + 1.0)
 
     kinds = [wf.spec("float32", shape) for shape in ((80, 70), (70, 90), (64, 80))]
-    program = Program(wf.ir.trace(f, *kinds), fixed=(0, 1))
+    program = compile_program(wf.ir.trace(f, *kinds), fixed=(0, 1))
     # without masks, columns that are no whole vectors are packed, here on both sides
     made = ["dot+k0"] if host().masked else ["pack", "dot+k0+pack"]
-    assert [call.name for call in program.calls[: program.once]] == made
+    assert [call.name for call in program.plan.launches[: program.once]] == made
     w, v = normal(80, 70), normal(70, 90)
     for _ in range(3):
         x = normal(64, 80)

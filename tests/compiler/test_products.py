@@ -16,7 +16,7 @@ from weft.compiler.targets.cpu.llvm.engine import call_kernel
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemm import ENTRIES, source
 from weft.compiler.targets.cpu.products.tiles import tile_of
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 
 Array = np.ndarray[Any, Any]
 SIZES = (1, 2, 3, 5, 7, 17, 63, 65, 129)
@@ -146,7 +146,9 @@ PACKING = [] if host().masked else ["pack"]
 
 
 def names(f: Callable[..., Any], *arrays: Array) -> list[str]:
-    return [call.name for call in Program(wf.ir.trace(f, *map(wf.tensor, arrays))).calls]
+    return [
+        call.name for call in compile_program(wf.ir.trace(f, *map(wf.tensor, arrays))).plan.launches
+    ]
 
 
 def test_bias_activation_residual_and_scale_are_the_end_of_a_product() -> None:
@@ -186,9 +188,9 @@ def test_products_in_a_row_are_one_chain_without_memory_between_them() -> None:
         return wf.relu(wf.relu(x @ first) @ second)
 
     x, first, second = drawn(20, 500, 40), drawn(21, 40, 90), drawn(22, 90, 30)
-    program = Program(wf.ir.trace(mlp, *map(wf.tensor, (x, first, second))))
-    assert [call.name for call in program.calls if "dot" in call.name] == ["dot+k0+dot+k1"]
-    held = {variable.type.shape for call in program.calls for variable in call.values}
+    program = compile_program(wf.ir.trace(mlp, *map(wf.tensor, (x, first, second))))
+    assert [call.name for call in program.plan.launches if "dot" in call.name] == ["dot+k0+dot+k1"]
+    held = {variable.type.shape for call in program.plan.launches for variable in call.values}
     assert (500, 90) not in held
     wanted = np.maximum(product(np.maximum(product(x, first), 0), second), 0)
     close(program.run([x, first, second])[0], wanted, "float32", 40 * 90)
@@ -259,8 +261,8 @@ def test_short_floats_are_summed_in_float32_and_rounded_once() -> None:
 
 def test_a_product_with_a_vector_has_a_kernel_of_its_own() -> None:
     x, w = drawn(40, 1, 300), drawn(41, 300, 70)
-    program = Program(wf.ir.trace(wf.matmul, wf.tensor(x), wf.tensor(w)))
-    assert [call.name for call in program.calls] == ["sums"]
+    program = compile_program(wf.ir.trace(wf.matmul, wf.tensor(x), wf.tensor(w)))
+    assert [call.name for call in program.plan.launches] == ["sums"]
     assert not program.calls_blas
     close(program.run([x, w])[0], product(x, w), "float32", 300)
 

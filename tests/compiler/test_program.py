@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core import trees
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES, Primitive, Sample
@@ -51,7 +51,7 @@ def test_every_primitive_gives_the_same_compiled(name: str) -> None:
     samples = list(primitive.samples())
     f = of_samples(primitive, samples)
     arrays = [np.asarray(x) for sample in samples for x in sample.operands]
-    program = Program(trace(f, [wrap(a).type for a in arrays]).graph)
+    program = compile_program(trace(f, [wrap(a).type for a in arrays]).graph)
     for found, expected in zip(program.run(arrays), f(*map(wrap, arrays)), strict=True):
         close(found, expected._value)
 
@@ -104,7 +104,7 @@ def test_functions_give_the_same_compiled(name: str, rng: np.random.Generator) -
     function, shapes = FUNCTIONS[name]
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     tensors = [wf.asarray(array) for array in arrays]
-    program = Program(wf.ir.trace(function, *tensors))
+    program = compile_program(wf.ir.trace(function, *tensors))
     expected = trees.leaves(function(*tensors))
     for found, wanted in zip(program.run(arrays), expected, strict=True):
         assert found.dtype == wanted._value.dtype
@@ -113,22 +113,22 @@ def test_functions_give_the_same_compiled(name: str, rng: np.random.Generator) -
 
 def test_normalisation_is_one_kernel_forward_and_two_backward() -> None:
     types = [wf.spec("float32", (6, 32)), wf.spec("float32", (32,)), wf.spec("float32", (32,))]
-    forward = Program(wf.ir.trace(layer_norm, *types))
-    assert len(forward.calls) == 1
+    forward = compile_program(wf.ir.trace(layer_norm, *types))
+    assert len(forward.plan.launches) == 1
     gradient = wf.grad(lambda *a: layer_norm(*a).sum(), argnums=(0, 1, 2))
-    assert len(Program(wf.ir.trace(gradient, *types)).calls) <= 3
-    assert len(Program(wf.ir.trace(wf.softmax, types[0])).calls) == 1
+    assert len(compile_program(wf.ir.trace(gradient, *types)).plan.launches) <= 3
+    assert len(compile_program(wf.ir.trace(wf.softmax, types[0])).plan.launches) == 1
 
 
 def test_strided_and_broadcast_inputs_are_read_right(rng: np.random.Generator) -> None:
-    program = Program(wf.ir.trace(lambda x: x + 1, wf.spec("float32", (4, 3))))
+    program = compile_program(wf.ir.trace(lambda x: x + 1, wf.spec("float32", (4, 3))))
     array = rng.normal(size=(3, 8)).astype(np.float32)
     for given in (array[:, ::2].T, np.broadcast_to(array[0, :3], (4, 3))):
         np.testing.assert_array_equal(program.run([given])[0], given + 1)
 
 
 def test_an_error_in_a_primitive_called_by_reference_reaches_the_caller() -> None:
-    program = Program(wf.ir.trace(wf.linalg.inv, wf.spec("float32", (2, 2))))
+    program = compile_program(wf.ir.trace(wf.linalg.inv, wf.spec("float32", (2, 2))))
     with pytest.raises(wf.ArgumentError, match="singular"):
         program.run([np.zeros((2, 2), np.float32)])
     good = program.run([np.eye(2, dtype=np.float32)])[0]
@@ -136,7 +136,7 @@ def test_an_error_in_a_primitive_called_by_reference_reaches_the_caller() -> Non
 
 
 def test_the_same_bits_come_out_for_any_number_of_threads(rng: np.random.Generator) -> None:
-    program = Program(
+    program = compile_program(
         wf.ir.trace(lambda x: wf.softmax(x).sum(axis=0), wf.spec("float32", (300, 257)))
     )
     array = rng.normal(size=(300, 257)).astype(np.float32)
@@ -151,12 +151,12 @@ def test_the_same_bits_come_out_for_any_number_of_threads(rng: np.random.Generat
 
 def test_all_sizes_of_a_program_share_one_block_of_memory() -> None:
     kind = wf.spec("float32", ("n", 64))
-    program = Program(wf.ir.trace(lambda x: wf.exp(x) @ x.T @ x, kind))
+    program = compile_program(wf.ir.trace(lambda x: wf.exp(x) @ x.T @ x, kind))
     gc.collect()  # or programs of other tests may give back their memory meanwhile
     before = account.current
     for size in (200, 300, 100, 250):
         program.run([np.ones((size, 64), np.float32)])
-    largest = program.planner.at({"n": 300}).peak
+    largest = program.plan.planner.at({"n": 300}).peak
     assert account.current - before == largest
     program.release()
     assert account.current == before
@@ -173,7 +173,7 @@ def test_a_reshaped_constant_is_read_and_never_written_over(dtype: str) -> None:
         return normed(y), wf.grad(lambda y: (normed(y) * wf.tensor(constant)).sum())(y)
 
     y = np.linspace(0, 1, 80, dtype=dtype).reshape(2, 1, 40)
-    program = Program(wf.ir.trace(f, wf.spec(dtype, y.shape)))
+    program = compile_program(wf.ir.trace(f, wf.spec(dtype, y.shape)))
     with wf.settings.changed(compiler=False):
         wanted = f(wf.tensor(y))
     for _ in range(2):

@@ -10,7 +10,7 @@ from tests.laws import Arguments, Program, positions, total
 from tests.test_laws import programs
 
 import weft as wf
-from weft.compiler.targets.cpu.runtime.program import Program as Compiled
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core import trees
 
 EXAMPLES = max(200, settings().max_examples)
@@ -81,7 +81,7 @@ def test_the_same_bits_on_every_run_and_any_number_of_threads(
 ) -> None:
     x = wf.asarray(rng.normal(size=(129, 517)).astype(np.float32))
     f = wf.grad(lambda x: wf.softmax(wf.tanh(x) * 3.0).std() + (x @ x.T).mean())
-    program = Compiled(wf.ir.trace(f, x))
+    program = compile_program(wf.ir.trace(f, x))
     before = wf.get_num_threads()
     try:
         wf.set_num_threads(1)

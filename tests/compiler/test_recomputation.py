@@ -19,6 +19,7 @@ from weft.compiler.memory_budget.model import Flow, prompt, recomputing
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.pipeline import optimize
 from weft.compiler.plan import program_plan
+from weft.compiler.targets.cpu.target import CPU
 from weft.core.errors import OutOfMemoryError
 from weft.runtime.arena import account
 from weft.runtime.cache import DiskCache
@@ -28,7 +29,7 @@ WIDTH, ROWS = 32, 256
 
 def forget_programs() -> None:
     """Have programs of other tests give back their memory now, and not meanwhile."""
-    program_cache._runners.clear()
+    program_cache._executables.clear()
     program_cache._program.cache_clear()
     gc.collect()
 
@@ -296,7 +297,7 @@ def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> N
 
 def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
     ws, x = weights(6), batch()
-    flow = Flow(optimize(wf.jit(step).graph(ws, x)))
+    flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU))
     made = recomputing(flow, frozenset(flow.candidates))
     assert len(made.nodes) > len(flow.graph.nodes)
     inputs = [*ws, x]
@@ -306,7 +307,7 @@ def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
 
 def test_updates_stand_where_they_are_done_and_compute_the_same() -> None:
     ws, x = weights(6), batch()
-    graph = optimize(wf.jit(step).graph(ws, x))
+    graph = optimize(wf.jit(step).graph(ws, x), CPU)
     flow = Flow(graph)
     early = prompt(flow)
     assert sorted(map(id, early.nodes)) == sorted(map(id, graph.nodes))
@@ -489,7 +490,7 @@ def attending(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
 def attention_flow(depth: int) -> Flow:
     wf.random.seed(0)
     ws = [wf.random.normal((32, 96)) * 0.1 for _ in range(depth)]
-    return Flow(optimize(wf.jit(attending).graph(ws, wf.random.normal((128, 32)))))
+    return Flow(optimize(wf.jit(attending).graph(ws, wf.random.normal((128, 32))), CPU))
 
 
 def test_parts_of_one_product_are_dropped_together() -> None:
@@ -508,7 +509,7 @@ def test_what_takes_least_time_for_its_bytes_is_dropped_first() -> None:
 
 def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
     ws, x = weights(20), batch()
-    flow = Flow(prompt(Flow(optimize(wf.jit(step).graph(ws, x)))))
+    flow = Flow(prompt(Flow(optimize(wf.jit(step).graph(ws, x), CPU))))
     ladders = Ladders(flow)
     target = 0.5 * flow.weigh(frozenset()).peak
     chosen = ladders.cheapest(target)
@@ -520,7 +521,7 @@ def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
 
 def test_a_flow_with_anchors_is_the_same_made_from_another_or_alone() -> None:
     ws, x = weights(8), batch()
-    flow = Flow(optimize(wf.jit(step).graph(ws, x)))
+    flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU))
     anchored, _ = flow.anchored([flow.start // 3, flow.start // 2])
     alone = Flow(flow.graph, anchored.anchors, flow.start)
     assert anchored.anchors

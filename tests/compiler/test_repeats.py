@@ -10,8 +10,8 @@ import pytest
 import weft as wf
 from weft.compiler.function.program_cache import draft, forget_drafts, program
 from weft.compiler.lowering.node_reuse import Repeats
-from weft.compiler.plan.program_plan import Written
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.plan.planning import WrittenKernels, plan_program
+from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.ir.graph import Graph, Literal
 
 ERROR = Literal(np.zeros(1, np.int32))
@@ -42,7 +42,7 @@ def test_an_operand_that_comes_twice_is_not_two_operands() -> None:
     def f(x: wf.Tensor, y: wf.Tensor) -> Any:
         return attend(x, x, x), attend(x, y, y), attend(y, y, y)
 
-    graph = Program(traced(f, (1, 2, 128, 16), (1, 2, 128, 16))).graph
+    graph = compile_program(traced(f, (1, 2, 128, 16), (1, 2, 128, 16))).graph
     known = [each for each in kernels(graph) if each]
     assert len(known) == 3
     assert known[0][0].kernel is known[2][0].kernel
@@ -75,41 +75,36 @@ def layers(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
 
 
 @pytest.mark.parametrize("fixed", [(), (1,)])
-def test_a_draft_is_the_program_once_it_is_finished(fixed: tuple[int, ...]) -> None:
+def test_a_draft_is_the_plan_of_the_program(fixed: tuple[int, ...]) -> None:
     graph = traced(layers, (8, 8), (8, 8))
-    drafted, whole = Program(graph, fixed, Written()), Program(graph, fixed)
-    assert any(call.function < 0 for call in drafted.every_call())
-    assert [call.name for call in drafted.calls] == [call.name for call in whole.calls]
-    assert drafted.planner.at({}).peak == whole.planner.at({}).peak
-    drafted.finish()
-    drafted.finish()  # which does nothing
-    functions = [call.function for call in drafted.every_call()]
-    assert functions == [call.function for call in whole.every_call()]
-    assert min(functions) > 0
+    drafted = plan_program(graph, CPU, fixed, WrittenKernels())
+    whole = compile_program(graph, fixed)
+    assert str(drafted) == str(whole.plan)
+    identities = [launch.identity for launch in drafted.every_launch()]
+    assert identities == [launch.identity for launch in whole.plan.every_launch()]
     inputs = [np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) for _ in range(2)]
-    np.testing.assert_array_equal(drafted.run(inputs)[0], whole.run(inputs)[0])
+    np.testing.assert_array_equal(CPU.executable(drafted).run(inputs)[0], whole.run(inputs)[0])
 
 
 def test_drafts_share_what_is_written() -> None:
     graph = traced(layers, (8, 8), (8, 8))
-    written = Written()
-    first, second = Program(graph, (), written), Program(graph, (), written)
-    pairs = zip(first.lowered, second.lowered, strict=True)
+    written = WrittenKernels()
+    first, second = [plan_program(graph, CPU, (), written) for _ in range(2)]
+    pairs = zip(first.every_lowered, second.every_lowered, strict=True)
     assert all(one.kernel.digest == other.kernel.digest for one, other in pairs)
-    first.finish()
-    second.finish()
     inputs = [np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32) for _ in range(2)]
-    np.testing.assert_array_equal(first.run(inputs)[0], second.run(inputs)[0])
+    results = [CPU.executable(plan).run(inputs)[0] for plan in (first, second)]
+    np.testing.assert_array_equal(*results)
 
 
 def test_the_program_of_a_graph_is_its_draft_unless_that_is_forgotten() -> None:
     graph = traced(lambda x: wf.sin(x) * 3.25, (5,))
     made = draft(graph)
     assert draft(graph) is made
-    assert program(graph) is made
+    assert program(graph).plan is made
     other = traced(lambda x: wf.sin(x) * 4.25, (5,))
     made = draft(other)
     forget_drafts(None)
-    assert program(other) is not made
+    assert program(other).plan is not made
     x = np.ones(5, np.float32)
     np.testing.assert_allclose(program(other).run([x])[0], np.sin(x) * 4.25, rtol=1e-6)

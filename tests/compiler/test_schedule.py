@@ -14,16 +14,16 @@ from tests.laws import Program as Drawn
 from tests.test_laws import programs
 
 import weft as wf
-from weft.compiler.plan import in_place, program_plan
+from weft.compiler.plan import horizontal_fusion, planning
+from weft.compiler.plan.horizontal_fusion import _chunks_at_once, chunk_count
+from weft.compiler.plan.launch import Kind
+from weft.compiler.plan.launch import Launch as PlanLaunch
 from weft.compiler.plan.schedule import SLACK, TOLERATED, Launch, Task, peak, schedule
-from weft.compiler.targets.cpu.runtime.grouped_launch import (
-    Member,
-    chunk_count,
-    chunks_at_once,
-    table,
-)
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.runtime.grouped_launch import table
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core import trees
+from weft.core.types import TensorType
+from weft.ir.graph import Variable
 
 Array = np.ndarray[Any, Any]
 ODD = [(7, 13), (13,), (129,), (1,), (3, 5, 2), (1000, 33), (33,), (17, 31), (64, 64), (5, 1)]
@@ -164,16 +164,23 @@ def test_every_schedule_can_be_run_and_needs_no_more_memory(
     assert schedule(tasks, sizes) == found  # type: ignore[arg-type]
 
 
+def member(buffers: int, numbers: list[int], extent: int, grain: int) -> PlanLaunch:
+    values = tuple(Variable(TensorType(wf.float32, (1,))) for _ in range(buffers))
+    return PlanLaunch(
+        Kind.LOOP, "k", ("k",), values, (), lambda _: numbers, lambda _: extent, lambda _: grain
+    )
+
+
 def test_the_table_of_an_ensemble_has_the_borders_its_members_have_alone() -> None:
-    members = [Member(1, 2, (5,), 10, 4), Member(2, 3, (6, 7), 0, 4), Member(3, 1, (), 4, 4)]
-    assert chunk_count(members) == 3 + 0 + 1
-    rows = table(members)
+    members = [member(2, [5], 10, 4), member(3, [6, 7], 0, 4), member(1, [], 4, 4)]
+    assert [chunk_count(each, {}) for each in members] == [3, 0, 1]
+    rows = table(members, {}, lambda each: (1, each.numbers({})))
     assert rows[0] == 3
     assert [rows[1 + 6 * row + 5] for row in range(3)] == [0, 3, 3]
     assert [rows[1 + 6 * row + 1] for row in range(3)] == [0, 2, 5]
     assert rows[-3:] == [5, 6, 7]
-    assert chunks_at_once([Member(1, 1, (), 1, 1000)] * 50) == 50
-    assert chunks_at_once([Member(1, 1, (), 4000, 1000)] * 50) == 1
+    assert _chunks_at_once([member(1, [], 1, 1000)] * 50, {}) == 50
+    assert _chunks_at_once([member(1, [], 4000, 1000)] * 50, {}) == 1
 
 
 # --- ensembles -----------------------------------------------------------------------------------
@@ -193,7 +200,7 @@ def test_an_adam_step_over_many_odd_parameters_has_one_launch_of_updates() -> No
 def test_kernels_that_differ_in_sizes_only_share_their_code() -> None:
     shapes = [shape for shape in ODD if shape not in ((1,), (5, 1))]
     program = wf.jit(adam_step).program(*Adam(shapes).state)
-    updates = [k.kernel for k in program.lowered if len(k.written) == 3]
+    updates = [k.kernel for k in program.plan.every_lowered if len(k.written) == 3]
     assert len(updates) == len(shapes)
     assert len({kernel.digest for kernel in updates}) == 1
 
@@ -214,8 +221,8 @@ def test_an_ensemble_of_different_kernels_gives_what_each_gives(rng: np.random.G
     shapes = ((33,), (50, 70), (9, 31))
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     tensors = [wf.asarray(array) for array in arrays]
-    program = Program(wf.ir.trace(f, *tensors))
-    mixed = [{member.function for member in call.members} for call in program.calls]
+    program = compile_program(wf.ir.trace(f, *tensors))
+    mixed = [{member.identity for member in call.members} for call in program.plan.launches]
     assert sum(len(functions) > 1 for functions in mixed) >= 2
     for found, wanted in zip(program.run(arrays), f(*tensors), strict=True):
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-5)
@@ -223,8 +230,8 @@ def test_an_ensemble_of_different_kernels_gives_what_each_gives(rng: np.random.G
 
 def test_empty_members_of_an_ensemble_do_no_harm() -> None:
     shapes = ((0, 3), (5,), (0,), (4, 4), (2, 0))
-    program = Program(wf.ir.trace(lambda *xs: [x * 2 for x in xs], *map(wf.zeros, shapes)))
-    assert len(program.calls) == 1
+    program = compile_program(wf.ir.trace(lambda *xs: [x * 2 for x in xs], *map(wf.zeros, shapes)))
+    assert len(program.plan.launches) == 1
     arrays = [np.full(shape, 3, np.float32) for shape in shapes]
     for array, found in zip(arrays, program.run(arrays), strict=True):
         np.testing.assert_array_equal(found, array * 2)
@@ -268,7 +275,7 @@ def test_a_kernel_of_very_many_operands_runs(rng: np.random.Generator) -> None:
 
 
 def reused(f: Any, *kinds: Any) -> dict[str, str]:
-    return dict(Program(wf.ir.trace(f, *kinds)).planner.at({}).reused)
+    return dict(compile_program(wf.ir.trace(f, *kinds)).plan.planner.at({}).reused)
 
 
 def test_an_element_wise_result_takes_its_operands_place() -> None:
@@ -310,7 +317,7 @@ def test_two_results_that_read_one_operand_are_right(rng: np.random.Generator) -
 def bits(drawn: tuple[Drawn, Arguments]) -> list[bytes]:
     f, xs = drawn
     arrays = [x.detach().numpy() for x in trees.leaves(xs)]
-    program = Program(wf.ir.trace(f, *xs))
+    program = compile_program(wf.ir.trace(f, *xs))
     return [found.tobytes() for found in program.run(arrays)]
 
 
@@ -321,8 +328,10 @@ def test_neither_places_nor_order_change_a_bit_on_random_programs(
 ) -> None:
     found = bits(drawn)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_plan, "places", lambda calls, root: {})
-        patch.setattr(in_place, "schedule", lambda tasks, sizes: [(n,) for n in range(len(tasks))])
+        patch.setattr(planning, "places", lambda calls, root: {})
+        patch.setattr(
+            horizontal_fusion, "schedule", lambda tasks, sizes: [(n,) for n in range(len(tasks))]
+        )
         assert bits(drawn) == found
 
 

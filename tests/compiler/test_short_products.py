@@ -11,7 +11,7 @@ import pytest
 import weft as wf
 from weft.compiler.targets.cpu.products import low_precision
 from weft.compiler.targets.cpu.products.dot_packing import has_instruction
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 
 Array = np.ndarray[Any, Any]
 SIZES = (2, 3, 5, 7, 16, 17, 31, 33, 63, 65, 129, 200)
@@ -54,7 +54,7 @@ def close(found: Array, a: Array, b: Array) -> None:
 
 
 def names(f: Callable[..., Any], *given: Any) -> list[str]:
-    return [call.name for call in Program(wf.ir.trace(f, *given)).calls]
+    return [call.name for call in compile_program(wf.ir.trace(f, *given)).plan.launches]
 
 
 def has(dtype: str) -> bool:
@@ -79,7 +79,7 @@ def test_products_of_short_floats_are_rounded_once(
         a = drawn(number, *stack, m, k, dtype=dtype)
         b = drawn(number + 50, *stack, k, n, dtype=dtype)
         given = lying(form, a, b)
-        program = Program(wf.ir.trace(FORMS[form], *given))
+        program = compile_program(wf.ir.trace(FORMS[form], *given))
         close(program.run([each.numpy() for each in given])[0], a, b)
 
 
@@ -181,12 +181,12 @@ def test_machines_without_the_instruction_multiply_in_float32(
 ) -> None:
     monkeypatch.setattr(low_precision, "has_instruction", lambda words, machine: False)
     a, b = drawn(12, 65, 33), drawn(13, 33, 70)
-    program = Program(wf.ir.trace(wf.matmul, wf.tensor(a), wf.tensor(b)))
+    program = compile_program(wf.ir.trace(wf.matmul, wf.tensor(a), wf.tensor(b)))
     assert all(node.primitive is not low_precision.dot_wide for node in program.graph.nodes)
     close(program.run([a, b])[0], a, b)
     a, b = integers(1, "int8", 65, 33), integers(2, "int8", 33, 70)
     graph = wf.ir.trace(lambda a, b: a.astype("int32") @ b.astype("int32"), *map(wf.tensor, (a, b)))
-    assert (Program(graph).run([a, b])[0] == a.astype(np.int32) @ b.astype(np.int32)).all()
+    assert (compile_program(graph).run([a, b])[0] == a.astype(np.int32) @ b.astype(np.int32)).all()
 
 
 @pytest.mark.skipif(not has("bfloat16"), reason="the machine has no dot instruction of bfloat16")

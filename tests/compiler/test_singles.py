@@ -12,6 +12,7 @@ import weft as wf
 from weft.compiler.lowering.nodes import SINGLES
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import as_dtype
 from weft.core.types import TensorType
 from weft.ir.dispatch import bind
@@ -31,7 +32,7 @@ def program_of(name: str, operands: Sequence[Array], params: Params, *symbols: i
         return [bind(PRIMITIVES[name], *given, **params)]
 
     types = [symbolic(wrap(x).type, symbols) for x in operands]
-    return Program(trace(f, types).graph)
+    return compile_program(trace(f, types).graph)
 
 
 def symbolic(kind: TensorType, symbols: Sequence[int]) -> TensorType:
@@ -41,9 +42,9 @@ def symbolic(kind: TensorType, symbols: Sequence[int]) -> TensorType:
 
 def is_compiled(program: Program) -> bool:
     """Whether nothing is called by reference; kernels must keep the rules of the language."""
-    for lowered in program.lowered:
+    for lowered in program.plan.every_lowered:
         verify_kernel(lowered.kernel)
-    return all(call.node is None for call in program.calls)
+    return all(call.node is None for call in program.plan.launches)
 
 
 def agree(
@@ -83,7 +84,7 @@ def test_no_sample_is_called_by_reference(name: str) -> None:
         ]
         return [x for each in found for x in (each if primitive.multiple else (each,))]
 
-    program = Program(trace(f, [wrap(a).type for a in arrays]).graph)
+    program = compile_program(trace(f, [wrap(a).type for a in arrays]).graph)
     assert is_compiled(program)
     results = program.run(arrays)
     count = len(results) // len(samples)
@@ -281,7 +282,7 @@ def test_an_index_that_is_a_constant_count_is_not_read() -> None:
         return wf.take_along_axis(x, index, axis=1)
 
     x, index = np.arange(12.0, dtype=np.float32).reshape(3, 4), np.array([[3], [0], [9]])
-    program = Program(wf.ir.trace(picked, wrap(x), wrap(index[:, :1] % 4)))
+    program = compile_program(wf.ir.trace(picked, wrap(x), wrap(index[:, :1] % 4)))
     assert is_compiled(program)
     assert program.run([x, index % 4])[0].tolist() == [[3.0], [4.0], [9.0]]
     with pytest.raises(wf.BoundsError, match="index 9 is out of range"):
@@ -393,5 +394,5 @@ def test_a_training_step_of_a_convolutional_network_calls_nothing_by_reference(
 
     step: Callable[..., Any] = wf.grad(loss, argnums=(2, 3, 4, 5))
     operands = [wrap(each) for each in (x, labels, *weights)]
-    program = Program(wf.ir.trace(step, *operands))
+    program = compile_program(wf.ir.trace(step, *operands))
     assert is_compiled(program)

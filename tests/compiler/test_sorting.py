@@ -13,6 +13,7 @@ import weft as wf
 from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import FEW, SHORT, Keys, _parts
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import float32, int64
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
@@ -74,8 +75,8 @@ def program_of(name: str, *arrays: Array, **params: Any) -> Program:
         found = bind(PRIMITIVES[name], *given, **params)
         return tuple(found) if PRIMITIVES[name].multiple else found
 
-    program = Program(wf.ir.trace(f, *types))
-    assert all(call.node is None for call in program.calls)
+    program = compile_program(wf.ir.trace(f, *types))
+    assert all(call.node is None for call in program.plan.launches)
     return program
 
 
@@ -147,14 +148,14 @@ def test_rows_divided_over_threads_are_the_same() -> None:
         wf.set_num_threads(count)
         found.append(program.run([x])[0].tobytes())
     assert found[0] == found[1] == found[2]
-    call = program.calls[0]
+    call = program.plan.launches[0]
     assert call.extent({}) > call.grain({})
 
 
 def test_scratch_memory_is_planned_and_bounded() -> None:
     x = np.zeros((1000, 100), np.float32)
     program = program_of("sort", x, axis=1, descending=False)
-    assert program.planner.at({}).peak == 16 * 100 * 2 * 8
+    assert program.plan.planner.at({}).peak == 16 * 100 * 2 * 8
     assert _parts(3, 100, Keys(float32)) == 3
     assert _parts(1000, 50_000_000, Keys(int64)) == 1
     report = wf.explain(program.graph)
@@ -181,7 +182,7 @@ def test_sizes_that_are_not_known_in_advance() -> None:
 def test_a_stored_program_sorts() -> None:
     kind = wf.spec("float32", (3, 100))
     graph = wf.ir.trace(lambda x: (wf.sort(x), *wf.topk(x, 2)), kind)
-    program = thawed(frozen(Program(graph)), lambda: Program(graph))
+    program = thawed(frozen(compile_program(graph)), lambda: compile_program(graph))
     assert program is not None
     x = drawn("float32", 3, 100)
     values, top, places = program.run([x])

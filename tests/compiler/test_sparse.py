@@ -14,7 +14,7 @@ from weft.compiler.plan.schedule import Task, peak, schedule
 from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
 from weft.compiler.targets.cpu.llvm.engine import call_kernel
 from weft.compiler.targets.cpu.runtime.copies import CHUNK, copy_address, numbers
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
 from weft.models import GPT, GPTConfig, token_step
@@ -277,8 +277,8 @@ def test_values_in_between_are_changed_in_their_place() -> None:
         first = wf.index_add(wf.cumulative_sum(x, axis=0), 0, i, wf.ones((2, 50)))
         return wf.cumulative_sum(wf.index_copy(first, 0, i, wf.ones((2, 50))), axis=0)
 
-    program = Program(wf.ir.trace(f, wf.spec("float32", (100, 50)), wf.spec("int64", (2,))))
-    assert program.planner.at({}).peak < 1.2 * 100 * 50 * 4
+    program = compile_program(wf.ir.trace(f, wf.spec("float32", (100, 50)), wf.spec("int64", (2,))))
+    assert program.plan.planner.at({}).peak < 1.2 * 100 * 50 * 4
     report = wf.explain(program.graph)
     assert copied(report) == 0
 
@@ -392,8 +392,10 @@ def test_updates_of_one_place_keep_their_order(name: str, case: str, dtype: str)
     params = {"axes": axes, "unique": False} if name == "scatter" else {"axes": axes}
     wanted = PRIMITIVES[name].reference(x, updates, *places, **params)
     types = [wf.asarray(a).type for a in (x, updates, *places)]
-    program = Program(wf.ir.trace(lambda *given: bind(PRIMITIVES[name], *given, **params), *types))
-    assert all(call.node is None for call in program.calls)
+    program = compile_program(
+        wf.ir.trace(lambda *given: bind(PRIMITIVES[name], *given, **params), *types)
+    )
+    assert all(call.node is None for call in program.plan.launches)
     found = []
     for count in (1, 2, 3):
         wf.set_num_threads(count)
@@ -449,7 +451,7 @@ def test_a_stored_program_changes_rows_in_their_place() -> None:
 
     kinds = [wf.spec("float32", (8, 3)), wf.spec("int64", (2,)), wf.spec("float32", (2, 3))]
     graph = wf.ir.trace(f, *kinds)
-    program = thawed(frozen(Program(graph)), lambda: Program(graph))
+    program = thawed(frozen(compile_program(graph)), lambda: compile_program(graph))
     assert program is not None
     assert program.donations == {0: (0,)}
     data, rows = table_of(8), table_of(2, seed=1)
@@ -482,11 +484,11 @@ def test_copies_wait_for_all_that_may_fail() -> None:
         return wf.index_copy(a, 0, i, rows), wf.index_add(b, 0, j, wf.take(a, i, axis=0))
 
     kinds = [wf.spec("float32", (8, 3))] * 2 + [wf.spec("int64", (2,))] * 2
-    program = Program(wf.ir.trace(f, *kinds))
-    names = [call.name for call in program.calls]
+    program = compile_program(wf.ir.trace(f, *kinds))
+    names = [call.name for call in program.plan.launches]
     assert names.index("copy") > max(
         names.index("gather"), len(names) - names[::-1].index("check") - 1
     )
     assert program.donations == {0: (0,), 1: (1,)}
-    again = early(program.calls, program.root)
+    again = early(program.plan.launches, program.root)
     assert [call.name for call in again] == names

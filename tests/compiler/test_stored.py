@@ -21,6 +21,7 @@ from weft.compiler.targets.cpu.cache.program_store import StoredProgram, frozen,
 from weft.compiler.targets.cpu.cache.relocation import taken
 from weft.compiler.targets.cpu.cache.symbols import found_again, origin
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.runtime.cache import DiskCache
 from weft.runtime.compile_queue import BACKGROUND
 
@@ -55,8 +56,8 @@ PROGRAMS: list[Callable[..., Any]] = [_step, _loop, _constants]
 @pytest.mark.parametrize("function", PROGRAMS)
 def test_a_stored_program_gives_the_same_bits(function: Callable[..., Any]) -> None:
     graph = wf.ir.trace(function, *KINDS)
-    program = Program(graph)
-    restored = thawed(frozen(program), lambda: Program(graph))
+    program = compile_program(graph)
+    restored = thawed(frozen(program), lambda: compile_program(graph))
     assert restored is not None
     for seed in range(3):
         expected = program.run(_inputs(seed))
@@ -68,8 +69,8 @@ def test_a_stored_program_gives_the_same_bits(function: Callable[..., Any]) -> N
 def test_a_stored_program_says_what_is_wrong_as_the_compiled_one_does() -> None:
     kinds = wf.spec("float32", (4,)), wf.spec("int64", (2,))
     graph = wf.ir.trace(lambda x, i: wf.take(x, i), *kinds)
-    program = Program(graph)
-    restored = thawed(frozen(program), lambda: Program(graph))
+    program = compile_program(graph)
+    restored = thawed(frozen(program), lambda: compile_program(graph))
     assert restored is not None
     arrays = [np.ones(4, np.float32), np.array([0, 9])]
     with pytest.raises(wf.BoundsError) as expected:
@@ -82,16 +83,16 @@ def test_a_stored_program_says_what_is_wrong_as_the_compiled_one_does() -> None:
 
 def test_programs_of_symbolic_sizes_are_not_stored() -> None:
     graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", ("n",)))
-    assert frozen(Program(graph)) is None
+    assert frozen(compile_program(graph)) is None
 
 
 def test_programs_that_call_python_are_not_stored() -> None:
     graph = wf.ir.trace(lambda x: wf.linalg.inv(x), wf.spec("float32", (3, 3)))
-    assert frozen(Program(graph)) is None
+    assert frozen(compile_program(graph)) is None
 
 
 def test_a_missing_kernel_means_that_the_program_is_compiled_again() -> None:
-    program = Program(wf.ir.trace(lambda x: wf.exp(x) + 1, wf.spec("float32", (3,))))
+    program = compile_program(wf.ir.trace(lambda x: wf.exp(x) + 1, wf.spec("float32", (3,))))
     data = frozen(program)
     assert data is not None
     assert thawed(data.replace(b'"kernel"', b'"nobody"'), lambda: program) is None
@@ -132,13 +133,13 @@ def test_a_program_is_found_by_the_code_that_made_it_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache = DiskCache(tmp_path)
-    monkeypatch.setattr(program_store, "disk", lambda: cache)
+    monkeypatch.setattr(program_store, "shared_disk", lambda: cache)
     graph = wf.ir.trace(lambda x: wf.sin(x) * 5, wf.spec("float32", (4,)))
-    first = program_store.runner(graph.digest(), lambda: Program(graph))
+    first = program_store.stored(graph.digest(), lambda: compile_program(graph))
     BACKGROUND.finish()  # the program is written
-    again = program_store.runner(graph.digest(), lambda: Program(graph))
-    monkeypatch.setattr(program_store, "sources", lambda: "other code")
-    other = program_store.runner(graph.digest(), lambda: Program(graph))
+    again = program_store.stored(graph.digest(), lambda: compile_program(graph))
+    monkeypatch.setattr(program_store, "program_sources", lambda: "other code")
+    other = program_store.stored(graph.digest(), lambda: compile_program(graph))
     assert [type(each) for each in (first, again, other)] == [Program, StoredProgram, Program]
 
 
@@ -149,7 +150,7 @@ def test_functions_are_found_again_by_name() -> None:
 
 SCRIPT = """
 import weft as wf
-from weft.compiler.function.program_cache import runner
+from weft.compiler.function.program_cache import executable
 w = wf.tensor([[0.5, -1.0], [0.25, 2.0]], requires_grad=True)
 optimizer = wf.optim.Adam([w], lr=0.1)
 @wf.jit
@@ -159,7 +160,7 @@ def step(w, optimizer, x):
     return loss
 x = wf.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 losses = [step(w, optimizer, x).item().hex() for _ in range(3)]
-print(losses, type(runner(step.graph(w, optimizer, x))).__name__)
+print(losses, type(executable(step.graph(w, optimizer, x))).__name__)
 """
 
 
@@ -210,8 +211,8 @@ def test_code_of_another_emitter_is_not_found(tmp_path: Path) -> None:
 
 def test_machine_code_goes_when_no_program_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "RECENT", 0)
-    program = Program(wf.ir.trace(lambda x: wf.exp(x) * 1.375, wf.spec("float32", (3,))))
-    (address,) = [call.function for call in program.calls]
+    program = compile_program(wf.ir.trace(lambda x: wf.exp(x) * 1.375, wf.spec("float32", (3,))))
+    (address,) = [program.maker.address(launch) for launch in program.plan.launches]
     gc.collect()
     assert origin(address) is not None
     assert program.run([np.zeros(3, np.float32)])[0].tolist() == [1.375] * 3

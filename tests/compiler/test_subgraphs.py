@@ -19,6 +19,7 @@ from weft.compiler.graph_passes.attention.recognize import SMALL, recognize_atte
 from weft.compiler.graph_passes.attention.sites import FEWEST
 from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.pipeline import optimize, optimize_with_report
+from weft.compiler.targets.cpu.target import CPU
 from weft.ir import Graph, GraphNode
 
 TIME = 40
@@ -100,14 +101,14 @@ def test_attention_of_few_queries_becomes_products() -> None:
 
     kinds = [wf.spec("float64", (2, size, 8)) for size in (SMALL - 1, 70, 70)]
     before = wf.ir.trace(wf.value_and_grad(loss, argnums=(0, 1, 2)), *kinds)
-    after = optimize(before)
+    after = optimize(before, CPU)
     found = names(after)
     assert found["attention"] == found["attention_gradient"] == 0
     assert (found["dot"], found["exp"]) == (6, 2)
     assert all(node.location is not None for node in after.nodes)
     assert_same(before, after)
     longer = wf.ir.trace(loss, *[wf.spec("float64", (2, SMALL, 8))] * 3)
-    assert names(optimize(longer))["attention"] == 1
+    assert names(optimize(longer, CPU))["attention"] == 1
 
 
 def heads(x: Any) -> Any:
@@ -151,11 +152,11 @@ CAUSAL = set(list(SCORES)[4:])
 def assert_attention(f: Callable[..., Any], count: int, shape: tuple[int, ...] = SHAPE) -> Graph:
     """One attention, and no softmax beside it; and the same results."""
     before = wf.ir.trace(f, *[wf.spec("float64", shape)] * count)
-    after = optimize(before)
+    after = optimize(before, CPU)
     found = names(after)
     assert (found["attention"], found["exp"], found["reduce_max"]) == (1, 0, 0)
     assert_same(before, after)
-    assert optimize(after) is after
+    assert optimize(after, CPU) is after
     return after
 
 
@@ -200,7 +201,7 @@ def test_masks_are_passed_on() -> None:
     kinds = [wf.spec("float64", SHAPE)] * 3 + [wf.spec("float64", (TIME, TIME))]
     kinds += [wf.spec("bool", (2, 1, 1, TIME)), wf.spec("bool", (TIME, 1))]
     before = wf.ir.trace(f, *kinds)
-    after = optimize(before)
+    after = optimize(before, CPU)
     assert params_of(after)["operands"] == 4
     rng = np.random.default_rng(0)
     xs = arguments(before)
@@ -218,7 +219,7 @@ def test_a_number_that_may_not_hide_enough_is_left_alone() -> None:
         return wf.softmax(wf.where(seen, scaled(q, k), -1e9)) @ v
 
     kinds = [wf.spec("float64", SHAPE)] * 3 + [wf.spec("bool", (2, 1, 1, TIME))]
-    assert names(optimize(wf.ir.trace(f, *kinds)))["attention"] == 0
+    assert names(optimize(wf.ir.trace(f, *kinds), CPU))["attention"] == 0
 
 
 @pytest.mark.usefixtures("any_size")
@@ -246,7 +247,7 @@ DECLINED: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("name", sorted(DECLINED))
 def test_what_is_no_attention_is_left_alone(name: str) -> None:
     before = wf.ir.trace(DECLINED[name], *[wf.spec("float64", SHAPE)] * 3)
-    after = optimize(before)
+    after = optimize(before, CPU)
     assert names(after)["attention"] == 0
     assert_same(before, after)
 
@@ -258,7 +259,7 @@ def test_a_bias_with_a_gradient_leaves_the_step_as_it_is() -> None:
 
     kinds = [wf.spec("float64", SHAPE)] * 3 + [wf.spec("float64", (TIME, TIME))]
     before = wf.ir.trace(wf.grad(loss, argnums=(0, 3)), *kinds)
-    after = optimize(before)
+    after = optimize(before, CPU)
     assert names(after)["attention"] == 0
     assert_same(before, after)
 
@@ -287,7 +288,7 @@ def test_layers_of_a_model_are_recognised_each() -> None:
         return value, *[g for pair in gradients for g in pair]
 
     before = wf.ir.trace(step, wf.spec("float64", (2, TIME, 8)), *flat)
-    after, reports = optimize_with_report(before)
+    after, reports = optimize_with_report(before, CPU)
     found = names(after)
     assert (found["attention"], found["attention_gradient"], found["exp"]) == (2, 2, 0)
     assert_same(before, after, 1e-7)
@@ -360,7 +361,7 @@ def computed(nodes: Iterable[GraphNode]) -> list[str]:
 @pytest.mark.parametrize("f", [normalized, by_reciprocal])
 def test_batch_norm_goes_into_the_weights(f: Callable[..., Any]) -> None:
     before = wf.ir.trace(f, *IMAGE)
-    after = optimize(before)
+    after = optimize(before, CPU)
     assert_same(before, after)
     large = [n for n in after.nodes if n.results[0].type.size == 2 * 4 * 7 * 7]
     assert computed(large) == ["conv_last", "add", "relu"]
@@ -379,7 +380,7 @@ def test_constant_weights_are_scaled_once_and_for_all() -> None:
     rng = np.random.default_rng(0)
     constants = [wf.asarray(rng.normal(size=k.shape)) for k in IMAGE[1:]]
     before = wf.ir.trace(lambda x: normalized(x, *constants), IMAGE[0])
-    after = optimize(before)
+    after = optimize(before, CPU)
     assert computed(after.nodes) == ["conv_last", "add", "relu"]
     assert_same(before, after)
 
@@ -426,5 +427,5 @@ def test_training_keeps_the_statistics_of_the_batch() -> None:
         return (wf.relu((y - mean) / spread * gamma[:, None, None]) ** 2).sum()
 
     before = wf.ir.trace(wf.grad(loss, argnums=(1, 2)), *IMAGE[:3])
-    _, reports = optimize_with_report(before)
+    _, reports = optimize_with_report(before, CPU)
     assert not [name for report in reports for name in report.rewrites if name in SCALES]

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.targets.cpu.cache.kernels import disk
 from weft.compiler.targets.cpu.products import tuning
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.tile_plans import Plan, read_plan, ways
 from weft.core.dtypes import DType, float32, float64
-from weft.runtime.cache import DiskCache
+from weft.runtime.cache import DiskCache, shared_disk
 
 RNG = np.random.default_rng(2)
 SHAPES = [(1, 1, 70, 33), (1, 7, 130, 33), (2, 100, 65, 70), (1, 300, 48, 1100), (3, 20, 1, 9)]
@@ -98,4 +97,4 @@ def test_unknown_and_empty_sizes_take_the_usual_way(folder: Path) -> None:
         f = wf.jit(lambda x, w: x @ w)
         for rows in (60, 70, 80):
             assert f(wf.ones((rows, 8)), wf.ones((8, 4))).shape == (rows, 4)
-    assert disk() is not None
+    assert shared_disk() is not None

@@ -13,7 +13,7 @@ import weft as wf
 from weft.compiler.targets.cpu.llvm.engine import call_kernel, emit_text, load_object
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemv import LEAST, shape_of, source
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import as_dtype
 
 Array = np.ndarray[Any, Any]
@@ -57,12 +57,12 @@ def test_all_sizes_are_right(form: str, dtype: str) -> None:
     for outputs in SIZES:
         for terms in (0, 1, 17, 143):
             given = [a.astype(dtype) for a in operands(form, (), 1, outputs, terms)]
-            program = Program(wf.ir.trace(function, *map(wf.tensor, given)))
+            program = compile_program(wf.ir.trace(function, *map(wf.tensor, given)))
             x, w = given
             wanted = wide(x, w.T) if name == "dots" else wide(x, w)
             wanted = wanted if form.startswith("x") else wanted.T
             if outputs > 1 and terms > 1:
-                assert program.calls[-1].name == name
+                assert program.plan.launches[-1].name == name
             close(program.run(given)[0], wanted, terms)
 
 
@@ -72,8 +72,8 @@ def test_all_sizes_are_right(form: str, dtype: str) -> None:
 def test_stacks_of_vectors_and_no_others(form: str, count: int, stack: tuple[int, ...]) -> None:
     function, _ = FORMS[form]
     given = operands(form, stack, count, 37, 70)
-    program = Program(wf.ir.trace(function, *map(wf.tensor, given)))
-    assert ("dots" in [call.name for call in program.calls]) == (count == 1)
+    program = compile_program(wf.ir.trace(function, *map(wf.tensor, given)))
+    assert ("dots" in [call.name for call in program.plan.launches]) == (count == 1)
     x, w = given
     wanted = wide(x, np.swapaxes(w, -1, -2))
     close(program.run(given)[0], wanted if form == "x Wᵀ" else np.swapaxes(wanted, -1, -2), 70)
@@ -85,8 +85,8 @@ def test_a_large_product_has_the_same_bits_on_any_number_of_threads(form: str) -
     outputs, terms = 1030, 517
     given = operands(form, (), 1, outputs, terms)
     assert given[1].nbytes > LEAST
-    program = Program(wf.ir.trace(function, *map(wf.tensor, given)))
-    call = program.calls[-1]
+    program = compile_program(wf.ir.trace(function, *map(wf.tensor, given)))
+    call = program.plan.launches[-1]
     assert call.extent({}) > call.grain({})
     found = []
     for count in (1, 2, 3):
@@ -102,8 +102,8 @@ def test_a_large_product_has_the_same_bits_on_any_number_of_threads(form: str) -
 def test_a_stack_is_shared_among_threads(form: str) -> None:
     function, name = FORMS[form]
     given = operands(form, (40,), 1, 70, 66)
-    program = Program(wf.ir.trace(function, *map(wf.tensor, given)))
-    call = program.calls[-1]
+    program = compile_program(wf.ir.trace(function, *map(wf.tensor, given)))
+    call = program.plan.launches[-1]
     assert call.extent({}) > call.grain({})
     x, w = given
     wanted = wide(x, np.swapaxes(w, -1, -2) if name == "dots" else w)
@@ -114,7 +114,7 @@ def test_a_stack_is_shared_among_threads(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_small_product_stays_on_its_thread(form: str) -> None:
     given = operands(form, (), 1, 128, 128)
-    call = Program(wf.ir.trace(FORMS[form][0], *map(wf.tensor, given))).calls[-1]
+    call = compile_program(wf.ir.trace(FORMS[form][0], *map(wf.tensor, given))).plan.launches[-1]
     assert call.extent({}) <= call.grain({})
 
 
@@ -203,7 +203,9 @@ def test_bias_activation_and_residual_follow_in_a_chain(form: str, outputs: int)
     b, r = drawn(3, outputs), drawn(4, 1, outputs)
     given = [wf.tensor(each) for each in (x, w, b, r)]
     if outputs > 1:
-        assert [call.name for call in Program(wf.ir.trace(layer, *given)).calls] == [f"{name}+k0"]
+        assert [
+            call.name for call in compile_program(wf.ir.trace(layer, *given)).plan.launches
+        ] == [f"{name}+k0"]
     compiled, found = wf.jit(layer), []
     for count in (1, 2, 3):
         with threads(count):
@@ -215,6 +217,6 @@ def test_bias_activation_and_residual_follow_in_a_chain(form: str, outputs: int)
 
 def test_a_matrix_that_is_computed_is_multiplied_row_by_row() -> None:
     w, x = drawn(5, 300, 65), drawn(6, 65)
-    program = Program(wf.ir.trace(lambda w, x: wf.exp(w) @ x, wf.tensor(w), wf.tensor(x)))
-    assert [call.name for call in program.calls] == ["k0+dots"]
+    program = compile_program(wf.ir.trace(lambda w, x: wf.exp(w) @ x, wf.tensor(w), wf.tensor(x)))
+    assert [call.name for call in program.plan.launches] == ["k0+dots"]
     close(program.run([w, x])[0], wide(np.exp(w), x), 65 * 40)

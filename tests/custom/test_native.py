@@ -19,9 +19,9 @@ import pytest
 from tests.custom.operators import COMPILER, EXAMPLE, built, clean_names, example_library
 
 import weft as wf
-from weft.compiler.function.program_cache import runner
+from weft.compiler.function.program_cache import executable
 from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.target import compile_program
 from weft.custom import elementwise, native
 from weft.runtime.libraries import HEADER
 
@@ -386,12 +386,12 @@ def test_the_header_is_plain_c_and_plain_cpp(tmp_path: Path) -> None:
 
 SCRIPT = """
 import runpy, sys, weft as wf
-from weft.compiler.function.program_cache import runner
+from weft.compiler.function.program_cache import executable
 example = runpy.run_path(sys.argv[1])
 softclip = example["define_softclip"](wf.custom.load_library(sys.argv[2]))
 f = wf.jit(lambda x: softclip(x * 2, limit=3.0) + 1)
 x = wf.tensor([0.5, 1.0])
-print(type(runner(f.graph(x))).__name__, [v.hex() for v in f(x).tolist()])
+print(type(executable(f.graph(x))).__name__, [v.hex() for v in f(x).tolist()])
 """
 
 
@@ -420,7 +420,7 @@ def test_a_library_of_other_content_makes_another_program(library: Any, tmp_path
 
 def test_a_stored_program_says_what_its_kernel_reports(softclip: Any) -> None:
     graph = wf.ir.trace(lambda x: softclip(x, limit=-1.0) * 2, wf.spec("float32", (3,)))
-    program = Program(graph)
+    program = compile_program(graph)
     data = frozen(program)
     assert data is not None
     stored = thawed(data, lambda: program)
@@ -457,7 +457,7 @@ def test_a_module_made_with_pybind11_gives_its_kernels_as_capsules(tmp_path: Pat
     with pytest.raises(wf.ArgumentError, match="limit must be positive"):
         f(wf.tensor([1.0]))
     graph = wf.ir.trace(softclip, wf.spec("float32", (3,)))
-    assert type(runner(graph)).__name__ == "Program"  # never stored
+    assert type(executable(graph)).__name__ == "Program"  # never stored
 
 
 def test_a_capsule_of_another_kind_is_no_kernel() -> None:

@@ -27,6 +27,9 @@ SELECTOR = (
     "weft.compiler.targets.cpu.products.forms",
     "weft.compiler.plan.launch",
     "weft.compiler.plan.control_flow",
+    "weft.compiler.plan.horizontal_fusion",
+    "weft.compiler.plan.planning",
+    "weft.compiler.targets.cpu.target",
     "weft.compiler.targets.cpu.runtime.grouped_launch",
     "weft.compiler.plan.in_place",
     "weft.compiler.lowering.nodes",
@@ -43,14 +46,14 @@ SELECTOR = (
 REACHED: Counter[str] = Counter()
 
 ELSEWHERE = {
-    r"branch matmul\.short:": "needs AVX-512's dot instructions, which few machines have",
-    r"branch matmul\.vectors:\d+ (kind\.width|lanes)": "a machine has lanes, or has none",
-    r"branch products:.*(function|library) is None: true": "NumPy brings a BLAS along here",
-    r"branch products:.*before <= 1": "how many threads the BLAS has is the machine's choice",
-    r"branch matmul\.plans:.*gemm_address.*: false": "NumPy brings a BLAS along here",
-    r"branch matmul\.plans:\d+ (rest|self\.packed|self\.form)": "the text of a plan, for the disk",
-    r"branch native_calls:.*primitive\.native": "a user's library: tests/custom",
-    r"branch singles:.*found\[0\]\.copied": "asked by tests of primitives alone",
+    r"branch \S*low_precision:": "needs AVX-512's dot instructions, which few machines have",
+    r"branch \S*gemv:\d+ (kind\.width|lanes)": "a machine has lanes, or has none",
+    r"branch \S*forms:.*(function|library) is None: true": "NumPy brings a BLAS along here",
+    r"branch \S*forms:.*before <= 1": "threads of the BLAS are the machine's choice",
+    r"branch \S*tile_plans:.*gemm_address.*: false": "NumPy brings a BLAS along here",
+    r"branch \S*tile_plans:\d+ (rest|self\.packed|self\.form)": "a plan's text, for the disk",
+    r"branch \S*target:.*primitive\.native": "a user's library: tests/custom",
+    r"branch \S*nodes:.*found\[0\]\.copied": "asked by tests of primitives alone",
     r"primitive debug_": "prints and stops: tests/test_debug.py",
     r"primitive eig$": "the phase of an eigenvector is free: tests/ops/test_linalg.py",
 }
@@ -157,21 +160,22 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     from weft.compiler.function import jit
     from weft.compiler.lowering.nodes import SINGLES
-    from weft.compiler.plan import program_plan
+    from weft.compiler.plan import planning
 
-    made, record = program_plan.Section.__init__, jit.record
+    plan_graph, record = planning.plan_graph, jit.record
 
-    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        calls = [call for launch in self.calls for call in launch.parts()]
-        REACHED.update(f"launch {_kind(call)}" for call in calls)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        plan = plan_graph(*args, **kwargs)
+        parts = [part for launch in plan.launches for part in launch.parts()]
+        REACHED.update(f"launch {_kind(part)}" for part in parts)
+        return plan
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         recording = record(*args, **kwargs)
         REACHED.update(f"primitive {name}" for name in _primitives(recording.graph))
         return recording
 
-    program_plan.Section.__init__ = counted  # type: ignore[method-assign]
+    planning.plan_graph = counted
     jit.record = recorded  # type: ignore[attr-defined]
     SINGLES.update({name: _counted(name, write) for name, write in SINGLES.items()})
 

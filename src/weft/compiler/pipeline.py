@@ -5,8 +5,9 @@ list is gone through until a round changes nothing; a pass is left out when noth
 since it last ran.
 
 >>> import weft as wf
+>>> from weft.compiler.targets.target import target_named
 >>> graph = wf.ir.trace(lambda x: wf.sin(-(-x)) * wf.ones(3) + wf.sin(x), wf.spec("float32", (3,)))
->>> print(optimize(graph))  # doctest: +ELLIPSIS
+>>> print(optimize(graph, target_named("cpu")))  # doctest: +ELLIPSIS
 graph(a: f32[3]) {
   b: f32[3] = sin(a)...
   c: f32[3] = add(b, b)...
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from weft.compiler.graph_passes.attention.heads import move_heads
@@ -37,12 +39,13 @@ from weft.compiler.graph_passes.laws.reductions import reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.graph_passes.merge_products import merge_products
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
+from weft.compiler.targets.target import Target
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
 from weft.ir.walking import Tally
 
 __all__ = [
-    "LAWS", "MERGE_PRODUCTS", "PIPELINE", "Pass", "PassReport", "optimize", "optimize_with_report",
+    "LAWS", "MERGE_PRODUCTS", "Pass", "PassReport", "optimize", "optimize_with_report", "pipeline",
 ]  # fmt: skip
 
 ROUNDS = 8
@@ -76,19 +79,34 @@ class PassReport:
 LAWS = RuleSet("laws", convert_less, simplify, reduce_less, rearrange, fold_scales)
 """All rules together, so that what one of them makes is seen by the others at once."""
 
-PIPELINE: tuple[Pass, ...] = (
-    Pass("inline", inline, "rules of derivatives have done their work; the passes see one graph"),
-    Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
-    Pass("fold", fold_constants, "makes the numbers that the laws look for"),
-    Pass("laws", LAWS.apply, "fewer operations, cheaper ones, transposes inside of products"),
-    Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
-    Pass("lookups", multiply_tables, "before loops, which take what is left out of their steps"),
-    Pass("loops", lighten_loops, "when steps are in their simplest form; what leaves is merged"),
-    Pass("attention", recognize_attention, "on products and masks in the form the laws give them"),
-    Pass("heads", move_heads, "around attention as it has become; then movement is settled"),
-    Pass("layout", channels_last, "when movement is settled; the next round clears transposes"),
-    Pass("merge", merge_common_subexpressions, "last: what was written differently is now equal"),
-)
+
+def pipeline(target: Target) -> tuple[Pass, ...]:
+    """The passes for a target, in order."""
+    layout = partial(channels_last, target)
+    return (
+        Pass(
+            "inline", inline, "rules of derivatives have done their work; the passes see one graph"
+        ),
+        Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
+        Pass("fold", fold_constants, "makes the numbers that the laws look for"),
+        Pass("laws", LAWS.apply, "fewer operations, cheaper ones, transposes inside of products"),
+        Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
+        Pass(
+            "lookups", multiply_tables, "before loops, which take what is left out of their steps"
+        ),
+        Pass(
+            "loops", lighten_loops, "when steps are in their simplest form; what leaves is merged"
+        ),
+        Pass(
+            "attention", recognize_attention, "on products and masks in the form the laws give them"
+        ),
+        Pass("heads", move_heads, "around attention as it has become; then movement is settled"),
+        Pass("layout", layout, "when movement is settled; the next round clears transposes"),
+        Pass(
+            "merge", merge_common_subexpressions, "last: what was written differently is now equal"
+        ),
+    )
+
 
 REWRITES = Pass("rewrites", apply_rewrites, "on programs as users write them, before the laws")
 """The rules of users, where there are any; see user_rules.py."""
@@ -97,18 +115,20 @@ MERGE_PRODUCTS = Pass("products", merge_products, "once, at the end: it undoes s
 """Joins products that share an operand; for `optimize(graph, further=[MERGE_PRODUCTS])`."""
 
 
-def optimize(graph: Graph, further: Sequence[Pass] = ()) -> Graph:
+def optimize(graph: Graph, target: Target, further: Sequence[Pass] = ()) -> Graph:
     """The graph in its simplest form; `further` passes are run once on that."""
-    return optimize_with_report(graph, further)[0]
+    return optimize_with_report(graph, target, further)[0]
 
 
 def optimize_with_report(
-    graph: Graph, further: Sequence[Pass] = ()
+    graph: Graph, target: Target, further: Sequence[Pass] = ()
 ) -> tuple[Graph, list[PassReport]]:
     """The graph in its simplest form, and what each run of a pass did to it."""
     reports: list[PassReport] = []
     settled: dict[Callable[..., Graph], Graph] = {}
-    passes = (*PIPELINE[:2], REWRITES, *PIPELINE[2:]) if rewrites() else PIPELINE
+    passes = pipeline(target)
+    if rewrites():
+        passes = (*passes[:2], REWRITES, *passes[2:])
     for _ in range(ROUNDS):
         before = graph
         for each in passes:

@@ -29,6 +29,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from secrets import token_hex
 
@@ -162,6 +163,12 @@ class DiskCache:
 
 
 # --- one entry ---------------------------------------------------------------------------------
+
+
+@cache
+def shared_disk() -> DiskCache:
+    """The store that all programs share."""
+    return DiskCache()
 
 
 def _checksum(key: str, data: bytes) -> bytes:

@@ -11,8 +11,12 @@ asking for their times.
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from hashlib import sha256
+
+import ml_dtypes
+import numpy as np
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -32,3 +36,11 @@ def source_stamp(*parts: str) -> str:
                 stamp.update(head.encode())
                 stamp.update(content)
     return stamp.hexdigest()
+
+
+@cache
+def program_sources() -> str:
+    """A stamp of the code that makes programs: they are found by the code that made them only."""
+    # constants are folded, and numbers written into tables, by NumPy
+    numbers = f"{np.__version__} {ml_dtypes.__version__} {sys.byteorder}"
+    return f"{source_stamp('core', 'ir', 'ops', 'compiler', 'runtime')} {numbers}"

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.function.program_cache import draft, forget_drafts, observed, runner
+from weft.compiler.function.program_cache import draft, executable, forget_drafts, observed, target
 from weft.compiler.function.recording import Output, Recording, Source
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.graph_passes.user_rules import Rewrites, rewrites
 from weft.compiler.memory_budget.search import Fit, fitted
-from weft.compiler.plan.program_plan import Written
+from weft.compiler.plan.planning import WrittenKernels
+from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
 from weft.compiler.report.memory_use import MemoryReport, memory_report
-from weft.compiler.targets.cpu.runtime.executable import Runner
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.target import Executable
 from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
@@ -43,7 +43,7 @@ class Compiled:
     """One compiled form of a function."""
 
     recording: Recording
-    program: Runner | None = None
+    program: Executable | None = None
     outside: list[tuple[Source, TensorType]] = field(init=False)
     donated: list[tuple[int, int]] = field(default_factory=list)
     """Outputs that may be written to an input's own array, and those inputs."""
@@ -81,19 +81,19 @@ class Compiled:
         return self._fit
 
     def _fitted(self, budget: int) -> Fit:
-        written, found = Written(), None
+        written, found = WrittenKernels(), None
 
         def judge(graph: Graph) -> MemoryReport:
             return self._drafted(draft(graph, self.fixed, written), {})
 
         try:
-            found = fitted(self.recording.graph, budget, judge, self._held_outside())
+            found = fitted(self.recording.graph, target(), budget, judge, self._held_outside())
         finally:
             forget_drafts(None if found is None else found.graph)
         return found
 
-    def _drafted(self, made: Program, sizes: Sizes) -> MemoryReport:
-        return memory_report(made, sizes, donated(self.recording, made))
+    def _drafted(self, plan: ProgramPlan, sizes: Sizes) -> MemoryReport:
+        return memory_report(plan, sizes, donated(self.recording, plan))
 
     def _held_outside(self) -> int:
         """The bytes of arguments and results, if all state is written over in its place."""
@@ -105,8 +105,8 @@ class Compiled:
 
     def memory(self, types: Sequence[TensorType]) -> MemoryReport:
         """What a call with arguments of these types will allocate; nothing is compiled for it."""
-        made = draft(self.fit.graph, self.fixed)
-        found = self._drafted(made, made.read_sizes(types))
+        plan = draft(self.fit.graph, self.fixed)
+        found = self._drafted(plan, read_sizes(plan.graph, types))
         return replace(found, recomputed=self.fit.recomputed)
 
     def fits(self) -> bool:
@@ -188,7 +188,7 @@ class Compiled:
         """Make the program for the rules that hold; another thread may do the same."""
         rules = rewrites()
         self._fit = self._fit if self.rules is rules else None
-        program = runner(self.fit.graph, self.fixed)
+        program = executable(self.fit.graph, self.fixed)
         self.donated = donated(self.recording, program)
         self.program = program
         self.rules = rules  # last: who sees them runs the program that was made with them
@@ -199,7 +199,7 @@ def _references(arrays: list[Array]) -> list[int]:
     return [getrefcount(array) for array in arrays]
 
 
-def donated(recording: Recording, program: Runner) -> list[tuple[int, int]]:
+def donated(recording: Recording, program: Executable | ProgramPlan) -> list[tuple[int, int]]:
     """Outputs that replace the state whose array they may be written to, and those inputs.
 
     A run that has such outputs is not stopped by a signal. So what loops make is none, nor is

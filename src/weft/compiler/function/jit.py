@@ -35,13 +35,13 @@ from weft.compiler.function.arguments import (
 from weft.compiler.function.closures import Read, closed_over
 from weft.compiler.function.compiled_function import Compiled, donated
 from weft.compiler.function.fastcall.last_call import KnownCall, known_call
-from weft.compiler.function.program_cache import program
+from weft.compiler.function.program_cache import program, target
 from weft.compiler.function.recording import Recording, record
 from weft.compiler.function.value_names import names_of
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.target import Executable
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Guards
 from weft.core.shapes import Dim, Unifier, is_static, symbol
@@ -139,7 +139,7 @@ class Jit:
         """The graph of a call with these arguments; nothing is run."""
         return self._find(self._read(args, kwargs)).recording.graph
 
-    def program(self, *args: Any, **kwargs: Any) -> Program:
+    def program(self, *args: Any, **kwargs: Any) -> Executable:
         """The compiled program of a call with these arguments; nothing is run."""
         found = self._find(self._read(args, kwargs))
         return program(found.fit.graph, found.fixed)
@@ -153,7 +153,7 @@ class Jit:
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: donated(recording, made)  # noqa: E731
-        return explanation(fit.graph, types, given, names, fit.recomputed, found.fixed)
+        return explanation(fit.graph, types, target(), given, names, fit.recomputed, found.fixed)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
         """What a call with these arguments will allocate; nothing is run."""

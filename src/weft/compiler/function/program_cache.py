@@ -3,7 +3,7 @@
 >>> import numpy as np
 >>> import weft as wf
 >>> graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", (2,)))
->>> evaluate(graph, [np.ones(2, np.float32)])[0].tolist(), runner(graph) is runner(graph)
+>>> evaluate(graph, [np.ones(2, np.float32)])[0].tolist(), executable(graph) is executable(graph)
 ([2.0, 2.0], True)
 """
 
@@ -17,13 +17,9 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.graph_passes.user_rules import Rewrites, exactly, rewrites
-from weft.compiler.plan.program_plan import Written
-from weft.compiler.targets.cpu.cache import program_store
-from weft.compiler.targets.cpu.checking.memory import start
-from weft.compiler.targets.cpu.products.tile_plans import TUNER
-from weft.compiler.targets.cpu.products.tuning import tuned
-from weft.compiler.targets.cpu.runtime.executable import Runner
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.plan.planning import WrittenKernels, plan_program
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.target import Executable, Target, target_named
 from weft.core.errors import NanError
 from weft.core.settings import settings
 from weft.ir.dispatch import OBSERVERS
@@ -35,7 +31,7 @@ from weft.ops.control_call import EVALUATOR
 from weft.ops.debugging import has_nan
 from weft.runtime.threads import get_num_threads
 
-RUNNERS = 256
+KEPT = 256
 """How many programs are kept for all functions together."""
 DRAFTS = 8
 """How many programs are kept that have not been compiled."""
@@ -44,31 +40,35 @@ Fixed = tuple[int, ...]
 """Positions of inputs that are expected to stay the same from run to run."""
 
 
-def program(graph: Graph, fixed: Fixed = ()) -> Program:
+def target() -> Target:
+    """The target of programs: the processor."""
+    return target_named("cpu")
+
+
+def program(graph: Graph, fixed: Fixed = ()) -> Executable:
     """The compiled form of a graph, with all that can be asked of it."""
     return _program(graph, rewrites(), fixed, settings.tuning)
 
 
 @lru_cache(maxsize=256)
-def _program(graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool) -> Program:
+def _program(graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool) -> Executable:
     with exactly(rules), settings.changed(tuning=tuning):
         known = _drafts.pop((id(graph), rules, fixed, tuning), None)
-        if known is None:
-            return Program(graph, fixed)
-        known[1].finish()
-        return known[1]
+        plan = plan_program(graph, target(), fixed) if known is None else known[1]
+        return target().executable(plan)
 
 
-def draft(graph: Graph, fixed: Fixed = (), written: Written | None = None) -> Program:
-    """A program whose kernels are not compiled yet: all that is needed to plan its memory.
+def draft(graph: Graph, fixed: Fixed = (), written: WrittenKernels | None = None) -> ProgramPlan:
+    """A plan whose kernels are not compiled: all that is needed to know its memory.
 
     What is `written` for it is shared with other drafts. Who asks for the program of the same graph
-    gets this one, compiled.
+    gets that of this plan.
     """
     key = id(graph), rewrites(), fixed, settings.tuning
     known = _drafts.get(key)
     if known is None:
-        known = _drafts[key] = graph, Program(graph, fixed, written or Written())
+        plan = plan_program(graph, target(), fixed, written or WrittenKernels())
+        known = _drafts[key] = graph, plan
         for old in list(_drafts)[:-DRAFTS]:
             _drafts.pop(old, None)
     return known[1]
@@ -80,34 +80,34 @@ def forget_drafts(but: Graph | None) -> None:
         _drafts.pop(key, None)
 
 
-_drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool], tuple[Graph, Program]] = OrderedDict()
+_drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool], tuple[Graph, ProgramPlan]] = OrderedDict()
 """Drafts with their graphs, by identity: each graph is there as long as its draft."""
 
 
-def runner(graph: Graph, fixed: Fixed = ()) -> Runner:
+def executable(graph: Graph, fixed: Fixed = ()) -> Executable:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
     rules, tuning = rewrites(), settings.tuning
     way = f" tuned for {get_num_threads()} threads" if tuning else ""
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules
-    found = _runners.get(key)
-    if found is None:
+    known = _executables.get(key)
+    if known is None:
         is_known_here_only = rules or any(map(is_local, graph.nodes))
         compiled = partial(_program, graph, rules, fixed, tuning)
-        found = compiled() if is_known_here_only else program_store.runner(key[0], compiled)
-        _runners[key] = found
-        if len(_runners) > RUNNERS:
-            _runners.popitem(last=False)
-    return found
+        known = compiled() if is_known_here_only else target().stored(key[0], compiled)
+        _executables[key] = known
+        if len(_executables) > KEPT:
+            _executables.popitem(last=False)
+    return known
 
 
-_runners: OrderedDict[tuple[str, Rewrites], Runner] = OrderedDict()
+_executables: OrderedDict[tuple[str, Rewrites], Executable] = OrderedDict()
 
 
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
     if not settings.compiler or OBSERVERS:
         return observed(graph, arrays)
-    return runner(graph).run(arrays)
+    return executable(graph).run(arrays)
 
 
 def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
@@ -117,7 +117,7 @@ def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """
     if not settings.compiler:
         return by_reference(graph, arrays)
-    outputs = runner(graph).run([array.copy() for array in arrays])
+    outputs = executable(graph).run([array.copy() for array in arrays])
     if any(map(has_nan, outputs)):
         by_reference(silent(graph), arrays)
         raise _only_compiled(outputs)
@@ -141,6 +141,4 @@ def by_reference(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     return run(specialize(graph, types), arrays)
 
 
-start()
 EVALUATOR.append(evaluate)
-TUNER.append(tuned)

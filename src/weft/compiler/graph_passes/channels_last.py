@@ -8,9 +8,10 @@ joins. Transposes are left at the borders only: where a value comes in, or is wa
 order. docs/design/compiler.md has the measurements that made it the choice.
 
 >>> import weft as wf
+>>> from weft.compiler.targets.target import target_named
 >>> kinds = wf.spec("float32", (2, 3, 8, 8)), wf.spec("float32", (4, 3, 3, 3))
 >>> graph = wf.ir.trace(lambda x, w: wf.relu(wf.conv2d(x, w)).sum(), *kinds)
->>> [node.primitive.name for node in channels_last(graph).nodes]
+>>> [node.primitive.name for node in channels_last(target_named("cpu"), graph).nodes]
 ['transpose', 'conv_last', 'relu', 'reduce_sum']
 """
 
@@ -30,7 +31,7 @@ from weft.compiler.graph_passes.channels_last_primitives import (
     window_max_gradient,
 )
 from weft.compiler.lowering.nodes.places import counting_axis
-from weft.compiler.targets.cpu.convolution import select as calls
+from weft.compiler.targets.target import Target
 from weft.core.dtypes import bfloat16, float16, float32
 from weft.core.shapes import Shape
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
@@ -54,22 +55,23 @@ ELEMENTWISE = ("convert", "stop_gradient", "barrier")
 SHORT = (float16, bfloat16)
 
 
-def channels_last(graph: Graph, tally: Tally | None = None) -> Graph:
+def channels_last(target: Target, graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph with the channels of its convolutions, and of what is between them, last."""
     if not any(node.primitive.name in CONVOLUTIONS for node in graph.nodes):
         return graph
-    return _Last(graph, tally).run()
+    return _Last(target, graph, tally).run()
 
 
 class _Last(Walk):
     """Remembers for each value the one with its channels last, where there is one."""
 
-    def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
+    def __init__(self, target: Target, graph: Graph, tally: Tally | None = None) -> None:
         super().__init__(graph, tally)
+        self.target = target
         self.last: dict[Variable, Atom] = {}
 
     def nested(self, graph: Graph) -> Graph:
-        return channels_last(graph, self.tally)
+        return channels_last(self.target, graph, self.tally)
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         name = node.primitive.name
@@ -144,7 +146,7 @@ class _Last(Walk):
     def convolution(self, node: GraphNode) -> Sequence[Atom] | None:
         """A convolution with channels last, of 16-bit floats in float32."""
         primitive, turned, has_channels = CONVOLUTIONS[node.primitive.name]
-        if not calls.is_native(node):
+        if not self.target.has_convolution(node):
             return None
         dtype = node.results[0].type.dtype
         operands = []

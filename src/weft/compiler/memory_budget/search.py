@@ -36,12 +36,12 @@ from weft.compiler.memory_budget.model import (
 )
 from weft.compiler.pipeline import optimize
 from weft.compiler.report.memory_use import LiveValue, MemoryReport, Recomputed
-from weft.compiler.targets.cpu.cache.kernels import disk, environment
-from weft.compiler.targets.cpu.cache.program_store import sources
+from weft.compiler.targets.target import Target
 from weft.core.errors import ArgumentError, ArgumentTypeError, OutOfMemoryError
 from weft.ir.graph import Graph, Variable
 from weft.runtime.arena import readable
-from weft.runtime.cache import entry_key
+from weft.runtime.cache import entry_key, shared_disk
+from weft.runtime.stamps import program_sources
 
 __all__ = ["Fit", "fitted", "parse_bytes"]
 
@@ -132,15 +132,15 @@ class _Plan:
         return self.report.peak - self.report.arena
 
 
-def fitted(graph: Graph, budget: int, judge: Judge, outside: int) -> Fit:
+def fitted(graph: Graph, target: Target, budget: int, judge: Judge, outside: int) -> Fit:
     """The graph, optimised, with as much computed again as a budget in bytes asks for.
 
     `outside` is about what arguments and results take. What was chosen is kept on disk, so that a
     later process does not choose again; so is the plan of a graph that needs least of all that were
     seen, with whatever budget: one that is as large is never refused.
     """
-    graph = optimize(graph)
-    digest = graph.digest()
+    graph = optimize(graph, target)
+    digest = " ".join([graph.digest(), *target.environment()])
     known = _recalled(graph, f"{digest} in {budget}", judge)
     if known is not None and known.peak <= budget:
         return known.fit
@@ -185,18 +185,18 @@ def _note(asked: str, plan: _Plan) -> None:
     _notes[asked] = plan.peak, plan.choices
     for old in list(_notes)[:-NOTES]:
         _notes.pop(old, None)
-    disk().put(_key(asked), json.dumps(_notes[asked]).encode())
+    shared_disk().put(_key(asked), json.dumps(_notes[asked]).encode())
 
 
 def _noted(asked: str) -> tuple[int, Sequence[Choice] | None]:
     """The peak and the choices that were noted."""
-    data = None if asked in _notes else disk().get(_key(asked))
+    data = None if asked in _notes else shared_disk().get(_key(asked))
     peak, choices = _notes.get(asked, (0, None)) if data is None else json.loads(data)
     return peak, choices
 
 
 def _key(asked: str) -> str:
-    return entry_key(asked.encode(), "recomputation", sources(), *environment())
+    return entry_key(asked.encode(), "recomputation", program_sources())
 
 
 def _followed(graph: Graph, choices: Sequence[Choice]) -> Fit:

@@ -1,4 +1,4 @@
-"""The order of calls: each as soon as what it reads is there.
+"""The order of launches: each as soon as what it reads is there.
 
 A chain stands where its product stood, and may read what is made later; here it waits for that, and
 no longer: an update that waited for the end would keep alive what its product reads. What may be
@@ -9,72 +9,66 @@ written over an input waits for all others that read the input, so that it can b
 >>> def step(x, w, v):
 ...     return wf.grad(lambda w, v: (wf.tanh(x @ w) @ v).sum(), argnums=(0, 1))(w, v)
 >>> program = Program(wf.ir.trace(step, *[wf.spec("float32", (32, 32))] * 3))
->>> len(program.calls) > 2
+>>> len(program.launches) > 2
 True
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
-from weft.compiler.plan.in_place import is_copy, is_pinned
-from weft.ir.graph import Literal, Variable
-
-if TYPE_CHECKING:
-    from weft.compiler.plan.launch import Call
-
-Value = Variable | Literal
-Root = Callable[[Value], Value]
+from weft.compiler.plan.launch import Kind, Launch, Root, Value
 
 
-def early(calls: Sequence[Call], root: Root) -> list[Call]:
-    """The calls in an order in which they can run, otherwise as they are given."""
+def early(launches: Sequence[Launch], root: Root) -> list[Launch]:
+    """The launches in an order in which they can run, otherwise as they are given."""
     writers: dict[Value, list[int]] = {}
-    for place, call in enumerate(calls):
-        for value in call.writes:
+    for place, launch in enumerate(launches):
+        for value in launch.writes:
             writers.setdefault(root(value), []).append(place)
-    needs = [_needed(call, place, writers, root) for place, call in enumerate(calls)]
-    _keep_effects_in_order(calls, needs)
-    wishes = _possible(needs, _wishes(calls, writers, root))
-    return [calls[place] for place in _sorted(needs, wishes)]
+    needs = [_needed(launch, place, writers, root) for place, launch in enumerate(launches)]
+    _keep_effects_in_order(launches, needs)
+    wishes = _possible(needs, _wishes(launches, writers, root))
+    return [launches[place] for place in _sorted(needs, wishes)]
 
 
-def _needed(call: Call, place: int, writers: dict[Value, list[int]], root: Root) -> set[int]:
-    """Those that write what a call reads; before one that writes, those that begin what it writes.
+def _needed(launch: Launch, place: int, writers: dict[Value, list[int]], root: Root) -> set[int]:
+    """Those that write what a launch reads; before one that writes, those that begin that.
 
-    A value that is begun by one call and changed by another is read by those that follow only.
+    A value that is begun by one launch and changed by another is read by those that follow only.
     """
     found: set[int] = set()
-    for value in map(root, call.values):
+    for value in map(root, launch.values):
         others = writers.get(value, [])
         found |= {other for other in others if place not in others or other < place}
     return found
 
 
-def _keep_effects_in_order(calls: Sequence[Call], needs: list[set[int]]) -> None:
+def _keep_effects_in_order(launches: Sequence[Launch], needs: list[set[int]]) -> None:
     """What has an effect, or may fail, comes after all others of its kind before it."""
     previous: int | None = None
-    for place, call in enumerate(calls):
-        if is_pinned(call):
+    for place, launch in enumerate(launches):
+        if launch.is_pinned:
             if previous is not None:
                 needs[place].add(previous)
             previous = place
 
 
-def _wishes(calls: Sequence[Call], writers: dict[Value, list[int]], root: Root) -> list[set[int]]:
+def _wishes(
+    launches: Sequence[Launch], writers: dict[Value, list[int]], root: Root
+) -> list[set[int]]:
     """What may be written over an input waits for its other readers, as far as that is possible.
 
     Of several that may, the last one waits for the others. A copy of an input waits for all that
     may fail, too: after that the input may be changed.
     """
     readers: dict[Value, set[int]] = {}
-    for place, call in enumerate(calls):
-        for value in call.values:
+    for place, launch in enumerate(launches):
+        for value in launch.values:
             readers.setdefault(root(value), set()).add(place)
-    pinned = {place for place, call in enumerate(calls) if is_pinned(call)}
-    given = [[root(v) for _, v in call.in_place] for call in calls]
+    pinned = {place for place, launch in enumerate(launches) if launch.is_pinned}
+    given = [[root(v) for _, v in launch.in_place] for launch in launches]
     replaced = [{value for value in values if value not in writers} for values in given]
     found: list[set[int]] = []
     for place, values in enumerate(replaced):
@@ -84,18 +78,18 @@ def _wishes(calls: Sequence[Call], writers: dict[Value, list[int]], root: Root) 
             for other in readers[value]
             if other < place or value not in replaced[other]
         }
-        if values and is_copy(calls[place]):
+        if values and launches[place].kind is Kind.COPY:
             wanted |= pinned
         found.append(wanted - {place})
     return found
 
 
 def _possible(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[set[int]]:
-    """The wishes without those to be behind a call that needs the one that wishes."""
+    """The wishes without those to be behind a launch that needs the one that wishes."""
     bits = {place: 1 << n for n, place in enumerate(p for p, w in enumerate(wishes) if w)}
     if not bits:
         return list(wishes)
-    before = [0] * len(needs)  # a bit for each call with wishes that must come before
+    before = [0] * len(needs)  # a bit for each launch with wishes that must come before
     for place in _sorted(needs, [set() for _ in needs]):
         for other in needs[place]:
             before[place] |= before[other] | bits.get(other, 0)

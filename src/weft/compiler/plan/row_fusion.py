@@ -12,7 +12,7 @@ reads, the sums of chunks are part of it. Without a product, they follow a kerne
 >>> from weft.compiler.targets.cpu.runtime.program import Program
 >>> kinds = [wf.spec("float32", shape) for shape in ((64, 32), (32, 16), (16,))]
 >>> program = Program(wf.ir.trace(lambda x, w, b: wf.relu(x @ w + b), *kinds))
->>> [call.name for call in program.calls]
+>>> [launch.name for launch in program.launches]
 ['dot+k0']
 """
 
@@ -22,19 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
-from typing import TYPE_CHECKING
 
+from weft.compiler.plan.launch import Kind, Launch, Root, Sizes, Value, no_numbers, one
 from weft.compiler.plan.order import early
-from weft.compiler.targets.cpu.runtime.row_blocks import ENTRY, HEAD, LINE, STAGE, address
 from weft.core.shapes import Dimension, size, substitute
-from weft.ir.graph import Graph, Literal, Variable
-
-if TYPE_CHECKING:
-    from weft.compiler.plan.launch import Call
-
-Value = Variable | Literal
-Sizes = Mapping[str, int]
-Root = Callable[[Value], Value]
+from weft.ir.graph import Graph, Variable
 
 SCRATCH = 384 * 1024
 """Bytes of a block's rows that should stay in cache."""
@@ -48,34 +40,34 @@ TILE = 6
 """What the rows of a block are a multiple of: those of a tile."""
 LEAST, MOST = 24, 96
 """The fewest rows of a block, and the most that are rounded to."""
-VECTORS = ("dots", "sums")
-"""The names of products with a vector, of which each element of the result is a row."""
-STARTS = ("dot", "conv", *VECTORS)
-"""The names of calls that a chain begins with."""
-EXACT = ("conv", *VECTORS)
+LINE = 64
+"""What values in scratch memory are aligned to, in bytes."""
+STARTS = (Kind.PRODUCT, Kind.CONVOLUTION, Kind.VECTOR_PRODUCT)
+"""The kinds of launches that a chain begins with."""
+EXACT = (Kind.CONVOLUTION, Kind.VECTOR_PRODUCT)
 """Those of which a block has the rows that they ask for, each of them as large as any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A call in a chain: it has `many` iterations for each `few` rows."""
+    """A launch in a row fusion: it has `many` iterations for each `few` rows."""
 
-    call: Call
+    launch: Launch
     many: Dimension
     few: Dimension
 
 
 def chained(
-    calls: Sequence[Call], outputs: Sequence[Value], graph: Graph, root: Root
-) -> list[Call]:
-    """The calls with chains as one call each, as early as they can run; `outputs` are stored."""
-    order = _lazy(calls, root)
-    made = _Chains([calls[place] for place in order], outputs, graph, root).all()
-    found = {place: call for place, call in zip(order, made, strict=True) if call is not None}
+    launches: Sequence[Launch], outputs: Sequence[Value], graph: Graph, root: Root
+) -> list[Launch]:
+    """The launches, chains as one each, as early as they can run; `outputs` are stored."""
+    order = _lazy(launches, root)
+    made = _Chains([launches[place] for place in order], outputs, graph, root).all()
+    found = {place: launch for place, launch in zip(order, made, strict=True) if launch is not None}
     return early([found[place] for place in sorted(found)], root)
 
 
-def _lazy(calls: Sequence[Call], root: Root) -> list[int]:
+def _lazy(launches: Sequence[Launch], root: Root) -> list[int]:
     """An order in which sums over rows, and what is made of them, wait until they are read.
 
     So they are in nobody's way: a chain may go on behind them, or take them in.
@@ -86,8 +78,8 @@ def _lazy(calls: Sequence[Call], root: Root) -> list[int]:
     makers: dict[Value, list[int]] = {}
 
     def awaited(place: int) -> set[int]:
-        """The calls before one that wait, and make what it reads or begin what it writes."""
-        found = {p for value in calls[place].values for p in makers.get(root(value), ())}
+        """The launches before one that wait, and make what it reads or begin what it writes."""
+        found = {p for value in launches[place].values for p in makers.get(root(value), ())}
         return {other for other in found if other < place} & waiting
 
     def put(place: int) -> None:
@@ -99,9 +91,9 @@ def _lazy(calls: Sequence[Call], root: Root) -> list[int]:
         waiting.difference_update(needed)
         order.extend(sorted(needed))
 
-    for place, call in enumerate(calls):
-        if is_sum(call) or (awaited(place) and call.group is not None and not call.by_rows):
-            for value in call.writes:
+    for place, launch in enumerate(launches):
+        if is_sum(launch) or (awaited(place) and launch.group is not None and not launch.by_rows):
+            for value in launch.writes:
                 makers.setdefault(root(value), []).append(place)
             waiting.add(place)
         else:
@@ -116,9 +108,9 @@ class _Chains:
     """What is looked up while chains are found."""
 
     def __init__(
-        self, calls: Sequence[Call], outputs: Sequence[Value], graph: Graph, root: Root
+        self, launches: Sequence[Launch], outputs: Sequence[Value], graph: Graph, root: Root
     ) -> None:
-        self.calls, self.root = calls, root
+        self.launches, self.root = launches, root
         self.outputs = {root(atom) for atom in outputs}
         barriers = [node for node in graph.nodes if node.primitive.name == "barrier"]
         self.fenced: set[Value] = {node.results[0] for node in barriers}
@@ -126,61 +118,63 @@ class _Chains:
         self.taken: set[int] = set()
         self.readers: dict[Value, list[int]] = {}
         self.maker: dict[Value, int] = {}
-        self.sums = [position for position, call in enumerate(calls) if is_sum(call)]
-        self.packs = [p for p, call in enumerate(calls) if is_end(call) and not is_sum(call)]
+        self.sums = [position for position, launch in enumerate(launches) if is_sum(launch)]
+        self.packs = [
+            p for p, launch in enumerate(launches) if is_end(launch) and not is_sum(launch)
+        ]
         self.end: dict[int, int] = {}
-        """Behind which call one runs that is part of a chain."""
-        for position, call in enumerate(calls):
-            self.maker.update((root(value), position) for value in call.writes)
-            for value in {root(v) for v in call.values} - {root(v) for v in call.writes}:
+        """Behind which launch one runs that is part of a chain."""
+        for position, launch in enumerate(launches):
+            self.maker.update((root(value), position) for value in launch.writes)
+            for value in {root(v) for v in launch.values} - {root(v) for v in launch.writes}:
                 self.readers.setdefault(value, []).append(position)
 
-    def all(self) -> list[Call | None]:
+    def all(self) -> list[Launch | None]:
         """Every product is the start of a chain, unless it is part of one; then kernels are.
 
-        A chain stands where its start was, and nothing where its other calls were.
+        A chain stands where its start was, and nothing where its other launches were.
         """
         chains: dict[int, _Chain] = {}
-        for position, call in enumerate(self.calls):
-            if position not in self.taken and self.is_start(call):
+        for position, launch in enumerate(self.launches):
+            if position not in self.taken and self.is_start(launch):
                 chains[position] = _Chain(self, position, _beside_product).begun().grown()
                 self.take(chains[position])
         for position in self.row_kernels() if self.sums else ():
             if position not in self.taken:
                 chains[position] = _Chain(self, position, _beside_sum).summed()
                 self.take(chains[position])
-        made = {p: chain.call() for p, chain in chains.items() if len(chain.stages) > 1}
+        made = {p: chain.launch() for p, chain in chains.items() if len(chain.stages) > 1}
         return [
-            made.get(position, None if position in self.taken else call)
-            for position, call in enumerate(self.calls)
+            made.get(position, None if position in self.taken else launch)
+            for position, launch in enumerate(self.launches)
         ]
 
-    def is_start(self, call: Call) -> bool:
-        return call.name in STARTS and bool(call.by_rows)
+    def is_start(self, launch: Launch) -> bool:
+        return launch.kind in STARTS and bool(launch.by_rows)
 
     def row_kernels(self) -> list[int]:
         """The kernels of which a sum over rows may be a neighbour."""
-        return [p for p, call in enumerate(self.calls) if call.group and not is_sum(call)]
+        return [p for p, launch in enumerate(self.launches) if launch.group and not is_sum(launch)]
 
     def take(self, chain: _Chain) -> None:
-        """Note the calls of a chain: they run where its last one was."""
+        """Note the launches of a chain: they run where its last one was."""
         if len(chain.stages) > 1:
             self.taken.update(chain.positions)
             self.end.update(dict.fromkeys(chain.positions, chain.end))
 
     def first_reader(self, values: Sequence[Value], besides: Sequence[int]) -> int | None:
-        """The first call outside that reads any of some values."""
+        """The first launch outside that reads any of some values."""
         found = [p for v in values for p in self.readers.get(v, []) if p not in besides]
         return min(found, default=None)
 
-    def are_made(self, call: Call, place: int, besides: Sequence[int]) -> bool:
-        """Whether all that a call reads is made before a place, or by some calls."""
-        makers = [self.maker.get(self.root(v), -1) for v in call.values if v not in call.writes]
+    def are_made(self, launch: Launch, place: int, besides: Sequence[int]) -> bool:
+        """Whether all that a launch reads is made before a place, or by some launches."""
+        makers = [self.maker.get(self.root(v), -1) for v in launch.values if v not in launch.writes]
         return all(self.end.get(maker, maker) < place for maker in makers if maker not in besides)
 
     def move(self, position: int, place: int) -> None:
-        """Let what a call reads be read at another place: there it will run."""
-        for value in {self.root(v) for v in self.calls[position].values}:
+        """Let what a launch reads be read at another place: there it will run."""
+        for value in {self.root(v) for v in self.launches[position].values}:
             readers = self.readers.get(value, [])
             if position in readers:
                 self.readers[value] = [place if p == position else p for p in readers]
@@ -189,48 +183,48 @@ class _Chains:
 class _Chain:
     """A chain that is being made: its stages, and the elements that a row of its values has.
 
-    All calls outside that read what it makes come behind its `end`, the place of its last call. A
-    call is moved to the end if all else that it reads is there by then.
+    All launches outside that read what it makes come behind its `end`, the place of its last one. A
+    launch is moved to the end if all else that it reads is there by then.
     """
 
     def __init__(self, chains: _Chains, start: int, beginning: Beginning) -> None:
         self.chains = chains
         self.positions, self.end = [start], start
-        call = chains.calls[start]
+        launch = chains.launches[start]
         self.width: dict[Value, Dimension] = {}
-        self.seen, self.rows = beginning(chains, call)
+        self.seen, self.rows = beginning(chains, launch)
         """Values that are read, and not made, with the elements of a row."""
         self.partials: list[Value] = []
         """What is made of rows and has none: sums, and packed operands."""
-        first = self.stage(call, self.seen) if call.group else self.product(call)
+        first = self.stage(launch, self.seen) if launch.group else self.product(launch)
         self.stages = [] if first is None else [first]
         for value in self.width:
             self.seen.pop(value, None)
 
-    def product(self, call: Call) -> Stage:
+    def product(self, launch: Launch) -> Stage:
         """A product as the first stage."""
-        self.width = {self.chains.root(value): call.by_rows[value] for value in call.writes}
-        return Stage(call, 1, 1)
+        self.width = {self.chains.root(value): launch.by_rows[value] for value in launch.writes}
+        return Stage(launch, 1, 1)
 
     def begun(self) -> _Chain:
-        """The chain with the call before it that makes its left operand, if that fits."""
+        """The chain with the launch before it that makes its left operand, if that fits."""
         chains, (start,), (own,) = self.chains, self.positions, self.stages
-        left = chains.root(own.call.values[0])
+        left = chains.root(own.launch.values[0])
         made = chains.maker.get(left)
-        if made is None or made in chains.taken or own.call.values[0] not in own.call.by_rows:
+        if made is None or made in chains.taken or own.launch.values[0] not in own.launch.by_rows:
             return self
-        if own.call.values[0] in chains.fenced:
+        if own.launch.values[0] in chains.fenced:
             return self
-        call = chains.calls[made]
-        waiting = [chains.root(value) for value in call.writes]
-        whole = {chains.root(v) for v in own.call.values if v not in own.call.by_rows}
-        if not whole.isdisjoint(waiting):  # the product needs all rows of what the call makes
+        launch = chains.launches[made]
+        waiting = [chains.root(value) for value in launch.writes]
+        whole = {chains.root(v) for v in own.launch.values if v not in own.launch.by_rows}
+        if not whole.isdisjoint(waiting):  # the product needs all rows of what the launch makes
             return self
-        if chains.is_start(call) or chains.first_reader(waiting, [start, made]) in range(start):
+        if chains.is_start(launch) or chains.first_reader(waiting, [start, made]) in range(start):
             return self
         before = dict(self.width)
-        self.width[left] = own.call.by_rows[own.call.values[0]]  # type: ignore[index]
-        stage = None if is_end(call) else self.stage(call, self.width)
+        self.width[left] = own.launch.by_rows[own.launch.values[0]]  # type: ignore[index]
+        stage = None if is_end(launch) else self.stage(launch, self.width)
         if stage is None:
             self.width = before
         else:
@@ -239,14 +233,14 @@ class _Chain:
         return self
 
     def grown(self) -> _Chain:
-        """The chain with as many of the calls that follow as fit, and then with sums."""
+        """The chain with as many of the launches that follow as fit, and then with sums."""
         count = len(self.stages)
         while count < LONGEST and any(self.added(position) for position in self.following()):
             count += 1
         return self.summed()
 
     def following(self) -> list[int]:
-        """The calls that read what the chain makes, but for those at its ends."""
+        """The launches that read what the chain makes, but for those at its ends."""
         found = {p for value in self.width for p in self.chains.readers.get(value, ())}
         return sorted(found.difference(self.positions, self.chains.sums, self.chains.packs))
 
@@ -262,103 +256,117 @@ class _Chain:
 
     def is_last(self, position: int) -> bool:
         """Whether packing is all that a value of the chain is for: it takes no more memory then."""
-        value = self.chains.root(self.chains.calls[position].values[0])
+        value = self.chains.root(self.chains.launches[position].values[0])
         if value not in self.width or value in self.chains.outputs:
             return False
         return self.chains.first_reader([value], [*self.positions, position]) is None
 
     def added(self, position: int) -> bool:
-        """Whether a call fits as the next stage; if so it is."""
-        chains, call = self.chains, self.chains.calls[position]
-        moved = not call.updates and chains.are_made(call, self.end, self.positions)
+        """Whether a launch fits as the next stage; if so it is."""
+        chains, launch = self.chains, self.chains.launches[position]
+        moved = not launch.updates and chains.are_made(launch, self.end, self.positions)
         if position in chains.taken or position <= self.end:
             return False
-        if any(chains.root(value) in self.partials for value in call.values):
+        if any(chains.root(value) in self.partials for value in launch.values):
             return False
         if not moved and not self.is_next(position):
             return False
-        stage = self.stage(call, {**self.seen, **self.width} if is_sum(call) else self.width)
+        stage = self.stage(launch, {**self.seen, **self.width} if is_sum(launch) else self.width)
         if stage is None:
             return False
         if moved:
             chains.move(position, self.end)
         self.end = self.end if moved else position
         self.positions.append(position)
-        self.stages.insert(self.place(call), stage)
+        self.stages.insert(self.place(launch), stage)
         return True
 
-    def place(self, call: Call) -> int:
-        """Where among the stages a call goes: an end right behind what makes its rows, or reads."""
-        if not is_end(call):
+    def place(self, launch: Launch) -> int:
+        """Where among the stages a launch goes: an end behind what makes, or reads, its rows."""
+        if not is_end(launch):
             return len(self.stages)
         root = self.chains.root
-        read = {root(value) for value in call.values}
-        made = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.call.writes}]
-        seen = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.call.values}]
+        read = {root(value) for value in launch.values}
+        made = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.launch.writes}]
+        seen = [n for n, s in enumerate(self.stages) if read & {root(v) for v in s.launch.values}]
         return 1 + max(made, default=seen[0])
 
     def is_next(self, position: int) -> bool:
-        """Whether a call comes before all others that read what the chain makes."""
+        """Whether a launch comes before all others that read what the chain makes."""
         made = [*self.width, *self.partials]
         others = self.chains.first_reader(made, [*self.positions, position])
         return others is None or others > position
 
-    def stage(self, call: Call, known: Mapping[Value, Dimension]) -> Stage | None:
-        """A call as the next stage; None if it does not fit."""
+    def stage(self, launch: Launch, known: Mapping[Value, Dimension]) -> Stage | None:
+        """A launch as the next stage; None if it does not fit."""
         root = self.chains.root
-        own = {root(value): parts for value, parts in call.by_rows.items()}
-        shared = {root(value) for value in call.values} & set(known)
-        whole = {root(value) for value in call.values if value not in call.by_rows}
-        whole |= {root(value) for value in call.values if value in self.chains.fenced}
-        made = set[Value]() if is_end(call) else {root(v) for v in call.writes}
+        own = {root(value): parts for value, parts in launch.by_rows.items()}
+        shared = {root(value) for value in launch.values} & set(known)
+        whole = {root(value) for value in launch.values if value not in launch.by_rows}
+        whole |= {root(value) for value in launch.values if value in self.chains.fenced}
+        made = set[Value]() if is_end(launch) else {root(v) for v in launch.writes}
         if not shared <= set(own) - whole or not made <= set(own):
             return None
         ratios = {_ratio(known[value], own[value]) for value in shared}
         ratio = ratios.pop() if len(ratios) == 1 else None
         if ratio is None:
             return None
-        if is_end(call):
-            self.partials += [root(v) for v in call.writes]
-            return Stage(call, *ratio)
-        widths = {root(v): _width(own[root(v)], ratio) for v in call.writes}
+        if is_end(launch):
+            self.partials += [root(v) for v in launch.writes]
+            return Stage(launch, *ratio)
+        widths = {root(v): _width(own[root(v)], ratio) for v in launch.writes}
         if any(width is None for width in widths.values()):
             return None
         self.width.update({v: width for v, width in widths.items() if width is not None})
-        return Stage(call, *ratio)
+        return Stage(launch, *ratio)
 
-    # --- the call ----------------------------------------------------------------------------
+    # --- the launch --------------------------------------------------------------------------
 
-    def call(self) -> Call:
-        """The chain as one call."""
-        starts = [stage.call for stage in self.stages if stage.call.name in STARTS]
-        first = starts[0] if starts else self.stages[0].call
-        values = self.outside()
+    def launch(self) -> Launch:
+        """The chain as one launch."""
+        starts = [stage.launch for stage in self.stages if stage.launch.kind in STARTS]
+        first = starts[0] if starts else self.stages[0].launch
+        blocks = self.blocks()
+        values = blocks.values
         return replace(
             first,
-            name="+".join(stage.call.name for stage in self.stages),
-            function=address(),
+            kind=Kind.ROW_FUSION,
+            name="+".join(stage.launch.name for stage in self.stages),
+            kernel=("row fusion",),
             values=values,
-            writes=tuple(v for s in self.stages for v in s.call.writes if v in values),
-            sizes=lambda sizes: self.table(sizes, values),
-            extent=lambda sizes: -(-self.rows(sizes) // self.height(sizes)),
-            grain=lambda sizes: 1,
+            writes=tuple(v for s in self.stages for v in s.launch.writes if v in values),
+            numbers=no_numbers,
+            extent=lambda sizes: -(-blocks.rows(sizes) // blocks.height(sizes)),
+            grain=one,
             work=self.work,
             in_place=tuple(self.in_place()),
             by_rows={},
-            stages=tuple(stage.call for stage in self.stages),
+            blocks=blocks,
             group=None,
         )
 
+    def blocks(self) -> RowBlocks:
+        """What the stages read and write, block by block."""
+        root = self.chains.root
+        every = [v for stage in self.stages for v in stage.launch.values]
+        values = tuple(dict.fromkeys(v for v in every if not self.is_local(v)))
+        scratch = tuple(dict.fromkeys(root(v) for v in every if self.is_local(v)))
+        operands = tuple(
+            tuple(root(v) if self.is_local(v) else values.index(v) for v in stage.launch.values)
+            for stage in self.stages
+        )
+        return RowBlocks(tuple(self.stages), self.rows, dict(self.width), values, scratch, operands)
+
     def work(self, sizes: Sizes) -> float:
         """The work of all stages."""
-        return sum(s.call.work(sizes) for s in self.stages if s.call.work is not None)
+        return sum(s.launch.work(sizes) for s in self.stages if s.launch.work is not None)
 
     def in_place(self) -> Iterator[tuple[Variable, Variable]]:
         """Pairs of which neither is read or stored by another stage."""
         root = self.chains.root
-        uses = [{root(v) for v in stage.call.values} for stage in self.stages]
+        uses = [{root(v) for v in stage.launch.values} for stage in self.stages]
         for stage in self.stages:
-            for pair in stage.call.in_place:
+            for pair in stage.launch.in_place:
                 if all(sum(root(v) in used for used in uses) == 1 for v in pair):
                     yield pair
 
@@ -369,91 +377,79 @@ class _Chain:
             return False
         return self.chains.first_reader([root], self.positions) is None
 
-    def outside(self) -> tuple[Value, ...]:
-        """The values that are in memory, each once."""
-        every = [v for stage in self.stages for v in stage.call.values]
-        return tuple(dict.fromkeys(v for v in every if not self.is_local(v)))
 
-    def locals(self) -> list[Value]:
-        """The values that are in scratch memory, each once."""
-        root = self.chains.root
-        every = [v for stage in self.stages for v in stage.call.values]
-        return list(dict.fromkeys(root(v) for v in every if self.is_local(v)))
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """The stages of a row fusion, and how rows are cut into blocks.
+
+    widths: the elements of one row of each value that has rows; values: what is in memory, each
+    once; scratch: what is in scratch memory of a block; operands: for each stage its buffers, as
+    places among the values, or as values in scratch memory.
+    """
+
+    stages: tuple[Stage, ...]
+    rows: Rows
+    widths: Mapping[Value, Dimension]
+    values: tuple[Value, ...]
+    scratch: tuple[Value, ...]
+    operands: tuple[tuple[int | Value, ...], ...]
 
     def row_bytes(self, value: Value, sizes: Sizes) -> int:
         """The bytes that one row of a value takes."""
-        return _number(self.width[value], sizes) * value.type.dtype.itemsize
+        return _number(self.widths[value], sizes) * value.type.dtype.itemsize
 
     def height(self, sizes: Sizes) -> int:
         """The rows of a block: as many as a product wants, if they stay in cache."""
         unit = lcm(*[_number(stage.few, sizes) for stage in self.stages])
-        grains = [s.call.grain(sizes) for s in self.stages if s.call.name in STARTS]
+        grains = [s.launch.grain(sizes) for s in self.stages if s.launch.kind in STARTS]
         wanted = min(grains, default=self.rows(sizes) // BLOCKS)
-        held = sum(self.row_bytes(value, sizes) for value in self.width)
+        held = sum(self.row_bytes(value, sizes) for value in self.widths)
         fits = min(wanted, SCRATCH // max(1, held))
-        if any(stage.call.name in EXACT for stage in self.stages):
+        if any(stage.launch.kind in EXACT for stage in self.stages):
             return max(1, fits // unit) * unit
         whole = lcm(unit, TILE)
         step = whole if whole <= MOST else unit
         return max(1, (max(LEAST, fits) + step // 2) // step) * step
 
-    def table(self, sizes: Sizes, values: tuple[Value, ...]) -> list[int]:
-        """What the native function is given; see `weft.compiler.targets.cpu.runtime.row_blocks`."""
-        height = self.height(sizes)
-        places, used = self.places(sizes, height)
-        stages, entries, numbers = list[int](), list[int](), list[int]()
-        count = sum(len(stage.call.values) for stage in self.stages)
-        start = HEAD + STAGE * len(self.stages) + ENTRY * count
-        for stage in self.stages:
-            many, few = _number(stage.many, sizes), _number(stage.few, sizes)
-            first = len(entries) // ENTRY
-            stages += [stage.call.function, first, start + len(numbers), many, few]
-            numbers += stage.call.sizes(sizes)
-            for value in stage.call.values:
-                local = places.get(self.chains.root(value)) if self.is_local(value) else None
-                entries += [values.index(value), 0, 0] if local is None else [-1, *local]
-        rows = self.rows(sizes)
-        return [len(self.stages), rows, height, used, count, *stages, *entries, *numbers]
-
     def places(self, sizes: Sizes, height: int) -> tuple[dict[Value, tuple[int, int]], int]:
-        """Where in scratch memory each local is, the bytes of its rows; and how much there is."""
-        found, used = dict[Value, tuple[int, int]](), 0
-        for value in self.locals():
+        """Where in scratch memory each value is, the bytes of its rows; and how much there is."""
+        offsets, used = dict[Value, tuple[int, int]](), 0
+        for value in self.scratch:
             wide = self.row_bytes(value, sizes)
-            found[value] = used, wide
+            offsets[value] = used, wide
             used += -(-wide * height // LINE) * LINE
-        return found, used
+        return offsets, used
 
 
-def is_sum(call: Call) -> bool:
-    """Whether a call makes sums of chunks of rows."""
-    return call.group is not None and all(root.rows for root in call.group.roots)
+def is_sum(launch: Launch) -> bool:
+    """Whether a launch makes sums of chunks of rows."""
+    return launch.group is not None and all(root.rows for root in launch.group.roots)
 
 
-def is_end(call: Call) -> bool:
-    """Whether a call makes something without rows of rows: sums, or a packed operand."""
-    return is_sum(call) or (call.name == "pack" and bool(call.by_rows))
+def is_end(launch: Launch) -> bool:
+    """Whether a launch makes something without rows of rows: sums, or a packed operand."""
+    return is_sum(launch) or (launch.kind is Kind.PACK and bool(launch.by_rows))
 
 
 Widths = dict[Value, Dimension]
 Rows = Callable[[Sizes], int]
-Beginning = Callable[["_Chains", "Call"], tuple[Widths, Rows]]
+Beginning = Callable[["_Chains", Launch], tuple[Widths, Rows]]
 
 
-def _beside_product(chains: _Chains, call: Call) -> tuple[Widths, Rows]:
+def _beside_product(chains: _Chains, launch: Launch) -> tuple[Widths, Rows]:
     """The elements of a row of what a product touches, and how many rows there are.
 
     A row is an iteration, also where it has no elements.
     """
-    read = {chains.root(v): part for v, part in call.by_rows.items() if v not in chains.fenced}
-    return read, call.extent
+    read = {chains.root(v): part for v, part in launch.by_rows.items() if v not in chains.fenced}
+    return read, launch.extent
 
 
-def _beside_sum(chains: _Chains, call: Call) -> tuple[Widths, Rows]:
+def _beside_sum(chains: _Chains, launch: Launch) -> tuple[Widths, Rows]:
     """The same for a kernel, by the first sum over rows of what it touches."""
-    touched = {chains.root(value) for value in call.by_rows}
+    touched = {chains.root(value) for value in launch.by_rows}
     for position in chains.sums:
-        other = chains.calls[position]
+        other = chains.launches[position]
         if position in chains.taken or other.group is None:
             continue
         rows = other.group.roots[0].rows

@@ -24,15 +24,13 @@ from weft.compiler.fusion.costs import Sizes, bytes_of, number, operations
 from weft.compiler.fusion.grouping import Group, why_stored
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import PassReport, optimize_with_report
-from weft.compiler.plan.control_flow import staying
-from weft.compiler.plan.in_place import is_copy
-from weft.compiler.plan.launch import Call, Nested
-from weft.compiler.plan.program_plan import Section
+from weft.compiler.plan.control_flow import Nested, staying
+from weft.compiler.plan.launch import Kind, Launch
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
 from weft.compiler.report.memory_use import MemoryReport, Recomputed, memory_report
 from weft.compiler.report.text import amount, counted, place, several
-from weft.compiler.targets.cpu.llvm.engine import assembly
-from weft.compiler.targets.cpu.runtime.executable import Donation
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.target import Donation, Target, target_named
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
 from weft.core.locations import Location
 from weft.core.shapes import Shape
@@ -61,7 +59,7 @@ class StoredValue:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One call of a compiled program.
+    """One launch of a compiled program.
 
     kind: "kernel" for generated loops, "product", "loop" or "choice" for control flow, or
     "reference" for a call back into Python, whose `reason` says why there is no kernel. nodes: what
@@ -141,7 +139,7 @@ class Explanation:
     """
 
     graph: Graph
-    program: Program = field(repr=False)
+    plan: ProgramPlan = field(repr=False)
     passes: tuple[PassReport, ...]
     sizes: Mapping[str, int]
     donated: tuple[Donation, ...] = ()
@@ -154,12 +152,12 @@ class Explanation:
     @property
     def optimized(self) -> Graph:
         """The graph that was cut into kernels."""
-        return self.program.graph
+        return self.plan.graph
 
     @cached_property
     def kernels(self) -> list[KernelReport]:
         """The calls of the program, in order."""
-        return kernel_reports(self.program, self.sizes, self.donated)
+        return kernel_reports(self.plan, self.sizes, self.donated)
 
     @property
     def references(self) -> list[KernelReport]:
@@ -170,7 +168,7 @@ class Explanation:
     @cached_property
     def memory(self) -> MemoryReport:
         """What it will allocate."""
-        return memory_report(self.program, self.sizes, self.donated, self.recomputed)
+        return memory_report(self.plan, self.sizes, self.donated, self.recomputed)
 
     @property
     def flops(self) -> int:
@@ -185,13 +183,13 @@ class Explanation:
     @property
     def loops(self) -> str:
         """The kernels in the loop language."""
-        return "\n\n".join(str(lowered.kernel) for lowered in self.program.lowered)
+        return "\n\n".join(str(lowered.kernel) for lowered in self.plan.every_lowered)
 
     @cached_property
     def assembly(self) -> str:
         """The kernels in the machine's instructions."""
-        kernels = [lowered.kernel for lowered in self.program.lowered]
-        return assembly(kernels) if kernels else ""
+        kernels = [lowered.kernel for lowered in self.plan.every_lowered]
+        return self.plan.target.listing(kernels) if kernels else ""
 
     def __str__(self) -> str:
         listed = [str(kernel) for kernel in self.kernels[:LISTED]]
@@ -255,144 +253,148 @@ def explain(graph: Graph, /, **sizes: int) -> Explanation:
             got={"graph": graph},
             fix="wf.explain(wf.ir.trace(f, x)), or of a compiled function: step.explain(x)",
         )
-    program = Program(graph)
-    missing = [name for name in program.symbols if type(sizes.get(name)) is not int]
+    plan = plan_program(graph, target_named("cpu"))
+    symbols = symbols_of(graph)
+    missing = [name for name in symbols if type(sizes.get(name)) is not int]
     if missing:
         raise ArgumentError(
             "explain",
             "the sizes of some symbols are not known",
-            expected="a number for each symbol: " + ", ".join(program.symbols),
+            expected="a number for each symbol: " + ", ".join(symbols),
             got=dict(sizes),
             fix=f"wf.explain(graph, {missing[0]}=32)",
         )
-    return _explanation(graph, program, sizes)
+    return _explanation(graph, plan, sizes)
 
 
 def explanation(
     graph: Graph,
     types: Sequence[TensorType],
-    donated: Callable[[Program], Sequence[Donation]] = lambda program: (),
+    target: Target,
+    donated: Callable[[ProgramPlan], Sequence[Donation]] = lambda plan: (),
     names: Names = UNNAMED,
     recomputed: tuple[Recomputed, ...] = (),
     fixed: Sequence[int] = (),
 ) -> Explanation:
     """The same for inputs of these types; some the caller lets go of, others stay the same."""
-    program = Program(graph, fixed)
+    plan = plan_program(graph, target, fixed)
     inputs: list[Any] = list(types)  # which have shapes, as arrays do
-    made = _explanation(graph, program, program.read_sizes(inputs), donated(program), names)
+    made = _explanation(graph, plan, read_sizes(graph, inputs), donated(plan), names)
     return replace(made, recomputed=recomputed)
 
 
 def _explanation(
     graph: Graph,
-    program: Program,
+    plan: ProgramPlan,
     sizes: Sizes,
     donated: Sequence[Donation] = (),
     names: Names = UNNAMED,
 ) -> Explanation:
-    passes = tuple(optimize_with_report(graph)[1])
-    return Explanation(graph, program, passes, dict(sizes), tuple(donated), names)
+    passes = tuple(optimize_with_report(graph, plan.target)[1])
+    return Explanation(graph, plan, passes, dict(sizes), tuple(donated), names)
 
 
 # --- kernels -----------------------------------------------------------------------------------
 
 
 def kernel_reports(
-    program: Section, sizes: Sizes, donated: Sequence[Donation] = ()
+    plan: ProgramPlan, sizes: Sizes, donated: Sequence[Donation] = ()
 ) -> list[KernelReport]:
     """The calls of a program with what they compute and cost, for some sizes."""
-    return _Reports(program, sizes, donated).all()
+    return _Reports(plan, sizes, donated).all()
 
 
 class _Reports:
     """What is looked up while the calls of one program, or section of it, are described."""
 
-    def __init__(self, program: Section, sizes: Sizes, donated: Sequence[Donation]) -> None:
-        graph = program.graph
-        reused = program.planner.at(sizes).reused
-        self.in_place = {value for value, slot in program.slots.items() if str(slot) in reused}
+    def __init__(self, plan: ProgramPlan, sizes: Sizes, donated: Sequence[Donation]) -> None:
+        graph = plan.graph
+        reused = plan.planner.at(sizes).reused
+        self.in_place = {value for value, slot in plan.slots.items() if str(slot) in reused}
         self.in_place |= {graph.outputs[output] for output, _ in donated}
-        self.program, self.sizes = program, sizes
+        self.plan, self.sizes = plan, sizes
         self.names = name_variables(graph)
         self.producer = {result: node for node in graph.nodes for result in node.results}
         self.order = {node: position for position, node in enumerate(graph.nodes)}
         self.reasons = why_stored(graph, is_lowered)
         self.groups = {
             root.target[0]: step
-            for step in program.steps
+            for step in plan.steps
             if isinstance(step, Group)
             for root in step.roots
         }
-        self.readers: dict[Variable, list[Call]] = {}
+        self.readers: dict[Variable, list[Launch]] = {}
         self.place: dict[int, int] = {}
-        for position, launch in enumerate(program.calls):
-            for call in _parts(launch):
-                self.place[id(call)] = position
-                for value in {v for v in call.values if isinstance(v, Variable)} - {*call.writes}:
-                    self.readers.setdefault(value, []).append(call)
+        for position, launch in enumerate(plan.launches):
+            for part in _parts(launch):
+                self.place[id(part)] = position
+                for value in {v for v in part.values if isinstance(v, Variable)} - {*part.writes}:
+                    self.readers.setdefault(value, []).append(part)
 
         self.packed = {value for value in self.readers if value.type.shape != (0,)}
 
     def all(self) -> list[KernelReport]:
-        """A report of each call."""
-        return [self.report(call) for call in self.program.calls]
+        """A report of each launch."""
+        return [self.report(launch) for launch in self.plan.launches]
 
-    def report(self, call: Call) -> KernelReport:
-        """The report of one call."""
-        if call.nested is not None:
-            return self.control(call, call.nested)
-        if call.members:
-            return self.ensemble(call)
-        if call.stages:
-            return self.chain(call)
-        if is_copy(call) or (call.updates and call.group is None):
-            return self.update(call)
-        nodes = self.fused(call.group) if call.group else self._single(call)
-        reads = {v for v in call.values if v not in call.writes}
-        writes = [v for v in call.writes if v in self.names or v in self.packed]
+    def report(self, launch: Launch) -> KernelReport:
+        """The report of one launch."""
+        if launch.nested is not None:
+            return self.control(launch, launch.nested)
+        if launch.members:
+            return self.ensemble(launch)
+        if launch.stages:
+            return self.chain(launch)
+        if launch.kind is Kind.COPY or (launch.updates and launch.group is None):
+            return self.update(launch)
+        nodes = self.fused(launch.group) if launch.group else self._single(launch)
+        reads = {v for v in launch.values if v not in launch.writes}
+        writes = [v for v in launch.writes if v in self.names or v in self.packed]
         return KernelReport(
-            call.name,
-            self.kind(call, nodes),
-            self.space(call.group)
-            if call.group
-            else " · ".join(str(v.type) for v in call.values if v in reads),
+            launch.name,
+            self.kind(launch, nodes),
+            self.space(launch.group)
+            if launch.group
+            else " · ".join(str(v.type) for v in launch.values if v in reads),
             tuple(nodes),
-            tuple(self.stored(call, value) for value in writes),
-            why_by_reference(call.node) if call.node is not None else "",
+            tuple(self.stored(launch, value) for value in writes),
+            why_by_reference(launch.node) if launch.node is not None else "",
             sum(bytes_of(value.type, self.sizes) for value in reads),
             sum(bytes_of(value.type, self.sizes) for value in writes),
             sum(operations(node, self.sizes) for node in nodes),
         )
 
-    def update(self, call: Call) -> KernelReport:
+    def update(self, launch: Launch) -> KernelReport:
         """The report of a copy, which is left out where it is there, or of what then changes it."""
-        (result,), copies = call.writes, is_copy(call)
+        (result,), copies = launch.writes, launch.kind is Kind.COPY
         node = self.producer[result]
         there = copies and result in self.in_place
         touched = 0 if there else bytes_of(node.operands[0 if copies else 1].type, self.sizes)
         others = [] if copies else node.operands[2:]
         return KernelReport(
-            call.name,
+            launch.name,
             "kernel",
-            "nothing, it is there" if there else " · ".join(str(v.type) for v in call.values[:-1]),
+            "nothing, it is there"
+            if there
+            else " · ".join(str(v.type) for v in launch.values[:-1]),
             () if copies else (node,),
-            () if copies else (self.stored(call, result),),
+            () if copies else (self.stored(launch, result),),
             "",
             touched + sum(bytes_of(value.type, self.sizes) for value in others),
             touched,
             0 if copies else operations(node, self.sizes),
         )
 
-    def control(self, call: Call, nested: Nested) -> KernelReport:
+    def control(self, launch: Launch, nested: Nested) -> KernelReport:
         """The report of a loop or a choice: what is inside, as often as it is known to be run."""
         node, name = nested.node, nested.node.primitive.name
-        stay = [staying(node, nested.sections[0]), *[()] * (len(nested.sections) - 1)]
-        pairs = zip(nested.sections, stay, strict=True)
+        stay = [staying(node, nested.plans[0]), *[()] * (len(nested.plans) - 1)]
+        pairs = zip(nested.plans, stay, strict=True)
         inner = [tuple(kernel_reports(part, self.sizes, donated)) for part, donated in pairs]
-        steps = nested.steps(self.sizes)
+        steps = nested.form.steps(self.sizes)
         costs = [
-            [_total(kernels, section.once, steps, key) for key in ("read", "written", "flops")]
-            for section, kernels in zip(nested.sections, inner, strict=True)
+            [_total(kernels, plan.once, steps, key) for key in ("read", "written", "flops")]
+            for plan, kernels in zip(nested.plans, inner, strict=True)
         ]
         together = max if name == "switch" and not node.params["rows"] else sum
         read, written, flops = [together(column) for column in zip(*costs, strict=True)]
@@ -402,7 +404,7 @@ class _Reports:
             "choice" if name == "switch" else "loop",
             self.course(node, steps),
             (node,),
-            tuple(self.stored(call, value) for value in call.writes),
+            tuple(self.stored(launch, value) for value in launch.writes),
             "",
             read,
             written,
@@ -421,44 +423,44 @@ class _Reports:
         count = len(node.params["branches"])
         return f"{count} branches, by row" if node.params["rows"] else f"one of {count} branches"
 
-    def kind(self, call: Call, nodes: Sequence[GraphNode]) -> str:
-        if call.node is not None:
+    def kind(self, launch: Launch, nodes: Sequence[GraphNode]) -> str:
+        if launch.node is not None:
             return "reference"
         names = [node.primitive.name for node in nodes]
         return "product" if names in (["dot"], ["dot_wide"]) else "kernel"
 
-    def _single(self, call: Call) -> list[GraphNode]:
-        """The node of a call; none for the packing of an operand, which is part of a product."""
-        known = call.node or self.producer.get(call.writes[0])
-        if call.name == "sum":  # adds up what the convolution before it has multiplied
+    def _single(self, launch: Launch) -> list[GraphNode]:
+        """The node of a launch; none for the packing of an operand, which is part of a product."""
+        known = launch.node or self.producer.get(launch.writes[0])
+        if launch.kind is Kind.SUM:  # adds up what the convolution before it has multiplied
             return []
-        if call.name == "conv" and known is None:
-            (reader,) = self.readers[call.writes[0]]
+        if launch.kind is Kind.CONVOLUTION and known is None:
+            (reader,) = self.readers[launch.writes[0]]
             known = self.producer.get(reader.writes[0])
         return [] if known is None else [known]
 
-    def chain(self, call: Call) -> KernelReport:
+    def chain(self, launch: Launch) -> KernelReport:
         """The report of a product with what is computed on its rows, block by block."""
-        parts = [self.report(stage) for stage in call.stages]
-        reads = {v for v in call.values if v not in call.writes}
+        parts = [self.report(stage) for stage in launch.stages]
+        reads = {v for v in launch.values if v not in launch.writes}
         return KernelReport(
-            call.name,
+            launch.name,
             "product",
-            " · ".join(str(v.type) for v in call.stages[0].values[:2]) + " and its rows",
+            " · ".join(str(v.type) for v in launch.stages[0].values[:2]) + " and its rows",
             tuple(node for part in parts for node in part.nodes),
-            tuple(self.stored(call, value) for value in call.writes),
+            tuple(self.stored(launch, value) for value in launch.writes),
             "",
             sum(bytes_of(value.type, self.sizes) for value in reads),
-            sum(bytes_of(value.type, self.sizes) for value in call.writes),
+            sum(bytes_of(value.type, self.sizes) for value in launch.writes),
             sum(part.flops for part in parts),
         )
 
-    def ensemble(self, call: Call) -> KernelReport:
+    def ensemble(self, launch: Launch) -> KernelReport:
         """The report of calls that are run as one."""
-        members = tuple(self.report(member) for member in call.members)
+        members = tuple(self.report(member) for member in launch.members)
         kinds = {member.kind for member in members}
         return KernelReport(
-            call.name,
+            launch.name,
             kinds.pop() if len(kinds) == 1 else "kernel",
             f"{len(members)} at once",
             tuple(node for member in members for node in member.nodes),
@@ -492,25 +494,25 @@ class _Reports:
                 stack += [self.producer[atom] for atom in inner if atom in self.producer]
         return sorted(filter(self.order.__contains__, found), key=self.order.__getitem__)
 
-    def stored(self, call: Call, value: Variable) -> StoredValue:
+    def stored(self, launch: Launch, value: Variable) -> StoredValue:
         """A value that is written, and why."""
         known = self.names.get(value) or ("sums" if value in self.groups else "packed")
         reason = self.reasons.get(value) or _REASONS.get(known, _LATER)
         if reason != "an output":
-            apart = [self.apart(value, call, reader) for reader in self.readers.get(value, [])]
+            apart = [self.apart(value, launch, reader) for reader in self.readers.get(value, [])]
             reason = "; ".join([reason, *[why for why in apart if why]])
         node = self.producer.get(value)
         at = None if node is None else node.location
         size = bytes_of(value.type, self.sizes)
         return StoredValue(known, str(value.type), size, reason, at)
 
-    def apart(self, value: Variable, call: Call, reader: Call) -> str:
+    def apart(self, value: Variable, launch: Launch, reader: Launch) -> str:
         """Why a kernel that reads a value is not the one that computes it."""
         mine, other = self.groups.get(value), reader.group
         if mine is None or other is None or mine is other:
             return ""
         whole, whole_of_other = mine.outer + mine.inner, other.outer + other.inner
-        waits = self._waits_for(value, call, reader)
+        waits = self._waits_for(value, launch, reader)
         if waits is not None:
             named = self.names.get(waits, "a packed operand")
             return f"{reader.name} also needs {named}, which is made later"
@@ -521,10 +523,10 @@ class _Reports:
             return f"{reader.name} has its rows along other axes"
         return f"{reader.name} reads it at other places than its own"
 
-    def _waits_for(self, value: Variable, call: Call, reader: Call) -> Variable | None:
-        """What a reader reads that is made after this call."""
-        begin, end = self.place[id(call)], self.place[id(reader)]
-        later = {v for each in self.program.calls[begin + 1 : end] for v in each.writes}
+    def _waits_for(self, value: Variable, launch: Launch, reader: Launch) -> Variable | None:
+        """What a reader reads that is made after this launch."""
+        begin, end = self.place[id(launch)], self.place[id(reader)]
+        later = {v for each in self.plan.launches[begin + 1 : end] for v in each.writes}
         needed = [v for v in reader.values if isinstance(v, Variable) and v is not value]
         return next((v for v in needed if v in later), None)
 
@@ -543,13 +545,13 @@ _LATER = "a later loop of this kernel reads it"
 _REASONS = {"packed": "read by a product", "sums": "sums of a few rows each, to be added up"}
 
 
-def _parts(call: Call) -> Iterator[Call]:
-    """A call, or those that it runs."""
-    inner = call.members or call.stages
+def _parts(launch: Launch) -> Iterator[Launch]:
+    """A launch, or those that it runs."""
+    inner = launch.members or launch.stages
     for each in inner:
         yield from _parts(each)
-    if not call.members:
-        yield call
+    if not launch.members:
+        yield launch
 
 
 def why_by_reference(node: GraphNode) -> str:
@@ -564,4 +566,4 @@ def why_by_reference(node: GraphNode) -> str:
         known = lower.reason != "called by reference"
         return lower.reason if known else f"{node.primitive.name} has no loops yet"
     reason = why_not_lowered(node.primitive, kinds[:-1], kinds[-1], node.params)
-    return reason or f"{node.primitive.name} has no loops for this call"
+    return reason or f"{node.primitive.name} has no loops for this launch"

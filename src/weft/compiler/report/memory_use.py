@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.compiler.fusion.costs import Sizes, bytes_of
-from weft.compiler.plan.program_plan import Section
-from weft.compiler.targets.cpu.runtime.executable import Donation
-from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.target import Donation
 from weft.core.locations import Location
 from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.printing import name_variables
@@ -126,76 +125,76 @@ class MemoryReport:
 
 
 def memory_report(
-    program: Program,
+    plan: ProgramPlan,
     sizes: Sizes,
     donated: Sequence[Donation] = (),
     recomputed: tuple[Recomputed, ...] = (),
 ) -> MemoryReport:
     """What a run of a program with these sizes needs, if these outputs take their inputs' place."""
-    graph, plan = program.graph, program.planner.at(sizes)
-    values = {str(slot): value for value, slot in program.slots.items()}
+    graph, memory = plan.graph, plan.planner.at(sizes)
+    values = {str(slot): value for value, slot in plan.slots.items()}
     given = set(graph.inputs)
     replaced = {graph.outputs[output] for output, _ in donated}
-    made = {program.root(atom) for atom in graph.outputs} - given - replaced
+    made = {plan.root(atom) for atom in graph.outputs} - given - replaced
     outputs = [value for value in made if isinstance(value, Variable)]
-    timeline = plan.timeline()
+    timeline = memory.timeline()
     return MemoryReport(
         sum(bytes_of(kind, sizes) for kind in graph.input_types),
         sum(bytes_of(value.type, sizes) for value in outputs),
         sum(bytes_of(value.type, sizes) for value in replaced),
-        _constants(program),
-        plan.peak,
-        _temporary(program, sizes),
-        tuple(call.name for call in program.calls),
-        (*timeline, *[0] * (len(program.calls) - len(timeline))),
-        tuple(_live_values(program, values, sizes)),
+        _constants(plan),
+        memory.peak,
+        _temporary(plan, sizes),
+        tuple(call.name for call in plan.launches),
+        (*timeline, *[0] * (len(plan.launches) - len(timeline))),
+        tuple(_live_values(plan, values, sizes)),
         recomputed,
     )
 
 
 def _live_values(
-    program: Program, values: dict[str, Variable | Literal], sizes: Sizes
+    plan: ProgramPlan, values: dict[str, Variable | Literal], sizes: Sizes
 ) -> Iterator[LiveValue]:
-    names = name_variables(program.graph)
-    producer = {result: node for node in program.graph.nodes for result in node.results}
-    inside = {call.nested.scratch: call.nested.node for call in program.calls if call.nested}
-    users = _users(program, producer)
-    plan = program.planner.at(sizes)
-    for buffer in plan.buffers:
+    names = name_variables(plan.graph)
+    producer = {result: node for node in plan.graph.nodes for result in node.results}
+    inside = {call.nested.scratch: call.nested.node for call in plan.launches if call.nested}
+    users = _users(plan, producer)
+    memory = plan.planner.at(sizes)
+    for buffer in memory.buffers:
         value = values[buffer.name]
         assert isinstance(value, Variable)
         if value in inside:
             name, at = f"inside {inside[value].primitive.name}", inside[value].location
-            size = plan.sizes[buffer.name]
+            size = memory.sizes[buffer.name]
             yield LiveValue(name, "bytes", size, buffer.first, buffer.last, at)
             continue
         node = producer.get(value) or users.get(value)
         at = None if node is None else node.location
-        size = plan.sizes[buffer.name]
+        size = memory.sizes[buffer.name]
         name = names.get(value, "scratch" if node is None else "packed")
         yield LiveValue(name, str(value.type), size, buffer.first, buffer.last, at)
 
 
 def _users(
-    program: Program, producer: Mapping[Variable, GraphNode]
+    plan: ProgramPlan, producer: Mapping[Variable, GraphNode]
 ) -> dict[Variable | Literal, GraphNode]:
     """The nodes that values which are in no graph are made for, such as packed operands."""
     found: dict[Variable | Literal, GraphNode] = {}
-    for call in [each for launch in program.calls for each in (launch.members or (launch,))]:
+    for call in [each for launch in plan.launches for each in (launch.members or (launch,))]:
         made = [result for result in call.writes if result in producer]
         for value in {*call.values} - {*call.writes} if made else ():
             found.setdefault(value, producer[made[0]])
     return found
 
 
-def _temporary(section: Section, sizes: Sizes) -> int:
+def _temporary(plan: ProgramPlan, sizes: Sizes) -> int:
     """What the largest call by reference makes before it is copied to its place."""
-    called = [call for call in section.calls if call.node is not None]
+    called = [call for call in plan.launches if call.node is not None]
     made = [sum(bytes_of(value.type, sizes) for value in call.writes) for call in called]
-    return max([*made, *[_temporary(inner, sizes) for inner in section.inner]], default=0)
+    return max([*made, *[_temporary(inner, sizes) for inner in plan.inner]], default=0)
 
 
-def _constants(section: Section) -> int:
+def _constants(plan: ProgramPlan) -> int:
     """The bytes of the constants of a program, those inside of loops and choices included."""
-    own = [value.value.nbytes for value in section.slots if isinstance(value, Literal)]
-    return sum(own) + sum(map(_constants, section.inner))
+    own = [value.value.nbytes for value in plan.slots if isinstance(value, Literal)]
+    return sum(own) + sum(map(_constants, plan.inner))

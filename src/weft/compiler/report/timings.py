@@ -88,7 +88,7 @@ class _Watch:
     def _kernels(self, program: Program, sizes: Mapping[str, int]) -> list[KernelReport]:
         key = id(program), tuple(sorted(sizes.items()))
         if key not in self.known:
-            self.known[key] = kernel_reports(program, sizes)
+            self.known[key] = kernel_reports(program.plan, sizes)
             if program not in self.programs:
                 self.programs.append(program)
         return self.known[key]

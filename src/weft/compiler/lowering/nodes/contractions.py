@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from weft.compiler.fusion.affine_index import strides
 from weft.compiler.lowering.builder import ZERO, Draft, Loop, SingleKernel, computed, nest, wide
-from weft.compiler.targets.cpu.products.forms import product_of
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
@@ -40,10 +39,8 @@ class _Axes:
     out: tuple[Dimension, ...]
 
 
-def dot(draft: Draft) -> SingleKernel | None:
-    """The product of two tensors; None where it is a native one."""
-    if product_of(draft.node) is not None:
-        return None
+def dot(draft: Draft) -> SingleKernel:
+    """The product of two tensors."""
     stack, rows, columns, terms = _roles(draft)
     work = size(draft.shape(-1)) * size(terms.shape)
     if all(size(axes.shape) != 1 for axes in (rows, columns, terms)):

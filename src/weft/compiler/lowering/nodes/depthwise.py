@@ -16,7 +16,7 @@ from math import prod
 
 from weft.compiler.fusion.affine_index import strides as contiguous
 from weft.compiler.lowering.builder import Draft, Loop, SingleKernel, both, nest, within
-from weft.compiler.targets.cpu.convolution.plans import Sizes, node_sizes
+from weft.compiler.lowering.convolution_sizes import Sizes, node_sizes
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension
 from weft.ir import scalars

@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, Writing
-from weft.compiler.targets.cpu.products.pieces import Piece
 from weft.core.dtypes import DType, uint8
 from weft.core.errors import UnsupportedError
 from weft.core.shapes import Dimension, size, substitute
@@ -349,8 +350,8 @@ def _search_address(keys: Keys, side: str) -> int:
 # --- calls -------------------------------------------------------------------------------------
 
 
-def pieces(node: GraphNode) -> list[Piece] | None:
-    """The call of a node that sorts or searches; None for any other, and for complex numbers."""
+def sort_launches(node: GraphNode) -> list[Launch] | None:
+    """The launch of a node that sorts or searches; None for any other, and for complex numbers."""
     name = node.primitive.name
     if name not in ("sort", "argsort", "top_k", "searchsorted"):
         return None
@@ -359,7 +360,7 @@ def pieces(node: GraphNode) -> list[Piece] | None:
     return [_searching(node) if name == "searchsorted" else _sorting(node)]
 
 
-def _sorting(node: GraphNode) -> Piece:
+def _sorting(node: GraphNode) -> Launch:
     params, kind, axis = node.params, node.operands[0].type, node.params["axis"]
     count: Dimension = kind.shape[axis]
     first: Dimension = params.get("k", count)
@@ -377,9 +378,11 @@ def _sorting(node: GraphNode) -> Piece:
         grain = max(1, -(-found[3] // parts), CHUNK // max(1, found[0]))
         return [*found[:3], grain, found[3] if found[0] and found[1] else 0]
 
-    return Piece(
+    function = _rows_address(keys, node.primitive.name != "argsort", node.primitive.name != "sort")
+    return Launch(
+        Kind.SORT,
         node.primitive.name,
-        _rows_address(keys, node.primitive.name != "argsort", node.primitive.name != "sort"),
+        symbol_of(function),
         (node.operands[0], *node.results, scratch),
         (*node.results, scratch),
         lambda sizes: numbers(sizes)[:4],
@@ -396,16 +399,17 @@ def _parts(rows: Dimension, count: Dimension, keys: Keys) -> int:
     return max(1, parts)
 
 
-def _searching(node: GraphNode) -> Piece:
+def _searching(node: GraphNode) -> Launch:
     line, wanted = (atom.type for atom in node.operands)
 
     def numbers(sizes: Sizes) -> list[int]:
         dims = line.shape[-1], wanted.shape[-1], size(wanted.shape)
         return [int(substitute(dim, dict(sizes))) for dim in dims]
 
-    return Piece(
+    return Launch(
+        Kind.SORT,
         "searchsorted",
-        _search_address(Keys(line.dtype), node.params["side"]),
+        symbol_of(_search_address(Keys(line.dtype), node.params["side"])),
         (*node.operands, *node.results),
         node.results,
         lambda sizes: numbers(sizes)[:2],

@@ -33,7 +33,7 @@ from weft.compiler.targets.cpu.llvm.engine import (
 from weft.compiler.targets.cpu.machine import host
 from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
-from weft.runtime.cache import DiskCache, entry_key
+from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.compile_queue import BACKGROUND, Task, finished
 from weft.runtime.stamps import source_stamp
 
@@ -84,14 +84,14 @@ def _emitted(key: str, emit: Callable[[], bytes]) -> Task[bytes]:
 
     def work() -> bytes:
         data = emit()
-        BACKGROUND.submit(lambda: disk().put(key, data), later=True)
+        BACKGROUND.submit(lambda: shared_disk().put(key, data), later=True)
         return data
 
     return BACKGROUND.submit(work)
 
 
 def _stored(key: str) -> Task[bytes] | None:
-    data = disk().get(key)
+    data = shared_disk().get(key)
     return None if data is None else finished(data)
 
 
@@ -182,7 +182,7 @@ def _text_address(key: str, name: str) -> int | None:
     """A function of a module that was compiled before; None if it is not found."""
     with _lock:
         if (key, name) not in _texts:
-            code = disk().get(key)
+            code = shared_disk().get(key)
             if code is None:
                 return None
             _texts[key, name] = remembered(load_object(code, [name])[name], "text", key, name)
@@ -200,12 +200,6 @@ def _key(digest: str) -> str:
 
 finder("kernel", _kernel_address)
 finder("text", _text_address)
-
-
-@cache
-def disk() -> DiskCache:
-    """The store that all programs share."""
-    return DiskCache()
 
 
 @cache

@@ -8,10 +8,10 @@ the graph, when it is asked.
 
 >>> import numpy as np
 >>> import weft as wf
->>> from weft.compiler.targets.cpu.runtime.program import Program
+>>> from weft.compiler.targets.cpu.target import compile_program
 >>> graph = wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,)))
->>> stored = thawed(frozen(Program(graph)), lambda: Program(graph))
->>> stored.run([np.zeros(3, np.float32)])[0].tolist()
+>>> again = thawed(frozen(compile_program(graph)), lambda: compile_program(graph))
+>>> again.run([np.zeros(3, np.float32)])[0].tolist()
 [2.0, 2.0, 2.0]
 """
 
@@ -20,32 +20,30 @@ from __future__ import annotations
 import gc
 import json
 import struct
-import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from weft.compiler.plan.control_flow import control_call
 from weft.compiler.plan.launch import Sizes, Value
-from weft.compiler.plan.program_plan import Context, Section, Tables
-from weft.compiler.targets.cpu.cache.kernels import codes_of, disk, environment
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.cpu.cache.kernels import codes_of, environment
 from weft.compiler.targets.cpu.cache.relocation import Image, taken
 from weft.compiler.targets.cpu.cache.symbols import finder, found_again, remembered
 from weft.compiler.targets.cpu.runtime.driver import WATCHERS, execute_address
-from weft.compiler.targets.cpu.runtime.executable import Donation, Runner
+from weft.compiler.targets.cpu.runtime.executable import CpuExecutable
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.runtime.tables import State, Tables
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
+from weft.compiler.targets.target import Donation, Executable
 from weft.core.dtypes import as_dtype
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, Literal, Variable
-from weft.runtime.cache import entry_key
+from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.compile_queue import BACKGROUND
 from weft.runtime.memory import Lifetime, MemoryPlan
 from weft.runtime.no_gc import pause_collection
-from weft.runtime.stamps import source_stamp
+from weft.runtime.stamps import program_sources
 
 Array = np.ndarray[Any, Any]
 LARGEST = 64 * 1024 * 1024
@@ -53,31 +51,23 @@ LARGEST = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<Q")
 
 
-def runner(digest: str, compiled: Callable[[], Program]) -> Runner:
+def stored(digest: str, compiled: Callable[[], Executable]) -> Executable:
     """The program of a graph's digest: found on disk, or compiled and stored for others."""
-    key = entry_key(digest.encode(), sources(), *environment())
+    key = entry_key(digest.encode(), program_sources(), *environment())
     execute_address()  # it knows the interpreter; what is stored must find this one
     paused = pause_collection()
     try:
-        known = thawed(disk().get(key), compiled)
+        known = thawed(shared_disk().get(key), compiled)
         if known is not None:
             return known
         made = compiled()
-        data = frozen(made)
+        data = frozen(made) if isinstance(made, Program) else None
     finally:
         if paused:
             gc.enable()
     if data is not None:
-        BACKGROUND.submit(lambda: disk().put(key, data), later=True)
+        BACKGROUND.submit(lambda: shared_disk().put(key, data), later=True)
     return made
-
-
-@cache
-def sources() -> str:
-    """A stamp of the code that makes programs: they are found by the code that made them only."""
-    # constants are folded, and numbers written into tables, by NumPy
-    numbers = f"{np.__version__} {ml_dtypes.__version__} {sys.byteorder}"
-    return f"{source_stamp('core', 'ir', 'ops', 'compiler', 'runtime')} {numbers}"
 
 
 finder("pool", lambda: thread_pool().address)
@@ -88,7 +78,7 @@ finder("pool", lambda: thread_pool().address)
 
 def frozen(program: Program) -> bytes | None:
     """A program as bytes; None where it is not the kind that is stored."""
-    if program.symbols or any(call.node is not None for call in program.every_call()):
+    if program.symbols or any(each.node is not None for each in program.plan.every_launch()):
         return None
     remembered(thread_pool().address, "pool")
     tables = program.tables({})
@@ -98,7 +88,7 @@ def frozen(program: Program) -> bytes | None:
     arrays = [image.words, image.inward, image.outward, tables.planned, tables.offsets]
     head = {
         **_interface(program),
-        "count": len(program.calls),
+        "count": len(program.plan.launches),
         "once": program.once,
         "fixed": program.fixed,
         "peak": tables.plan.peak,
@@ -124,12 +114,12 @@ def _image(program: Program, tables: Tables) -> Image | None:
 
 def _arrays(program: Program, tables: Tables) -> tuple[dict[Hashable, Array], list[Hashable]]:
     """All arrays of the tables, and which of them hold nothing but constants."""
-    arrays: dict[Hashable, Array] = {"error": program.context.error}
+    arrays: dict[Hashable, Array] = {"error": program.state.error}
     constants: list[Hashable] = ["error"]
-    for number, (section, each) in enumerate(_sections(program, tables)):
+    for number, (plan, each) in enumerate(_plans(program.plan, tables)):
         name = "" if number == 0 else f"{number} "
         arrays |= {f"{name}calls": each.calls, f"{name}addresses": each.addresses}
-        data = {each.addresses[section.slots[v]] for v in section.slots if isinstance(v, Literal)}
+        data = {each.addresses[plan.slots[v]] for v in plan.slots if isinstance(v, Literal)}
         for place, array in enumerate(each.keep):
             arrays[number, place] = array
             if array.ctypes.data in data:
@@ -137,14 +127,14 @@ def _arrays(program: Program, tables: Tables) -> tuple[dict[Hashable, Array], li
     return arrays, constants
 
 
-def _sections(section: Section, tables: Tables) -> Iterator[tuple[Section, Tables]]:
-    """A section and all inside it, with their tables."""
-    yield section, tables
+def _plans(plan: ProgramPlan, tables: Tables) -> Iterator[tuple[ProgramPlan, Tables]]:
+    """A plan and all inside it, with their tables."""
+    yield plan, tables
     for position, (_, inner) in tables.nested.items():
-        nested = section.calls[position].nested
+        nested = plan.launches[position].nested
         assert nested is not None
-        for each, its in zip(nested.sections, inner, strict=True):
-            yield from _sections(each, its)
+        for each, its in zip(nested.plans, inner, strict=True):
+            yield from _plans(each, its)
 
 
 def _interface(program: Program) -> dict[str, Any]:
@@ -169,7 +159,7 @@ def _interface(program: Program) -> dict[str, Any]:
 # --- running -----------------------------------------------------------------------------------
 
 
-def thawed(data: bytes | None, compiled: Callable[[], Program]) -> StoredProgram | None:
+def thawed(data: bytes | None, compiled: Callable[[], Executable]) -> StoredProgram | None:
     """The program that bytes stand for; None if a native function of it is missing."""
     if data is None:
         return None
@@ -193,7 +183,7 @@ def _digests(head: dict[str, Any]) -> list[str]:
     return [name[1] for name in head["names"] if name[0] == "kernel"]
 
 
-class StoredProgram(Runner):
+class StoredProgram(CpuExecutable):
     """A program whose tables were made by another process."""
 
     def __init__(
@@ -201,7 +191,7 @@ class StoredProgram(Runner):
         head: dict[str, Any],
         memory: Array,
         placed: tuple[Array, Array],
-        compiled: Callable[[], Program],
+        compiled: Callable[[], Executable],
         code: Sequence[object],
     ) -> None:
         super().__init__(head["fixed"])
@@ -209,7 +199,7 @@ class StoredProgram(Runner):
         self._head, self._memory, self._placed = head, memory, placed
         self._compile = compiled
         self._code = code
-        self.context = Context(control_call, self._part("error").view(np.int32)[:1])
+        self.state = State(self._part("error").view(np.int32)[:1])
         self._full: Program | None = None
         self.donations = {output: tuple(given) for output, given in head["donations"]}
         self._restore()
@@ -232,23 +222,23 @@ class StoredProgram(Runner):
         self._roots = {atoms[int(n)]: atoms[root] for n, root in head["roots"].items()}
 
     def root(self, value: Value) -> Value:
-        """See `Section`."""
+        """See `CpuExecutable`."""
         root: Value = self._roots[value]
         return root
 
     def tables(self, sizes: Sizes) -> Tables:
-        """See `Section`."""
+        """See `CpuExecutable`."""
         calls, addresses, peak = self._part("calls"), self._part("addresses"), self._head["peak"]
         given = (
             calls.ctypes.data, self._head["count"], addresses.ctypes.data,
-            self.context.error.ctypes.data, thread_pool().address,
+            self.state.error.ctypes.data, thread_pool().address,
         )  # fmt: skip
         plan = MemoryPlan((Lifetime("program", peak, 0, 0),), {"program": peak}, {"program": 0})
         return Tables(calls, addresses, *self._placed, [self._memory], plan, given, {})
 
     @property
     def calls_blas(self) -> bool:
-        """See `Section`."""
+        """See `CpuExecutable`."""
         found: bool = self._head["blas"]
         return found
 
@@ -256,15 +246,17 @@ class StoredProgram(Runner):
     def full(self) -> Program:
         """The program compiled from the graph."""
         if self._full is None:
-            self._full = self._compile()
+            made = self._compile()
+            assert isinstance(made, Program)
+            self._full = made
         return self._full
 
     def by_reference(self, inputs: list[Array]) -> list[Array]:
-        """See `Runner`."""
+        """See `CpuExecutable`."""
         return self.full.by_reference(inputs)
 
     def failure(self, tables: Tables, ended: int, inputs: list[Array]) -> BaseException:
-        """See `Runner`: the program compiled from the graph knows the nodes, and says it."""
+        """See `CpuExecutable`: the program compiled from the graph knows the nodes, and says it."""
         try:
             self.full.run(inputs)
         except Exception as error:
@@ -277,6 +269,6 @@ class StoredProgram(Runner):
         donated: Sequence[Donation] = (),
         finished: list[Array] | None = None,
     ) -> list[Array]:
-        """See `Runner`; what watches programs, watches the one compiled from the graph."""
+        """See `CpuExecutable`; what watches programs, watches the one compiled from the graph."""
         run = self.full.run if WATCHERS else super().run
         return run(arrays, donated, finished)

@@ -39,6 +39,11 @@ def origin(address: int) -> Origin | None:
     return _origins.get(address)
 
 
+def symbol_of(address: int) -> Origin:
+    """The name of a function that has one."""
+    return _origins[address]
+
+
 def found_again(name: Origin) -> int | None:
     """The address of a function in this process; None if it cannot be had."""
     find = _finders.get(name[0])

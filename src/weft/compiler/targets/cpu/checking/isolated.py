@@ -1,4 +1,4 @@
-"""A run of a section in which every value has fenced memory of its own.
+"""A run of a plan in which every value has fenced memory of its own.
 
 Nothing is planned here: no place is shared, nothing is written in place, loops and choices are run
 by Python, step by step. So it is what a planned run must agree with. Two such runs that differ in
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Call, Sizes, Value, bytes_of, substitute_all
-from weft.compiler.plan.program_plan import Kernel, Section
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of, substitute_all
+from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.checking.fences import Buffer, Fences
+from weft.compiler.targets.cpu.runtime.tables import Function, TableMaker
 from weft.core.errors import MiscompiledError
 from weft.ir.graph import Literal, Variable
 
@@ -46,10 +47,10 @@ class Way:
 
 
 class Isolated:
-    """The memory of one section, and what runs its launches."""
+    """The memory of one plan, and what runs its launches."""
 
-    def __init__(self, section: Section, sizes: Sizes, way: Way) -> None:
-        self.section, self.sizes, self.way = section, sizes, way
+    def __init__(self, plan: ProgramPlan, maker: TableMaker, sizes: Sizes, way: Way) -> None:
+        self.plan, self.maker, self.sizes, self.way = plan, maker, sizes, way
         self._buffers: dict[Value, Buffer] = {}
         self._inner: dict[tuple[int, int], Isolated] = {}
 
@@ -58,22 +59,22 @@ class Isolated:
         for value, buffer in self._buffers.items():
             if isinstance(value, Variable):
                 buffer.data[:] = self.way.fences.filled(buffer.data.size)
-        for variable, given in zip(self.section.graph.inputs, inputs, strict=True):
+        for variable, given in zip(self.plan.graph.inputs, inputs, strict=True):
             self.data(variable)[:] = given
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """The bytes of the outputs."""
         self.begin(inputs)
-        for call in self.section.calls:
-            self.step(call)
-        return [self.data(atom).copy() for atom in self.section.graph.outputs]
+        for launch in self.plan.launches:
+            self.step(launch)
+        return [self.data(atom).copy() for atom in self.plan.graph.outputs]
 
     def data(self, value: Value) -> Array:
         """The bytes of a value."""
         return self._buffer(value).data
 
     def _buffer(self, value: Value) -> Buffer:
-        root = self.section.root(value)
+        root = self.plan.root(value)
         found = self._buffers.get(root)
         if found is None:
             found = self._buffers[root] = self.way.fences.buffer(bytes_of(root.type, self.sizes))
@@ -81,79 +82,83 @@ class Isolated:
                 found.data[:] = np.ascontiguousarray(root.value).reshape(-1).view(np.uint8)
         return found
 
-    def step(self, call: Call) -> None:
+    def step(self, launch: Launch) -> None:
         """Run a launch, and look whether it has touched what is not its own."""
-        if call.nested is not None:
-            _CONTROL[call.nested.node.primitive.name](self, call)
-        elif call.node is not None:
-            self._refer(call)
+        if launch.nested is not None:
+            _CONTROL[launch.nested.node.primitive.name](self, launch)
+        elif launch.node is not None:
+            self._refer(launch)
         else:
-            for part in self._parts(call):
+            for part in self._parts(launch):
                 self._launch(part)
                 self._look(part)
 
-    def _parts(self, call: Call) -> Iterator[Call]:
-        """The launches that are run for a call."""
-        inner = (*call.stages, *call.members)
+    def _parts(self, launch: Launch) -> Iterator[Launch]:
+        """The launches that are run for a launch."""
+        inner = (*launch.stages, *launch.members)
         if self.way.divided and inner:
             for each in inner:
                 yield from self._parts(each)
         else:
-            yield call
+            yield launch
 
-    def _launch(self, call: Call) -> None:
-        addresses = [self._address(call, value) for value in call.values]
+    def _launch(self, launch: Launch) -> None:
+        addresses = [self._address(launch, value) for value in launch.values]
+        if launch.kind is Kind.REFERENCE:
+            addresses.append(int(self.maker.callback(launch).ctypes.data))
         buffers = np.array([*addresses, 0], np.int64)
-        numbers = np.array(call.sizes(self.sizes) or [0], np.int64)
-        extent, grain = call.extent(self.sizes), max(1, call.grain(self.sizes))
+        address, given = self.maker.numbers_of(launch, self.sizes)
+        numbers = np.array(given or [0], np.int64)
+        extent, grain = launch.extent(self.sizes), max(1, launch.grain(self.sizes))
         starts = range(0, extent, grain) if self.way.divided and extent > grain else (0,)
-        function = Kernel(call.function)
+        function = Function(address)
         for start in reversed(starts):
             end = min(extent, start + grain) if len(starts) > 1 else extent
             function(buffers.ctypes.data, numbers.ctypes.data, start, end)
             self._stop_at_errors()
 
-    def _address(self, call: Call, value: Value) -> int:
-        is_shared = isinstance(value, Literal) and (
-            value.value is self.section.context.error or call.report is not None
-        )
-        if is_shared:  # which the launch writes to
-            return int(value.value.ctypes.data)  # type: ignore[union-attr]
+    def _address(self, launch: Launch, value: Value) -> int:
+        if value is self.plan.error:  # which the launch writes to, as to its message
+            return int(self.maker.state.error.ctypes.data)
+        if isinstance(value, Literal) and launch.report is not None:
+            return int(value.value.ctypes.data)
         return self._buffer(value).address
 
     def _stop_at_errors(self) -> None:
-        if self.section.context.error[0]:
+        if self.maker.state.error[0]:
             raise Stopped
 
-    def _look(self, call: Call) -> None:
+    def _look(self, launch: Launch) -> None:
         damage = self.way.fences.damage()
         if damage is not None:
             buffer, problem = damage
-            touched = [v for v in call.values if self._buffers.get(self.section.root(v)) is buffer]
-            raise misbehaviour(call, f"{named(call, touched)} {problem}", self.sizes)
+            touched = [v for v in launch.values if self._buffers.get(self.plan.root(v)) is buffer]
+            raise misbehaviour(launch, f"{named(launch, touched)} {problem}", self.sizes)
 
-    def _refer(self, call: Call) -> None:
+    def _refer(self, launch: Launch) -> None:
         answers = self.way.answers
         if answers.next == len(answers.results):
-            self._launch(call)
-            answers.results.append([self.data(value).copy() for value in call.writes])
-        for value, data in zip(call.writes, answers.results[answers.next], strict=True):
+            self._launch(launch)
+            answers.results.append([self.data(value).copy() for value in launch.writes])
+        for value, data in zip(launch.writes, answers.results[answers.next], strict=True):
             self.data(value)[:] = data
         answers.next += 1
 
     # --- loops and choices ---------------------------------------------------------------------
 
-    def _within(self, call: Call, number: int) -> Isolated:
-        """What runs a section inside a launch."""
-        assert call.nested is not None
-        key = id(call), number
+    def _within(self, launch: Launch, number: int) -> Isolated:
+        """What runs a plan inside a launch."""
+        assert launch.nested is not None
+        key = id(launch), number
         if key not in self._inner:
-            self._inner[key] = Isolated(call.nested.sections[number], self.sizes, self.way)
+            self._inner[key] = Isolated(
+                launch.nested.plans[number], self.maker, self.sizes, self.way
+            )
         return self._inner[key]
 
-    def scan(self, call: Call) -> None:
+    def scan(self, launch: Launch) -> None:
         """A loop of known length; each step takes a row of xs and makes a row of ys."""
-        node = call.nested.node  # type: ignore[union-attr]
+        node = launch.nested.node  # type: ignore[union-attr]
         params, operands = node.params, [self.data(atom).copy() for atom in node.operands]
         consts, carried = params["num_consts"], params["num_carry"]
         length = substitute_all(params["length"], self.sizes)
@@ -162,36 +167,36 @@ class Isolated:
         ys = [self.data(result) for result in node.results[carried:]]
         steps = range(length)
         for step in reversed(steps) if params["reverse"] else steps:
-            made = self._within(call, 0).run([*constants, *carry, *[x[step] for x in xs]])
+            made = self._within(launch, 0).run([*constants, *carry, *[x[step] for x in xs]])
             carry = made[:carried]
             for y, row in zip(ys, made[carried:], strict=True):
                 y.reshape(length, -1)[step] = row
         self._put(node.results[:carried], carry)
 
-    def while_(self, call: Call) -> None:
+    def while_(self, launch: Launch) -> None:
         """A loop that asks before each step."""
-        node = call.nested.node  # type: ignore[union-attr]
+        node = launch.nested.node  # type: ignore[union-attr]
         consts, most = node.params["num_consts"], node.params["max_steps"]
         operands = [self.data(atom).copy() for atom in node.operands]
         constants, carry = operands[:consts], operands[consts:]
         step = 0
-        while step != most and self._within(call, 1).run([*constants, *carry])[0][0]:
-            carry = self._within(call, 0).run([*constants, *carry])
+        while step != most and self._within(launch, 1).run([*constants, *carry])[0][0]:
+            carry = self._within(launch, 0).run([*constants, *carry])
             step += 1
         self._put(node.results, carry)
 
-    def switch(self, call: Call) -> None:
+    def switch(self, launch: Launch) -> None:
         """One branch, or one for each row."""
-        node = call.nested.node  # type: ignore[union-attr]
+        node = launch.nested.node  # type: ignore[union-attr]
         index, *operands = (self.data(atom).copy() for atom in node.operands)
         chosen = index.view(node.operands[0].type.dtype.numpy).reshape(-1).astype(np.int64)
         if np.any((chosen < 0) | (chosen >= len(node.params["branches"]))):
             raise Stopped
         if not node.params["rows"]:
-            self._put(node.results, self._within(call, int(chosen[0])).run(operands))
+            self._put(node.results, self._within(launch, int(chosen[0])).run(operands))
             return
         for number in range(len(node.params["branches"])):
-            made = self._within(call, number).run(operands)
+            made = self._within(launch, number).run(operands)
             rows = np.flatnonzero(chosen == number)
             for result, data in zip(node.results, made, strict=True):
                 count = max(1, len(chosen))
@@ -202,30 +207,30 @@ class Isolated:
             self.data(result)[:] = data
 
 
-_CONTROL: dict[str, Callable[[Isolated, Call], None]] = {
+_CONTROL: dict[str, Callable[[Isolated, Launch], None]] = {
     "scan": Isolated.scan,
     "switch": Isolated.switch,
     "while": Isolated.while_,
 }
 
 
-def named(call: Call, values: Sequence[Value]) -> str:
+def named(launch: Launch, values: Sequence[Value]) -> str:
     """Which of a launch's values these are, in words."""
     if not values:
         return "memory of another launch"
-    place = call.values.index(values[0])
-    verb = "writes" if values[0] in call.writes else "reads"
+    place = launch.values.index(values[0])
+    verb = "writes" if values[0] in launch.writes else "reads"
     return f"value {place} ({values[0].type}), which it {verb},"
 
 
-def misbehaviour(call: Call, problem: str, sizes: Sizes) -> MiscompiledError:
+def misbehaviour(launch: Launch, problem: str, sizes: Sizes) -> MiscompiledError:
     """The error of a launch that breaks the rules of memory."""
-    node = call.node or call.checked
+    node = launch.node or launch.checked
     return MiscompiledError(
         "check",
-        f"the launch {call.name} breaks the rules of memory: {problem}",
+        f"the launch {launch.name} breaks the rules of memory: {problem}",
         expected="launches that touch what the plan gives them, and nothing else",
-        got={f"value {n}": value.type for n, value in enumerate(call.values)} | dict(sizes),
+        got={f"value {n}": value.type for n, value in enumerate(launch.values)} | dict(sizes),
         fix="wf.settings.changed(compiler=False) runs by reference; please report this program",
         at=node.location if node is not None else None,
     )

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Call, Value, bytes_of
+from weft.compiler.plan.launch import Launch, Value, bytes_of
 from weft.compiler.targets.cpu.checking.fences import Fences, bytes_at, noted_faults
 from weft.compiler.targets.cpu.checking.isolated import (
     Answers,
@@ -88,7 +88,7 @@ class _Check:
 
     def __call__(self, program: Program, run: Run) -> int:
         """Run a program; how many of its launches were made."""
-        verify_plan(program, run.sizes)
+        verify_plan(program.plan, run.sizes)
         _verify_donations(program, run)
         ways = [Fences(NAN, at_end=True), Fences(NUMBER, at_end=False)]
         try:
@@ -105,10 +105,14 @@ class _Checked:
     def __init__(self, program: Program, run: Run, first: Fences, second: Fences) -> None:
         self.program, self.given = program, run
         answers = Answers()
-        self.one = Isolated(program, run.sizes, Way(first, answers, divided=False))
+        self.one = Isolated(
+            program.plan, program.maker, run.sizes, Way(first, answers, divided=False)
+        )
         again = Answers(answers.results)
-        self.two = Isolated(program, run.sizes, Way(second, again, divided=True))
-        self.skipped = len(program.calls) - run.given[1]
+        self.two = Isolated(
+            program.plan, program.maker, run.sizes, Way(second, again, divided=True)
+        )
+        self.skipped = len(program.plan.launches) - run.given[1]
         """The launches whose results are there from an earlier run."""
         self.made: set[Value] = {v for node in program.graph.nodes for v in node.results}
         self.shared = self.made | _shared(program)
@@ -122,24 +126,24 @@ class _Checked:
         for isolated in (self.one, self.two):
             isolated.begin(inputs)
         self.fill()
-        for position, call in enumerate(program.calls):
+        for position, launch in enumerate(program.plan.launches):
             if position >= self.skipped:
-                self.compare_read(call)
+                self.compare_read(launch)
             try:
-                self.one.step(call)
-                self.two.step(call)
+                self.one.step(launch)
+                self.two.step(launch)
             except Stopped:
                 return self.stopped(position)
-            self.compare_isolated(call)
+            self.compare_isolated(launch)
             if position >= self.skipped:
-                self.launch(position, call)
+                self.launch(position, launch)
         for atom in program.graph.outputs:
-            self.require_whole(program.calls[-1] if program.calls else None, atom)
+            self.require_whole(program.plan.launches[-1] if program.plan.launches else None, atom)
         return self.given.given[1]
 
     def planned(self, value: Value) -> Array:
         """The bytes of a value where the plan has put it."""
-        slot = self.program.slot(value)
+        slot = self.program.plan.slot(value)
         size = bytes_of(value.type, self.given.sizes)
         address = int(self.given.tables.addresses[slot])
         return bytes_at(address, size)
@@ -147,9 +151,9 @@ class _Checked:
     def fill(self) -> None:
         """Fill the planned memory, but for what launches that are skipped have left there."""
         program, run = self.program, self.given
-        prepared = [v for call in program.calls[: self.skipped] for v in call.writes]
+        prepared = [v for launch in program.plan.launches[: self.skipped] for v in launch.writes]
         slots = set(run.tables.planned.tolist())
-        held = [v for v in prepared if program.slot(v) in slots]
+        held = [v for v in prepared if program.plan.slot(v) in slots]
         kept = [self.planned(v).copy() for v in held]
         arena = bytes_at(run.tables.base, run.tables.plan.peak)
         arena[:] = self.one.way.fences.filled(arena.size)
@@ -161,64 +165,64 @@ class _Checked:
                 flat = array.reshape(-1).view(np.uint8)
                 flat[:] = self.one.way.fences.filled(flat.size)
 
-    def compare_read(self, call: Call) -> None:
+    def compare_read(self, launch: Launch) -> None:
         """Compare what a launch is about to read with what was made in isolation."""
-        for value in self.read(call):
-            if value not in call.updates:
-                self.require_whole(call, value)
-            self.compare(call, value, "reads", "was written over since it was made")
+        for value in self.read(launch):
+            if value not in launch.updates:
+                self.require_whole(launch, value)
+            self.compare(launch, value, "reads", "was written over since it was made")
 
-    def launch(self, position: int, call: Call) -> None:
+    def launch(self, position: int, launch: Launch) -> None:
         """Run a launch as planned; what it writes is as in isolation."""
-        if call.node is None and not _refers(call):
+        if launch.node is None and not _refers(launch):
             start, _, *rest = self.given.given
             row = start + 8 * len(FIELDS) * (position - self.skipped)
             execute()(row, 1, *rest)
         else:  # what calls back into Python has been asked already
-            for value in call.writes:
+            for value in launch.writes:
                 self.planned(value)[:] = self.one.data(value)
-        for value in self.written(call):
-            self.compare(call, value, "writes", "is not what the launch makes in isolation")
+        for value in self.written(launch):
+            self.compare(launch, value, "writes", "is not what the launch makes in isolation")
 
     def stopped(self, position: int) -> int:
         """A launch has reported an error: it does as planned, too, and is asked for its reason."""
         program, (start, _, *rest) = self.program, self.given.given
-        program.context.error[0] = 0
+        program.state.error[0] = 0
         ahead = position - self.skipped
         ended = execute()(start + 8 * len(FIELDS) * max(0, ahead), 1, *rest)
-        if not program.context.error[0]:
+        if not program.state.error[0]:
             problem = "it reports an error in isolation only"
-            raise misbehaviour(program.calls[position], problem, self.given.sizes)
+            raise misbehaviour(program.plan.launches[position], problem, self.given.sizes)
         return int(max(0, ahead) + ended)
 
-    def read(self, call: Call) -> list[Value]:
+    def read(self, launch: Launch) -> list[Value]:
         """What a launch reads of other launches and of inputs."""
         root = self.program.root
-        scratch = call.nested.scratch if call.nested else None
-        own = {root(value) for value in call.writes} - {root(value) for value in call.updates}
-        values = [v for v in call.values if isinstance(v, Variable) and v is not scratch]
+        scratch = launch.nested.scratch if launch.nested else None
+        own = {root(value) for value in launch.writes} - {root(value) for value in launch.updates}
+        values = [v for v in launch.values if isinstance(v, Variable) and v is not scratch]
         return [v for v in values if root(v) not in own]
 
-    def written(self, call: Call) -> list[Variable]:
+    def written(self, launch: Launch) -> list[Variable]:
         """What a launch writes for others."""
-        return [value for value in call.writes if self.program.root(value) in self.shared]
+        return [value for value in launch.writes if self.program.root(value) in self.shared]
 
-    def compare(self, call: Call, value: Value, verb: str, problem: str) -> None:
+    def compare(self, launch: Launch, value: Value, verb: str, problem: str) -> None:
         """Compare a value as planned with the one in isolation, where that is written."""
         if not self.agree(value, self.one.data(value), self.planned(value)):
-            place = call.values.index(value)
+            place = launch.values.index(value)
             text = f"value {place} ({value.type}), which it {verb}, {problem}"
-            raise misbehaviour(call, text, self.given.sizes)
+            raise misbehaviour(launch, text, self.given.sizes)
 
-    def compare_isolated(self, call: Call) -> None:
+    def compare_isolated(self, launch: Launch) -> None:
         """Compare what both isolated runs have made of a launch."""
-        for value in self.written(call):
+        for value in self.written(launch):
             if not self.agree(value, self.one.data(value), self.two.data(value)):
                 text = (
                     f"{value.type}, which it writes, depends on memory that nobody has "
                     "written, or on how the launch is divided"
                 )
-                raise misbehaviour(call, text, self.given.sizes)
+                raise misbehaviour(launch, text, self.given.sizes)
 
     def agree(self, value: Value, one: Array, other: Array) -> bool:
         """Whether two forms of a value are the same where it is written."""
@@ -238,14 +242,14 @@ class _Checked:
         whole: Array = (parts[0] & parts[1]).reshape(-1, kind.itemsize).all(axis=1)
         return whole
 
-    def require_whole(self, call: Call | None, value: Value) -> None:
+    def require_whole(self, launch: Launch | None, value: Value) -> None:
         """Require that a value of the graph is written everywhere before it is read."""
         root = self.program.root(value)
         if isinstance(root, Literal) or root in self.whole or root not in self.made:
             return
-        if call is not None and self.unwritten(root).any():
+        if launch is not None and self.unwritten(root).any():
             text = f"{root.type} is read, or returned, before all of it is written"
-            raise misbehaviour(call, text, self.given.sizes)
+            raise misbehaviour(launch, text, self.given.sizes)
         self.whole.add(root)
 
 
@@ -260,21 +264,23 @@ def _verify_donations(program: Program, run: Run) -> None:
         fits = array.shape == shape and array.dtype == kind.dtype.numpy
         if not (is_own and is_alone and fits and place in program.donations.get(output, ())):
             text = f"input {place} is written over by output {output}, and may not be"
-            raise misbehaviour(program.calls[-1], text, run.sizes)
+            raise misbehaviour(program.plan.launches[-1], text, run.sizes)
 
 
 def _shared(program: Program) -> set[Value]:
     """The values that several launches touch, or that are returned."""
-    touched = Counter(v for call in program.calls for v in {program.root(v) for v in call.values})
+    touched = Counter(
+        v for launch in program.plan.launches for v in {program.root(v) for v in launch.values}
+    )
     several = {value for value, count in touched.items() if count > 1}
     return several | {program.root(atom) for atom in program.graph.outputs}
 
 
-def _refers(call: Call) -> bool:
+def _refers(launch: Launch) -> bool:
     """Whether a loop or a choice calls back into Python."""
-    if call.nested is None:
+    if launch.nested is None:
         return False
-    return any(each.node is not None for s in call.nested.sections for each in s.every_call())
+    return any(each.node is not None for s in launch.nested.plans for each in s.every_launch())
 
 
 def _elements(data: Array, kind: np.dtype[Any]) -> Array:

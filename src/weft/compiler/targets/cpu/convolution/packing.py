@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-from weft.compiler.targets.cpu.cache.kernels import addresses
+from weft.compiler.plan.launch import Kind, Launch, Symbol, Value
+from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemm import functions as product_functions
-from weft.compiler.targets.cpu.products.pieces import Piece, Value
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.core.dtypes import DType
 from weft.ir import scalars
@@ -24,8 +24,8 @@ SQUARE = 16
 
 def packed(
     weights: Value, target: Variable, columns: int, *, groups: int = 1, turned: bool
-) -> Piece:
-    """The call that copies weights [O, C/groups, *kernel] into panels of columns.
+) -> Launch:
+    """The launch that copies weights [O, C/groups, *kernel] into panels of columns.
 
     The columns are outputs, and the terms channels and taps; turned: columns are channels, each
     output is a stack of its own, and the terms are taps.
@@ -38,15 +38,15 @@ def packed(
         taps *= dim
     panels = -(-columns // width)
     if turned:
-        function = addresses([taps_first(dtype, outputs, channels, taps, width)])[0]
+        function: Kernel | Symbol = taps_first(dtype, outputs, channels, taps, width)
         count, terms = outputs * panels, taps
     else:
-        function, terms = product_functions(dtype)["pack_turned"], channels * taps
+        function, terms = symbol_of(product_functions(dtype)["pack_turned"]), channels * taps
         count = groups * panels
     numbers = [] if turned else [columns, terms, panels]
     grain = max(1, 32768 // max(1, terms * width))
-    return Piece(
-        "pack", function, (weights, target), (target,), lambda sizes: numbers,
+    return Launch(
+        Kind.PACK, "pack", function, (weights, target), (target,), lambda sizes: numbers,
         lambda sizes: count, lambda sizes: grain,
     )  # fmt: skip
 
@@ -71,14 +71,14 @@ def taps_first(dtype: DType, outputs: int, channels: int, taps: int, width: int)
     return Kernel("pack", (source, target), (), (body,))
 
 
-def added(node: GraphNode, partial: Variable) -> Piece:
-    """The call that adds partial sums [splits, groups, rows, outputs] and turns them."""
+def added(node: GraphNode, partial: Variable) -> Launch:
+    """The launch that adds partial sums [splits, groups, rows, outputs] and turns them."""
     splits, groups, rows, outputs = (int(dim) for dim in partial.type.shape)
     kernel = summed(partial.type.dtype, splits, groups, outputs, rows)
     count = kernel.iterations({})
     grain = max(1, 32768 * count // max(1, rows * splits * groups * outputs))
-    return Piece(
-        "sum", addresses([kernel])[0], (partial, *node.results), node.results, lambda sizes: [],
+    return Launch(
+        Kind.SUM, "sum", kernel, (partial, *node.results), node.results, lambda sizes: [],
         lambda sizes: count, lambda sizes: grain,
     )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""The calls that a convolution becomes: packing of its weights, and the convolution itself.
+"""The launches that a convolution becomes: packing of its weights, and the convolution itself.
 
 >>> import weft as wf
 >>> from weft.compiler.graph_passes.channels_last_primitives import PLAIN, conv_last
 >>> from weft.ir.dispatch import apply
 >>> kinds = wf.spec("float32", (4, 9, 8)), wf.spec("float32", (16, 8, 3))
 >>> graph = wf.ir.trace(lambda x, w: apply(conv_last, x, w, **PLAIN), *kinds)
->>> [piece.name for piece in pieces(graph.nodes[0])]
+>>> [launch.name for launch in convolution_launches(graph.nodes[0])]
 ['pack', 'conv']
 """
 
@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from weft.compiler.lowering.convolution_sizes import Sizes as ConvolutionSizes
+from weft.compiler.lowering.convolution_sizes import node_sizes
+from weft.compiler.plan.launch import Kind, Launch
+from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered, plans, winograd_select
 from weft.compiler.targets.cpu.convolution.packing import added, packed
 from weft.compiler.targets.cpu.convolution.plans import Plan, WeightPlan
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products.pieces import Piece
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
 from weft.core.shapes import Dimension, substitute
@@ -30,13 +33,13 @@ NAMES = ("conv_last", "conv_last_input_gradient", "conv_last_weight_gradient")
 DTYPES = (float32, float64)
 
 
-def pieces(node: GraphNode) -> list[Piece] | None:
-    """The calls that make a convolution with channels last; None where there are none."""
-    sizes = plans.node_sizes(node) if node.primitive.name in NAMES else None
+def convolution_launches(node: GraphNode) -> list[Launch] | None:
+    """The launches that make a convolution with channels last; None where there are none."""
+    sizes = node_sizes(node) if node.primitive.name in NAMES else None
     if sizes is None or node.results[0].type.dtype not in DTYPES:
         return None
     if winograd_select.fits(sizes, node.results[0].type.dtype):
-        found = winograd_select.pieces(node, sizes)
+        found = winograd_select.winograd_launches(node, sizes)
         if found is not None:
             return found
     made = _Direct(node, sizes)
@@ -66,14 +69,14 @@ def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
 
 def flops(node: GraphNode, sizes: Sizes) -> int:
     """The floating-point operations of a convolution."""
-    found = plans.node_sizes(node)
+    found = node_sizes(node)
     return 0 if found is None else int(substitute(found.flops, dict(sizes)))
 
 
 class _Direct:
-    """Writes the calls of one convolution."""
+    """Writes the launches of one convolution."""
 
-    def __init__(self, node: GraphNode, sizes: plans.Sizes) -> None:
+    def __init__(self, node: GraphNode, sizes: ConvolutionSizes) -> None:
         self.node, self.sizes = node, sizes
         self.dtype: DType = node.results[0].type.dtype
         self.width = tile_of(self.dtype, host()).columns
@@ -83,7 +86,7 @@ class _Direct:
         """How many images there are."""
         return int(substitute(self.sizes.images, dict(sizes)))
 
-    def by_places(self) -> list[Piece]:
+    def by_places(self) -> list[Launch]:
         """A convolution, or the gradient of its input."""
         s, forward = self.sizes, self.node.primitive.name == "conv_last"
         plan = plans.forward(s, self.width) if forward else plans.backward(s, self.width)
@@ -102,8 +105,8 @@ class _Direct:
             self.direct(plan, target, columns, steps),
         ]
 
-    def direct(self, plan: Plan, weights: Variable, columns: int, steps: list[int]) -> Piece:
-        """The call that multiplies."""
+    def direct(self, plan: Plan, weights: Variable, columns: int, steps: list[int]) -> Launch:
+        """The launch that multiplies."""
         s = self.sizes
         result = self.node.results[0]
         image = prod(int(dim) for dim in result.type.shape[1:])
@@ -116,15 +119,16 @@ class _Direct:
             ]  # fmt: skip
             return _with_tables(head, plan)
 
-        return Piece(
+        return Launch(
+            Kind.CONVOLUTION,
             "conv",
-            self.functions["direct"],
+            symbol_of(self.functions["direct"]),
             (self.node.operands[0], weights, result),
             (result,),
             table,
             lambda sizes: -(-self.images(sizes) // plan.at_once) * plan.blocks * plan.parts,
             lambda sizes: 1,
-            self.by_rows(plan, result),
+            by_rows=self.by_rows(plan, result),
         )
 
     def by_rows(self, plan: Plan, result: Variable) -> dict[Variable, Dimension]:
@@ -135,7 +139,7 @@ class _Direct:
 
     # --- the gradient of the weights ---------------------------------------------------------
 
-    def weight_gradient(self) -> list[Piece]:
+    def weight_gradient(self) -> list[Launch]:
         """Partial sums, and what adds them up."""
         s = self.sizes
         plan = plans.weights(s)
@@ -143,8 +147,8 @@ class _Direct:
         partial = Variable(TensorType(self.dtype, (plan.splits, s.groups, rows, s.outputs)))
         return [self.partial(plan, partial, rows), added(self.node, partial)]
 
-    def partial(self, plan: WeightPlan, target: Variable, rows: int) -> Piece:
-        """The call that multiplies."""
+    def partial(self, plan: WeightPlan, target: Variable, rows: int) -> Launch:
+        """The launch that multiplies."""
         s, inner = self.sizes, plan.plan
         rest = prod(s.counts) // inner.y_step
         outputs = s.groups * s.outputs
@@ -159,9 +163,10 @@ class _Direct:
             ]  # fmt: skip
             return [*head, *plan.rows.tolist(), *plan.terms.tolist()]
 
-        return Piece(
+        return Launch(
+            Kind.CONVOLUTION,
             "conv",
-            self.functions["weights"],
+            symbol_of(self.functions["weights"]),
             (*self.node.operands, target),
             (target,),
             table,

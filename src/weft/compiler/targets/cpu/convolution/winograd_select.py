@@ -1,7 +1,7 @@
 """The calls of a convolution by the algorithm of Winograd: which ones take it, and its plan.
 
 >>> from weft.core.dtypes import float32
->>> from weft.compiler.targets.cpu.convolution.plans import Sizes
+>>> from weft.compiler.lowering.convolution_sizes import Sizes
 >>> sizes = Sizes(32, 1, 64, 64, (16, 16), (16, 16), (3, 3), (1, 1), (1, 1), (1, 1))
 >>> fits(sizes, float32), fits(sizes, float64)
 (True, False)
@@ -15,10 +15,12 @@ from math import prod
 
 import numpy as np
 
-from weft.compiler.targets.cpu.cache.kernels import addresses
+from weft.compiler.lowering.convolution_sizes import Sizes
+from weft.compiler.plan.launch import Kind, Launch
+from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered
 from weft.compiler.targets.cpu.convolution.packing import added, packed
-from weft.compiler.targets.cpu.convolution.plans import TASKS, Sizes, cut, pairs
+from weft.compiler.targets.cpu.convolution.plans import TASKS, cut, pairs
 from weft.compiler.targets.cpu.convolution.winograd import (
     COUNT,
     RESULT,
@@ -28,7 +30,6 @@ from weft.compiler.targets.cpu.convolution.winograd import (
     WINOGRAD,
 )
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products.pieces import Piece
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.core.dtypes import DType, float32, float64
 from weft.core.shapes import Dimension, substitute
@@ -51,7 +52,7 @@ SMALL = 16 << 20
 PARTIAL = 16 << 20
 """Bytes of partial sums of weights."""
 
-__all__ = ["fits", "float64", "pieces"]
+__all__ = ["fits", "float64", "winograd_launches"]
 
 
 def fits(s: Sizes, dtype: DType) -> bool:
@@ -69,17 +70,17 @@ def _many(s: Sizes) -> bool:
     return not isinstance(s.images, int) or s.images * tiles >= FEW
 
 
-def pieces(node: GraphNode, s: Sizes) -> list[Piece] | None:
+def winograd_launches(node: GraphNode, s: Sizes) -> list[Launch] | None:
     """The calls of a node whose sizes fit; None where another way is to be taken."""
     if node.primitive.name == "conv_last_weight_gradient":
-        return _Weights(node, s).pieces()
+        return _Weights(node, s).launches()
     if node.primitive.name == "conv_last":
-        return _Places(node, s, turned=False).pieces()
+        return _Places(node, s, turned=False).launches()
     low = tuple(2 - each for each in s.low)
     other = replace(
         s, channels=s.outputs, outputs=s.channels, area=s.counts, counts=s.area, low=low
     )
-    return _Places(node, other, turned=True).pieces()
+    return _Places(node, other, turned=True).launches()
 
 
 class _Writer:
@@ -125,7 +126,7 @@ class _Places(_Writer):
         tasks = -(-images // self.at_once) * self.blocks
         self.parts = 1 if tasks >= TASKS else min(self.panels, -(-TASKS // max(1, tasks)))
 
-    def pieces(self) -> list[Piece]:
+    def launches(self) -> list[Launch]:
         """The transform of the weights, and the convolution."""
         s = self.s
         size = self.panels * s.channels * self.width
@@ -141,14 +142,15 @@ class _Places(_Writer):
         pack = packed(self.node.operands[1], weights, s.outputs, turned=self.turned)
         return [pack, self.convolution(weights, min(DEEP, s.channels), steps)]
 
-    def transform(self, target: Variable) -> Piece:
-        """The call that transforms weights."""
+    def transform(self, target: Variable) -> Launch:
+        """The launch that transforms weights."""
         s = self.s
         steps = (9, s.outputs * 9) if self.turned else (s.channels * 9, 9)
         kernel = transformed(s.outputs, s.channels, self.width, steps, self.turned)
-        return Piece(
+        return Launch(
+            Kind.PACK,
             "pack",
-            addresses([kernel])[0],
+            kernel,
             (self.node.operands[1], target),
             (target,),
             lambda sizes: [],
@@ -156,8 +158,8 @@ class _Places(_Writer):
             lambda sizes: 8,
         )
 
-    def convolution(self, weights: Variable, deep: int, steps: list[int]) -> Piece:
-        """The call that multiplies; steps: of panels, terms, to the first tap, and of taps."""
+    def convolution(self, weights: Variable, deep: int, steps: list[int]) -> Launch:
+        """The launch that multiplies; steps: of panels, terms, to the first tap, and of taps."""
         s, result = self.s, self.node.results[0]
         image = prod(s.counts) * s.outputs
 
@@ -174,15 +176,16 @@ class _Places(_Writer):
             ]
             return [*head, *[int(each) for array in tables for each in array]]
 
-        return Piece(
+        return Launch(
+            Kind.CONVOLUTION,
             "conv",
-            self.functions["winograd"],
+            symbol_of(self.functions["winograd"]),
             (self.node.operands[0], weights, result),
             (result,),
             table,
             lambda sizes: -(-self.images(sizes) // self.at_once) * self.blocks * self.parts,
             lambda sizes: 1,
-            self.by_rows(result, image),
+            by_rows=self.by_rows(result, image),
         )
 
     def by_rows(self, result: Variable, image: int) -> dict[Variable, Dimension]:
@@ -196,7 +199,7 @@ class _Places(_Writer):
 class _Weights(_Writer):
     """The gradient of the weights."""
 
-    def pieces(self) -> list[Piece] | None:
+    def launches(self) -> list[Launch] | None:
         """Sums of products of transformed tiles, and what makes weights of them."""
         s, width = self.s, self.width
         if any(dim % width and dim > width for dim in (s.channels, s.outputs)):
@@ -212,8 +215,8 @@ class _Weights(_Writer):
         partial = Variable(TensorType(float32, shape))
         return [self.products(partial), added(self.node, partial)]
 
-    def products(self, target: Variable) -> Piece:
-        """The call that multiplies."""
+    def products(self, target: Variable) -> Launch:
+        """The launch that multiplies."""
         s = self.s
 
         def table(sizes: Numbers) -> list[int]:
@@ -230,9 +233,10 @@ class _Weights(_Writer):
             flat = [int(each) for array in tables for each in array]
             return [*head, *numbers, *flat, *self.second(sizes)]
 
-        return Piece(
+        return Launch(
+            Kind.CONVOLUTION,
             "conv",
-            self.functions["winograd_weights"],
+            symbol_of(self.functions["winograd_weights"]),
             (*self.node.operands, target),
             (target,),
             table,

@@ -14,7 +14,7 @@ them (low_precision.py); operands in another order are transposed before.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,7 +36,7 @@ from weft.core.dtypes import (
     uint32,
     uint64,
 )
-from weft.core.shapes import Dimension, size
+from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ops.contraction import free_axes
 from weft.ops.conversion import convert
@@ -60,6 +60,10 @@ class Product:
     """How many products, rows, columns, and terms of each sum."""
     turned: tuple[bool, bool]
     """Whether each operand lies in memory transposed."""
+
+    def numbers(self, sizes: Mapping[str, int]) -> list[int]:
+        """How many products, rows, columns and terms there are, for some sizes."""
+        return [int(substitute(dim, dict(sizes))) for dim in self.shape]
 
 
 def product_of(node: GraphNode) -> Product | None:

@@ -10,7 +10,7 @@ element of the result can follow in a chain, in which elements are the rows.
 >>> from weft.compiler.targets.cpu.products.forms import product_of
 >>> kinds = wf.spec("float32", (1, 784)), wf.spec("float32", (784, 512))
 >>> node = wf.ir.trace(lambda x, w: x @ w, *kinds).nodes[0]
->>> [piece.name for piece in vector_pieces(node, product_of(node)) or ()]
+>>> [launch.name for launch in vector_launches(node, product_of(node)) or ()]
 ['sums']
 """
 
@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.llvm.ir_text import Type, steps
 from weft.compiler.targets.cpu.machine import Machine, host
 from weft.compiler.targets.cpu.products.forms import Product
-from weft.compiler.targets.cpu.products.pieces import Piece, Sizes, Value, numbers
 from weft.core.dtypes import DType
 from weft.core.shapes import Dimension
 from weft.ir.graph import GraphNode, Variable
@@ -45,33 +46,35 @@ LANES = 16
 """What the columns of a strip are a multiple of."""
 
 
-def vector_pieces(node: GraphNode, product: Product) -> list[Piece] | None:
-    """The call that makes a product with a vector; None where it is none."""
+def vector_launches(node: GraphNode, product: Product) -> list[Launch] | None:
+    """The launch that makes a product with a vector; None where it is none."""
     left, right = node.operands
     _, rows, columns, _ = product.shape
     if not product.dtype.is_floating or (rows != 1 and columns != 1):
         return None
     if rows == 1:
-        piece = _dots_piece if product.turned[1] else _sums_piece
-        return [piece(node, product, (right, left), 2)]
-    piece = _sums_piece if product.turned[0] else _dots_piece
-    return [piece(node, product, (left, right), 1)]
+        launch = _dots_launch if product.turned[1] else _sums_launch
+        return [launch(node, product, (right, left), 2)]
+    launch = _sums_launch if product.turned[0] else _dots_launch
+    return [launch(node, product, (left, right), 1)]
 
 
-def _dots_piece(node: GraphNode, product: Product, given: tuple[Value, Value], axis: int) -> Piece:
-    """The call that multiplies the rows of a matrix; `axis`: where they are in the shape."""
+def _dots_launch(
+    node: GraphNode, product: Product, given: tuple[Value, Value], axis: int
+) -> Launch:
+    """The launch that multiplies the rows of a matrix; `axis`: where they are in the shape."""
     size = product.dtype.itemsize
 
     def table(sizes: Sizes) -> list[int]:
-        shape = numbers(product, sizes)
+        shape = product.numbers(sizes)
         return [shape[3], shape[axis]]
 
     def extent(sizes: Sizes) -> int:
-        shape = numbers(product, sizes)
+        shape = product.numbers(sizes)
         return shape[0] * shape[axis]
 
     def grain(sizes: Sizes) -> int:
-        row, total = max(1, numbers(product, sizes)[3] * size), extent(sizes)
+        row, total = max(1, product.numbers(sizes)[3] * size), extent(sizes)
         if row * total < LEAST:
             return max(1, total)
         return -(-max(CHUNK // row, total // CHUNKS, 1) // GROUP) * GROUP
@@ -81,15 +84,20 @@ def _dots_piece(node: GraphNode, product: Product, given: tuple[Value, Value], a
     rows: dict[Variable, Dimension] = {node.results[0]: 1}
     if isinstance(given[0], Variable) and given[0] is not given[1]:
         rows[given[0]] = product.shape[3]
-    return Piece("dots", function, values, node.results, table, extent, grain, rows)
+    return Launch(
+        Kind.VECTOR_PRODUCT, "dots", symbol_of(function), values, node.results, table, extent,
+        grain, by_rows=rows,
+    )  # fmt: skip
 
 
-def _sums_piece(node: GraphNode, product: Product, given: tuple[Value, Value], axis: int) -> Piece:
-    """The call that adds up the rows of a matrix; `axis`: where its columns are in the shape."""
+def _sums_launch(
+    node: GraphNode, product: Product, given: tuple[Value, Value], axis: int
+) -> Launch:
+    """The launch that adds up the rows of a matrix; `axis`: where its columns are in the shape."""
     size = product.dtype.itemsize
 
     def width(sizes: Sizes) -> int:
-        shape = numbers(product, sizes)
+        shape = product.numbers(sizes)
         columns = shape[axis]
         if columns * shape[3] * size < LEAST:
             return columns
@@ -97,22 +105,25 @@ def _sums_piece(node: GraphNode, product: Product, given: tuple[Value, Value], a
         return -(-wanted // LANES) * LANES
 
     def table(sizes: Sizes) -> list[int]:
-        shape = numbers(product, sizes)
+        shape = product.numbers(sizes)
         return [shape[3], shape[axis], width(sizes)]
 
     def extent(sizes: Sizes) -> int:
-        shape = numbers(product, sizes)
+        shape = product.numbers(sizes)
         return shape[0] * shape[axis]
 
     def grain(sizes: Sizes) -> int:
-        terms, total, wide = numbers(product, sizes)[3], extent(sizes), width(sizes)
+        terms, total, wide = product.numbers(sizes)[3], extent(sizes), width(sizes)
         if terms * total * size < LEAST:
             return max(1, total)
         return max(1, wide * max(1, CHUNK // max(1, terms * wide * size)))
 
     values = (*given, *node.results)
     function, rows = functions(product.dtype)["sums"], {node.results[0]: 1}
-    return Piece("sums", function, values, node.results, table, extent, grain, rows)
+    return Launch(
+        Kind.VECTOR_PRODUCT, "sums", symbol_of(function), values, node.results, table, extent,
+        grain, by_rows=rows,
+    )  # fmt: skip
 
 
 # --- native functions ----------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.graph_passes.dead_code import remove_dead_code
+from weft.compiler.plan.launch import Kind, Launch, Sizes
+from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.dot_instructions import functions
 from weft.compiler.targets.cpu.products.dot_packing import (
@@ -32,7 +34,6 @@ from weft.compiler.targets.cpu.products.dot_packing import (
     words_of,
 )
 from weft.compiler.targets.cpu.products.forms import Product, form_of
-from weft.compiler.targets.cpu.products.pieces import Piece, Sizes, numbers
 from weft.compiler.targets.cpu.products.select import CHUNK, CHUNKS
 from weft.compiler.targets.cpu.products.tile_plans import BLOCK, DEPTH, LOW
 from weft.core.dtypes import bfloat16, float16, float32, int8, int32, int64, uint8
@@ -207,18 +208,18 @@ def words_for(left: Atom, right: Atom) -> Words | None:
 # --- calls ---------------------------------------------------------------------------------------
 
 
-def wide_pieces(node: GraphNode) -> tuple[Product, list[Piece]] | None:
-    """A product of short elements and the calls that make it; None where there is none."""
+def wide_launches(node: GraphNode) -> tuple[Product, list[Launch]] | None:
+    """A product of short elements and the launches that make it; None where there is none."""
     if node.primitive is not dot_wide:
         return None
     words, product = words_for(*node.operands), form_of(node)
     if words is None or product is None:
         return None
-    return product, _Wide(node, product, words).pieces()
+    return product, _Wide(node, product, words).launches()
 
 
 class _Wide:
-    """Writes the calls of one product."""
+    """Writes the launches of one product."""
 
     def __init__(self, node: GraphNode, product: Product, words: Words) -> None:
         self.node, self.product, self.words = node, product, words
@@ -231,7 +232,7 @@ class _Wide:
             whole = isinstance(terms, int) and terms % words.terms == 0
             self.is_read = whole and not product.turned[0]
 
-    def pieces(self) -> list[Piece]:
+    def launches(self) -> list[Launch]:
         """The packing of operands, and the product."""
         stack, rows, columns, _ = self.product.shape
         left: Atom = self.node.operands[0]
@@ -255,39 +256,44 @@ class _Wide:
         """The same, as a number."""
         return -(-terms // self.words.terms)
 
-    def pack(self, side: int, target: Variable, width: int, *, turned: bool) -> Piece:
-        """The call that packs an operand: of the left one, rows are what columns are here."""
+    def pack(self, side: int, target: Variable, width: int, *, turned: bool) -> Launch:
+        """The launch that packs an operand: of the left one, rows are what columns are here."""
         lead = self.words.lead if side else 0
 
         def panels(sizes: Sizes) -> int:
-            return -(-numbers(self.product, sizes)[1 + side] // width)
+            return -(-self.product.numbers(sizes)[1 + side] // width)
 
         def table(sizes: Sizes) -> list[int]:
-            across, terms = numbers(self.product, sizes)[1 + side], numbers(self.product, sizes)[3]
+            across, terms = (
+                self.product.numbers(sizes)[1 + side],
+                self.product.numbers(sizes)[3],
+            )
             return [across, terms, panels(sizes), width, lead]
 
-        return Piece(
+        return Launch(
+            Kind.PACK,
             "pack",
-            self.functions["pack_turned" if turned else "pack_plain"],
+            symbol_of(self.functions["pack_turned" if turned else "pack_plain"]),
             (self.node.operands[side], target),
             (target,),
             table,
-            lambda sizes: numbers(self.product, sizes)[0] * panels(sizes),
-            lambda sizes: max(1, 32768 // max(1, numbers(self.product, sizes)[3] * width)),
+            lambda sizes: self.product.numbers(sizes)[0] * panels(sizes),
+            lambda sizes: max(1, 32768 // max(1, self.product.numbers(sizes)[3] * width)),
         )
 
-    def dot(self, left: Atom, right: Variable) -> Piece:
-        """The call that multiplies."""
+    def dot(self, left: Atom, right: Variable) -> Launch:
+        """The launch that multiplies."""
         entry, extent = ("columns", self.in_columns) if self.is_low else ("rows", self.in_rows)
-        return Piece(
+        return Launch(
+            Kind.PRODUCT,
             "dot",
-            self.functions[entry],
+            symbol_of(self.functions[entry]),
             (left, right, *self.node.results),
             self.node.results,
             self.table,
             extent,
             self.panels_at_once if self.is_low else self.rows_at_once,
-            {} if self.is_low else self.by_rows(left),
+            by_rows={} if self.is_low else self.by_rows(left),
         )
 
     def by_rows(self, left: Atom) -> Mapping[Variable, Dimension]:
@@ -300,7 +306,7 @@ class _Wide:
 
     def table(self, sizes: Sizes) -> list[int]:
         """What the native function is given."""
-        _, rows, columns, terms = numbers(self.product, sizes)
+        _, rows, columns, terms = self.product.numbers(sizes)
         words = self.word_count(terms)
         if self.is_read:
             left = [words, 1, rows * words, max(1, rows), 0]
@@ -318,23 +324,23 @@ class _Wide:
 
     def in_rows(self, sizes: Sizes) -> int:
         """The rows of all products."""
-        stack, rows, _, _ = numbers(self.product, sizes)
+        stack, rows, _, _ = self.product.numbers(sizes)
         return stack * rows
 
     def in_columns(self, sizes: Sizes) -> int:
         """The panels of all products."""
-        stack, _, columns, _ = numbers(self.product, sizes)
+        stack, _, columns, _ = self.product.numbers(sizes)
         return stack * -(-columns // COLUMNS)
 
     def rows_at_once(self, sizes: Sizes) -> int:
         """How many rows a chunk has."""
-        _, _, columns, terms = numbers(self.product, sizes)
+        _, _, columns, terms = self.product.numbers(sizes)
         least = CHUNK * self.words.terms // max(1, 2 * columns * terms) + 1
         wanted = max(least, min(BLOCK, self.in_rows(sizes) // CHUNKS))
         return -(-wanted // 6) * 6
 
     def panels_at_once(self, sizes: Sizes) -> int:
         """How many panels a chunk has."""
-        _, rows, _, terms = numbers(self.product, sizes)
+        _, rows, _, terms = self.product.numbers(sizes)
         least = CHUNK * self.words.terms // max(1, 2 * rows * COLUMNS * terms) + 1
         return max(least, self.in_columns(sizes) // (4 * CHUNKS))

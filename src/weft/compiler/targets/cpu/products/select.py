@@ -1,24 +1,25 @@
-"""The calls that a product becomes: packing of its right operand, and the product itself.
+"""The launches that a product becomes: packing of its right operand, and the product itself.
 
-Which function makes a product is decided here: one for a vector or a few (vectors.py), or tiles, by
+Which function makes a product is decided here: one for a vector or a few (gemv.py), or tiles, by
 rows or by columns; docs/design/products.md has the measurements behind it.
 
 >>> import weft as wf
 >>> from weft.compiler.targets.cpu.products.forms import product_of
 >>> kinds = wf.spec("float32", (512, 512)), wf.spec("float32", (512, 512))
 >>> node = wf.ir.trace(lambda a, b: a @ b, *kinds).nodes[0]
->>> [piece.name for piece in pieces(node, product_of(node))]
+>>> [launch.name for launch in product_launches(node, product_of(node))]
 ['pack', 'dot']
 """
 
 from __future__ import annotations
 
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
+from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import forms
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.gemm import functions
-from weft.compiler.targets.cpu.products.gemv import vector_pieces
-from weft.compiler.targets.cpu.products.pieces import Piece, Sizes, Value, numbers
+from weft.compiler.targets.cpu.products.gemv import vector_launches
 from weft.compiler.targets.cpu.products.tile_plans import Plan, chosen, usual
 from weft.compiler.targets.cpu.products.tiles import Tile, tile_of
 from weft.core.shapes import Dimension
@@ -37,26 +38,27 @@ CHUNKS = 8
 """Into how many chunks a product is cut, where they are not too small or too large."""
 
 
-def pieces(node: GraphNode, product: Product) -> list[Piece]:
-    """The calls that make a product, in order."""
+def product_launches(node: GraphNode, product: Product) -> list[Launch]:
+    """The launches that make a product, in order."""
     plan = chosen(product)
     if plan is None or plan.form == "usual":
-        vector = vector_pieces(node, product)
+        vector = vector_launches(node, product)
         if vector is not None:
             return vector
         plan = usual(product)
     if plan.form == "blas":
         return [_by_blas(node, product)]
-    return _Generated(node, product, plan).pieces()
+    return _Generated(node, product, plan).launches()
 
 
-def _by_blas(node: GraphNode, product: Product) -> Piece:
+def _by_blas(node: GraphNode, product: Product) -> Launch:
     def shape(sizes: Sizes) -> list[int]:
-        return numbers(product, sizes)
+        return product.numbers(sizes)
 
-    return Piece(
+    return Launch(
+        Kind.PRODUCT,
         "blas",
-        forms.product_address(product.dtype),
+        symbol_of(forms.product_address(product.dtype)),
         (*node.operands, *node.results),
         node.results,
         lambda sizes: forms.table(product, shape(sizes)),
@@ -66,7 +68,7 @@ def _by_blas(node: GraphNode, product: Product) -> Piece:
 
 
 class _Generated:
-    """Writes the calls of one product that is made of tiles."""
+    """Writes the launches of one product that is made of tiles."""
 
     def __init__(self, node: GraphNode, product: Product, plan: Plan) -> None:
         self.node, self.product, self.plan = node, product, plan
@@ -75,7 +77,7 @@ class _Generated:
         self.right: Value = node.operands[1]
         self.is_low, self.packed = plan.form == "columns", plan.packed
 
-    def pieces(self) -> list[Piece]:
+    def launches(self) -> list[Launch]:
         """Packing, if it is needed, and the product."""
         if not self.packed:
             return [self.dot()]
@@ -89,38 +91,42 @@ class _Generated:
         """How many panels the columns are cut into."""
         return (self.product.shape[2] + (self.tile.columns - 1)) // self.tile.columns
 
-    def pack(self, target: Variable) -> Piece:
-        """The call that copies the right operand into panels."""
+    def pack(self, target: Variable) -> Launch:
+        """The launch that copies the right operand into panels."""
         turned = self.product.turned[1]
 
-        def sizes_of(sizes: Sizes) -> list[int]:
-            _, _, columns, terms = numbers(self.product, sizes)
+        def table(sizes: Sizes) -> list[int]:
+            _, _, columns, terms = self.product.numbers(sizes)
             return [columns, terms, self.count(columns)]
 
         values = self.node.operands[1], target
         if turned:
             function, grain = self.functions["pack_turned"], self.panels_of_copies
-            return Piece("pack", function, values, (target,), sizes_of, self.in_columns, grain)
+            return Launch(
+                Kind.PACK, "pack", symbol_of(function), values, (target,), table, self.in_columns,
+                grain,
+            )  # fmt: skip
         function, source = self.functions["pack_plain"], values[0]
         columns, rows = self.product.shape[2], dict[Variable, Dimension]()
         if isinstance(source, Variable) and isinstance(columns, int):
             wide = self.count(columns) * self.tile.columns
             rows = {source: columns} if wide <= columns * PADDED else {}
-        return Piece(
-            "pack", function, values, (target,), sizes_of, self.in_terms, self.terms_of_copies, rows
-        )
+        return Launch(
+            Kind.PACK, "pack", symbol_of(function), values, (target,), table, self.in_terms,
+            self.terms_of_copies, by_rows=rows,
+        )  # fmt: skip
 
     def panels_of_copies(self, sizes: Sizes) -> int:
         """How many panels a chunk of packing has."""
-        return max(1, COPIED // max(1, numbers(self.product, sizes)[3] * self.tile.columns))
+        return max(1, COPIED // max(1, self.product.numbers(sizes)[3] * self.tile.columns))
 
     def terms_of_copies(self, sizes: Sizes) -> int:
         """How many rows, which are terms, a chunk of packing has."""
-        return max(1, COPIED // max(1, numbers(self.product, sizes)[2]))
+        return max(1, COPIED // max(1, self.product.numbers(sizes)[2]))
 
     def in_terms(self, sizes: Sizes) -> int:
         """The terms of all products."""
-        stack, _, _, terms = numbers(self.product, sizes)
+        stack, _, _, terms = self.product.numbers(sizes)
         return stack * terms
 
     def count(self, columns: int) -> int:
@@ -129,22 +135,25 @@ class _Generated:
 
     def in_columns(self, sizes: Sizes) -> int:
         """The panels of all products."""
-        stack, _, columns, _ = numbers(self.product, sizes)
+        stack, _, columns, _ = self.product.numbers(sizes)
         return stack * self.count(columns)
 
     def in_rows(self, sizes: Sizes) -> int:
         """The rows of all products."""
-        stack, rows, _, _ = numbers(self.product, sizes)
+        stack, rows, _, _ = self.product.numbers(sizes)
         return stack * rows
 
-    def dot(self) -> Piece:
-        """The call that multiplies."""
+    def dot(self) -> Launch:
+        """The launch that multiplies."""
         values = (self.node.operands[0], self.right, *self.node.results)
         entry, extent = ("columns", self.in_columns) if self.is_low else ("rows", self.in_rows)
         grain = self.panels_at_once if self.is_low else self.rows_at_once
         rows = {} if self.is_low else self.by_rows()
-        function = self.functions[entry]
-        return Piece("dot", function, values, self.node.results, self.table, extent, grain, rows)
+        function = symbol_of(self.functions[entry])
+        return Launch(
+            Kind.PRODUCT, "dot", function, values, self.node.results, self.table, extent, grain,
+            by_rows=rows,
+        )  # fmt: skip
 
     def by_rows(self) -> dict[Variable, Dimension]:
         """A row of the result is made of a row of the left operand, unless that lies transposed.
@@ -159,7 +168,7 @@ class _Generated:
 
     def table(self, sizes: Sizes) -> list[int]:
         """What the native function is given."""
-        _, rows, columns, terms = numbers(self.product, sizes)
+        _, rows, columns, terms = self.product.numbers(sizes)
         width, left = self.tile.columns, self.product.turned[0]
         if self.packed:
             right = [self.count(columns) * terms * width, width, terms * width]
@@ -177,13 +186,13 @@ class _Generated:
 
     def rows_at_once(self, sizes: Sizes) -> int:
         """How many rows a chunk has."""
-        _, _, columns, terms = numbers(self.product, sizes)
+        _, _, columns, terms = self.product.numbers(sizes)
         least = CHUNK // max(1, 2 * columns * terms) + 1
         wanted = max(least, min(self.plan.block, self.in_rows(sizes) // CHUNKS))
         return -(-wanted // self.tile.rows) * self.tile.rows
 
     def panels_at_once(self, sizes: Sizes) -> int:
         """How many panels a chunk has."""
-        _, rows, _, terms = numbers(self.product, sizes)
+        _, rows, _, terms = self.product.numbers(sizes)
         least = PART // max(1, 2 * rows * self.tile.columns * terms) + 1
         return max(least, self.in_columns(sizes) // (4 * CHUNKS))

@@ -13,13 +13,13 @@ that results may differ in their last bits from those without tuning; they are t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 import numpy as np
 
-from weft.compiler.targets.cpu.cache.kernels import disk, environment
+from weft.compiler.targets.cpu.cache.kernels import environment
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.tile_plans import TUNER, Plan, read_plan, ways
 from weft.compiler.targets.cpu.runtime.program import Program
@@ -27,7 +27,7 @@ from weft.core.shapes import is_static
 from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode, Variable
 from weft.ops.contraction import dot
-from weft.runtime.cache import entry_key
+from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.stamps import source_stamp
 from weft.runtime.threads import get_num_threads
 
@@ -41,17 +41,21 @@ ROUNDS = 3
 """How often the ways take turns: a machine that is busy for a while is busy for all."""
 
 
-def tuned(product: Product) -> Plan | None:
+Compile = Callable[[Graph], Program]
+"""Compiles a graph for this processor."""
+
+
+def tuned(compile_program: Compile, product: Product) -> Plan | None:
     """The fastest way to make a product of known sizes; measured, if nobody has done it yet."""
     if not is_static(product.shape) or 0 in product.shape:
         return None
     found = _plans.get(product)
     if found is None:
         key = entry_key(f"{product}".encode(), *_circumstances())
-        data = disk().get(key)
+        data = shared_disk().get(key)
         if data is None:
-            data = str(_fastest(product)).encode()
-            disk().put(key, data)
+            data = str(_fastest(compile_program, product)).encode()
+            shared_disk().put(key, data)
         found = _plans[product] = read_plan(data.decode())
     return found
 
@@ -64,10 +68,10 @@ def _circumstances() -> tuple[str, ...]:
 _plans: dict[Product, Plan] = {}
 
 
-def _fastest(product: Product) -> Plan:
+def _fastest(compile_program: Compile, product: Product) -> Plan:
     """The way that took the least time, or the usual one, which comes first, if it is close."""
     arrays = _operands(product)
-    runs = {plan: _compiled(product, plan) for plan in ways(product)}
+    runs = {plan: _compiled(compile_program, product, plan) for plan in ways(product)}
     best = dict.fromkeys(runs, np.inf)
     for _ in range(ROUNDS):
         for plan, program in runs.items():
@@ -89,10 +93,10 @@ def _seconds(program: Program, arrays: list[np.ndarray]) -> float:
             return float(best)
 
 
-def _compiled(product: Product, plan: Plan) -> Program:
+def _compiled(compile_program: Compile, product: Product, plan: Plan) -> Program:
     """A program of nothing but the product, made in one way."""
     with _forced(plan):
-        return Program(_graph(product))
+        return compile_program(_graph(product))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from __future__ import annotations
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.symbols import finder
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 
 CHUNK = 1 << 20
@@ -76,3 +77,6 @@ def numbers(size: int) -> list[int]:
 def copy_address() -> int:
     """The address of the native function, which has a kernel's signature."""
     return text_addresses(SOURCE, ["copy"])["copy"]
+
+
+finder("copy", copy_address)

@@ -1,4 +1,4 @@
-"""Runners: memory, arrays and one native call for the tables of a program.
+"""Executables: memory, arrays and one native call for the tables of a program.
 
 Every value that is stored has a slot: inputs and outputs are addresses of the caller's arrays,
 constants live with the program, and everything else lies in one arena, planned by lifetime.
@@ -18,7 +18,7 @@ from weakref import WeakSet
 import numpy as np
 
 from weft.compiler.plan.launch import Sizes, Value
-from weft.compiler.plan.program_plan import Context, Tables
+from weft.compiler.plan.program_plan import read_sizes, symbols_of
 from weft.compiler.targets.cpu.products.forms import one_thread_each
 from weft.compiler.targets.cpu.runtime.array_fields import write_addresses
 from weft.compiler.targets.cpu.runtime.driver import (
@@ -34,18 +34,15 @@ from weft.compiler.targets.cpu.runtime.driver import (
 )
 from weft.compiler.targets.cpu.runtime.entry_points import BLOCK, entries
 from weft.compiler.targets.cpu.runtime.preparation import Preparation
-from weft.core.errors import ShapeError
+from weft.compiler.targets.cpu.runtime.tables import State, Tables
+from weft.compiler.targets.target import Donation
 from weft.core.forks import in_child
-from weft.core.shapes import Dimension, match_size
 from weft.core.sharing import changed
-from weft.core.types import TensorType
 from weft.ir.graph import Graph, Variable
 from weft.runtime.arena import Arena, Block
 
 Array = np.ndarray[Any, Any]
 
-Donation = tuple[int, int]
-"""The positions of an output and of the input whose array it is written to."""
 RECYCLED = 4096
 """Bytes from which an array is worth being used again."""
 SPARE = 64
@@ -54,13 +51,13 @@ BOUND = 32
 """How many sets of sizes a program keeps its tables for."""
 
 
-class Runner(ABC):
+class CpuExecutable(ABC):
     """What runs tables; whoever makes them says what goes in, what comes out, and where it is."""
 
     graph: Graph
     """Its inputs and outputs are those of the tables."""
-    context: Context
-    slots: dict[Value, int]
+    state: State
+    slots: Mapping[Value, int]
     donations: Mapping[int, tuple[int, ...]]
     once: int
     """How many calls come first that read nothing but inputs which stay the same."""
@@ -72,7 +69,7 @@ class Runner(ABC):
         self._tables: OrderedDict[tuple[int, ...], Tables] = OrderedDict()
         self._spare: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
         self._lock = Lock()
-        _runners.add(self)
+        _executables.add(self)
         self._runner: int | None = None
         self._arena = Arena()
         self._block: Block | None = None
@@ -110,9 +107,7 @@ class Runner(ABC):
     @cached_property
     def symbols(self) -> list[str]:
         """The sizes that are known at run time only."""
-        return sorted(
-            {s for kind in self.graph.input_types for d in kind.shape for s in _symbols(d)}
-        )
+        return symbols_of(self.graph)
 
     @cached_property
     def _around(self) -> Callable[[], AbstractContextManager[None]]:
@@ -179,7 +174,7 @@ class Runner(ABC):
         sizes = self.read_sizes(arrays) if self.symbols else _NO_SIZES
         tables = self._tables_for(sizes)
         self._place(tables)
-        self.context.sizes = sizes
+        self.state.sizes = sizes
         if self._is_direct and not WATCHERS:
             made = self._made(arrays, tables, sizes, donated)
             block = self._block_for(tables, arrays)
@@ -187,7 +182,7 @@ class Runner(ABC):
             try:
                 said = self._launch(block, *arrays, *made)  # type: ignore[misc]
             finally:  # also where a signal was handled as the launch returned
-                if donated and block[-1] == block[1] and not self.context.error[0]:
+                if donated and block[-1] == block[1] and not self.state.error[0]:
                     _tell_of(donated, arrays)
                     finished += self._assembled(arrays, made, tables, sizes)
             if said is None:
@@ -201,7 +196,7 @@ class Runner(ABC):
         self, tables: Tables, wanted: int, ended: int, inputs: Sequence[Array]
     ) -> BaseException:
         """What went wrong in a run that wanted so many calls and came to the end of some."""
-        said = int(self.context.error[0])
+        said = int(self.state.error[0])
         if said == INTERRUPTED:
             return interruption()
         if said == UNANSWERED:
@@ -241,7 +236,7 @@ class Runner(ABC):
         finished: list[Array],
     ) -> list[Array]:
         """A run that is watched, has threads of the BLAS, or arrays that must be copied."""
-        table, error = tables.given[2], self.context.error
+        table, error = tables.given[2], self.state.error
         inputs = write_addresses(arrays, table)
         made = self._made(inputs, tables, sizes, donated)
         write_addresses([*inputs, *made], table, self._own_slots)
@@ -281,12 +276,7 @@ class Runner(ABC):
 
     def read_sizes(self, inputs: Sequence[Any]) -> dict[str, int]:
         """The sizes of the symbols, given inputs, or anything that has their shapes."""
-        sizes: dict[str, Dimension] = {}
-        for position, (array, kind) in enumerate(zip(inputs, self.graph.input_types, strict=True)):
-            for actual, dim in zip(array.shape, kind.shape, strict=True):
-                if dim is not actual and not match_size(dim, actual, sizes):
-                    raise _contradiction(position, array, kind)
-        return sizes  # type: ignore[return-value]
+        return read_sizes(self.graph, inputs)
 
     def _tables_for(self, sizes: Sizes) -> Tables:
         key = tuple([sizes[name] for name in self.symbols]) if sizes else ()
@@ -412,12 +402,12 @@ class Runner(ABC):
         return int(self._held_slots.ctypes.data)
 
 
-_runners: WeakSet[Runner] = WeakSet()
+_executables: WeakSet[CpuExecutable] = WeakSet()
 
 
 def _forget_other_threads() -> None:
     """In a forked child no other thread is inside of a program."""
-    for each in list(_runners):
+    for each in list(_executables):
         each.forget_other_threads()
 
 
@@ -431,17 +421,3 @@ def _tell_of(donated: Sequence[Donation], inputs: Sequence[Array]) -> None:
 
 
 _NO_SIZES: dict[str, int] = {}
-
-
-def _contradiction(position: int, array: Array, kind: TensorType) -> ShapeError:
-    return ShapeError(
-        "jit",
-        f"input {position} has a size that contradicts the compiled program",
-        expected=str(kind),
-        got={"input": array},
-        fix="call the function again with arguments: it is compiled for their sizes",
-    )
-
-
-def _symbols(dim: Dimension) -> frozenset[str]:
-    return frozenset() if isinstance(dim, int) else dim.symbols()

@@ -3,20 +3,27 @@
 The pool is given one range: the chunks of all members, one member after the other. A chunk's member
 is found by its number, and its borders are those that it would have alone, so bits stay the same.
 
->>> from weft.compiler.targets.cpu.runtime.grouped_launch import Member, chunk_count, table
->>> members = [Member(111, 2, (7,), 100, 40), Member(222, 3, (), 10, 40)]
->>> chunk_count(members), table(members)
-(4, [2, 111, 0, 13, 100, 40, 0, 222, 2, 14, 10, 40, 3, 7])
+>>> import weft as wf
+>>> from weft.compiler.plan.planning import plan_program
+>>> from weft.compiler.targets.cpu.target import CPU
+>>> kinds = wf.spec("float32", (8,)), wf.spec("float32", (9,))
+>>> plan = plan_program(wf.ir.trace(lambda x, y: (x * 2, y * 2), *kinds), CPU)
+>>> table(plan.launches[0].members, {}, lambda member: (111, member.numbers({})))
+[2, 111, 0, 13, 8, 32768, 0, 111, 2, 14, 9, 32768, 1, 8, 9]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cache
 
+from weft.compiler.plan.horizontal_fusion import chunk_count, chunk_size
+from weft.compiler.plan.launch import Launch, Sizes
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.symbols import finder
 
+NumbersOf = Callable[[Launch], tuple[int, list[int]]]
+"""The address of a launch's native function, and the numbers that it is given."""
 FIELDS = 6
 """The columns: function, first buffer, where its sizes are, extent, grain, first chunk."""
 
@@ -84,44 +91,20 @@ done:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A kernel in an ensemble: its function, how many buffers, its sizes, extent and grain."""
+def table(members: Sequence[Launch], sizes: Sizes, numbers_of: NumbersOf) -> list[int]:
+    """What the native function is given beside the buffers of all members.
 
-    function: int
-    buffers: int
-    sizes: tuple[int, ...]
-    extent: int
-    grain: int
-
-    @property
-    def chunks(self) -> int:
-        """Into how many chunks its range is cut."""
-        return -(-self.extent // self.grain)
-
-
-def chunk_count(members: Sequence[Member]) -> int:
-    """The chunks of all members."""
-    return sum(member.chunks for member in members)
-
-
-def chunks_at_once(members: Sequence[Member]) -> int:
-    """How many chunks a thread claims: many where they are small, all where one thread will do."""
-    work = sum(member.extent / member.grain for member in members)
-    return max(1, int(chunk_count(members) / max(work, 1.0)))
-
-
-def table(members: Sequence[Member]) -> list[int]:
-    """What the native function is given as its sizes."""
+    `numbers_of` gives the address of a member's function, and what that is given.
+    """
     rows, numbers = [len(members)], list[int]()
     buffer = chunk = 0
     start = 1 + FIELDS * len(members)
     for member in members:
-        rows += [
-            member.function, buffer, start + len(numbers), member.extent, member.grain, chunk,
-        ]  # fmt: skip
-        numbers += member.sizes
-        buffer, chunk = buffer + member.buffers, chunk + member.chunks
+        address, own = numbers_of(member)
+        extent, grain = member.extent(sizes), chunk_size(member, sizes)
+        rows += [address, buffer, start + len(numbers), extent, grain, chunk]
+        numbers += own
+        buffer, chunk = buffer + len(member.values), chunk + chunk_count(member, sizes)
     return [*rows, *numbers]
 
 
@@ -129,3 +112,6 @@ def table(members: Sequence[Member]) -> list[int]:
 def ensemble_address() -> int:
     """The address of the native function, which has a kernel's signature."""
     return text_addresses(SOURCE, ["ensemble"])["ensemble"]
+
+
+finder("grouped", ensemble_address)

@@ -224,6 +224,7 @@ def foreign_address() -> int:
 
 
 finder("library", find_again)
+finder("foreign", foreign_address)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,57 +1,62 @@
-"""A compiled program: the section of a whole graph, and what runs it.
+"""A compiled program: a plan, with the machine code and the tables that run it.
 
 >>> import numpy as np
 >>> import weft as wf
->>> program = Program(wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,))))
->>> program.run([np.zeros(3, np.float32)])[0].tolist()
+>>> from weft.compiler.plan.planning import plan_program
+>>> from weft.compiler.targets.cpu.target import CPU
+>>> plan = plan_program(wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,))), CPU)
+>>> Program(plan).run([np.zeros(3, np.float32)])[0].tolist()
 [2.0, 2.0, 2.0]
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from weft.compiler.pipeline import optimize
-from weft.compiler.plan.control_flow import control_call
-from weft.compiler.plan.in_place import donations
-from weft.compiler.plan.program_plan import Context, Section, Tables, Written
-from weft.compiler.targets.cpu.cache.prefetch_modules import begin_modules
-from weft.compiler.targets.cpu.runtime.executable import Runner
+from weft.compiler.plan.launch import Sizes, Value
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.cpu.runtime.executable import CpuExecutable
+from weft.compiler.targets.cpu.runtime.tables import State, TableMaker, Tables, refusal
 from weft.core.shapes import substitute
-from weft.ir.graph import Graph
 from weft.ir.sizes import resolve_graph
 from weft.ops.control import run as run_by_reference
 
 Array = np.ndarray[Any, Any]
 
 
-class Program(Section, Runner):
-    """A graph, compiled: a section with inputs, outputs and memory of its own."""
+class Program(CpuExecutable):
+    """The executable of a plan that was made in this process."""
 
-    def __init__(
-        self, graph: Graph, fixed: Collection[int] = (), draft: Written | None = None
-    ) -> None:
-        """Compile a graph; inputs at the positions `fixed` are expected to stay the same.
+    def __init__(self, plan: ProgramPlan) -> None:
+        """Compile the kernels of a plan."""
+        super().__init__(plan.fixed if plan.once else ())
+        self.plan, self.graph, self.slots = plan, plan.graph, plan.slots
+        self.once, self.donations = plan.once, plan.donations
+        self.state = State()
+        self.maker = TableMaker(plan, self.state)
 
-        A `draft` shares what is written with others, and is not compiled before `finish`.
-        """
-        begin_modules(graph)
-        context = Context(control_call, written=draft or Written(), dry=draft is not None)
-        Section.__init__(self, optimize(graph), context, fixed=fixed)
-        Runner.__init__(self, fixed if self.once else ())
-        self.donations = donations(self.calls, self.graph, self.root)
-        if draft is None:
-            context.written = Written()  # which is needed no more
+    def root(self, value: Value) -> Value:
+        """See `CpuExecutable`."""
+        return self.plan.root(value)
+
+    def tables(self, sizes: Sizes) -> Tables:
+        """See `CpuExecutable`."""
+        return self.maker.tables(self.plan, sizes)
+
+    @property
+    def calls_blas(self) -> bool:
+        """See `CpuExecutable`."""
+        return any(launch.identity[0] == "blas" for launch in self.plan.every_launch())
 
     def by_reference(self, inputs: list[Array]) -> list[Array]:
-        """See `Runner`."""
+        """See `CpuExecutable`."""
         sizes = self.read_sizes(inputs)
         graph = resolve_graph(self.graph, lambda dim: substitute(dim, dict(sizes)))
         return list(run_by_reference(graph if sizes else self.graph, inputs))
 
     def failure(self, tables: Tables, ended: int, inputs: list[Array]) -> BaseException:
-        """See `Runner`."""
-        return self.failed(tables, ended)
+        """See `CpuExecutable`."""
+        failure, self.state.failure = self.state.failure, None
+        return failure or refusal(self.plan, tables, ended - 1, self.state.sizes)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from functools import cache
 
+from weft.compiler.plan.launch import Sizes, substitute_all
+from weft.compiler.plan.row_fusion import LINE, RowBlocks
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.symbols import finder
+from weft.compiler.targets.cpu.runtime.grouped_launch import NumbersOf
 
 HEAD, STAGE, ENTRY = 5, 5, 3
 """Numbers at the head of the table, of each stage, and of each buffer."""
-LINE = 64
-"""What values in scratch memory are aligned to, in bytes."""
 
 SOURCE = f"""
 declare ptr @malloc(i64)
@@ -121,3 +123,32 @@ done:
 def address() -> int:
     """The address of the native function, which has a kernel's signature."""
     return text_addresses(SOURCE, ["chain"])["chain"]
+
+
+finder("row fusion", address)
+
+
+def table(blocks: RowBlocks, sizes: Sizes, numbers_of: NumbersOf) -> list[int]:
+    """What the native function is given beside the buffers of all stages."""
+    height = blocks.height(sizes)
+    places, used = blocks.places(sizes, height)
+    stages, entries, numbers = list[int](), list[int](), list[int]()
+    count = sum(len(operands) for operands in blocks.operands)
+    start = HEAD + STAGE * len(blocks.stages) + ENTRY * count
+    for stage, operands in zip(blocks.stages, blocks.operands, strict=True):
+        function, own = numbers_of(stage.launch)
+        many, few = substitute_all(stage.many, sizes), substitute_all(stage.few, sizes)
+        stages += [function, len(entries) // ENTRY, start + len(numbers), many, few]
+        numbers += own
+        for operand in operands:
+            entries += [operand, 0, 0] if isinstance(operand, int) else [-1, *places[operand]]
+    return [
+        len(blocks.stages),
+        blocks.rows(sizes),
+        height,
+        used,
+        count,
+        *stages,
+        *entries,
+        *numbers,
+    ]

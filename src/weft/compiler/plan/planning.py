@@ -1,0 +1,252 @@
+"""Planning: from a graph to a plan, in stages, each a function from what is known so far.
+
+>>> import weft as wf
+>>> from weft.compiler.targets.cpu.target import CPU
+>>> graph = wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,)))
+>>> [launch.name for launch in plan_program(graph, CPU).launches]
+['k0']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from weft.compiler.fusion.grouping import Group, Step, group, shares_memory
+from weft.compiler.lowering.group_reuse import Signature
+from weft.compiler.lowering.groups import Lowered, context_of, is_lowered, lower
+from weft.compiler.lowering.node_reuse import Repeats
+from weft.compiler.pipeline import optimize
+from weft.compiler.plan.control_flow import control_launch
+from weft.compiler.plan.horizontal_fusion import scheduled
+from weft.compiler.plan.in_place import donations, places, reused
+from weft.compiler.plan.launch import (
+    ROW,
+    STEP,
+    Kind,
+    Launch,
+    Root,
+    Value,
+    byte_count,
+    continue_joins,
+    kernel_launch,
+    node_kernels_in_order,
+    one,
+)
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.plan.row_fusion import chained
+from weft.compiler.targets.target import Target
+from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.runtime.memory import Lifetime, Planner
+
+
+@dataclass(slots=True)
+class WrittenKernels:
+    """The kernels that were written so far, of groups and of nodes; plans may share them."""
+
+    groups: dict[Hashable, tuple[Lowered, Signature]] = field(default_factory=dict)
+    nodes: Repeats = field(default_factory=Repeats)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What all plans of one program share."""
+
+    target: Target
+    written: WrittenKernels
+    dry: bool
+    """Whether kernels are written only, which is enough to plan memory."""
+    error: Literal = field(default_factory=lambda: Literal(np.zeros(1, np.int32)))
+    kernels: int = 0
+    """How many kernels have a name."""
+
+
+def plan_program(
+    graph: Graph,
+    target: Target,
+    fixed: Collection[int] = (),
+    draft: WrittenKernels | None = None,
+) -> ProgramPlan:
+    """The plan of a whole program; inputs at the positions `fixed` are expected to stay the same.
+
+    A `draft` shares what is written with others, and nothing of it is compiled ahead.
+    """
+    if draft is None:
+        target.prepare(graph)
+    shared = _Shared(target, draft or WrittenKernels(), dry=draft is not None)
+    plan = plan_graph(optimize(graph, target), shared, fixed=fixed)
+    return replace(plan, donations=donations(plan.launches, plan.graph, plan.root))
+
+
+def plan_graph(
+    graph: Graph,
+    shared: _Shared,
+    *,
+    held: bool = False,
+    fixed: Collection[int] = (),
+    step: bool = False,
+) -> ProgramPlan:
+    """The plan of a graph: whole, or inside a loop or a choice."""
+    graph = shared.target.arrange(graph)
+    aliases = {n.results[0]: n.operands[0] for n in graph.nodes if shares_memory(n)}
+    root = _Roots(aliases)
+    steps = group(graph, is_lowered)
+    lowered, launches = _select(graph, steps, shared, STEP if step else ROW)
+    first, rest = _split_preparation(launches, graph, fixed, root)
+    read_later = [value for launch in rest for value in launch.values]
+    start = _order(first, graph, root, read_later)
+    ordered = (*start, *_order(rest, graph, root))
+    slots = _number_values(ordered, graph, root)
+    planner = Planner(live_ranges(ordered, len(start), graph, root, slots, held))
+    return ProgramPlan(
+        shared.target, graph, tuple(steps), tuple(lowered), ordered, len(start), tuple(fixed),
+        aliases, shared.error, planner, slots,
+    )  # fmt: skip
+
+
+class _Roots:
+    """The value whose memory a value shares."""
+
+    def __init__(self, aliases: dict[Variable, Atom]) -> None:
+        self.aliases = aliases
+
+    def __call__(self, value: Value) -> Value:
+        while isinstance(value, Variable) and value in self.aliases:
+            value = self.aliases[value]
+        return value
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+def _select(
+    graph: Graph, steps: Sequence[Step], shared: _Shared, row: int
+) -> tuple[list[Lowered], list[Launch]]:
+    """The kernels of all steps, and the launches of what they and the target's own functions do."""
+    written = shared.written
+    context = replace(context_of(graph, steps), made=written.groups)
+    kernels: list[Lowered] = []
+    pairs: list[tuple[Step, Sequence[Lowered]]] = []
+    for step in steps:
+        lowered: Sequence[Lowered]
+        if isinstance(step, Group):
+            lowered = [lower(step, context, f"k{shared.kernels}")]
+        elif shared.target.takes(step.node):
+            lowered = ()
+        else:
+            lowered = written.nodes.kernels(step.node, context.producer, shared.error)
+        shared.kernels += len(lowered)
+        kernels += lowered
+        if not shared.dry:
+            shared.target.begin([each.kernel for each in lowered])
+        pairs.append((step, lowered))
+    launches = [
+        launch for step, lowered in pairs for launch in _launches(step, lowered, shared, row)
+    ]
+    return kernels, continue_joins(launches)
+
+
+def _launches(
+    step: Step, lowered: Sequence[Lowered], shared: _Shared, row: int
+) -> Sequence[Launch]:
+    """The launches of one step."""
+    if lowered:
+        own = [kernel_launch(step, each, row) for each in lowered]
+        return node_kernels_in_order(own, lowered)
+    assert not isinstance(step, Group)
+    if shares_memory(step.node):
+        return []
+    own_launches = shared.target.launches(step.node, shared.error)
+    if own_launches is not None:
+        return own_launches
+
+    def plan_inside(graph: Graph, **options: bool | Collection[int]) -> ProgramPlan:
+        return plan_graph(graph, shared, **options)  # type: ignore[arg-type]
+
+    return [control_launch(step.node, plan_inside) or _reference(step.node, shared.error)]
+
+
+def _reference(node: GraphNode, error: Literal) -> Launch:
+    """A call back into Python, for a primitive without a lowering."""
+    shown = (*node.operands, *node.results)
+    return Launch(
+        Kind.REFERENCE, node.primitive.name, ("reference",), (*shown, error), node.results,
+        lambda sizes: [len(shown)], one, one, node,
+    )  # fmt: skip
+
+
+def _split_preparation(
+    launches: Sequence[Launch], graph: Graph, fixed: Collection[int], root: Root
+) -> tuple[list[Launch], list[Launch]]:
+    """The launches that read nothing but fixed inputs, and the others."""
+    known: set[Value] = {graph.inputs[position] for position in fixed}
+    outputs = {root(v) for v in graph.outputs}
+    outputs |= {root(v) for launch in launches for v in launch.updates}  # begun anew each time
+    first: list[Launch] = []
+    for launch in launches if fixed else ():
+        writes = {root(v) for v in launch.writes}
+        read = {root(v) for v in launch.values} - writes
+        changes = any(isinstance(v, Variable) and v not in known for v in read)
+        if not changes and outputs.isdisjoint(writes) and not launch.is_pinned:
+            known |= writes
+            first.append(launch)
+    prepared = set(first)
+    return first, [launch for launch in launches if launch not in prepared]
+
+
+def _order(
+    launches: Sequence[Launch], graph: Graph, root: Root, read_later: Sequence[Value] = ()
+) -> list[Launch]:
+    """Launches fused by rows, in the order of the schedule; others read what is read later."""
+    fused = chained(launches, (*graph.outputs, *read_later), graph, root)
+    return scheduled(fused, graph, root)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def _number_values(launches: Sequence[Launch], graph: Graph, root: Root) -> dict[Value, int]:
+    slots: dict[Value, int] = {}
+    everything: list[Value] = [*graph.inputs]
+    everything += [value for launch in launches for value in launch.values]
+    everything += list(graph.outputs)
+    for value in everything:
+        slots.setdefault(root(value), len(slots))
+    return slots
+
+
+def live_ranges(
+    launches: Sequence[Launch],
+    once: int,
+    graph: Graph,
+    root: Root,
+    slots: dict[Value, int],
+    held: bool,
+) -> list[Lifetime]:
+    """Values in the plan's memory: neither inputs, nor constants, nor others' outputs."""
+    outputs = {root(v) for v in graph.outputs}
+    outside = {*graph.inputs, *(() if held else outputs)}
+    prepared = {root(v) for launch in launches[:once] for v in launch.writes}
+    read = {root(v) for launch in launches[once:] for v in launch.values}
+    kept = outputs | (prepared & read)
+    first: dict[Variable, int] = {}
+    last: dict[Variable, int] = {}
+    for position, launch in enumerate(launches):
+        for value in map(root, launch.values):
+            if isinstance(value, Variable) and value not in outside:
+                first.setdefault(value, position)
+                last[value] = len(launches) if value in kept else position
+    scratch = {each.nested.scratch: each.nested.form.bytes for each in launches if each.nested}
+    replaced = reused(places(launches, root), first.__contains__)
+    return [
+        Lifetime(
+            str(slots[v]),
+            scratch.get(v) or byte_count(v.type),
+            first[v],
+            last[v],
+            str(slots[replaced[v]]) if v in replaced else None,
+        )
+        for v in first
+    ]

@@ -1,0 +1,167 @@
+"""The processor as a target: which nodes have native functions of their own, and what runs plans.
+
+>>> import weft as wf
+>>> from weft.compiler.plan.planning import plan_program
+>>> graph = wf.ir.trace(lambda a, b: a @ b, *[wf.spec("float32", (512, 512))] * 2)
+>>> [launch.name for launch in plan_program(graph, CPU).launches]
+['pack', 'dot']
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+from weft.compiler.plan.launch import ROW, Kind, Launch, Sizes, one, static, substitute_all
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.cpu.cache.kernels import begin, environment
+from weft.compiler.targets.cpu.cache.prefetch_modules import begin_driver, begin_modules
+from weft.compiler.targets.cpu.cache.program_store import stored
+from weft.compiler.targets.cpu.checking.memory import start as start_checking
+from weft.compiler.targets.cpu.convolution import select as convolutions
+from weft.compiler.targets.cpu.llvm.engine import assembly
+from weft.compiler.targets.cpu.products.forms import PANEL, Product, arranged, product_of
+from weft.compiler.targets.cpu.products.low_precision import shortened, wide_launches
+from weft.compiler.targets.cpu.products.select import product_launches
+from weft.compiler.targets.cpu.products.tile_plans import TUNER
+from weft.compiler.targets.cpu.products.tuning import tuned
+from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
+from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.sorting import sort_launches
+from weft.compiler.targets.target import Executable
+from weft.ir.graph import Graph, GraphNode, Literal
+from weft.ir.loops import Kernel
+from weft.ops.contraction import dot
+
+PANEL_CHUNKS = 8.0
+"""How many chunks of element operations take as long as a panel of a product."""
+
+
+class CpuTarget:
+    """This computer's processor."""
+
+    name = "cpu"
+
+    def environment(self) -> tuple[str, ...]:
+        """See `Target`."""
+        return environment()
+
+    def has_convolution(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        return convolutions.is_native(node)
+
+    def arrange(self, graph: Graph) -> Graph:
+        """See `Target`: products of 16-bit floats by their instructions, then operands' order."""
+        return arranged(shortened(graph))
+
+    def takes(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        return node.primitive is dot and product_of(node) is not None
+
+    def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
+        """See `Target`."""
+        product = product_of(node) if node.primitive is dot else None
+        if product is not None:
+            return _weighed_products(node, product, product_launches(node, product))
+        wide = wide_launches(node)
+        if wide is not None:
+            return _weighed_products(node, *wide)
+        convolution = convolutions.convolution_launches(node)
+        if convolution is not None:
+            return [_weighed_convolution(launch, node) for launch in convolution]
+        sorting = sort_launches(node)
+        if sorting is not None:
+            return sorting
+        return [_library_launch(node, error)] if node.primitive.native is not None else None
+
+    def start(self) -> None:
+        """See `Target`."""
+        begin_driver()
+
+    def prepare(self, graph: Graph) -> None:
+        """See `Target`."""
+        begin_modules(graph)
+
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        """See `Target`."""
+        begin(kernels)
+
+    def executable(self, plan: ProgramPlan) -> Program:
+        """See `Target`."""
+        return Program(plan)
+
+    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+        """See `Target`."""
+        return stored(digest, compiled)
+
+    def listing(self, kernels: Sequence[Kernel]) -> str:
+        """See `Target`."""
+        return assembly(kernels)
+
+
+CPU = CpuTarget()
+
+
+def compile_program(graph: Graph, fixed: Collection[int] = ()) -> Program:
+    """Compile a graph; inputs at the positions `fixed` are expected to stay the same.
+
+    >>> import numpy as np
+    >>> import weft as wf
+    >>> program = compile_program(wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,))))
+    >>> program.run([np.zeros(3, np.float32)])[0].tolist()
+    [2.0, 2.0, 2.0]
+    """
+    return CPU.executable(plan_program(graph, CPU, fixed))
+
+
+start_checking()
+TUNER.append(partial(tuned, compile_program))
+
+
+def _weighed_products(
+    node: GraphNode, product: Product, launches: Sequence[Launch]
+) -> list[Launch]:
+    """The launches of a product with how long each takes."""
+
+    def work(sizes: Sizes) -> float:
+        shape = [substitute_all(dim, sizes) for dim in product.shape]
+        return PANEL_CHUNKS * math.prod(shape) * 2 / PANEL
+
+    def copying(sizes: Sizes) -> float:
+        return substitute_all(node.operands[1].type.size, sizes) / ROW
+
+    return [_weighed(each, copying if each.kind is Kind.PACK else work) for each in launches]
+
+
+def _weighed_convolution(launch: Launch, node: GraphNode) -> Launch:
+    def work(sizes: Sizes) -> float:
+        return PANEL_CHUNKS * convolutions.flops(node, sizes) / PANEL
+
+    def copying(sizes: Sizes) -> float:
+        return substitute_all(launch.values[0].type.size, sizes) / ROW
+
+    return _weighed(launch, work if launch.kind is Kind.CONVOLUTION else copying)
+
+
+def _weighed(launch: Launch, work: Callable[[Sizes], float]) -> Launch:
+    return replace(launch, work=work)
+
+
+def _library_launch(node: GraphNode, error: Literal) -> Launch:
+    """The launch of a library's function, for a primitive that has one."""
+    native, types = node.primitive.native, [atom.type for atom in node.operands]
+    layout = Layout(native, native.kernel(types), len(types), native.values(node.params))
+    buffers = (*node.operands, *node.results)
+
+    def numbers(sizes: Sizes) -> list[int]:
+        return layout.numbers([(v.type.dtype, static(v.type.shape, sizes)) for v in buffers])
+
+    given = (Literal(layout.data), error, Literal(layout.message))
+    return Launch(
+        Kind.LIBRARY, node.primitive.name, ("foreign",), (*buffers, *given), node.results, numbers,
+        one, one, checked=node,
+        report=lambda: failure(native.name, layout.message, types, node.location),
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""The target: the one place where a machine is known.
+
+Every stage before it is free of machines; where a decision depends on one, it asks the target that
+it was given. `docs/design/targets.md` says how to add one.
+
+>>> target_named("cpu").name
+'cpu'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from weft.ir.graph import Graph, GraphNode, Literal
+from weft.ir.loops import Kernel
+
+if TYPE_CHECKING:
+    from weft.compiler.plan.launch import Launch
+    from weft.compiler.plan.program_plan import ProgramPlan
+
+Array = np.ndarray[Any, Any]
+Donation = tuple[int, int]
+"""The positions of an output and of the input whose array it is written to."""
+
+
+class Executable(Protocol):
+    """What runs a program: a plan with its code, or one that another process has stored."""
+
+    @property
+    def donations(self) -> Mapping[int, tuple[int, ...]]:
+        """For each output the inputs whose array it may be written to, by position."""
+
+    def run(
+        self,
+        arrays: Sequence[Array],
+        donated: Sequence[Donation] = (),
+        finished: list[Array] | None = None,
+    ) -> list[Array]:
+        """The outputs for these inputs.
+
+        An output that is donated an input's array, which the caller must let go of, is written to
+        it; those that may be are in `donations`. Such a run is not stopped by a signal, and where
+        one is handled right after it, `finished` has the outputs all the same.
+        """
+
+    def recycle(self, array: Array) -> None:
+        """Take an array that nobody else holds as memory for an output of a later run."""
+
+    def release(self) -> None:
+        """Free the memory that is kept from run to run."""
+
+
+class Target(Protocol):
+    """What a machine is asked while a program is made for it, and what makes the program run."""
+
+    @property
+    def name(self) -> str:
+        """The folder of the target, and what users call the device."""
+
+    def environment(self) -> tuple[str, ...]:
+        """What compiled programs depend on beside their plans: the machine, the code generator."""
+
+    # --- questions of the stages before ----------------------------------------------------------
+
+    def has_convolution(self, node: GraphNode) -> bool:
+        """Whether a convolution has launches of the target's own once its channels are last."""
+
+    def arrange(self, graph: Graph) -> Graph:
+        """The graph with operands as the target's own launches take them; the last pass."""
+
+    def takes(self, node: GraphNode) -> bool:
+        """Whether a node is left to launches of the target's own, and never lowered to loops."""
+
+    def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
+        """The launches of a node that the target has functions of its own for; None without.
+
+        `error` stands for the cell in which a launch says that its operands are wrong.
+        """
+
+    # --- work ahead, beside the caller -----------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to make ready what any program needs."""
+
+    def prepare(self, graph: Graph) -> None:
+        """Start to make ready what a program of this graph will need."""
+
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        """Start to compile kernels."""
+
+    # --- executables -----------------------------------------------------------------------------
+
+    def executable(self, plan: ProgramPlan) -> Executable:
+        """What runs a plan: its kernels compiled, its memory laid out."""
+
+    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+        """The program of a graph's digest: found on disk, or compiled and stored for others."""
+
+    def listing(self, kernels: Sequence[Kernel]) -> str:
+        """The machine code of kernels, as text."""
+
+
+@cache
+def target_named(name: str) -> Target:
+    """The target in the folder of that name."""
+    target: Target = getattr(import_module(f"weft.compiler.targets.{name}.target"), name.upper())
+    return target
