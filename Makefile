@@ -16,6 +16,9 @@ GENERATED := $(addprefix tests/compiler/test_,llvm.py math.py vectors.py product
 # What runs in the checking mode, too: every primitive, and what shares, joins and plans memory.
 CHECKED ?= $(addprefix tests/compiler/test_,program.py random_programs.py schedule.py joins.py \
     empty_axes.py products.py partial_sums.py control.py assignments.py equal_bodies.py)
+# Where `make replay` writes what programs are compiled to, and the earlier record it compares with.
+RECORD ?= build/replay
+AGAINST ?=
 # More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
 PEERS ?=
 
@@ -24,7 +27,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test checked fuzz machines conformance lint bench docs nightly examples clean
+.PHONY: help venv demo test checked replay fuzz machines conformance lint bench docs nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -46,6 +49,10 @@ machines: $(VENV)  ## the tests of generated code, for each lesser processor tha
 	    "from weft.compiler.targets.cpu.machine import available; print(*available()[:-1])"))); do \
 	    echo "WEFT_MACHINE=$$machine"; WEFT_MACHINE=$$machine .venv/bin/python -m pytest -q \
 	    -n $(WORKERS) $(GENERATED); done
+
+replay: $(VENV)  ## what the benchmarks are compiled to, in RECORD; AGAINST=FOLDER shows what has changed since
+	.venv/bin/python tools/replay.py record $(RECORD)
+	@test -z "$(AGAINST)" || .venv/bin/python tools/replay.py compare $(AGAINST) $(RECORD)
 
 fuzz: $(VENV)  ## random programs in every way of running them: PROGRAMS=20000 SEED=7 MINUTES=60
 	.venv/bin/python -m tests.fuzz --programs $(PROGRAMS) --seed $(SEED) --minutes $(MINUTES) \
