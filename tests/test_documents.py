@@ -69,6 +69,22 @@ def test_the_examples_of_a_module_are_true(path: Path) -> None:
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed, shown above"
 
 
+ENTRY = re.compile(
+    r"^- (?P<words>\*\*.*?): .*?(?P<modules>`weft\.[^-]*)(?=^-|^#|\Z)", re.MULTILINE | re.DOTALL
+)
+
+
+def test_the_glossary_is_in_order_and_names_modules_that_are_there() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    for part in glossary.split("\n## ")[1:]:
+        entries = list(ENTRY.finditer(part))
+        assert len(entries) == part.count("\n- ")  # each has words, a sentence and a module
+        words = [entry["words"].strip("*") for entry in entries]
+        assert words == sorted(words)
+        for name in re.findall(r"`(weft\.[\w.]+)`", part):
+            assert importlib.import_module(name).__doc__, name
+
+
 def test_a_document_with_a_wrong_example_is_caught() -> None:
     text = "# A title\n\n```python\nx = 2\n```\n\nProse.\n\n```python\nassert x == 3\n```\n"
     with pytest.raises(AssertionError) as failure:
