@@ -7,6 +7,9 @@ EXAMPLES ?= 200
 PROGRAMS ?= 1000
 SEED ?= 0
 MINUTES ?= 60
+# The versions of Python that `make test-pythons` runs tests on, and which tests.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+TESTS ?= -m "not slow"
 # Which processors `make machines` makes code for, if not all lesser ones: MACHINES=x86-64-v3
 MACHINES ?=
 # The tests whose numbers come from code that differs between processors.
@@ -27,10 +30,10 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test checked replay fuzz machines conformance lint bench docs nightly examples clean
+.PHONY: help venv demo test quick test-pythons checked replay fuzz machines conformance lint bench docs nightly examples clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 venv: $(VENV)  ## create .venv with weft (editable), the test tools and the linters
 
@@ -40,6 +43,12 @@ demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show w
 test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode and for lesser processors
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
 	@$(MAKE) --no-print-directory checked machines
+
+quick: $(VENV)  ## all tests but the slow ones, without coverage: under two minutes on two idle cores
+	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
+
+test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"
+	@scripts/test-pythons "$(PYTHONS)" -q -n $(WORKERS) $(TESTS)
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
 	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)
@@ -95,7 +104,7 @@ nightly: $(VENV_BENCH) lint examples docs bench  ## all of the above, a long ran
 	    --seed $$(date +%j000000) --coverage
 
 clean:  ## remove what make created, the environments too
-	rm -rf .venv .venv-bench .venv-bench-* .venv-docs .venv-bootstrap build dist htmlcov .coverage .coverage.*
+	rm -rf .venv .venv-bench .venv-bench-* .venv-docs .venv-bootstrap .venv-pythons build dist htmlcov .coverage .coverage.*
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -115,6 +115,7 @@ def _is_typing_block(node: ast.AST) -> bool:
     )
 
 
+@cache  # to parse all of it takes seconds
 def read_library() -> list[Module]:
     return [_read_module(path) for path in sorted((SOURCE / "weft").rglob("*.py"))]
 
@@ -408,6 +409,7 @@ def test_importing_weft_loads_no_layer_5() -> None:
     assert {name for name in SURFACE if f"weft.{name}" in loaded} == set()
 
 
+@pytest.mark.slow
 def test_importing_weft_takes_under_a_quarter_of_a_second(tmp_path: Path) -> None:
     """On a machine that is busy, or slow to import NumPy itself, the limit grows alike.
 

@@ -15,6 +15,8 @@ import pytest
 
 import weft as wf
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SHARED = ROOT.parent / "shared"

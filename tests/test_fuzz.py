@@ -18,6 +18,8 @@ from tests.fuzz.sizes import thresholds
 
 from weft.ir.primitive import PRIMITIVES
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS, PARTS = 500, 20
 WAYS = ("jit", "checked", "torch")
 

@@ -46,6 +46,8 @@ from weft.train.checkpoints import CheckpointFolder, _manifest_checksum
 from weft.train.loggers import JSONLogger
 from weft.train.png import encode
 
+pytestmark = pytest.mark.slow
+
 CASES = int(os.environ.get("WEFT_FUZZ_CASES", "60"))
 SEED = int(os.environ.get("WEFT_FUZZ_SEED", "0"))
 LONGEST_SECONDS = 20.0

@@ -46,6 +46,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_a_file_is_trained_judged_shown_and_used(
     program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 import weft as wf
 from weft.cli.programs import PROGRAMS
 
+pytestmark = pytest.mark.slow
+
 GUESSING = {"digits": math.log(10), "lenet": math.log(10), "iris": math.log(3), "housing": 590.0}
 
 

@@ -83,6 +83,7 @@ def assert_compiled(name: str, arrays: list[Array], params: Params) -> None:
         np.testing.assert_allclose(a, b, rtol=limit, atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "offset", "guarded"),
     [
@@ -106,6 +107,7 @@ def test_kernels_agree_with_the_references_for_every_mask(
         assert_compiled("attention_gradient", operands, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*[(name, "float32") for name in SHAPES], ("groups", "float16"), ("many heads", "bfloat16")],
@@ -134,6 +136,7 @@ def test_sizes_may_be_unknown() -> None:
     assert len(compiled.compilations) <= 2
 
 
+@pytest.mark.slow
 def test_the_bits_do_not_depend_on_threads() -> None:
     rng = np.random.default_rng(0)
     few, many = (1, 2, 300, 16), (3, 4, 100, 16)

@@ -169,6 +169,7 @@ def traced(f: Callable[..., Any], xs: list[Any], more: list[Any]) -> Graph:
     return optimize(wf.jit(with_gradients(f)).graph(*xs, *[wf.asarray(x) for x in more]), CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_no_form_makes_a_matrix_of_queries_and_keys(name: str) -> None:
     f, more, added = FORMS[name]
@@ -176,6 +177,7 @@ def test_no_form_makes_a_matrix_of_queries_and_keys(name: str) -> None:
     assert_agrees(f, drawn(), more, added, 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 3e-2), ("float16", 4e-3)]
@@ -189,6 +191,7 @@ def test_short_floats_are_computed_in_float32(dtype: str, limit: float, mixed: b
     assert_agrees(f, drawn(dtype), [], np.where(COLUMNS <= ROWS + 9, 0, -np.inf), limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [5, 20, 80, 96])
 def test_heads_of_any_size(head: int) -> None:
     f = of_weights(lambda s: hidden(s, j() <= i()))
@@ -221,6 +224,7 @@ def factors(shape: tuple[int, ...]) -> Array:
     return np.where(stays, 1 / 0.7, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [dropped, called])
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-10), ("bfloat16", 3e-2)])
 def test_dropout_draws_the_numbers_of_the_plain_program(
@@ -231,6 +235,7 @@ def test_dropout_draws_the_numbers_of_the_plain_program(
     assert_agrees(f, xs, [KEY], seen, limit, factors((2, HEADS, QUERIES, KEYS)))
 
 
+@pytest.mark.slow
 def test_dropout_of_rows_that_are_whole_blocks_of_words_draws_the_same_numbers() -> None:
     rng = np.random.default_rng(2)
     xs = [wf.asarray(rng.normal(size=(1, 3, 44, 8))) for _ in range(4)]
@@ -241,6 +246,7 @@ def test_dropout_of_rows_that_are_whole_blocks_of_words_draws_the_same_numbers()
     assert_agrees(f, xs, [KEY], 0.0, 1e-10, factors((1, 3, 44, 44)))
 
 
+@pytest.mark.slow
 def test_every_layer_keeps_its_own_dropout() -> None:
     def f(q: Any, k: Any, v: Any, key: Any) -> Any:
         keys = wf.random.split(key, 2)
@@ -274,6 +280,7 @@ def test_a_chance_of_dropout_is_a_share() -> None:
     assert wf.scaled_dot_product_attention(q, q, q + 1, dropout=1.0).sum().item() == 0.0
 
 
+@pytest.mark.slow
 def test_the_bits_do_not_depend_on_threads() -> None:
     xs = [*drawn("float32"), wf.asarray(KEY), wf.asarray(SLOPES)]
 
@@ -336,6 +343,7 @@ def test_weights_that_are_wanted_are_made() -> None:
 # --- movement around it --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_heads_of_one_projection_are_moved_by_one_kernel(interleaved: bool) -> None:
     def f(x: Any, w: Any, b: Any) -> Any:

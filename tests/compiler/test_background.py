@@ -64,6 +64,7 @@ def test_the_interpreter_switches_as_before_when_all_is_done() -> None:
     assert sys.getswitchinterval() == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_waits_for_the_work_and_the_child_can_compile() -> None:
     code = (
@@ -82,6 +83,7 @@ def test_a_fork_waits_for_the_work_and_the_child_can_compile() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
 
 
+@pytest.mark.slow
 def test_entries_are_on_disk_when_a_process_has_ended(tmp_path: Path) -> None:
     code = "import weft as wf; wf.jit(lambda x: wf.sin(x) @ x)(wf.ones((8, 8)))"
     environment = {**os.environ, "WEFT_CACHE": str(tmp_path / "cache")}

@@ -11,6 +11,8 @@ import pytest
 import weft as wf
 from weft.nn import functional
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 Case = tuple[Function, tuple[tuple[int, ...], ...]]

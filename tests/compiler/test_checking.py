@@ -240,6 +240,7 @@ def test_a_fault_elsewhere_still_ends_the_process() -> None:
     assert ended.returncode == -11
 
 
+@pytest.mark.slow
 def test_the_environment_asks_for_checks() -> None:
     code = "import weft as wf; wf.jit(lambda x: x + 1)(wf.ones(2))"
     bad = subprocess.run(

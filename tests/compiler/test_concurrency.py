@@ -240,6 +240,7 @@ print("failed", failed)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_that_is_forked_while_other_threads_run_and_trace_computes() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(times(12))]

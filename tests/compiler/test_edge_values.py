@@ -128,6 +128,7 @@ def _grid(primitive: Primitive, dtype: DType) -> list[Array]:
     return operands
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("primitive", POINTWISE, ids=lambda p: p.name)
 def test_elements_on_the_edges_are_the_same_compiled(primitive: Primitive) -> None:
     for dtype in REAL:
@@ -169,6 +170,7 @@ def _filled(sample: Sample, dtype: DType, values: list[float], seed: int) -> lis
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("primitive", OTHERS, ids=lambda p: p.name)
 def test_zeros_and_what_is_not_finite_go_the_same_way_compiled(primitive: Primitive) -> None:
     for number, sample in enumerate(primitive.samples()[:4]):

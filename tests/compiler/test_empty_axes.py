@@ -101,6 +101,7 @@ def _used_memory() -> None:
         np.full(count, 7.0, np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", EACH)
 def test_an_empty_axis(form: str) -> None:
     f, text = EACH[form]

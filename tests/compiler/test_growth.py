@@ -18,6 +18,8 @@ from weft.compiler.plan.planning import WrittenKernels, plan_program
 from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.ir.tensor import Tensor
 
+pytestmark = pytest.mark.slow
+
 Function = Callable[..., Any]
 
 

@@ -290,6 +290,7 @@ def test_modes_settings_and_transforms_hold(hits: list[bool]) -> None:
     assert agrees(f, net, x)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_alive() -> None:
     f, net, x = wf.jit(apply), nn.Linear(3, 2), wf.ones((4, 3))
     warm(f, net, x)

@@ -21,6 +21,8 @@ from weft.compiler.targets.cpu.products import gemm, gemv, tiles
 from weft.compiler.targets.cpu.products.dot_packing import has_instruction, words_of
 from weft.core.errors import ArgumentError
 
+pytestmark = pytest.mark.slow
+
 TRIPLE = "x86_64-unknown-linux-gnu"
 X86 = [name for name in LEVELS if name.startswith("x86")]
 is_x86 = pytest.mark.skipif(host().is_arm, reason="names processors of another kind")

@@ -610,6 +610,7 @@ def training_step(layers: int) -> Graph:
     return wf.ir.trace(step, ATTENTION[0], each, each)
 
 
+@pytest.mark.slow
 def test_the_time_to_optimize_grows_with_the_graph_and_no_faster() -> None:
     def seconds(graph: Graph) -> float:
         start = time.process_time()
@@ -623,6 +624,7 @@ def test_the_time_to_optimize_grows_with_the_graph_and_no_faster() -> None:
     assert slow / fast < 2 * len(large.nodes) / len(small.nodes)
 
 
+@pytest.mark.slow
 def test_long_chains_are_walked_without_recursion() -> None:
     def program(x: wf.Tensor) -> wf.Tensor:
         for _ in range(1500):

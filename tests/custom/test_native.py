@@ -74,6 +74,7 @@ def test_the_operations_of_the_example_pass_the_derived_tests(softclip: Any, nea
         wf.testing.check_primitive(operation)
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     command = [sys.executable, str(EXAMPLE / "softclip.py")]
     environment = os.environ | {"PYTHONWARNINGS": "error"}
@@ -395,6 +396,7 @@ print(type(executable(f.graph(x))).__name__, [v.hex() for v in f(x).tolist()])
 """
 
 
+@pytest.mark.slow
 def test_a_stored_program_finds_the_library_again(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(EXAMPLE / "softclip.py"), str(example_library())]
     environment = {**os.environ, "WEFT_CACHE": str(tmp_path)}

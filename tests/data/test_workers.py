@@ -32,6 +32,8 @@ from weft.data import (
 )
 from weft.data.shared import Slot
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

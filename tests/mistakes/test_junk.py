@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, given, settings
 import weft as wf
 from weft.ir.tensor import traces
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -10,6 +10,8 @@ import pytest
 import weft as wf
 from weft import models
 
+pytestmark = pytest.mark.slow
+
 GPT = models.GPTConfig(vocabulary=13, width=16, layers=2, heads=2, context=16)
 LLAMA = models.LlamaConfig(13, 16, 24, layers=2, heads=4, kv_heads=2, context=16)
 BUILDS = {

@@ -44,6 +44,7 @@ def test_lora_changes_nothing_until_it_learns(name: str) -> None:
     assert (plain(tokens).detach().numpy() == net(tokens).detach().numpy()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
 def test_only_the_thin_matrices_learn_and_merging_keeps_what_they_do(name: str) -> None:
     plain, net, tokens = tuned(name)

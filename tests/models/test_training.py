@@ -15,6 +15,8 @@ from weft.models.resnet import BasicBlock, Bottleneck
 from weft.models.vgg import VGG19
 from weft.nn import functional as F  # noqa: N812
 
+pytestmark = pytest.mark.slow
+
 Tensors = tuple[wf.Tensor, ...]
 
 

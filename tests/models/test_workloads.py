@@ -9,6 +9,8 @@ import pytest
 
 import weft as wf
 
+pytestmark = pytest.mark.slow
+
 F = wf.nn.functional
 
 

@@ -386,6 +386,7 @@ sys.exit(max([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ch
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [10**8, 60_000])
 def test_eight_processes_may_write_the_same_and_different_keys(tmp_path: Path, limit: int) -> None:
     folder = tmp_path / "deep" / "store"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REPLAY = Path(__file__).parents[2] / "tools" / "replay.py"
 NAMES = ["products-with-epilogues", "loop-in-a-loop", "symbolic-sizes", "reference-calls"]
 MODULES = """

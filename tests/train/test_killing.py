@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import weft as wf
+
+pytestmark = pytest.mark.slow
 
 RUN = Path(__file__).parent / "killed_run.py"
 

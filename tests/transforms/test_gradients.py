@@ -264,6 +264,7 @@ def test_an_exception_inside_leaves_no_transform_running() -> None:
     assert wf.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_derivatives_leave_no_cycles_behind() -> None:
     """Tapes are freed by counting references: memory does not wait for the collector."""
     x = wf.ones(3)
