@@ -20,11 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler import kernels, section
-from weft.compiler.jit import Jit
-from weft.compiler.llvm.machine import host
-from weft.compiler.origins import origin, remembered
-from weft.compiler.pool import thread_pool
+from weft.compiler.function.jit import Jit
+from weft.compiler.plan.launch import Kind
+from weft.compiler.targets.cpu import target
+from weft.compiler.targets.cpu.cache import kernels
+from weft.compiler.targets.cpu.cache.symbols import origin, remembered
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.runtime import tables as table_module
+from weft.compiler.targets.cpu.runtime.control_tables import control_address, control_numbers
+from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 from weft.ir.graph import Literal, Variable
 from weft.ir.printing import print_graph
 
@@ -88,7 +93,7 @@ def without_machine_code() -> Iterator[None]:
     """Inside, kernels have numbers for addresses, and the texts of modules are remembered."""
     numbers = count(LAST_ADDRESS, 64)
     addresses: dict[str, int] = {}
-    key_of, begin, compiled = kernels.entry_key, section.begin, section.compiled
+    key_of, begin, compiled = kernels.entry_key, target.begin, table_module.compiled
 
     def key_of_text(content: bytes, *environment: str) -> str:
         key = key_of(content, *environment)
@@ -103,11 +108,12 @@ def without_machine_code() -> Iterator[None]:
                 addresses[kernel.digest] = remembered(next(numbers), "kernel", kernel.digest)
         return [kernels.Code(addresses[kernel.digest], None) for kernel in wanted]
 
-    kernels.entry_key, section.begin, section.compiled = key_of_text, lambda wanted: None, number
+    kernels.entry_key, target.begin = key_of_text, lambda wanted: None
+    table_module.compiled = number
     try:
         yield
     finally:
-        kernels.entry_key, section.begin, section.compiled = key_of, begin, compiled
+        kernels.entry_key, target.begin, table_module.compiled = key_of, begin, compiled
 
 
 def machine_text() -> str:
@@ -164,35 +170,37 @@ class Places:
 
 def read(explanation: Any) -> Reading:
     """A program as text."""
-    program, sizes = explanation.program, explanation.sizes
+    program, sizes = Program(explanation.plan), explanation.sizes
     places = Places()
-    places.add("error", program.context.error)
+    places.add("error", program.state.error)
     places.starts[thread_pool().address] = "pool", 8
     lines = [f"traced {explanation.graph.digest()[:DIGITS]}"]
     lines += [f"size {name} = {value}" for name, value in sorted(sizes.items())]
     lines += [f"donated output {out} to input {given}" for out, given in explanation.donated]
     lines += [f"may take: output {out}, inputs {given}" for out, given in program.donations.items()]
-    lines += _section(program, program.tables(sizes), sizes, places)
-    texts = {each.kernel.digest[:DIGITS]: str(each.kernel) for each in program.lowered}
+    lines += _plan(program, program.plan, program.tables(sizes), sizes, places)
+    texts = {each.kernel.digest[:DIGITS]: str(each.kernel) for each in program.plan.every_lowered}
     return Reading("\n".join(lines) + "\n", texts)
 
 
-def _section(part: Any, tables: Tables, sizes: Any, places: Places) -> Iterator[str]:
+def _plan(
+    program: Any, part: Any, tables: Tables, sizes: Any, places: Places
+) -> Iterator[str]:
     yield "graph"
     text = print_graph(part.graph, locations=False)
     yield from LONG.sub(lambda found: f"0x… of {_digest(found[1].encode())}", text).splitlines()
     yield f"slots {len(part.slots)}, first launches once {part.once}"
     yield from [f"  {line}" for line in _slots(part, places)]
-    for position, launch in enumerate(part.calls):
+    for position, launch in enumerate(part.launches):
         yield f"launch {position}"
-        yield from [f"  {line}" for line in _launch(part, launch, sizes, places)]
+        yield from [f"  {line}" for line in _launch(program, part, launch, sizes, places)]
         if launch.nested is not None:
-            lines = _nested(part, position, launch, tables, sizes, places)
+            lines = _nested(program, part, position, launch, tables, sizes, places)
             yield from [f"  {line}" for line in lines]
     yield f"memory peak {tables.plan.peak}"
     yield from [f"  {line}" for line in _memory(tables.plan)]
     yield "kernels"
-    yield from [f"  {each.kernel.name} {each.kernel.digest[:DIGITS]}" for each in part.own]
+    yield from [f"  {each.kernel.name} {each.kernel.digest[:DIGITS]}" for each in part.lowered]
 
 
 def _slots(part: Any, places: Places) -> Iterator[str]:
@@ -213,8 +221,8 @@ def _constant(value: Any, places: Places) -> str:
     return f"constant {_digest(np.ascontiguousarray(value.value).tobytes())}"
 
 
-def _launch(part: Any, launch: Any, sizes: Any, places: Places) -> Iterator[str]:
-    yield f"{launch.name}: {function_text(launch.function)}"
+def _launch(program: Any, part: Any, launch: Any, sizes: Any, places: Places) -> Iterator[str]:
+    yield f"{launch.name}: {function_text(_address(program, launch))}"
     writes = {part.root(value) for value in launch.writes}
     yield "slots " + " ".join(
         ("→" if part.root(value) in writes else "") + str(_slot(part, value))
@@ -222,7 +230,7 @@ def _launch(part: Any, launch: Any, sizes: Any, places: Places) -> Iterator[str]
     )
     yield f"extent {launch.extent(sizes)}, grain {launch.grain(sizes)}"
     if launch.nested is None:
-        yield f"numbers {places.texts(launch.sizes(sizes))}"
+        yield f"numbers {places.texts(program.maker.numbers_of(launch, sizes)[1])}"
     pairs = [f"{_slot(part, new)} in {_slot(part, old)}" for new, old in launch.in_place]
     if pairs:
         yield f"in place {', '.join(pairs)}"
@@ -236,7 +244,14 @@ def _launch(part: Any, launch: Any, sizes: Any, places: Places) -> Iterator[str]
     for kind in ("stages", "members"):
         for each in getattr(launch, kind):
             yield f"{kind[:-1]}"
-            yield from [f"  {line}" for line in _launch(part, each, sizes, places)]
+            yield from [f"  {line}" for line in _launch(program, part, each, sizes, places)]
+
+
+def _address(program: Any, launch: Any) -> int:
+    """The address of a launch's function."""
+    if launch.kind is Kind.CONTROL:
+        return control_address(launch.nested.form)
+    return int(program.maker.address(launch))
 
 
 def _slot(part: Any, value: Any) -> str:
@@ -248,7 +263,13 @@ def _slot(part: Any, value: Any) -> str:
 
 
 def _nested(
-    part: Any, position: int, launch: Any, tables: Tables, sizes: Any, places: Places
+    program: Any,
+    part: Any,
+    position: int,
+    launch: Any,
+    tables: Tables,
+    sizes: Any,
+    places: Places,
 ) -> Iterator[str]:
     """The numbers of a loop or choice, the tables they lead to, and the sections inside."""
     nested, (reached, inner) = launch.nested, tables.nested[position]
@@ -257,17 +278,18 @@ def _nested(
         places.add(f"launches of {number}", table.calls)
         places.add(f"slots of {number}", table.addresses)
     keep: list[Array] = []
-    numbers = nested.numbers(sizes, inner, reached, keep)
+    error = program.state.error
+    numbers = control_numbers(nested.form, inner, sizes, reached, error, keep)
     for number, array in enumerate(keep):
         places.add(f"table {number}", array)
     yield f"numbers {places.texts(numbers)}"
     for number, array in enumerate(keep):
         yield f"table {number}: {places.texts(array.ravel())}"
-    yield f"scratch {nested.bytes(sizes)}, steps {nested.steps(sizes)}"
-    for number, (each, table) in enumerate(zip(nested.sections, inner, strict=True)):
+    yield f"scratch {nested.form.bytes(sizes)}, steps {nested.form.steps(sizes)}"
+    for number, (each, table) in enumerate(zip(nested.plans, inner, strict=True)):
         yield f"section {number}"
         yield from [
-            f"  {line}" for line in _section(each, table, sizes, Places(dict(places.starts)))
+            f"  {line}" for line in _plan(program, each, table, sizes, Places(dict(places.starts)))
         ]
 
 
