@@ -43,6 +43,30 @@ SURFACE = {
 }  # fmt: skip
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 
+# The compiler's own table: folder -> the folders of the compiler it may import beside itself.
+# `target` is the interface in targets/target.py. No stage imports a target, and no target another;
+# what a machine knows is asked of the target that a program is made for.
+PASSES, TARGET = {"graph_passes", "target"}, {"target"}
+STAGES: dict[str, set[str]] = {
+    "target": {"plan"},  # for the type checker alone
+    "graph_passes": {"fusion", "lowering", *TARGET},
+    "pipeline": PASSES,
+    "fusion": set(),
+    "lowering": {"fusion"},
+    "plan": {"fusion", "lowering", "pipeline", *TARGET},
+    "memory_budget": {"fusion", "lowering", "pipeline", "report", *TARGET},
+    "report": {"fusion", "lowering", "pipeline", "plan", "function", *TARGET},
+    "function": {"fusion", "graph_passes", "memory_budget", "plan", "report", *TARGET},
+    "targets.cpu": {"fusion", "lowering", "graph_passes", "plan", *TARGET},
+    "targets.plain": {"plan", *TARGET},
+    "targets.cuda": {"fusion", "lowering", "plan", *TARGET},
+}
+# What still crosses, and is to go: the fast path of a call and timings are the processor's own.
+CROSSING = {
+    ("weft.compiler.function.fastcall.last_call", "targets.cpu"),
+    ("weft.compiler.report.timings", "targets.cpu"),
+}
+
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}
 MARKER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 LONGEST_FILE = 600
@@ -153,6 +177,37 @@ def layer_faults(library: list[Module]) -> list[str]:
             target = _resolve(entry.target, by_name)
             is_typing_facade = module.layer == FACADE and entry.typing_only
             if target and by_name[target].layer not in allowed and not is_typing_facade:
+                faults.append(f"{module.name}:{entry.line} imports {target}")
+    return faults
+
+
+def stage_of(name: str) -> str | None:
+    """The compiler's folder that holds a module; None for the rest of the library."""
+    parts = name.split(".")
+    if parts[:2] != ["weft", "compiler"] or len(parts) == 2:
+        return None
+    if parts[2] != "targets":
+        return parts[2]
+    return "target" if len(parts) < 4 or parts[3] == "target" else f"targets.{parts[3]}"
+
+
+def stage_faults(library: list[Module]) -> list[str]:
+    """Imports inside the compiler that its table does not allow."""
+    by_name = {module.name: module for module in library}
+    faults = []
+    for module in library:
+        stage = stage_of(module.name)
+        if stage is None:
+            continue
+        if stage not in STAGES:
+            faults.append(f"{module.name}: its folder {stage} is not in the table of stages")
+            continue
+        for entry in module.imports:
+            target = _resolve(entry.target, by_name)
+            other = stage_of(target) if target else None
+            if other is None or other in {stage, *STAGES[stage]}:
+                continue
+            if (module.name, other) not in CROSSING:
                 faults.append(f"{module.name}:{entry.line} imports {target}")
     return faults
 
@@ -308,6 +363,7 @@ def _names_of_weft(module: Module) -> set[str]:
 Check = Callable[[list[Module]], list[str]]
 CHECKS: list[Check] = [
     layer_faults,
+    stage_faults,
     surface_faults,
     cycle_faults,
     third_party_faults,
@@ -341,6 +397,18 @@ FAULTS: list[tuple[Check, list[Module]]] = [
     (layer_faults, library_of(transforms_vmap="import weft.compiler.jit", compiler_jit="")),
     (layer_faults, library_of(nn_linear="from weft.ops.add import add", ops_add="")),
     (layer_faults, library_of(kernels_add="")),
+    (
+        stage_faults,
+        library_of(compiler_plan_a="import weft.compiler.targets.cpu.b", compiler_targets_cpu_b=""),
+    ),
+    (
+        stage_faults,
+        library_of(
+            compiler_targets_cuda_a="import weft.compiler.targets.cpu.b", compiler_targets_cpu_b=""
+        ),
+    ),
+    (stage_faults, library_of(compiler_fusion_a="import weft.compiler.plan.b", compiler_plan_b="")),
+    (stage_faults, library_of(compiler_drawer_a="")),
     (surface_faults, library_of(nn_linear="import weft as wf\nwf._tape")),
     (surface_faults, library_of(nn_linear="from weft import registry")),
     (cycle_faults, library_of(ir_a="import weft.ir.b", ir_b="from weft.ir import a")),
@@ -369,6 +437,10 @@ def test_an_injected_fault_is_seen(check: Check, library: list[Module]) -> None:
 
 FINE: list[tuple[Check, list[Module]]] = [
     (layer_faults, library_of(ops_add="from weft.core import shapes", core_shapes="")),
+    (
+        stage_faults,
+        library_of(compiler_lowering_a="import weft.compiler.fusion.b", compiler_fusion_b=""),
+    ),
     (surface_faults, library_of(nn_linear="import weft as wf\nwf.tensor\nfrom weft import tensor")),
     (cycle_faults, library_of(ir_a="import weft.ir.b", ir_b="import weft.ir.c", ir_c="")),
     (

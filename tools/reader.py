@@ -183,9 +183,7 @@ def read(explanation: Any) -> Reading:
     return Reading("\n".join(lines) + "\n", texts)
 
 
-def _plan(
-    program: Any, part: Any, tables: Tables, sizes: Any, places: Places
-) -> Iterator[str]:
+def _plan(program: Any, part: Any, tables: Tables, sizes: Any, places: Places) -> Iterator[str]:
     yield "graph"
     text = print_graph(part.graph, locations=False)
     yield from LONG.sub(lambda found: f"0x… of {_digest(found[1].encode())}", text).splitlines()

@@ -8,13 +8,15 @@ else something was read that nobody had written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of, substitute_all
+from weft.compiler.plan.control_flow import Nested
+from weft.compiler.plan.interpreting import NoSuchBranch, run_control
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.checking.fences import Buffer, Fences
 from weft.compiler.targets.cpu.runtime.tables import Function, TableMaker
@@ -85,7 +87,7 @@ class Isolated:
     def step(self, launch: Launch) -> None:
         """Run a launch, and look whether it has touched what is not its own."""
         if launch.nested is not None:
-            _CONTROL[launch.nested.node.primitive.name](self, launch)
+            self._control(launch, launch.nested)
         elif launch.node is not None:
             self._refer(launch)
         else:
@@ -156,62 +158,19 @@ class Isolated:
             )
         return self._inner[key]
 
-    def scan(self, launch: Launch) -> None:
-        """A loop of known length; each step takes a row of xs and makes a row of ys."""
-        node = launch.nested.node  # type: ignore[union-attr]
-        params, operands = node.params, [self.data(atom).copy() for atom in node.operands]
-        consts, carried = params["num_consts"], params["num_carry"]
-        length = substitute_all(params["length"], self.sizes)
-        constants, carry = operands[:consts], operands[consts : consts + carried]
-        xs = [each.reshape(length, -1) if length else each for each in operands[consts + carried :]]
-        ys = [self.data(result) for result in node.results[carried:]]
-        steps = range(length)
-        for step in reversed(steps) if params["reverse"] else steps:
-            made = self._within(launch, 0).run([*constants, *carry, *[x[step] for x in xs]])
-            carry = made[:carried]
-            for y, row in zip(ys, made[carried:], strict=True):
-                y.reshape(length, -1)[step] = row
-        self._put(node.results[:carried], carry)
+    def _control(self, launch: Launch, nested: Nested) -> None:
+        """Run a loop or a choice step by step."""
+        operands = [self.data(atom).copy() for atom in nested.node.operands]
 
-    def while_(self, launch: Launch) -> None:
-        """A loop that asks before each step."""
-        node = launch.nested.node  # type: ignore[union-attr]
-        consts, most = node.params["num_consts"], node.params["max_steps"]
-        operands = [self.data(atom).copy() for atom in node.operands]
-        constants, carry = operands[:consts], operands[consts:]
-        step = 0
-        while step != most and self._within(launch, 1).run([*constants, *carry])[0][0]:
-            carry = self._within(launch, 0).run([*constants, *carry])
-            step += 1
-        self._put(node.results, carry)
+        def run(number: int, inputs: list[Array]) -> list[Array]:
+            return self._within(launch, number).run(inputs)
 
-    def switch(self, launch: Launch) -> None:
-        """One branch, or one for each row."""
-        node = launch.nested.node  # type: ignore[union-attr]
-        index, *operands = (self.data(atom).copy() for atom in node.operands)
-        chosen = index.view(node.operands[0].type.dtype.numpy).reshape(-1).astype(np.int64)
-        if np.any((chosen < 0) | (chosen >= len(node.params["branches"]))):
-            raise Stopped
-        if not node.params["rows"]:
-            self._put(node.results, self._within(launch, int(chosen[0])).run(operands))
-            return
-        for number in range(len(node.params["branches"])):
-            made = self._within(launch, number).run(operands)
-            rows = np.flatnonzero(chosen == number)
-            for result, data in zip(node.results, made, strict=True):
-                count = max(1, len(chosen))
-                self.data(result).reshape(count, -1)[rows] = data.reshape(count, -1)[rows]
-
-    def _put(self, results: Sequence[Variable], given: Sequence[Array]) -> None:
-        for result, data in zip(results, given, strict=True):
+        try:
+            results = run_control(nested.form, operands, self.sizes, run)
+        except NoSuchBranch:
+            raise Stopped from None
+        for result, data in zip(nested.node.results, results, strict=True):
             self.data(result)[:] = data
-
-
-_CONTROL: dict[str, Callable[[Isolated, Launch], None]] = {
-    "scan": Isolated.scan,
-    "switch": Isolated.switch,
-    "while": Isolated.while_,
-}
 
 
 def named(launch: Launch, values: Sequence[Value]) -> str:

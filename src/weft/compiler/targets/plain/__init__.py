@@ -1,0 +1,1 @@
+"""The plain target: plans run launch by launch, kernels by the loop language's interpreter."""

@@ -1,0 +1,73 @@
+"""The plain target: every plan can be run by it, slowly, and what it gives is what a plan means.
+
+It has no launches of its own: products, convolutions and sorts are kernels of the loop language, or
+their reference. So it shows what a target must have at least, and tests compare others with it.
+
+>>> import numpy as np
+>>> import weft as wf
+>>> from weft.compiler.plan.planning import plan_program
+>>> graph = wf.ir.trace(lambda x: wf.softmax(x @ x), wf.spec("float32", (2, 2)))
+>>> PLAIN.executable(plan_program(graph, PLAIN)).run([np.zeros((2, 2), np.float32)])[0].tolist()
+[[0.5, 0.5], [0.5, 0.5]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.compiler.plan.launch import Launch
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.plain.executable import PlainExecutable
+from weft.compiler.targets.target import Executable
+from weft.ir.graph import Graph, GraphNode, Literal
+from weft.ir.loops import Kernel
+
+
+class PlainTarget:
+    """A machine that knows the loop language, and nothing else."""
+
+    name = "plain"
+
+    def environment(self) -> tuple[str, ...]:
+        """See `Target`."""
+        return (self.name,)
+
+    def has_convolution(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        return False
+
+    def arrange(self, graph: Graph) -> Graph:
+        """See `Target`."""
+        return graph
+
+    def takes(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        return False
+
+    def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
+        """See `Target`."""
+        return None
+
+    def start(self) -> None:
+        """See `Target`: there is nothing to make ready."""
+
+    def prepare(self, graph: Graph) -> None:
+        """See `Target`: there is nothing to make ready."""
+
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        """See `Target`: kernels are run as they are."""
+
+    def executable(self, plan: ProgramPlan) -> PlainExecutable:
+        """See `Target`."""
+        return PlainExecutable(plan)
+
+    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+        """See `Target`: nothing is stored."""
+        return compiled()
+
+    def listing(self, kernels: Sequence[Kernel]) -> str:
+        """See `Target`: the kernels themselves."""
+        return "\n\n".join(map(str, kernels))
+
+
+PLAIN = PlainTarget()

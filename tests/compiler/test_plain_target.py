@@ -1,0 +1,166 @@
+"""The plain target runs every plan, and agrees with the processor on what a plan means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.fuzz.generate import generate, namespace
+from tests.fuzz.program import Program as Drawn
+
+import weft as wf
+from weft.compiler.plan.launch import Kind
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.targets.cpu.target import CPU
+from weft.compiler.targets.plain.target import PLAIN
+
+Array = np.ndarray[Any, Any]
+
+
+def numbers(*shape: int) -> Array:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def compare(f: Callable[..., Any], *arrays: Array, limit: float = 1e-5) -> list[Kind]:
+    """Run a function by both targets; the kinds of launches that the plain one has made."""
+    graph = wf.ir.trace(f, *map(wf.asarray, arrays))
+    plan = plan_program(graph, PLAIN)
+    found = PLAIN.executable(plan).run([array.copy() for array in arrays])
+    wanted = CPU.executable(plan_program(graph, CPU)).run([array.copy() for array in arrays])
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(_wide(one), _wide(other), rtol=limit, atol=limit)
+    return [launch.kind for launch in plan.every_launch()]
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(complex if array.dtype.kind == "c" else np.float64)
+
+
+def attended(q: wf.Tensor) -> wf.Tensor:
+    return wf.scaled_dot_product_attention(q, q, q).sum()
+
+
+def assigned(x: wf.Tensor) -> wf.Tensor:
+    y = wf.exp(x)
+    y[wf.asarray([0, 2])] += x[:2]
+    return y * 2
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
+    "a softmax of a product": (lambda x: wf.softmax(x @ x.T).sum(axis=0), (6, 5), Kind.LOOP),
+    "a sort": (lambda x: wf.sort(wf.exp(x), axis=1)[:, ::2], (3, 5), Kind.REFERENCE),
+    "updates that run as one": (
+        lambda x: [wf.cumsum(x * 2, axis=0), x[0] * 3, x.T * 2],
+        (4, 3),
+        Kind.GROUPED,
+    ),
+    "a loop and its gradient": (
+        wf.grad(lambda x: wf.scan(lambda c, r: (wf.sin(c + r), c * r), x[0], x)[1].sum()),
+        (4, 3),
+        Kind.CONTROL,
+    ),
+    "a loop backwards": (
+        lambda x: wf.scan(lambda c, r: (c + r, c), x[0], x, reverse=True),
+        (4, 3),
+        Kind.CONTROL,
+    ),
+    "a loop that asks": (
+        lambda x: wf.while_loop(lambda c: (c * c).sum() < 90, lambda c: c * 1.5 + 1, x),
+        (4,),
+        Kind.CONTROL,
+    ),
+    "a choice": (
+        lambda x: wf.cond(x.sum() > 0, lambda x: x * 2, lambda x: wf.cumsum(x), x),
+        (6,),
+        Kind.CONTROL,
+    ),
+    "an update in places": (assigned, (5, 3), Kind.COPY),
+    "attention's gradient": (wf.grad(attended), (1, 2, 4, 8), Kind.LOOP),
+    "an empty axis": (lambda x: (x[:0] @ x.T).sum() + wf.exp(x), (3, 4), Kind.LOOP),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_plan_means_the_same_for_both_targets(name: str) -> None:
+    f, shape, kind = PROGRAMS[name]
+    assert kind in compare(f, numbers(*shape))
+
+
+def test_a_small_convolution_and_its_gradients_are_loops() -> None:
+    def loss(x: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
+        return (wf.conv2d(x, w) ** 2).sum()
+
+    kinds = compare(wf.grad(loss, argnums=(0, 1)), numbers(1, 2, 3, 3), numbers(2, 2, 2, 2))
+    assert Kind.CONVOLUTION not in kinds
+
+
+def test_a_kernel_that_refuses_its_operands_says_what_the_reference_says() -> None:
+    graph = wf.ir.trace(
+        lambda x, i: wf.take(x, i, axis=0), wf.spec("float32", (3,)), wf.spec("int64", (1,))
+    )
+    arrays = [np.ones(3, np.float32), np.array([7])]
+    messages = []
+    for target in (CPU, PLAIN):
+        with pytest.raises(wf.WeftError) as caught:
+            target.executable(plan_program(graph, target)).run(arrays)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_an_output_is_written_to_the_input_it_is_donated() -> None:
+    graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", (4,)))
+    executable = PLAIN.executable(plan_program(graph, PLAIN))
+    x = numbers(4)
+    wanted = x * 2
+    assert executable.donations == {0: (0,)}
+    (found,) = executable.run([x], [(0, 0)])
+    assert found is x
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_plan_of_another_target_is_refused() -> None:
+    graph = wf.ir.trace(lambda x: x @ x, wf.spec("float32", (4, 4)))
+    with pytest.raises(wf.UnsupportedError, match="function of another target"):
+        PLAIN.executable(plan_program(graph, CPU)).run([numbers(4, 4)])
+
+
+def test_unknown_sizes_are_those_of_the_run() -> None:
+    graph = wf.ir.trace(lambda x: wf.cumsum(x, axis=0) @ x.T, wf.spec("float32", ("n", 3)))
+    executable = PLAIN.executable(plan_program(graph, PLAIN))
+    for count in (1, 4, 2):
+        x = numbers(count, 3)
+        np.testing.assert_allclose(
+            executable.run([x])[0], np.cumsum(x, axis=0) @ x.T, rtol=1e-5, atol=1e-5
+        )
+
+
+def drawn_small() -> list[int]:
+    """Seeds of random programs that the interpreter has done in a moment."""
+    return [seed for seed in range(200) if _is_small(generate(seed))][:12]
+
+
+def _is_small(program: Drawn) -> bool:
+    plain = program.ending == "call" and not program.transforms
+    return plain and program.elements <= 100 and "conv" not in program.script
+
+
+@pytest.mark.slow
+def test_random_programs_agree() -> None:
+    seeds = drawn_small()
+    assert len(seeds) >= 8
+    for seed in seeds:
+        program, space = generate(seed), namespace()
+        exec(program.function(noisy=False), space)
+        exec(program.values, space)
+        given = [space[each.name] for each in program.inputs]
+        graph = wf.ir.trace(space["f"], *given)
+        arrays = [x.numpy() for x in given]
+        found = PLAIN.executable(plan_program(graph, PLAIN)).run(arrays)
+        wanted = CPU.executable(plan_program(graph, CPU)).run(arrays)
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(
+                _wide(one), _wide(other), rtol=2e-2, atol=2e-2, err_msg=f"seed {seed}"
+            )
