@@ -22,6 +22,7 @@ from weft.ir import numerics
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import additive, constant, linear, tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal, less
@@ -71,6 +72,7 @@ add: Function = elementwise(
     "add",
     doc="The sum of two tensors.",
     example="[1.0, 2.0], [3.0, 4.0] -> [4.0, 6.0]",
+    commutative=True,
     reference=np.add,
     derivatives=[additive(lambda ct, x1, x2: ct), additive(lambda ct, x1, x2: ct)],
     lower=lambda scalar, x1, x2: scalar.add(x1, x2),
@@ -91,6 +93,7 @@ multiply: Function = elementwise(
     "multiply",
     doc="The product of two tensors, element by element.",
     example="[1.0, 2.0], [3.0, 4.0] -> [3.0, 8.0]",
+    commutative=True,
     reference=np.multiply,
     derivatives=[
         linear(lambda ct, x1, x2: multiply(ct, _conj(x2))),
@@ -208,6 +211,7 @@ hypot: Function = elementwise(
     "hypot",
     doc="The length of the hypotenuse, sqrt(x1² + x2²), without overflow on the way.",
     example="[3.0, 5.0], [4.0, 12.0] -> [5.0, 13.0]",
+    commutative=True,
     reference=np.hypot,
     derivatives=[
         tangent(lambda t, out, x1, x2: t * (x1 / _nonzero(out))),
@@ -272,6 +276,7 @@ maximum: Function = elementwise(
     "maximum",
     doc="The greater of two elements, NaN where one is; 0.0 is greater than -0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [3.0, 4.0]",
+    commutative=True,
     reference=numerics.maximum,
     kernel=numerics.maximum,
     derivatives=[
@@ -286,6 +291,7 @@ minimum: Function = elementwise(
     "minimum",
     doc="The lesser of two elements, NaN where one is; -0.0 is less than 0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [1.0, 2.0]",
+    commutative=True,
     reference=numerics.minimum,
     kernel=numerics.minimum,
     derivatives=[
@@ -365,6 +371,7 @@ def _rounding(
         example=example,
         reference=lambda x: x if x.dtype.kind in "iu" else reference(x),
         derivatives=[_STEPS],
+        kind=Elementwise(rounds=True),
         lower=lambda scalar, x: x if x.dtype.is_integer else lower(scalar, x),
         dtypes=dtypes,
         exact="float",

@@ -18,6 +18,7 @@ from weft.ir import numerics
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import divide, hypot, multiply, negative, square, subtract
@@ -65,6 +66,7 @@ sqrt: Function = elementwise(
     "sqrt",
     doc="The square root of each element; its derivative at 0 is infinite.",
     example="[4.0, 2.25] -> [2.0, 1.5]",
+    kind=Elementwise(roots=True),
     reference=np.sqrt,
     derivatives=[tangent(lambda t, out, x: t * 0.5 / out)],
     lower=lambda scalar, x: scalar.sqrt(x),
@@ -75,6 +77,7 @@ rsqrt: Function = elementwise(
     "rsqrt",
     doc="The reciprocal of the square root of each element.",
     example="[4.0, 0.25] -> [0.5, 2.0]",
+    kind=Elementwise(roots=True),
     reference=lambda x: np.reciprocal(np.sqrt(x)),
     derivatives=[tangent(lambda t, out, x: t * (out / x * -0.5))],
     lower=lambda scalar, x: 1 / scalar.sqrt(x),
@@ -211,6 +214,7 @@ def _whole_slope(x: Tensor, exponent: int) -> Any:
 integer_pow: Primitive = Primitive(
     "integer_pow",
     "Each element to the power of one integer.",
+    kind=Elementwise(),
     type_rule=_integer_power_type,
     reference=_integer_power,
     derivatives=[tangent(lambda t, out, x, exponent: t * _whole_slope(x, exponent), diagonal=True)],
@@ -313,6 +317,7 @@ log: Function = elementwise(
     "log",
     doc="The natural logarithm of each element.",
     example="[1.0, 0.0] -> [0.0, -inf]",
+    kind=Elementwise(roots=True),
     reference=np.log,
     derivatives=[tangent(lambda t, out, x: t / x)],
     lower=lambda scalar, x: scalar.log(x),
@@ -333,6 +338,7 @@ log2: Function = elementwise(
     "log2",
     doc="The logarithm of each element to the base 2.",
     example="[8.0, 0.5] -> [3.0, -1.0]",
+    kind=Elementwise(roots=True),
     reference=np.log2,
     derivatives=[tangent(lambda t, out, x: t / (x * math.log(2.0)))],
     lower=lambda scalar, x: scalar.log2(x),
@@ -343,6 +349,7 @@ log10: Function = elementwise(
     "log10",
     doc="The logarithm of each element to the base 10.",
     example="[1.0, 0.0] -> [0.0, -inf]",
+    kind=Elementwise(roots=True),
     reference=np.log10,
     derivatives=[tangent(lambda t, out, x: t / (x * math.log(10.0)))],
     lower=lambda scalar, x: scalar.log10(x),
@@ -360,6 +367,7 @@ logaddexp: Function = elementwise(
     "logaddexp",
     doc="log(exp(x1) + exp(x2)), without overflow on the way.",
     example='[1000.0, 1.0], [0.0, float("-inf")] -> [1000.0, 1.0]',
+    commutative=True,
     reference=np.logaddexp,
     derivatives=[
         tangent(lambda t, out, x1, x2: t * sigmoid(_ahead(x1, x2))),

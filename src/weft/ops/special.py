@@ -18,6 +18,7 @@ from weft.core.errors import ArgumentError, DTypeError, Unsupported
 from weft.core.types import TensorType
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import DEAR, Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.scalar_functions import times_unless_zero
 from weft.ir.tensor import Tensor
@@ -128,6 +129,9 @@ def _polygamma_type(x: TensorType, order: int) -> TensorType:
 _polygamma: Primitive = Primitive(
     "polygamma",
     "The derivative of digamma, of an order of at least 1.",
+    kind=Elementwise(),
+    lower=Unsupported("the series is summed until it converges"),
+    cost=DEAR,
     type_rule=_polygamma_type,
     reference=series.in_double(series.polygamma),
     derivatives=[tangent(lambda t, out, x, order: t * polygamma(order + 1, x), diagonal=True)],
@@ -214,6 +218,7 @@ i0e: Function = elementwise(
     "i0e",
     doc="exp(-|x|)·I₀(x), the modified Bessel function of order 0, scaled.",
     example="[0.0] -> [1.0]",
+    cost=DEAR,
     reference=series.in_double(partial(series.bessel_ie, order=0)),
     derivatives=[tangent(lambda t, out, x: t * (i1e(x) - sign(x) * out))],
     lower=_LONG_SERIES,
@@ -225,6 +230,7 @@ i1e: Function = elementwise(
     "i1e",
     doc="exp(-|x|)·I₁(x), the modified Bessel function of order 1, scaled.",
     example="[0.0] -> [0.0]",
+    cost=DEAR,
     reference=series.in_double(partial(series.bessel_ie, order=1)),
     derivatives=[tangent(lambda t, out, x: t * (i0e(x) - sign(x) * out - _by_itself(out, x)))],
     lower=_LONG_SERIES,
