@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.affine_index import Affine
+from weft.ir.ranges import Bounds, Order
 from weft.ir.scalars import Combine
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ DEAR = 1024
 """The cost of what takes many operations for each byte: it is computed again as a last resort."""
 
 T = TypeVar("T")
-Order = Literal["<", "<=", ">", ">="]
 Index = tuple[Affine, ...]
 Condition = tuple[Affine, Dimension]
 """An index and a bound: the condition that the index is not below 0 and below the bound."""
@@ -84,12 +84,14 @@ class Elementwise:
 
     rounds: gives whole numbers, and leaves whole numbers as they are. roots: real results are
     finite for positive numbers only. compares: whether x1 < x2, or another order of the two holds.
+    bounds: between which numbers results lie; by default, any.
     `Primitive.lower` writes one element.
     """
 
     rounds: bool = False
     roots: bool = False
     compares: Order | None = None
+    bounds: Bounds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.core.dtypes import float32
 from weft.core.errors import Unsupported
-from weft.ir import numerics
+from weft.ir import numerics, ranges
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import additive, constant, linear, tangent
 from weft.ir.dispatch import apply
@@ -73,6 +73,7 @@ add: Function = elementwise(
     doc="The sum of two tensors.",
     example="[1.0, 2.0], [3.0, 4.0] -> [4.0, 6.0]",
     commutative=True,
+    kind=Elementwise(bounds=ranges.of_sum),
     reference=np.add,
     derivatives=[additive(lambda ct, x1, x2: ct), additive(lambda ct, x1, x2: ct)],
     lower=lambda scalar, x1, x2: scalar.add(x1, x2),
@@ -83,6 +84,7 @@ subtract: Function = elementwise(
     "subtract",
     doc="The difference of two tensors.",
     example="[1.0, 2.0], [3.0, 5.0] -> [-2.0, -3.0]",
+    kind=Elementwise(bounds=ranges.of_difference),
     reference=np.subtract,
     derivatives=[additive(lambda ct, x1, x2: ct), additive(lambda ct, x1, x2: negative(ct))],
     lower=lambda scalar, x1, x2: scalar.subtract(x1, x2),
@@ -94,6 +96,7 @@ multiply: Function = elementwise(
     doc="The product of two tensors, element by element.",
     example="[1.0, 2.0], [3.0, 4.0] -> [3.0, 8.0]",
     commutative=True,
+    kind=Elementwise(bounds=ranges.of_product),
     reference=np.multiply,
     derivatives=[
         linear(lambda ct, x1, x2: multiply(ct, _conj(x2))),
@@ -107,6 +110,7 @@ divide: Function = elementwise(
     "divide",
     doc="The quotient of two tensors, element by element; integers give the default float.",
     example="[1.0, 3.0], [2.0, 4.0] -> [0.5, 0.75]",
+    kind=Elementwise(bounds=ranges.of_quotient),
     reference=np.divide,
     derivatives=[
         linear(lambda ct, x1, x2: divide(ct, _conj(x2))),
@@ -120,6 +124,7 @@ negative: Function = elementwise(
     "negative",
     doc="The negative of each element; unsigned integers wrap around.",
     example="[1.0, -2.0] -> [-1.0, 2.0]",
+    kind=Elementwise(bounds=ranges.of_opposite),
     reference=np.negative,
     derivatives=[linear(lambda ct, x: negative(ct))],
     lower=lambda scalar, x: scalar.negative(x),
@@ -130,6 +135,7 @@ square: Function = elementwise(
     "square",
     doc="Each element times itself.",
     example="[3.0, -2.0] -> [9.0, 4.0]",
+    kind=Elementwise(bounds=ranges.of_square),
     reference=np.square,
     derivatives=[tangent(lambda t, out, x: t * (x * 2.0))],
     lower=lambda scalar, x: x * x,
@@ -237,6 +243,7 @@ abs: Function = elementwise(
     "abs",
     doc="The absolute value of each element; of a complex number, its length.",
     example="[-1.5, 2.0] -> [1.5, 2.0]",
+    kind=Elementwise(bounds=ranges.of_size),
     reference=np.abs,
     derivatives=[tangent(lambda t, out, x: t * sign(x))],
     lower=lambda scalar, x: scalar.absolute(x),
@@ -277,6 +284,7 @@ maximum: Function = elementwise(
     doc="The greater of two elements, NaN where one is; 0.0 is greater than -0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [3.0, 4.0]",
     commutative=True,
+    kind=Elementwise(bounds=ranges.of_maximum),
     reference=numerics.maximum,
     kernel=numerics.maximum,
     derivatives=[
@@ -292,6 +300,7 @@ minimum: Function = elementwise(
     doc="The lesser of two elements, NaN where one is; -0.0 is less than 0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [1.0, 2.0]",
     commutative=True,
+    kind=Elementwise(bounds=ranges.of_minimum),
     reference=numerics.minimum,
     kernel=numerics.minimum,
     derivatives=[

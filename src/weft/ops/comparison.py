@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from weft.core.dtypes import uint64
+from weft.ir import ranges
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import constant
 from weft.ir.dispatch import apply
-from weft.ir.kinds import Elementwise, Order
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower
+from weft.ir.ranges import Order
 from weft.ir.tensor import Tensor
 from weft.ops.families import elementwise
 from weft.ops.logic import logical_and, logical_not, logical_or
@@ -56,7 +58,7 @@ def _comparison(
         example=example,
         dtypes="any" if compares is None else "ordered",
         result="bool",
-        kind=Elementwise(compares=compares),
+        kind=Elementwise(compares=compares, bounds=compares and ranges.of_comparison(compares)),
         commutative=compares is None,
         unlike=_with_uint64(name, reference),
     )

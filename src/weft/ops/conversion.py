@@ -16,6 +16,7 @@ from weft.core.devices import as_device
 from weft.core.dtypes import DType
 from weft.core.errors import DTypeError
 from weft.core.types import TensorType
+from weft.ir import ranges
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Elementwise
@@ -40,7 +41,7 @@ convert: Primitive = Primitive(
     "convert",
     "Each element in another dtype; floats are cut towards zero and to the range of an integer, "
     "complex numbers lose their imaginary part.",
-    kind=Elementwise(),
+    kind=Elementwise(bounds=ranges.of_conversion),
     type_rule=lambda x, dtype: TensorType(dtype, x.shape),
     reference=_converted,
     derivatives=[linear(lambda ct, x, dtype: apply(convert, ct, dtype=x.dtype))],

@@ -46,7 +46,7 @@ def _counted(shape: tuple[int, ...], dtype: DType, axis: int) -> np.ndarray[Any,
 iota: Primitive = Primitive(
     "iota",
     "Each element's position along one axis: 0, 1, 2, …",
-    kind=Movement(reads.counted, by_place=True),
+    kind=Movement(reads.of_iota, by_place=True),
     type_rule=_iota_type,
     reference=_counted,
     derivatives=(),

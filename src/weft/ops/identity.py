@@ -31,7 +31,7 @@ def _samples(derivative: bool) -> list[Sample]:
 stopped: Primitive = Primitive(
     "stop_gradient",
     "The same value, of which no derivative is taken.",
-    kind=Movement(reads.unmoved),
+    kind=Movement(reads.of_identity),
     type_rule=lambda x: x,
     reference=lambda x: x,
     derivatives=[constant("this is what the operation is for")],
@@ -42,7 +42,7 @@ stopped: Primitive = Primitive(
 barrier: Primitive = Primitive(
     "barrier",
     "The same value, not merged with equal computations: what is recomputed on purpose stays so.",
-    kind=Movement(reads.unmoved),
+    kind=Movement(reads.of_identity),
     type_rule=lambda x: x,
     reference=lambda x: x,
     derivatives=[linear(lambda ct, x: ct)],

@@ -101,7 +101,7 @@ def inverse(order: Sequence[int]) -> Axes:
 transpose: Primitive = Primitive(
     "transpose",
     "The axes in another order: axis i of the result is axis order[i] of x.",
-    kind=Movement(reads.transposed),
+    kind=Movement(reads.of_transpose),
     type_rule=_transpose_type,
     reference=lambda x, order: np.transpose(x, order),
     derivatives=[linear(lambda ct, x, order: bind(transpose, ct, order=inverse(order)))],
@@ -139,7 +139,7 @@ def _flip_type(x: TensorType, axes: Axes) -> TensorType:
 flip: Primitive = Primitive(
     "flip",
     "The elements in opposite order along some axes.",
-    kind=Movement(reads.flipped),
+    kind=Movement(reads.of_flip),
     type_rule=_flip_type,
     reference=lambda x, axes: np.flip(x, axes),
     derivatives=[linear(lambda ct, x, axes: bind(flip, ct, axes=axes))],
@@ -182,7 +182,7 @@ def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
 reshape: Primitive = Primitive(
     "reshape",
     "The same elements in row-major order in another shape.",
-    kind=Movement(reads.reshaped),
+    kind=Movement(reads.of_reshape),
     type_rule=_reshape_type,
     reference=lambda x, shape: np.reshape(x, shape),
     derivatives=[linear(lambda ct, x, shape: bind(reshape, ct, shape=x.shape))],
@@ -237,7 +237,7 @@ def _batch_broadcast(
 broadcast_to: Primitive = Primitive(
     "broadcast_to",
     "The tensor repeated along new axes and axes of size 1 to fill a shape.",
-    kind=Movement(reads.broadcast),
+    kind=Movement(reads.of_broadcast),
     type_rule=_broadcast_type,
     reference=lambda x, shape: np.broadcast_to(x, shape),
     derivatives=[linear(lambda ct, x, shape: sum_to(ct, x.shape))],
@@ -314,7 +314,7 @@ def _batch_concatenate(
 concatenate: Primitive = Primitive(
     "concatenate",
     "Tensors joined along one of their axes.",
-    kind=Movement(reads.concatenated, by_place=True),
+    kind=Movement(reads.of_concatenate, by_place=True),
     type_rule=_concatenate_type,
     reference=lambda *xs, axis: np.concatenate(xs, axis),
     derivatives=every(lambda index: additive(lambda ct, *xs, axis: _part(ct, xs, index, axis))),
@@ -379,7 +379,7 @@ def span(count: Dimension, stride: Dimension) -> Dimension:
 slice_: Primitive = Primitive(
     "slice",
     "From each axis the elements start, start + stride, … before stop; strides are positive.",
-    kind=Movement(reads.sliced),
+    kind=Movement(reads.of_slice),
     type_rule=_slice_type,
     reference=lambda x, starts, stops, strides: x[
         tuple([slice(*bounds) for bounds in zip(starts, stops, strides, strict=True)])
@@ -531,7 +531,7 @@ pad: Primitive = Primitive(
     "pad",
     "A constant before, after and between the elements: (low, high, between) for each axis.",
     kind=Movement(
-        reads.padded,
+        reads.of_pad,
         reads_if=reads.is_padded_outside,
         fill=lambda params: params["value"],
         by_place=True,
@@ -564,7 +564,7 @@ def _full(shape: Shape, dtype: DType, value: Any) -> Array:
 full: Primitive = Primitive(
     "full",
     "A tensor of one value.",
-    kind=Movement(reads.filled, fill=lambda params: params["value"]),
+    kind=Movement(reads.of_full, fill=lambda params: params["value"]),
     type_rule=lambda shape, dtype, value: TensorType(dtype, shape),
     reference=_full,
     derivatives=(),

@@ -28,7 +28,7 @@ def aligned(index: Index, operand: Shape, result: Shape) -> Index:
     )
 
 
-def transposed(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_transpose(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The axes in another order."""
     order = node.params["order"]
     turned = [Affine()] * len(order)
@@ -37,13 +37,13 @@ def transposed(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any
     return reader.at(node.operands[0], tuple(turned))
 
 
-def broadcast(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_broadcast(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The same element all along an axis that is repeated."""
     operand = node.operands[0]
     return reader.at(operand, aligned(index, operand.type.shape, node.params["shape"]))
 
 
-def reshaped(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_reshape(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """Only axes of size 1 come and go: other reshapes are not read element by element."""
     operand = node.operands[0]
     kept = [i for i, dim in zip(index, node.params["shape"], strict=True) if dim != 1]
@@ -53,14 +53,14 @@ def reshaped(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     )
 
 
-def sliced(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_slice(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """Every so many elements, from a start."""
     starts, strides = node.params["starts"], node.params["strides"]
     moved = [i * stride + start for i, start, stride in zip(index, starts, strides, strict=True)]
     return reader.at(node.operands[0], tuple(moved))
 
 
-def flipped(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_flip(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """Counted from the end of some axes."""
     operand = node.operands[0]
     axes = node.params["axes"]
@@ -71,7 +71,7 @@ def flipped(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     return reader.at(operand, tuple(turned))
 
 
-def padded(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_pad(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """An element of the operand, or the number around it."""
     operand = node.operands[0]
     moved = [i + -low for i, (low, _, _) in zip(index, node.params["padding"], strict=True)]
@@ -84,7 +84,7 @@ def padded(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     return reader.choice(conditions, inside, reader.number(node.params["value"], node))
 
 
-def concatenated(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_concatenate(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """An element of the part that lies there."""
     axis = node.params["axis"]
     end = node.results[0].type.shape[axis]
@@ -104,17 +104,17 @@ def concatenated(reader: ElementReader[Any], node: GraphNode, index: Index) -> A
     return element
 
 
-def unmoved(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_identity(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The element at the same place."""
     return reader.at(node.operands[0], index)
 
 
-def filled(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_full(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The number that all elements are."""
     return reader.number(node.params["value"], node)
 
 
-def counted(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+def of_iota(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The place along an axis, as a number."""
     return reader.position(index[node.params["axis"]], node)
 

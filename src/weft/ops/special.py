@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.core.errors import ArgumentError, DTypeError, Unsupported
 from weft.core.types import TensorType
+from weft.ir import ranges
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
 from weft.ir.kinds import DEAR, Elementwise
@@ -57,6 +58,7 @@ erf: Function = elementwise(
     "erf",
     doc="The error function: 2/√π times the integral of exp(-t²) from 0 to each element.",
     example='[0.0, float("inf"), -10.0] -> [0.0, 1.0, -1.0]',
+    kind=Elementwise(bounds=ranges.always(ranges.Range(-1.0, 1.0))),
     reference=series.in_double(series.erf),
     derivatives=[tangent(lambda t, out, x: t * (exp(negative(square(x))) * _BELL))],
     lower=lambda scalar, x: scalar.erf(x),

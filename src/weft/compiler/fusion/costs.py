@@ -66,8 +66,9 @@ def operations(node: GraphNode, sizes: Sizes) -> int:
         return number(node.results[0].type.size, sizes)
     kind = node.primitive.kind
     if isinstance(kind, Contraction):
-        types = [[atom.type for atom in atoms] for atoms in (node.operands, node.results)]
-        return number(kind.operations(*types, node.params), sizes)
+        operands = [atom.type for atom in node.operands]
+        results = [atom.type for atom in node.results]
+        return number(kind.operations(operands, results, node.params), sizes)
     reads = isinstance(kind, Reduction | Cumulative)
     return number(node.operands[0].type.size, sizes) if reads else 0
 

@@ -32,8 +32,8 @@ from weft.core.dtypes import INDEX, DType
 from weft.core.shapes import Dimension, Shape, is_static, size
 from weft.ir import scalars
 from weft.ir.affine_index import strides
-from weft.ir.loops import Accumulate, Combine, Scratch, Statement, Store, Update
-from weft.ir.scalars import Buffer, Scalar
+from weft.ir.loops import Accumulate, Scratch, Statement, Store, Update
+from weft.ir.scalars import Buffer, Combine, Scalar
 
 WRITTEN = 64
 """Taps up to which a window is written out."""
