@@ -26,7 +26,7 @@ from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, constant, linear, tangent
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Reduction, Search
-from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.primitive import Lower, Mistake, Primitive, Sample
 from weft.ir.scalars import Combine
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal
@@ -99,12 +99,14 @@ def reduction(
     combine: Combine,
     dtypes: str,
     identity: bool,
+    lower: Lower | None = None,
     more_samples: Sequence[Sample] = (),
 ) -> Primitive:
     """Define a primitive that reduces axes and keeps the dtype.
 
     combine: the instruction that two elements, or partial results, are combined by. dtypes: the
-    class of dtypes it is defined for. identity: whether no elements have a result.
+    class of dtypes it is defined for. identity: whether no elements have a result. lower: what is
+    combined of an element, where that is not the element itself; see `Primitive`.
     """
     allowed = frozenset(DTYPE_CLASSES[dtypes])
 
@@ -120,6 +122,7 @@ def reduction(
         name,
         doc,
         kind=Reduction(combine),
+        lower=lower,
         type_rule=type_rule,
         reference=reference,
         derivatives=[derivative],
