@@ -40,7 +40,7 @@ from weft.ops.operands import wrong_dtype
 __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
-BY_LAPACK = Unsupported("it is a call of LAPACK, by reference")
+BY_LAPACK = Unsupported("LAPACK decomposes it")
 
 
 # --- what type rules check ---------------------------------------------------------------------
