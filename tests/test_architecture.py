@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 
 import weft
+import weft.compiler.pipeline  # which has primitives of its own
+from weft.ir.primitive import PRIMITIVES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -67,6 +69,23 @@ CROSSING = {
     ("weft.compiler.report.timings", "targets.cpu"),
 }
 
+# Where the names of primitives mean something else: scalar instructions, and what users call.
+OTHER_NAMES = {
+    "weft.ir.scalars": "the vocabulary of scalar instructions",
+    "weft.compiler.targets.cpu.llvm": "tables over scalar instructions",
+    "weft.transforms.methods": "methods of tensors",
+    "weft.nn.init": "activations, by name",
+    "weft.nn.functional.activations": "activations, by name",
+}
+# Where the plan or a target says what it has code of its own for, node by node.
+DISPATCH_TABLES = {
+    "weft.compiler.plan.control_flow": "loops and choices, as they are planned",
+    "weft.compiler.targets.cpu.cache.prefetch_modules": "modules that are compiled ahead",
+    "weft.compiler.targets.cpu.checking.isolated": "loops and choices, as they are checked",
+    "weft.compiler.targets.cpu.convolution.select": "convolutions with channels last",
+    "weft.compiler.targets.cpu.products.low_precision": "movement before a conversion",
+    "weft.compiler.targets.cpu.sorting": "orders of rows",
+}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}
 MARKER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 LONGEST_FILE = 600
@@ -309,6 +328,24 @@ def size_faults(library: list[Module]) -> list[str]:
     return faults
 
 
+def primitive_list_faults(library: list[Module]) -> list[str]:
+    """Lists of primitives outside of `ops`: what is true of a primitive stands in its definition.
+
+    A law about one primitive, or two, names them; three in a collection are a list that drifts.
+    """
+    faults = []
+    for module in library:
+        if module.layer == "ops" or module.name.startswith((*OTHER_NAMES, *DISPATCH_TABLES)):
+            continue
+        public = {id(node.value) for node in ast.walk(module.tree) if _is_public_list(node)}
+        for node in ast.walk(module.tree):
+            named = _primitives_in(node) if id(node) not in public else []
+            if len(named) >= 3:
+                line = getattr(node, "lineno", 0)
+                faults.append(f"{module.name}:{line} lists {', '.join(sorted(named))}")
+    return faults
+
+
 def marker_faults(library: list[Module]) -> list[str]:
     """Promises left in the code."""
     return [
@@ -317,6 +354,35 @@ def marker_faults(library: list[Module]) -> list[str]:
         for number, line in enumerate(module.text.splitlines(), 1)
         if MARKER.search(line)
     ]
+
+
+def _is_public_list(node: ast.AST) -> bool:
+    """Whether a node says what a module's users may import."""
+    return isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets)
+
+
+def _primitives_in(node: ast.AST) -> set[str]:
+    """The primitives that a list, tuple or set holds, or that a dictionary is looked up by."""
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        parts: list[ast.expr] = node.elts
+    elif isinstance(node, ast.Dict):
+        parts = [key for key in node.keys if key is not None]
+    else:
+        return set()
+    return {label for part in parts if (label := _label(part)) in PRIMITIVES}
+
+
+def _label(node: ast.expr) -> str:
+    """What an expression may name a primitive by: a text, a name, an attribute, or a look-up."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.Name):
+        return node.id.rstrip("_")
+    if isinstance(node, ast.Attribute):
+        return _label(node.value) if node.attr == "primitive" else node.attr.rstrip("_")
+    if isinstance(node, ast.Subscript):
+        return _label(node.slice)
+    return _label(node.args[0]) if isinstance(node, ast.Call) and len(node.args) == 1 else ""
 
 
 def _resolve(target: str, by_name: dict[str, Module]) -> str | None:
@@ -372,6 +438,7 @@ CHECKS: list[Check] = [
     annotation_faults,
     size_faults,
     marker_faults,
+    primitive_list_faults,
 ]
 
 
@@ -423,6 +490,11 @@ FAULTS: list[tuple[Check, list[Module]]] = [
     (size_faults, library_of(core_shapes="x = 1\n" * 601)),
     (size_faults, library_of(core_shapes="def f() -> None:\n" + "    f()\n" * 60)),
     (marker_faults, library_of(core_shapes="x = 1  # TODO: y")),
+    (primitive_list_faults, library_of(compiler_fuse='x = {"reduce_sum", "reduce_max", "dot"}')),
+    (primitive_list_faults, library_of(compiler_fuse='x = {"exp": 1, "sin": 2, "tanh": 3}')),
+    (primitive_list_faults, library_of(compiler_fuse="if node in (conv, dot, while_):\n    f()")),
+    (primitive_list_faults, library_of(tools_look='x = [find("exp"), ops.sin, P["tanh"]]')),
+    (primitive_list_faults, library_of(ir_walk="x = (exp.primitive, sin.primitive, pad, 1)")),
 ]
 
 
@@ -449,6 +521,9 @@ FINE: list[tuple[Check, list[Module]]] = [
     ),
     (local_import_faults, library_of(core_shapes="def f():\n    import torch")),
     (annotation_faults, library_of(core_shapes="class A:\n    def f(self, x: int) -> int: ...")),
+    (primitive_list_faults, library_of(ops_fuse='x = {"reduce_sum", "reduce_max", "dot"}')),
+    (primitive_list_faults, library_of(compiler_fuse='x = ("reduce_sum", "reduce_max")')),
+    (primitive_list_faults, library_of(nn_all='__all__ = ["relu", "sigmoid", "tanh"]')),
 ]
 
 

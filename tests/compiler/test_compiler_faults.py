@@ -18,7 +18,7 @@ import pytest
 
 import weft as wf
 from weft.compiler.function import compiled_function, recording
-from weft.compiler.fusion import affine_index, element_reads, grouping
+from weft.compiler.fusion import element_reads, grouping
 from weft.compiler.graph_passes import common_subexpressions, dead_code
 from weft.compiler.graph_passes.attention import sites
 from weft.compiler.graph_passes.loops import lighten
@@ -39,12 +39,16 @@ from weft.compiler.targets.cpu.runtime.preparation import Preparation
 from weft.compiler.targets.cpu.target import compile_program
 from weft.core import dimensions
 from weft.core.dtypes import float32
-from weft.ir import loop_digest
+from weft.ir import affine_index, loop_digest
 from weft.ir.graph import Graph, Variable
+from weft.ir.kinds import Movement, Reduction
 from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Accumulate, For, Kernel, Store, Update
+from weft.ir.primitive import Primitive
 from weft.ir.scalars import Buffer, const, index, local, maximum, size
+from weft.ops import movement
 from weft.ops.control import run as run_by_reference
+from weft.ops.reduction import reduce_max
 from weft.runtime import memory
 
 Array = np.ndarray[Any, Any]
@@ -65,12 +69,18 @@ class Fault(NamedTuple):
 
 @contextmanager
 def put_in(fault: Fault) -> Iterator[None]:
-    slots = fault.owner if isinstance(fault.owner, dict) else vars(fault.owner)
-    before = slots[fault.attribute]
+    is_primitive = isinstance(fault.owner, Primitive)  # frozen, and without a dictionary
+    if is_primitive:
+        before = getattr(fault.owner, fault.attribute)
+    else:
+        slots = fault.owner if isinstance(fault.owner, dict) else vars(fault.owner)
+        before = slots[fault.attribute]
 
     def put(value: Any) -> None:
         if isinstance(fault.owner, dict):
             fault.owner[fault.attribute] = value
+        elif is_primitive:
+            object.__setattr__(fault.owner, fault.attribute, value)
         else:
             setattr(fault.owner, fault.attribute, value)
 
@@ -584,18 +594,18 @@ FAULTS: list[Fault] = [
     # --- movement
     Fault(
         "a slice forgets where it begins",
-        element_reads.MOVEMENT,
-        "slice",
-        lambda f: lambda reading, node, index: reading.at(node.operands[0], index),
+        movement.slice_,
+        "kind",
+        lambda kind: Movement(lambda reader, node, index: reader.at(node.operands[0], index)),
         agrees(lambda x: x[3:90, 5:] * 2, X),
     ),
     Fault(
         "a flip is one element off",
-        element_reads.MOVEMENT,
-        "flip",
-        lambda f: (
-            lambda reading, node, index: f(
-                reading,
+        movement.flip,
+        "kind",
+        lambda kind: Movement(
+            lambda reader, node, index: kind.read(
+                reader,
                 node,
                 tuple(i + -1 if a in node.params["axes"] else i for a, i in enumerate(index)),
             )
@@ -633,9 +643,9 @@ FAULTS: list[Fault] = [
     # --- kernels and machine code
     Fault(
         "the greatest is combined as the least",
-        groups.COMBINE,
-        "reduce_max",
-        lambda f: "minimum",
+        reduce_max,
+        "kind",
+        lambda kind: Reduction("minimum"),
         agrees(lambda x: x.max(axis=1), X),
     ),
     Fault(
@@ -850,8 +860,8 @@ FAULTS: list[Fault] = [
     Fault(
         "everything is recomputed by each of its readers",
         grouping,
-        "TRANSCENDENTAL",
-        lambda f: frozenset(),
+        "is_function",
+        lambda f: lambda node: False,
         transcendentals_are_computed_once,
     ),
     Fault(

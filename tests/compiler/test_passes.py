@@ -25,6 +25,7 @@ from weft.compiler.targets.cpu.target import CPU
 from weft.core.errors import Unsupported
 from weft.ir import PRIMITIVES, Graph, Primitive, Variable
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Effect
 from weft.ir.printing import print_graph
 from weft.ir.walking import replace_node
 
@@ -75,6 +76,8 @@ def effect() -> Iterator[Primitive]:
     yield Primitive(
         "effect_of_tests",
         "The same value, told to somebody.",
+        kind=Effect(),
+        lower=Unsupported("for tests"),
         type_rule=lambda x: x,
         reference=lambda x: x,
         derivatives=Unsupported("for tests"),

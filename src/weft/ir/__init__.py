@@ -11,6 +11,7 @@ graph(a: f32[batch]) {
 """
 
 from weft.core.scopes import scope
+from weft.ir import kinds, ranges
 from weft.ir.forward import refuse_derivative
 from weft.ir.functions import infer, trace_whole
 from weft.ir.functions import trace_function as trace
@@ -25,6 +26,6 @@ from weft.ir.verify import verify
 
 __all__ = [
     "PRIMITIVES", "Graph", "GraphNode", "Literal", "Mistake", "Primitive", "Sample", "Variable",
-    "entered", "infer", "interpret", "is_tracing", "name_variables", "parse",
+    "entered", "infer", "interpret", "is_tracing", "kinds", "name_variables", "parse", "ranges",
     "refuse_derivative", "scope", "specialize", "trace", "trace_whole", "verify",
 ]  # fmt: skip

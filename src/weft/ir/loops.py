@@ -51,10 +51,9 @@ from typing import Literal
 
 from weft.core.dtypes import INDEX
 from weft.ir.loop_digest import digest
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, const, ordered, render, size
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Combine, Scalar, const, ordered, render, size
 
 Kind = Literal["serial", "parallel", "vector", "parallel vector", "unrolled"]
-Combine = Literal["add", "multiply", "maximum", "minimum", "and", "or"]
 
 PARTIALS = 64
 """The order of accumulation: how many partial results there are."""

@@ -17,11 +17,11 @@ from typing import Any
 from weft.core.errors import ArgumentError, NameUnknownError, Unsupported, WeftError
 from weft.core.types import TensorType
 from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative, Tangent
+from weft.ir.kinds import DEAR, Contraction, Control, Elementwise, Kind, Opaque, Sort
 from weft.ir.scalars import Scalar
 
 Types = TensorType | tuple[TensorType, ...]
 Lower = Callable[..., Scalar]
-BY_REFERENCE = Unsupported("called by reference")
 LOCAL = "#local "
 
 
@@ -56,9 +56,13 @@ class Primitive:
     derivatives: one per operand (see derivatives.py), or why there is none.
     batch(size, operands, axes, **params): operands with a batch axis (or None) to (result, axis).
     samples(): correct calls, from which the tests are derived.
-    lower(scalars, *operands, **params): one element of an element-wise primitive's result, given
-    the module `weft.ir.scalars` and one element of each operand, never a 16-bit float or complex;
-    raises `Unsupported` for dtypes without an expression. Call it by `scalar_functions.lowered`.
+    kind: what sort of operation it is, and what follows from that; see kinds.py.
+    lower(scalars, *operands, **params): one element of an element-wise primitive's result, or what
+    a reduction combines of an element, given the module `weft.ir.scalars` and one element of each
+    operand, never a 16-bit float or complex; raises `Unsupported` for dtypes without an expression.
+    Call it by `scalar_functions.lowered`. None where the kind says it all, or where the compiler
+    has a kernel of the primitive (`weft.compiler.lowering.nodes`), which it checks when it is
+    imported; `Unsupported("why")` where the primitive is called by reference.
     loops(draft): the kernel of a primitive that is not element-wise, as those in lowering/nodes.
     native: the functions of a shared library that compute it; the target calls them.
     """
@@ -70,6 +74,7 @@ class Primitive:
     derivatives: Derivatives | Unsupported
     batch: Callable[..., Any] | Unsupported
     samples: Callable[[], Sequence[Sample]]
+    kind: Kind = field(kw_only=True)
     mistakes: Callable[[], Sequence[Mistake]] = tuple
     multiple: bool = False
     """Whether the result is a tuple."""
@@ -79,7 +84,11 @@ class Primitive:
     """Whether equal calls may not be merged."""
     part: Callable[..., Any] | None = None
     """How the result is a part of its operand, given the parameters; see parts.py."""
-    lower: Lower | Unsupported = BY_REFERENCE
+    commutative: bool = False
+    """Whether two operands give the same in both orders."""
+    lower: Lower | Unsupported | None = None
+    cost: int | None = None
+    """How many plain operations an element is, where kind and scalar expression do not say it."""
     loops: Callable[..., Any] | None = None
     native: Any = None
     fingerprint: str = ""
@@ -99,6 +108,8 @@ class Primitive:
             )
         if isinstance(self.derivatives, list):
             object.__setattr__(self, "derivatives", tuple(self.derivatives))
+        if self.broadcasts and not isinstance(self.kind, Elementwise):
+            raise TypeError(f"{self.name} broadcasts, so that its kind is Elementwise")
         rules = self.derivatives if isinstance(self.derivatives, tuple) else ()
         plain = bool(rules) and not any(isinstance(rule, Tangent) for rule in rules)
         object.__setattr__(self, "is_multilinear", plain)
@@ -106,6 +117,13 @@ class Primitive:
 
     def __repr__(self) -> str:
         return f"<primitive {self.name}>"
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether it takes many operations for each byte, so that its results are kept."""
+        if self.cost is not None:
+            return self.cost >= DEAR
+        return isinstance(self.kind, Contraction | Control | Sort | Opaque)
 
     def __reduce__(self) -> tuple[object, ...]:
         return find, (self.name,)

@@ -49,18 +49,11 @@ from weft.ir.tensor import Tensor, Trace, wrap
 from weft.ir.tracing import Staged, trace
 from weft.ir.walking import Tally, Walk, same_atom
 
-__all__ = ["COMMUTATIVE", "Rule", "RuleSet", "loosened", "pattern_of"]
+__all__ = ["Rule", "RuleSet", "loosened", "pattern_of"]
 
 Number = bool | int | float | complex
 Program = Callable[..., Any]
 
-COMMUTATIVE = frozenset(
-    [
-        "add", "bitwise_and", "bitwise_or", "bitwise_xor", "equal", "hypot", "logaddexp",
-        "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "multiply", "not_equal",
-    ]
-)  # fmt: skip
-"""Primitives of two operands that give the same in both orders."""
 DEEPEST = 32
 """How many rewrites may lead to one another before what stands there is left as it is."""
 _SAMPLE = TensorType(float32, (2, 3))
@@ -115,7 +108,7 @@ def _call(
     primitive: Primitive, operands: Sequence[Pattern], params: Mapping[str, Any], lone: bool
 ) -> Call:
     orders: Iterable[tuple[int, ...]] = [tuple(range(len(operands)))]
-    if primitive.name in COMMUTATIVE:
+    if primitive.commutative:
         orders = permutations(range(2))
     plans: dict[tuple[tuple[int, Pattern], ...], None] = {}
     for order in orders:

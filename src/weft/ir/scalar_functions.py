@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from weft.core.dtypes import DType, bool_, float32, int32, int64
@@ -36,6 +37,7 @@ from weft.ir.scalars import (
     maximum,
     not_equal,
     or_,
+    ordered,
     select,
 )
 
@@ -55,6 +57,8 @@ def lowered(
     >>> print(lowered(find("square"), [local("x", float16)], float16, {}))
     cast<f16>(cast<f32>(x) * cast<f32>(x))
     """
+    if primitive.lower is None:
+        raise Unsupported(f"{primitive.name} is no function of single elements")
     if isinstance(primitive.lower, Unsupported):
         raise Unsupported(primitive.lower.reason)
     if dtype.is_complex or any(x.dtype.is_complex for x in operands):
@@ -82,6 +86,49 @@ def why_not_lowered(
     except Unsupported as missing:
         return missing.reason
     return None
+
+
+def element_cost(
+    primitive: Primitive, operands: Sequence[DType], dtype: DType, params: Mapping[str, Any]
+) -> int:
+    """How many plain operations an element is: those of its scalar expression.
+
+    What the definition says comes first; what has no expression for these dtypes counts as one.
+
+    >>> from weft.ir.primitive import find
+    >>> element_cost(find("add"), [float32, float32], float32, {})
+    1
+    >>> element_cost(find("atan"), [float32], float32, {}) >= scalars.FUNCTION
+    True
+    """
+    if primitive.cost is not None:
+        return primitive.cost
+    if params:
+        return _expression_cost(primitive, operands, dtype, params)
+    return _plain_cost(primitive, tuple(operands), dtype)
+
+
+@lru_cache(maxsize=1024)
+def _plain_cost(primitive: Primitive, operands: tuple[DType, ...], dtype: DType) -> int:
+    return _expression_cost(primitive, operands, dtype, {})
+
+
+def _expression_cost(
+    primitive: Primitive, operands: Sequence[DType], dtype: DType, params: Mapping[str, Any]
+) -> int:
+    places = [local(f"x{i}", each) for i, each in enumerate(operands)]
+    try:
+        expression = lowered(primitive, places, dtype, params)
+    except Unsupported:
+        return 1
+    return sum(_instruction_cost(x) for x in ordered(expression))
+
+
+def _instruction_cost(x: Scalar) -> int:
+    instruction = scalars.INSTRUCTIONS.get(x.op)
+    if instruction is None:  # a constant, a load, a cast: nothing beside what computes with it
+        return 0
+    return instruction.cost if x.args[0].dtype.is_floating else 1
 
 
 # --- questions ---------------------------------------------------------------------------------

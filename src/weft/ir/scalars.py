@@ -36,11 +36,15 @@ from weft.core.errors import DTypeError
 from weft.core.forks import renewed
 from weft.ir import numerics
 
+Combine = Literal["add", "multiply", "maximum", "minimum", "and", "or"]
+"""The instructions that a reduction may combine elements by."""
 Access = Literal["read", "write", "both", "scratch"]
 Number = bool | int | float
 Operand: TypeAlias = "Scalar | Number"
 Reference = Callable[..., Any]
 
+FUNCTION = 16
+"""What an elementary function costs, in plain operations: as much as reading and writing it."""
 INTEGERS = frozenset(d for d in DTYPES if d.is_integer)
 FLOATS = frozenset({float32, float64})
 NUMBERS = INTEGERS | FLOATS
@@ -74,6 +78,8 @@ class Instruction:
     dtypes: frozenset[DType]
     reference: Reference
     result: Literal["same", "bool"] = "same"
+    cost: int = 1
+    """How dear it is on floats, in plain operations."""
 
 
 class Scalar:
@@ -312,9 +318,10 @@ def _define(
     dtypes: frozenset[DType],
     reference: Reference,
     result: Literal["same", "bool"] = "same",
+    cost: int = 1,
 ) -> Callable[..., Scalar]:
     """Add an instruction to the vocabulary; the function that makes its nodes."""
-    INSTRUCTIONS[name] = Instruction(name, arity, dtypes, reference, result)
+    INSTRUCTIONS[name] = Instruction(name, arity, dtypes, reference, result, cost)
     taken = ", ".join(d.short for d in DTYPES if d in dtypes)
 
     def make(*operands: Operand) -> Scalar:
@@ -366,7 +373,7 @@ add = _define("add", 2, NUMBERS, np.add)
 subtract = _define("subtract", 2, NUMBERS, np.subtract)
 multiply = _define("multiply", 2, NUMBERS, np.multiply)
 divide = _define("divide", 2, FLOATS, np.divide)
-fmod = _define("fmod", 2, NUMBERS, np.fmod)
+fmod = _define("fmod", 2, NUMBERS, np.fmod, cost=FUNCTION)
 floor_divide = _define("floor_divide", 2, INTEGERS, np.floor_divide)
 modulo = _define("modulo", 2, INTEGERS, np.remainder)
 negative = _define("negative", 1, NUMBERS, np.negative)
@@ -392,32 +399,38 @@ not_ = _define("not", 1, BITS, np.invert)
 shift_left = _define("shift_left", 2, INTEGERS, np.left_shift)
 shift_right = _define("shift_right", 2, INTEGERS, np.right_shift)
 
-exp = _define("exp", 1, FLOATS, _through_double(np.exp))
-exp2 = _define("exp2", 1, FLOATS, _through_double(np.exp2))
-expm1 = _define("expm1", 1, FLOATS, _through_double(np.expm1))
-log = _define("log", 1, FLOATS, _through_double(np.log))
-log2 = _define("log2", 1, FLOATS, _through_double(np.log2))
-log10 = _define("log10", 1, FLOATS, _through_double(np.log10))
-log1p = _define("log1p", 1, FLOATS, _through_double(np.log1p))
-sin = _define("sin", 1, FLOATS, _through_double(np.sin))
-cos = _define("cos", 1, FLOATS, _through_double(np.cos))
-tan = _define("tan", 1, FLOATS, _through_double(np.tan))
-asin = _define("asin", 1, FLOATS, _through_double(np.arcsin))
-acos = _define("acos", 1, FLOATS, _through_double(np.arccos))
-atan = _define("atan", 1, FLOATS, _through_double(np.arctan))
-atan2 = _define("atan2", 2, FLOATS, _through_double(np.arctan2))
-sinh = _define("sinh", 1, FLOATS, _through_double(np.sinh))
-cosh = _define("cosh", 1, FLOATS, _through_double(np.cosh))
-tanh = _define("tanh", 1, FLOATS, _through_double(np.tanh))
-asinh = _define("asinh", 1, FLOATS, _through_double(np.arcsinh))
-acosh = _define("acosh", 1, FLOATS, _through_double(np.arccosh))
-atanh = _define("atanh", 1, FLOATS, _through_double(np.arctanh))
-cbrt = _define("cbrt", 1, FLOATS, _through_double(np.cbrt))
-hypot = _define("hypot", 2, FLOATS, _through_double(np.hypot))
-power = _define("power", 2, FLOATS, _through_double(np.power))
-erf = _define("erf", 1, FLOATS, _in_double(math.erf))
-erfc = _define("erfc", 1, FLOATS, _in_double(math.erfc))
-lgamma = _define("lgamma", 1, FLOATS, _in_double(math.lgamma))
+
+def _function(name: str, arity: int, reference: Reference) -> Callable[..., Scalar]:
+    """Add an elementary function to the vocabulary."""
+    return _define(name, arity, FLOATS, reference, cost=FUNCTION)
+
+
+exp = _function("exp", 1, _through_double(np.exp))
+exp2 = _function("exp2", 1, _through_double(np.exp2))
+expm1 = _function("expm1", 1, _through_double(np.expm1))
+log = _function("log", 1, _through_double(np.log))
+log2 = _function("log2", 1, _through_double(np.log2))
+log10 = _function("log10", 1, _through_double(np.log10))
+log1p = _function("log1p", 1, _through_double(np.log1p))
+sin = _function("sin", 1, _through_double(np.sin))
+cos = _function("cos", 1, _through_double(np.cos))
+tan = _function("tan", 1, _through_double(np.tan))
+asin = _function("asin", 1, _through_double(np.arcsin))
+acos = _function("acos", 1, _through_double(np.arccos))
+atan = _function("atan", 1, _through_double(np.arctan))
+atan2 = _function("atan2", 2, _through_double(np.arctan2))
+sinh = _function("sinh", 1, _through_double(np.sinh))
+cosh = _function("cosh", 1, _through_double(np.cosh))
+tanh = _function("tanh", 1, _through_double(np.tanh))
+asinh = _function("asinh", 1, _through_double(np.arcsinh))
+acosh = _function("acosh", 1, _through_double(np.arccosh))
+atanh = _function("atanh", 1, _through_double(np.arctanh))
+cbrt = _function("cbrt", 1, _through_double(np.cbrt))
+hypot = _function("hypot", 2, _through_double(np.hypot))
+power = _function("power", 2, _through_double(np.power))
+erf = _function("erf", 1, _in_double(math.erf))
+erfc = _function("erfc", 1, _in_double(math.erfc))
+lgamma = _function("lgamma", 1, _in_double(math.lgamma))
 
 FORMS = frozenset({"const", "index", "size", "local", "load", "select", "cast", "bitcast"})
 """What a target handles beside the instructions: they have rules of their own."""

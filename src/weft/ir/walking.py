@@ -23,16 +23,19 @@ import numpy as np
 
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable, graphs_in
+from weft.ir.kinds import Movement
 from weft.ir.primitive import PRIMITIVES, Primitive
 
-__all__ = ["Tally", "Walk", "graphs_of", "holds_graphs", "is_pure", "replace_node", "same_atom"]
+__all__ = [
+    "Tally", "Walk", "graphs_of", "holds_graphs", "is_pure", "keeps_elements", "replace_node",
+    "same_atom",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Tally: TypeAlias = "Counter[str]"
 """How often each rewrite was made, by name."""
 _SEARCHED = 4096
 """The most elements of a constant that are looked at to see whether they are all equal."""
-_KEEP_VALUE = frozenset(["broadcast_to", "reshape", "transpose"])
 
 
 class Walk:
@@ -117,7 +120,7 @@ class Walk:
         behind: list[Variable] = []
         while isinstance(atom, Variable) and atom not in self._numbers:
             node = self.makers.get(atom)
-            if node is None or node.primitive.name not in _KEEP_VALUE:
+            if node is None or not keeps_elements(node):
                 self._numbers[atom] = None if node is None else _number_made(node)
                 break
             behind.append(atom)
@@ -209,6 +212,14 @@ def is_pure(node: GraphNode) -> bool:
     return all(is_pure(inner) for graph in graphs_of(node) for inner in graph.nodes)
 
 
+def keeps_elements(node: GraphNode) -> bool:
+    """Whether a node's elements are those of its one operand, in other places."""
+    kind = node.primitive.kind
+    if not isinstance(kind, Movement) or kind.fill is not None or node.primitive.impure:
+        return False
+    return len(node.operands) == 1
+
+
 def graphs_of(node: GraphNode) -> list[Graph]:
     """The graphs in a node's parameters."""
     held = [value for value in node.params.values() if holds_graphs(value)]
@@ -225,8 +236,10 @@ def same_atom(a: Atom, b: Atom) -> bool:
 
 def _number_made(node: GraphNode) -> Array | None:
     """The number that a node makes a tensor of."""
-    full = node.primitive.name == "full"
-    return np.array(node.params["value"], node.params["dtype"].numpy) if full else None
+    kind = node.primitive.kind
+    if node.operands or not isinstance(kind, Movement) or kind.fill is None:
+        return None
+    return np.array(kind.fill(node.params), node.params["dtype"].numpy)
 
 
 def _number(value: Array) -> Array | None:

@@ -18,10 +18,11 @@ import numpy as np
 
 from weft.core.dtypes import float32
 from weft.core.errors import Unsupported
-from weft.ir import numerics
+from weft.ir import numerics, ranges
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import additive, constant, linear, tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal, less
@@ -71,6 +72,8 @@ add: Function = elementwise(
     "add",
     doc="The sum of two tensors.",
     example="[1.0, 2.0], [3.0, 4.0] -> [4.0, 6.0]",
+    commutative=True,
+    kind=Elementwise(bounds=ranges.of_sum),
     reference=np.add,
     derivatives=[additive(lambda ct, x1, x2: ct), additive(lambda ct, x1, x2: ct)],
     lower=lambda scalar, x1, x2: scalar.add(x1, x2),
@@ -81,6 +84,7 @@ subtract: Function = elementwise(
     "subtract",
     doc="The difference of two tensors.",
     example="[1.0, 2.0], [3.0, 5.0] -> [-2.0, -3.0]",
+    kind=Elementwise(bounds=ranges.of_difference),
     reference=np.subtract,
     derivatives=[additive(lambda ct, x1, x2: ct), additive(lambda ct, x1, x2: negative(ct))],
     lower=lambda scalar, x1, x2: scalar.subtract(x1, x2),
@@ -91,6 +95,8 @@ multiply: Function = elementwise(
     "multiply",
     doc="The product of two tensors, element by element.",
     example="[1.0, 2.0], [3.0, 4.0] -> [3.0, 8.0]",
+    commutative=True,
+    kind=Elementwise(bounds=ranges.of_product),
     reference=np.multiply,
     derivatives=[
         linear(lambda ct, x1, x2: multiply(ct, _conj(x2))),
@@ -104,6 +110,7 @@ divide: Function = elementwise(
     "divide",
     doc="The quotient of two tensors, element by element; integers give the default float.",
     example="[1.0, 3.0], [2.0, 4.0] -> [0.5, 0.75]",
+    kind=Elementwise(bounds=ranges.of_quotient),
     reference=np.divide,
     derivatives=[
         linear(lambda ct, x1, x2: divide(ct, _conj(x2))),
@@ -117,6 +124,7 @@ negative: Function = elementwise(
     "negative",
     doc="The negative of each element; unsigned integers wrap around.",
     example="[1.0, -2.0] -> [-1.0, 2.0]",
+    kind=Elementwise(bounds=ranges.of_opposite),
     reference=np.negative,
     derivatives=[linear(lambda ct, x: negative(ct))],
     lower=lambda scalar, x: scalar.negative(x),
@@ -127,6 +135,7 @@ square: Function = elementwise(
     "square",
     doc="Each element times itself.",
     example="[3.0, -2.0] -> [9.0, 4.0]",
+    kind=Elementwise(bounds=ranges.of_square),
     reference=np.square,
     derivatives=[tangent(lambda t, out, x: t * (x * 2.0))],
     lower=lambda scalar, x: x * x,
@@ -208,6 +217,7 @@ hypot: Function = elementwise(
     "hypot",
     doc="The length of the hypotenuse, sqrt(x1² + x2²), without overflow on the way.",
     example="[3.0, 5.0], [4.0, 12.0] -> [5.0, 13.0]",
+    commutative=True,
     reference=np.hypot,
     derivatives=[
         tangent(lambda t, out, x1, x2: t * (x1 / _nonzero(out))),
@@ -233,6 +243,7 @@ abs: Function = elementwise(
     "abs",
     doc="The absolute value of each element; of a complex number, its length.",
     example="[-1.5, 2.0] -> [1.5, 2.0]",
+    kind=Elementwise(bounds=ranges.of_size),
     reference=np.abs,
     derivatives=[tangent(lambda t, out, x: t * sign(x))],
     lower=lambda scalar, x: scalar.absolute(x),
@@ -272,6 +283,8 @@ maximum: Function = elementwise(
     "maximum",
     doc="The greater of two elements, NaN where one is; 0.0 is greater than -0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [3.0, 4.0]",
+    commutative=True,
+    kind=Elementwise(bounds=ranges.of_maximum),
     reference=numerics.maximum,
     kernel=numerics.maximum,
     derivatives=[
@@ -286,6 +299,8 @@ minimum: Function = elementwise(
     "minimum",
     doc="The lesser of two elements, NaN where one is; -0.0 is less than 0.0.",
     example="[1.0, 4.0], [3.0, 2.0] -> [1.0, 2.0]",
+    commutative=True,
+    kind=Elementwise(bounds=ranges.of_minimum),
     reference=numerics.minimum,
     kernel=numerics.minimum,
     derivatives=[
@@ -365,6 +380,7 @@ def _rounding(
         example=example,
         reference=lambda x: x if x.dtype.kind in "iu" else reference(x),
         derivatives=[_STEPS],
+        kind=Elementwise(rounds=True),
         lower=lambda scalar, x: x if x.dtype.is_integer else lower(scalar, x),
         dtypes=dtypes,
         exact="float",

@@ -33,12 +33,13 @@ import numpy as np
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX, DType, bfloat16, bool_, float16, float32, uint32, uint64
 from weft.core.errors import DTypeError, ShapeError
-from weft.core.shapes import Dimension, Shape, require_equal
+from weft.core.shapes import Dimension, Shape, require_equal, size
 from weft.core.types import TensorType
 from weft.ir import forward, reverse
 from weft.ir.batching import to_front
 from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.kinds import Contraction, Operations
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal, less, less_equal
@@ -537,9 +538,20 @@ def _mistakes() -> list[Mistake]:
     ]
 
 
+def _operations(heads: int, values: int) -> Operations:
+    """For each query and key, products over a head and over a value; and an exponential."""
+
+    def count(operands: Sequence[TensorType], *_: Any) -> Dimension:
+        q, k, v = (kind.shape for kind in operands[:3])
+        return size(q[:-1]) * k[-2] * (2 * heads * q[-1] + 2 * values * v[-1] + 1)
+
+    return count
+
+
 attention: Primitive = Primitive(
     "attention",
     "The mean of values, weighted by the softmax of scaled products of queries and keys; and lse.",
+    kind=Contraction(_operations(1, 1), "attention"),
     type_rule=_attention_type,
     reference=_attention,
     derivatives=joint(jvp=_pushed(plain_attention), vjp=_back),
@@ -552,6 +564,7 @@ attention: Primitive = Primitive(
 attention_gradient: Primitive = Primitive(
     "attention_gradient",
     "The cotangents of attention's q, k and v; delta is the sum of ct · out, less that of lse.",
+    kind=Contraction(_operations(3, 2), "attention"),
     type_rule=_gradient_type,
     reference=_attention_gradient,
     derivatives=joint(jvp=_pushed(plain_gradient), vjp=_pulled(plain_gradient)),

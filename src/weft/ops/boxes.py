@@ -22,6 +22,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import additive, every, linear
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled, zeros
 from weft.ir.tensor import Tensor
@@ -122,6 +123,7 @@ def _at(*starts: int) -> tuple[Array, ...]:
 dynamic_slice: Primitive = Primitive(
     "dynamic_slice",
     "The box of a fixed size at starts that are data, moved to lie inside x.",
+    kind=Gather(checked=False),
     type_rule=_dynamic_slice_type,
     reference=lambda x, *starts, sizes: x[_box(x.shape, starts, sizes)],
     derivatives=every(lambda operand: linear(_unslice) if operand == 0 else NO_DERIVATIVE),
@@ -176,6 +178,7 @@ def _read_box(ct: Tensor, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
 dynamic_update_slice: Primitive = Primitive(
     "dynamic_update_slice",
     "x with a box replaced by update, at starts that are data, moved to lie inside x.",
+    kind=Scatter(checked=False),
     type_rule=_dynamic_update_type,
     reference=_box_updated,
     derivatives=every(

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 
 from weft.core.dtypes import uint64
+from weft.ir import ranges
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import constant
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower
+from weft.ir.ranges import Order
 from weft.ir.tensor import Tensor
 from weft.ops.families import elementwise
 from weft.ops.logic import logical_and, logical_not, logical_or
@@ -44,7 +47,7 @@ def _comparison(
     reference: Callable[..., Any],
     lower: Lower,
     example: str,
-    dtypes: str,
+    compares: Order | None = None,
 ) -> Callable[..., Tensor]:
     return elementwise(
         name,
@@ -53,8 +56,10 @@ def _comparison(
         derivatives=[_DISCRETE, _DISCRETE],
         lower=lower,
         example=example,
-        dtypes=dtypes,
+        dtypes="any" if compares is None else "ordered",
         result="bool",
+        kind=Elementwise(compares=compares, bounds=compares and ranges.of_comparison(compares)),
+        commutative=compares is None,
         unlike=_with_uint64(name, reference),
     )
 
@@ -103,7 +108,6 @@ equal = _comparison(
     np.equal,
     lambda scalar, x1, x2: scalar.equal(x1, x2),
     "[1.0, 2.0], [1.0, 3.0] -> [True, False]",
-    "any",
 )
 
 not_equal = _comparison(
@@ -112,7 +116,6 @@ not_equal = _comparison(
     np.not_equal,
     lambda scalar, x1, x2: scalar.not_equal(x1, x2),
     "[1.0, 2.0], [1.0, 3.0] -> [False, True]",
-    "any",
 )
 
 less = _comparison(
@@ -121,7 +124,7 @@ less = _comparison(
     np.less,
     lambda scalar, x1, x2: x1 < x2,
     "[1.0, 3.0], [2.0, 2.0] -> [True, False]",
-    "ordered",
+    "<",
 )
 
 less_equal = _comparison(
@@ -130,7 +133,7 @@ less_equal = _comparison(
     np.less_equal,
     lambda scalar, x1, x2: x1 <= x2,
     "[1.0, 2.0, 3.0], [2.0, 2.0, 2.0] -> [True, True, False]",
-    "ordered",
+    "<=",
 )
 
 greater = _comparison(
@@ -139,7 +142,7 @@ greater = _comparison(
     np.greater,
     lambda scalar, x1, x2: x1 > x2,
     "[1.0, 3.0], [2.0, 2.0] -> [False, True]",
-    "ordered",
+    ">",
 )
 
 greater_equal = _comparison(
@@ -148,7 +151,7 @@ greater_equal = _comparison(
     np.greater_equal,
     lambda scalar, x1, x2: x1 >= x2,
     "[1.0, 2.0, 3.0], [2.0, 2.0, 2.0] -> [False, True, True]",
-    "ordered",
+    ">=",
 )
 
 isfinite = _predicate(

@@ -11,18 +11,19 @@ stand behind the batch axes, those of the left operand first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from weft.core.errors import AxisError, DTypeError, ShapeError
-from weft.core.shapes import Dimension, require_equal
+from weft.core.shapes import Dimension, require_equal, size
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import linear
 from weft.ir.dispatch import apply, quiet
+from weft.ir.kinds import Contraction
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
@@ -235,9 +236,18 @@ def _mistakes() -> list[Mistake]:
     ]
 
 
+def _operations(
+    operands: Sequence[TensorType], results: Sequence[TensorType], params: Mapping[str, Any]
+) -> Dimension:
+    """Two for each term of each element."""
+    terms = size([operands[0].shape[axis] for axis in params["contract"][0]])
+    return 2 * terms * results[0].size
+
+
 dot = Primitive(
     "dot",
     "The product of two tensors, summed over pairs of axes, element by element over others.",
+    kind=Contraction(_operations, "product"),
     type_rule=_dot_type,
     reference=_dot,
     derivatives=[linear(_back_left), linear(_back_right)],

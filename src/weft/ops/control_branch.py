@@ -19,6 +19,7 @@ from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Graph
+from weft.ir.kinds import Control
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.control import (
@@ -187,6 +188,7 @@ def _mistakes() -> list[Mistake]:
 switch = Primitive(
     "switch",
     "The results of the branch that the index names; with `rows`, each row's own branch's.",
+    kind=Control(),
     type_rule=_switch_type,
     reference=_switch,
     derivatives=joint(_switch_jvp, _switch_vjp),

@@ -24,6 +24,7 @@ from weft.ir.batching import move_axis
 from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Graph
+from weft.ir.kinds import Control
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor
@@ -96,6 +97,7 @@ def _samples() -> list[Sample]:
 call: Primitive = Primitive(
     "call",
     "The outputs of a graph, as one operation.",
+    kind=Control(),
     type_rule=_call_type,
     reference=lambda *arrays, graph: tuple(EVALUATOR[-1](graph, arrays)),
     derivatives=joint(_call_jvp, _call_vjp),

@@ -21,6 +21,7 @@ from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.graph import Graph, Variable
+from weft.ir.kinds import Control
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import or_zeros, zeros
 from weft.ir.tensor import Tensor
@@ -326,6 +327,7 @@ def _scan_mistakes() -> list[Mistake]:
 scan = Primitive(
     "scan",
     "A graph of (constants, carry, x) to (carry, y) along the first axis of xs.",
+    kind=Control(),
     type_rule=_scan_type,
     reference=_scan,
     derivatives=joint(_scan_jvp, _scan_vjp),
@@ -537,6 +539,7 @@ def _while_mistakes() -> list[Mistake]:
 while_ = Primitive(
     "while",
     "A graph of (constants, carry) to the carry, as long as a condition holds or steps are left.",
+    kind=Control(),
     type_rule=_while_type,
     reference=_while,
     derivatives=joint(_while_jvp, _while_vjp),

@@ -16,8 +16,10 @@ from weft.core.devices import as_device
 from weft.core.dtypes import DType
 from weft.core.errors import DTypeError
 from weft.core.types import TensorType
+from weft.ir import ranges
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.numerics import converted
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
@@ -39,6 +41,7 @@ convert: Primitive = Primitive(
     "convert",
     "Each element in another dtype; floats are cut towards zero and to the range of an integer, "
     "complex numbers lose their imaginary part.",
+    kind=Elementwise(bounds=ranges.of_conversion),
     type_rule=lambda x, dtype: TensorType(dtype, x.shape),
     reference=_converted,
     derivatives=[linear(lambda ct, x, dtype: apply(convert, ct, dtype=x.dtype))],
@@ -105,6 +108,7 @@ def _same_size(dtype: DType) -> DType:
 bits_as: Primitive = Primitive(
     "bitcast",
     "The same bits, read as another dtype of the same size.",
+    kind=Elementwise(),
     type_rule=_bitcast_type,
     reference=lambda x, dtype: np.ascontiguousarray(x).view(dtype.numpy).reshape(x.shape),
     derivatives=[constant("bits are not a number that varies smoothly")],

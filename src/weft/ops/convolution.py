@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 
 from weft.core.errors import ArgumentError, DTypeError, ShapeError
-from weft.core.shapes import Dimension, Shape, require_equal
+from weft.core.shapes import Dimension, Shape, require_equal, size
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import linear
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Contraction
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
@@ -465,9 +466,19 @@ def _mistakes() -> list[Mistake]:
 
 # --- the three sides ---------------------------------------------------------------------------
 
+
+def _operations(result: TensorType, weight: TensorType) -> Dimension:
+    """Two for each element of a convolution's result and of a window's weights."""
+    return 2 * result.size * size(weight.shape[1:])
+
+
 conv: Primitive = Primitive(
     "conv",
     "Cross-correlation of x: [N, C, *size] with w: [O, C/groups, *kernel], to [N, O, *out].",
+    kind=Contraction(
+        lambda operands, results, params: _operations(results[0], operands[1]),
+        "convolution",
+    ),
     type_rule=_conv_type,
     reference=_conv,
     derivatives=[
@@ -482,6 +493,10 @@ conv: Primitive = Primitive(
 conv_input_gradient: Primitive = Primitive(
     "conv_input_gradient",
     "The transpose of conv in its input: y: [N, O, *out] and w to [N, C, *spatial].",
+    kind=Contraction(
+        lambda operands, results, params: _operations(operands[0], operands[1]),
+        "convolution",
+    ),
     type_rule=_input_type,
     reference=_input_gradient,
     derivatives=[
@@ -495,6 +510,10 @@ conv_input_gradient: Primitive = Primitive(
 conv_weight_gradient: Primitive = Primitive(
     "conv_weight_gradient",
     "The transpose of conv in its kernel: x and y: [N, O, *out] to [O, C/groups, *kernel].",
+    kind=Contraction(
+        lambda operands, results, params: _operations(operands[1], results[0]),
+        "convolution",
+    ),
     type_rule=_weight_type,
     reference=_weight_gradient,
     derivatives=[

@@ -16,7 +16,9 @@ from weft.core.errors import AxisError, DTypeError
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Movement
 from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ops import movement_reads as reads
 from weft.ops.operands import DTYPE_CLASSES, wrong_dtype
 
 __all__: list[str] = []
@@ -44,6 +46,7 @@ def _counted(shape: tuple[int, ...], dtype: DType, axis: int) -> np.ndarray[Any,
 iota: Primitive = Primitive(
     "iota",
     "Each element's position along one axis: 0, 1, 2, …",
+    kind=Movement(reads.of_iota, by_place=True),
     type_rule=_iota_type,
     reference=_counted,
     derivatives=(),

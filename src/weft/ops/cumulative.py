@@ -23,6 +23,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import OperandDerivative, constant, linear, tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import DEAR, Cumulative
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
@@ -81,6 +82,7 @@ def cumulative(
     primitive = Primitive(
         name,
         doc,
+        kind=Cumulative(),
         type_rule=type_rule,
         reference=reference,
         derivatives=[derivative],
@@ -208,6 +210,8 @@ def _recurrence_samples() -> list[Sample]:
 linear_recurrence: Primitive = Primitive(
     "linear_recurrence",
     "y[k] = a[k]·y[k-1] + b[k] along an axis, from y[-1] = 0; with y[k+1] in reverse.",
+    kind=Cumulative(),
+    cost=DEAR,
     type_rule=_recurrence_type,
     reference=_recurrence,
     derivatives=[

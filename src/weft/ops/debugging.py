@@ -23,7 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.core.dtypes import bool_, from_numpy
-from weft.core.errors import ArgumentError, ArgumentTypeError, CheckError, NanError, ShapeError
+from weft.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CheckError,
+    NanError,
+    ShapeError,
+    Unsupported,
+)
 from weft.core.forks import renewed
 from weft.core.locations import Location
 from weft.core.settings import settings
@@ -32,6 +39,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import to_front
 from weft.ir.derivatives import constant, every
 from weft.ir.dispatch import OBSERVERS, apply, quiet
+from weft.ir.kinds import Effect
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import contraction, families
@@ -255,6 +263,8 @@ def _print_mistakes() -> list[Mistake]:
 debug_print: Primitive = Primitive(
     "debug_print",
     "Prints a line with values in it, once for each element of a batch.",
+    kind=Effect(),
+    lower=Unsupported("it has an effect"),
     type_rule=_print_type,
     reference=_print,
     derivatives=_token,
@@ -302,6 +312,8 @@ def _stop_samples() -> list[Sample]:
 debug_breakpoint: Primitive = Primitive(
     "debug_breakpoint",
     "Stops in the debugger with values at hand, once for each element of a batch.",
+    kind=Effect(),
+    lower=Unsupported("it has an effect"),
     type_rule=_stop_type,
     reference=_stop,
     derivatives=_token,
@@ -369,6 +381,8 @@ def _check_mistakes() -> list[Mistake]:
 debug_check: Primitive = Primitive(
     "debug_check",
     "Raises where a test does not hold, for any element of a batch.",
+    kind=Effect(),
+    lower=Unsupported("it has an effect"),
     type_rule=_check_type,
     reference=_check,
     derivatives=_token,

@@ -41,11 +41,12 @@ from weft.ir.derivatives import Derivatives, Every, Joint, Tangent
 from weft.ir.derivatives import OperandDerivative as Kind
 from weft.ir.dispatch import bind
 from weft.ir.graph import param_text
-from weft.ir.primitive import BY_REFERENCE, LOCAL, PRIMITIVES, Lower, Mistake, Primitive, Sample
+from weft.ir.kinds import Opaque
+from weft.ir.primitive import LOCAL, PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.scalar_functions import why_not_lowered
 from weft.ir.tensor import Tensor
 from weft.ops.composed.control import map as map_elements
-from weft.ops.families import RESULTS, Domain, batch_broadcast, elementwise_samples
+from weft.ops.families import ELEMENTWISE, RESULTS, Domain, batch_broadcast, elementwise_samples
 from weft.ops.operands import DTYPE_CLASSES, as_tensor, promoted, wrong_dtype
 
 __all__ = ["Elementwise", "Operator", "elementwise", "primitive"]
@@ -333,12 +334,13 @@ class Definition:
                    fix="leave loops out")  # fmt: skip
         made = Primitive(
             self.name,
+            kind=ELEMENTWISE if isinstance(self.type_rule, Elementwise) else Opaque(),
             derivatives=self._derivatives(derivatives),
             batch=self._batch(batch, lambda: made),
             samples=lambda: self._samples(samples),
             multiple=self.results != 1,
             broadcasts=isinstance(self.type_rule, Elementwise) and not self.dense,
-            lower=BY_REFERENCE if lower is None else lower,
+            lower=self._lower(lower, loops),
             loops=loops,
             **slots,
         )
@@ -351,6 +353,11 @@ class Definition:
             operator.remove()
             raise
         return operator
+
+    def _lower(self, given: Any, loops: Any) -> Lower | Unsupported | None:
+        if given is None and loops is None:
+            return Unsupported(f"{self.name} has no loops yet")
+        return given  # type: ignore[no-any-return]
 
     def _derivatives(self, given: Any) -> Derivatives | Unsupported:
         if given is None:

@@ -18,6 +18,7 @@ from weft.core.errors import DTypeError, ShapeError
 from weft.core.types import TensorType
 from weft.ir.derivatives import linear, tangent
 from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.kinds import Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
@@ -25,6 +26,7 @@ from weft.ops.comparison import equal
 from weft.ops.factorizations import svd
 from weft.ops.identity import stopped
 from weft.ops.matrices import (
+    BY_LAPACK,
     Array,
     batch_stacks,
     by_numpy,
@@ -66,6 +68,8 @@ def _rank_one() -> Array:
 det: Primitive = Primitive(
     "det",
     "The determinant of each square matrix.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_det_type,
     reference=by_numpy("det", np.linalg.det),
     derivatives=[tangent(_det_tangent)],
@@ -101,6 +105,8 @@ def _adjugate(x: Array) -> Array:
 adjugate: Primitive = Primitive(
     "adjugate",
     "The transposed matrix of cofactors: x @ adjugate(x) = det(x) times the identity.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=square_type("adjugate"),
     reference=by_numpy("adjugate", _adjugate),
     derivatives=[tangent(lambda t, out, x: apply(adjugate_slope, x, t))],
@@ -218,6 +224,8 @@ def _around(x: Tensor) -> Tensor:
 adjugate_slope: Primitive = Primitive(
     "adjugate_slope",
     "The derivative of the adjugate of x along t.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_slope_type,
     reference=by_numpy("adjugate_slope", _slope),
     derivatives=[tangent(_slope_tangent), linear(_slope_back)],
@@ -264,6 +272,8 @@ def _slogdet(x: Array) -> tuple[Array, Array]:
 slogdet: Primitive = Primitive(
     "slogdet",
     "The sign of the determinant and the logarithm of its size; 0 and -inf for a singular matrix.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_slogdet_type,
     reference=by_numpy("slogdet", _slogdet),
     derivatives=[tangent(_slogdet_tangent)],

@@ -18,12 +18,14 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.core.types import TensorType
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.kinds import Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
 from weft.ops.conversion import convert
 from weft.ops.factorizations import positive_definite
 from weft.ops.matrices import (
+    BY_LAPACK,
     Array,
     adjoint,
     batch_stacks,
@@ -71,6 +73,8 @@ def _eigh(x: Array) -> tuple[Array, Array]:
 eigh: Primitive = Primitive(
     "eigh",
     "Eigenvalues, rising, and eigenvectors of the Hermitian matrix that x's lower triangle gives.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_eigh_type,
     reference=by_numpy("eigh", _eigh),
     derivatives=[tangent(_eigh_tangent)],
@@ -97,6 +101,8 @@ def _eigvalsh_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 eigvalsh: Primitive = Primitive(
     "eigvalsh",
     "Eigenvalues, rising, of the Hermitian matrix that x's lower triangle gives.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_eigvalsh_type,
     reference=by_numpy("eigvalsh", np.linalg.eigvalsh),
     derivatives=[tangent(_eigvalsh_tangent)],
@@ -164,6 +170,8 @@ def _unsquare() -> list[Mistake]:
 eig: Primitive = Primitive(
     "eig",
     "Eigenvalues and right eigenvectors of length 1, complex, in no particular order.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_eig_type,
     reference=by_numpy("eig", _eig),
     derivatives=[tangent(_eig_tangent)],
@@ -182,6 +190,8 @@ def _eigvals_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 eigvals: Primitive = Primitive(
     "eigvals",
     "Eigenvalues, complex, in no particular order.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_eigvals_type,
     reference=by_numpy("eigvals", lambda x: _complex(np.linalg.eigvals(x))),
     derivatives=[tangent(_eigvals_tangent)],

@@ -14,10 +14,11 @@ import numpy as np
 
 from weft.core.errors import ArgumentError
 from weft.core.types import TensorType
-from weft.ir import numerics
+from weft.ir import numerics, ranges
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import divide, hypot, multiply, negative, square, subtract
@@ -65,6 +66,7 @@ sqrt: Function = elementwise(
     "sqrt",
     doc="The square root of each element; its derivative at 0 is infinite.",
     example="[4.0, 2.25] -> [2.0, 1.5]",
+    kind=Elementwise(roots=True, bounds=ranges.of_root),
     reference=np.sqrt,
     derivatives=[tangent(lambda t, out, x: t * 0.5 / out)],
     lower=lambda scalar, x: scalar.sqrt(x),
@@ -75,6 +77,7 @@ rsqrt: Function = elementwise(
     "rsqrt",
     doc="The reciprocal of the square root of each element.",
     example="[4.0, 0.25] -> [0.5, 2.0]",
+    kind=Elementwise(roots=True),
     reference=lambda x: np.reciprocal(np.sqrt(x)),
     derivatives=[tangent(lambda t, out, x: t * (out / x * -0.5))],
     lower=lambda scalar, x: 1 / scalar.sqrt(x),
@@ -211,6 +214,7 @@ def _whole_slope(x: Tensor, exponent: int) -> Any:
 integer_pow: Primitive = Primitive(
     "integer_pow",
     "Each element to the power of one integer.",
+    kind=Elementwise(bounds=ranges.of_power),
     type_rule=_integer_power_type,
     reference=_integer_power,
     derivatives=[tangent(lambda t, out, x, exponent: t * _whole_slope(x, exponent), diagonal=True)],
@@ -274,6 +278,7 @@ exp: Function = elementwise(
     "exp",
     doc="e to the power of each element.",
     example='[0.0, float("-inf")] -> [1.0, 0.0]',
+    kind=Elementwise(bounds=ranges.always(ranges.POSITIVE)),
     reference=np.exp,
     derivatives=[tangent(lambda t, out, x: t * out)],
     lower=lambda scalar, x: scalar.exp(x),
@@ -283,6 +288,7 @@ exp2: Function = elementwise(
     "exp2",
     doc="2 to the power of each element.",
     example="[3.0, -1.0] -> [8.0, 0.5]",
+    kind=Elementwise(bounds=ranges.always(ranges.POSITIVE)),
     reference=np.exp2,
     derivatives=[tangent(lambda t, out, x: t * (out * math.log(2.0)))],
     lower=lambda scalar, x: scalar.exp2(x),
@@ -313,6 +319,7 @@ log: Function = elementwise(
     "log",
     doc="The natural logarithm of each element.",
     example="[1.0, 0.0] -> [0.0, -inf]",
+    kind=Elementwise(roots=True),
     reference=np.log,
     derivatives=[tangent(lambda t, out, x: t / x)],
     lower=lambda scalar, x: scalar.log(x),
@@ -333,6 +340,7 @@ log2: Function = elementwise(
     "log2",
     doc="The logarithm of each element to the base 2.",
     example="[8.0, 0.5] -> [3.0, -1.0]",
+    kind=Elementwise(roots=True),
     reference=np.log2,
     derivatives=[tangent(lambda t, out, x: t / (x * math.log(2.0)))],
     lower=lambda scalar, x: scalar.log2(x),
@@ -343,6 +351,7 @@ log10: Function = elementwise(
     "log10",
     doc="The logarithm of each element to the base 10.",
     example="[1.0, 0.0] -> [0.0, -inf]",
+    kind=Elementwise(roots=True),
     reference=np.log10,
     derivatives=[tangent(lambda t, out, x: t / (x * math.log(10.0)))],
     lower=lambda scalar, x: scalar.log10(x),
@@ -360,6 +369,7 @@ logaddexp: Function = elementwise(
     "logaddexp",
     doc="log(exp(x1) + exp(x2)), without overflow on the way.",
     example='[1000.0, 1.0], [0.0, float("-inf")] -> [1000.0, 1.0]',
+    commutative=True,
     reference=np.logaddexp,
     derivatives=[
         tangent(lambda t, out, x1, x2: t * sigmoid(_ahead(x1, x2))),
@@ -381,6 +391,7 @@ sigmoid: Function = elementwise(
     "sigmoid",
     doc="The logistic function 1 / (1 + exp(-x)) of each element.",
     example="[0.0, 100.0, -1000.0] -> [0.5, 1.0, 0.0]",
+    kind=Elementwise(bounds=ranges.always(ranges.Range(0.0, 1.0, reached=False))),
     reference=_sigmoid,
     derivatives=[tangent(lambda t, out, x: t * (out * (1.0 - out)))],
     lower=lambda scalar, x: 1 / (scalar.exp(-x) + 1),
@@ -391,6 +402,7 @@ relu: Function = elementwise(
     "relu",
     doc="Each element where it is positive, 0 elsewhere; the derivative at 0 is 0.",
     example="[-1.0, 0.0, 2.0] -> [0.0, 0.0, 2.0]",
+    kind=Elementwise(bounds=ranges.of_relu),
     reference=numerics.positive_part,
     derivatives=[tangent(lambda t, out, x: where(less_equal(out, 0.0), 0.0, t))],
     lower=lambda scalar, x: scalar.maximum(x, 0),
@@ -403,6 +415,7 @@ sin: Function = elementwise(
     "sin",
     doc="The sine of each element, in radians.",
     example="[0.0] -> [0.0]",
+    kind=Elementwise(bounds=ranges.always(ranges.Range(-1.0, 1.0))),
     reference=np.sin,
     derivatives=[tangent(lambda t, out, x: t * cos(x))],
     lower=lambda scalar, x: scalar.sin(x),
@@ -412,6 +425,7 @@ cos: Function = elementwise(
     "cos",
     doc="The cosine of each element, in radians.",
     example="[0.0] -> [1.0]",
+    kind=Elementwise(bounds=ranges.always(ranges.Range(-1.0, 1.0))),
     reference=np.cos,
     derivatives=[tangent(lambda t, out, x: negative(t) * sin(x))],
     lower=lambda scalar, x: scalar.cos(x),
@@ -512,6 +526,7 @@ tanh: Function = elementwise(
     "tanh",
     doc="The hyperbolic tangent of each element.",
     example="[0.0, 100.0] -> [0.0, 1.0]",
+    kind=Elementwise(bounds=ranges.always(ranges.Range(-1.0, 1.0))),
     reference=_tanh,
     derivatives=[tangent(lambda t, out, x: t * (1.0 - out * out))],
     lower=lambda scalar, x: scalar.tanh(x),

@@ -33,6 +33,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import apply, quiet
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
 from weft.ir.tensor import Tensor, grad_mode
@@ -41,6 +42,7 @@ from weft.ops.operands import DTYPE_CLASSES, promoted, wrong_dtype
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Tensor]
 Domain = tuple[float, float]
+ELEMENTWISE = Elementwise()
 _new = Tensor.__new__
 _ndarray = np.ndarray
 _EXACT = 1 << 24
@@ -73,6 +75,9 @@ def elementwise(
     unlike: Callable[..., Tensor | None] | None = None,
     arity: int | None = None,
     samples: Callable[[], Sequence[Sample]] | None = None,
+    kind: Elementwise = ELEMENTWISE,
+    commutative: bool = False,
+    cost: int | None = None,
 ) -> Function:
     """Define a primitive that works element by element, and the function that users call.
 
@@ -84,6 +89,7 @@ def elementwise(
     it calls (default: the reference); a kernel may get a Python float for one of two operands.
     otherwise: what the function does with other dtypes, where promotion is not the answer.
     unlike: what it does with operands that have no common dtype; None where they have one.
+    kind, commutative, cost: what else is true of it; see `Primitive`.
     Tangent rules are taken for multiplications by a number that depends on the operands
     analytically, so that they are their own transposes; see reverse.py.
     """
@@ -91,6 +97,7 @@ def elementwise(
     primitive = Primitive(
         name,
         doc,
+        kind=kind,
         type_rule=_type_rule(name, dtypes, RESULTS[result]),
         reference=reference,
         derivatives=_diagonal(derivatives),
@@ -98,7 +105,9 @@ def elementwise(
         samples=samples or (lambda: elementwise_samples(name, count, dtypes, domain)),
         mistakes=lambda: _mistakes(count, dtypes),
         broadcasts=True,
+        commutative=commutative,
         lower=lower,
+        cost=cost,
     )
     fast = frozenset(dtype.numpy for dtype in DTYPE_CLASSES[exact or dtypes])
     slow = _slow(primitive, dtypes, otherwise, unlike)
@@ -107,9 +116,14 @@ def elementwise(
         function = _unary(primitive, kernel or reference, fast, slow)
     else:
         function = _binary(primitive, kernel or reference, fast, weak, slow)
-    function.__name__ = function.__qualname__ = name
+    return _published(function, primitive, example)
+
+
+def _published(function: Function, primitive: Primitive, example: str) -> Function:
+    """The function that users call, under the name of its primitive and with its text."""
+    function.__name__ = function.__qualname__ = primitive.name
     function.__module__ = "weft"
-    function.__doc__ = documented(name, doc, example)
+    function.__doc__ = documented(primitive.name, primitive.doc, example)
     function.primitive = primitive  # type: ignore[attr-defined]
     return function
 

@@ -17,11 +17,12 @@ import numpy as np
 
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, complex_of, float32, float64, real_of
-from weft.core.errors import ArgumentError, DTypeError, ShapeError
+from weft.core.errors import ArgumentError, DTypeError, ShapeError, Unsupported
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.derivatives import linear
 from weft.ir.dispatch import apply, bind
+from weft.ir.kinds import Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled
 from weft.ir.tensor import Tensor
@@ -31,6 +32,7 @@ from weft.ops.movement import pad, reshape
 __all__: list[str] = []
 
 NORMS = ("backward", "ortho", "forward")
+BY_NUMPY = Unsupported("NumPy transforms it")
 OPPOSITE = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 """Where the adjoint of a transform is scaled."""
 
@@ -82,6 +84,8 @@ def _signal(*shape: int, dtype: Any = np.float32) -> Any:
 fft: Primitive = Primitive(
     "fft",
     "The discrete Fourier transform along axes, or its inverse; `norm` says which one is scaled.",
+    kind=Opaque(),
+    lower=BY_NUMPY,
     type_rule=_fft_type,
     reference=_fft,
     derivatives=[linear(_adjoint_fft)],
@@ -151,6 +155,8 @@ def _adjoint_rfft(ct: Tensor, x: Tensor, axis: int, norm: str) -> Tensor:
 rfft: Primitive = Primitive(
     "rfft",
     "The first half of the spectrum of real numbers along an axis; the other half mirrors it.",
+    kind=Opaque(),
+    lower=BY_NUMPY,
     type_rule=_rfft_type,
     reference=lambda x, axis, norm: np.fft.rfft(x, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_rfft)],
@@ -192,6 +198,8 @@ def _adjoint_irfft(ct: Tensor, x: Tensor, axis: int, n: Dimension, norm: str) ->
 irfft: Primitive = Primitive(
     "irfft",
     "n real numbers from the first half of their spectrum along an axis.",
+    kind=Opaque(),
+    lower=BY_NUMPY,
     type_rule=_irfft_type,
     reference=lambda x, axis, n, norm: np.fft.irfft(x, n, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_irfft)],

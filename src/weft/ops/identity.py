@@ -14,9 +14,11 @@ import numpy as np
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
 from weft.ir.forward import Dual
+from weft.ir.kinds import Movement
 from weft.ir.parts import living
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
+from weft.ops import movement_reads as reads
 from weft.ops.operands import as_tensor
 
 __all__ = ["stop_gradient"]
@@ -29,6 +31,7 @@ def _samples(derivative: bool) -> list[Sample]:
 stopped: Primitive = Primitive(
     "stop_gradient",
     "The same value, of which no derivative is taken.",
+    kind=Movement(reads.of_identity),
     type_rule=lambda x: x,
     reference=lambda x: x,
     derivatives=[constant("this is what the operation is for")],
@@ -39,6 +42,7 @@ stopped: Primitive = Primitive(
 barrier: Primitive = Primitive(
     "barrier",
     "The same value, not merged with equal computations: what is recomputed on purpose stays so.",
+    kind=Movement(reads.of_identity),
     type_rule=lambda x: x,
     reference=lambda x: x,
     derivatives=[linear(lambda ct, x: ct)],

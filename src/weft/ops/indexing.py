@@ -26,6 +26,7 @@ from weft.ir import numerics
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import OperandDerivative, additive, constant, every, linear, tangent
 from weft.ir.dispatch import apply, bind
+from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
 from weft.ir.reverse import filled, zeros
 from weft.ir.tensor import Tensor
@@ -206,6 +207,7 @@ def _samples_at() -> list[tuple[tuple[int, ...], tuple[Array, ...], Axes]]:
 gather: Primitive = Primitive(
     "gather",
     "The elements of x at index tensors that address `axes`: index shape, then the other axes.",
+    kind=Gather(checked=True),
     type_rule=lambda x, *indices, axes: x.with_shape(_kept_shape("gather", x, indices, axes)),
     reference=_gathered,
     derivatives=every(_gather_derivative),
@@ -356,6 +358,7 @@ scatter: Primitive = Primitive(
     "scatter",
     "x with the elements at the indices replaced; of several for one place the last one stays. "
     "`unique` promises that no place is written twice.",
+    kind=Scatter(checked=True),
     type_rule=lambda *types, axes, unique: _scatter_type("scatter", "any", *types, axes=axes),
     reference=lambda x, updates, *indices, axes, unique: _scattered(
         "scatter", _write_last, x, updates, indices, axes
@@ -375,6 +378,7 @@ scatter: Primitive = Primitive(
 scatter_add: Primitive = Primitive(
     "scatter_add",
     "x with the updates added at the indices; all of several for one place count.",
+    kind=Scatter(checked=True),
     type_rule=lambda *types, axes: _scatter_type("scatter_add", "number", *types, axes=axes),
     reference=lambda x, updates, *indices, axes: _scattered(
         "scatter_add", _write_sum, x, updates, indices, axes
@@ -424,6 +428,7 @@ def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
     primitive = Primitive(
         name,
         doc,
+        kind=Scatter(checked=True),
         type_rule=lambda *types, axes: _scatter_type(name, "real", *types, axes=axes),
         reference=lambda x, updates, *indices, axes: _scattered(
             name, write, x, updates, indices, axes

@@ -51,6 +51,7 @@ def _logical(
         example=example,
         dtypes="any",
         result="bool",
+        commutative=arity == 2,
     )
 
 
@@ -63,6 +64,7 @@ def _bitwise(
     arity: int = 2,
     dtypes: str = "bits",
     domain: tuple[float, float] = (0.0, 7.0),
+    commutative: bool = False,
 ) -> Callable[..., Tensor]:
     return elementwise(
         name,
@@ -73,6 +75,7 @@ def _bitwise(
         example=example,
         dtypes=dtypes,
         domain=domain,
+        commutative=commutative,
     )
 
 
@@ -115,6 +118,7 @@ bitwise_and = _bitwise(
     np.bitwise_and,
     lambda scalar, x1, x2: x1 & x2,
     "[12, 5], [10, 2] -> [8, 0]",
+    commutative=True,
 )
 
 bitwise_or = _bitwise(
@@ -123,6 +127,7 @@ bitwise_or = _bitwise(
     np.bitwise_or,
     lambda scalar, x1, x2: x1 | x2,
     "[12, 5], [10, 2] -> [14, 7]",
+    commutative=True,
 )
 
 bitwise_xor = _bitwise(
@@ -131,6 +136,7 @@ bitwise_xor = _bitwise(
     np.bitwise_xor,
     lambda scalar, x1, x2: x1 ^ x2,
     "[12, 5], [10, 2] -> [6, 7]",
+    commutative=True,
 )
 
 bitwise_invert = _bitwise(

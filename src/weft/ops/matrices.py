@@ -20,12 +20,13 @@ import numpy as np
 
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType
-from weft.core.errors import ArgumentError, DTypeError, ShapeError
+from weft.core.errors import ArgumentError, DTypeError, ShapeError, Unsupported
 from weft.core.shapes import Dimension, require_equal
 from weft.core.types import TensorType
 from weft.ir.batching import to_front
 from weft.ir.derivatives import linear, tangent
 from weft.ir.dispatch import apply, bind
+from weft.ir.kinds import Movement
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled
 from weft.ir.tensor import Tensor, wrap
@@ -39,6 +40,7 @@ from weft.ops.operands import wrong_dtype
 __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
+BY_LAPACK = Unsupported("LAPACK decomposes it")
 
 
 # --- what type rules check ---------------------------------------------------------------------
@@ -309,6 +311,7 @@ def _triangle_type(x: TensorType, lower: bool, offset: int) -> TensorType:
 triangle: Primitive = Primitive(
     "triangle",
     "The elements on and below (or on and above) a diagonal of each matrix, zero elsewhere.",
+    kind=Movement(fill=lambda params: 0, by_place=True),
     type_rule=_triangle_type,
     reference=lambda x, lower, offset: np.tril(x, offset) if lower else np.triu(x, offset),
     derivatives=[

@@ -23,9 +23,11 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import additive, every, linear, tangent
 from weft.ir.dispatch import apply, bind
+from weft.ir.kinds import Movement
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import sum_to, zeros
 from weft.ir.tensor import Tensor
+from weft.ops import movement_reads as reads
 from weft.ops.families import batch_each
 
 __all__: list[str] = []
@@ -99,6 +101,7 @@ def inverse(order: Sequence[int]) -> Axes:
 transpose: Primitive = Primitive(
     "transpose",
     "The axes in another order: axis i of the result is axis order[i] of x.",
+    kind=Movement(reads.of_transpose),
     type_rule=_transpose_type,
     reference=lambda x, order: np.transpose(x, order),
     derivatives=[linear(lambda ct, x, order: bind(transpose, ct, order=inverse(order)))],
@@ -136,6 +139,7 @@ def _flip_type(x: TensorType, axes: Axes) -> TensorType:
 flip: Primitive = Primitive(
     "flip",
     "The elements in opposite order along some axes.",
+    kind=Movement(reads.of_flip),
     type_rule=_flip_type,
     reference=lambda x, axes: np.flip(x, axes),
     derivatives=[linear(lambda ct, x, axes: bind(flip, ct, axes=axes))],
@@ -178,6 +182,7 @@ def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
 reshape: Primitive = Primitive(
     "reshape",
     "The same elements in row-major order in another shape.",
+    kind=Movement(reads.of_reshape),
     type_rule=_reshape_type,
     reference=lambda x, shape: np.reshape(x, shape),
     derivatives=[linear(lambda ct, x, shape: bind(reshape, ct, shape=x.shape))],
@@ -232,6 +237,7 @@ def _batch_broadcast(
 broadcast_to: Primitive = Primitive(
     "broadcast_to",
     "The tensor repeated along new axes and axes of size 1 to fill a shape.",
+    kind=Movement(reads.of_broadcast),
     type_rule=_broadcast_type,
     reference=lambda x, shape: np.broadcast_to(x, shape),
     derivatives=[linear(lambda ct, x, shape: sum_to(ct, x.shape))],
@@ -308,6 +314,7 @@ def _batch_concatenate(
 concatenate: Primitive = Primitive(
     "concatenate",
     "Tensors joined along one of their axes.",
+    kind=Movement(reads.of_concatenate, by_place=True),
     type_rule=_concatenate_type,
     reference=lambda *xs, axis: np.concatenate(xs, axis),
     derivatives=every(lambda index: additive(lambda ct, *xs, axis: _part(ct, xs, index, axis))),
@@ -372,6 +379,7 @@ def span(count: Dimension, stride: Dimension) -> Dimension:
 slice_: Primitive = Primitive(
     "slice",
     "From each axis the elements start, start + stride, … before stop; strides are positive.",
+    kind=Movement(reads.of_slice),
     type_rule=_slice_type,
     reference=lambda x, starts, stops, strides: x[
         tuple([slice(*bounds) for bounds in zip(starts, stops, strides, strict=True)])
@@ -448,6 +456,7 @@ def _batch_update(
 update_slice: Primitive = Primitive(
     "update_slice",
     "x with the elements start, start + stride, … of each axis replaced by those of update.",
+    kind=Movement(),
     type_rule=_update_type,
     reference=_updated,
     derivatives=[
@@ -521,6 +530,12 @@ def _pad_tangent(t: Tensor, out: Tensor, x: Tensor, padding: Padding, value: flo
 pad: Primitive = Primitive(
     "pad",
     "A constant before, after and between the elements: (low, high, between) for each axis.",
+    kind=Movement(
+        reads.of_pad,
+        reads_if=reads.is_padded_outside,
+        fill=lambda params: params["value"],
+        by_place=True,
+    ),
     type_rule=_pad_type,
     reference=_padded,
     derivatives=[tangent(_pad_tangent)],
@@ -549,6 +564,7 @@ def _full(shape: Shape, dtype: DType, value: Any) -> Array:
 full: Primitive = Primitive(
     "full",
     "A tensor of one value.",
+    kind=Movement(reads.of_full, fill=lambda params: params["value"]),
     type_rule=lambda shape, dtype, value: TensorType(dtype, shape),
     reference=_full,
     derivatives=(),

@@ -33,6 +33,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import BatchTrace, to_front
 from weft.ir.derivatives import constant
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Random
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops.elementwise import add
@@ -175,6 +176,7 @@ _discrete = constant("random bits are integers")
 random_bits = Primitive(
     "random_bits",
     "Random words of a shape for each key, of the same value wherever and whenever computed.",
+    kind=Random(),
     type_rule=_bits_type,
     reference=_bits,
     derivatives=(_discrete, _discrete),

@@ -24,6 +24,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import to_front
 from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply
+from weft.ir.kinds import DEAR, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.control import require_types
@@ -78,6 +79,7 @@ def _samples() -> list[Sample]:
 gamma_slope = elementwise(
     "gamma_slope",
     doc="How a gamma sample moves with its concentration, at a fixed place in the distribution.",
+    cost=DEAR,
     reference=lambda x, a: slope_of(x, a).astype(np.result_type(x)),
     derivatives=Unsupported("implicit derivatives of gamma samples are of first order"),
     lower=Unsupported("the series is summed until it converges"),
@@ -115,6 +117,8 @@ def _batch(
 by_concentration = Primitive(
     "gamma_by_concentration",
     "A gamma sample as what varies with its concentration; the value is the sample itself.",
+    kind=Opaque(),
+    lower=Unsupported("it is there for its derivative, which takes a series"),
     type_rule=_same_type,
     reference=lambda x, a: np.array(x),
     derivatives=joint(_jvp, _vjp),  # of the way it was drawn, which its value does not show

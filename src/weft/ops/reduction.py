@@ -25,7 +25,9 @@ from weft.ir import numerics
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, constant, linear, tangent
 from weft.ir.dispatch import apply
-from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.kinds import Reduction, Search
+from weft.ir.primitive import Lower, Mistake, Primitive, Sample
+from weft.ir.scalars import Combine
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal
 from weft.ops.cumulative import cumulative_prod, is_narrow, previous
@@ -94,13 +96,17 @@ def reduction(
     doc: str,
     reference: Callable[..., Any],
     derivative: OperandDerivative,
+    combine: Combine,
     dtypes: str,
     identity: bool,
+    lower: Lower | None = None,
     more_samples: Sequence[Sample] = (),
 ) -> Primitive:
     """Define a primitive that reduces axes and keeps the dtype.
 
-    dtypes: the class of dtypes it is defined for. identity: whether no elements have a result.
+    combine: the instruction that two elements, or partial results, are combined by. dtypes: the
+    class of dtypes it is defined for. identity: whether no elements have a result. lower: what is
+    combined of an element, where that is not the element itself; see `Primitive`.
     """
     allowed = frozenset(DTYPE_CLASSES[dtypes])
 
@@ -115,6 +121,8 @@ def reduction(
     primitive = Primitive(
         name,
         doc,
+        kind=Reduction(combine),
+        lower=lower,
         type_rule=type_rule,
         reference=reference,
         derivatives=[derivative],
@@ -165,6 +173,7 @@ reduce_sum = reduction(
     doc="The sum over axes.",
     reference=_accumulated(numerics.total),
     derivative=linear(lambda ct, x, axes: spread(ct, x, axes)),
+    combine="add",
     dtypes="number",
     identity=True,
     more_samples=[Sample((np.array([[1 + 2j, 3], [0, -1j]], np.complex64),), {"axes": (1,)})],
@@ -188,6 +197,7 @@ reduce_max = reduction(
     doc="The largest element over axes; its derivative is shared evenly among equals.",
     reference=numerics.largest,
     derivative=tangent(_extreme_tangent),
+    combine="maximum",
     dtypes="ordered",
     identity=False,
     more_samples=_ORDERED,
@@ -198,6 +208,7 @@ reduce_min = reduction(
     doc="The smallest element over axes; its derivative is shared evenly among equals.",
     reference=numerics.smallest,
     derivative=tangent(_extreme_tangent),
+    combine="minimum",
     dtypes="ordered",
     identity=False,
     more_samples=_ORDERED,
@@ -233,6 +244,7 @@ reduce_prod = reduction(
     derivative=tangent(
         lambda t, out, x, axes: apply(reduce_sum, t * _product_of_others(x, axes), axes=axes)
     ),
+    combine="multiply",
     dtypes="number",
     identity=True,
     more_samples=[
@@ -246,6 +258,7 @@ reduce_any = reduction(
     doc="Whether any element along the axes is true.",
     reference=lambda x, axes: np.any(x, axis=axes),
     derivative=constant("a truth value has no derivative"),
+    combine="or",
     dtypes="bool",
     identity=True,
 )
@@ -255,6 +268,7 @@ reduce_all = reduction(
     doc="Whether all elements along the axes are true.",
     reference=lambda x, axes: np.all(x, axis=axes),
     derivative=constant("a truth value has no derivative"),
+    combine="and",
     dtypes="bool",
     identity=True,
 )
@@ -283,6 +297,7 @@ def _position(name: str, doc: str, find: Callable[..., Any]) -> Primitive:
     primitive = Primitive(
         name,
         doc,
+        kind=Search(),
         type_rule=type_rule,
         reference=reference,
         derivatives=[constant("a position has no derivative")],

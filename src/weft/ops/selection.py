@@ -16,9 +16,10 @@ from weft.core.dtypes import DType, bool_
 from weft.core.errors import DTypeError, ShapeError
 from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
-from weft.ir import numerics
+from weft.ir import numerics, ranges
 from weft.ir.derivatives import additive, constant, tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.comparison import greater, greater_equal, less, less_equal
@@ -90,6 +91,7 @@ def _where_mistakes() -> list[Mistake]:
 select: Primitive = Primitive(
     "where",
     "The elements of x1 where the condition is true, those of x2 where it is not.",
+    kind=Elementwise(bounds=ranges.of_choice),
     type_rule=_where_type,
     reference=np.where,
     derivatives=[
@@ -178,6 +180,7 @@ def _clip_mistakes() -> list[Mistake]:
 clamp: Primitive = Primitive(
     "clip",
     "x, but low where it is less, and high where that is greater.",
+    kind=Elementwise(bounds=ranges.of_clip),
     type_rule=_clip_type,
     reference=lambda x, low, high: numerics.minimum(numerics.maximum(x, low), high),
     derivatives=[

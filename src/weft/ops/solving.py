@@ -21,9 +21,11 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import constant, linear, tangent
 from weft.ir.dispatch import apply, bind
+from weft.ir.kinds import Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.matrices import (
+    BY_LAPACK,
     SINGULAR,
     Array,
     adjoint,
@@ -103,6 +105,8 @@ def _triangle_read(t: Tensor, lower: bool, unit: bool) -> Tensor:
 triangular_solve: Primitive = Primitive(
     "triangular_solve",
     "x with a @ x = b for triangular a; the other triangle, and a `unit` diagonal, is not read.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=lambda a, b, lower, unit: require_system("triangular_solve", a, b),
     reference=by_numpy("triangular_solve", _triangular, SINGULAR),
     derivatives=[
@@ -177,6 +181,8 @@ def _system_mistakes() -> list[Mistake]:
 solve: Primitive = Primitive(
     "solve",
     "x with a @ x = b, by elimination with pivots.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=lambda a, b: require_system("solve", a, b),
     reference=by_numpy("solve", np.linalg.solve, SINGULAR),
     derivatives=[
@@ -194,6 +200,8 @@ solve: Primitive = Primitive(
 inv: Primitive = Primitive(
     "inv",
     "The inverse of each square matrix.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=square_type("inv"),
     reference=by_numpy("inv", np.linalg.inv, SINGULAR),
     derivatives=[tangent(lambda t, out, x: -product(out, product(t, out)))],
@@ -237,6 +245,8 @@ def _pinv_tangent(t: Tensor, out: Tensor, x: Tensor, rtol: Tensor) -> Tensor:
 pinv: Primitive = Primitive(
     "pinv",
     "The pseudo-inverse; singular values of at most rtol times the largest count as zero.",
+    kind=Opaque(),
+    lower=BY_LAPACK,
     type_rule=_pinv_type,
     reference=by_numpy("pinv", lambda x, rtol: np.linalg.pinv(x, rtol)),
     derivatives=[

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from weft.core.dtypes import INDEX
-from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, Unsupported
 from weft.core.shapes import Dimension, Shape, require_equal, size
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import constant, tangent
 from weft.ir.dispatch import apply, apply_multiple, bind
+from weft.ir.kinds import Search, Sort
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.families import batch_each
@@ -32,6 +33,7 @@ from weft.ops.movement import broadcast_to, check_one_dtype, is_below, reshape
 __all__: list[str] = []
 
 Array = np.ndarray[Any, Any]
+OF_TARGET = Unsupported("an order is no loop over elements: a target has its own code for it")
 _DISCRETE = "a place in an order does not vary with small changes"
 
 
@@ -134,6 +136,8 @@ def _sort_mistakes() -> list[Mistake]:
 sort: Primitive = Primitive(
     "sort",
     "The elements along one axis in ascending or descending order.",
+    kind=Sort(values=True),
+    lower=OF_TARGET,
     type_rule=_sort_type,
     reference=_sorted,
     derivatives=[tangent(_sort_tangent)],
@@ -145,6 +149,8 @@ sort: Primitive = Primitive(
 argsort: Primitive = Primitive(
     "argsort",
     "The indices that put the elements along one axis in order; equal elements keep theirs.",
+    kind=Sort(values=False),
+    lower=OF_TARGET,
     type_rule=_argsort_type,
     reference=order_of,
     derivatives=[constant(_DISCRETE)],
@@ -199,6 +205,8 @@ def _batch_top_k(
 top_k: Primitive = Primitive(
     "top_k",
     "The k largest or smallest elements along one axis, in order, and their indices.",
+    kind=Sort(values=True),
+    lower=OF_TARGET,
     type_rule=_top_k_type,
     reference=_top_k,
     derivatives=[tangent(_top_k_tangent)],
@@ -291,6 +299,10 @@ def _search_samples() -> Sequence[Sample]:
 searchsorted: Primitive = Primitive(
     "searchsorted",
     "Where each value would go in the ascending line x: before (left) or after (right) its equals.",
+    kind=Search(),
+    lower=Unsupported(
+        "a search in a line is no loop over elements: a target has code of its own for it"
+    ),
     type_rule=_searchsorted_type,
     reference=_searchsorted,
     derivatives=[constant(_DISCRETE), constant(_DISCRETE)],

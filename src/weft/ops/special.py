@@ -16,8 +16,10 @@ import numpy as np
 
 from weft.core.errors import ArgumentError, DTypeError, Unsupported
 from weft.core.types import TensorType
+from weft.ir import ranges
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import DEAR, Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.scalar_functions import times_unless_zero
 from weft.ir.tensor import Tensor
@@ -56,6 +58,7 @@ erf: Function = elementwise(
     "erf",
     doc="The error function: 2/√π times the integral of exp(-t²) from 0 to each element.",
     example='[0.0, float("inf"), -10.0] -> [0.0, 1.0, -1.0]',
+    kind=Elementwise(bounds=ranges.always(ranges.Range(-1.0, 1.0))),
     reference=series.in_double(series.erf),
     derivatives=[tangent(lambda t, out, x: t * (exp(negative(square(x))) * _BELL))],
     lower=lambda scalar, x: scalar.erf(x),
@@ -128,6 +131,9 @@ def _polygamma_type(x: TensorType, order: int) -> TensorType:
 _polygamma: Primitive = Primitive(
     "polygamma",
     "The derivative of digamma, of an order of at least 1.",
+    kind=Elementwise(),
+    lower=Unsupported("the series is summed until it converges"),
+    cost=DEAR,
     type_rule=_polygamma_type,
     reference=series.in_double(series.polygamma),
     derivatives=[tangent(lambda t, out, x, order: t * polygamma(order + 1, x), diagonal=True)],
@@ -214,6 +220,7 @@ i0e: Function = elementwise(
     "i0e",
     doc="exp(-|x|)·I₀(x), the modified Bessel function of order 0, scaled.",
     example="[0.0] -> [1.0]",
+    cost=DEAR,
     reference=series.in_double(partial(series.bessel_ie, order=0)),
     derivatives=[tangent(lambda t, out, x: t * (i1e(x) - sign(x) * out))],
     lower=_LONG_SERIES,
@@ -225,6 +232,7 @@ i1e: Function = elementwise(
     "i1e",
     doc="exp(-|x|)·I₁(x), the modified Bessel function of order 1, scaled.",
     example="[0.0] -> [0.0]",
+    cost=DEAR,
     reference=series.in_double(partial(series.bessel_ie, order=1)),
     derivatives=[tangent(lambda t, out, x: t * (i0e(x) - sign(x) * out - _by_itself(out, x)))],
     lower=_LONG_SERIES,

@@ -23,6 +23,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import constant, linear, tangent
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Search, Window
 from weft.ir.numerics import maximum
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
@@ -191,6 +192,7 @@ def _spread_samples() -> list[Sample]:
 window_sum: Primitive = Primitive(
     "window_sum",
     "The sum over each window along the last axes.",
+    kind=Window("add"),
     type_rule=_sum_type,
     reference=_window_sum,
     derivatives=[
@@ -208,6 +210,7 @@ window_sum: Primitive = Primitive(
 window_spread: Primitive = Primitive(
     "window_spread",
     "The transpose of window_sum: each element added to all places of its window.",
+    kind=Window(None),
     type_rule=_spread_type,
     reference=_window_spread,
     derivatives=[linear(lambda ct, y, spatial, **rest: apply(window_sum, ct, **rest))],
@@ -288,6 +291,7 @@ def _max_tangent(t: Tensor, out: Tensor, x: Tensor, window: Sizes, **params: Any
 window_max: Primitive = Primitive(
     "window_max",
     "The largest element of each window along the last axes; the first has the derivative.",
+    kind=Window("maximum"),
     type_rule=_max_type("window_max"),
     reference=_window_max,
     derivatives=[tangent(_max_tangent)],
@@ -299,6 +303,7 @@ window_max: Primitive = Primitive(
 window_argmax: Primitive = Primitive(
     "window_argmax",
     "Where each window's first largest element stands, counted through the last axes.",
+    kind=Search(),
     type_rule=_max_type("window_argmax"),
     reference=_window_argmax,
     derivatives=[constant("a place has no derivative")],

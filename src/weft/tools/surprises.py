@@ -187,7 +187,8 @@ def _dead_branch(look: _Look) -> Iterator[Finding]:
 
 def _risks(look: _Look) -> Iterator[Finding]:
     """Where a zero, or a negative number, gives NaN or infinity."""
-    if look.name in ("log", "log2", "log10", "sqrt", "rsqrt"):
+    kind = look.node.primitive.kind
+    if isinstance(kind, wf.ir.kinds.Elementwise) and kind.roots:
         yield from _domain(look)
     elif look.name == "divide":
         denominator = look.ranges[1]

@@ -19,6 +19,8 @@ from weft.core.errors import ArgumentError
 from weft.core.types import TensorType
 from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Contraction
+from weft.ir.primitive import find
 from weft.ir.reverse import AnyNode, backpropagate, between, recording
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
@@ -30,17 +32,10 @@ from weft.transforms.keeping import FirstRun, SecondRun, Wanted
 __all__ = ["checkpoint"]
 
 Policy = str | int | Callable[[str, tuple[TensorType, ...]], bool] | None
-PRODUCTS = frozenset(
-    {
-        "attention", "attention_gradient", "conv", "conv_input_gradient", "conv_weight_gradient",
-        "dot",
-    }
-)  # fmt: skip
-"""What takes many operations for each byte of its result."""
 _POLICIES: dict[str | None, Wanted] = {
     None: lambda primitive, types: False,
     "nothing": lambda primitive, types: False,
-    "products": lambda primitive, types: primitive in PRODUCTS,
+    "products": lambda primitive, types: isinstance(find(primitive).kind, Contraction),
 }
 
 

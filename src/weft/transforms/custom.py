@@ -29,6 +29,7 @@ from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply_multiple, deepest
 from weft.ir.forward import ForwardTrace
 from weft.ir.graph import Graph
+from weft.ir.kinds import Control
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.reverse import recording
 from weft.ir.tape import Node, Projection
@@ -155,6 +156,7 @@ def _sample() -> list[Sample]:
 custom = Primitive(
     "custom",
     "A graph whose derivative is given by a rule of the user's.",
+    kind=Control(),
     type_rule=lambda *operands, graph, rule: graph.output_types,
     reference=lambda *arrays, graph, rule: tuple(
         result._value for result in _silently(graph, arrays)

@@ -19,27 +19,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
 
-from weft.compiler.fusion.affine_index import Affine, offset
-from weft.compiler.fusion.element_reads import Accesses, Index, Loads
+from weft.compiler.fusion.element_reads import Accesses, Loads
 from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
 from weft.core.shapes import Dimension, Shape, size
+from weft.ir.affine_index import Affine, offset
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
-from weft.ops.identity import stopped
-from weft.ops.movement import concatenate
+from weft.ir.kinds import Elementwise, Index, Reduction
+from weft.ir.scalar_functions import element_cost
+from weft.ir.scalars import FUNCTION
+from weft.ops.identity import barrier, stopped
+from weft.ops.movement import concatenate, reshape
 
-REDUCTIONS = frozenset(
-    {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any", "reduce_all"}
-)
 CHEAP = 4
 """How many operations a value may cost to be computed anew by each of its readers."""
 UNDIVIDED = 16 * 1024
 """How many elements a loop may have that shares a kernel with a sum over all of them."""
-TRANSCENDENTAL = frozenset(
-    {
-        "exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "erfc", "sin", "cos", "pow",
-    }
-)  # fmt: skip
-"""Functions that cost as much as reading and writing a value does."""
 NEAR = 16
 """How many nodes may lie between the readers of a value that is dear, for it to be kept."""
 LONGEST = 60
@@ -48,8 +42,8 @@ DEEPEST = 120
 """How deep an expression may be, with operations that only move elements."""
 LARGEST = 1024
 """How much a kernel may hold: what LLVM does takes more than twice the time for twice the code."""
-LOOP, FUNCTION = 4, 16
-"""How much a root's own loop counts, and one of the functions above; other operations count 1."""
+LOOP = 4
+"""How much a root's own loop counts; an elementary function counts `FUNCTION`, the rest 1."""
 NEIGHBOURS = 64
 """How many groups that have to do with a root are tried, the last ones first."""
 DIVIDED = 4096
@@ -297,7 +291,7 @@ class _Grouping:
 
     def _raise_floor(self, node: GraphNode, position: int) -> None:
         """Note the first step that may compute what a node makes, where a barrier says so."""
-        floor = position if node.primitive.name == "barrier" else -1
+        floor = position if node.primitive is barrier else -1
         for atom in node.operands if self.floors else ():
             floor = max(floor, self.floors.get(atom, -1))
         if floor >= 0:
@@ -314,7 +308,7 @@ class _Grouping:
             if not self._is_loop(node):
                 for atom in node.operands:
                     if isinstance(atom, Variable):
-                        stored.setdefault(atom, _READ.get(name, f"{name} reads it as a whole"))
+                        stored.setdefault(atom, _why_read(node))
                 for result in node.results:
                     stored.setdefault(result, f"{name} makes it as a whole")
             elif is_reduction(node):
@@ -336,9 +330,7 @@ class _Grouping:
         total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
         depth = 1 + max([self.depths.get(atom, 0) for atom in node.operands], default=0)
         readers = self.readers.get(variable, 0)
-        dear = node.primitive.name in TRANSCENDENTAL or any(
-            atom in self.dear for atom in node.operands
-        )
+        dear = is_function(node) or any(atom in self.dear for atom in node.operands)
         near = self.last_read.get(variable, place) - place <= NEAR
         if readers > 1 and (total > CHEAP or (dear and near)):
             stored[variable] = f"{readers} readers, and {total} operations to compute it again"
@@ -398,7 +390,7 @@ class _Grouping:
 
     def _weight(self, node: GraphNode) -> int:
         """How much a node holds, with what is written into it."""
-        own = FUNCTION if node.primitive.name in TRANSCENDENTAL else 1
+        own = FUNCTION if is_function(node) else 1
         return own + sum([self.weights.get(atom, 0) for atom in node.operands])
 
     def _belongs(self, root: Root, group: Group) -> bool:
@@ -440,7 +432,11 @@ class _Grouping:
         )
 
 
-_READ = {"barrier": "others are computed again from it"}
+def _why_read(node: GraphNode) -> str:
+    """Why a node that is no loop over elements needs what it reads."""
+    if node.primitive is barrier:
+        return "others are computed again from it"
+    return f"{node.primitive.name} reads it as a whole"
 
 
 def _is_many(atom: Atom) -> bool:
@@ -473,17 +469,25 @@ def reduced_index(node: GraphNode, outer: int) -> Index:
 def is_reduction(node: GraphNode) -> bool:
     """Whether a node is a reduction that the loop language can write."""
     real = not node.operands or not node.operands[0].type.dtype.is_complex
-    return node.primitive.name in REDUCTIONS and real
+    return isinstance(node.primitive.kind, Reduction) and real
+
+
+def is_function(node: GraphNode) -> bool:
+    """Whether computing an element costs as much as reading and writing it does."""
+    if not isinstance(node.primitive.kind, Elementwise):
+        return False
+    dtypes = [atom.type.dtype for atom in node.operands]
+    return element_cost(node.primitive, dtypes, node.results[0].type.dtype, node.params) >= FUNCTION
 
 
 def shares_memory(node: GraphNode) -> bool:
     """Whether a node's result lies where its operand does: nothing is computed."""
-    return node.primitive.name == "barrier" or is_general_reshape(node)
+    return node.primitive is barrier or is_general_reshape(node)
 
 
 def is_general_reshape(node: GraphNode) -> bool:
     """Whether a node is a reshape that does more than add or remove axes of size 1."""
-    if node.primitive.name != "reshape":
+    if node.primitive is not reshape:
         return False
     before, after = node.operands[0].type.shape, node.params["shape"]
     return [d for d in before if d != 1] != [d for d in after if d != 1]

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.compiler.fusion.affine_index import Affine
 from weft.core.dtypes import DType, bfloat16, float16, float32
 from weft.core.shapes import size
 from weft.core.types import TensorType
+from weft.ir.affine_index import Affine
 from weft.ir.graph import GraphNode, Variable
+from weft.ir.primitive import PRIMITIVES, Primitive
 
 CHUNK = 16
 """The rows of a chunk, where they come out even."""
@@ -73,7 +74,17 @@ def halves(node: GraphNode, rows: int) -> tuple[Variable, GraphNode]:
     last, shape = _last(node), node.operands[0].type.shape
     chunks = (*shape[:last], shape[last] // rows, *shape[last + 1 :])
     partial = Variable(TensorType(computed(node.results[0].type.dtype), chunks))
-    return partial, replace(node, operands=(partial,))
+    if node.primitive.lower is None:
+        return partial, replace(node, operands=(partial,))
+    axes = {"axes": node.params["axes"]}
+    plain = _combining(node.primitive)
+    return partial, replace(node, primitive=plain, operands=(partial,), params=axes)
+
+
+def _combining(primitive: Primitive) -> Primitive:
+    """The reduction that combines partial results of another, as they are."""
+    alike = (each for each in PRIMITIVES.values() if each.kind == primitive.kind)
+    return next(each for each in alike if each.lower is None)
 
 
 def chunk_index(own: Sequence[Affine], node: GraphNode, rows: int, loop: int) -> tuple[Affine, ...]:

@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.graph_passes.channels_last_primitives import (
-    conv_last,
-    conv_last_input_gradient,
-    conv_last_weight_gradient,
+    WITH_CHANNELS_LAST,
     to_first,
     to_last,
     window_max_gradient,
@@ -35,29 +33,24 @@ from weft.compiler.targets.target import Target
 from weft.core.dtypes import bfloat16, float16, float32
 from weft.core.shapes import Shape
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.kinds import Elementwise, Reduction, Window
+from weft.ir.primitive import Primitive
 from weft.ir.walking import Tally, Walk
 from weft.ops import movement
 from weft.ops.conversion import convert
+from weft.ops.identity import barrier, stopped
+from weft.ops.indexing import scatter_add
+from weft.ops.reduction import reduce_sum
+from weft.ops.windows import window_argmax, window_spread
 
 __all__ = ["channels_last"]
 
-CONVOLUTIONS = {
-    "conv": (conv_last, (True, False), True),
-    "conv_input_gradient": (conv_last_input_gradient, (True, False), True),
-    "conv_weight_gradient": (conv_last_weight_gradient, (True, True), False),
-}
-"""What each becomes, which operands have channels, and whether the result does."""
-WINDOWS = ("window_max", "window_sum")
-REDUCTIONS = frozenset(
-    {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_any", "reduce_all"}
-)
-ELEMENTWISE = ("convert", "stop_gradient", "barrier")
 SHORT = (float16, bfloat16)
 
 
 def channels_last(target: Target, graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph with the channels of its convolutions, and of what is between them, last."""
-    if not any(node.primitive.name in CONVOLUTIONS for node in graph.nodes):
+    if not any(node.primitive in WITH_CHANNELS_LAST for node in graph.nodes):
         return graph
     return _Last(target, graph, tally).run()
 
@@ -74,30 +67,38 @@ class _Last(Walk):
         return channels_last(self.target, graph, self.tally)
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
-        name = node.primitive.name
-        if name in CONVOLUTIONS:
+        if node.primitive in WITH_CHANNELS_LAST:
             return self.convolution(node)
         spread = self.spreads(node)
         made = None if spread is None else spread(node)
         if made is not None:
-            self.tally[f"{name} with channels last"] += 1
+            self.tally[f"{node.primitive.name} with channels last"] += 1
         return made
 
     def spreads(self, node: GraphNode) -> Callable[[GraphNode], Sequence[Atom] | None] | None:
         """How the order goes through a node that reads a value with channels last."""
-        name = node.primitive.name
-        if name == "reshape":
+        primitive, kind = node.primitive, node.primitive.kind
+        if primitive is movement.reshape:
             return self.pooled
         if not any(isinstance(atom, Variable) and atom in self.last for atom in node.operands):
             return None
-        if node.primitive.broadcasts or name in ELEMENTWISE:
+        if isinstance(kind, Elementwise) or primitive in (stopped, barrier):
             return self.elementwise
-        if name in REDUCTIONS:
+        if isinstance(kind, Reduction):
             return self.reduced
-        if name in WINDOWS:
+        if isinstance(kind, Window) and kind.combine is not None:
             return self.windows
-        known = {"window_spread": self.spread_window, "pad": self.padded, "slice": self.sliced}
-        return {**known, "concatenate": self.joined}.get(name)
+        if primitive is window_spread:
+            return self.spread_window
+        return self.moved(primitive)
+
+    def moved(self, primitive: Primitive) -> Callable[[GraphNode], Sequence[Atom] | None] | None:
+        """How the order goes through movement along axes."""
+        if primitive is movement.pad:
+            return self.padded
+        if primitive is movement.slice_:
+            return self.sliced
+        return self.joined if primitive is movement.concatenate else None
 
     # --- values ------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class _Last(Walk):
             return self.make(
                 movement.broadcast_to, self.wanted(source, like), like=like, shape=shape
             )
-        if maker is not None and maker.primitive.name == "full":
+        if maker is not None and maker.primitive is movement.full:
             return self.make(maker.primitive, like=like, **{**maker.params, "shape": shape})
         return self.make(movement.transpose, atom, like=like, order=order)
 
@@ -145,7 +146,7 @@ class _Last(Walk):
 
     def convolution(self, node: GraphNode) -> Sequence[Atom] | None:
         """A convolution with channels last, of 16-bit floats in float32."""
-        primitive, turned, has_channels = CONVOLUTIONS[node.primitive.name]
+        primitive, turned, has_channels = WITH_CHANNELS_LAST[node.primitive]
         if not self.target.has_convolution(node):
             return None
         dtype = node.results[0].type.dtype
@@ -183,7 +184,7 @@ class _Last(Walk):
             return None
         moved = tuple(sorted(place[axis] for axis in axes))
         operand = self.wanted(atom, node)
-        splits = node.primitive.name == "reduce_sum" and atom.type.dtype.bits >= 32
+        splits = node.primitive is reduce_sum and atom.type.dtype.bits >= 32
         if splits and kept == [atom.type.ndim - 1] and len(moved) > 1:
             # image by image first: rows that were just made are summed while they are in cache
             operand = self.make(node.primitive, operand, like=node, axes=moved[1:])
@@ -236,7 +237,7 @@ class _Last(Walk):
     def pooled(self, node: GraphNode) -> Sequence[Atom] | None:
         """Cotangents scattered to where the maxima of windows are, as one kernel."""
         scatter = self.maker(node.operands[0])
-        if scatter is None or scatter.primitive.name != "scatter_add":
+        if scatter is None or scatter.primitive is not scatter_add:
             return None
         found = self.places_of_maxima(scatter)
         if found is None or found.operands[0].type.shape != node.results[0].type.shape:
@@ -266,7 +267,7 @@ class _Last(Walk):
         if flat is None or flat.primitive is not movement.reshape:
             return None
         found = self.maker(flat.operands[0])
-        return found if found is not None and found.primitive.name == "window_argmax" else None
+        return found if found is not None and found.primitive is window_argmax else None
 
 
 def _with_channels(params: Any) -> dict[str, Any]:

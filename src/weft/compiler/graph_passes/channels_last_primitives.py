@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.core.errors import Unsupported
 from weft.core.types import TensorType
+from weft.ir.kinds import Window
 from weft.ir.primitive import Primitive, Sample
 from weft.ops.convolution import conv, conv_input_gradient, conv_weight_gradient, window_counts
 from weft.ops.windows import window_argmax
@@ -22,6 +23,9 @@ from weft.ops.windows import window_argmax
 Array = np.ndarray[Any, Any]
 PLAIN: dict[str, Any] = {"strides": (1,), "padding": ((0, 0),), "dilation": (1,), "groups": 1}
 """The parameters of a convolution along one axis."""
+WITH_CHANNELS_LAST: dict[Primitive, tuple[Primitive, tuple[bool, bool], bool]] = {}
+"""For each convolution the one with channels last, which operands have channels, and whether the
+result does."""
 _REASON = Unsupported("it stands in compiled programs only, after derivatives and batching")
 
 
@@ -66,36 +70,49 @@ def _samples(primitive: Primitive, turned: tuple[bool, bool]) -> list[Sample]:
     ]
 
 
-conv_last: Primitive = Primitive(
-    "conv_last",
-    "Cross-correlation of x: [N, *size, C] with w: [O, C/groups, *kernel], to [N, *out, O].",
+def _with_channels_last(of: Primitive, turned: tuple[bool, bool], **slots: Any) -> Primitive:
+    """Define what a convolution is with channels last; weights, and their gradients, have none.
+
+    turned: which operands have channels.
+    """
+    last = Primitive(
+        kind=of.kind,
+        derivatives=_REASON,
+        batch=_REASON,
+        samples=lambda: _samples(of, turned),
+        **slots,
+    )
+    WITH_CHANNELS_LAST[of] = last, turned, not all(turned)
+    return last
+
+
+conv_last = _with_channels_last(
+    conv,
+    (True, False),
+    name="conv_last",
+    doc="Cross-correlation of x: [N, *size, C] with w: [O, C/groups, *kernel], to [N, *out, O].",
     type_rule=lambda x, w, **params: _last(conv.type_rule(_first(x), w, **params)),
     reference=lambda x, w, **params: _back(conv.reference(_turned(x), w, **params)),
-    derivatives=_REASON,
-    batch=_REASON,
-    samples=lambda: _samples(conv, (True, False)),
 )
 
-conv_last_input_gradient: Primitive = Primitive(
-    "conv_last_input_gradient",
-    "The transpose of conv_last in its input: y: [N, *out, O] and w to [N, *spatial, C].",
+conv_last_input_gradient = _with_channels_last(
+    conv_input_gradient,
+    (True, False),
+    name="conv_last_input_gradient",
+    doc="The transpose of conv_last in its input: y: [N, *out, O] and w to [N, *spatial, C].",
     type_rule=lambda y, w, **params: _last(conv_input_gradient.type_rule(_first(y), w, **params)),
     reference=lambda y, w, **params: _back(conv_input_gradient.reference(_turned(y), w, **params)),
-    derivatives=_REASON,
-    batch=_REASON,
-    samples=lambda: _samples(conv_input_gradient, (True, False)),
 )
 
-conv_last_weight_gradient: Primitive = Primitive(
-    "conv_last_weight_gradient",
-    "The transpose of conv_last in its kernel: x and y to [O, C/groups, *kernel].",
+conv_last_weight_gradient = _with_channels_last(
+    conv_weight_gradient,
+    (True, True),
+    name="conv_last_weight_gradient",
+    doc="The transpose of conv_last in its kernel: x and y to [O, C/groups, *kernel].",
     type_rule=lambda x, y, **params: conv_weight_gradient.type_rule(_first(x), _first(y), **params),
     reference=lambda x, y, **params: conv_weight_gradient.reference(
         _turned(x), _turned(y), **params
     ),
-    derivatives=_REASON,
-    batch=_REASON,
-    samples=lambda: _samples(conv_weight_gradient, (True, True)),
 )
 
 
@@ -141,6 +158,7 @@ _ORDER = ("window", "strides", "padding", "dilation")
 window_max_gradient: Primitive = Primitive(
     "window_max_gradient",
     "Cotangents of windows, each added to where the window's first largest element is.",
+    kind=Window(None),
     type_rule=_window_type,
     reference=_window_gradient,
     derivatives=_REASON,

@@ -19,7 +19,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
-from weft.ir.rewriting import COMMUTATIVE
 from weft.ir.walking import Tally, Walk, is_pure
 
 __all__ = ["merge_common_subexpressions"]
@@ -51,7 +50,7 @@ class _Merge(Walk):
 def _key(node: GraphNode) -> Hashable:
     """Equal for nodes that give the same results."""
     operands = [a if type(a) is Variable else _literal_key(a) for a in node.operands]
-    if node.primitive.name in COMMUTATIVE:
+    if node.primitive.commutative:
         operands.sort(key=hash)
     params = [(name, _param_key(node.params[name])) for name in sorted(node.params)]
     return node.primitive, tuple(operands), tuple(params)

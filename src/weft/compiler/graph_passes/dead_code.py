@@ -18,8 +18,11 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from weft.ir.graph import Graph, GraphNode, graphs_in
+from weft.ir.primitive import Primitive
 from weft.ir.walking import Tally, graphs_of, holds_graphs, is_pure, replace_node
 from weft.ops.control import Marks, marked, settle, union
+from weft.ops.control_branch import switch
+from weft.ops.control_loop import scan, while_
 from weft.ops.identity import barrier
 
 __all__ = ["remove_dead_code"]
@@ -79,7 +82,7 @@ class _Trimming:
 
     def _trimmed(self, node: GraphNode, used: Marks, removed: Tally) -> GraphNode:
         """A node that holds graphs without what nothing uses."""
-        trim = _TRIM.get(node.primitive.name)
+        trim = _TRIM.get(node.primitive)
         if trim is not None:
             trimmed = trim(self, node, used)
             fewer = len(node.operands) - len(trimmed.operands)
@@ -115,6 +118,21 @@ def _has_effect(node: GraphNode) -> bool:
     return node.primitive is not barrier and not is_pure(node)
 
 
+_Trim = Callable[[_Trimming, GraphNode, Marks], GraphNode]
+_TRIM: dict[Primitive, _Trim] = {}
+
+
+def _trims(primitive: Primitive) -> Callable[[_Trim], _Trim]:
+    """Say how a primitive that holds graphs loses what nothing uses."""
+
+    def register(trim: _Trim) -> _Trim:
+        _TRIM[primitive] = trim
+        return trim
+
+    return register
+
+
+@_trims(switch)
 def _trim_switch(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     branches: Sequence[Graph] = node.params["branches"]
     read = union(*[trimming.reads(branch, used) for branch in branches])
@@ -127,6 +145,7 @@ def _trim_switch(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode
     )
 
 
+@_trims(scan)
 def _trim_scan(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     graph, consts, count = (node.params[key] for key in ("graph", "num_consts", "num_carry"))
     stacked = used[count:]
@@ -147,6 +166,7 @@ def _trim_scan(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     )
 
 
+@_trims(while_)
 def _trim_while(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     condition, body, consts = (node.params[key] for key in ("cond", "body", "num_consts"))
     asked = trimming.reads(condition, (True,))
@@ -163,10 +183,3 @@ def _trim_while(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
         params={**node.params, **graphs, "num_consts": sum(read[:consts])},
         results=tuple(marked(node.results, carry)),
     )
-
-
-_TRIM: dict[str, Callable[[_Trimming, GraphNode, Marks], GraphNode]] = {
-    "switch": _trim_switch,
-    "scan": _trim_scan,
-    "while": _trim_while,
-}

@@ -24,7 +24,10 @@ import numpy as np
 
 from weft.core.shapes import Dim, is_static
 from weft.ir.graph import Atom, Graph, GraphNode, Literal
+from weft.ir.kinds import Elementwise, Movement, Reduction
+from weft.ir.primitive import Primitive
 from weft.ir.walking import Tally, Walk, is_pure, replace_node
+from weft.ops.movement import full
 
 __all__ = ["fold_constants"]
 
@@ -57,10 +60,10 @@ class _Fold(Walk):
         self, node: GraphNode, numbers: Sequence[Array | None]
     ) -> Sequence[Atom] | None:
         """One number from operands that are one number each, or bare numbers for some."""
-        name, kind = node.primitive.name, node.results[0].type
-        if name == "full":
+        kind = node.results[0].type
+        if node.primitive is full:
             return None if kind.shape else [Literal(np.asarray(_evaluated(node, [])[0]))]
-        rule = _pointwise if node.primitive.broadcasts else _NUMBER_RULES.get(name)
+        rule = _number_rule(node.primitive)
         known = [number for number in numbers if number is not None]
         if rule is not None and known and len(known) == len(numbers):
             value = _attempt(rule, node, known)
@@ -131,10 +134,6 @@ def _pointwise(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     return _evaluated(node, numbers)[0]
 
 
-def _unchanged(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
-    return numbers[0]
-
-
 def _chosen(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     """One of some equal numbers, where there is at least one."""
     shape = node.operands[0].type.shape
@@ -142,13 +141,12 @@ def _chosen(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     return numbers[0] if all(isinstance(size, int) and size > 0 for size in sizes) else None
 
 
-def _joined(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
-    """The one number of all operands, where they are the same to the bit."""
-    return numbers[0] if len({number.tobytes() for number in numbers}) == 1 else None
-
-
-def _padded(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
-    return _joined(node, [numbers[0], np.array(node.params["value"], numbers[0].dtype)])
+def _moved(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
+    """The one number of all operands, and of what fills gaps, where they are equal to the bit."""
+    kind, found = node.primitive.kind, list(numbers)
+    if isinstance(kind, Movement) and kind.fill is not None:
+        found.append(np.array(kind.fill(node.params), numbers[0].dtype))
+    return found[0] if len({number.tobytes() for number in found}) == 1 else None
 
 
 def _summed(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
@@ -166,12 +164,17 @@ def _summed(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     return rounded if whole and rounded.item() == total else None
 
 
-_NUMBER_RULES: dict[str, Callable[[GraphNode, Sequence[Array]], Array | None]] = {
-    **dict.fromkeys(["bitcast", "convert", "integer_pow", "stop_gradient"], _pointwise),
-    **dict.fromkeys(["broadcast_to", "flip", "reshape", "slice", "transpose"], _unchanged),
-    **dict.fromkeys(["reduce_all", "reduce_any", "reduce_max", "reduce_min"], _chosen),
-    **dict.fromkeys(["concatenate", "update_slice"], _joined),
-    "pad": _padded,
-    "reduce_sum": _summed,
-}
-"""What primitives that do not broadcast make of operands whose elements are all equal."""
+def _number_rule(primitive: Primitive) -> Callable[[GraphNode, Sequence[Array]], Any] | None:
+    """What a primitive makes of operands whose elements are all equal; None where nothing known."""
+    kind = primitive.kind
+    if primitive.impure:
+        return None
+    if isinstance(kind, Elementwise):
+        return _pointwise
+    if isinstance(kind, Movement):
+        return _moved
+    if not isinstance(kind, Reduction) or primitive.lower is not None:
+        return None
+    if kind.is_idempotent:
+        return _chosen
+    return _summed if kind.combine == "add" else None

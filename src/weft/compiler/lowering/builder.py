@@ -10,17 +10,17 @@ become one loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from weft.compiler.fusion.affine_index import strides
 from weft.compiler.fusion.long_sums import with_blocks
 from weft.compiler.lowering.groups import Lowered
 from weft.compiler.lowering.symbolic_size import Extents
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32, int32
 from weft.core.shapes import Dimension, Shape
 from weft.ir import scalars
+from weft.ir.affine_index import strides
 from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.loops import For, Kernel, Kind, Scratch, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
@@ -46,6 +46,24 @@ class SingleKernel(Lowered):
 
 Singles: TypeAlias = SingleKernel | tuple[SingleKernel, ...] | None
 """What a node becomes: one kernel, several that run in order, or none."""
+
+
+Write: TypeAlias = "Callable[[Draft], Singles]"
+SINGLES: dict[str, Write] = {}
+"""The kernel of each primitive that has one of its own; see `weft.compiler.lowering.nodes`."""
+
+
+def kernel_of(*names: str) -> Callable[[Write], Write]:
+    """Say of which primitives a function is the kernel.
+
+    It gives None, or raises `Unsupported`, where it cannot be written for these operands.
+    """
+
+    def register(write: Write) -> Write:
+        SINGLES.update(dict.fromkeys(names, write))
+        return write
+
+    return register
 
 
 class Draft:

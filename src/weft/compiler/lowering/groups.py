@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.fusion.affine_index import Affine, offset
-from weft.compiler.fusion.element_reads import MOVEMENT, Condition, Index, Reading
+from weft.compiler.fusion.element_reads import Reading
 from weft.compiler.fusion.grouping import Group, Root, Step, counted, is_reduction
 from weft.compiler.fusion.long_sums import with_blocks
 from weft.compiler.fusion.split_reduction import computed
@@ -34,10 +33,11 @@ from weft.compiler.lowering.symbolic_size import Extents
 from weft.core.dimensions import is_negative
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
+from weft.ir.affine_index import Affine, offset
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
+from weft.ir.kinds import Condition, Index, Movement, Reduction
 from weft.ir.loops import (
     Accumulate,
-    Combine,
     For,
     Kernel,
     Kind,
@@ -52,18 +52,8 @@ from weft.ir.scalar_functions import lowered, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
 from weft.ir.walking import one_number
 
-COMBINE: dict[str, Combine] = {
-    "reduce_sum": "add",
-    "reduce_prod": "multiply",
-    "reduce_max": "maximum",
-    "reduce_min": "minimum",
-    "reduce_any": "or",
-    "reduce_all": "and",
-}
 HELD = 256 * 1024
 """The most bytes of a row that is kept in scratch memory."""
-UNMERGED = frozenset({"pad", "concatenate", "iota"})
-"""What looks at single indices, so that its loops stay apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +102,11 @@ def is_lowered(node: GraphNode) -> bool:
     kinds = [atom.type.dtype for atom in (*node.operands, *node.results)]
     if any(kind.is_complex for kind in kinds) or len(node.results) != 1:
         return False
-    name = node.primitive.name
-    if name == "pad":
-        return all(between == 0 for _, _, between in node.params["padding"])
-    if name in MOVEMENT:
-        return True
+    kind = node.primitive.kind
+    if isinstance(kind, Movement) and kind.read is not None:
+        return kind.reads_if is None or kind.reads_if(node.params)
+    if isinstance(kind, Reduction):
+        return False
     return why_not_lowered(node.primitive, kinds[:-1], kinds[-1], node.params) is None
 
 
@@ -480,7 +470,15 @@ class _Lowering:
         """One element of a root, or of what a reduction reads."""
         if not is_reduction(root.node):
             return self.elements.of_node(root.node, counted(root.variable.type.shape, 0))
-        return self.elements.at(root.node.operands[0], root.reduced)
+        element = self.elements.at(root.node.operands[0], root.reduced)
+        return self._term(root.node, element)
+
+    def _term(self, node: GraphNode, element: Scalar) -> Scalar:
+        """What a reduction combines of an element: itself, where the definition says no more."""
+        if node.primitive.lower is None:
+            return element
+        dtype = computed(node.results[0].type.dtype)
+        return lowered(node.primitive, [element], dtype, node.params)
 
     def _store(self, root: Root, value: Scalar) -> Store:
         return Store(*self.located(*root.target), value)
@@ -505,7 +503,8 @@ class _Lowering:
         self, root: Root, value: Scalar, local: Scalar, inner: Sequence[int]
     ) -> list[Statement]:
         """A reduction over one or several loops; inner ones are accumulated first."""
-        combine = COMBINE[root.node.primitive.name]
+        kind = root.node.primitive.kind
+        assert isinstance(kind, Reduction)
         positions = list(inner)
         if not positions:
             return [Let(local, value)]
@@ -513,7 +512,7 @@ class _Lowering:
         for depth, position in enumerate(reversed(positions)):
             last = depth == len(positions) - 1
             into = local if last else scalars.local(f"{local.detail}p{depth}", local.dtype)
-            update = Update(into, combine, value)
+            update = Update(into, kind.combine, value)
             body = (Accumulate(self.variable(position), self.extent(position), (update,), body),)
             value = into
         return list(body)
@@ -582,7 +581,8 @@ def _uses_positions(root: Root, context: Context) -> bool:
     seen: set[Variable | Literal] = {variable for variable, _ in root.reads}
     while stack:
         node = stack.pop()
-        if node.primitive.name in UNMERGED:
+        kind = node.primitive.kind
+        if isinstance(kind, Movement) and kind.by_place:
             return True
         for atom in node.operands:
             if atom not in seen and isinstance(atom, Variable) and atom in context.producer:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from weft.compiler.fusion.costs import DEAR, bytes_of, flops, operations
+from weft.compiler.fusion.costs import bytes_of, flops, operations
 from weft.compiler.fusion.grouping import shares_memory, why_stored
 from weft.compiler.lowering.groups import is_lowered
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.kinds import Contraction, Control, Effect, Gather, Opaque, Scatter
 from weft.ir.walking import graphs_of, is_pure, replace_node
 from weft.ops.identity import barrier
 
@@ -40,15 +41,6 @@ WAIT = 64
 """After how many nodes an update has waited for something beside its product."""
 LOOP_COST = 1e9
 """Operations that a loop or a choice is taken for, beside what is counted inside."""
-DEAR_NAMES = frozenset(
-    {
-        *DEAR, "scan", "while", "switch", "call", "custom", "sort", "argsort", "top_k", "fft",
-        "rfft", "irfft", "cholesky", "eig", "eigh", "eigvals", "eigvalsh", "inv", "lu", "pinv",
-        "qr", "solve", "svd", "svdvals", "triangular_solve", "det", "slogdet", "adjugate",
-        "linear_recurrence", "gamma_by_concentration", "gamma_slope",
-    }
-)  # fmt: skip
-"""What is kept as long as anything else will do: products, convolutions, loops, decompositions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +235,7 @@ class Flow:
     @cached_property
     def dear(self) -> set[Variable]:
         """The candidates that are results of products, convolutions, loops and the like."""
-        return {v for v in self.candidates if self.producer[v].primitive.name in DEAR_NAMES}
+        return {v for v in self.candidates if self.producer[v].primitive.is_dear}
 
     @cached_property
     def costs(self) -> dict[Variable, float]:
@@ -324,20 +316,20 @@ def _valley(live: Sequence[int], way: range) -> int | None:
 
 def _seconds(node: GraphNode) -> float:
     """About how long a node takes on one core, beside reading and writing memory."""
-    name, count = node.primitive.name, operations(node, {})
-    if "attention" in name:
+    kind, count = node.primitive.kind, operations(node, {})
+    if isinstance(kind, Contraction) and kind.form == "attention":
         return count / ATTENTION_RATE / (2 if node.params.get("causal") else 1)
     if graphs_of(node):
         return (LOOP_COST + flops(Graph((), (node,), ()))) / PRODUCT_RATE
-    return count / (PRODUCT_RATE if name in DEAR_NAMES else ELEMENT_RATE)
+    return count / (PRODUCT_RATE if node.primitive.is_dear else ELEMENT_RATE)
 
 
 def _may_fail(node: GraphNode) -> bool:
     """Whether a node is called in a way that can end in an error."""
-    name = node.primitive.name
-    if name.startswith(("gather", "scatter", "debug")) or graphs_of(node):
-        return True
-    return name in DEAR_NAMES - set(DEAR) - {"sort", "argsort", "top_k"}
+    kind = node.primitive.kind
+    if isinstance(kind, Gather | Scatter):
+        return kind.checked
+    return isinstance(kind, Control | Effect | Opaque) or bool(graphs_of(node))
 
 
 class _Again:
@@ -386,7 +378,8 @@ def released(flow: Flow) -> Graph:
     waiting = {
         v
         for v in flow.stored - others
-        if flow.producer[v].primitive.name in DEAR and late.get(v, 0) > flow.made[v] + WAIT
+        if isinstance(flow.producer[v].primitive.kind, Contraction)
+        and late.get(v, 0) > flow.made[v] + WAIT
     }
     return _fenced(flow.graph, waiting) if waiting else flow.graph
 

@@ -563,7 +563,8 @@ def why_by_reference(node: GraphNode) -> str:
         return "it has an effect"
     lower = node.primitive.lower
     if isinstance(lower, Unsupported):
-        known = lower.reason != "called by reference"
-        return lower.reason if known else f"{node.primitive.name} has no loops yet"
+        return lower.reason
+    if lower is None:
+        return f"{node.primitive.name} has no loops for this call"
     reason = why_not_lowered(node.primitive, kinds[:-1], kinds[-1], node.params)
     return reason or f"{node.primitive.name} has no loops for this launch"

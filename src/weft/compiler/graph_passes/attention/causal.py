@@ -19,6 +19,17 @@ import numpy as np
 from weft.compiler.graph_passes.attention.polynomials import uniform
 from weft.core.shapes import Shape
 from weft.ir.graph import Atom, GraphNode, Literal, Variable
+from weft.ir.kinds import Elementwise
+from weft.ir.primitive import find
+from weft.ir.walking import keeps_elements
+from weft.ops.conversion import convert
+from weft.ops.creation import iota
+from weft.ops.movement import broadcast_to, reshape, transpose
+from weft.ops.selection import select
+
+ADD, SUBTRACT = find("add"), find("subtract")
+EQUAL, NOT_EQUAL = find("equal"), find("not_equal")
+LOGICAL_NOT = find("logical_not")
 
 __all__ = ["causal_offset"]
 
@@ -49,46 +60,37 @@ def causal_offset(condition: Atom, inverted: bool, makers: Makers) -> int | None
     if isinstance(condition, Literal):
         return _of_constant(condition.value, inverted)
     node = makers.get(condition)
-    name = None if node is None else node.primitive.name
-    if node is None or name is None:
+    if node is None:
         return None
-    if name == "logical_not":
+    primitive, kind = node.primitive, node.primitive.kind
+    if primitive is LOGICAL_NOT:
         return causal_offset(node.operands[0], not inverted, makers)
-    if name in ("broadcast_to", "convert"):
+    if primitive in (broadcast_to, convert):
         return causal_offset(node.operands[0], inverted, makers)
-    if name in ("equal", "not_equal"):
+    if primitive in (EQUAL, NOT_EQUAL):
         chosen = _chosen(node, makers)
         return None if chosen is None else causal_offset(chosen[0], chosen[1] ^ inverted, makers)
-    if name not in _ORDERS:
+    if not isinstance(kind, Elementwise) or kind.compares is None:
         return None
     lines = [_line(atom, makers) for atom in node.operands]
     if lines[0] is None or lines[1] is None:
         return None
-    larger, strict = _ORDERS[name]
+    larger, strict = int(kind.compares[0] == "<"), len(kind.compares) == 1
     if inverted:  # not (x < y) is y <= x
         larger, strict = 1 - larger, not strict
     gap = lines[larger].plus(lines[1 - larger], -1)  # type: ignore[union-attr, arg-type]
     return gap.start - strict if gap.steps == {-2: 1, -1: -1} else None
 
 
-_ORDERS = {
-    "greater_equal": (0, False),
-    "greater": (0, True),
-    "less_equal": (1, False),
-    "less": (1, True),
-}
-"""Which operand is the larger one, and whether it must be."""
-
-
 def _chosen(node: GraphNode, makers: Makers) -> tuple[Atom, bool] | None:
     """The condition behind `where(condition, x, y) == z` of numbers, and whether it is inverted."""
     for value, other in (node.operands, node.operands[::-1]):
         choice, wanted = makers.get(value), uniform(other, makers)  # type: ignore[arg-type]
-        if wanted is None or choice is None or choice.primitive.name != "where":
+        if wanted is None or choice is None or choice.primitive is not select:
             continue
         same = [uniform(each, makers) == wanted for each in choice.operands[1:]]
         if same[0] != same[1]:
-            return choice.operands[0], same[1] ^ (node.primitive.name == "not_equal")
+            return choice.operands[0], same[1] ^ (node.primitive is NOT_EQUAL)
     return None
 
 
@@ -115,31 +117,30 @@ def _line(atom: Atom, makers: Makers) -> Line | None:
     node = makers.get(atom)
     if node is None:
         return None
-    name, shape = node.primitive.name, atom.type.shape
-    if name == "iota":
+    primitive, shape = node.primitive, atom.type.shape
+    if primitive is iota:
         return Line({node.params["axis"] - len(shape): 1}, 0)
-    if name in ("add", "subtract"):
+    if primitive in (ADD, SUBTRACT):
         x, y = (_line(each, makers) for each in node.operands)
-        return None if x is None or y is None else x.plus(y, 1 if name == "add" else -1)
-    inner = _line(node.operands[0], makers) if name in _MOVED else None
+        return None if x is None or y is None else x.plus(y, 1 if primitive is ADD else -1)
+    if primitive is not convert and not keeps_elements(node):
+        return None
+    inner = _line(node.operands[0], makers)
     return None if inner is None else _moved(inner, node, shape)
 
 
-_MOVED = frozenset({"broadcast_to", "convert", "reshape", "transpose"})
-
-
 def _moved(line: Line, node: GraphNode, shape: Shape) -> Line | None:
-    before = node.operands[0].type.shape
-    if node.primitive.name == "reshape":
+    primitive, before = node.primitive, node.operands[0].type.shape
+    if primitive is reshape:
         if [d for d in before if d != 1] != [d for d in shape if d != 1]:
             return None
         old, new = ([a - len(s) for a, d in enumerate(s) if d != 1] for s in (before, shape))
         places = dict(zip(old, new, strict=True))
-    elif node.primitive.name == "transpose":
+    elif primitive is transpose:
         order = node.params["order"]
         places = {axis - len(order): place - len(order) for place, axis in enumerate(order)}
     else:
-        return line
+        return line if primitive in (broadcast_to, convert) else None
     return Line({places[a]: step for a, step in line.steps.items() if a in places}, line.start)
 
 

@@ -169,6 +169,7 @@ def _computed(primitive: Primitive, count: int) -> Primitive:
     return Primitive(
         f"computed_{primitive.name}",
         f"What {primitive.name} is, with a mask that a graph computes of fewer numbers.",
+        kind=primitive.kind,
         type_rule=_type_rule(primitive, count),
         reference=_reference(primitive, count),
         derivatives=_REASON,

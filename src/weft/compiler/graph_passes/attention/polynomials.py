@@ -18,6 +18,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.primitive import Primitive, find
+from weft.ir.walking import keeps_elements
+from weft.ops.movement import broadcast_to, full, reshape
+from weft.ops.reduction import reduce_sum
 
 __all__ = ["Polynomial", "Polynomials", "Sum", "factors", "ratio", "variables"]
 
@@ -99,15 +103,15 @@ class Polynomials:
         choice = self.chosen(node)
         if choice is not None:
             return _times(self.of(choice[0]), {factors((choice[1], 1)): 1.0})
-        name = node.primitive.name
-        if name in _ELEMENTWISE and self._aligned(node):
-            return _ELEMENTWISE[name](*[self.of(each) for each in node.operands])
-        if name == "reduce_sum" and self._is_over_rows(node):
+        primitive = node.primitive
+        if primitive in _ARITHMETIC and self._aligned(node):
+            return _ARITHMETIC[primitive](*[self.of(each) for each in node.operands])
+        if primitive is reduce_sum and self._is_over_rows(node):
             return _summed(self.of(node.operands[0]), self.ndim)
-        if name == "reshape" and _is_column(node):
+        if primitive is reshape and _is_column(node):
             return self.of(node.operands[0])
         same_rank = node.operands and node.operands[0].type.ndim == node.results[0].type.ndim
-        return self.of(node.operands[0]) if name == "broadcast_to" and same_rank else None
+        return self.of(node.operands[0]) if primitive is broadcast_to and same_rank else None
 
     def _is_over_rows(self, node: GraphNode) -> bool:
         return node.operands[0].type.ndim == self.ndim and node.params["axes"] == (self.ndim - 1,)
@@ -131,10 +135,9 @@ def uniform(atom: Atom, makers: dict[Variable, GraphNode]) -> float | None:
     node = makers.get(atom)
     if node is None or atom.type.dtype.is_complex:
         return None
-    if node.primitive.name == "full":
+    if node.primitive is full:
         return float(node.params["value"])
-    kept = node.primitive.name in ("broadcast_to", "reshape", "transpose")
-    return uniform(node.operands[0], makers) if kept else None
+    return uniform(node.operands[0], makers) if keeps_elements(node) else None
 
 
 def _is_column(node: GraphNode) -> bool:
@@ -146,6 +149,21 @@ def _is_column(node: GraphNode) -> bool:
 # --- arithmetic ----------------------------------------------------------------------------------
 
 
+Arithmetic = Callable[..., Polynomial | None]
+_ARITHMETIC: dict[Primitive, Arithmetic] = {}
+
+
+def _is(name: str) -> Callable[[Arithmetic], Arithmetic]:
+    """Say what an operation on values is on their polynomials."""
+
+    def register(arithmetic: Arithmetic) -> Arithmetic:
+        _ARITHMETIC[find(name)] = arithmetic
+        return arithmetic
+
+    return register
+
+
+@_is("add")
 def _plus(x: Polynomial | None, y: Polynomial | None) -> Polynomial | None:
     if x is None or y is None:
         return None
@@ -155,6 +173,7 @@ def _plus(x: Polynomial | None, y: Polynomial | None) -> Polynomial | None:
     return {term: number for term, number in total.items() if number}
 
 
+@_is("multiply")
 def _times(x: Polynomial, y: Polynomial) -> Polynomial | None:
     total: Polynomial | None = {}
     for left, a in x.items():
@@ -163,6 +182,17 @@ def _times(x: Polynomial, y: Polynomial) -> Polynomial | None:
     return total
 
 
+@_is("negative")
+def _negated(x: Polynomial) -> Polynomial | None:
+    return _times(x, {factors(): -1.0})
+
+
+@_is("subtract")
+def _minus(x: Polynomial, y: Polynomial) -> Polynomial | None:
+    return _plus(x, _negated(y))
+
+
+@_is("divide")
 def _over(x: Polynomial, y: Polynomial) -> Polynomial | None:
     if len(y) != 1:
         return None
@@ -187,12 +217,3 @@ def _is_constant(factor: Factor, ndim: int) -> bool:
     if isinstance(factor, Sum):
         return True
     return factor.type.ndim == ndim and factor.type.shape[-1] == 1
-
-
-_ELEMENTWISE: dict[str, Callable[..., Polynomial | None]] = {
-    "add": _plus,
-    "subtract": lambda x, y: _plus(x, _times(y, {factors(): -1.0})),
-    "negative": lambda x: _times(x, {factors(): -1.0}),
-    "multiply": _times,
-    "divide": _over,
-}

@@ -23,6 +23,7 @@ import numpy as np
 from weft.core.dtypes import DType, bool_
 from weft.core.types import spec
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.rewriting import RuleSet
 from weft.ir.tensor import Tensor
@@ -292,8 +293,9 @@ def _rounding(primitive: Primitive) -> None:
         return apply(primitive, x)
 
 
-for _name in ("floor", "ceil", "trunc", "round"):
-    _rounding(PRIMITIVES[_name])
+for _primitive in PRIMITIVES.values():
+    if isinstance(_primitive.kind, Elementwise) and _primitive.kind.rounds:
+        _rounding(_primitive)
 
 
 # --- choices -----------------------------------------------------------------------------------

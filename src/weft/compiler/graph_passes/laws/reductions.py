@@ -21,6 +21,7 @@ from weft.core.dtypes import float32, float64
 from weft.core.shapes import Shape
 from weft.core.types import spec
 from weft.ir.dispatch import apply
+from weft.ir.kinds import Reduction
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.rewriting import RuleSet
 from weft.ir.tensor import Tensor
@@ -37,6 +38,12 @@ FEW = 8
 """How many rows it has at least."""
 Axes = tuple[int, ...]
 reduce_less = RuleSet("reduce_less")
+REDUCTIONS = {
+    primitive: primitive.kind
+    for primitive in PRIMITIVES.values()
+    if isinstance(primitive.kind, Reduction) and primitive.lower is None
+}
+"""The reductions that combine elements as they are."""
 
 
 def _rest(shape: Shape, axes: Axes) -> Shape:
@@ -45,7 +52,7 @@ def _rest(shape: Shape, axes: Axes) -> Shape:
 
 def _trivial(primitive: Primitive) -> None:
     """The reduction over single elements, which are then the result."""
-    dtype = "bool" if primitive.name in ("reduce_all", "reduce_any") else "float32"
+    dtype = "bool" if REDUCTIONS[primitive].combine in ("and", "or") else "float32"
 
     @reduce_less.rule(
         lambda x, axes=(1,): apply(primitive, x, axes=axes),
@@ -61,8 +68,8 @@ def _trivial(primitive: Primitive) -> None:
         return single + 0.0 if primitive is reduce_sum and x.dtype.is_floating else single
 
 
-for _name in ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_all", "reduce_any"):
-    _trivial(PRIMITIVES[_name])
+for _primitive in REDUCTIONS:
+    _trivial(_primitive)
 
 
 def _unrepeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
@@ -79,7 +86,7 @@ def _unrepeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
 
 def _joined(primitive: Primitive) -> None:
     """Two reductions that any order gives the same as one."""
-    dtype = "bool" if primitive.name in ("reduce_all", "reduce_any") else "float32"
+    dtype = "bool" if REDUCTIONS[primitive].combine in ("and", "or") else "float32"
 
     @reduce_less.rule(
         lambda x, first=(1,), second=(0,): apply(
@@ -108,8 +115,9 @@ def _joined(primitive: Primitive) -> None:
         return _unrepeated(x, shape, axes)
 
 
-for _name in ("reduce_max", "reduce_min", "reduce_all", "reduce_any"):
-    _joined(PRIMITIVES[_name])
+for _primitive, _kind in REDUCTIONS.items():
+    if _kind.is_idempotent:
+        _joined(_primitive)
 
 
 @reduce_less.rule(

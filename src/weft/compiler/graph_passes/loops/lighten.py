@@ -26,10 +26,10 @@ from functools import cached_property
 from typing import Any
 
 from weft.compiler.graph_passes.loops.scan_parts import (
-    MOVEMENT,
     Carry,
     Loop,
     is_movable,
+    is_movement,
     needed_nodes,
 )
 from weft.core.shapes import is_static
@@ -205,7 +205,7 @@ def _invariants(loop: Loop, levels: dict[Atom, int]) -> list[Variable]:
         if node is None or atom in seen or levels[atom] > 0:
             continue
         seen.add(atom)
-        if node.primitive.name in MOVEMENT or _spreads(node):
+        if is_movement(node) or _spreads(node):
             wanted += node.operands
         else:
             found[node.results[0]] = None

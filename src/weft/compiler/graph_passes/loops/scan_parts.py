@@ -17,19 +17,12 @@ from typing import Any
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.kinds import Movement, Reduction
 from weft.ir.walking import Walk, is_pure
+from weft.ops.contraction import dot
 from weft.ops.control_loop import scan
 
-__all__ = ["MOVEMENT", "Carry", "Loop", "is_movable", "needed_nodes"]
-
-MOVEMENT = frozenset(
-    {"broadcast_to", "concatenate", "flip", "full", "iota", "pad", "reshape", "slice", "transpose"}
-)
-"""What costs nothing in a fused kernel, and stays where it is."""
-WORK = frozenset(
-    {"dot", "reduce_all", "reduce_any", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum"}
-)
-"""What is moved beside element-wise operations: it cannot fail, also where no step is made."""
+__all__ = ["Carry", "Loop", "is_movable", "is_movement", "needed_nodes"]
 
 
 @dataclass(slots=True)
@@ -137,8 +130,15 @@ class Loop:
 
 def is_movable(node: GraphNode) -> bool:
     """Whether a node can be done outside of the steps: it has no effect and cannot fail."""
-    name = node.primitive.name
-    return node.primitive.broadcasts or name in MOVEMENT or name in WORK
+    primitive = node.primitive
+    known = isinstance(primitive.kind, Reduction) or primitive is dot or primitive.broadcasts
+    return known or is_movement(node)
+
+
+def is_movement(node: GraphNode) -> bool:
+    """Whether a node costs nothing in a fused kernel, so that it stays where it is."""
+    kind = node.primitive.kind
+    return isinstance(kind, Movement) and kind.read is not None and not node.primitive.impure
 
 
 def needed_nodes(nodes: Sequence[GraphNode], outputs: Iterable[Atom]) -> list[GraphNode]:

@@ -1,7 +1,8 @@
 """Kernels of nodes that stand alone: one small function for each primitive.
 
-What has no kernel here, and is neither part of a group nor a product of matrices, is called back by
-reference.
+A function says by `@kernel_of("gather")` which primitive it is the kernel of. When the compiler is
+imported, every primitive must have a lowering: by its kind, its `lower` slot, a kernel here, or
+`Unsupported("why")`, which is the only way to leave one out; such a node is called by reference.
 
 >>> import weft as wf
 >>> from weft.compiler.lowering.nodes import SINGLES
@@ -11,10 +12,10 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from weft.compiler.lowering.builder import Draft, Producers, SingleKernel, Singles
-from weft.compiler.lowering.nodes import (
+from weft.compiler.lowering.builder import SINGLES, Draft, Producers, SingleKernel, Singles
+from weft.compiler.lowering.nodes import (  # noqa: F401 (they register their kernels)
     attention,
     attention_gradients,
     bits,
@@ -30,50 +31,32 @@ from weft.compiler.lowering.nodes import (
     scatters,
     windows,
 )
-from weft.core.errors import Unsupported
+from weft.core.errors import ArgumentError, Unsupported
 from weft.ir.graph import GraphNode, Literal
+from weft.ir.kinds import Control, Movement, Reduction
+from weft.ir.primitive import PRIMITIVES, Primitive
 
-__all__ = ["SINGLES", "SingleKernel", "single_kernel", "single_kernels"]
+__all__ = ["SINGLES", "SingleKernel", "require_lowering", "single_kernel", "single_kernels"]
 
-SINGLES: dict[str, Callable[[Draft], Singles]] = {
-    "argmax": scans.argmax,
-    "argmin": scans.argmin,
-    "attention": attention.attention,
-    "attention_gradient": attention_gradients.attention_gradient,
-    "bitcast": elements.bitcast,
-    "computed_attention": attention.attention,
-    "computed_attention_gradient": attention_gradients.attention_gradient,
-    "conv": convolutions.conv,
-    "conv_input_gradient": convolution_gradients.conv_input_gradient,
-    "conv_weight_gradient": convolution_gradients.conv_weight_gradient,
-    "conv_last": depthwise.conv_last,
-    "conv_last_input_gradient": depthwise.conv_last_input_gradient,
-    "conv_last_weight_gradient": depthwise.conv_last_weight_gradient,
-    "cumulative_argmax": scans.cumulative_argmax,
-    "cumulative_argmin": scans.cumulative_argmin,
-    "cumulative_logsumexp": scans.cumulative_logsumexp,
-    "cumulative_prod": scans.cumulative_prod,
-    "cumulative_sum": scans.cumulative_sum,
-    "dot": contractions.dot,
-    "dynamic_slice": gathers.dynamic_slice,
-    "dynamic_update_slice": boxes.dynamic_update_slice,
-    "gather": gathers.gather,
-    "linear_recurrence": scans.linear_recurrence,
-    "pad": boxes.pad,
-    "random_bits": bits.random_bits,
-    "scatter": scatters.scatter,
-    "scatter_add": scatters.scatter_add,
-    "scatter_max": scatters.scatter_max,
-    "scatter_min": scatters.scatter_min,
-    "triangle": elements.triangle,
-    "update_slice": boxes.update_slice,
-    "window_argmax": windows.window_argmax,
-    "window_max": windows.window_max,
-    "window_max_gradient": pooling.window_max_gradient,
-    "window_spread": windows.window_spread,
-    "window_sum": windows.window_sum,
-}
-"""The kernel of each primitive; None where it cannot be written for these operands."""
+
+def require_lowering(primitive: Primitive) -> None:
+    """Refuse a primitive of which nothing says how it is compiled."""
+    if primitive.lower is not None or _kernel(primitive) or primitive.native is not None:
+        return
+    kind = primitive.kind
+    if isinstance(kind, Reduction | Control) or (isinstance(kind, Movement) and kind.read):
+        return
+    raise ArgumentError(
+        "primitive",
+        f"nothing says how {primitive.name} is compiled",
+        expected="lower=..., a kind that says it, a kernel in compiler/lowering/nodes, or a reason",
+        got={"name": primitive.name, "kind": kind},
+        fix='lower=Unsupported("why it is called by reference")',
+    )
+
+
+def _kernel(primitive: Primitive) -> Callable[[Draft], Singles] | None:
+    return SINGLES.get(primitive.name) or primitive.loops
 
 
 def single_kernels(
@@ -83,7 +66,8 @@ def single_kernels(
 
     `error` is the number that a kernel sets when its operands are wrong.
     """
-    write = SINGLES.get(node.primitive.name) or node.primitive.loops
+    require_lowering(node.primitive)
+    write = _kernel(node.primitive)
     kinds = [atom.type.dtype for atom in (*node.operands, *node.results)]
     if write is None or any(kind.is_complex for kind in kinds):
         return ()
@@ -100,3 +84,12 @@ def single_kernel(node: GraphNode, producers: Producers, error: Literal) -> Sing
     """The kernel that computes a node alone; None where none does."""
     found = single_kernels(node, producers, error)
     return found[0] if len(found) == 1 and found[0].copied is None else None
+
+
+def check_lowerings(primitives: Iterable[Primitive]) -> None:
+    """Refuse the first primitive of which nothing says how it is compiled."""
+    for primitive in primitives:
+        require_lowering(primitive)
+
+
+check_lowerings(PRIMITIVES.values())

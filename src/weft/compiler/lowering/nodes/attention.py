@@ -19,12 +19,12 @@ from math import ceil
 
 import numpy as np
 
-from weft.compiler.fusion.affine_index import strides
-from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, computed, wide
+from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, computed, kernel_of, wide
 from weft.compiler.lowering.nodes.convolutions import few, products, zeroed
 from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
+from weft.ir.affine_index import strides
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loops import Accumulate, For, Kernel, Let, Scratch, Statement, Store, Update
 from weft.ir.scalar_functions import lowered
@@ -356,6 +356,7 @@ def _lanes(queries: Dimension, most: int) -> int:
 # --- forward -------------------------------------------------------------------------------------
 
 
+@kernel_of("attention", "computed_attention")
 def attention(draft: Draft) -> SingleKernel:
     """Blocks of queries are divided over threads; those with the most keys are begun first."""
     return _Forward(draft, 3).kernel()

@@ -15,7 +15,7 @@ but the machine is full. Each sum is one task's, in an order that depends on siz
 
 from __future__ import annotations
 
-from weft.compiler.lowering.builder import ONE, ZERO, Draft, SingleKernel, is_short, wide
+from weft.compiler.lowering.builder import ONE, ZERO, Draft, SingleKernel, is_short, kernel_of, wide
 from weft.compiler.lowering.nodes.attention import KEYS, SUMS, VECTOR, Writer
 from weft.compiler.lowering.nodes.convolutions import products, zeroed
 from weft.core.dtypes import INDEX
@@ -30,6 +30,7 @@ CHUNK = 4
 """Blocks of keys that such a task takes."""
 
 
+@kernel_of("attention_gradient", "computed_attention_gradient")
 def attention_gradient(draft: Draft) -> SingleKernel:
     """The cotangents of queries, keys and values."""
     return _Backward(draft, 6).kernel()

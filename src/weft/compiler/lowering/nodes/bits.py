@@ -11,7 +11,7 @@ True
 
 from __future__ import annotations
 
-from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, nest
+from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, kernel_of, nest
 from weft.core.dtypes import uint32, uint64
 from weft.core.shapes import size
 from weft.ir import scalars
@@ -23,6 +23,7 @@ WORK = 8
 """What a word costs, beside the operations of other kernels."""
 
 
+@kernel_of("random_bits")
 def random_bits(draft: Draft) -> SingleKernel:
     """Random words of a shape for each key."""
     rows, shape = size(draft.shape(1)), size(draft.params["shape"])

@@ -21,6 +21,7 @@ from weft.compiler.lowering.builder import (
     Loop,
     SingleKernel,
     both,
+    kernel_of,
     nest,
     uniform,
     within,
@@ -32,12 +33,14 @@ from weft.ir.loops import Let, Statement, Store
 from weft.ir.scalars import Scalar
 
 
+@kernel_of("update_slice")
 def update_slice(draft: Draft) -> SingleKernel:
     """x with a slice replaced."""
     starts = [draft.extent(start) for start in draft.params["starts"]]
     return _replaced(draft, starts, draft.params["strides"], ())
 
 
+@kernel_of("dynamic_update_slice")
 def dynamic_update_slice(draft: Draft) -> SingleKernel:
     """x with a box replaced, at starts that are data."""
     starts, read = box_starts(draft, 2, draft.shape(1))
@@ -59,6 +62,7 @@ def _replaced(
     return draft.update((*read, *nest(loops, (store,))), size(draft.shape(1)))
 
 
+@kernel_of("pad")
 def pad(draft: Draft) -> SingleKernel:
     """x among elements of one value, with some between its own."""
     padding = draft.params["padding"]

@@ -14,11 +14,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.compiler.fusion.affine_index import strides
-from weft.compiler.lowering.builder import ZERO, Draft, Loop, SingleKernel, computed, nest, wide
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    Loop,
+    SingleKernel,
+    computed,
+    kernel_of,
+    nest,
+    wide,
+)
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
+from weft.ir.affine_index import strides
 from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar
 from weft.ops.contraction import free_axes
@@ -39,6 +48,7 @@ class _Axes:
     out: tuple[Dimension, ...]
 
 
+@kernel_of("dot")
 def dot(draft: Draft) -> SingleKernel:
     """The product of two tensors."""
     stack, rows, columns, terms = _roles(draft)

@@ -14,12 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.compiler.fusion.affine_index import strides as contiguous
-from weft.compiler.lowering.builder import ZERO, Draft, Loop, SingleKernel, both, nest, wide, within
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    Loop,
+    SingleKernel,
+    both,
+    kernel_of,
+    nest,
+    wide,
+    within,
+)
 from weft.compiler.lowering.nodes.convolutions import PLACES, ROWS, Writer, few, products, zeroed
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
+from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import Accumulate, For, Let, Statement, Store
 from weft.ir.scalars import Scalar
 
@@ -30,6 +40,7 @@ LANES, CHANNELS = 16, 32
 # --- the gradient of the input -------------------------------------------------------------------
 
 
+@kernel_of("conv_input_gradient")
 def conv_input_gradient(draft: Draft) -> SingleKernel:
     """Products of weights and cotangents, added to where their patches came from."""
     return _Backward(draft, -1, 1, 0, PLACES).kernel()
@@ -154,6 +165,7 @@ class _Backward(Writer):
 # --- the gradient of the weights -----------------------------------------------------------------
 
 
+@kernel_of("conv_weight_gradient")
 def conv_weight_gradient(draft: Draft) -> SingleKernel:
     """Products of x and cotangents, summed over all places of all images."""
     return _Weights(draft, 0, -1, 1, 2 * PLACES).kernel()

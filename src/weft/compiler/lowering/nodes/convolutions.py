@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.compiler.fusion.affine_index import strides as contiguous
 from weft.compiler.lowering.builder import (
     Draft,
     Loop,
     SingleKernel,
     both,
     computed,
+    kernel_of,
     nest,
     wide,
     within,
@@ -30,6 +30,7 @@ from weft.compiler.lowering.builder import (
 from weft.core.dtypes import INDEX, int64
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
+from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar
 
@@ -227,6 +228,7 @@ def few(rows: int, dim: Dimension) -> int:
 # --- conv ----------------------------------------------------------------------------------------
 
 
+@kernel_of("conv")
 def conv(draft: Draft) -> SingleKernel:
     """Patches of x times weights."""
     return _Forward(draft, 0, 1, -1, PLACES).kernel()

@@ -14,12 +14,12 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from weft.compiler.fusion.affine_index import strides as contiguous
-from weft.compiler.lowering.builder import Draft, Loop, SingleKernel, both, nest, within
+from weft.compiler.lowering.builder import Draft, Loop, SingleKernel, both, kernel_of, nest, within
 from weft.compiler.lowering.convolution_sizes import Sizes, node_sizes
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension
 from weft.ir import scalars
+from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar
 
@@ -29,18 +29,21 @@ MOST = 49
 """Taps up to which a window is written out."""
 
 
+@kernel_of("conv_last")
 def conv_last(draft: Draft) -> SingleKernel | None:
     """The sum of products of each window, channel by channel."""
     sizes = _alone(draft)
     return None if sizes is None else _Places(draft, sizes).kernel(backward=False)
 
 
+@kernel_of("conv_last_input_gradient")
 def conv_last_input_gradient(draft: Draft) -> SingleKernel | None:
     """The sum of products of each place with the windows that see it."""
     sizes = _alone(draft)
     return None if sizes is None else _Places(draft, sizes).kernel(backward=True)
 
 
+@kernel_of("conv_last_weight_gradient")
 def conv_last_weight_gradient(draft: Draft) -> SingleKernel | None:
     """The sums over all places, of all taps in one pass."""
     sizes = _alone(draft)

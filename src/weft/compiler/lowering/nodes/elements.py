@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
-from weft.compiler.lowering.builder import Draft, SingleKernel, nest
+from weft.compiler.lowering.builder import Draft, SingleKernel, kernel_of, nest
 from weft.core.shapes import size
 from weft.ir import scalars
 from weft.ir.loops import Store
 
 
+@kernel_of("bitcast")
 def bitcast(draft: Draft) -> SingleKernel:
     """The same bits as another dtype."""
     i, count = scalars.index("i"), size(draft.shape(-1))
@@ -20,6 +21,7 @@ def bitcast(draft: Draft) -> SingleKernel:
     return draft.kernel(nest([(i, draft.extent(count))], (store,)), count)
 
 
+@kernel_of("triangle")
 def triangle(draft: Draft) -> SingleKernel:
     """The elements on one side of a diagonal, zero elsewhere."""
     rows, columns = draft.shape(0)[-2:]

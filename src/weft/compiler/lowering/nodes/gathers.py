@@ -10,7 +10,7 @@ reported; the reference then says what is wrong.
 
 from __future__ import annotations
 
-from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, nest
+from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, kernel_of, nest
 from weft.compiler.lowering.nodes.places import places
 from weft.core.shapes import Shape, size
 from weft.ir import scalars
@@ -18,6 +18,7 @@ from weft.ir.loops import Let, Statement, Store
 from weft.ir.scalars import Scalar
 
 
+@kernel_of("gather")
 def gather(draft: Draft) -> SingleKernel:
     """Index shape, then the axes that are not indexed."""
     kept = [a for a in range(len(draft.shape(0))) if a not in draft.params["axes"]]
@@ -38,6 +39,7 @@ def gather(draft: Draft) -> SingleKernel:
     return draft.kernel(nest(found.loops, body, vector=False), size(draft.shape(-1)))
 
 
+@kernel_of("dynamic_slice")
 def dynamic_slice(draft: Draft) -> SingleKernel:
     """The box of a fixed size at starts that are data, moved to lie inside x."""
     starts, read = box_starts(draft, 1, draft.shape(-1))

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.compiler.fusion.affine_index import strides
 from weft.compiler.lowering.builder import ZERO, Draft, Loop, Producers, SingleKernel, both, within
 from weft.core.dtypes import INDEX, bool_
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
+from weft.ir.affine_index import strides
 from weft.ir.graph import Literal, Variable
 from weft.ir.loops import Accumulate, Let, Statement, Update
 from weft.ir.scalars import Scalar
+from weft.ops.creation import iota
+from weft.ops.movement import broadcast_to, reshape
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +119,17 @@ def counting_axis(atom: Variable | Literal, producers: Producers) -> int | None:
     if isinstance(atom, Literal):
         return _counting_axis(atom.value)
     node = producers.get(atom)
-    name = None if node is None else node.primitive.name
-    if node is None or name not in ("iota", "broadcast_to", "reshape"):
+    if node is None:
         return None
-    if name == "iota":
+    if node.primitive is iota:
         return int(node.params["axis"])
+    if node.primitive not in (broadcast_to, reshape):
+        return None
     before, after = node.operands[0].type.shape, atom.type.shape
     along = counting_axis(node.operands[0], producers)
     if along is None or before[along] == 1:
         return None
-    if name == "broadcast_to":
+    if node.primitive is broadcast_to:
         return along + len(after) - len(before)
     return _reshaped(along, before, after)
 

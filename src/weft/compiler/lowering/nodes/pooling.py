@@ -14,7 +14,6 @@ from itertools import product
 
 import numpy as np
 
-from weft.compiler.fusion.affine_index import strides as contiguous
 from weft.compiler.lowering.builder import (
     ZERO,
     Draft,
@@ -23,6 +22,7 @@ from weft.compiler.lowering.builder import (
     both,
     computed,
     is_short,
+    kernel_of,
     nest,
     wide,
     within,
@@ -30,6 +30,7 @@ from weft.compiler.lowering.builder import (
 from weft.core.dtypes import INDEX
 from weft.core.shapes import is_static, size
 from weft.ir import scalars
+from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import For, Let, Scratch, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
 
@@ -37,6 +38,7 @@ MOST = 64
 """Taps up to which a window is written out."""
 
 
+@kernel_of("window_max_gradient")
 def window_max_gradient(draft: Draft) -> SingleKernel | None:
     """What goes before the windows is divided over threads; channels are in vectors."""
     params = draft.params

@@ -14,7 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, computed, is_short, nest, wide
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    SingleKernel,
+    computed,
+    is_short,
+    kernel_of,
+    nest,
+    wide,
+)
 from weft.core.dtypes import INDEX, DType, bool_, float64, int32
 from weft.core.shapes import size
 from weft.ir import scalars
@@ -73,11 +82,12 @@ def _running(combine: Combine) -> Callable[[Draft], SingleKernel]:
     return write
 
 
-cumulative_sum = _running(scalars.add)
-cumulative_prod = _running(scalars.multiply)
-cumulative_logsumexp = _running(add_exponentials)
+kernel_of("cumulative_sum")(_running(scalars.add))
+kernel_of("cumulative_prod")(_running(scalars.multiply))
+kernel_of("cumulative_logsumexp")(_running(add_exponentials))
 
 
+@kernel_of("linear_recurrence")
 def linear_recurrence(draft: Draft) -> SingleKernel:
     """y[k] = a[k]·y[k-1] + b[k], each product and each sum rounded to the dtype."""
     line, dtype = _Line(draft), draft.result.dtype
@@ -113,18 +123,20 @@ def _positions_so_far(extreme: Combine) -> Callable[[Draft], SingleKernel]:
     return write
 
 
-cumulative_argmax = _positions_so_far(scalars.maximum)
-cumulative_argmin = _positions_so_far(scalars.minimum)
+kernel_of("cumulative_argmax")(_positions_so_far(scalars.maximum))
+kernel_of("cumulative_argmin")(_positions_so_far(scalars.minimum))
 
 
 # --- positions of extremes -----------------------------------------------------------------------
 
 
+@kernel_of("argmax")
 def argmax(draft: Draft) -> SingleKernel:
     """The first of the largest elements, or of NaNs."""
     return _first_extreme(draft, "maximum")
 
 
+@kernel_of("argmin")
 def argmin(draft: Draft) -> SingleKernel:
     """The first of the smallest elements, or of NaNs."""
     return _first_extreme(draft, "minimum")

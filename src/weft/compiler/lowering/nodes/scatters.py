@@ -27,6 +27,7 @@ from weft.compiler.lowering.builder import (
     Singles,
     computed,
     is_short,
+    kernel_of,
     nest,
     uniform,
     wide,
@@ -43,11 +44,13 @@ BLOCK = 64
 """Elements of a row that one iteration of a divided loop takes: a line of cache and more."""
 
 
+@kernel_of("scatter")
 def scatter(draft: Draft) -> Singles:
     """Of several updates for one place the last one stays."""
     return _scattered(draft, lambda old, new: new)
 
 
+@kernel_of("scatter_add")
 def scatter_add(draft: Draft) -> Singles:
     """All updates for one place are added."""
     if is_short(draft.result.dtype):
@@ -55,11 +58,13 @@ def scatter_add(draft: Draft) -> Singles:
     return _scattered(draft, scalars.add)
 
 
+@kernel_of("scatter_max")
 def scatter_max(draft: Draft) -> Singles:
     """The largest of an element and its updates."""
     return _scattered(draft, scalars.maximum)
 
 
+@kernel_of("scatter_min")
 def scatter_min(draft: Draft) -> Singles:
     """The smallest of an element and its updates."""
     return _scattered(draft, scalars.minimum)

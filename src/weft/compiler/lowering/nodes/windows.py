@@ -15,7 +15,6 @@ from itertools import product
 
 import numpy as np
 
-from weft.compiler.fusion.affine_index import strides
 from weft.compiler.lowering.builder import (
     ZERO,
     Draft,
@@ -24,6 +23,7 @@ from weft.compiler.lowering.builder import (
     both,
     computed,
     is_short,
+    kernel_of,
     nest,
     wide,
     within,
@@ -31,8 +31,9 @@ from weft.compiler.lowering.builder import (
 from weft.core.dtypes import INDEX, DType
 from weft.core.shapes import Dimension, Shape, is_static, size
 from weft.ir import scalars
-from weft.ir.loops import Accumulate, Combine, Scratch, Statement, Store, Update
-from weft.ir.scalars import Buffer, Scalar
+from weft.ir.affine_index import strides
+from weft.ir.loops import Accumulate, Scratch, Statement, Store, Update
+from weft.ir.scalars import Buffer, Combine, Scalar
 
 WRITTEN = 64
 """Taps up to which a window is written out."""
@@ -134,12 +135,14 @@ def _accumulated(
     return value, body
 
 
+@kernel_of("window_sum")
 def window_sum(draft: Draft) -> SingleKernel:
     """The sum over each window."""
     zero = scalars.const(0, computed(draft.result.dtype))
     return _reduced(draft, "add", scalars.add, zero)
 
 
+@kernel_of("window_max")
 def window_max(draft: Draft) -> SingleKernel:
     """The largest element of each window."""
     return _reduced(draft, "maximum", scalars.maximum, _lowest(computed(draft.result.dtype)))
@@ -150,6 +153,7 @@ def _lowest(dtype: DType) -> Scalar:
     return scalars.const(lowest, dtype)
 
 
+@kernel_of("window_argmax")
 def window_argmax(draft: Draft) -> SingleKernel | None:
     """Where each window's first largest element stands, or its first NaN."""
     windows = _over_windows(draft)
@@ -170,6 +174,7 @@ def window_argmax(draft: Draft) -> SingleKernel | None:
     return draft.kernel(nest(windows.all, (store,)), windows.work())
 
 
+@kernel_of("window_spread")
 def window_spread(draft: Draft) -> SingleKernel:
     """Each element added to all places of its window; what goes before is divided over threads."""
     count = len(draft.params["window"])

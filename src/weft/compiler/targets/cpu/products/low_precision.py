@@ -85,6 +85,8 @@ def _samples() -> list[Sample]:
 dot_wide = Primitive(
     "dot_wide",
     "The product of two tensors of short elements, in sums of 32 bits.",
+    kind=dot.kind,
+    lower=_REASON,
     type_rule=_wide_type,
     reference=_wide,
     derivatives=_REASON,

@@ -1,6 +1,6 @@
 """Affine indices: where an access of a tensor lands, as a linear function of loop variables.
 
->>> from weft.compiler.fusion.affine_index import Affine
+>>> from weft.ir.affine_index import Affine
 >>> i, j = Affine.variable(0), Affine.variable(1)
 >>> i * 4 + j + 1
 4*i0 + i1 + 1

@@ -1,0 +1,200 @@
+"""Kinds: what sort of operation a primitive is, said once, in its definition.
+
+Passes, grouping, layouts, costs and tools ask for a primitive's kind and what it says; none of them
+keeps a list of names. `docs/design/primitives.md` shows how a primitive of each kind is added.
+
+>>> import weft as wf
+>>> wf.ir.PRIMITIVES["reduce_max"].kind
+Reduction(combine='maximum')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+
+from weft.core.shapes import Dimension
+from weft.core.types import TensorType
+from weft.ir.affine_index import Affine
+from weft.ir.ranges import Bounds, Order
+from weft.ir.scalars import Combine
+
+if TYPE_CHECKING:
+    from weft.ir.graph import Atom, GraphNode
+
+__all__ = [
+    "Contraction",
+    "Control",
+    "Cumulative",
+    "Effect",
+    "ElementReader",
+    "Elementwise",
+    "Gather",
+    "Kind",
+    "Movement",
+    "Opaque",
+    "Random",
+    "Reduction",
+    "Scatter",
+    "Search",
+    "Sort",
+    "Window",
+]  # fmt: skip
+
+DEAR = 1024
+"""The cost of what takes many operations for each byte: it is computed again as a last resort."""
+
+T = TypeVar("T")
+Index = tuple[Affine, ...]
+Condition = tuple[Affine, Dimension]
+"""An index and a bound: the condition that the index is not below 0 and below the bound."""
+
+
+class ElementReader(Protocol[T]):
+    """What a movement describes one element of its result with.
+
+    The compiler has two readers: one collects which stored elements are read, the other writes the
+    element as a scalar expression.
+    """
+
+    def at(self, atom: Atom, index: Index) -> T:
+        """One element of an operand."""
+
+    def number(self, value: Any, node: GraphNode) -> T:
+        """A number of the node's dtype."""
+
+    def position(self, index: Affine, node: GraphNode) -> T:
+        """An index as a number of the node's dtype."""
+
+    def choice(self, conditions: Sequence[Condition], inside: T, outside: T) -> T:
+        """The first element where all conditions hold, the second elsewhere."""
+
+    def only_where(self, conditions: Sequence[Condition], element: T) -> T:
+        """An element that nobody uses, and that is not read, where a condition does not hold."""
+
+
+Read = Callable[[ElementReader[Any], "GraphNode", Index], Any]
+Operations = Callable[[Sequence[TensorType], Sequence[TensorType], Mapping[str, Any]], Dimension]
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """Each element of the result is computed of the operands' elements at its place.
+
+    rounds: gives whole numbers, and leaves whole numbers as they are. roots: real results are
+    finite for positive numbers only. compares: whether x1 < x2, or another order of the two holds.
+    bounds: between which numbers results lie; by default, any.
+    `Primitive.lower` writes one element.
+    """
+
+    rounds: bool = False
+    roots: bool = False
+    compares: Order | None = None
+    bounds: Bounds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """All elements along the parameter `axes` of one operand, combined; the axes are dropped.
+
+    `Primitive.lower`, where it is given, writes what is combined of an element.
+    """
+
+    combine: Combine
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether an element combined with itself is itself, so that no order rounds otherwise."""
+        return self.combine not in ("add", "multiply")
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """Each element of the result is one of the operands', or a number; nothing is computed.
+
+    read: says which; None where a kernel of the compiler moves the elements. reads_if(params):
+    whether it can say so with these parameters; by default it always can. fill(params): the number
+    that stands where no operand's element does. by_place: which operand's element it is, or
+    what number, depends on the place, so that neighbouring loops are not one.
+    """
+
+    read: Read | None = None
+    reads_if: Callable[[Mapping[str, Any]], bool] | None = None
+    fill: Callable[[Mapping[str, Any]], Any] | None = None
+    by_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """Products that are summed: many operations for each byte that is read or written.
+
+    operations(operands, results, params): how many, of types.
+    """
+
+    operations: Operations
+    form: Literal["product", "convolution", "attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Elements of each window along the last axes, combined; None where there is more to it."""
+
+    combine: Combine | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cumulative:
+    """Each element is computed of its own and all before it along an axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Elements at places that are data. checked: a place out of range is an error."""
+
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Elements written to places that are data. checked: a place out of range is an error."""
+
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where an element is: the place of an extreme, or of what is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """Elements in order. values: the first result is made of the operand's own elements."""
+
+    values: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Bits that depend on keys and places alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What runs graphs, which are among its parameters: loops, choices and calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What is there for something else than its result: a print, a check, a breakpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What nothing else is known of: it may fail, and is dear to compute again."""
+
+
+Kind: TypeAlias = (
+    Elementwise | Reduction | Movement | Contraction | Window | Cumulative | Gather | Scatter
+    | Search | Sort | Random | Control | Effect | Opaque
+)  # fmt: skip

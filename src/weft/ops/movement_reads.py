@@ -1,0 +1,124 @@
+"""Which element of its operands an element of a movement's result is: arithmetic on indices.
+
+Each function is the `read` of a `Movement`: given a reader, a node and the index of one element of
+its result, it says what that element is. The compiler writes movement into what reads it by these.
+
+>>> from weft.ir.affine_index import Affine
+>>> aligned((Affine.variable(0), Affine.variable(1)), (1, 5), (4, 5))
+(0, i1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.core.shapes import Shape
+from weft.ir.affine_index import Affine
+from weft.ir.graph import GraphNode
+from weft.ir.kinds import ElementReader, Index
+
+
+def aligned(index: Index, operand: Shape, result: Shape) -> Index:
+    """The index of a broadcast operand's element that goes into an element of the result."""
+    extra = len(result) - len(operand)
+    return tuple(
+        Affine() if dim == 1 and result[axis + extra] != 1 else index[axis + extra]
+        for axis, dim in enumerate(operand)
+    )
+
+
+def of_transpose(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """The axes in another order."""
+    order = node.params["order"]
+    turned = [Affine()] * len(order)
+    for place, axis in enumerate(order):
+        turned[axis] = index[place]
+    return reader.at(node.operands[0], tuple(turned))
+
+
+def of_broadcast(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """The same element all along an axis that is repeated."""
+    operand = node.operands[0]
+    return reader.at(operand, aligned(index, operand.type.shape, node.params["shape"]))
+
+
+def of_reshape(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """Only axes of size 1 come and go: other reshapes are not read element by element."""
+    operand = node.operands[0]
+    kept = [i for i, dim in zip(index, node.params["shape"], strict=True) if dim != 1]
+    places = iter(kept)
+    return reader.at(
+        operand, tuple(Affine() if dim == 1 else next(places) for dim in operand.type.shape)
+    )
+
+
+def of_slice(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """Every so many elements, from a start."""
+    starts, strides = node.params["starts"], node.params["strides"]
+    moved = [i * stride + start for i, start, stride in zip(index, starts, strides, strict=True)]
+    return reader.at(node.operands[0], tuple(moved))
+
+
+def of_flip(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """Counted from the end of some axes."""
+    operand = node.operands[0]
+    axes = node.params["axes"]
+    turned = [
+        i * -1 + (operand.type.shape[axis] - 1) if axis in axes else i
+        for axis, i in enumerate(index)
+    ]
+    return reader.at(operand, tuple(turned))
+
+
+def of_pad(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """An element of the operand, or the number around it."""
+    operand = node.operands[0]
+    moved = [i + -low for i, (low, _, _) in zip(index, node.params["padding"], strict=True)]
+    conditions = [
+        (i, dim)
+        for i, dim, sides in zip(moved, operand.type.shape, node.params["padding"], strict=True)
+        if sides != (0, 0, 0)
+    ]
+    inside = reader.at(operand, tuple(moved))
+    return reader.choice(conditions, inside, reader.number(node.params["value"], node))
+
+
+def of_concatenate(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """An element of the part that lies there."""
+    axis = node.params["axis"]
+    end = node.results[0].type.shape[axis]
+    element: Any = None
+    for operand in reversed(node.operands):
+        extent = operand.type.shape[axis]
+        start = end - extent
+        moved = (*index[:axis], index[axis] + -start, *index[axis + 1 :])
+        part, within = reader.at(operand, moved), [(moved[axis], extent)]
+        # the last part is what is left over: elsewhere its index is out of bounds
+        element = (
+            reader.only_where(within, part)
+            if element is None
+            else reader.choice(within, part, element)
+        )
+        end = start
+    return element
+
+
+def of_identity(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """The element at the same place."""
+    return reader.at(node.operands[0], index)
+
+
+def of_full(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """The number that all elements are."""
+    return reader.number(node.params["value"], node)
+
+
+def of_iota(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
+    """The place along an axis, as a number."""
+    return reader.position(index[node.params["axis"]], node)
+
+
+def is_padded_outside(params: Mapping[str, Any]) -> bool:
+    """Whether nothing is put between elements."""
+    return all(between == 0 for _, _, between in params["padding"])
