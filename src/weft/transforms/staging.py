@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -153,29 +152,25 @@ class Builder(GraphTrace):
             self._lift()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, *raised: object) -> None:
+        has_failed = any(raised)
+        if not has_failed:
             self.settle()
         self.written()
         _entered.stack.remove(self)
         BUILDING.remove(self)
-        self.sizes.__exit__(kind, error, traceback)
+        self.sizes.__exit__(*raised)
         traces.stack.remove(self)
         before, (lifting, counter) = self._exits.pop()
         traces.recording = before
-        lifting.__exit__(kind, error, traceback)
+        lifting.__exit__(None, None, None)
         if not self._exits:
             self.level = 0
             self._lifting.__exit__()
             self._restore()
         seeded = type(counter._value) is np.ndarray
         self.drawn = self.drawn if seeded else wrap(counter._value)
-        if seeded and error is None:
+        if seeded and not has_failed:
             raise _seeded_inside()
 
     def _lift(self) -> None:
