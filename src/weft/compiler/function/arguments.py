@@ -17,13 +17,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.recording import Recording
 from weft.core import trees
+from weft.core.arrays import HostArray, check_one_device, is_concrete
+from weft.core.devices import CPU
 from weft.core.dimensions import holds
-from weft.core.errors import ArgumentTypeError
+from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
@@ -203,7 +203,7 @@ def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> boo
         kind = type(x)
         if kind is Tensor:
             value = x._value
-            if type(value) is not np.ndarray:
+            if type(value) is not HostArray:
                 return False
             handles.append(x)
             key += (value.dtype, value.shape, x._node is None, x._grad is None)
@@ -236,15 +236,30 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any])
     """A call, given what the function closes over."""
     leaves, structure = trees.flatten((args, kwargs, outside) if outside else (args, kwargs))
     handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    _check_target(handles)
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
     family = (structure, grad_mode.enabled, _shared(handles), *keys)
     return Call(args, kwargs, handles, family)
 
 
+def _check_target(handles: Sequence[Tensor]) -> None:
+    """Refuse tensors on different devices, and on one that nothing is compiled for."""
+    placed = [handle for handle in handles if handle.device != CPU]
+    if placed:
+        check_one_device("jit", handles)
+        raise UnsupportedError(
+            "jit",
+            f"nothing is compiled for {placed[0].device} yet",
+            expected="tensors on the CPU",
+            got={"x": f"{placed[0].type} on {placed[0].device}"},
+            fix='copy the tensors first: x.to("cpu")',
+        )
+
+
 def _tensor_key(x: Tensor) -> Hashable:
     """What a program depends on beside sizes: dtype, rank, and whether there is a tape."""
     value = x._value
-    dtype = value.dtype if type(value) is np.ndarray else x.dtype
+    dtype = value.dtype if is_concrete(value) else x.dtype
     return dtype, len(value.shape), x._node is None
 
 

@@ -25,6 +25,7 @@ from weft.compiler.plan.program_plan import Written
 from weft.compiler.report.memory_use import MemoryReport, memory_report
 from weft.compiler.targets.cpu.runtime.executable import Runner
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.core.arrays import HostArray, is_host
 from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
@@ -35,7 +36,7 @@ from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR
 
 Array = np.ndarray[Any, Any]
-_ARRAY = frozenset([np.ndarray])
+_HOST = frozenset([HostArray])
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class Compiled:
 
     def _is_plain(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
         """Whether nothing but the values is asked for: no transform, no later derivative."""
-        if not _ARRAY.issuperset(map(type, arrays)):
+        if not _HOST.issuperset(map(type, arrays)):
             return False
         recorded = grad_mode.enabled and self.recording.differentiable
         return not recorded or all(x._node is None for x in inputs)
@@ -285,12 +286,12 @@ def _write_back(
         if write.source.gradient:
             old = owner._grad
             owner._grad = None if value is None else wrap(value)
-            if old is not None and _count(old) == _ALONE and type(old._value) is np.ndarray:
+            if old is not None and _count(old) == _ALONE and is_host(old._value):
                 replaced.append(old._value)
         elif owner is GENERATOR.counter:
             GENERATOR.advance(wrap(value))
         else:
-            if type(owner._value) is np.ndarray:
+            if is_host(owner._value):
                 replaced.append(owner._value)
             owner._value = value
     return replaced

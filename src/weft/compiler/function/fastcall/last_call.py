@@ -31,6 +31,7 @@ from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.targets.cpu.runtime.array_fields import places
 from weft.compiler.targets.cpu.runtime.entry_points import entries
 from weft.core import trees
+from weft.core.arrays import HostArray, is_host
 from weft.core.sharing import is_lent
 from weft.core.unchanged import END, WORD
 from weft.ir.tensor import Tensor, grad_mode, wrap
@@ -90,7 +91,7 @@ class KnownCall:
         for x, known in zip(values, self._described, strict=True):
             if type(x) is Tensor:
                 value = x._value
-                if type(value) is not np.ndarray or known != (
+                if type(value) is not HostArray or known != (
                     (value.dtype, value.shape, x._node is None, x._grad is None)
                 ):
                     return None
@@ -159,7 +160,7 @@ def known_call(
 
 def _can_be_known(fixed: Sequence[Tensor], handles: Sequence[Tensor], found: Compiled) -> bool:
     """Whether what modules hold can be told again, and is not what the call changes."""
-    are_arrays = all(type(x) is Tensor and type(x._value) is np.ndarray for x in fixed)
+    are_arrays = all(type(x) is Tensor and is_host(x._value) for x in fixed)
     if not are_arrays or len({*map(id, handles)}) != len(handles):
         return False
     if any(is_lent(x._value) for x in fixed):
