@@ -33,7 +33,8 @@ from weft.compiler.function.arguments import (
     sizes_of,
 )
 from weft.compiler.function.closures import Read, closed_over
-from weft.compiler.function.compiled_function import Compiled, donated
+from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.function.donation import expected_donations
 from weft.compiler.function.fastcall.last_call import KnownCall, known_call
 from weft.compiler.function.program_cache import program
 from weft.compiler.function.recording import Recording, record
@@ -152,7 +153,7 @@ class Jit:
         types = [source.read(call.handles).type for source in recording.sources]
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
-        given = lambda made: donated(recording, made)  # noqa: E731
+        given = lambda made: expected_donations(recording, made)  # noqa: E731
         return explanation(fit.graph, types, given, names, fit.recomputed, found.fixed)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
