@@ -444,8 +444,8 @@ FAULTS: list[Fault] = [
     Fault(
         "a view counts as an array of its own",
         donation,
-        "_owns_its_memory",
-        lambda f: lambda array: True,
+        "_PLAIN",
+        lambda flags: 0,
         views_are_not_written_over,
     ),
     Fault(

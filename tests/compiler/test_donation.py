@@ -114,7 +114,7 @@ def test_only_arrays_of_one_handle_are_writable() -> None:
     handles = [wf.ones(3), wf.ones(3), wf.ones((3, 4)).T]
     second = handles[1].detach()
     with wf.settings.changed(in_place_updates=True):
-        pairs = [(n, n) for n in range(3)]
+        pairs = {n: (n, n) for n in range(3)}
         assert writable_over([h._value for h in handles], pairs) == [(0, 0)]
         del second
         assert writable_over([h._value for h in handles], pairs) == [(0, 0), (1, 1)]

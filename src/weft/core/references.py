@@ -5,9 +5,9 @@ that. So the function that asks is first asked about an object that only a list 
 it then gives is what is its own, whatever it is. Both times it is the same code that runs. Where
 the numbers do not add up, everything counts as held elsewhere.
 
->>> lone, shared = [object()], [object()]
->>> another = shared[0]
->>> references_beside(lone, (0,)), references_beside(shared, (0,))
+>>> held = [object(), object()]
+>>> another = held[1]
+>>> held_beside(held, (0, 1), 0), held_beside(held, (0, 1), 1)
 ([0], [1])
 """
 
@@ -17,29 +17,32 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-_UNKNOWN = 1 << 30
-_count = getattr(sys, "getrefcount", lambda held: _UNKNOWN)
+_count = getattr(sys, "getrefcount", lambda held: 0)
 _own = [0]
-"""What `_count` says in `references_beside` of an object that nobody but the list holds."""
+"""What `_count` says in `held_beside` of an object that nobody but the list holds."""
+_MOST = 64
+"""More references than the question itself holds in any interpreter."""
+_NEVER = -(1 << 60)
+"""A number that no count comes to."""
 
 
-def references_beside(held: list[Any], places: Iterable[int]) -> list[int]:
-    """How many references there are to the objects at these places of a list, beside the list's."""
-    own = _own[0]
-    return [_count(held[place]) - own for place in places]
+def held_beside(held: list[Any], places: Iterable[int], others: int) -> list[int]:
+    """Those places of a list whose object has this many references beside the list's own."""
+    wanted = _own[0] + others
+    return [place for place in places if _count(held[place]) == wanted]
 
 
 def calibrate() -> bool:
     """Find out what the question itself holds; False where it cannot be told."""
     _own[0] = 0
-    _own[0] = references_beside([object()], (0,))[0]
-    held = [object()]
-    others = [*held, *held]
-    if references_beside(held, (0,)) == [len(others)]:
+    alone = [object()]
+    _own[0] = next((n for n in range(1, _MOST) if held_beside(alone, (0,), n)), _NEVER)
+    others = [*alone, *alone]
+    if held_beside(alone, (0,), 2) and not held_beside(alone, (0,), 0):
         others.clear()
-        if references_beside(held, (0,)) == [0]:
+        if held_beside(alone, (0,), 0):
             return True
-    _own[0] = -_UNKNOWN
+    _own[0] = _NEVER
     return False
 
 

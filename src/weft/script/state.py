@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.errors import UnsupportedError
-from weft.core.references import references_beside
+from weft.core.references import held_beside
 from weft.ir.lifting import lift
 from weft.ir.tensor import Tensor, Trace, Traced
 
@@ -152,7 +152,7 @@ class Journal(Trace):
             entry = self.touched[key]
             held = [entry.owner]
             entry.owner = None
-            if references_beside(held, (0,)) == [0]:
+            if held_beside(held, (0,), 0):
                 del self.touched[key]
             else:
                 entry.owner = held[0]

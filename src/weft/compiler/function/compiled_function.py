@@ -31,7 +31,7 @@ from weft.compiler.plan.program_plan import Written
 from weft.compiler.report.memory_use import MemoryReport, memory_report
 from weft.compiler.targets.cpu.runtime.executable import Runner
 from weft.compiler.targets.cpu.runtime.program import Program
-from weft.core.arrays import HostArray, is_host
+from weft.core.arrays import HostArray
 from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
@@ -52,8 +52,8 @@ class Compiled:
     recording: Recording
     program: Runner | None = None
     outside: list[tuple[Source, TensorType]] = field(init=False)
-    donated: list[Donation] = field(default_factory=list)
-    """Outputs that may be written to an input's own array, and those inputs."""
+    donated: dict[int, Donation] = field(default_factory=dict)
+    """Outputs that may be written to an input's own array, and those inputs, by input."""
     rules: Rewrites = ()
     """The rules of users that the program was compiled with."""
     budget: int | None = None
@@ -195,7 +195,7 @@ class Compiled:
         rules = rewrites()
         self._fit = self._fit if self.rules is rules else None
         program = runner(self.fit.graph, self.fixed)
-        self.donated = donations(self.recording, program)
+        self.donated = {pair[1]: pair for pair in donations(self.recording, program)}
         self.program = program
         self.rules = rules  # last: who sees them runs the program that was made with them
 
@@ -218,8 +218,8 @@ def _write_back(
         elif owner is GENERATOR.counter:
             GENERATOR.advance(wrap(value))
         else:
-            if is_host(owner._value):
+            if type(owner._value) is HostArray:
                 replaced.append(owner._value)
             owner._value = value
-    replaced += [old._value for old in unheld(gradients) if is_host(old._value)]
+    replaced += [old._value for old in unheld(gradients) if type(old._value) is HostArray]
     return replaced

@@ -9,26 +9,28 @@ or WEFT_IN_PLACE=off, has every result written to memory of its own: the numbers
 >>> import weft as wf
 >>> x, y = wf.ones(3), wf.ones(3)
 >>> view = y.numpy()
->>> writable_over([x._value, y._value], [(0, 0), (1, 1)])
+>>> writable_over([x._value, y._value], {0: (0, 0), 1: (1, 1)})
 [(0, 0)]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.function.recording import Recording
 from weft.compiler.targets.cpu.runtime.executable import Runner
-from weft.core.references import references_beside
+from weft.core.references import held_beside
 from weft.core.settings import settings
 from weft.ir.graph import Graph
 
 Array = np.ndarray[Any, Any]
 Donation = tuple[int, int]
 """An output that may be written to an input's own array, and that input."""
+_PLAIN = 0x0505
+"""NumPy's flags of an array that owns its memory, in row-major order, aligned and writeable."""
 
 
 def donations(recording: Recording, program: Runner) -> list[Donation]:
@@ -70,26 +72,19 @@ def _may_last(graph: Graph) -> bool:
     )
 
 
-def writable_over(arrays: list[Array], pairs: Sequence[Donation]) -> list[Donation]:
+def writable_over(arrays: list[Array], by_input: Mapping[int, Donation]) -> list[Donation]:
     """Those donations whose input's array nobody holds but one handle, and this list."""
     if not settings.in_place_updates:
         return []
-    others = references_beside(arrays, [given for _, given in pairs])
     return [
-        pair
-        for pair, count in zip(pairs, others, strict=True)
-        if count == 1 and _owns_its_memory(arrays[pair[1]])
+        by_input[place]
+        for place in held_beside(arrays, by_input, 1)
+        if arrays[place].flags.num & _PLAIN == _PLAIN
     ]
-
-
-def _owns_its_memory(array: Array) -> bool:
-    flags = array.flags
-    return bool(flags.owndata and flags.carray)
 
 
 def unheld(objects: list[Any]) -> list[Any]:
     """Those objects of a list that nobody else holds, so that their memory may be used again."""
     if not settings.in_place_updates:
         return []
-    others = references_beside(objects, range(len(objects)))
-    return [held for held, count in zip(objects, others, strict=True) if count == 0]
+    return [objects[place] for place in held_beside(objects, range(len(objects)), 0)]
