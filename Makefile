@@ -22,6 +22,10 @@ CHECKED ?= $(addprefix tests/compiler/test_,program.py random_programs.py schedu
 # Where `make replay` writes what programs are compiled to, and the earlier record it compares with.
 RECORD ?= build/replay
 AGAINST ?=
+# What runs without the fast path and without writes in place, too: calls, state and training.
+PLAIN ?= $(addprefix tests/compiler/test_,calls.py donation.py known_calls.py) \
+    $(addprefix tests/core/test_,references.py unchanged.py) \
+    tests/optim/test_training.py tests/train/test_trainer.py
 # More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
 PEERS ?=
 
@@ -30,7 +34,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-pythons checked replay fuzz machines conformance lint bench docs nightly examples clean
+.PHONY: help venv demo test quick test-pythons checked plain replay fuzz machines conformance lint bench docs nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -40,9 +44,9 @@ venv: $(VENV)  ## create .venv with weft (editable), the test tools and the lint
 demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
-test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode and for lesser processors
+test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode, without shortcuts and for lesser processors
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
-	@$(MAKE) --no-print-directory checked machines
+	@$(MAKE) --no-print-directory checked plain machines
 
 quick: $(VENV)  ## all tests but the slow ones, without coverage: under two minutes on two idle cores
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
@@ -52,6 +56,9 @@ test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they a
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
 	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)
+
+plain: $(VENV)  ## tests of calls and training without the fast path and writes in place; PLAIN=tests/compiler for more
+	WEFT_FASTCALL=off WEFT_IN_PLACE=off .venv/bin/python -m pytest -q -n $(WORKERS) $(PLAIN)
 
 machines: $(VENV)  ## the tests of generated code, for each lesser processor that this one can be
 	@set -e; for machine in $(filter-out x86-64-v2,$(or $(MACHINES),$(shell .venv/bin/python -c \

@@ -65,7 +65,7 @@ STAGES: dict[str, set[str]] = {
 }
 # What still crosses, and is to go: the fast path of a call and timings are the processor's own.
 CROSSING = {
-    ("weft.compiler.function.fastcall.last_call", "targets.cpu"),
+    ("weft.compiler.function.fastcall.memory_words", "targets.cpu"),
     ("weft.compiler.report.timings", "targets.cpu"),
 }
 

@@ -22,7 +22,7 @@ from typing import Any as _Any
 from weft import ir
 from weft.core import tracebacks as _tracebacks
 from weft.core import trees as tree
-from weft.core.devices import Device
+from weft.core.devices import Device, device
 from weft.core.dtypes import (
     DType,
     bfloat16,
@@ -420,10 +420,11 @@ __all__ = [
     "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "copysign", "cos", "cosh",
     "cosine_similarity", "count_nonzero", "cummax", "cummin", "cumprod", "cumsum",
     "cumulative_logsumexp", "cumulative_prod", "cumulative_sum", "custom", "custom_derivative",
-    "data", "debug", "deg2rad", "diag", "diagonal", "diff", "digamma", "divide", "dynamic_slice",
-    "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad", "equal", "erf",
-    "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye", "fft", "finfo",
-    "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide", "flops", "fmod",
+    "data", "debug", "deg2rad", "device", "diag", "diagonal", "diff", "digamma", "divide",
+    "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
+    "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye",
+    "fft", "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide",
+    "flops", "fmod",
     "fori_loop", "from_dlpack", "full", "full_like", "functional_call", "gather", "gelu",
     "get_num_threads", "global_variables", "global_variables_initializer", "glu", "grad",
     "gradients", "graph", "greater", "greater_equal", "group", "hessian", "histogram", "hstack",

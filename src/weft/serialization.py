@@ -26,10 +26,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from weft.core import dtypes
+from weft.core.arrays import is_concrete
 from weft.core.dtypes import DType
 from weft.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from weft.core.files import damaged, open_file, parse_json, replacing
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops.composed.creation import asarray
 
 __all__ = ["load", "save"]
@@ -230,8 +231,7 @@ def _no_metadata(got: dict[str, Any]) -> ArgumentTypeError:
 
 
 def _array(name: str, tensor: Tensor) -> Array:
-    value = tensor._value
-    if type(value) is not np.ndarray:
+    if not is_concrete(tensor._value):
         raise UnsupportedError(
             "save",
             "a traced tensor has no value to write",
@@ -239,7 +239,7 @@ def _array(name: str, tensor: Tensor) -> Array:
             got={name: tensor},
             fix="return it from the compiled function, and save the result",
         )
-    return value
+    return host_array(tensor, "save")
 
 
 def _real(array: Array) -> Array:

@@ -34,7 +34,7 @@ from weft.ir.loops import For, Kernel, Store
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.scalar_functions import lowered
 from weft.ir.scalars import Buffer
-from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ir.text import parse
 from weft.ir.tracing import trace
 
@@ -47,12 +47,12 @@ Flat = Callable[..., Sequence[Tensor]]
 def numeric_grad(f: Callable[..., Tensor], *args: Any, argnums: int = 0) -> Any:
     """The gradient of a scalar function by central differences, in the dtype of the argument."""
     leaves, structure = trees.flatten(args[argnums])
-    arrays = [np.array(concrete(leaf, "numeric_grad")) for leaf in leaves]
+    arrays = [np.array(host_array(leaf, "numeric_grad")) for leaf in leaves]
 
     def value() -> float:
         argument = trees.unflatten(structure, [wrap(array.copy()) for array in arrays])
         result = f(*args[:argnums], argument, *args[argnums + 1 :])
-        return float(concrete(result, "numeric_grad"))
+        return float(host_array(result, "numeric_grad"))
 
     return trees.unflatten(structure, [wrap(_differences(value, array)) for array in arrays])
 
@@ -315,7 +315,7 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
 
 
 def _at_front(tensor: Tensor, axis: int | None) -> Array:
-    array = concrete(tensor, "vmap")
+    array = host_array(tensor, "vmap")
     return np.stack([array, array]) if axis is None else np.moveaxis(array, axis, 0)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.function import compiled_function, recording
+from weft.compiler.function import compiled_function, donation, recording
 from weft.compiler.fusion import element_reads, grouping
 from weft.compiler.graph_passes import common_subexpressions, dead_code
 from weft.compiler.graph_passes.attention import sites
@@ -455,15 +455,15 @@ FAULTS: list[Fault] = [
     # --- donation and state
     Fault(
         "a view counts as an array of its own",
-        compiled_function,
-        "_is_own",
-        lambda f: lambda array: True,
+        donation,
+        "_PLAIN",
+        lambda flags: 0,
         views_are_not_written_over,
     ),
     Fault(
         "an array that somebody holds is donated",
         compiled_function,
-        "_let_go",
+        "writable_over",
         lambda f: lambda arrays, pairs: list(pairs),
         held_arrays_are_not_used_again,
     ),

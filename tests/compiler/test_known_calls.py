@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,15 +17,16 @@ import pytest
 
 import weft as wf
 from weft import nn
-from weft.compiler.function.fastcall import last_call
+from weft.compiler.function.fastcall import memory_words
 from weft.compiler.function.fastcall.last_call import KnownCall
 from weft.compiler.targets.cpu.runtime import executable
+from weft.compiler.targets.cpu.runtime.entry_points import entries
 from weft.core import unchanged
 
 
 @pytest.fixture(autouse=True)
 def without_gradients() -> Iterator[None]:
-    with wf.no_grad():
+    with wf.no_grad(), wf.settings.changed(fastcall=True):
         yield
 
 
@@ -212,7 +216,7 @@ def test_calls_in_turns_give_up_and_stay_right(hits: list[bool]) -> None:
     made: list[Any] = []
     for number in range(60):
         assert agrees(f, net, wf.ones((2 + number % 2, 3)))
-        made.append(f._last)
+        made.append(f._repeated.last)
     changes = [a is not b for a, b in itertools.pairwise(made)]
     assert sum(changes[30:]) < sum(hits[30:]) / 2
 
@@ -294,7 +298,7 @@ def test_modes_settings_and_transforms_hold(hits: list[bool]) -> None:
 def test_nothing_is_kept_alive() -> None:
     f, net, x = wf.jit(apply), nn.Linear(3, 2), wf.ones((4, 3))
     warm(f, net, x)
-    assert f._last is not None
+    assert f._repeated.last is not None
     seen = [weakref.ref(each) for each in (net.weight._value, x, x._value)]
     net.weight.set_(wf.ones((2, 3)))
     del x
@@ -308,7 +312,7 @@ def test_nothing_is_kept_alive() -> None:
 def test_places_that_are_not_found_make_no_known_calls(
     hits: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_call, "_slots", lambda: None)
+    monkeypatch.setattr(memory_words, "tensor_slots", lambda: None)
     f, net = wf.jit(apply), nn.Linear(3, 2)
     for _ in range(4):
         assert agrees(f, net, wf.ones((4, 3)))
@@ -319,8 +323,8 @@ def test_without_functions_of_the_interpreters_form_all_is_as_right(
     hits: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executable, "entries", lambda: None)
-    monkeypatch.setattr(last_call, "entries", lambda: None)
-    monkeypatch.setattr(unchanged, "NATIVE", [])
+    monkeypatch.setattr(memory_words, "entries", lambda: None)
+    monkeypatch.setattr(unchanged, "QUICKER", [])
     f, net = wf.jit(lambda net, x: (net(x) * 3.25, x, x.reshape((3, 4)), 1.0)), nn.Linear(3, 2)
     for number in range(4):
         x = wf.ones((4, 3)) * number
@@ -332,6 +336,55 @@ def test_without_functions_of_the_interpreters_form_all_is_as_right(
     with pytest.raises(wf.BoundsError):
         wf.jit(lambda x, i: wf.take(x, i, axis=0) * 7.5)(wf.ones((4, 3)), wf.tensor([9]))
     assert not hits
+
+
+def test_off_no_call_is_recognised_and_nothing_native_is_asked(
+    hits: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unchanged, "QUICKER", [])
+    with wf.settings.changed(fastcall=False):
+        f, net = wf.jit(apply), nn.Linear(3, 2)
+        for _ in range(4):
+            assert agrees(f, net, wf.ones((4, 3)))
+        assert entries() is None
+        assert memory_words.comparison() is None
+        assert f._repeated.recognise((net, wf.ones((4, 3))), {}, ()) is None
+    assert not hits
+    assert not unchanged.QUICKER
+    assert len(f.compilations) == 1
+
+
+def test_the_setting_may_change_between_two_calls(hits: list[bool]) -> None:
+    f, net = wf.jit(apply), nn.Linear(3, 2)
+    for number in range(12):
+        with wf.settings.changed(fastcall=number % 4 != 3):
+            assert agrees(f, net, wf.ones((4, 3)) * number)
+        net.weight.copy_(net.weight + 1) if number % 5 == 4 else None
+    assert any(hits)
+    assert len(f.compilations) == 1
+
+
+def test_the_key_is_made_before_the_function_is_traced() -> None:
+    """What a function changes while it is traced is not what its program was made for."""
+    net = nn.Linear(3, 2)
+    net.count = 0
+
+    def counted(net: Any, x: wf.Tensor) -> wf.Tensor:
+        net.count = min(net.count + 1, 2)
+        return net(x) * net.count
+
+    f, x = wf.jit(counted), wf.ones((4, 3))
+    scales = [(f(net, x) / net(x)).mean().item() for _ in range(4)]
+    assert np.allclose(scales, [1.0, 2.0, 2.0, 2.0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("off", "False"), ("on", "True")])
+def test_the_environment_sets_it(given: str, expected: str) -> None:
+    program = "import weft as wf; print(wf.settings.fastcall)"
+    environment = {**os.environ, "WEFT_FASTCALL": given}
+    command = [sys.executable, "-c", program]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == expected
 
 
 @pytest.mark.parametrize("state", ["same", "other"])

@@ -5,20 +5,25 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from weft.compiler.function.fastcall.memory_words import container_check
 from weft.compiler.targets.cpu.runtime.entry_points import entries
 from weft.core import unchanged
+from weft.core.settings import settings
 from weft.core.unchanged import Contents
 
 
 @pytest.fixture(params=["native", "python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    made = entries()
-    native = [made.same] if made is not None and request.param == "native" else []
-    monkeypatch.setattr(unchanged, "NATIVE", native)
+    with settings.changed(fastcall=True):
+        made = entries()
+    is_native = made is not None and request.param == "native"
+    native = [partial(container_check, made.same)] if is_native else []
+    monkeypatch.setattr(unchanged, "QUICKER", native)
     return str(request.param)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.core.errors import DeviceError
+from weft.core.errors import DeviceError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,53 @@ class Device:
 
 
 CPU = Device("cpu")
+DEVICES: dict[str, Device] = {"cpu": CPU}
+"""The devices there are, by name; `arrays.add_device` adds one."""
+_FAMILIAR = frozenset(["cpu", "cuda", "gpu", "mps", "tpu"])
+"""Names that are devices to users of other libraries, whether there is a target for them or not."""
 
 
 def as_device(value: object) -> Device:
     """The device that a device or its name stands for; None is the default device."""
-    if value is None or (isinstance(value, (str, Device)) and str(value) == "cpu"):
+    if value is None:
         return CPU
+    device = DEVICES.get(str(value)) if isinstance(value, (str, Device)) else None
+    if device is not None:
+        return device
     raise DeviceError(
         "device",
         "no such device here",
-        expected="'cpu'",
+        expected=" or ".join(repr(name) for name in DEVICES),
         got={"device": value},
         fix="leave device= out, or pass device='cpu'",
     )
+
+
+def device(name: object) -> Device:
+    """The device of a name; an error where there is no target that computes on it.
+
+    >>> import weft as wf
+    >>> wf.device("cpu") == wf.ones(3).device
+    True
+    """
+    return as_device(name)
+
+
+def is_device(value: object) -> bool:
+    """Whether a value names a device, one that is not there too: a dtype has another name."""
+    if isinstance(value, str):
+        return value in DEVICES or value.split(":")[0] in _FAMILIAR
+    return isinstance(value, Device)
+
+
+def check_host_device(value: object) -> None:
+    """Refuse a device for a result that is always made in the host's memory."""
+    wanted = as_device(value)
+    if wanted is not CPU:
+        raise UnsupportedError(
+            "device",
+            f"this function makes tensors on the CPU only, not on {wanted}",
+            expected="device='cpu', or none",
+            got={"device": wanted},
+            fix=f'leave device= out, and move the result: x.to("{wanted}")',
+        )

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Literal
+
+from weft.core.innermost import Innermost
 
 if TYPE_CHECKING:
     from weft.core.dimensions import Dim
@@ -55,33 +56,18 @@ class Guard:
     answer: bool
 
 
-class Guards:
+class Guards(Innermost):
     """While entered, the sizes of a call, and the guards that were needed. The innermost counts."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__()
         self.sizes = sizes
         self.answers: dict[Guard, None] = {}
-        self._tokens: list[Token[Guards | None]] = []
-
-    def __enter__(self) -> Guards:
-        self._tokens.append(_active.set(self))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _active.reset(self._tokens.pop())
-
-
-_active: ContextVar[Guards | None] = ContextVar("weft_guards", default=None)
 
 
 def active_guards(names: frozenset[str] = frozenset()) -> Guards | None:
     """The guards that are entered, where they know the sizes of these symbols."""
-    guards = _active.get()
+    guards: Guards | None = Guards.innermost.get()
     return guards if guards is not None and names <= guards.sizes.keys() else None
 
 

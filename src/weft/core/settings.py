@@ -8,6 +8,7 @@ True
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,16 @@ class Settings:
     """Measure the ways to make each product when it is first compiled; the fastest is kept."""
     print_precision: int = 4
     """How many digits after the point `repr` shows."""
+    fastcall: bool = os.environ.get("WEFT_FASTCALL", "on") != "off"
+    """Recognise repeated calls by words of the interpreter's memory, and start programs natively.
+
+    A program keeps the way it is started from when it is made.
+    """
+    in_place_updates: bool = os.environ.get("WEFT_IN_PLACE", "on") != "off"
+    """Let compiled steps write new state over the old where nobody else holds the array.
+
+    Whether somebody does is told by counts of references. Off, all results get memory of their own.
+    """
 
     @contextmanager
     def changed(self, **values: Any) -> Iterator[Settings]:

@@ -15,10 +15,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 from weft.core.dimension_text import parse_dim
@@ -33,6 +31,7 @@ from weft.core.dimensions import (
     symbols_in,
 )
 from weft.core.errors import ArgumentTypeError, AxisError, ShapeError, WeftError, shown
+from weft.core.innermost import Innermost
 from weft.core.locations import Location, user_location
 
 __all__ = [
@@ -66,7 +65,7 @@ class ContradictionError(ShapeError):
     earlier: Location | None = None
 
 
-class Unifier:
+class Unifier(Innermost):
     """Collects what sizes must be equal, while it is entered. The innermost one is in charge.
 
     `at` overrides the place that requirements are noted under, for code that replays a graph.
@@ -80,21 +79,9 @@ class Unifier:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.bindings: dict[str, Binding] = {}
         self.at: Location | None = None
-        self._tokens: list[Token[Unifier | None]] = []
-
-    def __enter__(self) -> Unifier:
-        self._tokens.append(_active.set(self))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _active.reset(self._tokens.pop())
 
     def resolve(self, dim: Dimension) -> Dimension:
         """The dimension with every known symbol replaced, through all bindings."""
@@ -132,9 +119,6 @@ class Unifier:
         return list(found.values()) or [b for b in self.bindings.values() if b.value in dims]
 
 
-_active: ContextVar[Unifier | None] = ContextVar("weft_unifier", default=None)
-
-
 def equal(a: Dimension, b: Dimension) -> bool:
     """Whether two dimensions are equal, or can be made so in the active `Unifier`.
 
@@ -148,7 +132,7 @@ def equal(a: Dimension, b: Dimension) -> bool:
         return True
     if isinstance(a, int) and isinstance(b, int):
         return False
-    unifier = _active.get()
+    unifier: Unifier | None = Unifier.innermost.get()
     return unifier is not None and unifier.unify(a, b)
 
 
@@ -202,7 +186,7 @@ def _solve_pattern(
 
 
 def _resolved(dim: Dimension) -> Dimension:
-    unifier = _active.get()
+    unifier: Unifier | None = Unifier.innermost.get()
     return dim if unifier is None or isinstance(dim, int) else unifier.resolve(dim)
 
 
@@ -238,7 +222,7 @@ def mismatch(
     where: str = "",
 ) -> ShapeError:
     """The error for two sizes that differ, naming the earlier places that decided them."""
-    unifier = _active.get()
+    unifier: Unifier | None = Unifier.innermost.get()
     causes = unifier.causes(a, b) if unifier else []
     difference = _resolved(a) - _resolved(b)
     differ = isinstance(difference, int) or is_negative(difference) or is_negative(-difference)

@@ -16,28 +16,24 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
-import numpy as np
-
-Array = np.ndarray[Any, Any]
 Container = list[Any] | dict[Any, Any]
-
-END, WORD, DICT, LIST = 0, 1, 2, 3
-"""What stands first in each part of a table: nothing more, a word of memory, a container."""
-NATIVE: list[Callable[[Array], bool]] = []
-"""A native function that goes through such a table, where the compiler has made one."""
+Held = tuple[Container, list[Any]]
+"""A container and what it holds; of a dictionary each key and, behind it, its value."""
+QUICKER: list[Callable[[list[Held]], Callable[[], bool]]] = []
+"""Makes a native check of such containers, where the compiler has put one; see fastcall."""
 
 
 class Contents:
     """What some containers hold now. It is compared by identity: an equal object is another one."""
 
-    __slots__ = ("_containers", "_held", "_lengths", "_table", "_views")
+    __slots__ = ("_check", "_containers", "_held", "_lengths", "_views")
 
     def __init__(self, containers: Iterable[Container] = ()) -> None:
         self._containers: list[Container] = []
         self._views: list[Any] = []
         self._lengths: list[int] = []
         self._held: list[Any] = []
-        self._table: Array | None = None
+        self._check: Callable[[], bool] | None = None
         for container in containers:
             self.add(container)
 
@@ -51,14 +47,14 @@ class Contents:
         self._views += views
         self._lengths += map(len, found)
         self._held += chain.from_iterable(found)
-        self._table = None
+        self._check = None
 
     def unchanged(self) -> bool:
         """Whether each container holds the same objects in the same order."""
-        if NATIVE:
-            if self._table is None:
-                self._table = self._written()
-            return NATIVE[0](self._table)
+        if QUICKER:
+            if self._check is None:
+                self._check = QUICKER[0](self._by_container())
+            return self._check()
         views = self._views
         try:
             return [*map(len, views)] == self._lengths and all(
@@ -67,16 +63,14 @@ class Contents:
         except RuntimeError:  # another thread changes one of them at this moment
             return False
 
-    def _written(self) -> Array:
-        """The table for the native function: containers, how many they hold, and what."""
-        words: list[int] = []
-        held, lengths = iter(map(id, self._held)), iter(self._lengths)
+    def _by_container(self) -> list[Held]:
+        """The containers, each with what it held."""
+        held, lengths = iter(self._held), iter(self._lengths)
+        found: list[Held] = []
         for container in self._containers:
             first = [next(held) for _ in range(next(lengths))]
-            if isinstance(container, list):
-                words += (LIST, id(container), len(first), *first)
-                continue
-            second = [next(held) for _ in range(next(lengths))]
-            words += (DICT, id(container), len(first))
-            words += chain.from_iterable(zip(first, second, strict=True))
-        return np.array([*words, END], np.int64)
+            if isinstance(container, dict):
+                values = [next(held) for _ in range(next(lengths))]
+                first = [*chain.from_iterable(zip(first, values, strict=True))]
+            found.append((container, first))
+        return found

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from types import TracebackType
 from typing import Any, Self
 
 import weft as wf
@@ -98,13 +97,8 @@ class Graph:
         self.builder.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.builder.__exit__(kind, error, traceback)
+    def __exit__(self, *raised: object) -> None:
+        self.builder.__exit__(*raised)
 
     def as_default(self) -> Self:
         """The graph itself, as in `with graph.as_default():`."""
@@ -422,7 +416,7 @@ def reset_default_graph() -> None:
     """
     graph, _default.graph = _default.graph, None
     if graph is not None:
-        graph.__exit__(None, None, None)
+        graph.__exit__()
 
 
 def found() -> Graph | None:

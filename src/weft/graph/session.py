@@ -16,7 +16,6 @@ session is entered, or when a variable is first needed. Each set of fetches is c
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import weft as wf
@@ -46,12 +45,7 @@ class Session:
         self.initialize()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from weft.core.devices import Device
 from weft.core.errors import Unsupported
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
@@ -24,6 +25,11 @@ class Batched(Traced):
     __slots__ = ("axis", "tensor")
     tensor: Tensor
     axis: int
+
+    @property
+    def device(self) -> Device:
+        """Where the tensor with its hidden axis is."""
+        return self.tensor.device
 
 
 class BatchTrace(Trace):

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import CONCRETE, HostArray, check_one_device, device_of
 from weft.core.dtypes import from_numpy
-from weft.core.errors import OutOfMemoryError, WeftError
+from weft.core.errors import OutOfMemoryError, UnsupportedError, WeftError
 from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
@@ -112,10 +113,13 @@ apply_multiple: Callable[..., tuple[Tensor, ...]] = bind
 
 
 def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) -> Any:
-    """Compute a primitive now, by its reference.
+    """Compute a primitive now, by its reference, which is written with NumPy.
 
     A primitive that holds graphs evaluates others in turn, which see to warnings themselves.
     """
+    for array in arrays:
+        if type(array) is not HostArray:
+            raise _no_target(primitive, arrays)
     try:
         if isinstance(primitive.derivatives, Joint):
             result = primitive.reference(*arrays, **params)
@@ -134,7 +138,19 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
         _observe(primitive, arrays, result)
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
-    return wrap(result if type(result) is np.ndarray else np.asarray(result))
+    return wrap(result if type(result) is HostArray else np.asarray(result))
+
+
+def _no_target(primitive: Primitive, arrays: Sequence[Any]) -> UnsupportedError:
+    """The error for arrays of a device for which nothing computes a primitive at once."""
+    device = next(device_of(array) for array in arrays if type(array) is not HostArray)
+    return UnsupportedError(
+        primitive.name,
+        f"nothing computes on {device} yet",
+        expected="tensors on the CPU",
+        got={f"x{i + 1}": wrap(array).type for i, array in enumerate(arrays)},
+        fix='copy the tensors first: x.to("cpu")',
+    )
 
 
 def _too_large(
@@ -173,7 +189,10 @@ def deepest(operands: Sequence[Tensor], purpose: str) -> Trace | None:
     found: Trace | None = None
     for operand in operands:
         value = operand._value
-        if type(value) is not np.ndarray:
+        if type(value) is not HostArray:
+            if type(value) in CONCRETE:
+                check_one_device(purpose, operands)
+                continue
             trace: Trace = value.trace
             if not trace.active:
                 raise leaked(value, purpose)

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.devices import Device
 from weft.core.errors import GradientError, Unsupported
 from weft.ir.derivatives import Additive, Constant, Joint, Linear
 from weft.ir.dispatch import bind, running
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.reverse import zeros
-from weft.ir.tensor import Tensor, Trace, Traced, concrete, grad_mode, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, host_array, wrap
 
 Tangents = Sequence[Tensor | None]
 
@@ -30,9 +31,14 @@ class Dual(Traced):
     primal: Tensor
     tangent: Tensor | None
 
-    def concrete(self, purpose: str) -> np.ndarray[Any, Any]:
+    @property
+    def device(self) -> Device:
+        """Where the value is."""
+        return self.primal.device
+
+    def host_array(self, purpose: str) -> np.ndarray[Any, Any]:
         """The value's array: Python control flow on values works under jvp."""
-        return concrete(self.primal, purpose)
+        return host_array(self.primal, purpose)
 
 
 def has_derivative(x: Tensor) -> bool:

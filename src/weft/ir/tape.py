@@ -16,8 +16,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-import numpy as np
-
+from weft.core.arrays import is_concrete
 from weft.core.errors import GradientError
 from weft.core.types import TensorType
 from weft.ir.derivatives import Constant, Every, Joint, Linear, Tangent
@@ -158,7 +157,7 @@ def keep(primitive: Primitive, values: tuple[Any, ...], out: Any) -> tuple[tuple
 
 
 def _is_large(value: Any) -> bool:
-    return type(value) is np.ndarray and value.nbytes >= LARGE
+    return is_concrete(value) and value.nbytes >= LARGE
 
 
 def _emptied(value: Any) -> Any:

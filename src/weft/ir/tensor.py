@@ -1,8 +1,9 @@
 """The tensor: a handle on a value.
 
-A handle holds a value (a NumPy array, or what a transform traces in its place) and the tape node
-that made it. Writing to a tensor rebinds its handle; values never change. The operations
-themselves are installed by the layer above, each in the slot declared for it here.
+A handle holds a value (an array on some device, see core/arrays.py, or what a transform traces in
+its place) and the tape node that made it. Writing to a tensor rebinds its handle; values never
+change. The operations themselves are installed by the layer above, each in the slot declared for it
+here.
 
 >>> from weft.ir.tensor import Tensor, wrap
 >>> import numpy as np
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from weft.core.arrays import CONCRETE, HostArray, not_on_host
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import BY_NUMPY, DType
 from weft.core.errors import ArgumentTypeError, LeakError, TraceError
@@ -39,6 +41,8 @@ class Trace:
     """Whether it records what is done inside it to tensors of traces outside, too."""
     adopts: bool = False
     """Whether handles that are written to become state of the traced program."""
+    device: Device = CPU
+    """Where what is traced will be computed."""
     location: Location | None = None
 
     @cached_property
@@ -71,7 +75,12 @@ class Traced:
         """The shape of the tensor this stands for."""
         return self.type.shape
 
-    def concrete(self, purpose: str) -> np.ndarray[Any, Any]:
+    @property
+    def device(self) -> Device:
+        """Where the tensor that this stands for will be computed."""
+        return self.trace.device
+
+    def host_array(self, purpose: str) -> np.ndarray[Any, Any]:
         """The array behind it, for `bool()`, `float()` and the like, or why there is none."""
         raise TraceError(
             purpose,
@@ -203,7 +212,7 @@ class Tensor:
     def type(self) -> TensorType:
         """The tensor's dtype and shape."""
         value = self._value
-        if type(value) is np.ndarray:
+        if type(value) in CONCRETE:
             return TensorType(BY_NUMPY[value.dtype], value.shape)
         kind: TensorType = value.type
         return kind
@@ -218,7 +227,7 @@ class Tensor:
     def dtype(self) -> DType:
         """The element type."""
         value = self._value
-        if type(value) is np.ndarray:
+        if type(value) in CONCRETE:
             return BY_NUMPY[value.dtype]
         dtype: DType = value.type.dtype
         return dtype
@@ -236,7 +245,11 @@ class Tensor:
     @property
     def device(self) -> Device:
         """Where the values are."""
-        return CPU
+        value = self._value
+        if type(value) is HostArray:
+            return CPU
+        device: Device = value.device
+        return device
 
     def __len__(self) -> int:
         shape = self.shape
@@ -263,17 +276,19 @@ def wrap(value: Any, node: Any = None) -> Tensor:
     return tensor
 
 
-def concrete(tensor: Tensor, purpose: str) -> np.ndarray[Any, Any]:
-    """The array behind a tensor, or an error that says why there is none.
+def host_array(tensor: Tensor, purpose: str) -> np.ndarray[Any, Any]:
+    """The NumPy array behind a tensor, or an error that says why there is none.
 
     Under `jvp` this is the primal's: Python control flow on values works there.
     """
     value = tensor._value
-    if type(value) is np.ndarray:
+    if type(value) is HostArray:
         return value
+    if type(value) in CONCRETE:
+        raise not_on_host(purpose, tensor)
     if not value.trace.active:
         raise leaked(value, purpose)
-    array: np.ndarray[Any, Any] = value.concrete(purpose)
+    array: np.ndarray[Any, Any] = value.host_array(purpose)
     return array
 
 

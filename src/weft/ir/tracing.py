@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from weft.core.arrays import is_concrete, is_host
 from weft.core.errors import ArgumentError
 from weft.core.locations import node_location
 from weft.core.scopes import scopes
@@ -24,7 +23,7 @@ from weft.ir.dispatch import bind, running
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import Primitive
 from weft.ir.sizes import specialize
-from weft.ir.tensor import Tensor, Trace, Traced, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, host_array, wrap
 from weft.ir.walking import is_pure
 
 
@@ -69,9 +68,7 @@ class GraphTrace(Trace):
 
     def _is_literal(self, tensor: Tensor) -> bool:
         """Whether a tensor from outside is written into the graph as a number."""
-        return (
-            type(tensor._value) is np.ndarray and tensor._value.ndim == 0 and tensor._node is None
-        )
+        return is_host(tensor._value) and tensor._value.ndim == 0 and tensor._node is None
 
     def _capture(self, tensor: Tensor) -> Variable:
         identity = id(tensor._value), id(tensor._node)
@@ -106,9 +103,9 @@ class Closure:
     def closed(self) -> Graph:
         """The graph with concrete captured tensors written in as constants."""
         known = {
-            variable: Literal(tensor._value)
+            variable: Literal(host_array(tensor, "trace"))
             for variable, tensor in zip(self._captures(), self.captured, strict=True)
-            if type(tensor._value) is np.ndarray
+            if is_concrete(tensor._value)
         }
         inputs = tuple(variable for variable in self.graph.inputs if variable not in known)
         return substitute(self.graph, known, inputs)

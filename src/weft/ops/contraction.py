@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import HostArray
 from weft.core.errors import AxisError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, require_equal, size
 from weft.core.types import TensorType
@@ -199,7 +200,7 @@ def plain_product(x1: Any, x2: Any) -> Tensor | None:
     if type(x1) is not Tensor or type(x2) is not Tensor or traces.keeper is not None:
         return None
     a, b = x1._value, x2._value
-    if type(a) is not np.ndarray or type(b) is not np.ndarray or a.dtype not in _BLAS:
+    if type(a) is not HostArray or type(b) is not HostArray or a.dtype not in _BLAS:
         return None
     if a.dtype is not b.dtype or not a.ndim == b.ndim == 2 or a.shape[1] != b.shape[0]:
         return None

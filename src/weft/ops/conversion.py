@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.core import dtypes
-from weft.core.devices import as_device
+from weft.core.devices import check_host_device
 from weft.core.dtypes import DType
 from weft.core.errors import DTypeError
 from weft.core.types import TensorType
@@ -71,7 +71,7 @@ def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -
     >>> wf.astype(wf.tensor([1.7, -1.7, 300.0]), wf.int8).tolist()
     [1, -1, 127]
     """
-    as_device(device)
+    check_host_device(device)
     tensor = as_tensor("astype", x)
     target = dtypes.as_dtype(dtype)
     if tensor.dtype is target:

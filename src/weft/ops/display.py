@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import to_host
 from weft.core.settings import settings
 from weft.ir.tensor import Tensor, Traced
 
@@ -30,7 +31,7 @@ def text(tensor: Tensor) -> str:
         details += ", requires_grad=True"
     if 0 in value.shape:
         details = f"shape={value.shape}, {details}"
-    return f"tensor({_values(value, 'tensor(')}, {details})"
+    return f"tensor({_values(to_host(value), 'tensor(')}, {details})"
 
 
 def _values(array: np.ndarray[Any, Any], prefix: str = "") -> str:
@@ -50,6 +51,7 @@ def page(tensor: Tensor) -> str:
     title = f"<b>{html.escape(str(tensor.type))}</b> on {tensor.device}"
     if isinstance(value, Traced):
         return f"<div>{title}, traced by {html.escape(value.trace.name)}</div>"
+    value = to_host(value)
     if value.ndim == 0 or value.ndim > 2 or value.size == 0:
         return f"<div>{title}<pre>{html.escape(_values(value))}</pre></div>"
     rows = value.reshape(1, -1) if value.ndim == 1 else value
@@ -66,6 +68,6 @@ def _row(row: np.ndarray[Any, Any]) -> str:
 def formatted(tensor: Tensor, specification: str) -> str:
     """`format(x, ".3f")` of a tensor with one element; without a specification its text."""
     value = tensor._value
-    if specification and not isinstance(value, Traced) and value.size == 1:
-        return format(value.item(), specification)
+    if specification and not isinstance(value, Traced) and tensor.size == 1:
+        return format(to_host(value).item(), specification)
     return format(text(tensor), specification)

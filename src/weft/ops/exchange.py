@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.devices import Device, as_device
+from weft.core.arrays import is_concrete, move, not_on_host
+from weft.core.devices import CPU, as_device, is_device
 from weft.core.dtypes import as_dtype
 from weft.core.errors import (
     ArgumentError,
@@ -22,10 +23,11 @@ from weft.core.errors import (
     DeviceError,
     DTypeError,
     GradientError,
+    UnsupportedError,
 )
 from weft.ir.forward import has_derivative
 from weft.ir.tape import Leaf
-from weft.ir.tensor import Tensor, concrete, gradient_touched, wrap
+from weft.ir.tensor import Tensor, gradient_touched, host_array, wrap
 from weft.ops.conversion import astype
 from weft.ops.dlpack import CPU_KIND, exported
 
@@ -35,7 +37,7 @@ Array = np.ndarray[Any, Any]
 def numpy(x: Tensor) -> Array:
     """The values as a NumPy array on the same memory, read-only."""
     _refuse_derivative("numpy", x)
-    view = concrete(x, "numpy").view()
+    view = host_array(x, "numpy").view()
     view.flags.writeable = False
     return view
 
@@ -70,7 +72,7 @@ def array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
 
 def item(x: Tensor) -> Any:
     """The one element as a Python number."""
-    value = concrete(x, "item")
+    value = host_array(x, "item")
     if value.size != 1:
         raise ArgumentError(
             "item",
@@ -85,13 +87,13 @@ def item(x: Tensor) -> Any:
 
 def tolist(x: Tensor) -> Any:
     """The values as nested lists of Python numbers."""
-    value = concrete(x, "tolist")
+    value = host_array(x, "tolist")
     return (value.astype(np.float32) if value.dtype.kind == "V" else value).tolist()
 
 
 def truth(x: Tensor) -> bool:
     """`bool(x)` of a tensor with one element."""
-    value = concrete(x, "bool()")
+    value = host_array(x, "bool()")
     if value.size != 1:
         raise ArgumentError(
             "bool()",
@@ -140,7 +142,7 @@ def _real(x: Tensor, purpose: str) -> Any:
             got={"x": x},
             fix="take x.real, x.imag or abs(x) first",
         )
-    value = concrete(x, purpose)
+    value = host_array(x, purpose)
     if value.size != 1:
         raise ArgumentError(
             purpose,
@@ -184,17 +186,19 @@ def dlpack(
             got={"stream": stream, "dl_device": dl_device},
             fix="leave stream= and dl_device= out",
         )
-    return exported(concrete(x, "__dlpack__"), max_version, copy)
+    return exported(host_array(x, "__dlpack__"), max_version, copy)
 
 
 def dlpack_device(x: Tensor) -> tuple[int, int]:
     """The device in DLPack's numbers: the CPU is (1, 0)."""
+    if x.device != CPU:
+        raise not_on_host("__dlpack_device__", x)
     return CPU_KIND, 0
 
 
 def reduced(x: Tensor) -> tuple[Any, ...]:
     """What a pickle holds: bytes, shape, dtype, and whether a gradient is required."""
-    value = concrete(x, "pickle")
+    value = host_array(x, "pickle")
     leaf = type(x._node) is Leaf
     return restored, (value.tobytes(), value.shape, x.dtype.name, leaf)
 
@@ -220,17 +224,23 @@ def copied(x: Tensor, memo: Any = None) -> Tensor:
 
 def to(x: Tensor, target: Any) -> Tensor:
     """The tensor on a device, or with another dtype."""
-    if isinstance(target, str) and target.split(":")[0] in ("cpu", "cuda", "gpu", "mps", "tpu"):
-        as_device(target)
-        return x
-    if isinstance(target, Device):
-        as_device(target)
-        return x
+    if is_device(target):
+        return to_device(x, target)
     dtype = as_dtype(target)
     return astype(x, dtype, copy=False)
 
 
 def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
-    """The tensor on a device (Array API)."""
-    as_device(device)
-    return x
+    """The tensor on a device: itself where it is there already, else a copy (Array API)."""
+    target = as_device(device)
+    if x.device == target:
+        return x
+    if not is_concrete(x._value) or has_derivative(x):
+        raise UnsupportedError(
+            "to",
+            f"a tensor that is traced or differentiated does not move from {x.device} to {target}",
+            expected="a concrete tensor of which no derivative is taken",
+            got={"x": x},
+            fix=f'move it before, or give the derivative up: x.detach().to("{target}")',
+        )
+    return wrap(move(x._value, target))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import HostArray
 from weft.core.dtypes import (
     DType,
     bfloat16,
@@ -44,7 +45,6 @@ Function = Callable[..., Tensor]
 Domain = tuple[float, float]
 ELEMENTWISE = Elementwise()
 _new = Tensor.__new__
-_ndarray = np.ndarray
 _EXACT = 1 << 24
 """Python integers below this are the same number in every floating-point type they meet."""
 _FURTHER = (float32, complex64, int32, uint8, bool_, bfloat16)
@@ -247,12 +247,12 @@ def _unary(
     def function(x: Any, /) -> Tensor:
         if type(x) is Tensor:
             a = x._value
-            if type(a) is _ndarray and a.dtype in fast:
+            if type(a) is HostArray and a.dtype in fast:
                 try:
                     value = quiet(kernel, a)
                 except RuntimeError:
                     return slow(x)
-                if type(value) is not _ndarray:
+                if type(value) is not HostArray:
                     value = np.asarray(value)
                 tensor = _new(Tensor)
                 tensor._value = value
@@ -280,14 +280,14 @@ def _binary(
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor and type(x2) is Tensor:
             a, b = x1._value, x2._value
-            if type(a) is not _ndarray or type(b) is not _ndarray:
+            if type(a) is not HostArray or type(b) is not HostArray:
                 return slow(x1, x2)
             if a.dtype is not b.dtype or a.dtype not in fast:
                 return slow(x1, x2)
             node, other = x1._node, x2._node
         elif type(x1) is Tensor:
             a, b = x1._value, _as_float(x2)
-            if type(b) is not float or type(a) is not _ndarray or a.dtype not in weak:
+            if type(b) is not float or type(a) is not HostArray or a.dtype not in weak:
                 return slow(x1, x2)
             node, other = x1._node, None
         else:
@@ -295,14 +295,14 @@ def _binary(
             if type(a) is not float or type(x2) is not Tensor:
                 return slow(x1, x2)
             b = x2._value
-            if type(b) is not _ndarray or b.dtype not in weak:
+            if type(b) is not HostArray or b.dtype not in weak:
                 return slow(x1, x2)
             node, other = None, x2._node
         try:
             value = quiet(kernel, a, b)
         except (RuntimeError, ValueError):
             return slow(x1, x2)
-        if type(value) is not _ndarray:
+        if type(value) is not HostArray:
             value = np.asarray(value)
         tensor = _new(Tensor)
         tensor._value = value

@@ -11,6 +11,7 @@ from weakref import ref
 
 import numpy as np
 
+from weft.core.arrays import is_concrete
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
 from weft.ir.forward import Dual
@@ -58,6 +59,6 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     value = x._value
     while isinstance(value, Dual) and value.trace.active:
         value = value.primal._value  # without a tangent a value is its own dual number
-    part = wrap(value if type(value) is np.ndarray else apply(stopped, wrap(value))._value)
+    part = wrap(value if is_concrete(value) else apply(stopped, wrap(value))._value)
     part._origin = (ref(x), "x.detach()", x._origin and living(x._origin))
     return part

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from weft.core import dtypes
+from weft.core.arrays import is_concrete
 from weft.core.dimensions import Dim
 from weft.core.dtypes import DType, from_numpy, result_type
 from weft.core.errors import (
@@ -28,7 +29,7 @@ from weft.core.sharing import lend
 from weft.ir.dispatch import apply
 from weft.ir.forward import has_derivative, refuse_derivative
 from weft.ir.primitive import PRIMITIVES, Primitive
-from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ir.tensor import Tensor, host_array, wrap
 
 Scalar = bool | int | float | complex
 Operand = Any
@@ -72,6 +73,8 @@ def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
         return scalar_tensor(op, value, result_type(op, [value]))
     if isinstance(value, (np.ndarray, np.generic)):
         return array_tensor(op, value)
+    if is_concrete(value):
+        return wrap(value)
     if isinstance(value, Dim):
         return scalar_tensor(op, value, dtypes.DEFAULT_INTEGER)
     raise ArgumentTypeError(
@@ -174,7 +177,7 @@ def constant_array(op: str, name: str, x: Tensor) -> np.ndarray[Any, Any]:
     """
     refuse_derivative(op, name, x)
     try:
-        return concrete(x, op)
+        return host_array(x, op)
     except TraceError as error:
         raise TraceError(
             op,
@@ -189,7 +192,7 @@ def is_live(value: object) -> bool:
     """Whether a value is one number in a tensor that a trace or a derivative follows."""
     if not isinstance(value, Tensor) or value.ndim != 0:
         return False
-    return type(value._value) is not np.ndarray or has_derivative(value)
+    return not is_concrete(value._value) or has_derivative(value)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import HostArray
 from weft.core.dtypes import DType, bool_
 from weft.core.errors import DTypeError, ShapeError
 from weft.core.shapes import broadcast_shapes
@@ -39,7 +40,6 @@ __all__ = ["clip", "where"]
 
 Array = np.ndarray[Any, Any]
 _BOOL = np.dtype(np.bool_)
-_ndarray = np.ndarray
 
 
 def _where_type(condition: TensorType, x1: TensorType, x2: TensorType) -> TensorType:
@@ -120,7 +120,7 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
     """
     if type(condition) is Tensor:
         mask = condition._value
-        if type(mask) is _ndarray and mask.dtype is _BOOL:
+        if type(mask) is HostArray and mask.dtype is _BOOL:
             chosen = _short_where(mask, x1, x2)
             if chosen is not None:
                 return chosen
@@ -131,8 +131,8 @@ def _short_where(mask: Array, x1: Any, x2: Any) -> Tensor | None:
     """`where` at once, for concrete tensors of one dtype, one of which may be a Python float."""
     a = x1._value if type(x1) is Tensor else x1
     b = x2._value if type(x2) is Tensor else x2
-    plain = type(a) is _ndarray and (b.dtype is a.dtype if type(b) is _ndarray else _weak(b, a))
-    if not plain and not (type(b) is _ndarray and _weak(a, b)):
+    plain = type(a) is HostArray and (b.dtype is a.dtype if type(b) is HostArray else _weak(b, a))
+    if not plain and not (type(b) is HostArray and _weak(a, b)):
         return None
     try:
         value = np.where(mask, a, b)

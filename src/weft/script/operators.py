@@ -20,7 +20,7 @@ from weft.core.dtypes import bool_
 from weft.core.errors import TraceError, WeftError
 from weft.core.locations import user_location
 from weft.ir.dispatch import apply
-from weft.ir.tensor import Tensor, concrete, traces
+from weft.ir.tensor import Tensor, host_array, traces
 from weft.ops.comparison import less, not_equal
 from weft.ops.composed.creation import arange
 from weft.ops.composed.manipulation import reshape
@@ -67,7 +67,7 @@ def is_traced(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return False
     try:
-        concrete(value, "bool()")
+        host_array(value, "bool()")
     except TraceError:
         return True
     return False

@@ -14,13 +14,13 @@ Afterwards everything is as it was, and the journal knows what the body would ha
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weft.core.errors import UnsupportedError
+from weft.core.references import held_beside
 from weft.ir.lifting import lift
 from weft.ir.tensor import Tensor, Trace, Traced
 
@@ -150,12 +150,12 @@ class Journal(Trace):
         """Forget the containers that only this body holds: it made them."""
         for key in list(self.touched):
             entry = self.touched[key]
-            owner = entry.owner
+            held = [entry.owner]
             entry.owner = None
-            if sys.getrefcount(owner) <= 2:  # the name here, and the argument of the call
+            if held_beside(held, (0,), 0):
                 del self.touched[key]
             else:
-                entry.owner = owner
+                entry.owner = held[0]
 
     def rollback(self) -> None:
         """Put everything back; tensors were written to in this thread's eyes only."""

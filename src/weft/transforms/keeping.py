@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from weft.core.errors import GradientError
@@ -86,12 +85,7 @@ class _Run:
         traces.keeper = self
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         traces.keeper = self.outer
         self._paths.close()
         self.outer = None
@@ -177,16 +171,11 @@ class SecondRun(_Run):
             state.lift()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._lifting.__exit__()
-        super().__exit__(kind, error, traceback)
+        super().__exit__(*raised)
         left = next(self._kept, None)
-        if kind is None and left is not None:
+        if not any(raised) and left is not None:
             raise _different(left, None)
 
     def adopt(self, handle: Tensor) -> None:

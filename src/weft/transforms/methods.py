@@ -14,9 +14,8 @@ from functools import wraps
 from inspect import signature
 from typing import Any
 
-import numpy as np
-
 from weft.core import names
+from weft.core.arrays import is_host
 from weft.core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -169,7 +168,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
 def _owned(x: Tensor) -> Tensor:
     """The tensor, on memory that nobody else writes to."""
     value = x._value
-    return wrap(value.copy(), x._node) if type(value) is np.ndarray and is_lent(value) else x
+    return wrap(value.copy(), x._node) if is_host(value) and is_lent(value) else x
 
 
 def _copy(x: Tensor, source: Any) -> Tensor:

@@ -20,11 +20,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from weft.core.arrays import is_concrete
 from weft.core.errors import GraphError, TraceError
 from weft.core.shapes import Dimension, Shape, Unifier, equal
 from weft.core.types import TensorType
@@ -34,7 +34,7 @@ from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.sizes import resolve_graph
 from weft.ir.tape import Hollow, Leaf, Node, Projection, record
-from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, host_array, traces, wrap
 from weft.ir.tracing import GraphTrace, Staged
 from weft.ops.random_bits import GENERATOR
 
@@ -72,7 +72,7 @@ class Symbolic(Staged):
 
     __slots__ = ()
 
-    def concrete(self, purpose: str) -> np.ndarray[Any, Any]:
+    def host_array(self, purpose: str) -> np.ndarray[Any, Any]:
         """There is none; see `Traced`."""
         chooses = purpose == "bool()"
         raise TraceError(
@@ -153,29 +153,25 @@ class Builder(GraphTrace):
             self._lift()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, *raised: object) -> None:
+        has_failed = any(raised)
+        if not has_failed:
             self.settle()
         self.written()
         _entered.stack.remove(self)
         BUILDING.remove(self)
-        self.sizes.__exit__(kind, error, traceback)
+        self.sizes.__exit__(*raised)
         traces.stack.remove(self)
         before, (lifting, counter) = self._exits.pop()
         traces.recording = before
-        lifting.__exit__(kind, error, traceback)
+        lifting.__exit__(None, None, None)
         if not self._exits:
             self.level = 0
             self._lifting.__exit__()
             self._restore()
-        seeded = type(counter._value) is np.ndarray
+        seeded = is_concrete(counter._value)
         self.drawn = self.drawn if seeded else wrap(counter._value)
-        if seeded and error is None:
+        if seeded and not has_failed:
             raise _seeded_inside()
 
     def _lift(self) -> None:
@@ -203,7 +199,7 @@ class Builder(GraphTrace):
 
     def _stand(self, handle: Tensor, value: Any) -> None:
         """Let a handle stand for a value of the graph; for other threads it is what it was."""
-        if self._exits and type(handle._value) is np.ndarray:
+        if self._exits and is_concrete(handle._value):
             lift(handle)
         handle._value = value
 
@@ -249,7 +245,7 @@ class Builder(GraphTrace):
         if cell is not None:
             value = cell.value
             self._stand(tensor, value)  # what the tape keeps must be the cell, too
-        elif tensor._node is not None and type(value) is np.ndarray:
+        elif tensor._node is not None and is_concrete(value):
             value = self._repeated(tensor)._value
         if isinstance(value, Staged):
             return self.current.get(value.variable, value.variable)
@@ -264,7 +260,7 @@ class Builder(GraphTrace):
         known = self._by_handle.get(id(handle))
         if known is not None:
             return known if value is known.began or value is known.original else None
-        fixed = type(value) is np.ndarray or self.is_closed(value.variable)
+        fixed = is_concrete(value) or self.is_closed(value.variable)
         return self.adopt_cell(handle, trainable=True) if fixed and handle._value is value else None
 
     def _repeated(self, tensor: Tensor) -> Tensor:
@@ -343,8 +339,9 @@ class Builder(GraphTrace):
         return self._adopt(handle, start, name, trainable)
 
     def _start(self, initial: Tensor) -> Atom:
-        value = initial._value
-        return Literal(value) if type(value) is np.ndarray else self.atom(initial)
+        if is_concrete(initial._value):
+            return Literal(host_array(initial, "variable"))
+        return self.atom(initial)
 
     def adopt_cell(
         self, handle: Tensor, name: str = "", trainable: bool = False, follows: bool = False
@@ -356,8 +353,9 @@ class Builder(GraphTrace):
         value = handle._value
         if handle._node is not None and type(handle._node) is not Leaf:
             raise _computed_outside(handle)
-        if type(value) is np.ndarray:
-            cell = self._adopt(handle, Literal(value), name, trainable)
+        if is_concrete(value):
+            start = Literal(host_array(handle, "variable"))
+            cell = self._adopt(handle, start, name, trainable)
             cell.original, cell.follows = value, follows
             return cell
         if not isinstance(value, Staged) or value.trace is not self:
@@ -463,7 +461,7 @@ class Builder(GraphTrace):
     def begin_with(self, cell: Cell, value: Tensor) -> None:
         """Let a cell begin with another value."""
         cell.initial = self._start(value)
-        if type(value._value) is np.ndarray:
+        if is_concrete(value._value):
             cell.original = value._value
             if cell.handle is not None:
                 self._begun.append((cell.handle, value._value))
@@ -486,7 +484,7 @@ def held(cell: Cell) -> Tensor | None:
     """What the handle of a cell held before the graph was built, or holds since, outside it."""
     owner = cell.handle
     value = cell.original
-    if owner is not None and type(owner._value) is np.ndarray:
+    if owner is not None and is_concrete(owner._value):
         value = owner._value
     if value is None and isinstance(cell.initial, Literal):
         value = cell.initial.value

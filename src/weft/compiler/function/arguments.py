@@ -1,29 +1,28 @@
 """Calls taken apart: the tensors in their arguments, and the key that finds their program.
 
-There are two keys. One is quick to make and says more than programs depend on: a call that is made
-again, with modules, trees and closed-over tensors as they were, is found by it. The other is made
-where that finds nothing, and says what programs depend on, sizes apart.
+The key says what programs depend on, sizes apart. It takes time to make, so a call that is made
+again is found by other ways before (`fastcall/`).
 
 >>> import weft as wf
 >>> x = wf.ones((2, 3))
->>> key, handles = quick_key(({"a": x, "n": 3},), {}, ())
->>> handles == [x], hash(key) == hash(quick_key(({"a": wf.zeros((2, 3)), "n": 3},), {}, ())[0])
-(True, True)
+>>> call, again, other = (read_call(({"a": x, "n": n},), {}, []) for n in (3, 3, 4))
+>>> call.handles == [x], call.key == again.key, call.key == other.key
+(True, True, False)
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.recording import Recording
 from weft.core import trees
+from weft.core.arrays import check_one_device, is_concrete
+from weft.core.devices import CPU
 from weft.core.dimensions import holds
-from weft.core.errors import ArgumentTypeError
+from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
@@ -31,8 +30,6 @@ from weft.ir.tensor import Tensor, grad_mode
 
 PROGRAMS = 64
 """How many compiled forms of one function are kept."""
-ATOMS = frozenset([bool, int, str, type(None)])
-"""Classes of values that are their own key, together with the class."""
 
 
 @dataclass(slots=True)
@@ -171,56 +168,7 @@ def sizes_of(general: Sequence[TensorType], types: Sequence[TensorType]) -> dict
     return {name: int(size) for name, size in known.items()} if fits else None
 
 
-def quick_key(
-    args: tuple[Any, ...], kwargs: dict[str, Any], outside: Iterable[Any]
-) -> tuple[Hashable, list[Tensor]] | None:
-    """A key of the call and its tensors in order; None where one of them is traced."""
-    key: list[Any] = [grad_mode.enabled]
-    handles: list[Tensor] = []
-    try:
-        if not collect(args, key, handles):
-            return None
-        if kwargs:
-            names = sorted(kwargs)
-            key += (None, *names)
-            if not collect([kwargs[name] for name in names], key, handles):
-                return None
-        if outside:
-            key.append(None)
-            if not collect(outside, key, handles):
-                return None
-    except RecursionError:
-        raise trees.endless("jit", args) from None
-    shared = _shared(handles)
-    if shared:
-        key.append(shared)
-    return tuple(key), handles
-
-
-def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
-    """Add values to a key, and the tensors in them; False where there is a traced one."""
-    for x in values:
-        kind = type(x)
-        if kind is Tensor:
-            value = x._value
-            if type(value) is not np.ndarray:
-                return False
-            handles.append(x)
-            key += (value.dtype, value.shape, x._node is None, x._grad is None)
-        elif kind in ATOMS:
-            key += (kind, x)
-        elif (parts := trees.take_apart(x)) is not None:
-            key += (kind, parts.keys, parts.static)
-            if not collect(parts.children, key, handles):
-                return False
-        elif isinstance(x, Tensor):
-            return False
-        else:
-            key.append(_value_key(x))
-    return True
-
-
-def _shared(handles: Sequence[Tensor]) -> tuple[int, ...]:
+def shared_places(handles: Sequence[Tensor]) -> tuple[int, ...]:
     """Where each handle was first given; nothing if none was given twice.
 
     A handle that is given twice is one input of the program.
@@ -236,15 +184,30 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any])
     """A call, given what the function closes over."""
     leaves, structure = trees.flatten((args, kwargs, outside) if outside else (args, kwargs))
     handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    _check_target(handles)
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
-    family = (structure, grad_mode.enabled, _shared(handles), *keys)
+    family = (structure, grad_mode.enabled, shared_places(handles), *keys)
     return Call(args, kwargs, handles, family)
+
+
+def _check_target(handles: Sequence[Tensor]) -> None:
+    """Refuse tensors on different devices, and on one that nothing is compiled for."""
+    placed = [handle for handle in handles if handle.device != CPU]
+    if placed:
+        check_one_device("jit", handles)
+        raise UnsupportedError(
+            "jit",
+            f"nothing is compiled for {placed[0].device} yet",
+            expected="tensors on the CPU",
+            got={"x": f"{placed[0].type} on {placed[0].device}"},
+            fix='copy the tensors first: x.to("cpu")',
+        )
 
 
 def _tensor_key(x: Tensor) -> Hashable:
     """What a program depends on beside sizes: dtype, rank, and whether there is a tape."""
     value = x._value
-    dtype = value.dtype if type(value) is np.ndarray else x.dtype
+    dtype = value.dtype if is_concrete(value) else x.dtype
     return dtype, len(value.shape), x._node is None
 
 
@@ -259,9 +222,9 @@ def _static_key(leaf: Any) -> Hashable:
             got={"argument": leaf},
             fix="convert arrays first: wf.asarray(x)",
         ) from None
-    return _value_key(leaf)
+    return value_key(leaf)
 
 
-def _value_key(leaf: Any) -> tuple[type, Any]:
+def value_key(leaf: Any) -> tuple[type, Any]:
     """As text, -0.0 is another number than 0.0, and NaN is the same as NaN."""
     return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf

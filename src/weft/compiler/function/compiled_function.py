@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
+from weft.compiler.function.donation import (
+    donations,
+    expected_donations,
+    unheld,
+    writable_over,
+)
 from weft.compiler.function.program_cache import draft, executable, forget_drafts, observed, target
 from weft.compiler.function.recording import Output, Recording, Source
 from weft.compiler.fusion.costs import Sizes, bytes_of
@@ -24,7 +29,8 @@ from weft.compiler.memory_budget.search import Fit, fitted
 from weft.compiler.plan.planning import WrittenKernels
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
 from weft.compiler.report.memory_use import MemoryReport, memory_report
-from weft.compiler.targets.target import Executable
+from weft.compiler.targets.target import Donation, Executable
+from weft.core.arrays import HostArray
 from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
@@ -35,7 +41,7 @@ from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR
 
 Array = np.ndarray[Any, Any]
-_ARRAY = frozenset([np.ndarray])
+_HOST = frozenset([HostArray])
 
 
 @dataclass(slots=True)
@@ -45,8 +51,8 @@ class Compiled:
     recording: Recording
     program: Executable | None = None
     outside: list[tuple[Source, TensorType]] = field(init=False)
-    donated: list[tuple[int, int]] = field(default_factory=list)
-    """Outputs that may be written to an input's own array, and those inputs."""
+    donated: dict[int, Donation] = field(default_factory=dict)
+    """Outputs that may be written to an input's own array, and those inputs, by input."""
     rules: Rewrites = ()
     """The rules of users that the program was compiled with."""
     budget: int | None = None
@@ -93,7 +99,7 @@ class Compiled:
         return found
 
     def _drafted(self, plan: ProgramPlan, sizes: Sizes) -> MemoryReport:
-        return memory_report(plan, sizes, donated(self.recording, plan))
+        return memory_report(plan, sizes, expected_donations(self.recording, plan))
 
     def _held_outside(self) -> int:
         """The bytes of arguments and results, if all state is written over in its place."""
@@ -161,7 +167,7 @@ class Compiled:
 
     def _is_plain(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
         """Whether nothing but the values is asked for: no transform, no later derivative."""
-        if not _ARRAY.issuperset(map(type, arrays)):
+        if not _HOST.issuperset(map(type, arrays)):
             return False
         recorded = grad_mode.enabled and self.recording.differentiable
         return not recorded or all(x._node is None for x in inputs)
@@ -170,9 +176,8 @@ class Compiled:
         """Write state back; arrays that nobody holds any more are memory for later runs."""
         replaced = _write_back(self.recording, handles, outputs)
         if replaced and self.program is not None:
-            for old, references in zip(replaced, _references(replaced), strict=True):
-                if references == _UNSHARED:
-                    self.program.recycle(old)
+            for old in unheld(replaced):
+                self.program.recycle(old)
 
     def _run(self, arrays: list[Array], finished: list[Array] | None = None) -> Sequence[Array]:
         if not settings.compiler or OBSERVERS:
@@ -182,94 +187,16 @@ class Compiled:
         assert self.program is not None
         if not self.donated:
             return self.program.run(arrays)
-        return self.program.run(arrays, _let_go(arrays, self.donated), finished)
+        return self.program.run(arrays, writable_over(arrays, self.donated), finished)
 
     def _compile(self) -> None:
         """Make the program for the rules that hold; another thread may do the same."""
         rules = rewrites()
         self._fit = self._fit if self.rules is rules else None
         program = executable(self.fit.graph, self.fixed)
-        self.donated = donated(self.recording, program)
+        self.donated = {pair[1]: pair for pair in donations(self.recording, program)}
         self.program = program
         self.rules = rules  # last: who sees them runs the program that was made with them
-
-
-def _references(arrays: list[Array]) -> list[int]:
-    """How many references to each array there are, with those of the list and of this question."""
-    return [getrefcount(array) for array in arrays]
-
-
-def donated(recording: Recording, program: Executable | ProgramPlan) -> list[tuple[int, int]]:
-    """Outputs that replace the state whose array they may be written to, and those inputs.
-
-    A run that has such outputs is not stopped by a signal. So what loops make is none, nor is
-    anything where a loop may go on for ever.
-    """
-    found: list[tuple[int, int]] = []
-    lasting = _made_by_loops(recording.graph)
-    if lasting is None:
-        return found
-    for write in recording.writes:
-        source, output = write.source, write.output
-        is_counter = source.argument is None and source.handle is None
-        if output is None or source.gradient or is_counter or output in lasting:
-            continue
-        inputs = program.donations.get(output, ())
-        found += [(output, given) for given in inputs if source.same(recording.sources[given])]
-    return found
-
-
-def _made_by_loops(graph: Graph) -> set[int] | None:
-    """The outputs that loops make, by position; None where a loop has no known end."""
-    if _may_last(graph):
-        return None
-    made = {v for node in graph.nodes if node.primitive.name == "scan" for v in node.results}
-    return {place for place, atom in enumerate(graph.outputs) if atom in made}
-
-
-def _may_last(graph: Graph) -> bool:
-    return any(node.primitive.name == "while" for node in graph.nodes) or any(
-        map(_may_last, graph.subgraphs())
-    )
-
-
-def _let_go(arrays: list[Array], pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those pairs whose input's array nobody but one handle, and the list, holds."""
-    return [
-        pair for pair in pairs if getrefcount(arrays[pair[1]]) == _HELD and _is_own(arrays[pair[1]])
-    ]
-
-
-def _is_own(array: Array) -> bool:
-    flags = array.flags
-    return bool(flags.owndata and flags.carray)
-
-
-def _held_references() -> int:
-    """The references to an array that one handle and a list hold, counted as `_let_go` does."""
-    handle = wrap(np.empty(1))
-    arrays = [handle._value]
-    counts = [getrefcount(arrays[place]) for place in (0,)]
-    return counts[0]
-
-
-_HELD = _held_references()
-
-
-def _count(held: object) -> int:
-    return getrefcount(held)
-
-
-def _count_of_one() -> int:
-    """The count of something that one variable holds."""
-    made = wrap(None)
-    return _count(made)
-
-
-_ALONE = _count_of_one()
-
-_UNSHARED = _references([np.empty(1)])[0]
-"""The references to an array that only a list holds; interpreters count differently."""
 
 
 def _write_back(
@@ -277,20 +204,21 @@ def _write_back(
 ) -> list[Array]:
     """Write state back; the arrays that were replaced."""
     replaced: list[Array] = []
+    gradients: list[Tensor] = []
     for write in recording.writes:
         owner = write.source.owner(handles)
         if owner is None:
             continue
         value = None if write.output is None else outputs[write.output]._value
         if write.source.gradient:
-            old = owner._grad
+            if owner._grad is not None:
+                gradients.append(owner._grad)
             owner._grad = None if value is None else wrap(value)
-            if old is not None and _count(old) == _ALONE and type(old._value) is np.ndarray:
-                replaced.append(old._value)
         elif owner is GENERATOR.counter:
             GENERATOR.advance(wrap(value))
         else:
-            if type(owner._value) is np.ndarray:
+            if type(owner._value) is HostArray:
                 replaced.append(owner._value)
             owner._value = value
+    replaced += [old._value for old in unheld(gradients) if type(old._value) is HostArray]
     return replaced

@@ -28,13 +28,13 @@ from weft.compiler.function.arguments import (
     Call,
     Family,
     General,
-    quick_key,
     read_call,
     sizes_of,
 )
 from weft.compiler.function.closures import Read, closed_over
-from weft.compiler.function.compiled_function import Compiled, donated
-from weft.compiler.function.fastcall.last_call import KnownCall, known_call
+from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.function.donation import expected_donations
+from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
 from weft.compiler.function.program_cache import program, target
 from weft.compiler.function.recording import Recording, record
 from weft.compiler.function.value_names import names_of
@@ -51,11 +51,6 @@ from weft.ir.sizes import resolve_graph
 from weft.ops.operands import check_function
 
 __all__ = ["Compilation", "Jit", "jit"]
-
-PATIENCE = 16
-"""How much is spent on remembering calls before one is made again."""
-RENEWAL = 4
-"""How many calls that are known pay for one that is remembered in the last one's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,44 +80,25 @@ class Jit:
         self._f, self._budget = f, budget
         self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._families: dict[Hashable, Family] = {}
-        self._quick: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._looked_at: dict[Hashable, frozenset[int]] = {}
         """For calls of one kind, arguments whose having a gradient matters."""
         self._outside: list[Read] | None = None
-        self._last: KnownCall | None = None
-        self._patience = PATIENCE
+        self._repeated = RepeatedCalls()
         self.compilations = Compilations()
         update_wrapper(self, f, updated=())  # a module's attributes stay its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the compiled function, compiling it first if need be."""
-        outside, last = self._values(), self._last
-        if last is not None and not kwargs:
-            handles = last.handles(args, outside)
-            if handles is not None and last.found.fits():
-                if self._patience < PATIENCE:
-                    self._patience += 1
-                return last.run(handles)
-        known = quick_key(args, kwargs, outside)
-        found = None if known is None else self._known(known[0])
-        if known is not None and found is not None and found.fits():
-            if self._patience >= RENEWAL and not kwargs:
-                self._patience -= RENEWAL
-                self._last = known_call(args, outside, known[1], found)
-            return found(known[1])
+        outside = self._values()
+        recognised = self._repeated.recognise(args, kwargs, outside)
+        if recognised is not None:
+            run, handles = recognised
+            return run(handles)
+        key = self._repeated.key(args, kwargs, outside)
         call = self._read(args, kwargs)
         found = self._find(call)
-        if known is not None and [*map(id, known[1])] == [*map(id, call.handles)]:
-            self._quick[known[0]] = found
-            while len(self._quick) > PROGRAMS:
-                self._quick.popitem(last=False)
+        self._repeated.remember(key, call.handles, found)
         return found(call.handles)
-
-    def _known(self, key: Hashable) -> Compiled | None:
-        try:
-            return self._quick.get(key)
-        except TypeError:  # it cannot be hashed: an error that the other way explains
-            return None
 
     def _values(self) -> list[Any]:
         """What the function closes over holds now."""
@@ -152,7 +128,7 @@ class Jit:
         types = [source.read(call.handles).type for source in recording.sources]
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
-        given = lambda made: donated(recording, made)  # noqa: E731
+        given = lambda made: expected_donations(recording, made)  # noqa: E731
         return explanation(fit.graph, types, target(), given, names, fit.recomputed, found.fixed)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:

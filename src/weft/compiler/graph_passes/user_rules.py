@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from threading import Lock
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -92,12 +91,7 @@ class Rewrite:
         self.add()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.remove()
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from weft.core import dtypes
-from weft.core.devices import as_device
+from weft.core.arrays import is_host
+from weft.core.devices import check_host_device
 from weft.core.dtypes import DType, as_dtype, bool_
 from weft.core.errors import (
     ArgumentError,
@@ -84,7 +85,7 @@ def asarray(
     >>> wf.asarray([[1, 2], [3, 4]]).dtype, wf.asarray([1.5]).dtype
     (weft.int64, weft.float32)
     """
-    as_device(device)
+    check_host_device(device)
     made, shared = ingest("asarray", obj, None if dtype is None else as_dtype(dtype))
     if copy is False and not shared:
         raise ArgumentError(
@@ -113,7 +114,7 @@ def tensor(
     >>> x.grad.tolist()
     [2.0, 4.0]
     """
-    as_device(device)
+    check_host_device(device)
     made, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
     result = alias(stop_gradient(_copied(made) if shared else made))
     if requires_grad:
@@ -124,7 +125,7 @@ def tensor(
 
 def _copied(made: Tensor) -> Tensor:
     value = made._value
-    return wrap(np.array(value), made._node) if type(value) is np.ndarray else alias(made)
+    return wrap(np.array(value), made._node) if is_host(value) else alias(made)
 
 
 def _require_inexact(x: Tensor) -> None:
@@ -142,7 +143,7 @@ def _require_inexact(x: Tensor) -> None:
 
 
 def _made(op: str, shape: Any, dtype: Any, device: Any, value: float) -> Tensor:
-    as_device(device)
+    check_host_device(device)
     chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
     return filled(check_shape(op, shape), chosen, value)
 
@@ -184,7 +185,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     >>> wf.full((2,), 7).dtype
     weft.int64
     """
-    as_device(device)
+    check_host_device(device)
     return _filled("full", check_shape("full", shape), fill_value, dtype, None)
 
 
@@ -265,7 +266,7 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
 
 
 def _like(op: str, x: Any, value: Any, dtype: Any, device: Any) -> Tensor:
-    as_device(device)
+    check_host_device(device)
     like = as_tensor(op, x)
     return _filled(op, like.shape, value, dtype, like.dtype)
 
@@ -284,7 +285,7 @@ def arange(
     >>> wf.arange(3).tolist(), wf.arange(1, 2, 0.5).tolist()
     ([0, 1, 2], [1.0, 1.5])
     """
-    as_device(device)
+    check_host_device(device)
     first, last = (0, start) if stop is None else (start, stop)
     named = {"start": first, "stop": last, "step": step}
     first, last, step = (_number("arange", name, value) for name, value in named.items())
@@ -391,7 +392,7 @@ def linspace(
     >>> wf.linspace(0.0, 1.0, 3).tolist()
     [0.0, 0.5, 1.0]
     """
-    as_device(device)
+    check_host_device(device)
     count = check_size("linspace", "num", num)
     if any(is_live(end) for end in (start, stop)):
         return _line(start, stop, int(count), dtype, endpoint)
@@ -445,7 +446,7 @@ def eye(
     >>> wf.eye(2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    as_device(device)
+    check_host_device(device)
     chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
     shape = check_shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
     diagonal = equal(_diagonal_columns("eye", shape, k), _positions(shape, 1))

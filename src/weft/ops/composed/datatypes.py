@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.core import dtypes
-from weft.core.devices import CPU, Device, as_device
+from weft.core.devices import CPU, DEVICES, Device, as_device
 from weft.core.dtypes import DType, as_dtype, promote, real_of
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError
 from weft.ir.tensor import Tensor
@@ -202,7 +202,7 @@ class NamespaceInfo:
 
     def devices(self) -> tuple[Device, ...]:
         """All devices."""
-        return (CPU,)
+        return tuple(DEVICES.values())
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
         """The dtypes that Python numbers get."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.devices import as_device
+from weft.core.devices import check_host_device
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_FLOAT, as_dtype, complex_of, float32
 from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, shown
@@ -240,7 +240,7 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None
 
 
 def _frequencies(op: str, table: Any, n: int, d: float, dtype: Any, device: Any) -> Tensor:
-    as_device(device)
+    check_host_device(device)
     kind = DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
     if not kind.is_floating:
         raise DTypeError(

@@ -26,6 +26,7 @@ from weakref import ref
 
 import numpy as np
 
+from weft.core.arrays import HostArray, is_host
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX, bool_, result_type
 from weft.core.errors import (
@@ -41,7 +42,7 @@ from weft.core.errors import (
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, living
-from weft.ir.tensor import Tensor, concrete, grad_mode, wrap
+from weft.ir.tensor import Tensor, grad_mode, host_array, wrap
 from weft.ops import movement
 from weft.ops.comparison import less
 from weft.ops.composed.ingestion import ingest
@@ -62,7 +63,7 @@ _BASIC = (int, slice, type(None), EllipsisType)
 def getitem(x: Tensor, key: Any, /) -> Tensor:
     """The elements of x that a key selects."""
     value = x._value
-    if type(value) is np.ndarray and (x._node is None or not grad_mode.enabled):
+    if type(value) is HostArray and (x._node is None or not grad_mode.enabled):
         view = _view(value, key if type(key) is tuple else (key,))
         if view is not None:
             part = wrap(view)
@@ -239,7 +240,7 @@ def from_the_front(op: str, index: Tensor, axis: int, dim: Dimension) -> Tensor:
     """Indices that may count from the end, as int64 that count from 0; refused where too large."""
     index = convert_to(index, INDEX)
     value = index._value
-    if type(value) is not np.ndarray or not isinstance(dim, int):
+    if not is_host(value) or not isinstance(dim, int):
         return where(less(index, 0), add(index, extent(dim)), index)
     if value.size == 0:
         return index
@@ -361,7 +362,7 @@ def _item(item: Any) -> Item:
             got={"index": index},
             fix='convert first: x[index.astype("int64")]',
         )
-    if index.ndim == 0 and index.dtype.is_integer and type(index._value) is np.ndarray:
+    if index.ndim == 0 and index.dtype.is_integer and is_host(index._value):
         return int(index._value)
     return index
 
@@ -433,7 +434,7 @@ def _mask_places(mask: Tensor) -> list[Any]:
 def concrete_mask(op: str, mask: Tensor) -> np.ndarray[Any, Any]:
     """The values that decide how many elements there are, or why they are not to be had."""
     try:
-        return concrete(mask, op)
+        return host_array(mask, op)
     except TraceError:
         raise TraceError(
             op,

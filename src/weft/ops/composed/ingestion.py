@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from weft.core import dtypes
-from weft.core.devices import as_device
+from weft.core.arrays import is_concrete, is_host
+from weft.core.devices import check_host_device
 from weft.core.dtypes import DType
 from weft.core.errors import (
     ArgumentError,
@@ -56,6 +57,9 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
             raise endless(op, obj) from None
         except MemoryError:
             raise _too_large(op, obj) from None
+    if is_concrete(obj) and not is_host(obj):
+        made = wrap(obj)
+        return convert_to(made, dtype or made.dtype), dtype is None or made.dtype is dtype
     return _of_array(op, _foreign(op, obj), dtype)
 
 
@@ -118,10 +122,10 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
     >>> wf.from_dlpack(np.array([1.0, 2.0])).dtype
     weft.float64
     """
-    as_device(device)
+    check_host_device(device)
     if isinstance(x, Tensor):
-        is_array = type(x._value) is np.ndarray
-        return wrap(x._value.copy() if copy and is_array else x._value, x._node)
+        value = x._value
+        return wrap(value.copy() if copy and is_host(value) else value, x._node)
     if not hasattr(x, "__dlpack__"):
         raise ArgumentTypeError(
             "from_dlpack",

@@ -30,7 +30,7 @@ from weft.core.shapes import (
 )
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part
-from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops import movement
 from weft.ops.composed.ingestion import ingest
 from weft.ops.indexing import gather
@@ -494,7 +494,7 @@ def _repeats(x: Tensor, repeats: Any, axis: int) -> Any:
         return repeats
     if isinstance(repeats, (list, tuple)):
         repeats = ingest("repeat", repeats, None)[0]
-    counts = concrete(as_tensor("repeat", repeats, "repeats"), "repeat")
+    counts = host_array(as_tensor("repeat", repeats, "repeats"), "repeat")
     if counts.dtype.kind not in "iu":
         raise DTypeError(
             "repeat",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weft.core.arrays import is_host
 from weft.core.dtypes import DEFAULT_FLOAT, DType, as_dtype, bool_, result_type, uint32, uint64
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, equal
@@ -256,7 +257,7 @@ def require(
     """Refuse parameters outside a distribution's domain; traced ones cannot be looked at."""
     arrays = [_looked_at(op, name, value) for name, value in parameters.items()]
     broadcast_shapes(op, [array.shape for array in arrays], parameters)
-    if all(type(array) is np.ndarray for array in arrays) and not np.all(holds(*arrays)):
+    if all(map(is_host, arrays)) and not np.all(holds(*arrays)):
         names = " and ".join(parameters)
         raise ArgumentError(
             op,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import is_host
 from weft.core.dtypes import INDEX, DType, as_dtype, float32
 from weft.core.errors import ArgumentError, BoundsError, ShapeError, TraceError
 from weft.core.shapes import Dimension, check_size
@@ -21,7 +22,7 @@ from weft.ir.dispatch import apply
 from weft.ir.forward import has_derivative
 from weft.ir.primitive import Primitive
 from weft.ir.reverse import filled
-from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops import indexing, sorting
 from weft.ops.comparison import equal
 from weft.ops.composed.creation import linspace
@@ -59,7 +60,7 @@ def _labels(op: str, labels: Operand, name: str) -> Tensor:
     """Labels as int64; negative ones are refused where they can be seen."""
     found = convert_to(index_tensor(op, labels), INDEX)
     value = found._value
-    if type(value) is np.ndarray and value.size and value.min() < 0:
+    if is_host(value) and value.size and value.min() < 0:
         raise BoundsError(
             op,
             f"{name} holds the negative number {int(value.min())}",
@@ -75,7 +76,7 @@ def _count(op: str, labels: Tensor, count: Dimension | None, option: str) -> Dim
     if count is not None:
         return check_size(op, option, count)
     try:
-        value = concrete(labels, op)
+        value = host_array(labels, op)
     except TraceError:
         raise TraceError(
             op,
@@ -193,7 +194,7 @@ def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any =
     labels = _labels("one_hot", indices, "indices")
     count = _count("one_hot", labels, num_classes, "num_classes")
     value = labels._value
-    known = type(value) is np.ndarray and value.size and isinstance(count, int)
+    known = is_host(value) and value.size and isinstance(count, int)
     if known and value.max() >= count:
         raise BoundsError(
             "one_hot",
@@ -315,7 +316,7 @@ def _range(limits: Any) -> tuple[float, float]:
 
 
 def _limits(x: Tensor) -> tuple[float, float]:
-    value = concrete(x, "histogram")
+    value = host_array(x, "histogram")
     if not value.size:
         return 0.0, 1.0
     low, high = float(value.min()), float(value.max())

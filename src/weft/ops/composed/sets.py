@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.core.errors import TraceError
 from weft.ir.dispatch import apply
-from weft.ir.tensor import Tensor, concrete, wrap
+from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops.composed.manipulation import reshaped
 from weft.ops.indexing import gather
 from weft.ops.operands import Operand, as_tensor
@@ -53,7 +53,7 @@ class UniqueInverse(NamedTuple):
 
 def _array(op: str, x: Tensor) -> Array:
     try:
-        return concrete(x, op)
+        return host_array(x, op)
     except TraceError:
         raise TraceError(
             op,

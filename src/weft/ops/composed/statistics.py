@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import is_host
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType, as_dtype, bool_, float32, float64, int64, real_of, uint64
 from weft.core.errors import ArgumentError, AxisError
@@ -410,7 +411,7 @@ def _fractions(op: str, q: Any) -> Tensor:
     given = ingest(op, q, float64)[0] if isinstance(q, (list, tuple, float, int)) else q
     fractions = convert_to(as_tensor(op, given, "q"), float64)
     value = fractions._value
-    if type(value) is np.ndarray and not bool(np.all((value >= 0) & (value <= 1))):
+    if is_host(value) and not bool(np.all((value >= 0) & (value <= 1))):
         raise ArgumentError(
             op,
             "a fraction is outside 0 to 1",

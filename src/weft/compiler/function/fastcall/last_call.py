@@ -1,9 +1,9 @@
 """A call that is just like the last one: found without a key.
 
-Programs of one item run in microseconds, and to make a key that names dtype and shape of each of a
-module's tensors takes as long. While a module is as it was, which it remembers, and its
-tensors hold the same arrays, nothing about them needs to be asked again: some words of memory are
-compared in one native call (`entry_points.py`). What else is given is looked at piece by piece.
+Even a quick key names dtype and shape of each of a module's tensors, and takes as long as a small
+program runs. While a module is as it was, which it remembers, and its tensors hold the same arrays,
+nothing about them needs to be asked again: some words of memory are compared in one native call
+(`memory_words.py`). What else is given is looked at piece by piece.
 
 Nothing is kept alive. An array that is gone ends what is known, so that another one in its place is
 not taken for it.
@@ -17,25 +17,18 @@ True
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from weakref import ref
 
-import numpy as np
-
-from weft.compiler.function.arguments import ATOMS, collect
 from weft.compiler.function.compiled_function import Compiled
-from weft.compiler.targets.cpu.runtime.array_fields import places
-from weft.compiler.targets.cpu.runtime.entry_points import entries
+from weft.compiler.function.fastcall.memory_words import comparison, tensor_words
+from weft.compiler.function.fastcall.quick_key import ATOMS, collect
 from weft.core import trees
+from weft.core.arrays import HostArray, is_host
 from weft.core.sharing import is_lent
-from weft.core.unchanged import END, WORD
-from weft.ir.tensor import Tensor, grad_mode, wrap
-
-Array = np.ndarray[Any, Any]
+from weft.ir.tensor import Tensor, grad_mode
 
 
 @dataclass(slots=True)
@@ -68,14 +61,14 @@ class KnownCall:
         handles: Sequence[Tensor],
         found: Compiled,
     ) -> None:
-        made = entries()
-        assert made is not None
+        same = comparison()
+        assert same is not None
         self.found, self._described, self._is_pure = found, described, found.is_pure(handles)
-        self._same, self._mode = made.same, grad_mode.enabled
+        self._same, self._mode = same, grad_mode.enabled
         are_all = found.places == [*range(len(handles))]
         self._places = None if are_all else found.places
         self._fixed = frozenset(map(id, fixed))
-        self._words = _words(fixed)
+        self._words = tensor_words(fixed)
         ended: list[bool] = []
         self._ended = ended
         self._refs = [ref(x._value, lambda _: ended.append(True)) for x in fixed]
@@ -90,7 +83,7 @@ class KnownCall:
         for x, known in zip(values, self._described, strict=True):
             if type(x) is Tensor:
                 value = x._value
-                if type(value) is not np.ndarray or known != (
+                if type(value) is not HostArray or known != (
                     (value.dtype, value.shape, x._node is None, x._grad is None)
                 ):
                     return None
@@ -139,7 +132,7 @@ def known_call(
     """What can be told again of a call with these tensors; None where that is not possible."""
     described: list[Any] = []
     fixed: list[Tensor] = []
-    if entries() is None or _slots() is None:
+    if comparison() is None:
         return None
     for x in (*args, *outside):
         if type(x) is Tensor:
@@ -159,39 +152,10 @@ def known_call(
 
 def _can_be_known(fixed: Sequence[Tensor], handles: Sequence[Tensor], found: Compiled) -> bool:
     """Whether what modules hold can be told again, and is not what the call changes."""
-    are_arrays = all(type(x) is Tensor and type(x._value) is np.ndarray for x in fixed)
+    are_arrays = all(type(x) is Tensor and is_host(x._value) for x in fixed)
     if not are_arrays or len({*map(id, handles)}) != len(handles):
         return False
     if any(is_lent(x._value) for x in fixed):
         return False
     written = {id(write.source.owner(handles)) for write in found.recording.writes}
     return written.isdisjoint(map(id, fixed))
-
-
-def _words(handles: Sequence[Tensor]) -> Array:
-    """The table of what these tensors hold: array, place on the tape, and gradient.
-
-    Their class comes first: while one stands for something else in some thread, its own attributes
-    say nothing (`ir/lifting.py`).
-    """
-    slots = _slots()
-    assert slots is not None
-    words: list[int] = []
-    for x in handles:
-        for place, held in zip(slots, (Tensor, x._value, x._node, x._grad), strict=True):
-            words += (WORD, id(x) + place, id(held))
-    return np.array([*words, END], np.int64)
-
-
-@cache
-def _slots() -> tuple[int, ...] | None:
-    """How many bytes into a tensor class, array, node and gradient stand, if that is found."""
-    made = [wrap(np.zeros(n), object()) for n in range(3)]
-    for x in made:
-        x._grad = wrap(None)
-    kind = places(made, ctypes.c_int64, lambda x: id(type(x)))
-    value = places(made, ctypes.c_int64, lambda x: id(x._value))
-    node = places(made, ctypes.c_int64, lambda x: id(x._node))
-    gradient = places(made, ctypes.c_int64, lambda x: id(x._grad))
-    found = kind, value, node, gradient
-    return tuple(each[0] for each in found) if all(len(each) == 1 for each in found) else None

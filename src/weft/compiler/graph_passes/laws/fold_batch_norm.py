@@ -19,8 +19,7 @@ from inspect import Parameter, Signature, signature
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from weft.core.arrays import is_concrete
 from weft.core.shapes import Shape
 from weft.core.types import TensorType, spec
 from weft.ir.dispatch import apply
@@ -86,7 +85,7 @@ def _pays(w: Tensor, y: Shape) -> bool:
     if not all(isinstance(dim, int) for dim in w.shape):
         return False
     known = [prod([dim for dim in shape if isinstance(dim, int)]) for shape in (w.shape, y)]
-    return isinstance(w._value, np.ndarray) or known[0] < known[1]
+    return is_concrete(w._value) or known[0] < known[1]
 
 
 CONVOLUTION = Weighted(

@@ -6,10 +6,9 @@ the form of the interpreter's own ones. They ask the interpreter through its sta
 read fields whose places were looked up (`array_fields.py`). Elsewhere Python does it.
 
 >>> import numpy as np
->>> from weft.core.unchanged import Contents
->>> held, _ = [1.5, "a"], entries()
->>> contents = Contents([held])
->>> contents.unchanged(), held.append(2), contents.unchanged()
+>>> held = [1.5, "a"]
+>>> table = np.array([LIST, id(held), 2, *map(id, held), END])
+>>> entries().same(table), held.append(2), entries().same(table)
 (True, None, False)
 """
 
@@ -26,13 +25,14 @@ import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.runtime.array_fields import fields
-from weft.core import unchanged
-from weft.core.unchanged import DICT, LIST, WORD
+from weft.core.settings import settings
 
 Array = np.ndarray[Any, Any]
 BLOCK = ("calls", "count", "addresses", "error", "parallel_for", "slots", "execute", "ended")
 """The words of what a launch is given: the driver's arguments, where the addresses of the arrays
 stand in its table, the driver, and how far it came."""
+END, WORD, DICT, LIST = 0, 1, 2, 3
+"""What stands first in each part of a table of `same`: nothing more, a word, a container."""
 _FUNCTIONS = (
     "Py_IncRef", "PyEval_SaveThread", "PyEval_RestoreThread",
     "PyDict_Size", "PyDict_Next", "PyList_Size", "PyList_GetItem",
@@ -229,7 +229,8 @@ class Entries:
     """`launch(block, *arrays)` runs a program: False if an array is none, or not contiguous, and
     nothing was run; None if the program has reported an error."""
     same: Callable[[Array], bool]
-    """Whether all is as a table says, which has the form that `core/unchanged.py` writes."""
+    """Whether all is as a table says. A word is followed by its address and what it must hold, a
+    container by its address, how many items it has, and their addresses."""
 
 
 class _Method(ctypes.Structure):
@@ -245,9 +246,16 @@ _methods: list[_Method] = []
 """They must live as long as the functions that they describe, which is to the end."""
 
 
-@cache
 def source() -> str | None:
-    """The text of the module; None where the interpreter is another one, or has no global lock."""
+    """The text of the module; None where the interpreter is another one, or has no global lock.
+
+    There is none either where `wf.settings.fastcall` is off.
+    """
+    return _source() if settings.fastcall else None
+
+
+@cache
+def _source() -> str | None:
     places, locked = fields(), getattr(sys, "_is_gil_enabled", lambda: True)()
     if places is None or not locked:
         return None
@@ -256,10 +264,14 @@ def source() -> str | None:
     )
 
 
-@cache
 def entries() -> Entries | None:
-    """The functions, made on the first call; None where there are none."""
-    text = source()
+    """The functions, made on the first call; None where there are none, or fastcall is off."""
+    return _entries() if settings.fastcall else None
+
+
+@cache
+def _entries() -> Entries | None:
+    text = _source()
     if text is None:
         return None
     found = text_addresses(text, _NAMES)
@@ -267,9 +279,7 @@ def entries() -> Entries | None:
     known += [id(each) for each in (True, False, None, np.ndarray)]
     table = np.array(known, np.int64)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["set_up"])(table.ctypes.data)
-    made = Entries(_function("launch", found["launch"]), _function("same", found["same"]))
-    unchanged.NATIVE[:] = [made.same]
-    return made
+    return Entries(_function("launch", found["launch"]), _function("same", found["same"]))
 
 
 def _address(name: str) -> int:

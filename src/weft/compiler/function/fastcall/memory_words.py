@@ -1,0 +1,82 @@
+"""Tables of memory words: whether tensors and containers hold what they held, in one native call.
+
+A table names places in memory and what each must hold. A native function (`entry_points.py`) goes
+through it in nanoseconds. Where in a tensor its array, node and gradient stand is not assumed but
+looked up.
+
+>>> import weft as wf
+>>> x, same = wf.ones(3), comparison()
+>>> table = tensor_words([x])
+>>> before = same(table)
+>>> other = x.copy_(wf.zeros(3))
+>>> before, same(table)
+(True, False)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.targets.cpu.runtime.array_fields import places
+from weft.compiler.targets.cpu.runtime.entry_points import DICT, END, LIST, WORD, entries
+from weft.core.unchanged import QUICKER, Held
+from weft.ir.tensor import Tensor, wrap
+
+Array = np.ndarray[Any, Any]
+
+
+def comparison() -> Callable[[Array], bool] | None:
+    """The function that goes through a table; None where there is none, or fastcall is off.
+
+    From then on containers of modules are compared by it, too.
+    """
+    made = entries()
+    if made is None or tensor_slots() is None:
+        return None
+    if not QUICKER:
+        QUICKER.append(partial(container_check, made.same))
+    return made.same
+
+
+def container_check(same: Callable[[Array], bool], held: Sequence[Held]) -> Callable[[], bool]:
+    """A native check of whether these containers hold these objects, which must stay alive."""
+    words: list[int] = []
+    for container, objects in held:
+        is_dict = isinstance(container, dict)
+        count = len(objects) // 2 if is_dict else len(objects)
+        words += (DICT if is_dict else LIST, id(container), count, *map(id, objects))
+    return partial(same, np.array([*words, END], np.int64))
+
+
+def tensor_words(handles: Sequence[Tensor]) -> Array:
+    """The table of what these tensors hold: array, place on the tape, and gradient.
+
+    Their class comes first: while one stands for something else in some thread, its own attributes
+    say nothing (`ir/lifting.py`).
+    """
+    slots = tensor_slots()
+    assert slots is not None
+    words: list[int] = []
+    for x in handles:
+        for place, held in zip(slots, (Tensor, x._value, x._node, x._grad), strict=True):
+            words += (WORD, id(x) + place, id(held))
+    return np.array([*words, END], np.int64)
+
+
+@cache
+def tensor_slots() -> tuple[int, ...] | None:
+    """How many bytes into a tensor class, array, node and gradient stand, if that is found."""
+    made = [wrap(np.zeros(n), object()) for n in range(3)]
+    for x in made:
+        x._grad = wrap(None)
+    kind = places(made, ctypes.c_int64, lambda x: id(type(x)))
+    value = places(made, ctypes.c_int64, lambda x: id(x._value))
+    node = places(made, ctypes.c_int64, lambda x: id(x._node))
+    gradient = places(made, ctypes.c_int64, lambda x: id(x._grad))
+    found = kind, value, node, gradient
+    return tuple(each[0] for each in found) if all(len(each) == 1 for each in found) else None

@@ -1,0 +1,73 @@
+"""A key that is quick to make, for calls that are made again.
+
+It says more than programs depend on: modules, trees and closed-over tensors as they are. A call
+that is just like an earlier one is found by it; any other one is left to the full key.
+
+>>> import weft as wf
+>>> x = wf.ones((2, 3))
+>>> key, handles = quick_key(({"a": x, "n": 3},), {}, ())
+>>> handles == [x], hash(key) == hash(quick_key(({"a": wf.zeros((2, 3)), "n": 3},), {}, ())[0])
+(True, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from weft.compiler.function.arguments import shared_places, value_key
+from weft.core import trees
+from weft.core.arrays import HostArray
+from weft.ir.tensor import Tensor, grad_mode
+
+ATOMS = frozenset([bool, int, str, type(None)])
+"""Classes of values that are their own key, together with the class."""
+
+
+def quick_key(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outside: Iterable[Any]
+) -> tuple[Hashable, list[Tensor]] | None:
+    """A key of the call and its tensors in order; None where one of them is traced."""
+    key: list[Any] = [grad_mode.enabled]
+    handles: list[Tensor] = []
+    try:
+        if not collect(args, key, handles):
+            return None
+        if kwargs:
+            names = sorted(kwargs)
+            key += (None, *names)
+            if not collect([kwargs[name] for name in names], key, handles):
+                return None
+        if outside:
+            key.append(None)
+            if not collect(outside, key, handles):
+                return None
+    except RecursionError:
+        raise trees.endless("jit", args) from None
+    shared = shared_places(handles)
+    if shared:
+        key.append(shared)
+    return tuple(key), handles
+
+
+def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> bool:
+    """Add values to a key, and the tensors in them; False where there is a traced one."""
+    for x in values:
+        kind = type(x)
+        if kind is Tensor:
+            value = x._value
+            if type(value) is not HostArray:
+                return False
+            handles.append(x)
+            key += (value.dtype, value.shape, x._node is None, x._grad is None)
+        elif kind in ATOMS:
+            key += (kind, x)
+        elif (parts := trees.take_apart(x)) is not None:
+            key += (kind, parts.keys, parts.static)
+            if not collect(parts.children, key, handles):
+                return False
+        elif isinstance(x, Tensor):
+            return False
+        else:
+            key.append(value_key(x))
+    return True

@@ -1,0 +1,89 @@
+"""Which call of a function was made before: the one question that the fast path answers.
+
+>>> import weft as wf
+>>> f, x = wf.jit(lambda x, n: x * n), wf.ones(3)
+>>> first = f(x, 2)
+>>> run, handles = f._repeated.recognise((x, 2), {}, ())
+>>> run(handles).tolist(), f._repeated.recognise((x, 3), {}, ())
+([2.0, 2.0, 2.0], None)
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from weft.compiler.function.arguments import PROGRAMS
+from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.function.fastcall.last_call import KnownCall, known_call
+from weft.compiler.function.fastcall.quick_key import quick_key
+from weft.core.settings import settings
+from weft.ir.tensor import Tensor
+
+PATIENCE = 16
+"""How much is spent on remembering calls before one is made again."""
+RENEWAL = 4
+"""How many calls that are known pay for one that is remembered in the last one's place."""
+Run = Callable[[Sequence[Tensor]], Any]
+
+
+class RepeatedCalls:
+    """What is remembered of the calls of one function."""
+
+    __slots__ = ("_by_key", "_patience", "last")
+
+    def __init__(self) -> None:
+        self.last: KnownCall | None = None
+        self._by_key: OrderedDict[Hashable, Compiled] = OrderedDict()
+        self._patience = PATIENCE
+
+    def recognise(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Sequence[Any]
+    ) -> tuple[Run, list[Tensor]] | None:
+        """What runs this call, and its tensors, if one just like it was made before."""
+        if not settings.fastcall:
+            return None
+        last = self.last
+        if last is not None and not kwargs:
+            handles = last.handles(args, outside)
+            if handles is not None and last.found.fits():
+                if self._patience < PATIENCE:
+                    self._patience += 1
+                return last.run, handles
+        known = quick_key(args, kwargs, outside)
+        if known is None:
+            return None
+        key, handles = known
+        found = self._find(key)
+        if found is None or not found.fits():
+            return None
+        if self._patience >= RENEWAL and not kwargs:
+            self._patience -= RENEWAL
+            self.last = known_call(args, outside, handles, found)
+        return found, handles
+
+    def _find(self, key: Hashable) -> Compiled | None:
+        try:
+            return self._by_key.get(key)
+        except TypeError:  # it cannot be hashed: an error that the other way explains
+            return None
+
+    def key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Sequence[Any]
+    ) -> tuple[Hashable, list[Tensor]] | None:
+        """What a call can be remembered by, which must be asked before the function is traced."""
+        return quick_key(args, kwargs, outside) if settings.fastcall else None
+
+    def remember(
+        self,
+        key: tuple[Hashable, list[Tensor]] | None,
+        handles: Sequence[Tensor],
+        found: Compiled,
+    ) -> None:
+        """Remember the program of a call, if its key names all tensors that the program takes."""
+        if key is None or [*map(id, key[1])] != [*map(id, handles)]:
+            return
+        self._by_key[key[0]] = found
+        while len(self._by_key) > PROGRAMS:
+            self._by_key.popitem(last=False)

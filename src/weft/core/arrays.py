@@ -1,0 +1,141 @@
+"""Arrays: the values that tensors hold while nothing is traced, each in the memory of a device.
+
+A tensor's value is an array, or what a transform traces in its place. Two questions are asked of
+it, and each is answered here alone:
+
+- `is_concrete(value)`: is the value there, on whatever device, and not traced?
+- `is_host(value)`: is it a NumPy array, so that NumPy and Python may read its memory now?
+
+Where each nanosecond counts, `type(value) in CONCRETE` and `type(value) is HostArray` ask the same
+without a call. A device other than the host brings a class of arrays of its own (`add_device`),
+whose objects are then concrete everywhere.
+
+>>> import numpy as np
+>>> is_concrete(np.ones(3)), is_concrete("traced"), device_of(np.ones(3))
+(True, False, device('cpu'))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+
+from weft.core.devices import CPU, DEVICES, Device
+from weft.core.errors import DeviceError
+
+
+class Array(Protocol):
+    """What every concrete value has. It is never written to after it was made."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type, as NumPy names it."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+
+    @property
+    def device(self) -> Any:
+        """Where its memory is: a `Device`, but text in NumPy's arrays, so ask `device_of`."""
+
+
+class DeviceArray(Array, Protocol):
+    """An array in memory that the host cannot read."""
+
+    def to_host(self) -> np.ndarray[Any, Any]:
+        """A copy of the elements in the host's memory."""
+
+
+HostArray = np.ndarray
+"""The class of arrays in the host's memory; a subclass of it is none."""
+CONCRETE: set[type] = {HostArray}
+"""The classes of values that are there: arrays of every device, and nothing that is traced."""
+_FROM_HOST: dict[Device, tuple[type, Callable[[np.ndarray[Any, Any]], DeviceArray]]] = {}
+"""For each other device its class of arrays, and what copies an array of the host to it."""
+
+
+def is_concrete(value: object) -> TypeGuard[Array]:
+    """Whether a tensor's value is there, on whatever device, and not traced."""
+    return type(value) in CONCRETE
+
+
+def is_host(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Whether a tensor's value is in memory that NumPy and Python read."""
+    return type(value) is HostArray
+
+
+def device_of(value: Any) -> Device:
+    """The device of a tensor's value; a traced one knows where it will be computed."""
+    if type(value) is HostArray:
+        return CPU
+    device: Device = value.device
+    return device
+
+
+def add_device(
+    device: Device, array_class: type, from_host: Callable[[np.ndarray[Any, Any]], DeviceArray]
+) -> None:
+    """Make a device known: its name, its class of arrays, and how an array is copied to it."""
+    DEVICES[device.kind] = device
+    CONCRETE.add(array_class)
+    _FROM_HOST[device] = array_class, from_host
+
+
+def remove_device(device: Device) -> None:
+    """Forget a device that was added; its arrays are values no more."""
+    del DEVICES[device.kind]
+    CONCRETE.discard(_FROM_HOST.pop(device)[0])
+
+
+def to_host(array: Any) -> np.ndarray[Any, Any]:
+    """The elements in the host's memory: the array itself, or a copy."""
+    if type(array) is HostArray:
+        return array
+    copy: np.ndarray[Any, Any] = array.to_host()
+    return copy
+
+
+def move(array: Any, device: Device) -> Array:
+    """The elements in the memory of a device: the array itself where it is there already."""
+    if device_of(array) == device:
+        found: Array = array
+        return found
+    host = to_host(array)
+    return host if device == CPU else _FROM_HOST[device][1](host)
+
+
+def check_one_device(op: str, operands: Sequence[Any]) -> None:
+    """Refuse tensors that are not all on one device; one number of the host fits beside any."""
+    named = [
+        (f"x{place + 1}", operand, operand.device)
+        for place, operand in enumerate(operands)
+        if operand.shape or not is_host(operand._value)
+    ]
+    first = named[0][2]
+    other = next((name for name, _, device in named if device != first), None)
+    if other is not None:
+        raise DeviceError(
+            op,
+            "the operands are on different devices",
+            expected="all operands on one device",
+            got={name: f"{operand.type} on {device}" for name, operand, device in named},
+            fix=f'move one of them first: {other}.to("{first}")',
+        )
+
+
+def not_on_host(op: str, tensor: Any) -> DeviceError:
+    """The error for a tensor of another device, where its elements are read in place."""
+    return DeviceError(
+        op,
+        f"the elements are in the memory of {tensor.device}, which the host cannot read",
+        expected="a tensor on the CPU",
+        got={"x": f"{tensor.type} on {tensor.device}"},
+        fix='copy it first: x.to("cpu")',
+    )
