@@ -17,7 +17,7 @@ graph(a: f32[3]) {
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -35,14 +35,13 @@ from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
 from weft.compiler.graph_passes.laws.reductions import reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
-from weft.compiler.graph_passes.merge_products import merge_products
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
 from weft.ir.walking import Tally
 
 __all__ = [
-    "LAWS", "MERGE_PRODUCTS", "PIPELINE", "Pass", "PassReport", "optimize", "optimize_with_report",
+    "LAWS", "PIPELINE", "Pass", "PassReport", "optimize", "optimize_with_report",
 ]  # fmt: skip
 
 ROUNDS = 8
@@ -93,18 +92,13 @@ PIPELINE: tuple[Pass, ...] = (
 REWRITES = Pass("rewrites", apply_rewrites, "on programs as users write them, before the laws")
 """The rules of users, where there are any; see user_rules.py."""
 
-MERGE_PRODUCTS = Pass("products", merge_products, "once, at the end: it undoes simple forms")
-"""Joins products that share an operand; for `optimize(graph, further=[MERGE_PRODUCTS])`."""
+
+def optimize(graph: Graph) -> Graph:
+    """The graph in its simplest form."""
+    return optimize_with_report(graph)[0]
 
 
-def optimize(graph: Graph, further: Sequence[Pass] = ()) -> Graph:
-    """The graph in its simplest form; `further` passes are run once on that."""
-    return optimize_with_report(graph, further)[0]
-
-
-def optimize_with_report(
-    graph: Graph, further: Sequence[Pass] = ()
-) -> tuple[Graph, list[PassReport]]:
+def optimize_with_report(graph: Graph) -> tuple[Graph, list[PassReport]]:
     """The graph in its simplest form, and what each run of a pass did to it."""
     reports: list[PassReport] = []
     settled: dict[Callable[..., Graph], Graph] = {}
@@ -117,8 +111,6 @@ def optimize_with_report(
                 settled[each.run] = graph
         if graph is before:
             break
-    for each in further:
-        graph = _run(each, graph, reports)
     return graph, reports
 
 

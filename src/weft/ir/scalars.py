@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weft.core.dtypes import DTYPES, INDEX, DType, bfloat16, bool_, float16, float32, float64
+from weft.core.dtypes import DTYPES, INDEX, DType, bool_, float32, float64
 from weft.core.errors import DTypeError
 from weft.core.forks import renewed
 from weft.ir import numerics
@@ -46,7 +46,6 @@ FLOATS = frozenset({float32, float64})
 NUMBERS = INTEGERS | FLOATS
 BITS = INTEGERS | {bool_}
 ORDERED = NUMBERS | {bool_}
-STORED = ORDERED | {float16, bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,9 +417,6 @@ power = _define("power", 2, FLOATS, _through_double(np.power))
 erf = _define("erf", 1, FLOATS, _in_double(math.erf))
 erfc = _define("erfc", 1, FLOATS, _in_double(math.erfc))
 lgamma = _define("lgamma", 1, FLOATS, _in_double(math.lgamma))
-
-FORMS = frozenset({"const", "index", "size", "local", "load", "select", "cast", "bitcast"})
-"""What a target handles beside the instructions: they have rules of their own."""
 
 
 # --- integers of indices -------------------------------------------------------------------------

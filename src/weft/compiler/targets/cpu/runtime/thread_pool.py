@@ -58,7 +58,6 @@ _VARIABLES = f"""
 @stopping = global i64 0
 @spins = global i64 1000
 @starter = global ptr null
-@error = global i32 0, align 128
 @waiting = global i64 0, align 128
 @mutex = global [64 x i8] zeroinitializer, align 64
 @condition = global [64 x i8] zeroinitializer, align 64
@@ -377,7 +376,6 @@ entry:
   store i64 0, ptr @workers
   store i64 0, ptr @stopping
   store i64 0, ptr @waiting
-  store i32 0, ptr @error
   store i64 0, ptr @ready
   %made = call i32 @pthread_mutex_init(ptr @mutex, ptr null)
   %formed = call i32 @pthread_cond_init(ptr @condition, ptr null)
@@ -420,7 +418,7 @@ done:
 
 _SYMBOLS = (
     PARALLEL_FOR, "worker", "initialize", "stop", "spin",
-    "limit", "ready", "workers", "stopping", "spins", "starter", "error",
+    "limit", "ready", "workers", "stopping", "spins", "starter",
 )  # fmt: skip
 
 _lock = renewed(Lock())
