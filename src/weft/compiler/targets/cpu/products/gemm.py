@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_text import Type
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.machine import Machine, host
 from weft.compiler.targets.cpu.products.tiles import Tile, tile_functions, tile_name, tile_of
 from weft.core.dtypes import DType

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_text import Type, steps
+from weft.compiler.targets.cpu.llvm.ir_types import Type, steps
 from weft.compiler.targets.cpu.machine import Machine, host
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.pieces import Piece, Sizes, Value, numbers
