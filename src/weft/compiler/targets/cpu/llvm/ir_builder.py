@@ -251,6 +251,10 @@ class IRBuilder(Lines):
         self._join(done, ways)
         self._meet(done, ways, len(ways[0][1]))
 
+    def unless(self, condition: str) -> AbstractContextManager[None]:
+        """What is done where a condition does not hold."""
+        return self.when(self.combine("xor", _typed(condition, "i1"), TRUE))
+
     @contextmanager
     def choose(
         self, condition: str
