@@ -371,13 +371,17 @@ class IRBuilder(Lines):
         """The address of an element."""
         return self.put(f"getelementptr {kind}, ptr {pointer}, i64 {offset}", "ptr")
 
-    def load(self, kind: str, pointer: str) -> Value:
-        """What is at an address."""
-        return self.put(f"load {kind}, ptr {pointer}", kind)
+    def load(self, kind: str, pointer: str, align: int | None = None) -> Value:
+        """What is at an address; aligned as its type is, unless it is said otherwise."""
+        tail = "" if align is None else f", align {align}"
+        return self.put(f"load {kind}, ptr {pointer}{tail}", kind)
 
-    def store(self, value: Operand, pointer: str, kind: str | None = None) -> None:
-        """Write to an address."""
-        self.do(f"store {kind or _kind(value)} {value}, ptr {pointer}")
+    def store(
+        self, value: Operand, pointer: str, kind: str | None = None, align: int | None = None
+    ) -> None:
+        """Write to an address; aligned as its type is, unless it is said otherwise."""
+        tail = "" if align is None else f", align {align}"
+        self.do(f"store {kind or _kind(value)} {value}, ptr {pointer}{tail}")
 
     def number(self, table: str, place: Operand) -> Value:
         """An integer of a table."""
