@@ -26,7 +26,7 @@ import numpy as np
 
 from weft.compiler.report.explain import KernelReport, kernel_reports
 from weft.compiler.targets.cpu.llvm.engine import load_text
-from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder, Struct, Value, module_text
+from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder, Struct, module_text
 from weft.compiler.targets.cpu.runtime.driver import FIELDS, WATCHERS, Run, execute_address
 from weft.compiler.targets.cpu.runtime.program import Program
 
@@ -104,7 +104,7 @@ def source() -> str:
     given = ("ptr %calls", "i64 %count", *(f"ptr %{name}" for name in pointers))
     out = IRBuilder("execute_timed", given, public=True, result="i64", may_unwind=True)
     calls, count, addresses, error, parallel_for, execute, clock, times = out.parameters
-    monotonic = Value(str(time.CLOCK_MONOTONIC), "i32")
+    monotonic = f"i32 {time.CLOCK_MONOTONIC}"
     with out.loop(0, count) as i:
         call, span = out.at("i64", calls, out.mul(i, len(FIELDS))), out.record(_SPAN, times, i)
         out.call(clock, monotonic, span.address("begin"), result="i32")

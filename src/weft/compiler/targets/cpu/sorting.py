@@ -84,7 +84,7 @@ class Keys:
     def key(self, out: IRBuilder, pointer: str, place: str) -> str:
         """The key of an element."""
         kind, sign = self.kind, -(1 << self.dtype.bits - 1)
-        found: str = out.put(f"load {kind}, ptr {out.at(kind, pointer, place)}")
+        found = out.put(f"load {kind}, ptr {out.at(kind, pointer, place)}")
         if self.dtype.is_floating:
             found = self._of_float(out, found, sign)
         elif self.dtype.kind == "signed":

@@ -1,7 +1,8 @@
 """The one way to write LLVM IR: a function as a Python program, `with` for each loop and condition.
 
-Values know their type. A variable is assigned anew along the way; where ways meet, the builder
-writes the phi nodes. A struct names the fields of memory, and a record reads and writes them.
+A value is its name, of which the builder knows the type. A variable is assigned anew along the way;
+where ways meet, the builder writes the phi nodes. A struct names the fields of memory, and a record
+reads and writes them.
 
 >>> function = IRBuilder("total", ("ptr %numbers", "i64 %count"), public=True, result="i64")
 >>> numbers, count = function.parameters
@@ -44,30 +45,9 @@ KERNEL = ("ptr %buffers", "ptr %sizes", "i64 %begin", "i64 %end")
 """The parameters of a function that a program calls."""
 
 
-class Value(str):
-    """An operand as text, with its LLVM type."""
-
-    kind: str
-
-    def __new__(cls, text: str, kind: str) -> Value:
-        """The operand of such a type."""
-        value = super().__new__(cls, text)
-        value.kind = kind
-        return value
-
-
-NULL, TRUE, FALSE = Value("null", "ptr"), Value("true", "i1"), Value("false", "i1")
+NULL, TRUE, FALSE = "null", "true", "false"
 Operand = str | int
-"""A value, or an integer; of 64 bits where nothing else says how wide it is."""
-
-
-def _kind(*operands: Operand) -> str:
-    """The type of operands: that of the first one that has it written on it."""
-    return next((each.kind for each in operands if isinstance(each, Value)), "i64")
-
-
-def _typed(operand: Operand, kind: str | None = None) -> Value:
-    return Value(str(operand), kind or _kind(operand))
+"""A value's name, or a number. One whose type the builder does not know may have it in front."""
 
 
 @dataclass
@@ -131,14 +111,14 @@ class Struct:
         return self.kinds[self.names.index(name)]
 
 
-class Variable:
+class LocalVariable:
     """A value that is assigned anew along the way."""
 
-    def __init__(self, start: Value) -> None:
-        self.value = start
+    def __init__(self, start: str, kind: str) -> None:
+        self.value, self.kind = start, kind
 
 
-Way = tuple[str, list[Value]]
+Jump = tuple[str, list[str]]
 """The block that a jump comes from, and what each variable is there."""
 
 
@@ -154,18 +134,19 @@ class IRBuilder(Lines):
     ) -> None:  # fmt: skip
         super().__init__(Function())
         self.result = result
-        self.symbol = Value(f'@"weft.{name}"' if public else f"@{name}", "ptr")
+        self.symbol = f'@"weft.{name}"' if public else f"@{name}"
         words = ["" if may_unwind else "nounwind", "" if public else "noinline", attributes]
         tail = " ".join([word for word in words if word] + ["{"])
         linkage = "" if public else "internal "
         self.head = f"define {linkage}{result} {self.symbol}({', '.join(parameters)}) {tail}"
         pairs = [each.rsplit(maxsplit=1) for each in parameters]
-        self.parameters = [Value(text, kind) for kind, text in pairs]
+        self.parameters = [text for _, text in pairs]
+        self.kinds = {NULL: "ptr", TRUE: "i1", FALSE: "i1"} | {text: kind for kind, text in pairs}
         self.declared: set[str] = set()
         self.block = "entry"
-        self.variables: list[Variable] = []
-        self._exits: list[tuple[str, list[Way]]] = []
-        self._unchanged: dict[str, Value] = {}
+        self.variables: list[LocalVariable] = []
+        self._exits: list[tuple[str, list[Jump]]] = []
+        self._unchanged: dict[str, str] = {}
 
     @property
     def definition(self) -> str:
@@ -174,9 +155,20 @@ class IRBuilder(Lines):
         text = "\n".join([self.head, "entry:", *filter(None, self.text), *end, "}"])
         return re.sub(r"%loop\d+\.\d+", lambda found: self._known(found[0]), text)
 
-    def put(self, instruction: str, kind: str = "i64") -> Value:
+    def put(self, instruction: str, kind: str = "i64") -> str:
         """Append an instruction; the name of its value, which is of a type."""
-        return Value(super().put(instruction), kind)
+        name = f"%v{next(self.function.numbers)}"
+        self.text.append(f"  {name} = {instruction}")
+        if kind != "i64":
+            self.kinds[name] = kind
+        return name
+
+    def kind(self, *operands: Operand) -> str:
+        """The type of operands: that of the first one which is not an integer of 64 bits."""
+        for each in operands:
+            if not isinstance(each, int) and (each in self.kinds or each[0] == "@"):
+                return self.kinds.get(each, "ptr")
+        return "i64"
 
     # --- control flow ----------------------------------------------------------------------------
 
@@ -185,13 +177,13 @@ class IRBuilder(Lines):
         super().label(name)
         self.block = name
 
-    def variable(self, start: Operand, kind: str | None = None) -> Variable:
+    def variable(self, start: Operand, kind: str | None = None) -> LocalVariable:
         """A value that loops and conditions from here on may change."""
-        self.variables.append(Variable(_typed(start, kind)))
+        self.variables.append(LocalVariable(str(start), kind or self.kind(start)))
         return self.variables[-1]
 
     @contextmanager
-    def loop(self, start: Operand, end: Operand, step: Operand = 1) -> Iterator[Value]:
+    def loop(self, start: Operand, end: Operand, step: Operand = 1) -> Iterator[str]:
         """A loop from a number to below another one; gives the index."""
         index = self.variable(start)
         with self.repeat():
@@ -212,7 +204,8 @@ class IRBuilder(Lines):
         first, known = len(self.text), list(self.variables)
         self.text += [""] * len(known)
         for number, variable in enumerate(known):
-            variable.value = Value(f"%{head}.{number}", variable.value.kind)
+            variable.value = f"%{head}.{number}"
+            self.kinds[variable.value] = variable.kind
         phis = [variable.value for variable in known]
         self._exits.append((done, []))
         yield
@@ -224,7 +217,7 @@ class IRBuilder(Lines):
                 self._unchanged[phi] = start
             else:
                 ways = f"[{start}, %{before[0]}], [{last}, %{after[0]}]"
-                self.text[first + number] = f"  {phi} = phi {phi.kind} {ways}"
+                self.text[first + number] = f"  {phi} = phi {self.kinds[phi]} {ways}"
         self._jump(head)
         self._meet(*self._exits.pop(), len(known))
 
@@ -253,7 +246,7 @@ class IRBuilder(Lines):
 
     def unless(self, condition: str) -> AbstractContextManager[None]:
         """What is done where a condition does not hold."""
-        return self.when(self.combine("xor", _typed(condition, "i1"), TRUE))
+        return self.when(self.put(f"xor i1 {condition}, true", "i1"))
 
     @contextmanager
     def choose(
@@ -261,7 +254,7 @@ class IRBuilder(Lines):
     ) -> Iterator[tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
         """What is done where a condition holds, and where it does not: two blocks in that order."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
-        values, ways = self._way()[1], list[Way]()
+        values, ways = self._way()[1], list[Jump]()
         self.do(f"br i1 {condition}, label %{yes}, label %{no}")
 
         @contextmanager
@@ -279,7 +272,7 @@ class IRBuilder(Lines):
         self.do("ret void" if value is None else f"ret {self.result} {value}")
         self.block = ""
 
-    def _way(self) -> Way:
+    def _way(self) -> Jump:
         return self.block, [variable.value for variable in self.variables]
 
     def _jump(self, target: str) -> None:
@@ -288,13 +281,13 @@ class IRBuilder(Lines):
             self.do(f"br label %{target}")
         self.block = ""
 
-    def _join(self, done: str, ways: list[Way]) -> None:
+    def _join(self, done: str, ways: list[Jump]) -> None:
         """Go to where ways meet, unless the block has ended."""
         if self.block:
             ways.append(self._way())
         self._jump(done)
 
-    def _meet(self, name: str, ways: list[Way], known: int) -> None:
+    def _meet(self, name: str, ways: list[Jump], known: int) -> None:
         """Begin the block that ways lead to, with phi nodes for variables that differ on them."""
         if not ways:
             return
@@ -303,10 +296,10 @@ class IRBuilder(Lines):
         for number, variable in enumerate(self.variables):
             given = [(self._known(values[number]), block) for block, values in ways]
             if len({text for text, _ in given}) > 1:
-                kind, pairs = variable.value.kind, [f"[{text}, %{block}]" for text, block in given]
-                variable.value = self.put(f"phi {kind} {', '.join(pairs)}", kind)
+                pairs = ", ".join(f"[{text}, %{block}]" for text, block in given)
+                variable.value = self.put(f"phi {variable.kind} {pairs}", variable.kind)
 
-    def _restore(self, values: Sequence[Value]) -> None:
+    def _restore(self, values: Sequence[str]) -> None:
         del self.variables[len(values) :]
         for variable, value in zip(self.variables, values, strict=True):
             variable.value = value
@@ -319,59 +312,59 @@ class IRBuilder(Lines):
 
     # --- numbers ---------------------------------------------------------------------------------
 
-    def combine(self, how: str, a: Operand, b: Operand) -> Value:
+    def combine(self, how: str, a: Operand, b: Operand) -> str:
         """An instruction of two operands, as `and` or `lshr`."""
-        kind = _kind(a, b)
+        kind = self.kind(a, b)
         return self.put(f"{how} {kind} {a}, {b}", kind)
 
-    def add(self, a: Operand, b: Operand) -> Value:
+    def add(self, a: Operand, b: Operand) -> str:
         """A sum of integers."""
         return self.combine("add", a, b)
 
-    def sub(self, a: Operand, b: Operand) -> Value:
+    def sub(self, a: Operand, b: Operand) -> str:
         """A difference of integers."""
         return self.combine("sub", a, b)
 
-    def mul(self, a: Operand, b: Operand) -> Value:
+    def mul(self, a: Operand, b: Operand) -> str:
         """A product of integers."""
         return self.combine("mul", a, b)
 
-    def div(self, a: Operand, b: Operand) -> Value:
+    def div(self, a: Operand, b: Operand) -> str:
         """A quotient of integers that are not negative."""
         return self.combine("sdiv", a, b)
 
-    def rem(self, a: Operand, b: Operand) -> Value:
+    def rem(self, a: Operand, b: Operand) -> str:
         """The rest of a division of integers that are not negative."""
         return self.combine("srem", a, b)
 
-    def least(self, a: Operand, b: Operand) -> Value:
+    def least(self, a: Operand, b: Operand) -> str:
         """The smaller of two integers."""
         return self.call("llvm.smin.i64", a, b, result="i64")
 
-    def most(self, a: Operand, b: Operand) -> Value:
+    def most(self, a: Operand, b: Operand) -> str:
         """The larger of two integers."""
         return self.call("llvm.smax.i64", a, b, result="i64")
 
-    def test(self, how: str, a: Operand, b: Operand) -> Value:
+    def test(self, how: str, a: Operand, b: Operand) -> str:
         """A comparison, as `slt`."""
-        return self.put(f"icmp {how} {_kind(a, b)} {a}, {b}", "i1")
+        return self.put(f"icmp {how} {self.kind(a, b)} {a}, {b}", "i1")
 
-    def select(self, condition: str, yes: Operand, no: Operand) -> Value:
+    def select(self, condition: str, yes: Operand, no: Operand) -> str:
         """One of two values."""
-        kind = _kind(yes, no)
+        kind = self.kind(yes, no)
         return self.put(f"select i1 {condition}, {kind} {yes}, {kind} {no}", kind)
 
-    def convert(self, how: str, value: Value, kind: str) -> Value:
+    def convert(self, how: str, value: str, kind: str) -> str:
         """A value of another type, as by `trunc`."""
-        return self.put(f"{how} {value.kind} {value} to {kind}", kind)
+        return self.put(f"{how} {self.kind(value)} {value} to {kind}", kind)
 
     # --- memory ----------------------------------------------------------------------------------
 
-    def at(self, kind: str, pointer: str, offset: Operand) -> Value:
+    def at(self, kind: str, pointer: str, offset: Operand) -> str:
         """The address of an element."""
         return self.put(f"getelementptr {kind}, ptr {pointer}, i64 {offset}", "ptr")
 
-    def load(self, kind: str, pointer: str, align: int | None = None) -> Value:
+    def load(self, kind: str, pointer: str, align: int | None = None) -> str:
         """What is at an address; aligned as its type is, unless it is said otherwise."""
         tail = "" if align is None else f", align {align}"
         return self.put(f"load {kind}, ptr {pointer}{tail}", kind)
@@ -381,17 +374,17 @@ class IRBuilder(Lines):
     ) -> None:
         """Write to an address; aligned as its type is, unless it is said otherwise."""
         tail = "" if align is None else f", align {align}"
-        self.do(f"store {kind or _kind(value)} {value}, ptr {pointer}{tail}")
+        self.do(f"store {kind or self.kind(value)} {value}, ptr {pointer}{tail}")
 
-    def number(self, table: str, place: Operand) -> Value:
+    def number(self, table: str, place: Operand) -> str:
         """An integer of a table."""
         return self.load("i64", self.at("i64", table, place))
 
-    def pointer(self, table: str, place: Operand) -> Value:
+    def pointer(self, table: str, place: Operand) -> str:
         """An address of a table."""
         return self.load("ptr", self.at("ptr", table, place))
 
-    def buffer(self, place: Operand) -> Value:
+    def buffer(self, place: Operand) -> str:
         """The address of a buffer of the call."""
         return self.pointer("%buffers", place)
 
@@ -401,20 +394,19 @@ class IRBuilder(Lines):
             self, struct, pointer if index is None else self.at(struct.text, pointer, index)
         )
 
-    def room(self, kind: str, count: Operand = 1, align: int = 8) -> Value:
+    def room(self, kind: str, count: Operand = 1, align: int = 8) -> str:
         """Memory on the stack."""
         return self.put(f"alloca {kind}, i64 {count}, align {align}", "ptr")
 
     def copy(self, target: str, source: str, count: Operand) -> None:
         """Copy so many bytes."""
-        target, source = _typed(target, "ptr"), _typed(source, "ptr")
-        self.call("llvm.memcpy.p0.p0.i64", target, source, count, FALSE)
+        self.call("llvm.memcpy.p0.p0.i64", f"ptr {target}", f"ptr {source}", count, FALSE)
 
     def clear(self, target: str, count: Operand) -> None:
         """Fill so many bytes with zeros."""
-        self.call("llvm.memset.p0.i64", _typed(target, "ptr"), Value("0", "i8"), count, FALSE)
+        self.call("llvm.memset.p0.i64", f"ptr {target}", "i8 0", count, FALSE)
 
-    def memory(self, count: Operand) -> tuple[Value, Value]:
+    def memory(self, count: Operand) -> tuple[str, str]:
         """So many bytes that begin a line of cache, and what is to be freed."""
         whole = self.call("malloc", self.add(count, 128), result="ptr")
         up = self.add(self.convert("ptrtoint", whole, "i64"), 63)
@@ -422,11 +414,11 @@ class IRBuilder(Lines):
 
     def free(self, pointer: str) -> None:
         """Give memory back."""
-        self.call("free", _typed(pointer, "ptr"))
+        self.call("free", f"ptr {pointer}")
 
     # --- atomics ---------------------------------------------------------------------------------
 
-    def load_atomic(self, pointer: str, order: str) -> Value:
+    def load_atomic(self, pointer: str, order: str) -> str:
         """The word at an address, read at once, in a memory order."""
         return self.put(f"load atomic i64, ptr {pointer} {order}, align 8")
 
@@ -434,37 +426,40 @@ class IRBuilder(Lines):
         """Write a word at once, in a memory order."""
         self.do(f"store atomic i64 {value}, ptr {pointer} {order}, align 8")
 
-    def fetch(self, how: str, pointer: str, value: Operand, order: str) -> Value:
+    def fetch(self, how: str, pointer: str, value: Operand, order: str) -> str:
         """Change a word at once, as by `add`; what it was before."""
         return self.put(f"atomicrmw {how} ptr {pointer}, i64 {value} {order}")
 
-    def exchange(self, pointer: str, old: Operand, new: Operand, order: str) -> tuple[Value, Value]:
+    def exchange(self, pointer: str, old: Operand, new: Operand, order: str) -> tuple[str, str]:
         """Write a word at once if it is the old one; what it was, and whether it was that.
 
         The order is that of a success; a failure is monotonic.
         """
         pair = self.put(f"cmpxchg ptr {pointer}, i64 {old}, i64 {new} {order} monotonic")
-        parts = [self.put(f"extractvalue {{ i64, i1 }} {pair}, {part}") for part in (0, 1)]
-        return parts[0], Value(parts[1], "i1")
+        kinds = enumerate(("i64", "i1"))
+        found, is_old = (self.put(f"extractvalue {{ i64, i1 }} {pair}, {n}", k) for n, k in kinds)
+        return found, is_old
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def call(self, function: IRBuilder | str, *operands: Operand, result: str = "void") -> Value:
+    def call(self, function: IRBuilder | str, *operands: Operand, result: str = "void") -> str:
         """Call a function of the module, one at an address, or one that is declared by its name."""
-        target: str = Value(f"@{function}", "ptr")
+        given = [self._typed(operand) for operand in operands]
         if isinstance(function, IRBuilder):
-            target, result = function.symbol, function.result
-        elif isinstance(function, Value):
-            target = function
-        else:
-            kinds = ", ".join(_kind(operand) for operand in operands)
+            result, function = function.result, function.symbol
+        elif function[0] not in "%@":
+            kinds = ", ".join(each.rsplit(maxsplit=1)[0] for each in given)
             self.declared.add(f"declare {result} @{function}({kinds})")
-        given = ", ".join(f"{_kind(operand)} {operand}" for operand in operands)
-        text = f"call {result} {target}({given})"
+            function = f"@{function}"
+        text = f"call {result} {function}({', '.join(given)})"
         if result != "void":
             return self.put(text, result)
         self.do(text)
-        return Value("", "void")
+        return ""
+
+    def _typed(self, operand: Operand) -> str:
+        has_type = not isinstance(operand, int) and " " in operand
+        return str(operand) if has_type else f"{self.kind(operand)} {operand}"
 
 
 class Record:
@@ -473,13 +468,13 @@ class Record:
     def __init__(self, builder: IRBuilder, struct: Struct, pointer: str) -> None:
         self.builder, self.struct, self.pointer = builder, struct, pointer
 
-    def address(self, name: str) -> Value:
+    def address(self, name: str) -> str:
         """Where a field is."""
         place = self.struct.names.index(name)
         text = f"getelementptr {self.struct.text}, ptr {self.pointer}, i64 0, i32 {place}"
         return self.builder.put(text, "ptr")
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> str:
         """Read a field."""
         return self.builder.load(self.struct.kind(name), self.address(name))
 
@@ -487,7 +482,7 @@ class Record:
         """Write a field."""
         self.builder.store(value, self.address(name), self.struct.kind(name))
 
-    def all(self, *names: str) -> list[Value]:
+    def all(self, *names: str) -> list[str]:
         """Read several fields, in the order of their names."""
         return [self[name] for name in names]
 

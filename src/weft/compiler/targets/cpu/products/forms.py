@@ -28,7 +28,6 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     KERNEL,
     IRBuilder,
     Struct,
-    Value,
     module_text,
 )
 from weft.compiler.targets.cpu.llvm.ir_types import Type
@@ -231,7 +230,7 @@ _TABLE = Struct(
     "i64 rows, i64 columns, i64 inner, i64 left, i64 right, i64 left_line, i64 right_line,"
     "i64 step, i64 panel, i64 panels"
 )
-_ROW_MAJOR = Value("101", "i32")
+_ROW_MAJOR = "i32 101"
 """How the BLAS names matrices whose rows lie one after the other."""
 
 
@@ -256,7 +255,7 @@ def source(dtype: DType, gemm: int | None) -> str:
         right = out.at(kind, b, out.mul(item, b_item))
         to = out.at(kind, c, out.add(out.mul(item, c_item), out.mul(first, columns)))
         sizes = height, columns, inner
-        operands = Value("1.0", kind), left, lda, right, ldb, Value("0.0", kind), to, columns
+        operands = f"{kind} 1.0", left, lda, right, ldb, f"{kind} 0.0", to, columns
         out.call(function, _ROW_MAJOR, *orders, *sizes, *operands)
     return module_text(out)
 

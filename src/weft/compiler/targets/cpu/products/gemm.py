@@ -24,10 +24,9 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     KERNEL,
     NULL,
     IRBuilder,
+    LocalVariable,
     Operand,
     Struct,
-    Value,
-    Variable,
     module_text,
 )
 from weft.compiler.targets.cpu.llvm.ir_types import Type
@@ -95,7 +94,7 @@ def _strip(tile: Tile, width: int) -> IRBuilder:
     a, row_step, term_step, b, b_step, c, c_step, terms, add, columns, rows = out.parameters
     row = out.variable(0)
     for height in tile.heights:
-        function = Value(f"@{tile_name(height, width)}", "ptr")
+        function = f"@{tile_name(height, width)}"
         with out.repeat():
             now, following = row.value, out.add(row.value, height)
             out.leave_unless(out.test("sle", following, rows))
@@ -149,8 +148,8 @@ def _block(tile: Tile, strips: Mapping[int, IRBuilder]) -> IRBuilder:
 
 
 def _call_widest(
-    out: IRBuilder, tile: Tile, strips: Mapping[int, IRBuilder], there: Value,
-    operands: tuple[Sequence[Value], Value], column: tuple[Value, Variable],
+    out: IRBuilder, tile: Tile, strips: Mapping[int, IRBuilder], there: str,
+    operands: tuple[Sequence[str], str], column: tuple[str, LocalVariable],
 ) -> None:  # fmt: skip
     """Call the widest strip of which no vector is without a column, and go on behind it."""
     (given, rows), (here, following) = operands, column
@@ -298,21 +297,21 @@ def _pack_turned(tile: Tile) -> IRBuilder:
 class _Line:
     """As many columns as a vector has lanes, which are packed together."""
 
-    source: Value
-    column: Value
-    last: Value
+    source: str
+    column: str
+    last: str
     """The last column that there is."""
-    terms: Value
-    to: Value
-    inside: Value
+    terms: str
+    to: str
+    inside: str
     """The first of the columns in its panel."""
 
-    def row(self, out: IRBuilder, lane: Operand) -> Value:
+    def row(self, out: IRBuilder, lane: Operand) -> str:
         """Where the terms of a column begin."""
         return out.mul(out.least(out.add(self.column, lane), self.last), self.terms)
 
 
-def _turn_square(out: IRBuilder, tile: Tile, line: _Line, term: Value) -> None:
+def _turn_square(out: IRBuilder, tile: Tile, line: _Line, term: str) -> None:
     """Turn a square of vectors: in each round the first half is woven into the second."""
     lanes, element = tile.lanes, Type(tile.dtype).text
     kind, align = Type(tile.dtype, lanes).text, tile.dtype.itemsize

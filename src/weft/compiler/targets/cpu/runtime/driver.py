@@ -30,7 +30,6 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     NULL,
     IRBuilder,
     Struct,
-    Value,
     module_text,
 )
 from weft.core.forks import in_child
@@ -103,7 +102,7 @@ def _look() -> IRBuilder:
     is_other = out.test("ne", out.call(own_thread, result="i64"), thread)
     with out.when(out.combine("or", is_other, out.test("ne", held, 0))):
         out.give()
-    out.call(clock, Value(str(time.CLOCK_MONOTONIC), "i32"), time_now, result="i32")
+    out.call(clock, f"i32 {time.CLOCK_MONOTONIC}", time_now, result="i32")
     seconds, nanoseconds = out.number(time_now, 0), out.number(time_now, 1)
     now = out.add(out.mul(seconds, 1000), out.div(nanoseconds, 1_000_000))
     with out.when(out.test("slt", out.sub(now, out.load("i64", "@last")), INTERVAL)):
@@ -166,19 +165,17 @@ def _execute(look: IRBuilder) -> IRBuilder:
     return out
 
 
-def _source() -> str:
+def source() -> str:
+    """The text of the module."""
     look = _look()
     variables = "@watch = internal global ptr null\n@last = internal global i64 0"
     return module_text(variables, _set_watch(), look, _guarded(), _execute(look))
 
 
-SOURCE = _source()
-
-
 @cache
 def _functions() -> dict[str, int]:
     """The functions of the module, which knows the interpreter from then on."""
-    found = text_addresses(SOURCE, ["execute", "guarded", "look", "set_watch"])
+    found = text_addresses(source(), ["execute", "guarded", "look", "set_watch"])
     here = ctypes.CDLL(None)
     for name, function in zip(WATCH, ("clock_gettime", "pthread_self"), strict=False):
         _watch[name].value = _address(getattr(here, function))

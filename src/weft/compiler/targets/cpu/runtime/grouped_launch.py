@@ -46,7 +46,9 @@ def _ensemble() -> IRBuilder:
     return out
 
 
-SOURCE = module_text(_ensemble())
+def source() -> str:
+    """The text of the module."""
+    return module_text(_ensemble())
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +95,4 @@ def table(members: Sequence[Member]) -> list[int]:
 @cache
 def ensemble_address() -> int:
     """The address of the native function, which has a kernel's signature."""
-    return text_addresses(SOURCE, ["ensemble"])["ensemble"]
+    return text_addresses(source(), ["ensemble"])["ensemble"]

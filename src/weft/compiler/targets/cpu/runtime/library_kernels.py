@@ -29,7 +29,6 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     NULL,
     IRBuilder,
     Struct,
-    Value,
     module_text,
 )
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
@@ -138,7 +137,7 @@ def _foreign(parallel_for: IRBuilder, fail: IRBuilder) -> IRBuilder:
     context["parallel_for"], context["fail"] = parallel_for.symbol, fail.symbol
     context["pool"], context["message"] = pool, message
     written = out.at(_BUFFER.text, slots, operands)
-    code = out.call(kernel, Value(context.pointer, "ptr"), slots, written, result="i32")
+    code = out.call(kernel, context.pointer, slots, written, result="i32")
     noted, wide = out.load_atomic(message, "acquire"), out.convert("sext", code, "i64")
     out.store(wide, out.at("i64", message, 1))
     with out.when(out.test("ne", out.combine("or", noted, wide), 0)):

@@ -30,7 +30,6 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     IRBuilder,
     Record,
     Struct,
-    Value,
     module_text,
 )
 from weft.compiler.targets.cpu.runtime.driver import STEPS
@@ -79,10 +78,10 @@ def _for_each(
         yield out, out.record(row, rows, i)
 
 
-def _move(out: IRBuilder, target: str, source: Value, size: str) -> None:
+def _move(out: IRBuilder, target: str, source: str, size: str) -> None:
     """Copy a value, unless it is there already."""
     is_there = out.test("eq", source, target)
-    out.copy(target, source, out.select(is_there, 0, Value(size, "i64")))
+    out.copy(target, source, out.select(is_there, 0, size))
 
 
 def _functions_of_rows() -> Functions:
@@ -149,7 +148,7 @@ def _run_loop(known: Functions) -> IRBuilder:
     scratch, answer = out.buffer(table["scratch"]), table["answer"]
     carries = table["carries"], table["carry_count"]
 
-    def run(number: int, name: str) -> Value:
+    def run(number: int, name: str) -> str:
         given = table["execute"], table["reached"], number, table[name]
         return out.call(known["run_section"], *given)
 
@@ -219,14 +218,14 @@ def _refuse(out: IRBuilder, table: Record) -> None:
     out.give()
 
 
-def _begin_choice(name: str) -> tuple[IRBuilder, Record, Value]:
+def _begin_choice(name: str) -> tuple[IRBuilder, Record, str]:
     """A function that is given a choice: its table, and the index."""
     out = IRBuilder(name, KERNEL, public=True, may_unwind=True)
     buffers, sizes, _, _ = out.parameters
     return out, out.record(_CHOICE, sizes), out.load("ptr", buffers)
 
 
-def _run_chosen(out: IRBuilder, known: Functions, table: Record, number: Value) -> Record:
+def _run_chosen(out: IRBuilder, known: Functions, table: Record, number: str) -> Record:
     """Run one branch, and return where it fails; its row of the table."""
     branch = out.record(_BRANCH, table["branches"], number)
     bindings, count, record = branch.all("bindings", "binding_count", "record")

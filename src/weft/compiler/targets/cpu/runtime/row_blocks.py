@@ -17,7 +17,6 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     IRBuilder,
     Record,
     Struct,
-    Value,
     module_text,
 )
 
@@ -56,7 +55,7 @@ def _chain() -> IRBuilder:
 
 
 def _point(
-    out: IRBuilder, entry: Record, buffers: str, scratch: Value, first: str, target: str
+    out: IRBuilder, entry: Record, buffers: str, scratch: str, first: str, target: str
 ) -> None:
     """Write the address of a buffer: one that is given, or scratch memory for rows from one on."""
     number = entry["number"]
@@ -69,10 +68,12 @@ def _point(
             out.store(start, target)
 
 
-SOURCE = module_text(_chain())
+def source() -> str:
+    """The text of the module."""
+    return module_text(_chain())
 
 
 @cache
 def address() -> int:
     """The address of the native function, which has a kernel's signature."""
-    return text_addresses(SOURCE, ["chain"])["chain"]
+    return text_addresses(source(), ["chain"])["chain"]

@@ -32,7 +32,6 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     TRUE,
     IRBuilder,
     Struct,
-    Value,
     module_text,
 )
 from weft.core.forks import renewed
@@ -47,7 +46,6 @@ _OPEN = 1 << 32
 _LOW = _OPEN - 1
 _HELPERS = (1 << 16) - 1
 _ARCHITECTURES = {"x86_64": "x86", "AMD64": "x86", "arm64": "arm", "aarch64": "arm"}
-_ZERO = Value("0", "i64")
 
 _JOB = Struct("ptr kernel, ptr buffers, ptr sizes, i64 extent, i64 grain, i64 chunks")
 _SLOT = Struct("i64 asleep, [7 x i64] unused, [64 x i8] mutex, [128 x i8] condition")
@@ -72,7 +70,7 @@ _VARIABLES = f"""
 @condition = global [64 x i8] zeroinitializer, align 64
 @slots = global [{LARGEST_POOL} x {_SLOT.text}] zeroinitializer, align 128
 """
-_MUTEX, _CONDITION = Value("@mutex", "ptr"), Value("@condition", "ptr")
+_MUTEX, _CONDITION = "@mutex", "@condition"
 _PARAMETERS = ("ptr %kernel", "ptr %buffers", "ptr %sizes", "i64 %extent", "i64 %grain")
 
 
@@ -90,22 +88,22 @@ def _pause(out: IRBuilder, architecture: str) -> None:
     if kind == "x86":
         out.call("llvm.x86.sse2.pause")
     elif kind == "arm":
-        out.call("llvm.aarch64.hint", Value("1", "i32"))
+        out.call("llvm.aarch64.hint", "i32 1")
 
 
 @contextmanager
-def _locked(out: IRBuilder, mutex: Value) -> Iterator[None]:
+def _locked(out: IRBuilder, mutex: str) -> Iterator[None]:
     """What is done while a mutex is held."""
     out.call("pthread_mutex_lock", mutex, result="i32")
     yield
     out.call("pthread_mutex_unlock", mutex, result="i32")
 
 
-def _signal(out: IRBuilder, condition: Value) -> None:
+def _signal(out: IRBuilder, condition: str) -> None:
     out.call("pthread_cond_signal", condition, result="i32")
 
 
-def _wait_while(out: IRBuilder, condition: Value, mutex: Value, word: str) -> None:
+def _wait_while(out: IRBuilder, condition: str, mutex: str, word: str) -> None:
     """Sleep on a condition variable for as long as a word is not 0. The mutex is held."""
     with out.repeat():
         out.leave_unless(out.test("ne", out.load_atomic(word, "seq_cst"), 0))
@@ -242,7 +240,7 @@ def _worker(
                 with out.when(out.test("slt", index, helpers)):
                     with out.when(out.call(enter_gate)):
                         out.call(work_and_leave)
-                    count.value = _ZERO
+                    count.value = "0"
             with is_known:
                 with out.when(out.test("ne", out.load_atomic("@stopping", "acquire"), 0)):
                     out.give()
@@ -251,7 +249,7 @@ def _worker(
                 spins = out.load_atomic("@spins", "monotonic")
                 with out.unless(out.test("slt", count.value, spins)):
                     out.call(sleep, slot, seen.value)
-                    count.value = _ZERO
+                    count.value = "0"
     return out
 
 
@@ -308,7 +306,7 @@ def _initialize() -> IRBuilder:
     for name in ("gate", "busy", "workers", "stopping", "waiting", "ready"):
         out.store(0, f"@{name}")
 
-    def begin(mutex: Value, condition: Value) -> None:
+    def begin(mutex: str, condition: str) -> None:
         out.call("pthread_mutex_init", mutex, NULL, result="i32")
         out.call("pthread_cond_init", condition, NULL, result="i32")
 
