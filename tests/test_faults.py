@@ -421,10 +421,6 @@ def _keeping(*arguments: Any, **options: Any) -> Any:
     return BACKPROPAGATE(*arguments, **(options | {"release": False}))
 
 
-def _overwrite(cotangents: dict[Any, Any], key: Any, cotangent: Any) -> None:
-    cotangents[key] = cotangent
-
-
 def _last_wins(cotangents: Any, live: Any, node: Any, cotangent: Any, attach: bool) -> None:
     before = dict(cotangents)
     PROPAGATE(cotangents, live, node, cotangent, attach)

@@ -19,8 +19,7 @@ from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.folding import fold_constants
 from weft.compiler.graph_passes.inlining import inline
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
-from weft.compiler.graph_passes.merge_products import merge_products
-from weft.compiler.pipeline import MERGE_PRODUCTS, optimize, optimize_with_report, pipeline
+from weft.compiler.pipeline import optimize, optimize_with_report, pipeline
 from weft.compiler.targets.cpu.target import CPU
 from weft.core.errors import Unsupported
 from weft.ir import PRIMITIVES, Graph, Primitive, Variable
@@ -487,48 +486,11 @@ def test_the_gradients_of_a_split_meet_in_one_join() -> None:
     assert_same_results(graph, optimized)
 
 
-# --- products ----------------------------------------------------------------------------------
-
-
-def test_products_of_one_tensor_become_one() -> None:
-    x, w, v = wf.spec("float64", (64, 8)), wf.spec("float64", (8, 4)), wf.spec("float64", (8, 2))
-
-    def program(x: Any, a: Any, b: Any, c: Any) -> Any:
-        return wf.sin(x @ a) + x @ b, x @ c
-
-    graph = wf.ir.trace(program, x, w, w, v)
-    merged = merge_products(graph)
-    assert [node.primitive.name for node in merged.nodes].count("dot") == 1
-    assert_same_results(graph, merged)
-
-
-def test_products_by_one_matrix_become_one() -> None:
-    x, w = wf.spec("float64", (2, 8)), wf.spec("float64", (8, 16))
-    graph = wf.ir.trace(lambda a, b, w: (a @ w, b @ w), x, x, w)
-    merged = merge_products(graph)
-    assert [node.primitive.name for node in merged.nodes].count("dot") == 1
-    assert_same_results(graph, merged)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        lambda x, w: x @ (x @ w)[:8],
-        lambda x, w: (x @ w, x @ (w @ wf.ones((4, 400)))),
-        lambda x, w: (x @ w, x.T @ x),
-    ],
-    ids=["one needs the other", "a join that costs more", "other axes"],
-)
-def test_other_products_stay(program: Callable[..., Any]) -> None:
-    graph = wf.ir.trace(program, wf.spec("float32", (16, 8)), wf.spec("float32", (8, 4)))
-    assert merge_products(graph) is graph
-
-
 # --- the pipeline ------------------------------------------------------------------------------
 
 
 def test_every_pass_has_a_reason() -> None:
-    assert all(each.reason for each in (*pipeline(CPU), MERGE_PRODUCTS))
+    assert all(each.reason for each in pipeline(CPU))
 
 
 def test_the_report_says_what_each_pass_did() -> None:
@@ -656,17 +618,16 @@ def test_optimized_programs_compute_the_same(drawn: tuple[Program, Arguments]) -
 def test_optimized_gradients_are_the_same(drawn: tuple[Program, Arguments]) -> None:
     f, xs = drawn
     graph = wf.ir.trace(wf.value_and_grad(total(f), argnums=positions(xs)), *xs)
-    for further in ([], [MERGE_PRODUCTS]):
-        optimized = optimize(graph, CPU, further)
-        wf.ir.verify(optimized)
-        close(wf.ir.interpret(optimized, *xs), wf.ir.interpret(graph, *xs), str(graph))
+    optimized = optimize(graph, CPU)
+    wf.ir.verify(optimized)
+    close(wf.ir.interpret(optimized, *xs), wf.ir.interpret(graph, *xs), str(graph))
 
 
 @given(programs())
 def test_each_pass_alone_leaves_a_graph_that_verifies(drawn: tuple[Program, Arguments]) -> None:
     f, xs = drawn
     graph = wf.ir.trace(wf.grad(total(f), argnums=positions(xs)), *xs)
-    for each in (*pipeline(CPU), MERGE_PRODUCTS):
+    for each in pipeline(CPU):
         result = each.run(graph, None)
         wf.ir.verify(result)
         close(wf.ir.interpret(result, *xs), wf.ir.interpret(graph, *xs), each.name)

@@ -19,7 +19,7 @@ from weft.core.errors import ArgumentError, ArgumentTypeError
 from weft.runtime.threads import Pool, get_num_threads, set_num_threads
 
 # `add` adds 1 to each element; `visit` adds 1 at begin and 1000 at end - 1; `nested` divides each
-# of its chunks again; `fail` leaves a code in the error slot, whose address is buffers.
+# of its chunks again.
 KERNELS = f"""
 declare void @{PARALLEL_FOR}(ptr, ptr, ptr, i64, i64)
 
@@ -54,11 +54,6 @@ define void @nested(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
   call void @{PARALLEL_FOR}(ptr @add, ptr %place, ptr null, i64 %extent, i64 3)
   ret void
 }}
-
-define void @fail(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-  store atomic i32 7, ptr %buffers monotonic, align 4
-  ret void
-}}
 """
 
 
@@ -72,7 +67,7 @@ def kernels(pool: Pool) -> dict[str, int]:
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(KERNELS), machine)
     engine.finalize_object()
-    names = ("add", "visit", "nested", "fail")
+    names = ("add", "visit", "nested")
     addresses = {name: engine.get_function_address(name) for name in names}
     engine.detach()
     return addresses
@@ -208,13 +203,6 @@ def test_what_is_no_integer_is_refused(threads: object) -> None:
 def test_a_numpy_integer_is_an_integer() -> None:
     set_num_threads(np.int32(2))  # type: ignore[arg-type]
     assert get_num_threads() == 2
-
-
-def test_a_kernel_can_leave_an_error_code(pool: Pool, kernels: dict[str, int]) -> None:
-    assert pool.take_error() == 0
-    pool.parallel_for(kernels["fail"], pool.error_address, None, 4, 1)
-    assert pool.take_error() == 7
-    assert pool.take_error() == 0
 
 
 def test_without_threads_to_be_had_the_caller_does_the_work(

@@ -18,7 +18,7 @@ graph(a: f32[3]) {
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -37,7 +37,6 @@ from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
 from weft.compiler.graph_passes.laws.reductions import reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
-from weft.compiler.graph_passes.merge_products import merge_products
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.compiler.targets.target import Target
 from weft.ir.graph import Graph
@@ -45,7 +44,7 @@ from weft.ir.rewriting import RuleSet
 from weft.ir.walking import Tally
 
 __all__ = [
-    "LAWS", "MERGE_PRODUCTS", "Pass", "PassReport", "optimize", "optimize_with_report", "pipeline",
+    "LAWS", "Pass", "PassReport", "optimize", "optimize_with_report", "pipeline",
 ]  # fmt: skip
 
 ROUNDS = 8
@@ -111,18 +110,13 @@ def pipeline(target: Target) -> tuple[Pass, ...]:
 REWRITES = Pass("rewrites", apply_rewrites, "on programs as users write them, before the laws")
 """The rules of users, where there are any; see user_rules.py."""
 
-MERGE_PRODUCTS = Pass("products", merge_products, "once, at the end: it undoes simple forms")
-"""Joins products that share an operand; for `optimize(graph, further=[MERGE_PRODUCTS])`."""
+
+def optimize(graph: Graph, target: Target) -> Graph:
+    """The graph in its simplest form."""
+    return optimize_with_report(graph, target)[0]
 
 
-def optimize(graph: Graph, target: Target, further: Sequence[Pass] = ()) -> Graph:
-    """The graph in its simplest form; `further` passes are run once on that."""
-    return optimize_with_report(graph, target, further)[0]
-
-
-def optimize_with_report(
-    graph: Graph, target: Target, further: Sequence[Pass] = ()
-) -> tuple[Graph, list[PassReport]]:
+def optimize_with_report(graph: Graph, target: Target) -> tuple[Graph, list[PassReport]]:
     """The graph in its simplest form, and what each run of a pass did to it."""
     reports: list[PassReport] = []
     settled: dict[Callable[..., Graph], Graph] = {}
@@ -137,8 +131,6 @@ def optimize_with_report(
                 settled[each.run] = graph
         if graph is before:
             break
-    for each in further:
-        graph = _run(each, graph, reports)
     return graph, reports
 
 

@@ -37,7 +37,6 @@ class Session:
         self.graph = chosen
         self._values: dict[wf.ir.Variable, wf.Tensor] = {}
         self._plans: dict[Hashable, Plan] = {}
-        self._fetches: dict[Hashable, Fetched] = {}
         self._is_open = True
 
     def __enter__(self) -> Self:

@@ -110,12 +110,6 @@ def lift(handle: Tensor) -> None:
         here.table[id(handle)] = made
 
 
-def is_lifted(handle: Tensor) -> bool:
-    """Whether a handle stands for something else in this thread than in others."""
-    known = here.table.get(id(handle))
-    return known is not None and known.handle() is handle
-
-
 def _attribute(name: str) -> property:
     """The attribute of a lifted handle: the thread's own, or what is in the slot."""
     slot = Tensor.__dict__[name]

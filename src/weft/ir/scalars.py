@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weft.core.dtypes import DTYPES, INDEX, DType, bfloat16, bool_, float16, float32, float64
+from weft.core.dtypes import DTYPES, INDEX, DType, bool_, float32, float64
 from weft.core.errors import DTypeError
 from weft.core.forks import renewed
 from weft.ir import numerics
@@ -50,7 +50,6 @@ FLOATS = frozenset({float32, float64})
 NUMBERS = INTEGERS | FLOATS
 BITS = INTEGERS | {bool_}
 ORDERED = NUMBERS | {bool_}
-STORED = ORDERED | {float16, bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,9 +430,6 @@ power = _function("power", 2, _through_double(np.power))
 erf = _function("erf", 1, _in_double(math.erf))
 erfc = _function("erfc", 1, _in_double(math.erfc))
 lgamma = _function("lgamma", 1, _in_double(math.lgamma))
-
-FORMS = frozenset({"const", "index", "size", "local", "load", "select", "cast", "bitcast"})
-"""What a target handles beside the instructions: they have rules of their own."""
 
 
 # --- integers of indices -------------------------------------------------------------------------

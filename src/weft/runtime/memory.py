@@ -77,11 +77,6 @@ class MemoryPlan:
         """The most bytes that live at one position: no plan needs less."""
         return max(self.timeline(), default=0)
 
-    @property
-    def fragmentation(self) -> float:
-        """Which part of the arena is lost to gaps: 0 for none."""
-        return 1 - self.lower_bound / self.peak if self.peak else 0.0
-
     def timeline(self) -> tuple[int, ...]:
         """The live bytes at each position, from 0 to the last."""
         end = max([buffer.last for buffer in self.buffers], default=-1) + 1

@@ -59,7 +59,6 @@ class Pool:
 
     def __init__(self, symbols: Mapping[str, int], threads: int) -> None:
         self.address = symbols["parallel_for"]
-        self.error_address = symbols["error"]
         self.parallel_for = _ParallelFor(self.address)
         self._worker = _Counted(symbols["worker"])
         self._stop = _Procedure(symbols["stop"])
@@ -68,7 +67,6 @@ class Pool:
             ctypes.c_int64.from_address(symbols[name])
             for name in ("limit", "ready", "workers", "stopping", "spins")
         )
-        self._error = ctypes.c_int32.from_address(self.error_address)
         self._starter = _Procedure(self._start)  # must live as long as native code may call it
         self._lock = Lock()
         self._threads: list[Thread] = []
@@ -86,11 +84,6 @@ class Pool:
             if len(self._threads) != threads - 1:
                 self._end_threads()
                 self._ready.value = 0
-
-    def take_error(self) -> int:
-        """The code that a kernel left in the error slot since the last call, 0 for none."""
-        code, self._error.value = self._error.value, 0
-        return code
 
     def threads(self) -> int:
         """How many threads are running beside the caller's."""

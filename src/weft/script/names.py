@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 SCOPES = FUNCTIONS | ast.Lambda | ast.ClassDef
-COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class _Bound(ast.NodeVisitor):

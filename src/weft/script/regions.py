@@ -121,9 +121,6 @@ class _Outputs:
         return self.slots[id(leaf)][1]
 
 
-Keep = Callable[[Any], Any]
-
-
 def record(
     run: Callable[..., list[Any]], types: Sequence[TensorType], lifted: Sequence[Tensor] = ()
 ) -> Region:

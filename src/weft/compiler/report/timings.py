@@ -26,6 +26,7 @@ import numpy as np
 
 from weft.compiler.report.explain import KernelReport, kernel_reports
 from weft.compiler.targets.cpu.llvm.engine import load_text
+from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder, Struct, module_text
 from weft.compiler.targets.cpu.runtime.driver import FIELDS, WATCHERS, Run, execute_address
 from weft.compiler.targets.cpu.runtime.program import Program
 
@@ -94,35 +95,25 @@ class _Watch:
         return self.known[key]
 
 
-SOURCE = f"""
-define i64 @execute_timed(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for,
-                          ptr %execute, ptr %clock, ptr %times) {{
-entry:
-  %any = icmp sgt i64 %count, 0
-  br i1 %any, label %call, label %done
+_SPAN = Struct("[2 x i64] begin, [2 x i64] end")
 
-call:
-  %i = phi i64 [0, %entry], [%next, %call]
-  %offset = mul i64 %i, {len(FIELDS)}
-  %row = getelementptr i64, ptr %calls, i64 %offset
-  %place = mul i64 %i, 4
-  %begin = getelementptr i64, ptr %times, i64 %place
-  %end = getelementptr i64, ptr %begin, i64 2
-  call i32 %clock(i32 {time.CLOCK_MONOTONIC}, ptr %begin)
-  call i64 %execute(ptr %row, i64 1, ptr %addresses, ptr %error, ptr %parallel_for)
-  call i32 %clock(i32 {time.CLOCK_MONOTONIC}, ptr %end)
-  %failed = load i32, ptr %error
-  %fine = icmp eq i32 %failed, 0
-  %next = add i64 %i, 1
-  %rest = icmp slt i64 %next, %count
-  %go = and i1 %fine, %rest
-  br i1 %go, label %call, label %done
 
-done:
-  %made = phi i64 [0, %entry], [%next, %call]
-  ret i64 %made
-}}
-"""
+def source() -> str:
+    """The text of `execute_timed`: given what the driver is, the driver, a clock, and the times."""
+    pointers = ("addresses", "error", "parallel_for", "execute", "clock", "times")
+    given = ("ptr %calls", "i64 %count", *(f"ptr %{name}" for name in pointers))
+    out = IRBuilder("execute_timed", given, public=True, result="i64", may_unwind=True)
+    calls, count, addresses, error, parallel_for, execute, clock, times = out.parameters
+    monotonic = f"i32 {time.CLOCK_MONOTONIC}"
+    with out.loop(0, count) as i:
+        call, span = out.at("i64", calls, out.mul(i, len(FIELDS))), out.record(_SPAN, times, i)
+        out.call(clock, monotonic, span.address("begin"), result="i32")
+        out.call(execute, call, 1, addresses, error, parallel_for, result="i64")
+        out.call(clock, monotonic, span.address("end"), result="i32")
+        with out.when(out.test("ne", out.load("i32", error), 0)):
+            out.give(out.add(i, 1))
+    out.give(count)
+    return module_text(out)
 
 
 @cache
@@ -130,7 +121,7 @@ def _timed() -> Any:
     signature = ctypes.CFUNCTYPE(
         ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 6
     )
-    return signature(load_text(SOURCE, "execute_timed"))
+    return signature(load_text(source(), "weft.execute_timed"))
 
 
 @cache

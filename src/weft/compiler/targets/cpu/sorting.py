@@ -16,15 +16,14 @@ of its own, which is planned with the program's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, Writing
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
 from weft.core.dtypes import DType, uint8
 from weft.core.errors import UnsupportedError
 from weft.core.shapes import Dimension, size, substitute
@@ -83,7 +82,7 @@ class Keys:
         """Where the bytes of a key are in a word, the lowest first."""
         return range(self.below, self.below + self.dtype.bits, 8)
 
-    def key(self, out: Writing, pointer: str, place: str) -> str:
+    def key(self, out: IRBuilder, pointer: str, place: str) -> str:
         """The key of an element."""
         kind, sign = self.kind, -(1 << self.dtype.bits - 1)
         found = out.put(f"load {kind}, ptr {out.at(kind, pointer, place)}")
@@ -93,7 +92,7 @@ class Keys:
             found = out.put(f"xor {kind} {found}, {sign}")
         return out.put(f"xor {kind} {found}, -1") if self.descending else found
 
-    def _of_float(self, out: Writing, bits: str, sign: int) -> str:
+    def _of_float(self, out: IRBuilder, bits: str, sign: int) -> str:
         kind = self.kind
         size = out.put(f"and {kind} {bits}, {-sign - 1}")
         is_negative = out.put(f"icmp slt {kind} {bits}, 0")
@@ -104,7 +103,7 @@ class Keys:
         is_nan = out.put(f"icmp ugt {kind} {size}, {_INFINITY[self.dtype.name]}")
         return out.put(f"select i1 {is_nan}, {kind} -1, {kind} {key}")
 
-    def made(self, out: Writing, pointer: str, stride: str, index: str) -> str:
+    def made(self, out: IRBuilder, pointer: str, stride: str, index: str) -> str:
         """The word of an element that stands at a place of a row."""
         key = self.key(out, pointer, out.mul(index, stride))
         wide = out.put(f"zext {self.kind} {key} to {self.word}")
@@ -112,21 +111,21 @@ class Keys:
         place = f"zext i64 {index} to {self.word}" if self.below == 64 else f"add i64 {index}, 0"
         return out.put(f"or {self.word} {high}, {out.put(place)}")
 
-    def place(self, out: Writing, word: str) -> str:
+    def place(self, out: IRBuilder, word: str) -> str:
         """The place that a word has below its key."""
         if self.below == 64:
             return out.put(f"trunc {self.word} {word} to i64")
         return out.put(f"and i64 {word}, {MOST - 1}")
 
-    def load(self, out: Writing, pointer: str, place: str | int) -> str:
+    def load(self, out: IRBuilder, pointer: str, place: str | int) -> str:
         """A word of an array."""
         return out.put(f"load {self.word}, ptr {out.at(self.word, pointer, place)}, align 8")
 
-    def store(self, out: Writing, word: str, pointer: str, place: str) -> None:
+    def store(self, out: IRBuilder, word: str, pointer: str, place: str) -> None:
         """Write a word of an array."""
         out.do(f"store {self.word} {word}, ptr {out.at(self.word, pointer, place)}, align 8")
 
-    def digit(self, out: Writing, word: str, shift: int) -> str:
+    def digit(self, out: IRBuilder, word: str, shift: int) -> str:
         """A byte of a word."""
         moved = out.put(f"lshr {self.word} {word}, {shift}")
         low = moved if self.word == "i64" else out.put(f"trunc {self.word} {moved} to i64")
@@ -136,41 +135,26 @@ class Keys:
 # --- an array of words -------------------------------------------------------------------------
 
 
-@contextmanager
-def _as_long_as(out: Writing, start: str | int) -> Iterator[tuple[str, str, str]]:
-    """A loop downwards from a number to 1: gives it, the one below, and the block to leave by."""
-    before, head, body, done = out.block, *[out.fresh(stem) for stem in ("down", "body", "done")]
-    out.do(f"br label %{head}")
-    out.label(head)
-    index, place = f"%{head}.i", len(out.lines)
-    out.lines.append("")
-    out.do(f"br i1 {out.test('sgt', index, 0)}, label %{body}, label %{done}")
-    out.label(body)
-    lower = out.sub(index, 1)
-    yield index, lower, done
-    out.do(f"br label %{head}")
-    out.lines[place] = f"  {index} = phi i64 [{start}, %{before}], [{lower}, %{out.block}]"
-    out.label(done)
-
-
 def _inserted(keys: Keys) -> str:
     """`inserted(a, n)`: words in ascending order, each moved down to its place."""
-    out = Writing("inserted", ("ptr %a", "i64 %n"))
+    out = IRBuilder("inserted", ("ptr %a", "i64 %n"))
     with out.loop(1, "%n") as i:
         word = keys.load(out, "%a", i)
-        with _as_long_as(out, i) as (j, lower, done):
-            other, moved = keys.load(out, "%a", lower), out.fresh("moved")
-            is_larger = out.put(f"icmp ugt {keys.word} {other}, {word}")
-            out.do(f"br i1 {is_larger}, label %{moved}, label %{done}")
-            out.label(moved)
-            keys.store(out, other, "%a", j)
-        keys.store(out, word, "%a", j)
-    return out.text
+        place = out.variable(i)
+        with out.repeat():
+            out.leave_unless(out.test("sgt", place.value, 0))
+            lower = out.sub(place.value, 1)
+            other = keys.load(out, "%a", lower)
+            out.leave_unless(out.put(f"icmp ugt {keys.word} {other}, {word}"))
+            keys.store(out, other, "%a", place.value)
+            place.value = lower
+        keys.store(out, word, "%a", place.value)
+    return out.definition
 
 
 def _distributed(keys: Keys) -> str:
     """`distributed(a, b, n)`: words in ascending order by one byte after the other; b is used."""
-    out = Writing("distributed", ("ptr %a", "ptr %b", "i64 %n"))
+    out = IRBuilder("distributed", ("ptr %a", "ptr %b", "i64 %n"))
     tables = [out.put("alloca [256 x i64], align 64") for _ in keys.bytes]
     source, target, total = (out.put(f"alloca {kind}") for kind in ("ptr", "ptr", "i64"))
     out.do(f"store ptr %a, ptr {source}")
@@ -189,10 +173,10 @@ def _distributed(keys: Keys) -> str:
     last = out.put(f"load ptr, ptr {source}")
     with out.when(out.put(f"icmp ne ptr {last}, %a")):
         out.copy("%a", last, out.mul("%n", keys.word_bytes))
-    return out.text
+    return out.definition
 
 
-def _counted(out: Writing, table: str, digit: str) -> str:
+def _counted(out: IRBuilder, table: str, digit: str) -> str:
     """Count one more of a digit; how many there were."""
     at = out.at("i64", table, digit)
     old = out.put(f"load i64, ptr {at}")
@@ -200,7 +184,7 @@ def _counted(out: Writing, table: str, digit: str) -> str:
     return old
 
 
-def _begun(out: Writing, table: str, total: str) -> None:
+def _begun(out: IRBuilder, table: str, total: str) -> None:
     """Make of how often each digit comes, where the first with it goes."""
     out.do(f"store i64 0, ptr {total}")
     with out.loop(0, 256) as digit:
@@ -209,7 +193,7 @@ def _begun(out: Writing, table: str, total: str) -> None:
         out.do(f"store i64 {before}, ptr {at}")
 
 
-def _dealt(out: Writing, keys: Keys, table: str, shift: int, cells: tuple[str, str]) -> None:
+def _dealt(out: IRBuilder, keys: Keys, table: str, shift: int, cells: tuple[str, str]) -> None:
     """Move the words to where their digits go; the two arrays then change places."""
     source, target = (out.put(f"load ptr, ptr {cell}") for cell in cells)
     with out.loop(0, "%n") as i:
@@ -221,13 +205,13 @@ def _dealt(out: Writing, keys: Keys, table: str, shift: int, cells: tuple[str, s
 
 def _ordered() -> str:
     """`ordered(a, b, n)`: words in ascending order, by what is quicker."""
-    out = Writing("ordered", ("ptr %a", "ptr %b", "i64 %n"))
+    out = IRBuilder("ordered", ("ptr %a", "ptr %b", "i64 %n"))
     is_short = out.test("sle", "%n", SHORT)
     with out.when(is_short):
         out.do("call void @inserted(ptr %a, i64 %n)")
     with out.when(out.put(f"xor i1 {is_short}, true")):
         out.do("call void @distributed(ptr %a, ptr %b, i64 %n)")
-    return out.text
+    return out.definition
 
 
 # --- rows --------------------------------------------------------------------------------------
@@ -240,11 +224,11 @@ declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 def _whole(keys: Keys) -> str:
     """`whole(x, stride, n, k, a)`: a row as words in order."""
-    out = Writing("whole", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
+    out = IRBuilder("whole", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
     with out.loop(0, "%n") as i:
         keys.store(out, keys.made(out, "%x", "%stride", i), "%a", i)
     out.do(f"call void @ordered(ptr %a, ptr {out.at(keys.word, '%a', '%n')}, i64 %n)")
-    return out.text
+    return out.definition
 
 
 def _first_few(keys: Keys) -> str:
@@ -253,7 +237,7 @@ def _first_few(keys: Keys) -> str:
     Candidates are appended as long as they are below the k-th so far; whenever there are 2k, the
     larger half goes.
     """
-    out = Writing("first_few", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
+    out = IRBuilder("first_few", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
     limit, count = out.put(f"alloca {keys.word}, align 16"), out.put("alloca i64")
     out.do(f"store {keys.word} -1, ptr {limit}, align 8")
     out.do(f"store i64 0, ptr {count}")
@@ -273,12 +257,12 @@ def _first_few(keys: Keys) -> str:
                 out.do(f"store {keys.word} {last}, ptr {limit}, align 8")
     held = out.put(f"load i64, ptr {count}")
     out.do(f"call void @ordered(ptr %a, ptr {spare}, i64 {held})")
-    return out.text
+    return out.definition
 
 
 def _rows(keys: Keys, values: bool, indices: bool) -> str:
     """The kernel: it is given n, k, how far apart neighbours are, and the rows of a part."""
-    out = Writing("rows", KERNEL, public=True)
+    out = IRBuilder("rows", KERNEL, public=True)
     n, k, stride, grain = (out.number("%sizes", place) for place in range(4))
     x, *results, scratch = (out.buffer(place) for place in range(2 + values + indices))
     part = out.mul(out.mul(out.div("%begin", grain), n), 2 * keys.word_bytes)
@@ -302,7 +286,7 @@ def _rows(keys: Keys, values: bool, indices: bool) -> str:
                 out.do(f"store {keys.kind} {found}, ptr {out.at(keys.kind, results[0], target)}")
             if indices:
                 out.do(f"store i64 {place}, ptr {out.at('i64', results[-1], target)}")
-    return out.text
+    return out.definition
 
 
 @cache
@@ -314,32 +298,24 @@ def _rows_address(keys: Keys, values: bool, indices: bool) -> int:
 
 def _search(keys: Keys, side: str) -> str:
     """The kernel of `searchsorted`, which is given n and m: each search halves what is left."""
-    out = Writing("search", KERNEL, public=True)
+    out = IRBuilder("search", KERNEL, public=True)
     n, m = (out.number("%sizes", place) for place in range(2))
     x, wanted, result = (out.buffer(place) for place in range(3))
     how = "ult" if side == "left" else "ule"
     with out.loop("%begin", "%end") as i:
         key = keys.key(out, wanted, i)
         line = out.at(keys.kind, x, out.mul(out.div(i, m), n))
-        before, head, body, done = out.block, *[out.fresh(s) for s in ("halve", "body", "done")]
-        out.do(f"br label %{head}")
-        out.label(head)
-        low, rest, at = f"%{head}.low", f"%{head}.rest", len(out.lines)
-        out.lines += ["", ""]
-        out.do(f"br i1 {out.test('sgt', rest, 0)}, label %{body}, label %{done}")
-        out.label(body)
-        half = out.put(f"lshr i64 {rest}, 1")
-        middle = out.add(low, half)
-        is_before = out.put(f"icmp {how} {keys.kind} {keys.key(out, line, middle)}, {key}")
-        beyond = out.put(f"select i1 {is_before}, i64 {out.add(middle, 1)}, i64 {low}")
-        above = out.sub(out.sub(rest, half), 1)
-        less = out.put(f"select i1 {is_before}, i64 {above}, i64 {half}")
-        out.do(f"br label %{head}")
-        out.lines[at] = f"  {low} = phi i64 [0, %{before}], [{beyond}, %{body}]"
-        out.lines[at + 1] = f"  {rest} = phi i64 [{n}, %{before}], [{less}, %{body}]"
-        out.label(done)
-        out.do(f"store i64 {low}, ptr {out.at('i64', result, i)}")
-    return out.text
+        low, rest = out.variable(0), out.variable(n)
+        with out.repeat():
+            out.leave_unless(out.test("sgt", rest.value, 0))
+            half = out.combine("lshr", rest.value, 1)
+            middle = out.add(low.value, half)
+            is_before = out.put(f"icmp {how} {keys.kind} {keys.key(out, line, middle)}, {key}")
+            above = out.sub(out.sub(rest.value, half), 1)
+            low.value = out.select(is_before, out.add(middle, 1), low.value)
+            rest.value = out.select(is_before, above, half)
+        out.store(low.value, out.at("i64", result, i))
+    return out.definition
 
 
 @cache

@@ -58,7 +58,7 @@ def _begin(name: str, dtype: DType | None) -> None:
 
 
 def _driver(dtype: DType | None) -> Iterator[str]:
-    yield driver.SOURCE
+    yield driver.source()
     entry = entry_points.source()
     if entry is not None:
         yield entry
@@ -67,7 +67,7 @@ def _driver(dtype: DType | None) -> Iterator[str]:
 def _products(dtype: DType | None) -> Iterator[str]:
     assert dtype is not None
     yield gemm.source(tiles.tile_of(dtype, host()))
-    yield from (row_blocks.SOURCE, grouped_launch.SOURCE)
+    yield from (row_blocks.source(), grouped_launch.source())
 
 
 def _convolutions(dtype: DType | None) -> Iterator[str]:

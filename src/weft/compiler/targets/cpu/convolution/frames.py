@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from weft.compiler.targets.cpu.llvm.ir_builder import Writing
-from weft.compiler.targets.cpu.llvm.ir_text import Type
+from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.products.tiles import Tile
 
 FRAME = (
@@ -17,7 +17,7 @@ FRAME = (
 """What copying a frame is told: see `Frame` in plans.py."""
 
 
-def numbers(out: Writing, names: tuple[str, ...], wanted: str) -> dict[str, str]:
+def numbers(out: IRBuilder, names: tuple[str, ...], wanted: str) -> dict[str, str]:
     """Numbers of the table, by name."""
     return {name: out.number("%sizes", names.index(name)) for name in wanted.split()}
 
@@ -30,7 +30,7 @@ def frame_function(tile: Tile) -> str:
     element, size = Type(tile.dtype).text, tile.dtype.itemsize
     given = ("first", "many", "from", "at", "wide")
     parameters = ("ptr %x", "ptr %sizes", "ptr %to", *(f"i64 %{name}" for name in given))
-    out = Writing("frame", parameters)
+    out = IRBuilder("frame", parameters)
     n = numbers(out, FRAME, "x_image pixel low1 low2 frame0 frame1 frame2 area0 area1 area2")
     bytes_ = out.mul("%wide", size)
     is_whole = out.test("eq", n["pixel"], "%wide")
@@ -71,16 +71,16 @@ def frame_function(tile: Tile) -> str:
             out.clear(out.at("i8", middle, copied), out.mul(behind, bytes_))
         with out.when(out.put(f"xor i1 {whole}, true")):
             out.clear(target, line)
-    return out.text
+    return out.definition
 
 
-def frame_bytes(out: Writing, tile: Tile, n: dict[str, str]) -> str:
+def frame_bytes(out: IRBuilder, tile: Tile, n: dict[str, str]) -> str:
     """The memory of a frame."""
     count = out.mul(out.mul(n["frame0"], n["frame1"]), out.mul(n["frame2"], n["pixel"]))
     return out.mul(out.mul(count, n["at_once"]), tile.dtype.itemsize)
 
 
-def placed(out: Writing, n: dict[str, str], block: str) -> tuple[str, str, str, str]:
+def placed(out: IRBuilder, n: dict[str, str], block: str) -> tuple[str, str, str, str]:
     """The first image of a block, how many, its first row among q's, and its first frame row."""
     number, inside = out.div(block, n["blocks"]), out.rem(block, n["blocks"])
     first = out.mul(number, n["at_once"])

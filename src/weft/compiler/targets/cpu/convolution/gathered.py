@@ -25,8 +25,8 @@ from weft.compiler.targets.cpu.convolution.frames import (
     placed,
 )
 from weft.compiler.targets.cpu.convolution.winograd import winograd_functions
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, Writing, declarations
-from weft.compiler.targets.cpu.llvm.ir_text import Type
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, declarations
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import (
     Tile,
@@ -130,7 +130,7 @@ def _row(element: str, i: int) -> list[str]:
 def _strip(tile: Tile, width: int) -> str:
     """All rows, in tiles of one width: the highest first, but eight as four and four."""
     parameters = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %columns", "i64 %many")
-    out = Writing(f"gathers_{width}", parameters)
+    out = IRBuilder(f"gathers_{width}", parameters)
     start: str | int = 0
     for height in tile.heights:
         left = out.sub("%many", start)
@@ -148,14 +148,14 @@ def _strip(tile: Tile, width: int) -> str:
                 " ptr %c, i64 %count, i1 %add, i64 %columns)"
             )
         start = end
-    return out.text
+    return out.definition
 
 
 def _product(tile: Tile) -> str:
     """All rows by columns [from, to) of a panel: the widest tiles that have no empty vector."""
     element = Type(tile.dtype).text
     parameters = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %many", "i64 %wide")
-    out = Writing("gathered", parameters)
+    out = IRBuilder("gathered", parameters)
     start: str | int = 0
     for width in tile.widths:
         whole = width * tile.lanes
@@ -173,13 +173,13 @@ def _product(tile: Tile) -> str:
                 f" i64 %count, i1 %add, i64 {last}, i64 %many)"
             )
         start = end
-    return out.text
+    return out.definition
 
 
 def _direct(tile: Tile) -> str:
     """Iterations are blocks, each in `parts` parts of panels."""
     element = Type(tile.dtype).text
-    out = Writing("direct", KERNEL, public=True)
+    out = IRBuilder("direct", KERNEL, public=True)
     x, w, y = (out.buffer(place) for place in range(3))
     n = numbers(out, DIRECT, " ".join(DIRECT))
     frame, whole = out.memory(frame_bytes(out, tile, n))
@@ -223,13 +223,13 @@ def _direct(tile: Tile) -> str:
                         f" i64 {deep}, i1 {add}, i64 {places}, i64 {wide})"
                     )
     out.free(whole)
-    return out.text
+    return out.definition
 
 
 def _weights(tile: Tile) -> str:
     """Iterations are slices of taps and channels, of each split of the blocks."""
     element = Type(tile.dtype).text
-    out = Writing("weights", KERNEL, public=True)
+    out = IRBuilder("weights", KERNEL, public=True)
     x, y, w = (out.buffer(place) for place in range(3))
     n = numbers(out, WEIGHTS, " ".join(WEIGHTS))
     frame, whole = out.memory(frame_bytes(out, tile, n))
@@ -272,4 +272,4 @@ def _weights(tile: Tile) -> str:
                         f" i64 {places}, i1 {add}, i64 {count}, i64 {wide})"
                     )
     out.free(whole)
-    return out.text
+    return out.definition

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, placed
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, Writing
-from weft.compiler.targets.cpu.llvm.ir_text import Type
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.products.tiles import Tile
 
 POINTS = 0.75, 1.5
@@ -88,7 +88,7 @@ def winograd_functions(tile: Tile) -> list[str]:
 class Vectors:
     """Arithmetic of vectors."""
 
-    def __init__(self, out: Writing, tile: Tile) -> None:
+    def __init__(self, out: IRBuilder, tile: Tile) -> None:
         self.out, self.kind, self.fused = out, Type(tile.dtype, tile.lanes), tile.fused
         self.align = tile.dtype.itemsize
 
@@ -167,7 +167,7 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
     """
     element = Type(tile.dtype).text
     given = ("many", "strips", "across", "frame0", "frame2", "wide", "most")
-    out = Writing(name, ("ptr %x", "ptr %to", *(f"i64 %{each}" for each in given)))
+    out = IRBuilder(name, ("ptr %x", "ptr %to", *(f"i64 %{each}" for each in given)))
     v = Vectors(out, tile)
     line, plane = out.mul("%frame2", "%wide"), out.mul("%most", "%wide")
     with out.loop(0, "%many") as image, out.loop(0, "%strips") as i, out.loop(0, "%across") as j:
@@ -188,7 +188,7 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
                 for m, value in enumerate(values):
                     place = out.mul(plane, k * SIDE + m)
                     v.store(value, out.at(element, target, place))
-    return out.text
+    return out.definition
 
 
 def _seen(tile: Tile) -> str:
@@ -214,7 +214,7 @@ def _made(tile: Tile) -> str:
         "wide",
         "most",
     )
-    out = Writing("winograd_made", ("ptr %m", "ptr %y", *(f"i64 %{each}" for each in given)))
+    out = IRBuilder("winograd_made", ("ptr %m", "ptr %y", *(f"i64 %{each}" for each in given)))
     v = Vectors(out, tile)
     plane = out.mul("%most", tile.columns)
     with out.loop(0, "%many") as image, out.loop(0, "%strips") as i, out.loop(0, "%across") as j:
@@ -236,7 +236,7 @@ def _made(tile: Tile) -> str:
                             at = out.mul(out.add(out.mul(here, "%width"), there), "%pixel")
                             place = out.add(out.add(first, at), c)
                             v.store(value, out.at(element, "%y", place))
-    return out.text
+    return out.definition
 
 
 def _weight(v: Vectors, w: Sequence[str]) -> list[str]:
@@ -267,7 +267,7 @@ def _transformed(tile: Tile) -> str:
     """A function from weights of some terms, in a panel, to `COUNT` matrices of them."""
     element = Type(tile.dtype).text
     given = ("terms", "step", "tap", "plane")
-    out = Writing("winograd_weights_of", ("ptr %w", "ptr %to", *(f"i64 %{n}" for n in given)))
+    out = IRBuilder("winograd_weights_of", ("ptr %w", "ptr %to", *(f"i64 %{n}" for n in given)))
     v = Vectors(out, tile)
     with out.loop(0, "%terms") as t, out.loop(0, tile.columns, tile.lanes) as j:
         start = out.at(element, "%w", out.add(out.mul(t, "%step"), j))
@@ -279,14 +279,14 @@ def _transformed(tile: Tile) -> str:
         for k, values in enumerate(_both(v, square, _weight)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%plane", k * SIDE + m)))
-    return out.text
+    return out.definition
 
 
 def _weighed(tile: Tile) -> str:
     """A function from `COUNT` sums of channels by outputs to weights [channels, taps, outputs]."""
     element, wide = Type(tile.dtype).text, tile.columns
     given = ("channels", "outputs", "line")
-    out = Writing("winograd_weighed", ("ptr %p", "ptr %w", *(f"i64 %{name}" for name in given)))
+    out = IRBuilder("winograd_weighed", ("ptr %p", "ptr %w", *(f"i64 %{name}" for name in given)))
     v = Vectors(out, tile)
     with out.loop(0, "%channels") as c, out.loop(0, "%outputs", tile.lanes) as o:
         source = out.at(element, "%p", out.add(out.mul(c, wide), o))
@@ -298,17 +298,17 @@ def _weighed(tile: Tile) -> str:
         for k, values in enumerate(_both(v, square, _backward)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%line", 3 * k + m)))
-    return out.text
+    return out.definition
 
 
-def _call(out: Writing, name: str, pointers: Sequence[str], given: Sequence[str]) -> None:
+def _call(out: IRBuilder, name: str, pointers: Sequence[str], given: Sequence[str]) -> None:
     """Call a function on pointers and numbers."""
     text = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in given)]
     out.do(f"call void @{name}({', '.join(text)})")
 
 
 def _products(
-    out: Writing,
+    out: IRBuilder,
     element: str,
     starts: Sequence[str],
     steps: Sequence[str],
@@ -331,7 +331,7 @@ def _products(
 def _winograd(tile: Tile) -> str:
     """Iterations are blocks of strips of tiles, each in parts of panels."""
     element, size = Type(tile.dtype).text, tile.dtype.itemsize
-    out = Writing("winograd", KERNEL, public=True)
+    out = IRBuilder("winograd", KERNEL, public=True)
     x, u, y = (out.buffer(place) for place in range(3))
     n = numbers(out, WINOGRAD, " ".join(WINOGRAD))
     wide = tile.columns
@@ -386,13 +386,13 @@ def _winograd(tile: Tile) -> str:
             )  # fmt: skip
     for each in (frame_whole, seen_whole, sums_whole, own_whole):
         out.free(each)
-    return out.text
+    return out.definition
 
 
 def _winograd_weights(tile: Tile) -> str:
     """Iterations are splits of the blocks, times parts of channels and of outputs."""
     element, size = Type(tile.dtype).text, tile.dtype.itemsize
-    out = Writing("winograd_weights", KERNEL, public=True)
+    out = IRBuilder("winograd_weights", KERNEL, public=True)
     x, y, w = (out.buffer(place) for place in range(3))
     n = numbers(out, WEIGHTS, " ".join(WEIGHTS))
     second = out.at("i64", "%sizes", n["second"])
@@ -446,4 +446,4 @@ def _winograd_weights(tile: Tile) -> str:
         _call(out, "winograd_weighed", (sums, target), (own_c, own_o, n["outputs"]))
     for each in (frame_whole, seen_whole, spread_whole, sums_whole):
         out.free(each)
-    return out.text
+    return out.definition

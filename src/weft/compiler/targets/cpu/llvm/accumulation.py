@@ -6,7 +6,8 @@ from abc import abstractmethod
 
 from weft.compiler.targets.cpu.llvm.blocks import Body, Control
 from weft.compiler.targets.cpu.llvm.instructions import TABLE, select
-from weft.compiler.targets.cpu.llvm.ir_text import Lines, Type
+from weft.compiler.targets.cpu.llvm.ir_builder import Lines
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.llvm.values import Lanes
 from weft.compiler.targets.cpu.machine import Machine
 from weft.core.dtypes import DType

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.compiler.targets.cpu.llvm.ir_text import Function, steps, widened
+from weft.compiler.targets.cpu.llvm.ir_builder import Function
+from weft.compiler.targets.cpu.llvm.ir_types import steps, widened
 from weft.compiler.targets.cpu.llvm.values import ZEROS, Lanes, Values
 from weft.compiler.targets.cpu.machine import Machine
 from weft.ir.loops import Accumulate, For, expressions, walk

@@ -24,15 +24,8 @@ from weft.compiler.targets.cpu.llvm.instructions import (
     scale,
     select,
 )
-from weft.compiler.targets.cpu.llvm.ir_text import (
-    Function,
-    Lines,
-    Type,
-    element,
-    overload,
-    steps,
-    widened,
-)
+from weft.compiler.targets.cpu.llvm.ir_builder import Function, Lines
+from weft.compiler.targets.cpu.llvm.ir_types import Type, element, overload, steps, widened
 from weft.compiler.targets.cpu.machine import Machine
 from weft.core.dtypes import INDEX, DType, bool_, float64
 from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const

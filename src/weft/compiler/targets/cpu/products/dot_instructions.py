@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, Writing
-from weft.compiler.targets.cpu.llvm.ir_text import Type
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.products.dot_packing import (
     COLUMNS,
     FLIP,
@@ -191,7 +191,7 @@ def _multiplied(words: Words, i: int, vectors: int) -> Iterator[str]:
 def _block() -> str:
     """A function that makes some rows and columns of a product."""
     given = ("ptr %a", "ptr %b", "ptr %c", "ptr %sizes", "i64 %rows", "i64 %from", "i64 %to")
-    out = Writing("block", given)
+    out = IRBuilder("block", given)
     columns, words, row_step, word_step = (out.number("%sizes", place) for place in range(1, 5))
     panel_step, depth = (out.number("%sizes", TABLE.index(n)) for n in ("b_panel", "depth"))
     with out.loop(0, out.most(words, 1), depth) as t:
@@ -212,11 +212,18 @@ def _block() -> str:
                     head = f"i64 {row_step}, i64 {word_step}, ptr {out.at('i32', panel, done)}"
                     _heights(out, width, a, row_step, head, c, columns, tail)
                 done = out.add(done, out.put(f"select i1 {fits}, i64 {width * LANES}, i64 0"))
-    return out.text
+    return out.definition
 
 
 def _heights(
-    out: Writing, width: int, a: str, row_step: str, head: str, c: str, columns: str, tail: str
+    out: IRBuilder,
+    width: int,
+    a: str,
+    row_step: str,
+    head: str,
+    c: str,
+    columns: str,
+    tail: str,
 ) -> None:
     """All rows of a block, in tiles of one width."""
     begin = "0"
@@ -231,37 +238,33 @@ def _heights(
 
 def _by_rows() -> str:
     """The function that makes some rows of a stack of products."""
-    out = Writing("rows", KERNEL, public=True)
+    out = IRBuilder("rows", KERNEL, public=True)
     a, b, c = (out.buffer(place) for place in range(3))
     number = {name: out.number("%sizes", place) for place, name in enumerate(TABLE)}
-    head, body, done = (out.fresh(stem) for stem in ("rows", "make", "made"))
-    out.do(f"br label %{head}")
-    out.label(head)
-    out.lines.append(f"  %row = phi i64 [%begin, %entry], [%row.next, %{body}]")
-    out.do(f"br i1 {out.test('slt', '%row', '%end')}, label %{body}, label %{done}")
-    out.label(body)
-    item, inside = (out.put(f"{how} i64 %row, {number['rows']}") for how in ("sdiv", "srem"))
-    panel, within = (out.put(f"{how} i64 {inside}, {number['a_rows']}") for how in ("sdiv", "srem"))
-    own = out.least(out.sub(number["rows"], inside), out.sub(number["a_rows"], within))
-    count = out.least(out.least(own, out.sub("%end", "%row")), number["block"])
-    start = out.at("i32", a, out.mul(item, number["a_item"]))
-    start = out.at("i32", start, out.mul(panel, number["a_panel"]))
-    start = out.at("i32", start, out.mul(within, number["row_step"]))
-    right = out.at("i32", b, out.mul(item, number["b_item"]))
-    to = out.at("i32", c, out.mul("%row", number["columns"]))
-    out.do(
-        f"call void @block(ptr {start}, ptr {right}, ptr {to}, ptr %sizes, i64 {count}, i64 0,"
-        f" i64 {number['columns']})"
-    )
-    out.lines.append(f"  %row.next = add i64 %row, {count}")
-    out.do(f"br label %{head}")
-    out.label(done)
-    return out.text
+    row = out.variable("%begin")
+    with out.repeat():
+        now = row.value
+        out.leave_unless(out.test("slt", now, "%end"))
+        item, inside = out.div(now, number["rows"]), out.rem(now, number["rows"])
+        panel, within = out.div(inside, number["a_rows"]), out.rem(inside, number["a_rows"])
+        own = out.least(out.sub(number["rows"], inside), out.sub(number["a_rows"], within))
+        count = out.least(out.least(own, out.sub("%end", now)), number["block"])
+        start = out.at("i32", a, out.mul(item, number["a_item"]))
+        start = out.at("i32", start, out.mul(panel, number["a_panel"]))
+        start = out.at("i32", start, out.mul(within, number["row_step"]))
+        right = out.at("i32", b, out.mul(item, number["b_item"]))
+        to = out.at("i32", c, out.mul(now, number["columns"]))
+        out.do(
+            f"call void @block(ptr {start}, ptr {right}, ptr {to}, ptr %sizes, i64 {count}, i64 0,"
+            f" i64 {number['columns']})"
+        )
+        row.value = out.add(now, count)
+    return out.definition
 
 
 def _by_columns() -> str:
     """The function that makes some panels of columns of products with few rows."""
-    out = Writing("columns", KERNEL, public=True)
+    out = IRBuilder("columns", KERNEL, public=True)
     a, b, c = (out.buffer(place) for place in range(3))
     number = {name: out.number("%sizes", place) for place, name in enumerate(TABLE)}
     panels = out.div(out.add(number["columns"], COLUMNS - 1), COLUMNS)
@@ -277,4 +280,4 @@ def _by_columns() -> str:
             f"call void @block(ptr {left}, ptr {right}, ptr {to}, ptr %sizes,"
             f" i64 {number['rows']}, i64 {first}, i64 {end})"
         )
-    return out.text
+    return out.definition

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, Writing
-from weft.compiler.targets.cpu.llvm.ir_text import overload, steps
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
+from weft.compiler.targets.cpu.llvm.ir_types import overload, steps
 from weft.compiler.targets.cpu.machine import Machine
 from weft.core.dtypes import DType, bfloat16, float16, float32, int8, int32, uint8
 
@@ -105,7 +105,7 @@ class _Panel:
 
 
 @contextmanager
-def _panels(words: Words, out: Writing) -> Iterator[_Panel]:
+def _panels(words: Words, out: IRBuilder) -> Iterator[_Panel]:
     """Go through panels: the source, the packed operand; columns, terms, panels, width, lead."""
     source, packed = out.buffer(0), out.buffer(1)
     columns, terms, panels, width, lead = (out.number("%sizes", place) for place in range(5))
@@ -126,7 +126,7 @@ def _panels(words: Words, out: Writing) -> Iterator[_Panel]:
 
 def pack_plain(words: Words) -> str:
     """The function that packs an operand whose columns lie side by side."""
-    out = Writing("pack_plain", KERNEL, public=True)
+    out = IRBuilder("pack_plain", KERNEL, public=True)
     with _panels(words, out) as panel:
         whole = out.div(panel.terms, words.terms)
         with out.loop(0, whole) as word:
@@ -134,10 +134,10 @@ def pack_plain(words: Words) -> str:
         rest = out.sub(panel.terms, out.mul(whole, words.terms))
         with out.when(out.test("sgt", rest, 0)):
             _woven_rows(words, out, panel, whole, rest)
-    return out.text
+    return out.definition
 
 
-def _woven_rows(words: Words, out: Writing, panel: _Panel, word: str, rest: str | None) -> None:
+def _woven_rows(words: Words, out: IRBuilder, panel: _Panel, word: str, rest: str | None) -> None:
     """Weave the rows of one word of terms; of the last word there may be a `rest` only."""
     group, lanes = words.terms, LANES * words.terms
     start = out.at(words.element, panel.source, panel.first)
@@ -166,7 +166,7 @@ def _woven_rows(words: Words, out: Writing, panel: _Panel, word: str, rest: str 
             out.do(f"store <16 x i32> {vector}, ptr {target}, align 4")
 
 
-def _mask(words: Words, out: Writing, count: str) -> str:
+def _mask(words: Words, out: IRBuilder, count: str) -> str:
     """The first lanes, as many as there are elements."""
     lanes, element = LANES * words.terms, words.element
     kind = f"<{lanes} x {element}>"
@@ -177,14 +177,14 @@ def _mask(words: Words, out: Writing, count: str) -> str:
     return out.put(f"icmp ult {kind} {steps(lanes, element)}, {every}")
 
 
-def _load(words: Words, out: Writing, place: str, mask: str) -> str:
+def _load(words: Words, out: IRBuilder, place: str, mask: str) -> str:
     lanes = LANES * words.terms
     kind, suffix = f"<{lanes} x {words.element}>", f"v{lanes}{words.element}"
     given = f"ptr {place}, i32 1, <{lanes} x i1> {mask}, {kind} zeroinitializer"
     return out.put(f"call {kind} @llvm.masked.load.{suffix}.p0({given})")
 
 
-def _interleaved(words: Words, out: Writing, rows: Sequence[str]) -> list[str]:
+def _interleaved(words: Words, out: IRBuilder, rows: Sequence[str]) -> list[str]:
     """Rows of terms as vectors of words: the n-th terms of all rows, then the next ones."""
     lanes = LANES * words.terms
     kind, made = f"<{lanes} x {words.element}>", list(rows)
@@ -197,7 +197,7 @@ def _interleaved(words: Words, out: Writing, rows: Sequence[str]) -> list[str]:
     return [_as_words(words, out, vector) for vector in made]
 
 
-def _as_words(words: Words, out: Writing, vector: str) -> str:
+def _as_words(words: Words, out: IRBuilder, vector: str) -> str:
     """A vector of terms as one of words; a single 16-bit float becomes a float32."""
     if words.terms > 1:
         kind = f"<{LANES * words.terms} x {words.element}>"
@@ -211,7 +211,7 @@ def _as_words(words: Words, out: Writing, vector: str) -> str:
 
 
 def _woven(
-    out: Writing, kind: str, first: str, second: str, lanes: int, unit: int
+    out: IRBuilder, kind: str, first: str, second: str, lanes: int, unit: int
 ) -> tuple[str, str]:
     """Two vectors that take units of lanes of two vectors in turn."""
     made = []
@@ -228,7 +228,7 @@ def _woven(
 
 def pack_turned(words: Words) -> str:
     """The function that packs an operand whose terms lie side by side: squares of words turn."""
-    out = Writing("pack_turned", KERNEL, public=True)
+    out = IRBuilder("pack_turned", KERNEL, public=True)
     with _panels(words, out) as panel:
         last = out.sub(panel.columns, 1)
         with out.loop(0, panel.wanted, LANES) as j:
@@ -239,11 +239,11 @@ def pack_turned(words: Words) -> str:
             ]
             with out.loop(0, panel.words, LANES) as word:
                 _turned_square(words, out, panel, rows, word, j)
-    return out.text
+    return out.definition
 
 
 def _turned_square(
-    words: Words, out: Writing, panel: _Panel, rows: Sequence[str], word: str, j: str
+    words: Words, out: IRBuilder, panel: _Panel, rows: Sequence[str], word: str, j: str
 ) -> None:
     kind, term = "<16 x i32>", out.mul(word, words.terms)
     mask = _mask(words, out, out.sub(panel.terms, term))
@@ -263,7 +263,7 @@ def _turned_square(
         )
 
 
-def _begun(words: Words, out: Writing, panel: _Panel, begin: str) -> None:
+def _begun(words: Words, out: IRBuilder, panel: _Panel, begin: str) -> None:
     """Store what sums begin with: what 128 more in each left element adds, taken away."""
     with out.loop(0, panel.wanted, LANES) as j:
         before, head, body, done = out.block, *(out.fresh(n) for n in ("sum", "more", "all"))

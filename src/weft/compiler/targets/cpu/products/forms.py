@@ -24,6 +24,13 @@ import numpy as np
 
 from weft.compiler.targets.cpu.cache.symbols import finder, remembered
 from weft.compiler.targets.cpu.llvm.engine import load_text
+from weft.compiler.targets.cpu.llvm.ir_builder import (
+    KERNEL,
+    IRBuilder,
+    Struct,
+    module_text,
+)
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.core.dtypes import (
     DType,
     as_dtype,
@@ -223,69 +230,40 @@ def one_thread_each() -> Iterator[None]:
         library.scipy_openblas_set_num_threads64_(before)
 
 
-SOURCE = """
-define void @{name}(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-entry:
-  %a.at = getelementptr ptr, ptr %buffers, i64 0
-  %a = load ptr, ptr %a.at
-  %b.at = getelementptr ptr, ptr %buffers, i64 1
-  %b = load ptr, ptr %b.at
-  %c.at = getelementptr ptr, ptr %buffers, i64 2
-  %c = load ptr, ptr %c.at
-  %m = load i64, ptr %sizes
-  %n.at = getelementptr i64, ptr %sizes, i64 1
-  %n = load i64, ptr %n.at
-  %k.at = getelementptr i64, ptr %sizes, i64 2
-  %k = load i64, ptr %k.at
-  %ta.at = getelementptr i64, ptr %sizes, i64 3
-  %ta.wide = load i64, ptr %ta.at
-  %ta = trunc i64 %ta.wide to i32
-  %tb.at = getelementptr i64, ptr %sizes, i64 4
-  %tb.wide = load i64, ptr %tb.at
-  %tb = trunc i64 %tb.wide to i32
-  %lda.at = getelementptr i64, ptr %sizes, i64 5
-  %lda = load i64, ptr %lda.at
-  %ldb.at = getelementptr i64, ptr %sizes, i64 6
-  %ldb = load i64, ptr %ldb.at
-  %step.at = getelementptr i64, ptr %sizes, i64 7
-  %step = load i64, ptr %step.at
-  %panel.at = getelementptr i64, ptr %sizes, i64 8
-  %panel = load i64, ptr %panel.at
-  %panels.at = getelementptr i64, ptr %sizes, i64 9
-  %panels = load i64, ptr %panels.at
-  %mk = mul i64 %m, %k
-  %kn = mul i64 %k, %n
-  %mn = mul i64 %m, %n
-  %gemm = inttoptr i64 {address} to ptr
-  %any = icmp slt i64 %begin, %end
-  br i1 %any, label %loop, label %done
-loop:
-  %i = phi i64 [%begin, %entry], [%next, %loop]
-  %item = udiv i64 %i, %panels
-  %part = urem i64 %i, %panels
-  %row = mul i64 %part, %panel
-  %left = sub i64 %m, %row
-  %short = icmp slt i64 %left, %panel
-  %rows = select i1 %short, i64 %left, i64 %panel
-  %a.item = mul i64 %item, %mk
-  %a.row = mul i64 %row, %step
-  %a.off = add i64 %a.item, %a.row
-  %ap = getelementptr {type}, ptr %a, i64 %a.off
-  %b.off = mul i64 %item, %kn
-  %bp = getelementptr {type}, ptr %b, i64 %b.off
-  %c.item = mul i64 %item, %mn
-  %c.row = mul i64 %row, %n
-  %c.off = add i64 %c.item, %c.row
-  %cp = getelementptr {type}, ptr %c, i64 %c.off
-  call void %gemm(i32 101, i32 %ta, i32 %tb, i64 %rows, i64 %n, i64 %k, {type} 1.0, ptr %ap,
-                  i64 %lda, ptr %bp, i64 %ldb, {type} 0.0, ptr %cp, i64 %n)
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %end
-  br i1 %more, label %loop, label %done
-done:
-  ret void
-}}
-"""
+_TABLE = Struct(
+    "i64 rows, i64 columns, i64 inner, i64 left, i64 right, i64 left_line, i64 right_line,"
+    "i64 step, i64 panel, i64 panels"
+)
+_ROW_MAJOR = "i32 101"
+"""How the BLAS names matrices whose rows lie one after the other."""
+
+
+def source(dtype: DType, gemm: int | None) -> str:
+    """The text of a kernel that calls the BLAS, at an address, for each panel of rows."""
+    kind = Type(dtype).text
+    out = IRBuilder(GEMM[dtype], KERNEL, public=True, may_unwind=True)
+    a, b, c = (out.buffer(place) for place in range(3))
+    rows, columns, inner, *orders, lda, ldb, step, panel, panels = out.record(_TABLE, "%sizes").all(
+        *_TABLE.names
+    )
+    orders = [out.convert("trunc", order, "i32") for order in orders]
+    a_item, b_item, c_item = (
+        out.mul(*pair) for pair in ((rows, inner), (inner, columns), (rows, columns))
+    )
+    function = out.put(f"inttoptr i64 {gemm} to ptr", "ptr")
+    with out.loop("%begin", "%end") as i:
+        item, part = out.combine("udiv", i, panels), out.combine("urem", i, panels)
+        first = out.mul(part, panel)
+        height = out.least(out.sub(rows, first), panel)
+        left = out.at(kind, a, out.add(out.mul(item, a_item), out.mul(first, step)))
+        right = out.at(kind, b, out.mul(item, b_item))
+        to = out.at(kind, c, out.add(out.mul(item, c_item), out.mul(first, columns)))
+        sizes = height, columns, inner
+        operands = f"{kind} 1.0", left, lda, right, ldb, f"{kind} 0.0", to, columns
+        out.call(function, _ROW_MAJOR, *orders, *sizes, *operands)
+    return module_text(out)
+
+
 PLAIN, TURNED = 111, 112
 """How the BLAS names a matrix as it is, and its transpose."""
 PANEL = 16_000_000
@@ -335,9 +313,8 @@ def panels(shape: Sequence[int]) -> int:
 @cache
 def product_address(dtype: DType) -> int:
     """The address of a function with a kernel's signature that makes a stack of products."""
-    name, kind = GEMM[dtype], "float" if dtype is float32 else "double"
-    source = SOURCE.format(name=f"weft_{name}", address=gemm_address(dtype), type=kind)
-    return remembered(load_text(source, f"weft_{name}"), "blas", dtype.name)
+    text = source(dtype, gemm_address(dtype))
+    return remembered(load_text(text, f"weft.{GEMM[dtype]}"), "blas", dtype.name)
 
 
 finder("blas", lambda name: product_address(as_dtype(name)))

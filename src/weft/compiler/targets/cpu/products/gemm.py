@@ -14,27 +14,40 @@ a call makes, its elements have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_text import Type
+from weft.compiler.targets.cpu.llvm.ir_builder import (
+    KERNEL,
+    NULL,
+    IRBuilder,
+    LocalVariable,
+    Operand,
+    Struct,
+    module_text,
+)
+from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.machine import Machine, host
 from weft.compiler.targets.cpu.products.tiles import Tile, tile_functions, tile_name, tile_of
 from weft.core.dtypes import DType
 
 ENTRIES = ("rows", "columns", "pack_plain", "pack_turned")
 
-TABLE = (
-    "rows", "columns", "terms", "row_step", "term_step", "a_item", "b_item", "b_step", "b_panel",
-    "depth", "block", "copied",
-)  # fmt: skip
+_TABLE = Struct(
+    "i64 rows, i64 columns, i64 terms, i64 row_step, i64 term_step, i64 a_item, i64 b_item,"
+    "i64 b_step, i64 b_panel, i64 depth, i64 block, i64 copied"
+)
+TABLE = _TABLE.names
 """What `rows` and `columns` are given beside their buffers.
 
 row_step, term_step, a_item: how far apart neighbours, and products, are in the left operand;
 b_step, b_panel, b_item: the same for terms, panels and products of the right one; depth, block: how
 many terms and rows are multiplied at a time; copied: whether blocks of the left operand are copied.
 """
+_PACKING = Struct("i64 columns, i64 terms, i64 panels")
 
 
 @cache
@@ -45,34 +58,19 @@ def functions(dtype: DType, machine: Machine | None = None) -> dict[str, int]:
 
 def source(tile: Tile) -> str:
     """The text of the module."""
-    element, vector = Type(tile.dtype), Type(tile.dtype, tile.lanes)
-    names = {
-        "T": element.text, "bytes": str(tile.dtype.itemsize), "NR": str(tile.columns),
-        "W": str(tile.lanes), "V": vector.text, "panel_bytes": str(_bytes(tile)),
-        "fitted": "\n".join(_fitted(tile)), "first": str(tile.widths[0]),
-    }  # fmt: skip
-    parts = [*tile_functions(tile), *(_strip(tile, width) for width in tile.widths)]
-    parts += [_filled(text, names) for text in (BLOCK, BY_ROWS, BY_COLUMNS, PACK_PLAIN)]
-    return "\n".join([*_declared(tile), *parts, _pack_turned(tile, names), ""])
-
-
-def _bytes(tile: Tile) -> int:
-    return tile.columns * tile.dtype.itemsize
-
-
-def _filled(text: str, names: dict[str, str]) -> str:
-    for name, value in names.items():
-        text = text.replace(f"${name}$", value)
-    return text
+    strips = {width: _strip(tile, width) for width in tile.widths}
+    scratch = _scratch(tile)
+    block = _block(tile, strips)
+    entries = [_by_rows(tile, block, scratch), _by_columns(tile, block, scratch)]
+    packing = [_pack_plain(tile), _pack_turned(tile)]
+    parts = [*strips.values(), scratch, block, *entries, *packing]
+    return module_text(*_declared(tile), *tile_functions(tile), *parts)
 
 
 def _declared(tile: Tile) -> Iterator[str]:
+    """What tiles call."""
     kind = Type(tile.dtype, tile.lanes)
-    yield "declare ptr @malloc(i64)"
-    yield "declare void @free(ptr)"
-    yield "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
     yield "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-    yield "declare i64 @llvm.smin.i64(i64, i64)"
     if kind.dtype.is_floating:
         yield f"declare {kind.text} @llvm.fma.{kind.suffix}({', '.join([kind.text] * 3)})"
     if kind.width > 1:
@@ -82,442 +80,252 @@ def _declared(tile: Tile) -> Iterator[str]:
         yield f"declare void @llvm.masked.store.{kind.suffix}.p0({given})"
 
 
-def _strip(tile: Tile, width: int) -> str:
-    """A function that makes all rows of a block, in tiles of one width."""
-    name, element = f"strip_{width}", Type(tile.dtype).text
-    lines = [
-        f"define internal void @{name}(ptr %a, i64 %rs, i64 %ts, ptr %b, i64 %ldb, ptr %c,"
-        " i64 %ldc, i64 %terms, i1 %add, i64 %columns, i64 %rows) nounwind noinline {",
-        "entry:",
-        f"  br label %from{tile.heights[0]}",
-    ]
-    before = "entry"
-    for height, following in zip(tile.heights, [*tile.heights[1:], 0], strict=True):
-        start = f"%end{before}" if before != "entry" else "0"
-        target = f"from{following}" if following else "done"
-        lines += [
-            f"from{height}:",
-            f"  %i{height} = phi i64 [{start}, %{'from' if before != 'entry' else ''}{before}],"
-            f" [%n{height}, %do{height}]",
-            f"  %n{height} = add i64 %i{height}, {height}",
-            f"  %end{height} = add i64 %i{height}, 0",
-            f"  %fits{height} = icmp sle i64 %n{height}, %rows",
-            f"  br i1 %fits{height}, label %do{height}, label %{target}",
-            f"do{height}:",
-            f"  %a.off{height} = mul i64 %i{height}, %rs",
-            f"  %a.at{height} = getelementptr {element}, ptr %a, i64 %a.off{height}",
-            f"  %c.off{height} = mul i64 %i{height}, %ldc",
-            f"  %c.at{height} = getelementptr {element}, ptr %c, i64 %c.off{height}",
-            f"  call void @{tile_name(height, width)}(ptr %a.at{height}, i64 %rs, i64 %ts, ptr %b,"
-            f" i64 %ldb, ptr %c.at{height}, i64 %ldc, i64 %terms, i1 %add, i64 %columns)",
-            f"  br label %from{height}",
-        ]
-        before = str(height)
-    return "\n".join([*lines, "done:", "  ret void", "}"])
+# --- products ------------------------------------------------------------------------------------
 
 
-def _fitted(tile: Tile) -> Iterator[str]:
-    """The branches to the widest tile of which no vector is without a column."""
+def _strip(tile: Tile, width: int) -> IRBuilder:
+    """A function that makes all rows of a block, in tiles of one width, the highest first."""
     given = (
-        "ptr %a.now, i64 %rs.now, i64 %ts.now, ptr %b.at, i64 %ldb, ptr %c.at, i64 %n,"
-        " i64 %terms, i1 %add"
-    )
-    for width, following in zip(tile.widths, [*tile.widths[1:], 0], strict=True):
-        whole = (width - 1) * tile.lanes
-        yield f"try{width}:"
-        yield f"  %last{width} = sub i64 %left, {whole}"
-        yield f"  %fits{width} = icmp sgt i64 %last{width}, 0"
-        yield f"  br i1 %fits{width}, label %go{width}, label %try{following}"
-        yield f"go{width}:"
-        yield f"  %most{width} = call i64 @llvm.smin.i64(i64 %last{width}, i64 {tile.lanes})"
-        yield f"  call void @strip_{width}({given}, i64 %most{width}, i64 %rows)"
-        yield f"  %next{width} = add i64 %column, {width * tile.lanes}"
-        yield "  br label %made"
-    yield "try0:"
-    yield "  br label %made"
-    yield "made:"
-    values = ", ".join(f"[%next{width}, %go{width}]" for width in tile.widths)
-    yield f"  %column.next = phi i64 {values}, [%n, %try0]"
+        "ptr %a", "i64 %rs", "i64 %ts", "ptr %b", "i64 %ldb", "ptr %c", "i64 %ldc", "i64 %terms",
+        "i1 %add", "i64 %columns", "i64 %rows",
+    )  # fmt: skip
+    out = IRBuilder(f"strip_{width}", given)
+    element = Type(tile.dtype).text
+    a, row_step, term_step, b, b_step, c, c_step, terms, add, columns, rows = out.parameters
+    row = out.variable(0)
+    for height in tile.heights:
+        function = f"@{tile_name(height, width)}"
+        with out.repeat():
+            now, following = row.value, out.add(row.value, height)
+            out.leave_unless(out.test("sle", following, rows))
+            left = out.at(element, a, out.mul(now, row_step))
+            to = out.at(element, c, out.mul(now, c_step))
+            sizes = terms, add, columns
+            out.call(function, left, row_step, term_step, b, b_step, to, c_step, *sizes)
+            row.value = following
+    return out
 
 
-BLOCK = """
-define internal void @block(ptr %a, ptr %b, ptr %c, ptr %sizes, i64 %rows, i64 %from, i64 %to,
-                            ptr %scratch) nounwind {
-entry:
-  %n.at = getelementptr i64, ptr %sizes, i64 1
-  %n = load i64, ptr %n.at
-  %k.at = getelementptr i64, ptr %sizes, i64 2
-  %k = load i64, ptr %k.at
-  %rs.at = getelementptr i64, ptr %sizes, i64 3
-  %rs = load i64, ptr %rs.at
-  %ts.at = getelementptr i64, ptr %sizes, i64 4
-  %ts = load i64, ptr %ts.at
-  %ldb.at = getelementptr i64, ptr %sizes, i64 7
-  %ldb = load i64, ptr %ldb.at
-  %panel.at = getelementptr i64, ptr %sizes, i64 8
-  %panel.step = load i64, ptr %panel.at
-  %depth.at = getelementptr i64, ptr %sizes, i64 9
-  %depth = load i64, ptr %depth.at
-  %block.at = getelementptr i64, ptr %sizes, i64 10
-  %wide = load i64, ptr %block.at
-  %copied.at = getelementptr i64, ptr %sizes, i64 11
-  %copied.wide = load i64, ptr %copied.at
-  %copied = icmp ne i64 %copied.wide, 0
-  %rs.now = select i1 %copied, i64 1, i64 %rs
-  %ts.now = select i1 %copied, i64 %wide, i64 %ts
-  br label %terms.head
-terms.head:
-  %t = phi i64 [0, %entry], [%t.next, %terms.end]
-  %t.left = sub i64 %k, %t
-  %terms = call i64 @llvm.smin.i64(i64 %t.left, i64 %depth)
-  %add = icmp sgt i64 %t, 0
-  %a.off = mul i64 %t, %ts
-  %a.term = getelementptr $T$, ptr %a, i64 %a.off
-  %b.off = mul i64 %t, %ldb
-  %b.term = getelementptr $T$, ptr %b, i64 %b.off
-  %row.bytes = mul i64 %rows, $bytes$
-  br i1 %copied, label %copy.head, label %columns.head
-copy.head:
-  %u = phi i64 [0, %terms.head], [%u.next, %copy]
-  %u.some = icmp slt i64 %u, %terms
-  br i1 %u.some, label %copy, label %columns.head
-copy:
-  %from.off = mul i64 %u, %ts
-  %from.at = getelementptr $T$, ptr %a.term, i64 %from.off
-  %to.off = mul i64 %u, %wide
-  %to.at = getelementptr $T$, ptr %scratch, i64 %to.off
-  call void @llvm.memcpy.p0.p0.i64(ptr %to.at, ptr %from.at, i64 %row.bytes, i1 false)
-  %u.next = add i64 %u, 1
-  br label %copy.head
-columns.head:
-  %a.now = phi ptr [%a.term, %terms.head], [%scratch, %copy.head]
-  br label %tile
-tile:
-  %column = phi i64 [%from, %columns.head], [%column.next, %made]
-  %some = icmp slt i64 %column, %to
-  br i1 %some, label %panel, label %terms.end
-panel:
-  %number = sdiv i64 %column, $NR$
-  %inside = srem i64 %column, $NR$
-  %panel.off = mul i64 %number, %panel.step
-  %b.panel = getelementptr $T$, ptr %b.term, i64 %panel.off
-  %b.at = getelementptr $T$, ptr %b.panel, i64 %inside
-  %c.at = getelementptr $T$, ptr %c, i64 %column
-  %wanted = sub i64 %to, %column
-  %room = sub i64 $NR$, %inside
-  %left = call i64 @llvm.smin.i64(i64 %wanted, i64 %room)
-  br label %try$first$
-$fitted$
-  br label %tile
-terms.end:
-  %t.next = add i64 %t, %depth
-  %more = icmp slt i64 %t.next, %k
-  br i1 %more, label %terms.head, label %done
-done:
-  ret void
-}
-
-define internal ptr @scratch(ptr %sizes) nounwind {
-entry:
-  %depth.at = getelementptr i64, ptr %sizes, i64 9
-  %depth = load i64, ptr %depth.at
-  %block.at = getelementptr i64, ptr %sizes, i64 10
-  %block = load i64, ptr %block.at
-  %copied.at = getelementptr i64, ptr %sizes, i64 11
-  %copied = load i64, ptr %copied.at
-  %some = icmp ne i64 %copied, 0
-  br i1 %some, label %yes, label %no
-yes:
-  %count = mul i64 %depth, %block
-  %bytes = mul i64 %count, $bytes$
-  %memory = call ptr @malloc(i64 %bytes)
-  ret ptr %memory
-no:
-  ret ptr null
-}
-"""
-
-BY_ROWS = """
-define void @"weft.rows"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {
-entry:
-  %a = load ptr, ptr %buffers
-  %b.at = getelementptr ptr, ptr %buffers, i64 1
-  %b = load ptr, ptr %b.at
-  %c.at = getelementptr ptr, ptr %buffers, i64 2
-  %c = load ptr, ptr %c.at
-  %m = load i64, ptr %sizes
-  %n.at = getelementptr i64, ptr %sizes, i64 1
-  %n = load i64, ptr %n.at
-  %rs.at = getelementptr i64, ptr %sizes, i64 3
-  %rs = load i64, ptr %rs.at
-  %a.item.at = getelementptr i64, ptr %sizes, i64 5
-  %a.item = load i64, ptr %a.item.at
-  %b.item.at = getelementptr i64, ptr %sizes, i64 6
-  %b.item = load i64, ptr %b.item.at
-  %block.at = getelementptr i64, ptr %sizes, i64 10
-  %block = load i64, ptr %block.at
-  %scratch = call ptr @scratch(ptr %sizes)
-  br label %head
-head:
-  %row = phi i64 [%begin, %entry], [%row.next, %make]
-  %some = icmp slt i64 %row, %end
-  br i1 %some, label %make, label %done
-make:
-  %item = sdiv i64 %row, %m
-  %inside = srem i64 %row, %m
-  %left = sub i64 %end, %row
-  %own = sub i64 %m, %inside
-  %first = call i64 @llvm.smin.i64(i64 %left, i64 %own)
-  %count = call i64 @llvm.smin.i64(i64 %first, i64 %block)
-  %a.off = mul i64 %item, %a.item
-  %a.row = mul i64 %inside, %rs
-  %a.all = add i64 %a.off, %a.row
-  %a.now = getelementptr $T$, ptr %a, i64 %a.all
-  %b.off = mul i64 %item, %b.item
-  %b.now = getelementptr $T$, ptr %b, i64 %b.off
-  %c.off = mul i64 %row, %n
-  %c.now = getelementptr $T$, ptr %c, i64 %c.off
-  call void @block(ptr %a.now, ptr %b.now, ptr %c.now, ptr %sizes, i64 %count, i64 0, i64 %n,
-                   ptr %scratch)
-  %row.next = add i64 %row, %count
-  br label %head
-done:
-  call void @free(ptr %scratch)
-  ret void
-}
-"""
-
-BY_COLUMNS = """
-define void @"weft.columns"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {
-entry:
-  %a = load ptr, ptr %buffers
-  %b.at = getelementptr ptr, ptr %buffers, i64 1
-  %b = load ptr, ptr %b.at
-  %c.at = getelementptr ptr, ptr %buffers, i64 2
-  %c = load ptr, ptr %c.at
-  %m = load i64, ptr %sizes
-  %n.at = getelementptr i64, ptr %sizes, i64 1
-  %n = load i64, ptr %n.at
-  %a.item.at = getelementptr i64, ptr %sizes, i64 5
-  %a.item = load i64, ptr %a.item.at
-  %b.item.at = getelementptr i64, ptr %sizes, i64 6
-  %b.item = load i64, ptr %b.item.at
-  %above = add i64 %n, $NR$
-  %above.less = sub i64 %above, 1
-  %panels = sdiv i64 %above.less, $NR$
-  %scratch = call ptr @scratch(ptr %sizes)
-  br label %head
-head:
-  %p = phi i64 [%begin, %entry], [%p.next, %make]
-  %some = icmp slt i64 %p, %end
-  br i1 %some, label %make, label %done
-make:
-  %item = sdiv i64 %p, %panels
-  %number = srem i64 %p, %panels
-  %from = mul i64 %number, $NR$
-  %until = add i64 %from, $NR$
-  %to = call i64 @llvm.smin.i64(i64 %until, i64 %n)
-  %a.off = mul i64 %item, %a.item
-  %a.now = getelementptr $T$, ptr %a, i64 %a.off
-  %b.off = mul i64 %item, %b.item
-  %b.now = getelementptr $T$, ptr %b, i64 %b.off
-  %c.rows = mul i64 %item, %m
-  %c.off = mul i64 %c.rows, %n
-  %c.now = getelementptr $T$, ptr %c, i64 %c.off
-  call void @block(ptr %a.now, ptr %b.now, ptr %c.now, ptr %sizes, i64 %m, i64 %from, i64 %to,
-                   ptr %scratch)
-  %p.next = add i64 %p, 1
-  br label %head
-done:
-  call void @free(ptr %scratch)
-  ret void
-}
-"""
-
-PACK_PLAIN = """
-define void @"weft.pack_plain"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {
-entry:
-  %b = load ptr, ptr %buffers
-  %c.at = getelementptr ptr, ptr %buffers, i64 1
-  %packed = load ptr, ptr %c.at
-  %n = load i64, ptr %sizes
-  %k.at = getelementptr i64, ptr %sizes, i64 1
-  %k = load i64, ptr %k.at
-  %panels.at = getelementptr i64, ptr %sizes, i64 2
-  %panels = load i64, ptr %panels.at
-  br label %head
-head:
-  %r = phi i64 [%begin, %entry], [%r.next, %item.end]
-  %some = icmp slt i64 %r, %end
-  br i1 %some, label %item, label %done
-item:
-  %number = sdiv i64 %r, %k
-  %first = srem i64 %r, %k
-  %left = sub i64 %end, %r
-  %own = sub i64 %k, %first
-  %count = call i64 @llvm.smin.i64(i64 %left, i64 %own)
-  %r.next = add i64 %r, %count
-  %b.off = mul i64 %r, %n
-  %b.now = getelementptr $T$, ptr %b, i64 %b.off
-  %panels.before = mul i64 %number, %panels
-  br label %panel
-panel:
-  %p = phi i64 [0, %item], [%p.next, %panel.end]
-  %some.p = icmp slt i64 %p, %panels
-  br i1 %some.p, label %make, label %item.end
-make:
-  %from = mul i64 %p, $NR$
-  %room = sub i64 %n, %from
-  %wanted = call i64 @llvm.smin.i64(i64 %room, i64 $NR$)
-  %bytes = mul i64 %wanted, $bytes$
-  %whole = icmp eq i64 %wanted, $NR$
-  %source.first = getelementptr $T$, ptr %b.now, i64 %from
-  %panels.all = add i64 %panels.before, %p
-  %terms.all = mul i64 %panels.all, %k
-  %terms.here = add i64 %terms.all, %first
-  %to.off = mul i64 %terms.here, $NR$
-  %to = getelementptr $T$, ptr %packed, i64 %to.off
-  br label %term
-term:
-  %t = phi i64 [0, %make], [%t.next, %copied]
-  %some.t = icmp slt i64 %t, %count
-  br i1 %some.t, label %copy, label %panel.end
-copy:
-  %source.off = mul i64 %t, %n
-  %source = getelementptr $T$, ptr %source.first, i64 %source.off
-  %target.off = mul i64 %t, $NR$
-  %target = getelementptr $T$, ptr %to, i64 %target.off
-  br i1 %whole, label %all, label %part
-all:
-  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 $panel_bytes$, i1 false)
-  br label %copied
-part:
-  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 %bytes, i1 false)
-  br label %copied
-copied:
-  %t.next = add i64 %t, 1
-  br label %term
-panel.end:
-  %p.next = add i64 %p, 1
-  br label %panel
-item.end:
-  br label %head
-done:
-  ret void
-}
-"""
+def _block(tile: Tile, strips: Mapping[int, IRBuilder]) -> IRBuilder:
+    """`block(a, b, c, sizes, rows, from, to, scratch)`: some rows and columns of one product."""
+    numbers = ("i64 %rows", "i64 %from", "i64 %to")
+    given = ("ptr %a", "ptr %b", "ptr %c", "ptr %sizes", *numbers, "ptr %scratch")
+    out = IRBuilder("block", given)
+    a, b, c, sizes, rows, first, last, scratch = out.parameters
+    element = Type(tile.dtype).text
+    table = out.record(_TABLE, sizes)
+    columns, inner, row_step, term_step = table.all("columns", "terms", "row_step", "term_step")
+    b_step, b_panel, depth, width = table.all("b_step", "b_panel", "depth", "block")
+    is_copied = out.test("ne", table["copied"], 0)
+    steps = out.select(is_copied, 1, row_step), out.select(is_copied, width, term_step)
+    term = out.variable(0)
+    with out.repeat():
+        now = term.value
+        terms = out.least(out.sub(inner, now), depth)
+        add = out.test("sgt", now, 0)
+        left = out.variable(out.at(element, a, out.mul(now, term_step)))
+        right = out.at(element, b, out.mul(now, b_step))
+        with out.when(is_copied):
+            row_bytes = out.mul(rows, tile.dtype.itemsize)
+            with out.loop(0, terms) as t:
+                source = out.at(element, left.value, out.mul(t, term_step))
+                out.copy(out.at(element, scratch, out.mul(t, width)), source, row_bytes)
+            left.value = scratch
+        column = out.variable(first)
+        with out.repeat():
+            here = column.value
+            out.leave_unless(out.test("slt", here, last))
+            inside = out.rem(here, tile.columns)
+            panel = out.at(element, right, out.mul(out.div(here, tile.columns), b_panel))
+            place = out.at(element, panel, inside), b_step, out.at(element, c, here), columns
+            there = out.least(out.sub(last, here), out.sub(tile.columns, inside))
+            operands = left.value, *steps, *place, terms, add
+            column.value = columns  # where no strip fits, which there is none of
+            _call_widest(out, tile, strips, there, (operands, rows), (here, column))
+        term.value = out.add(now, depth)
+        out.leave_unless(out.test("slt", term.value, inner))
+    return out
 
 
-def _pack_turned(tile: Tile, names: dict[str, str]) -> str:
-    """Packing of an operand whose terms lie side by side: squares of a vector's width turn."""
-    text = PACK_TURNED.replace("$square$", "\n".join(_square(tile)))
-    return _filled(text, names)
+def _call_widest(
+    out: IRBuilder, tile: Tile, strips: Mapping[int, IRBuilder], there: str,
+    operands: tuple[Sequence[str], str], column: tuple[str, LocalVariable],
+) -> None:  # fmt: skip
+    """Call the widest strip of which no vector is without a column, and go on behind it."""
+    (given, rows), (here, following) = operands, column
+    with ExitStack() as narrower:
+        for width, strip in strips.items():
+            rest = out.sub(there, (width - 1) * tile.lanes)
+            fits, others = narrower.enter_context(out.choose(out.test("sgt", rest, 0)))
+            with fits:
+                out.call(strip, *given, out.least(rest, tile.lanes), rows)
+                following.value = out.add(here, width * tile.lanes)
+            narrower.enter_context(others)
 
 
-PACK_TURNED = """
-define void @"weft.pack_turned"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {
-entry:
-  %b = load ptr, ptr %buffers
-  %c.at = getelementptr ptr, ptr %buffers, i64 1
-  %packed = load ptr, ptr %c.at
-  %n = load i64, ptr %sizes
-  %k.at = getelementptr i64, ptr %sizes, i64 1
-  %k = load i64, ptr %k.at
-  %panels.at = getelementptr i64, ptr %sizes, i64 2
-  %panels = load i64, ptr %panels.at
-  %kn = mul i64 %k, %n
-  %size = mul i64 %k, $NR$
-  br label %head
-head:
-  %p = phi i64 [%begin, %entry], [%p.next, %end.panel]
-  %some = icmp slt i64 %p, %end
-  br i1 %some, label %make, label %done
-make:
-  %item = sdiv i64 %p, %panels
-  %number = srem i64 %p, %panels
-  %from = mul i64 %number, $NR$
-  %room = sub i64 %n, %from
-  %wanted = call i64 @llvm.smin.i64(i64 %room, i64 $NR$)
-  %b.off = mul i64 %item, %kn
-  %b.now = getelementptr $T$, ptr %b, i64 %b.off
-  %to.off = mul i64 %p, %size
-  %to = getelementptr $T$, ptr %packed, i64 %to.off
-  %long = icmp sge i64 %k, $W$
-  %back = sub i64 %k, $W$
-  %last = sub i64 %n, 1
-  br label %lane
-lane:
-  %j = phi i64 [0, %make], [%j.next, %lane.end]
-  %some.j = icmp slt i64 %j, %wanted
-  br i1 %some.j, label %column, label %end.panel
-column:
-  %column.0 = add i64 %from, %j
-  br i1 %long, label %squares, label %short
-squares:
-  %t = phi i64 [0, %column], [%t.next, %square]
-  %some.t = icmp slt i64 %t, %k
-  br i1 %some.t, label %square, label %lane.end
-square:
-  %at = call i64 @llvm.smin.i64(i64 %t, i64 %back)
-$square$
-  %t.next = add i64 %t, $W$
-  br label %squares
-short:
-  %e = phi i64 [0, %column], [%e.next, %element]
-  %all.e = mul i64 %k, $W$
-  %some.e = icmp slt i64 %e, %all.e
-  br i1 %some.e, label %element, label %lane.end
-element:
-  %e.term = sdiv i64 %e, $W$
-  %e.lane = srem i64 %e, $W$
-  %e.wanted = add i64 %column.0, %e.lane
-  %e.column = call i64 @llvm.smin.i64(i64 %e.wanted, i64 %last)
-  %e.row = mul i64 %e.column, %k
-  %e.off = add i64 %e.row, %e.term
-  %e.at = getelementptr $T$, ptr %b.now, i64 %e.off
-  %value = load $T$, ptr %e.at
-  %e.to = mul i64 %e.term, $NR$
-  %e.inside = add i64 %j, %e.lane
-  %e.place = add i64 %e.to, %e.inside
-  %target = getelementptr $T$, ptr %to, i64 %e.place
-  store $T$ %value, ptr %target
-  %e.next = add i64 %e, 1
-  br label %short
-lane.end:
-  %j.next = add i64 %j, $W$
-  br label %lane
-end.panel:
-  %p.next = add i64 %p, 1
-  br label %head
-done:
-  ret void
-}
-"""
+def _scratch(tile: Tile) -> IRBuilder:
+    """`scratch(sizes)`: memory for a block of the left operand, where blocks are copied."""
+    out = IRBuilder("scratch", ("ptr %sizes",), result="ptr")
+    depth, block, copied = out.record(_TABLE, "%sizes").all("depth", "block", "copied")
+    with out.when(out.test("eq", copied, 0)):
+        out.give(NULL)
+    size = out.mul(out.mul(depth, block), tile.dtype.itemsize)
+    out.give(out.call("malloc", size, result="ptr"))
+    return out
 
 
-def _square(tile: Tile) -> Iterator[str]:
+def _by_rows(tile: Tile, block: IRBuilder, scratch: IRBuilder) -> IRBuilder:
+    """`rows(...)`: some rows of a stack of products, in blocks that end where a product does."""
+    out = IRBuilder("rows", KERNEL, public=True)
+    _, sizes, begin, end = out.parameters
+    a, b, c = (out.buffer(place) for place in range(3))
+    table = out.record(_TABLE, sizes)
+    rows, columns, row_step = table.all("rows", "columns", "row_step")
+    a_item, b_item, height = table.all("a_item", "b_item", "block")
+    element, memory = Type(tile.dtype).text, out.call(scratch, sizes)
+    row = out.variable(begin)
+    with out.repeat():
+        now = row.value
+        out.leave_unless(out.test("slt", now, end))
+        item, inside = out.div(now, rows), out.rem(now, rows)
+        there = out.least(out.sub(end, now), out.sub(rows, inside))
+        count = out.least(there, height)
+        start = out.add(out.mul(item, a_item), out.mul(inside, row_step))
+        left, right = out.at(element, a, start), out.at(element, b, out.mul(item, b_item))
+        to = out.at(element, c, out.mul(now, columns))
+        out.call(block, left, right, to, sizes, count, 0, columns, memory)
+        row.value = out.add(now, count)
+    out.free(memory)
+    return out
+
+
+def _by_columns(tile: Tile, block: IRBuilder, scratch: IRBuilder) -> IRBuilder:
+    """`columns(...)`: some panels of columns of a stack of products with few rows."""
+    out = IRBuilder("columns", KERNEL, public=True)
+    _, sizes, begin, end = out.parameters
+    a, b, c = (out.buffer(place) for place in range(3))
+    table = out.record(_TABLE, sizes)
+    rows, columns, a_item, b_item = table.all("rows", "columns", "a_item", "b_item")
+    panels = out.div(out.sub(out.add(columns, tile.columns), 1), tile.columns)
+    element, memory = Type(tile.dtype).text, out.call(scratch, sizes)
+    with out.loop(begin, end) as panel:
+        item, number = out.div(panel, panels), out.rem(panel, panels)
+        first = out.mul(number, tile.columns)
+        last = out.least(out.add(first, tile.columns), columns)
+        left = out.at(element, a, out.mul(item, a_item))
+        right = out.at(element, b, out.mul(item, b_item))
+        to = out.at(element, c, out.mul(out.mul(item, rows), columns))
+        out.call(block, left, right, to, sizes, rows, first, last, memory)
+    out.free(memory)
+    return out
+
+
+# --- packing -------------------------------------------------------------------------------------
+
+
+def _pack_plain(tile: Tile) -> IRBuilder:
+    """`pack_plain(...)`: some terms of a stack of right operands, whose rows are terms."""
+    out = IRBuilder("pack_plain", KERNEL, public=True)
+    _, sizes, begin, end = out.parameters
+    b, packed = out.buffer(0), out.buffer(1)
+    columns, terms, panels = out.record(_PACKING, sizes).all(*_PACKING.names)
+    element, size = Type(tile.dtype).text, tile.dtype.itemsize
+    term = out.variable(begin)
+    with out.repeat():
+        now = term.value
+        out.leave_unless(out.test("slt", now, end))
+        item, first = out.div(now, terms), out.rem(now, terms)
+        count = out.least(out.sub(end, now), out.sub(terms, first))
+        source = out.at(element, b, out.mul(now, columns))
+        before = out.mul(item, panels)
+        with out.loop(0, panels) as panel:
+            column = out.mul(panel, tile.columns)
+            wanted = out.least(out.sub(columns, column), tile.columns)
+            wanted_bytes = out.mul(wanted, size)
+            is_whole = out.test("eq", wanted, tile.columns)
+            start = out.at(element, source, column)
+            place = out.add(out.mul(out.add(before, panel), terms), first)
+            to = out.at(element, packed, out.mul(place, tile.columns))
+            with out.loop(0, count) as t:
+                own = out.at(element, start, out.mul(t, columns))
+                target = out.at(element, to, out.mul(t, tile.columns))
+                with out.choose(is_whole) as (whole, part):
+                    with whole:  # a copy of a length that is known is a few moves
+                        out.copy(target, own, tile.columns * size)
+                    with part:
+                        out.copy(target, own, wanted_bytes)
+        term.value = out.add(now, count)
+    return out
+
+
+def _pack_turned(tile: Tile) -> IRBuilder:
+    """`pack_turned(...)`: some panels of a stack of right operands, whose rows are columns.
+
+    Squares of a vector's width turn; the last one may overlap the one before. Where there are fewer
+    terms than that, elements move one by one. What lies beyond the last column repeats it.
+    """
+    out = IRBuilder("pack_turned", KERNEL, public=True)
+    _, sizes, begin, end = out.parameters
+    b, packed = out.buffer(0), out.buffer(1)
+    columns, terms, panels = out.record(_PACKING, sizes).all(*_PACKING.names)
+    element, lanes = Type(tile.dtype).text, tile.lanes
+    item_size, panel_size = out.mul(terms, columns), out.mul(terms, tile.columns)
+    with out.loop(begin, end) as panel:
+        item, number = out.div(panel, panels), out.rem(panel, panels)
+        first = out.mul(number, tile.columns)
+        wanted = out.least(out.sub(columns, first), tile.columns)
+        source = out.at(element, b, out.mul(item, item_size))
+        to = out.at(element, packed, out.mul(panel, panel_size))
+        is_long, back = out.test("sge", terms, lanes), out.sub(terms, lanes)
+        last = out.sub(columns, 1)
+        with out.loop(0, wanted, lanes) as inside:
+            column = out.add(first, inside)
+            line = _Line(source, column, last, terms, to, inside)
+            with out.choose(is_long) as (squares, elements):
+                with squares, out.loop(0, terms, lanes) as t:
+                    _turn_square(out, tile, line, out.least(t, back))
+                with elements, out.loop(0, out.mul(terms, lanes)) as e:
+                    term, lane = out.div(e, lanes), out.rem(e, lanes)
+                    place = out.add(line.row(out, lane), term)
+                    value = out.load(element, out.at(element, source, place))
+                    target = out.add(out.mul(term, tile.columns), out.add(inside, lane))
+                    out.store(value, out.at(element, to, target))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """As many columns as a vector has lanes, which are packed together."""
+
+    source: str
+    column: str
+    last: str
+    """The last column that there is."""
+    terms: str
+    to: str
+    inside: str
+    """The first of the columns in its panel."""
+
+    def row(self, out: IRBuilder, lane: Operand) -> str:
+        """Where the terms of a column begin."""
+        return out.mul(out.least(out.add(self.column, lane), self.last), self.terms)
+
+
+def _turn_square(out: IRBuilder, tile: Tile, line: _Line, term: str) -> None:
     """Turn a square of vectors: in each round the first half is woven into the second."""
     lanes, element = tile.lanes, Type(tile.dtype).text
     kind, align = Type(tile.dtype, lanes).text, tile.dtype.itemsize
-    for i in range(lanes):
-        yield f"  %w{i} = add i64 %column.0, {i}"
-        yield f"  %y{i} = call i64 @llvm.smin.i64(i64 %w{i}, i64 %last)"
-        yield f"  %z{i} = mul i64 %y{i}, %k"
-        yield f"  %o{i} = add i64 %z{i}, %at"
-        yield f"  %g{i} = getelementptr {element}, ptr %b.now, i64 %o{i}"
-        yield f"  %x0.{i} = load {kind}, ptr %g{i}, align {align}"
-    rounds = lanes.bit_length() - 1
-    for number in range(rounds):
-        for i in range(lanes):
-            first, second = f"%x{number}.{i // 2}", f"%x{number}.{i // 2 + lanes // 2}"
-            order = _woven(lanes, i % 2)
-            yield (f"  %x{number + 1}.{i} = shufflevector {kind} {first}, {kind} {second}, {order}")
-    for i in range(lanes):
-        yield f"  %r{i} = add i64 %at, {i}"
-        yield f"  %q{i} = mul i64 %r{i}, {tile.columns}"
-        yield f"  %u{i} = add i64 %q{i}, %j"
-        yield f"  %v{i} = getelementptr {element}, ptr %to, i64 %u{i}"
-        yield f"  store {kind} %x{rounds}.{i}, ptr %v{i}, align {align}"
+    rows = (out.add(line.row(out, i), term) for i in range(lanes))
+    vectors = [out.load(kind, out.at(element, line.source, row), align) for row in rows]
+    for _ in range(lanes.bit_length() - 1):
+        halves = [(vectors[i // 2], vectors[i // 2 + lanes // 2]) for i in range(lanes)]
+        vectors = [
+            out.put(f"shufflevector {kind} {a}, {kind} {b}, {_woven(lanes, i % 2)}", kind)
+            for i, (a, b) in enumerate(halves)
+        ]
+    for i, vector in enumerate(vectors):
+        place = out.add(out.mul(out.add(term, i), tile.columns), line.inside)
+        out.store(vector, out.at(element, line.to, place), align=align)
 
 
 def _woven(lanes: int, half: int) -> str:

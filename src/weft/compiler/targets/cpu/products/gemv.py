@@ -23,7 +23,7 @@ from functools import cache
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.llvm.ir_text import Type, steps
+from weft.compiler.targets.cpu.llvm.ir_types import Type, steps
 from weft.compiler.targets.cpu.machine import Machine, host
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.core.dtypes import DType

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.compiler.targets.cpu.llvm.ir_text import Type, steps
+from weft.compiler.targets.cpu.llvm.ir_types import Type, steps
 from weft.compiler.targets.cpu.machine import Machine
 from weft.core.dtypes import DType
 

@@ -18,54 +18,37 @@ from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 
 CHUNK = 1 << 20
 """The bytes that a thread copies at a time."""
 
-SOURCE = f"""
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-declare i64 @llvm.smin.i64(i64, i64)
 
-define internal void @copy_chunks(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-  %source = load ptr, ptr %buffers
-  %target.at = getelementptr ptr, ptr %buffers, i64 1
-  %target = load ptr, ptr %target.at
-  %bytes = load i64, ptr %sizes
-  %from = mul i64 %begin, {CHUNK}
-  %until = mul i64 %end, {CHUNK}
-  %to = call i64 @llvm.smin.i64(i64 %until, i64 %bytes)
-  %length = sub i64 %to, %from
-  %first = getelementptr i8, ptr %source, i64 %from
-  %place = getelementptr i8, ptr %target, i64 %from
-  call void @llvm.memcpy.p0.p0.i64(ptr %place, ptr %first, i64 %length, i1 false)
-  ret void
-}}
+def _copy_chunks() -> IRBuilder:
+    """`copy_chunks(...)`: some chunks of an array; the last one may be shorter."""
+    out = IRBuilder("copy_chunks", KERNEL, may_unwind=True)
+    buffers, sizes, begin, end = out.parameters
+    source, target, size = out.load("ptr", buffers), out.pointer(buffers, 1), out.load("i64", sizes)
+    first = out.mul(begin, CHUNK)
+    length = out.sub(out.least(out.mul(end, CHUNK), size), first)
+    out.copy(out.at("i8", target, first), out.at("i8", source, first), length)
+    return out
 
-define void @"weft.copy"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-entry:
-  %source = load ptr, ptr %buffers
-  %target.at = getelementptr ptr, ptr %buffers, i64 1
-  %target = load ptr, ptr %target.at
-  %is.there = icmp eq ptr %source, %target
-  br i1 %is.there, label %done, label %move
-move:
-  %chunks.at = getelementptr i64, ptr %sizes, i64 1
-  %chunks = load i64, ptr %chunks.at
-  %pool.at = getelementptr i64, ptr %sizes, i64 2
-  %pool = load ptr, ptr %pool.at
-  %is.long = icmp sgt i64 %chunks, 1
-  br i1 %is.long, label %divided, label %whole
-divided:
-  call void %pool(ptr @copy_chunks, ptr %buffers, ptr %sizes, i64 %chunks, i64 1)
-  br label %done
-whole:
-  call void @copy_chunks(ptr %buffers, ptr %sizes, i64 0, i64 %chunks)
-  br label %done
-done:
-  ret void
-}}
-"""
+
+def _copy(copy_chunks: IRBuilder) -> IRBuilder:
+    """`copy(...)`: the whole array, unless it is there already."""
+    out = IRBuilder("copy", KERNEL, public=True, may_unwind=True)
+    buffers, sizes, _, _ = out.parameters
+    with out.when(out.test("eq", out.load("ptr", buffers), out.pointer(buffers, 1))):
+        out.give()
+    chunks, parallel_for = out.number(sizes, 1), out.pointer(sizes, 2)
+    with out.choose(out.test("sgt", chunks, 1)) as (divided, whole):
+        with divided:
+            out.call(parallel_for, copy_chunks.symbol, buffers, sizes, chunks, 1)
+        with whole:
+            out.call(copy_chunks, buffers, sizes, 0, chunks)
+    return out
 
 
 def numbers(size: int) -> list[int]:
@@ -76,7 +59,8 @@ def numbers(size: int) -> list[int]:
 @cache
 def copy_address() -> int:
     """The address of the native function, which has a kernel's signature."""
-    return text_addresses(SOURCE, ["copy"])["copy"]
+    chunks = _copy_chunks()
+    return text_addresses(module_text(chunks, _copy(chunks)), ["copy"])["copy"]
 
 
 finder("copy", copy_address)

@@ -25,11 +25,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.llvm.ir_builder import (
+    KERNEL,
+    NULL,
+    IRBuilder,
+    Struct,
+    module_text,
+)
 from weft.core.forks import in_child
 
 Array = np.ndarray[Any, Any]
 
-FIELDS = ("function", "slots", "count", "sizes", "extent", "grain")
+_CALL = Struct("ptr function, ptr slots, i64 count, ptr sizes, i64 extent, i64 grain")
+FIELDS = _CALL.names
 """The columns of the table of calls, each an int64."""
 
 
@@ -65,201 +73,109 @@ INTERVAL = 200
 """After how many milliseconds it lets the interpreter handle signals: that takes its lock."""
 INTERRUPTED, UNANSWERED = 2, 3
 """What is in the error slot after a signal, and after a call back to Python that did not end."""
-WATCH = (
-    "clock", "self", "ensure", "check", "fetch", "release", "thread", "held", "kind", "raised",
-    "trace",
-)  # fmt: skip
+_WATCH = Struct(
+    "ptr clock, ptr self, ptr ensure, ptr check, ptr fetch, ptr release, i64 thread, i64 held,"
+    "i64 kind, i64 raised, i64 trace"
+)
+WATCH = _WATCH.names
 """What the driver knows of the interpreter: functions, the thread that handles signals, whether
 they must wait (`held`), and what a handler has raised."""
 
 
-def _load_word(name: str) -> str:
-    place = WATCH.index(name)
-    return (
-        f"%{name}.at = getelementptr i64, ptr %watch, i64 {place}\n"
-        f"  %{name} = load i64, ptr %{name}.at"
+def _set_watch() -> IRBuilder:
+    """`set_watch(table)`: from now on the driver knows the interpreter."""
+    out = IRBuilder("set_watch", ("ptr %table",), public=True, may_unwind=True)
+    out.store(out.parameters[0], "@watch")
+    return out
+
+
+def _look() -> IRBuilder:
+    """`look(error)`: let the interpreter handle signals, if it is time and this is the thread."""
+    out = IRBuilder(
+        "look", ("ptr %error",), public=True, may_unwind=True, attributes="noinline cold"
     )
+    time_now, watch = out.room("[2 x i64]"), out.load("ptr", "@watch")
+    with out.when(out.test("eq", watch, NULL)):
+        out.give()
+    table = out.record(_WATCH, watch)
+    own_thread, thread, held, clock = table.all("self", "thread", "held", "clock")
+    is_other = out.test("ne", out.call(own_thread, result="i64"), thread)
+    with out.when(out.combine("or", is_other, out.test("ne", held, 0))):
+        out.give()
+    out.call(clock, f"i32 {time.CLOCK_MONOTONIC}", time_now, result="i32")
+    seconds, nanoseconds = out.number(time_now, 0), out.number(time_now, 1)
+    now = out.add(out.mul(seconds, 1000), out.div(nanoseconds, 1_000_000))
+    with out.when(out.test("slt", out.sub(now, out.load("i64", "@last")), INTERVAL)):
+        out.give()
+    out.store(now, "@last")
+    ensure, check, fetch, release = table.all("ensure", "check", "fetch", "release")
+    state = out.call(ensure, result="i32")
+    with out.when(out.test("ne", out.call(check, result="i32"), 0)):
+        out.call(fetch, *(table.address(name) for name in ("kind", "raised", "trace")))
+        out.store(INTERRUPTED, out.parameters[0], "i32")
+    out.call(release, state)
+    return out
 
 
-_LOOK = f"""
-@watch = internal global ptr null
-@last = internal global i64 0
+def _guarded() -> IRBuilder:
+    """`guarded(...)`: call back to Python; behind the buffers are the error slot and the function.
 
-define void @"weft.set_watch"(ptr %table) {{
-  store ptr %table, ptr @watch
-  ret void
-}}
+    The error slot holds `UNANSWERED` until the function has come back and written to it.
+    """
+    out = IRBuilder("guarded", KERNEL, public=True, may_unwind=True)
+    buffers, sizes, begin, end = out.parameters
+    behind = out.at("ptr", buffers, out.load("i64", sizes))
+    error, place = out.pointer(behind, 0), out.pointer(behind, 1)
+    function = out.load("ptr", place)
+    out.store(UNANSWERED, error, "i32")
+    out.call(function, buffers, sizes, begin, end)
+    return out
 
-define void @"weft.look"(ptr %error) noinline cold {{
-entry:
-  %time = alloca [2 x i64]
-  %watch = load ptr, ptr @watch
-  %none = icmp eq ptr %watch, null
-  br i1 %none, label %done, label %ask
-ask:
-  {_load_word("self")}
-  {_load_word("thread")}
-  {_load_word("held")}
-  {_load_word("clock")}
-  %self.of = inttoptr i64 %self to ptr
-  %own = call i64 %self.of()
-  %is_other = icmp ne i64 %own, %thread
-  %is_held = icmp ne i64 %held, 0
-  %not = or i1 %is_other, %is_held
-  br i1 %not, label %done, label %measure
-measure:
-  %clock.of = inttoptr i64 %clock to ptr
-  call i32 %clock.of(i32 {time.CLOCK_MONOTONIC}, ptr %time)
-  %seconds = load i64, ptr %time
-  %rest.at = getelementptr i64, ptr %time, i64 1
-  %rest = load i64, ptr %rest.at
-  %thousand = mul i64 %seconds, 1000
-  %more = sdiv i64 %rest, 1000000
-  %now = add i64 %thousand, %more
-  %last = load i64, ptr @last
-  %passed = sub i64 %now, %last
-  %is_early = icmp slt i64 %passed, {INTERVAL}
-  br i1 %is_early, label %done, label %handle
-handle:
-  store i64 %now, ptr @last
-  {_load_word("ensure")}
-  {_load_word("check")}
-  {_load_word("fetch")}
-  {_load_word("release")}
-  %ensure.of = inttoptr i64 %ensure to ptr
-  %check.of = inttoptr i64 %check to ptr
-  %fetch.of = inttoptr i64 %fetch to ptr
-  %release.of = inttoptr i64 %release to ptr
-  %state = call i32 %ensure.of()
-  %answer = call i32 %check.of()
-  %is_fine = icmp eq i32 %answer, 0
-  br i1 %is_fine, label %go_on, label %stop
-stop:
-  %kind.at = getelementptr i64, ptr %watch, i64 {WATCH.index("kind")}
-  %raised.at = getelementptr i64, ptr %watch, i64 {WATCH.index("raised")}
-  %trace.at = getelementptr i64, ptr %watch, i64 {WATCH.index("trace")}
-  call void %fetch.of(ptr %kind.at, ptr %raised.at, ptr %trace.at)
-  store i32 {INTERRUPTED}, ptr %error
-  br label %go_on
-go_on:
-  call void %release.of(i32 %state)
-  br label %done
-done:
-  ret void
-}}
 
-define void @"weft.guarded"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-  %count = load i64, ptr %sizes
-  %error.at = getelementptr ptr, ptr %buffers, i64 %count
-  %error = load ptr, ptr %error.at
-  %place.at = getelementptr ptr, ptr %error.at, i64 1
-  %place = load ptr, ptr %place.at
-  %function = load ptr, ptr %place
-  store i32 {UNANSWERED}, ptr %error
-  call void %function(ptr %buffers, ptr %sizes, i64 %begin, i64 %end)
-  ret void
-}}
-"""
+def _execute(look: IRBuilder) -> IRBuilder:
+    """`execute(calls, count, addresses, error, parallel_for)`: how many calls were made."""
+    names = ("ptr %calls", "i64 %count", "ptr %addresses", "ptr %error", "ptr %parallel_for")
+    out = IRBuilder("execute", names, public=True, result="i64", may_unwind=True)
+    calls, count, addresses, error, parallel_for = out.parameters
+    most = out.variable(1)
+    with out.loop(0, count) as i:
+        most.value = out.most(out.record(_CALL, calls, i)["count"], most.value)
+    buffers = out.room("ptr", most.value)
+    with out.loop(0, count) as i:
+        call = out.record(_CALL, calls, i)
+        function, slots, many, sizes, extent, grain = call.all(*FIELDS)
+        with out.loop(0, many) as k:
+            address = out.pointer(addresses, out.number(slots, k))
+            out.store(address, out.at("ptr", buffers, k))
+        is_long = out.test("sgt", extent, grain)
+        with out.choose(is_long) as (divided, whole):
+            with divided:
+                out.call(parallel_for, function, buffers, sizes, extent, grain)
+            with whole:
+                out.call(function, buffers, sizes, 0, extent)
+        ended = out.add(i, 1)
+        with out.when(out.test("ne", out.load("i32", error), 0)):
+            out.give(ended)
+        is_due = out.test("eq", out.combine("and", ended, EVERY - 1), 0)
+        with out.when(out.combine("or", is_due, is_long)):
+            out.call(look, error)
+            with out.when(out.test("ne", out.load("i32", error), 0)):
+                out.give(ended)
+    out.give(count)
+    return out
 
-_EXECUTE = """
-define i64 @"weft.execute"(ptr %calls, i64 %count, ptr %addresses, ptr %error, ptr %parallel_for) {
-entry:
-  %any = icmp sgt i64 %count, 0
-  br i1 %any, label %measure, label %done
 
-measure:
-  %m = phi i64 [0, %entry], [%m.next, %measure]
-  %most = phi i64 [1, %entry], [%most.next, %measure]
-  %m.row = mul i64 %m, 6
-  %m.place = add i64 %m.row, 2
-  %m.at = getelementptr i64, ptr %calls, i64 %m.place
-  %m.count = load i64, ptr %m.at
-  %larger = icmp sgt i64 %m.count, %most
-  %most.next = select i1 %larger, i64 %m.count, i64 %most
-  %m.next = add i64 %m, 1
-  %unmeasured = icmp slt i64 %m.next, %count
-  br i1 %unmeasured, label %measure, label %start
-
-start:
-  %buffers = alloca ptr, i64 %most.next, align 8
-  br label %call
-
-call:
-  %i = phi i64 [0, %start], [%next, %on]
-  %row = mul i64 %i, 6
-  %function.at = getelementptr i64, ptr %calls, i64 %row
-  %function = load ptr, ptr %function.at
-  %slots.at = getelementptr i64, ptr %function.at, i64 1
-  %slots = load ptr, ptr %slots.at
-  %many.at = getelementptr i64, ptr %function.at, i64 2
-  %many = load i64, ptr %many.at
-  %sizes.at = getelementptr i64, ptr %function.at, i64 3
-  %sizes = load ptr, ptr %sizes.at
-  %extent.at = getelementptr i64, ptr %function.at, i64 4
-  %extent = load i64, ptr %extent.at
-  %grain.at = getelementptr i64, ptr %function.at, i64 5
-  %grain = load i64, ptr %grain.at
-  %some = icmp sgt i64 %many, 0
-  br i1 %some, label %fill, label %run
-
-fill:
-  %k = phi i64 [0, %call], [%k.next, %fill]
-  %slot.at = getelementptr i64, ptr %slots, i64 %k
-  %slot = load i64, ptr %slot.at
-  %address.at = getelementptr ptr, ptr %addresses, i64 %slot
-  %address = load ptr, ptr %address.at
-  %buffer.at = getelementptr ptr, ptr %buffers, i64 %k
-  store ptr %address, ptr %buffer.at
-  %k.next = add i64 %k, 1
-  %more = icmp slt i64 %k.next, %many
-  br i1 %more, label %fill, label %run
-
-run:
-  %long = icmp sgt i64 %extent, %grain
-  br i1 %long, label %divided, label %whole
-
-divided:
-  call void %parallel_for(ptr %function, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain)
-  br label %after
-
-whole:
-  call void %function(ptr %buffers, ptr %sizes, i64 0, i64 %extent)
-  br label %after
-
-after:
-  %failed = load i32, ptr %error
-  %fine = icmp eq i32 %failed, 0
-  %next = add i64 %i, 1
-  %rest = icmp slt i64 %next, %count
-  br i1 %fine, label %counted, label %done
-
-counted:
-  %low = and i64 %next, MASK
-  %is_due = icmp eq i64 %low, 0
-  %is_looked = or i1 %is_due, %long
-  br i1 %is_looked, label %looked, label %on
-
-looked:
-  call void @"weft.look"(ptr %error)
-  %now = load i32, ptr %error
-  %undisturbed = icmp eq i32 %now, 0
-  br i1 %undisturbed, label %on, label %done
-
-on:
-  br i1 %rest, label %call, label %done
-
-done:
-  %end = phi i64 [0, %entry], [%next, %after], [%next, %looked], [%next, %on]
-  ret i64 %end
-}
-"""
-SOURCE = _LOOK + _EXECUTE.replace("MASK", str(EVERY - 1))
+def source() -> str:
+    """The text of the module."""
+    look = _look()
+    variables = "@watch = internal global ptr null\n@last = internal global i64 0"
+    return module_text(variables, _set_watch(), look, _guarded(), _execute(look))
 
 
 @cache
 def _functions() -> dict[str, int]:
     """The functions of the module, which knows the interpreter from then on."""
-    found = text_addresses(SOURCE, ["execute", "guarded", "look", "set_watch"])
+    found = text_addresses(source(), ["execute", "guarded", "look", "set_watch"])
     here = ctypes.CDLL(None)
     for name, function in zip(WATCH, ("clock_gettime", "pthread_self"), strict=False):
         _watch[name].value = _address(getattr(here, function))

@@ -21,74 +21,41 @@ from weft.compiler.plan.horizontal_fusion import chunk_count, chunk_size
 from weft.compiler.plan.launch import Launch, Sizes
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
 
 NumbersOf = Callable[[Launch], tuple[int, list[int]]]
 """The address of a launch's native function, and the numbers that it is given."""
-FIELDS = 6
+_ROW = Struct("ptr function, i64 buffer, i64 sizes, i64 extent, i64 grain, i64 chunk")
+FIELDS = len(_ROW.names)
 """The columns: function, first buffer, where its sizes are, extent, grain, first chunk."""
 
-SOURCE = f"""
-define void @"weft.ensemble"(ptr %buffers, ptr %table, i64 %begin, i64 %end) {{
-entry:
-  %count = load i64, ptr %table
-  %rows = getelementptr i64, ptr %table, i64 1
-  %any = icmp slt i64 %begin, %end
-  br i1 %any, label %chunk, label %done
 
-chunk:
-  %i = phi i64 [%begin, %entry], [%following, %found]
-  br label %search
+def _ensemble() -> IRBuilder:
+    """`ensemble(...)`: some chunks of all members; the table has their number, then their rows."""
+    out = IRBuilder("ensemble", KERNEL, public=True, may_unwind=True)
+    buffers, table, begin, end = out.parameters
+    count, rows = out.load("i64", table), out.at("i64", table, 1)
+    with out.loop(begin, end) as chunk:
+        # Halve the members until one is left: the last that begins at this chunk or before.
+        low, high = out.variable(0), out.variable(count)
+        with out.repeat():
+            width = out.sub(high.value, low.value)
+            out.leave_unless(out.test("sgt", width, 1))
+            middle = out.add(low.value, out.combine("lshr", width, 1))
+            is_before = out.test("sle", out.record(_ROW, rows, middle)["chunk"], chunk)
+            low.value = out.select(is_before, middle, low.value)
+            high.value = out.select(is_before, high.value, middle)
+        row = out.record(_ROW, rows, low.value)
+        function, buffer, sizes, extent, grain, first = row.all(*_ROW.names)
+        start = out.mul(out.sub(chunk, first), grain)
+        stop = out.add(start, out.least(out.sub(extent, start), grain))
+        out.call(function, out.at("ptr", buffers, buffer), out.at("i64", table, sizes), start, stop)
+    return out
 
-search:
-  %low = phi i64 [0, %chunk], [%low.next, %narrow]
-  %high = phi i64 [%count, %chunk], [%high.next, %narrow]
-  %width = sub i64 %high, %low
-  %wide = icmp sgt i64 %width, 1
-  br i1 %wide, label %narrow, label %found
 
-narrow:
-  %half = lshr i64 %width, 1
-  %middle = add i64 %low, %half
-  %middle.offset = mul i64 %middle, {FIELDS}
-  %middle.row = getelementptr i64, ptr %rows, i64 %middle.offset
-  %middle.at = getelementptr i64, ptr %middle.row, i64 5
-  %middle.first = load i64, ptr %middle.at
-  %before = icmp sle i64 %middle.first, %i
-  %low.next = select i1 %before, i64 %middle, i64 %low
-  %high.next = select i1 %before, i64 %high, i64 %middle
-  br label %search
-
-found:
-  %offset = mul i64 %low, {FIELDS}
-  %row = getelementptr i64, ptr %rows, i64 %offset
-  %function = load ptr, ptr %row
-  %buffer.at = getelementptr i64, ptr %row, i64 1
-  %buffer = load i64, ptr %buffer.at
-  %own.buffers = getelementptr ptr, ptr %buffers, i64 %buffer
-  %sizes.at = getelementptr i64, ptr %row, i64 2
-  %sizes = load i64, ptr %sizes.at
-  %own.sizes = getelementptr i64, ptr %table, i64 %sizes
-  %extent.at = getelementptr i64, ptr %row, i64 3
-  %extent = load i64, ptr %extent.at
-  %grain.at = getelementptr i64, ptr %row, i64 4
-  %grain = load i64, ptr %grain.at
-  %first.at = getelementptr i64, ptr %row, i64 5
-  %first = load i64, ptr %first.at
-  %number = sub i64 %i, %first
-  %from = mul i64 %number, %grain
-  %rest = sub i64 %extent, %from
-  %short = icmp slt i64 %rest, %grain
-  %length = select i1 %short, i64 %rest, i64 %grain
-  %until = add i64 %from, %length
-  call void %function(ptr %own.buffers, ptr %own.sizes, i64 %from, i64 %until)
-  %following = add i64 %i, 1
-  %more = icmp slt i64 %following, %end
-  br i1 %more, label %chunk, label %done
-
-done:
-  ret void
-}}
-"""
+def source() -> str:
+    """The text of the module."""
+    return module_text(_ensemble())
 
 
 def table(members: Sequence[Launch], sizes: Sizes, numbers_of: NumbersOf) -> list[int]:
@@ -111,7 +78,7 @@ def table(members: Sequence[Launch], sizes: Sizes, numbers_of: NumbersOf) -> lis
 @cache
 def ensemble_address() -> int:
     """The address of the native function, which has a kernel's signature."""
-    return text_addresses(SOURCE, ["ensemble"])["ensemble"]
+    return text_addresses(source(), ["ensemble"])["ensemble"]
 
 
 finder("grouped", ensemble_address)

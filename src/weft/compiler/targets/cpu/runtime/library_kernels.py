@@ -24,6 +24,13 @@ import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder, remembered
+from weft.compiler.targets.cpu.llvm.ir_builder import (
+    KERNEL,
+    NULL,
+    IRBuilder,
+    Struct,
+    module_text,
+)
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 from weft.core.dtypes import DType, from_numpy
 from weft.core.errors import ArgumentError, DTypeError
@@ -39,188 +46,119 @@ INTEGERS, REALS, TEXT = range(3)
 MESSAGE = 512
 """The bytes of a message: whether there is one, what the kernel returned, and text."""
 _TEXT_AT = 16
-_HEAD = 5
-"""Words of a table before the rows: kernel, pool, operands, results, attributes."""
 
-_SOURCE = f"""
-%Buffer = type {{ ptr, i32, i32, ptr, ptr }}
-%Attribute = type {{ ptr, ptr, i64, i64 }}
-%Context = type {{ i32, i32, ptr, ptr, ptr, ptr, ptr, ptr, ptr }}
+# The structs of weft_kernel.h.
+_BUFFER = Struct("ptr data, i32 dtype, i32 rank, ptr shape, ptr strides")
+_ATTRIBUTE = Struct("ptr name, ptr data, i64 count, i64 kind")
+_CONTEXT = Struct(
+    "i32 abi, i32 attribute_count, ptr attributes, ptr parallel_for, ptr fail, ptr pool,"
+    "ptr message, ptr reserved2, ptr reserved3"
+)
+_CONTEXT_BYTES = 64
 
-define internal void @run_body(ptr %user, ptr %body, i64 %begin, i64 %end) {{
-  call void %body(ptr %user, i64 %begin, i64 %end)
-  ret void
-}}
+# The table of a call: its head, a row for each buffer, a row for each attribute, then numbers.
+_TABLE = Struct("ptr kernel, ptr pool, i64 operands, i64 results, i64 attributes")
+_HEAD = len(_TABLE.names)
+_BUFFER_ROW = Struct("i64 dtype, i64 rank, i64 shape, i64 strides")
+_ATTRIBUTE_ROW = Struct("i64 name, i64 data, i64 count, i64 kind")
 
-define internal void @parallel_for(
-    ptr %context, i64 %extent, i64 %grain, ptr %body, ptr %user) {{
-  %pool.at = getelementptr %Context, ptr %context, i64 0, i32 5
-  %pool = load ptr, ptr %pool.at
-  call void %pool(ptr @run_body, ptr %user, ptr %body, i64 %extent, i64 %grain)
-  ret void
-}}
 
-define internal i32 @fail(ptr %context, ptr %text) {{
-entry:
-  %message.at = getelementptr %Context, ptr %context, i64 0, i32 6
-  %message = load ptr, ptr %message.at
-  %pair = cmpxchg ptr %message, i64 0, i64 1 acq_rel monotonic
-  %is_first = extractvalue {{ i64, i1 }} %pair, 1
-  %is_text = icmp ne ptr %text, null
-  %is_copied = and i1 %is_first, %is_text
-  br i1 %is_copied, label %copy, label %done
-copy:
-  %i = phi i64 [0, %entry], [%next, %go]
-  %from = getelementptr i8, ptr %text, i64 %i
-  %letter = load i8, ptr %from
-  %place = add i64 %i, {_TEXT_AT}
-  %to = getelementptr i8, ptr %message, i64 %place
-  store i8 %letter, ptr %to
-  %next = add i64 %i, 1
-  %is_end = icmp eq i8 %letter, 0
-  br i1 %is_end, label %done, label %go
-go:
-  %is_room = icmp slt i64 %next, {MESSAGE - _TEXT_AT - 1}
-  br i1 %is_room, label %copy, label %done
-done:
-  ret i32 1
-}}
+def _run_body() -> IRBuilder:
+    """`run_body(user, body, begin, end)`: one stretch of a library's range, as a kernel."""
+    out = IRBuilder(
+        "run_body", ("ptr %user", "ptr %body", "i64 %begin", "i64 %end"), may_unwind=True
+    )
+    user, body, begin, end = out.parameters
+    out.call(body, user, begin, end)
+    return out
 
-define void @"weft.foreign"(ptr %buffers, ptr %table, i64 %begin, i64 %end) {{
-entry:
-  %kernel = load ptr, ptr %table
-  %pool.word = getelementptr i64, ptr %table, i64 1
-  %pool = load ptr, ptr %pool.word
-  %operands.word = getelementptr i64, ptr %table, i64 2
-  %operands = load i64, ptr %operands.word
-  %results.word = getelementptr i64, ptr %table, i64 3
-  %results = load i64, ptr %results.word
-  %attributes.word = getelementptr i64, ptr %table, i64 4
-  %attributes = load i64, ptr %attributes.word
-  %count = add i64 %operands, %results
-  %room = add i64 %count, 1
-  %slots = alloca %Buffer, i64 %room, align 16
-  %many = add i64 %attributes, 1
-  %rows = alloca %Attribute, i64 %many, align 16
-  %context = alloca %Context, align 16
-  %data.at = getelementptr ptr, ptr %buffers, i64 %count
-  %data = load ptr, ptr %data.at
-  %error.at = getelementptr ptr, ptr %data.at, i64 1
-  %error = load ptr, ptr %error.at
-  %message.at = getelementptr ptr, ptr %data.at, i64 2
-  %message = load ptr, ptr %message.at
-  call void @llvm.memset.p0.i64(ptr %message, i8 0, i64 {MESSAGE}, i1 false)
-  br label %buffer
 
-buffer:
-  %b = phi i64 [0, %entry], [%b.next, %describe]
-  %b.more = icmp slt i64 %b, %count
-  br i1 %b.more, label %describe, label %attribute
+def _parallel_for(run_body: IRBuilder) -> IRBuilder:
+    """`parallel_for(context, extent, grain, body, user)`, as the header promises."""
+    given = ("ptr %context", "i64 %extent", "i64 %grain", "ptr %body", "ptr %user")
+    out = IRBuilder("parallel_for", given, may_unwind=True)
+    context, extent, grain, body, user = out.parameters
+    pool = out.record(_CONTEXT, context)["pool"]
+    out.call(pool, run_body.symbol, user, body, extent, grain)
+    return out
 
-describe:
-  %b.words = mul i64 %b, 4
-  %b.start = add i64 %b.words, {_HEAD}
-  %b.row = getelementptr i64, ptr %table, i64 %b.start
-  %b.dtype = load i64, ptr %b.row
-  %b.rank.at = getelementptr i64, ptr %b.row, i64 1
-  %b.rank = load i64, ptr %b.rank.at
-  %b.shape.at = getelementptr i64, ptr %b.row, i64 2
-  %b.shape = load i64, ptr %b.shape.at
-  %b.strides.at = getelementptr i64, ptr %b.row, i64 3
-  %b.strides = load i64, ptr %b.strides.at
-  %b.from = getelementptr ptr, ptr %buffers, i64 %b
-  %b.data = load ptr, ptr %b.from
-  %b.slot = getelementptr %Buffer, ptr %slots, i64 %b
-  store ptr %b.data, ptr %b.slot
-  %b.slot1 = getelementptr %Buffer, ptr %b.slot, i64 0, i32 1
-  %b.dtype32 = trunc i64 %b.dtype to i32
-  store i32 %b.dtype32, ptr %b.slot1
-  %b.slot2 = getelementptr %Buffer, ptr %b.slot, i64 0, i32 2
-  %b.rank32 = trunc i64 %b.rank to i32
-  store i32 %b.rank32, ptr %b.slot2
-  %b.slot3 = getelementptr %Buffer, ptr %b.slot, i64 0, i32 3
-  %b.shape.ptr = getelementptr i64, ptr %table, i64 %b.shape
-  store ptr %b.shape.ptr, ptr %b.slot3
-  %b.slot4 = getelementptr %Buffer, ptr %b.slot, i64 0, i32 4
-  %b.strides.ptr = getelementptr i64, ptr %table, i64 %b.strides
-  store ptr %b.strides.ptr, ptr %b.slot4
-  %b.next = add i64 %b, 1
-  br label %buffer
 
-attribute:
-  %a = phi i64 [0, %buffer], [%a.next, %note]
-  %a.more = icmp slt i64 %a, %attributes
-  br i1 %a.more, label %note, label %run
+def _fail() -> IRBuilder:
+    """`fail(context, text)`, as the header promises: the first message is kept, cut to its room."""
+    out = IRBuilder("fail", ("ptr %context", "ptr %text"), result="i32", may_unwind=True)
+    context, text = out.parameters
+    message = out.record(_CONTEXT, context)["message"]
+    _, is_first = out.exchange(message, 0, 1, "acq_rel")
+    with out.when(out.combine("and", is_first, out.test("ne", text, NULL))):
+        target = out.at("i8", message, _TEXT_AT)
+        with out.loop(0, MESSAGE - _TEXT_AT - 1) as i:
+            letter = out.load("i8", out.at("i8", text, i))
+            out.store(letter, out.at("i8", target, i))
+            out.leave_unless(out.test("ne", letter, 0))
+    out.give(1)
+    return out
 
-note:
-  %a.place = add i64 %a, %count
-  %a.words = mul i64 %a.place, 4
-  %a.start = add i64 %a.words, {_HEAD}
-  %a.row = getelementptr i64, ptr %table, i64 %a.start
-  %a.name = load i64, ptr %a.row
-  %a.data.at = getelementptr i64, ptr %a.row, i64 1
-  %a.data = load i64, ptr %a.data.at
-  %a.count.at = getelementptr i64, ptr %a.row, i64 2
-  %a.count = load i64, ptr %a.count.at
-  %a.kind.at = getelementptr i64, ptr %a.row, i64 3
-  %a.kind = load i64, ptr %a.kind.at
-  %a.slot = getelementptr %Attribute, ptr %rows, i64 %a
-  %a.name.ptr = getelementptr i8, ptr %data, i64 %a.name
-  store ptr %a.name.ptr, ptr %a.slot
-  %a.slot1 = getelementptr %Attribute, ptr %a.slot, i64 0, i32 1
-  %a.data.ptr = getelementptr i8, ptr %data, i64 %a.data
-  store ptr %a.data.ptr, ptr %a.slot1
-  %a.slot2 = getelementptr %Attribute, ptr %a.slot, i64 0, i32 2
-  store i64 %a.count, ptr %a.slot2
-  %a.slot3 = getelementptr %Attribute, ptr %a.slot, i64 0, i32 3
-  store i64 %a.kind, ptr %a.slot3
-  %a.next = add i64 %a, 1
-  br label %attribute
 
-run:
-  call void @llvm.memset.p0.i64(ptr %context, i8 0, i64 64, i1 false)
-  store i32 {ABI}, ptr %context
-  %c1 = getelementptr %Context, ptr %context, i64 0, i32 1
-  %attributes32 = trunc i64 %attributes to i32
-  store i32 %attributes32, ptr %c1
-  %c2 = getelementptr %Context, ptr %context, i64 0, i32 2
-  store ptr %rows, ptr %c2
-  %c3 = getelementptr %Context, ptr %context, i64 0, i32 3
-  store ptr @parallel_for, ptr %c3
-  %c4 = getelementptr %Context, ptr %context, i64 0, i32 4
-  store ptr @fail, ptr %c4
-  %c5 = getelementptr %Context, ptr %context, i64 0, i32 5
-  store ptr %pool, ptr %c5
-  %c6 = getelementptr %Context, ptr %context, i64 0, i32 6
-  store ptr %message, ptr %c6
-  %written = getelementptr %Buffer, ptr %slots, i64 %operands
-  %code = call i32 %kernel(ptr %context, ptr %slots, ptr %written)
-  %noted = load atomic i64, ptr %message acquire, align 8
-  %code64 = sext i32 %code to i64
-  %code.at = getelementptr i64, ptr %message, i64 1
-  store i64 %code64, ptr %code.at
-  %either = or i64 %noted, %code64
-  %failed = icmp ne i64 %either, 0
-  br i1 %failed, label %report, label %done
+def _foreign(parallel_for: IRBuilder, fail: IRBuilder) -> IRBuilder:
+    """`foreign(...)`: call a library's kernel, with what the header promises on the stack.
 
-report:
-  store i32 1, ptr %error
-  br label %done
+    Behind the operands and results are the attributes' bytes, the error slot and the message.
+    """
+    out = IRBuilder("foreign", KERNEL, public=True, may_unwind=True)
+    buffers, table, _, _ = out.parameters
+    kernel, pool, operands, results, attribute_count = out.record(_TABLE, table).all(*_TABLE.names)
+    count = out.add(operands, results)
+    slots = out.room(_BUFFER.text, out.add(count, 1), align=16)
+    attributes = out.room(_ATTRIBUTE.text, out.add(attribute_count, 1), align=16)
+    context = out.record(_CONTEXT, out.room(_CONTEXT.text, align=16))
+    behind = out.at("ptr", buffers, count)
+    data, error, message = (out.pointer(behind, place) for place in range(3))
+    out.clear(message, MESSAGE)
+    rows = out.at("i64", table, _HEAD)
+    with out.loop(0, count) as i:
+        row, buffer = out.record(_BUFFER_ROW, rows, i), out.record(_BUFFER, slots, i)
+        buffer["data"] = out.pointer(buffers, i)
+        for name in ("dtype", "rank"):
+            buffer[name] = out.convert("trunc", row[name], "i32")
+        for name in ("shape", "strides"):
+            buffer[name] = out.at("i64", table, row[name])
+    attribute_rows = out.at(_BUFFER_ROW.text, rows, count)
+    with out.loop(0, attribute_count) as i:
+        row = out.record(_ATTRIBUTE_ROW, attribute_rows, i)
+        attribute = out.record(_ATTRIBUTE, attributes, i)
+        for name in ("name", "data"):
+            attribute[name] = out.at("i8", data, row[name])
+        for name in ("count", "kind"):
+            attribute[name] = row[name]
+    out.clear(context.pointer, _CONTEXT_BYTES)
+    context["abi"] = ABI
+    context["attribute_count"] = out.convert("trunc", attribute_count, "i32")
+    context["attributes"] = attributes
+    context["parallel_for"], context["fail"] = parallel_for.symbol, fail.symbol
+    context["pool"], context["message"] = pool, message
+    written = out.at(_BUFFER.text, slots, operands)
+    code = out.call(kernel, context.pointer, slots, written, result="i32")
+    noted, wide = out.load_atomic(message, "acquire"), out.convert("sext", code, "i64")
+    out.store(wide, out.at("i64", message, 1))
+    with out.when(out.test("ne", out.combine("or", noted, wide), 0)):
+        out.store(1, error, "i32")
+    return out
 
-done:
-  ret void
-}}
-
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-"""
 
 _Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+def source() -> str:
+    """The text of the module."""
+    run_body, fail = _run_body(), _fail()
+    parallel_for = _parallel_for(run_body)
+    return module_text(run_body, parallel_for, fail, _foreign(parallel_for, fail))
 
 
 @cache
 def foreign_address() -> int:
     """The address of the function that calls a library's."""
-    return text_addresses(_SOURCE, ["foreign"])["foreign"]
+    return text_addresses(source(), ["foreign"])["foreign"]
 
 
 finder("library", find_again)
@@ -278,14 +216,14 @@ class Native:
         message, error = report[:MESSAGE], report[MESSAGE:]
         held = (*operands, *results, data, error, message)
         places = np.array([array.__array_interface__["data"][0] for array in held], np.int64)
-        _foreign()(places.ctypes.data, table.ctypes.data, 0, 1)
+        _foreign_kernel()(places.ctypes.data, table.ctypes.data, 0, 1)
         if error.any():
             raise failure(self.name, message, types)
         return results
 
 
 @cache
-def _foreign() -> Callable[[int, int, int, int], None]:
+def _foreign_kernel() -> Callable[[int, int, int, int], None]:
     return _Kernel(foreign_address())
 
 

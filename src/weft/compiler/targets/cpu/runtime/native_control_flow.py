@@ -18,335 +18,264 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder, remembered
+from weft.compiler.targets.cpu.llvm.ir_builder import (
+    KERNEL,
+    NULL,
+    IRBuilder,
+    Record,
+    Struct,
+    module_text,
+)
 from weft.compiler.targets.cpu.runtime.driver import STEPS
 
-LOOP = (
-    "execute", "look", "reached", "body", "body_start", "condition", "condition_start", "answer",
-    "limit", "parity", "scratch", "bindings",
-    "binding_count", "moving_count", "kept", "kept_count", "carries", "carry_count", "copies",
-    "copy_count",
-)  # fmt: skip
+_LOOP = Struct(
+    "ptr execute, ptr look, ptr reached, ptr body, ptr body_start, ptr condition,"
+    "ptr condition_start, ptr answer, i64 limit, i64 parity, i64 scratch, ptr bindings,"
+    "i64 binding_count, i64 moving_count, ptr kept, i64 kept_count, ptr carries, i64 carry_count,"
+    "ptr copies, i64 copy_count"
+)
+LOOP = _LOOP.names
 """What `run_loop` is given. The limit is -1 where there is none; the answer is a cell, or 0."""
 
-CHOICE = ("execute", "reached", "error", "kind", "branches", "branch_count", "rows")
+_CHOICE = Struct(
+    "ptr execute, ptr reached, ptr error, i64 kind, ptr branches, i64 branch_count, i64 rows"
+)
+CHOICE = _CHOICE.names
 """What `run_branch` and `run_rows` are given: their index is the first buffer, of such a kind."""
 
-BRANCH = ("record", "bindings", "binding_count", "copies", "copy_count")
+_BRANCH = Struct("ptr record, ptr bindings, i64 binding_count, ptr copies, i64 copy_count")
+BRANCH = _BRANCH.names
 """A row of the table of branches. In `run_rows`, copies are from a cell to a buffer, row by row."""
 
+_RECORD = Struct("ptr calls, i64 count, ptr addresses, ptr error, ptr pool")
+_BINDING = Struct("ptr cell, i64 buffer, i64 offset, i64 step")
+_CARRY = Struct("ptr cell, ptr other, ptr target, i64 first, i64 last, i64 spare, i64 size")
+_KEPT = Struct("i64 first, i64 last, i64 size")
+_COPY = Struct("ptr source, ptr target, i64 size")
+_COPY_ROW = Struct("ptr source, i64 target, i64 size")
 
-def _fields(table: str, names: tuple[str, ...]) -> str:
-    """The numbers of a table, loaded under their names."""
-    return "\n".join(
-        f"  %{name}.at = getelementptr i64, ptr {table}, i64 {place}\n"
-        f"  %{name} = load i64, ptr %{name}.at\n"
-        f"  %{name}.ptr = inttoptr i64 %{name} to ptr"
-        for place, name in enumerate(names)
-    )
+Functions = dict[str, IRBuilder]
 
 
-def _for_each(name: str, given: str, fields: tuple[str, ...], body: str) -> str:
+# --- rows of tables ------------------------------------------------------------------------------
+
+
+@contextmanager
+def _for_each(
+    known: Functions, name: str, row: Struct, *given: str
+) -> Iterator[tuple[IRBuilder, Record]]:
     """A function that does something for each row of a table."""
-    return f"""
-define internal void @{name}({given}ptr %rows, i64 %count) {{
-entry:
-  %any = icmp sgt i64 %count, 0
-  br i1 %any, label %each, label %done
-each:
-  %i = phi i64 [0, %entry], [%next, %each]
-  %start = mul i64 %i, {len(fields)}
-  %row = getelementptr i64, ptr %rows, i64 %start
-{_fields("%row", fields)}
-{body}
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %count
-  br i1 %more, label %each, label %done
-done:
-  ret void
-}}
-"""
+    out = IRBuilder(name, (*given, "ptr %rows", "i64 %count"), may_unwind=True)
+    known[name] = out
+    rows, count = out.parameters[-2:]
+    with out.loop(0, count) as i:
+        yield out, out.record(row, rows, i)
 
 
-_BINDING = ("cell", "buffer", "offset", "step")
-_CARRY = ("cell", "other", "target", "first", "last", "spare", "size")
-_START = ("first", "last", "size")
-_COPY = ("source", "target", "size")
+def _move(out: IRBuilder, target: str, source: str, size: str) -> None:
+    """Copy a value, unless it is there already."""
+    is_there = out.test("eq", source, target)
+    out.copy(target, source, out.select(is_there, 0, size))
 
-_ROWS = "\n".join(
-    [
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
-        _for_each("bind", "ptr %buffers, ", _BINDING, """
-  %base.at = getelementptr ptr, ptr %buffers, i64 %buffer
-  %base = load ptr, ptr %base.at
-  %place = getelementptr i8, ptr %base, i64 %offset
-  store ptr %place, ptr %cell.ptr"""),
-        _for_each("start", "ptr %buffers, ", _START, """
-  %first.buffer = getelementptr ptr, ptr %buffers, i64 %first
-  %from = load ptr, ptr %first.buffer
-  %last.buffer = getelementptr ptr, ptr %buffers, i64 %last
-  %to = load ptr, ptr %last.buffer
-  %same = icmp eq ptr %from, %to
-  %moved = select i1 %same, i64 0, i64 %size
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %moved, i1 false)"""),
-        _for_each("advance", "", _BINDING, """
-  %before = load ptr, ptr %cell.ptr
-  %after = getelementptr i8, ptr %before, i64 %step
-  store ptr %after, ptr %cell.ptr"""),
-        _for_each("turn", "ptr %buffers, ptr %scratch, i1 %starts, i1 %spares, ", _CARRY, """
-  %first.buffer = getelementptr ptr, ptr %buffers, i64 %first
-  %start.address = load ptr, ptr %first.buffer
-  %made = load ptr, ptr %target.ptr
-  %current = select i1 %starts, ptr %start.address, ptr %made
-  store ptr %current, ptr %cell.ptr
-  store ptr %current, ptr %other.ptr
-  %last.buffer = getelementptr ptr, ptr %buffers, i64 %last
-  %end.address = load ptr, ptr %last.buffer
-  %spare.address = getelementptr i8, ptr %scratch, i64 %spare
-  %following = select i1 %spares, ptr %spare.address, ptr %end.address
-  store ptr %following, ptr %target.ptr"""),
-        _for_each("settle", "ptr %buffers, ", _CARRY, """
-  %current = load ptr, ptr %cell.ptr
-  %last.buffer = getelementptr ptr, ptr %buffers, i64 %last
-  %end.address = load ptr, ptr %last.buffer
-  %same = icmp eq ptr %current, %end.address
-  %moved = select i1 %same, i64 0, i64 %size
-  call void @llvm.memcpy.p0.p0.i64(ptr %end.address, ptr %current, i64 %moved, i1 false)"""),
-        _for_each("copy", "", _COPY, """
-  %from = load ptr, ptr %source.ptr
-  %to = load ptr, ptr %target.ptr
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %size, i1 false)"""),
-        _for_each("copy_row", "ptr %buffers, i64 %number, ", _COPY, """
-  %from = load ptr, ptr %source.ptr
-  %base.at = getelementptr ptr, ptr %buffers, i64 %target
-  %base = load ptr, ptr %base.at
-  %skipped = mul i64 %number, %size
-  %row.from = getelementptr i8, ptr %from, i64 %skipped
-  %row.to = getelementptr i8, ptr %base, i64 %skipped
-  call void @llvm.memcpy.p0.p0.i64(ptr %row.to, ptr %row.from, i64 %size, i1 false)"""),
-    ]
-)  # fmt: skip
 
-_SECTION = f"""
-define internal i1 @run_section(ptr %execute, ptr %reached, i64 %number, ptr %record) {{
-{_fields("%record", ("calls", "count", "addresses", "error", "pool"))}
-  %ended = call i64 %execute(ptr %calls.ptr, i64 %count, ptr %addresses.ptr, ptr %error.ptr,
-                             ptr %pool.ptr)
-  %code = load i32, ptr %error.ptr
-  %fine = icmp eq i32 %code, 0
-  br i1 %fine, label %done, label %failed
-failed:
-  store i64 %number, ptr %reached
-  %ended.at = getelementptr i64, ptr %reached, i64 1
-  store i64 %ended, ptr %ended.at
-  br label %done
-done:
-  ret i1 %fine
-}}
-"""
+def _functions_of_rows() -> Functions:
+    known: Functions = {}
+    with _for_each(known, "bind", _BINDING, "ptr %buffers") as (out, row):
+        cell, buffer, offset = row.all("cell", "buffer", "offset")
+        out.store(out.at("i8", out.buffer(buffer), offset), cell)
+    with _for_each(known, "advance", _BINDING) as (out, row):
+        cell, step = row.all("cell", "step")
+        out.store(out.at("i8", out.load("ptr", cell), step), cell)
+    with _for_each(known, "start", _KEPT, "ptr %buffers") as (out, row):
+        first, last, size = row.all("first", "last", "size")
+        source, target = out.buffer(first), out.buffer(last)
+        _move(out, target, source, size)
+    given = ("ptr %buffers", "ptr %scratch", "i1 %starts", "i1 %spares")
+    with _for_each(known, "turn", _CARRY, *given) as (out, row):
+        _, scratch, starts, spares, *_ = out.parameters
+        cell, other, target, first, last, spare, _ = row.all(*_CARRY.names)
+        current = out.select(starts, out.buffer(first), out.load("ptr", target))
+        out.store(current, cell)
+        out.store(current, other)
+        out.store(out.select(spares, out.at("i8", scratch, spare), out.buffer(last)), target)
+    with _for_each(known, "settle", _CARRY, "ptr %buffers") as (out, row):
+        cell, last, size = row.all("cell", "last", "size")
+        current = out.load("ptr", cell)
+        _move(out, out.buffer(last), current, size)
+    with _for_each(known, "copy", _COPY) as (out, row):
+        source, target, size = row.all(*_COPY.names)
+        out.copy(out.load("ptr", target), out.load("ptr", source), size)
+    with _for_each(known, "copy_row", _COPY_ROW, "ptr %buffers", "i64 %number") as (out, row):
+        source, target, size = row.all(*_COPY_ROW.names)
+        skipped = out.mul(out.parameters[1], size)
+        place = out.at("i8", out.buffer(target), skipped)
+        out.copy(place, out.at("i8", out.load("ptr", source), skipped), size)
+    return known
 
-_RUN_LOOP = f"""
-define void @"weft.run_loop"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-entry:
-{_fields("%sizes", LOOP)}
-  %scratch.buffer = getelementptr ptr, ptr %buffers, i64 %scratch
-  %scratch.address = load ptr, ptr %scratch.buffer
-  %is_asked = icmp ne i64 %answer, 0
-  call void @bind(ptr %buffers, ptr %bindings.ptr, i64 %binding_count)
-  call void @start(ptr %buffers, ptr %kept.ptr, i64 %kept_count)
-  %any = icmp ne i64 %limit, 0
-  br i1 %any, label %once, label %head
-once:
-  call i1 @run_section(ptr %execute.ptr, ptr %reached.ptr, i64 0, ptr %body_start.ptr)
-  br i1 %is_asked, label %once_more, label %head
-once_more:
-  call i1 @run_section(ptr %execute.ptr, ptr %reached.ptr, i64 1, ptr %condition_start.ptr)
-  br label %head
-head:
-  %k = phi i64 [0, %entry], [0, %once], [0, %once_more], [%k.next, %again],
-              [%k.next, %looked]
-  %starts = icmp eq i64 %k, 0
-  %turns = add i64 %k, %parity
-  %odd = trunc i64 %turns to i1
-  call void @turn(ptr %buffers, ptr %scratch.address, i1 %starts, i1 %odd, ptr %carries.ptr,
-                  i64 %carry_count)
-  %is_last = icmp eq i64 %k, %limit
-  br i1 %is_last, label %finish, label %ask
-ask:
-  br i1 %is_asked, label %test, label %step
-test:
-  %tested = call i1 @run_section(ptr %execute.ptr, ptr %reached.ptr, i64 1, ptr %condition.ptr)
-  br i1 %tested, label %read, label %done
-read:
-  %truth.at = load ptr, ptr %answer.ptr
-  %truth = load i8, ptr %truth.at
-  %holds = icmp ne i8 %truth, 0
-  br i1 %holds, label %step, label %finish
-step:
-  %made = call i1 @run_section(ptr %execute.ptr, ptr %reached.ptr, i64 0, ptr %body.ptr)
-  br i1 %made, label %again, label %done
-again:
-  call void @copy(ptr %copies.ptr, i64 %copy_count)
-  call void @advance(ptr %bindings.ptr, i64 %moving_count)
-  %k.next = add i64 %k, 1
-  %low = and i64 %k.next, {STEPS - 1}
-  %is_due = icmp eq i64 %low, 0
-  br i1 %is_due, label %looked, label %head
-looked:
-  %error.at = getelementptr ptr, ptr %body.ptr, i64 3
-  %error = load ptr, ptr %error.at
-  call void %look.ptr(ptr %error)
-  %code = load i32, ptr %error
-  %undisturbed = icmp eq i32 %code, 0
-  br i1 %undisturbed, label %head, label %done
-finish:
-  call void @settle(ptr %buffers, ptr %carries.ptr, i64 %carry_count)
-  br label %done
-done:
-  ret void
-}}
-"""
 
-_INDEX = """
-define internal i64 @index_at(ptr %index, i64 %place, i64 %kind) {
-  switch i64 %kind, label %signed64 [
-    i64 2, label %unsigned8  i64 3, label %signed8
-    i64 4, label %unsigned16 i64 5, label %signed16
-    i64 8, label %unsigned32 i64 9, label %signed32
-  ]
-unsigned8:
-  %u8.at = getelementptr i8, ptr %index, i64 %place
-  %u8 = load i8, ptr %u8.at
-  %u8.wide = zext i8 %u8 to i64
-  ret i64 %u8.wide
-signed8:
-  %s8.at = getelementptr i8, ptr %index, i64 %place
-  %s8 = load i8, ptr %s8.at
-  %s8.wide = sext i8 %s8 to i64
-  ret i64 %s8.wide
-unsigned16:
-  %u16.at = getelementptr i16, ptr %index, i64 %place
-  %u16 = load i16, ptr %u16.at
-  %u16.wide = zext i16 %u16 to i64
-  ret i64 %u16.wide
-signed16:
-  %s16.at = getelementptr i16, ptr %index, i64 %place
-  %s16 = load i16, ptr %s16.at
-  %s16.wide = sext i16 %s16 to i64
-  ret i64 %s16.wide
-unsigned32:
-  %u32.at = getelementptr i32, ptr %index, i64 %place
-  %u32 = load i32, ptr %u32.at
-  %u32.wide = zext i32 %u32 to i64
-  ret i64 %u32.wide
-signed32:
-  %s32.at = getelementptr i32, ptr %index, i64 %place
-  %s32 = load i32, ptr %s32.at
-  %s32.wide = sext i32 %s32 to i64
-  ret i64 %s32.wide
-signed64:
-  %s64.at = getelementptr i64, ptr %index, i64 %place
-  %s64 = load i64, ptr %s64.at
-  ret i64 %s64
-}
+# --- sections ------------------------------------------------------------------------------------
 
-define internal void @refuse(ptr %error, ptr %reached) {
-  store i32 1, ptr %error
-  store i64 -1, ptr %reached
-  ret void
-}
-"""
-"""A number of 64 bits without a sign that is too large for one with a sign is negative: refused."""
 
-_RUN_BRANCH = f"""
-define void @"weft.run_branch"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-entry:
-{_fields("%sizes", CHOICE)}
-  %index = load ptr, ptr %buffers
-  %number = call i64 @index_at(ptr %index, i64 0, i64 %kind)
-  %is_known = icmp ult i64 %number, %branch_count
-  br i1 %is_known, label %run, label %unknown
-unknown:
-  call void @refuse(ptr %error.ptr, ptr %reached.ptr)
-  ret void
-run:
-  %start = mul i64 %number, {len(BRANCH)}
-  %branch = getelementptr i64, ptr %branches.ptr, i64 %start
-{_fields("%branch", BRANCH)}
-  call void @bind(ptr %buffers, ptr %bindings.ptr, i64 %binding_count)
-  %made = call i1 @run_section(ptr %execute.ptr, ptr %reached.ptr, i64 %number, ptr %record.ptr)
-  br i1 %made, label %finish, label %done
-finish:
-  call void @copy(ptr %copies.ptr, i64 %copy_count)
-  br label %done
-done:
-  ret void
-}}
-"""
+def _run_section() -> IRBuilder:
+    """`run_section(execute, reached, number, record)`: whether a section ran without an error.
 
-_RUN_ROWS = f"""
-define void @"weft.run_rows"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) {{
-entry:
-{_fields("%sizes", CHOICE)}
-  %index = load ptr, ptr %buffers
-  br label %check
-check:
-  %c = phi i64 [0, %entry], [%c.next, %known]
-  %is_checked = icmp eq i64 %c, %rows
-  br i1 %is_checked, label %all, label %look
-look:
-  %found = call i64 @index_at(ptr %index, i64 %c, i64 %kind)
-  %is_known = icmp ult i64 %found, %branch_count
-  br i1 %is_known, label %known, label %unknown
-known:
-  %c.next = add i64 %c, 1
-  br label %check
-unknown:
-  call void @refuse(ptr %error.ptr, ptr %reached.ptr)
-  ret void
-all:
-  %number = phi i64 [0, %check], [%number.next, %chosen]
-  %is_over = icmp eq i64 %number, %branch_count
-  br i1 %is_over, label %done, label %run
-run:
-  %start = mul i64 %number, {len(BRANCH)}
-  %branch = getelementptr i64, ptr %branches.ptr, i64 %start
-{_fields("%branch", BRANCH)}
-  call void @bind(ptr %buffers, ptr %bindings.ptr, i64 %binding_count)
-  %made = call i1 @run_section(ptr %execute.ptr, ptr %reached.ptr, i64 %number, ptr %record.ptr)
-  br i1 %made, label %choose, label %done
-choose:
-  %r = phi i64 [0, %run], [%r.next, %chose]
-  %is_end = icmp eq i64 %r, %rows
-  br i1 %is_end, label %chosen, label %ask
-ask:
-  %wanted = call i64 @index_at(ptr %index, i64 %r, i64 %kind)
-  %is_wanted = icmp eq i64 %wanted, %number
-  br i1 %is_wanted, label %take, label %chose
-take:
-  call void @copy_row(ptr %buffers, i64 %r, ptr %copies.ptr, i64 %copy_count)
-  br label %chose
-chose:
-  %r.next = add i64 %r, 1
-  br label %choose
-chosen:
-  %number.next = add i64 %number, 1
-  br label %all
-done:
-  ret void
-}}
-"""
+    Else `reached` is told its number, and how many of its calls were made.
+    """
+    given = ("ptr %execute", "ptr %reached", "i64 %number", "ptr %record")
+    out = IRBuilder("run_section", given, result="i1", may_unwind=True)
+    execute, reached, number, record = out.parameters
+    calls, count, addresses, error, pool = out.record(_RECORD, record).all(*_RECORD.names)
+    ended = out.call(execute, calls, count, addresses, error, pool, result="i64")
+    is_fine = out.test("eq", out.load("i32", error), 0)
+    with out.unless(is_fine):
+        out.store(number, reached)
+        out.store(ended, out.at("i64", reached, 1))
+    out.give(is_fine)
+    return out
 
-SOURCE = "\n".join([_ROWS, _SECTION, _RUN_LOOP, _INDEX, _RUN_BRANCH, _RUN_ROWS])
+
+def _run_loop(known: Functions) -> IRBuilder:
+    """`run_loop(...)`: run the body as often as the limit and the condition say."""
+    out = IRBuilder("run_loop", KERNEL, public=True, may_unwind=True)
+    buffers, sizes, _, _ = out.parameters
+    table = dict(zip(LOOP, out.record(_LOOP, sizes).all(*LOOP), strict=True))
+    scratch, answer = out.buffer(table["scratch"]), table["answer"]
+    carries = table["carries"], table["carry_count"]
+
+    def run(number: int, name: str) -> str:
+        given = table["execute"], table["reached"], number, table[name]
+        return out.call(known["run_section"], *given)
+
+    is_asked = out.test("ne", answer, NULL)
+    out.call(known["bind"], buffers, table["bindings"], table["binding_count"])
+    out.call(known["start"], buffers, table["kept"], table["kept_count"])
+    with out.when(out.test("ne", table["limit"], 0)):
+        run(0, "body_start")
+        with out.when(is_asked):
+            run(1, "condition_start")
+    iteration = out.variable(0)
+    with out.repeat():
+        now = iteration.value
+        is_first = out.test("eq", now, 0)
+        is_odd = out.convert("trunc", out.add(now, table["parity"]), "i1")
+        out.call(known["turn"], buffers, scratch, is_first, is_odd, *carries)
+        out.leave_unless(out.test("ne", now, table["limit"]))
+        with out.when(is_asked):
+            with out.unless(run(1, "condition")):
+                out.give()
+            holds = out.test("ne", out.load("i8", out.load("ptr", answer)), 0)
+            out.leave_unless(holds)
+        with out.unless(run(0, "body")):
+            out.give()
+        out.call(known["copy"], table["copies"], table["copy_count"])
+        out.call(known["advance"], table["bindings"], table["moving_count"])
+        iteration.value = out.add(now, 1)
+        is_due = out.test("eq", out.combine("and", iteration.value, STEPS - 1), 0)
+        with out.when(is_due):
+            error = out.record(_RECORD, table["body"])["error"]
+            out.call(table["look"], error)
+            with out.when(out.test("ne", out.load("i32", error), 0)):
+                out.give()
+    out.call(known["settle"], buffers, *carries)
+    return out
+
+
+# --- choices -------------------------------------------------------------------------------------
+
+_INDICES = {
+    2: ("zext", "i8"), 3: ("sext", "i8"), 4: ("zext", "i16"), 5: ("sext", "i16"),
+    8: ("zext", "i32"), 9: ("sext", "i32"),
+}  # fmt: skip
+"""How an index of each kind becomes one of 64 bits; the other kinds have these."""
+
+
+def _index_at() -> IRBuilder:
+    """`index_at(index, place, kind)`: an index as a number of 64 bits.
+
+    One without a sign that is too large for one with a sign is negative, so it is refused.
+    """
+    given = ("ptr %index", "i64 %place", "i64 %kind")
+    out = IRBuilder("index_at", given, result="i64", may_unwind=True)
+    index, place, kind = out.parameters
+    for number, (how, narrow) in _INDICES.items():
+        with out.when(out.test("eq", kind, number)):
+            out.give(out.convert(how, out.load(narrow, out.at(narrow, index, place)), "i64"))
+    out.give(out.number(index, place))
+    return out
+
+
+def _refuse(out: IRBuilder, table: Record) -> None:
+    """Report an index that no branch has."""
+    error, reached = table.all("error", "reached")
+    out.store(1, error, "i32")
+    out.store(-1, reached)
+    out.give()
+
+
+def _begin_choice(name: str) -> tuple[IRBuilder, Record, str]:
+    """A function that is given a choice: its table, and the index."""
+    out = IRBuilder(name, KERNEL, public=True, may_unwind=True)
+    buffers, sizes, _, _ = out.parameters
+    return out, out.record(_CHOICE, sizes), out.load("ptr", buffers)
+
+
+def _run_chosen(out: IRBuilder, known: Functions, table: Record, number: str) -> Record:
+    """Run one branch, and return where it fails; its row of the table."""
+    branch = out.record(_BRANCH, table["branches"], number)
+    bindings, count, record = branch.all("bindings", "binding_count", "record")
+    out.call(known["bind"], out.parameters[0], bindings, count)
+    given = table["execute"], table["reached"], number, record
+    with out.unless(out.call(known["run_section"], *given)):
+        out.give()
+    return branch
+
+
+def _run_branch(known: Functions) -> IRBuilder:
+    """`run_branch(...)`: run the branch that the index says."""
+    out, table, index = _begin_choice("run_branch")
+    number = out.call(known["index_at"], index, 0, table["kind"])
+    with out.unless(out.test("ult", number, table["branch_count"])):
+        _refuse(out, table)
+    branch = _run_chosen(out, known, table, number)
+    out.call(known["copy"], *branch.all("copies", "copy_count"))
+    return out
+
+
+def _run_rows(known: Functions) -> IRBuilder:
+    """`run_rows(...)`: run every branch on all rows, and take from each the rows that chose it."""
+    out, table, index = _begin_choice("run_rows")
+    kind, branch_count, rows = table.all("kind", "branch_count", "rows")
+    with out.loop(0, rows) as row:
+        number = out.call(known["index_at"], index, row, kind)
+        with out.unless(out.test("ult", number, branch_count)):
+            _refuse(out, table)
+    with out.loop(0, branch_count) as number:
+        branch = _run_chosen(out, known, table, number)
+        copies, copy_count = branch.all("copies", "copy_count")
+        with out.loop(0, rows) as row:
+            chosen = out.call(known["index_at"], index, row, kind)
+            with out.when(out.test("eq", chosen, number)):
+                out.call(known["copy_row"], out.parameters[0], row, copies, copy_count)
+    return out
+
+
+def source() -> str:
+    """The text of the module."""
+    known = _functions_of_rows() | {"run_section": _run_section(), "index_at": _index_at()}
+    entries = [make(known) for make in (_run_loop, _run_branch, _run_rows)]
+    return module_text(*known.values(), *entries)
 
 
 @cache
 def functions() -> dict[str, int]:
     """The addresses of `run_loop`, `run_branch` and `run_rows`."""
-    return text_addresses(SOURCE, ("run_loop", "run_branch", "run_rows"))
+    return text_addresses(source(), ("run_loop", "run_branch", "run_rows"))
 
 
 def address(name: str) -> int:

@@ -12,117 +12,73 @@ from __future__ import annotations
 from functools import cache
 
 from weft.compiler.plan.launch import Sizes, substitute_all
-from weft.compiler.plan.row_fusion import LINE, RowBlocks
+from weft.compiler.plan.row_fusion import RowBlocks
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
+from weft.compiler.targets.cpu.llvm.ir_builder import (
+    KERNEL,
+    IRBuilder,
+    Record,
+    Struct,
+    module_text,
+)
 from weft.compiler.targets.cpu.runtime.grouped_launch import NumbersOf
 
-HEAD, STAGE, ENTRY = 5, 5, 3
+_HEAD = Struct("i64 stages, i64 rows, i64 height, i64 bytes, i64 entries")
+_STAGE = Struct("ptr function, i64 first, i64 sizes, i64 many, i64 few")
+_ENTRY = Struct("i64 number, i64 place, i64 width")
+HEAD, STAGE, ENTRY = (len(each.names) for each in (_HEAD, _STAGE, _ENTRY))
 """Numbers at the head of the table, of each stage, and of each buffer."""
 
-SOURCE = f"""
-declare ptr @malloc(i64)
-declare void @free(ptr)
-declare i64 @llvm.smin.i64(i64, i64)
 
-define void @"weft.chain"(ptr %buffers, ptr %table, i64 %begin, i64 %end) nounwind {{
-entry:
-  %count = load i64, ptr %table
-  %rows.at = getelementptr i64, ptr %table, i64 1
-  %rows = load i64, ptr %rows.at
-  %height.at = getelementptr i64, ptr %table, i64 2
-  %height = load i64, ptr %height.at
-  %bytes.at = getelementptr i64, ptr %table, i64 3
-  %bytes = load i64, ptr %bytes.at
-  %entries.at = getelementptr i64, ptr %table, i64 4
-  %entries = load i64, ptr %entries.at
-  %stages = getelementptr i64, ptr %table, i64 {HEAD}
-  %stages.size = mul i64 %count, {STAGE}
-  %list = getelementptr i64, ptr %stages, i64 %stages.size
-  %pointers = alloca ptr, i64 %entries, align 8
-  %more = add i64 %bytes, {2 * LINE}
-  %memory = call ptr @malloc(i64 %more)
-  %memory.number = ptrtoint ptr %memory to i64
-  %memory.up = add i64 %memory.number, {LINE - 1}
-  %scratch = and i64 %memory.up, {-LINE}
-  br label %block
-block:
-  %b = phi i64 [%begin, %entry], [%b.next, %block.end]
-  %some = icmp slt i64 %b, %end
-  br i1 %some, label %fill.start, label %done
-fill.start:
-  %from = mul i64 %b, %height
-  %until = add i64 %from, %height
-  %to = call i64 @llvm.smin.i64(i64 %until, i64 %rows)
-  br label %fill
-fill:
-  %e = phi i64 [0, %fill.start], [%e.next, %filled]
-  %e.some = icmp slt i64 %e, %entries
-  br i1 %e.some, label %one, label %stage
-one:
-  %e.off = mul i64 %e, {ENTRY}
-  %e.at = getelementptr i64, ptr %list, i64 %e.off
-  %number = load i64, ptr %e.at
-  %target = getelementptr ptr, ptr %pointers, i64 %e
-  %is.given = icmp sge i64 %number, 0
-  br i1 %is.given, label %given, label %own
-given:
-  %given.at = getelementptr ptr, ptr %buffers, i64 %number
-  %given.pointer = load ptr, ptr %given.at
-  store ptr %given.pointer, ptr %target
-  br label %filled
-own:
-  %place.at = getelementptr i64, ptr %e.at, i64 1
-  %place = load i64, ptr %place.at
-  %wide.at = getelementptr i64, ptr %e.at, i64 2
-  %wide = load i64, ptr %wide.at
-  %before = mul i64 %from, %wide
-  %at = add i64 %scratch, %place
-  %shifted = sub i64 %at, %before
-  store i64 %shifted, ptr %target
-  br label %filled
-filled:
-  %e.next = add i64 %e, 1
-  br label %fill
-stage:
-  %s = phi i64 [0, %fill], [%s.next, %run]
-  %s.some = icmp slt i64 %s, %count
-  br i1 %s.some, label %run, label %block.end
-run:
-  %s.off = mul i64 %s, {STAGE}
-  %s.at = getelementptr i64, ptr %stages, i64 %s.off
-  %function = load ptr, ptr %s.at
-  %first.at = getelementptr i64, ptr %s.at, i64 1
-  %first = load i64, ptr %first.at
-  %own.buffers = getelementptr ptr, ptr %pointers, i64 %first
-  %sizes.at = getelementptr i64, ptr %s.at, i64 2
-  %sizes = load i64, ptr %sizes.at
-  %own.sizes = getelementptr i64, ptr %table, i64 %sizes
-  %many.at = getelementptr i64, ptr %s.at, i64 3
-  %many = load i64, ptr %many.at
-  %few.at = getelementptr i64, ptr %s.at, i64 4
-  %few = load i64, ptr %few.at
-  %from.many = mul i64 %from, %many
-  %to.many = mul i64 %to, %many
-  %own.from = sdiv i64 %from.many, %few
-  %own.to = sdiv i64 %to.many, %few
-  call void %function(ptr %own.buffers, ptr %own.sizes, i64 %own.from, i64 %own.to)
-  %s.next = add i64 %s, 1
-  br label %stage
-block.end:
-  %b.next = add i64 %b, 1
-  br label %block
-done:
-  call void @free(ptr %memory)
-  ret void
-}}
-"""
+def _chain() -> IRBuilder:
+    """`chain(...)`: some blocks of rows; each goes through all stages."""
+    out = IRBuilder("chain", KERNEL, public=True)
+    buffers, table, begin, end = out.parameters
+    count, rows, height, size, entries = out.record(_HEAD, table).all(*_HEAD.names)
+    stages = out.at("i64", table, HEAD)
+    pointers = out.room("ptr", entries)
+    scratch, memory = out.memory(size)
+    with out.loop(begin, end) as block:
+        first = out.mul(block, height)
+        last = out.least(out.add(first, height), rows)
+        with out.loop(0, entries) as i:
+            entry = out.record(_ENTRY, out.at(_STAGE.text, stages, count), i)
+            _point(out, entry, buffers, scratch, first, out.at("ptr", pointers, i))
+        with out.loop(0, count) as i:
+            stage = out.record(_STAGE, stages, i)
+            function, place, sizes, many, few = stage.all(*_STAGE.names)
+            # A stage has `many` iterations of its own for each `few` rows.
+            own_first, own_last = (out.div(out.mul(row, many), few) for row in (first, last))
+            own = out.at("ptr", pointers, place)
+            out.call(function, own, out.at("i64", table, sizes), own_first, own_last)
+    out.free(memory)
+    return out
+
+
+def _point(
+    out: IRBuilder, entry: Record, buffers: str, scratch: str, first: str, target: str
+) -> None:
+    """Write the address of a buffer: one that is given, or scratch memory for rows from one on."""
+    number = entry["number"]
+    with out.choose(out.test("sge", number, 0)) as (given, own):
+        with given:
+            out.store(out.pointer(buffers, number), target)
+        with own:
+            place, width = entry["place"], entry["width"]
+            start = out.at("i8", scratch, out.sub(place, out.mul(first, width)))
+            out.store(start, target)
+
+
+def source() -> str:
+    """The text of the module."""
+    return module_text(_chain())
 
 
 @cache
 def address() -> int:
     """The address of the native function, which has a kernel's signature."""
-    return text_addresses(SOURCE, ["chain"])["chain"]
+    return text_addresses(source(), ["chain"])["chain"]
 
 
 finder("row fusion", address)

@@ -20,10 +20,20 @@ True
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 
 import llvmlite.binding as llvm
 
+from weft.compiler.targets.cpu.llvm.ir_builder import (
+    FALSE,
+    NULL,
+    TRUE,
+    IRBuilder,
+    Struct,
+    module_text,
+)
 from weft.core.forks import renewed
 from weft.runtime.compile_queue import shielded
 from weft.runtime.threads import LARGEST_POOL, Pool, attach
@@ -33,395 +43,315 @@ PARALLEL_FOR = "weft_parallel_for"
 
 _OPEN = 1 << 32
 
-_PAUSES = {
-    "x86": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-    "arm": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
-}
-"""How a waiting core says so to its neighbour; elsewhere it just goes round."""
-
+_LOW = _OPEN - 1
+_HELPERS = (1 << 16) - 1
 _ARCHITECTURES = {"x86_64": "x86", "AMD64": "x86", "arm64": "arm", "aarch64": "arm"}
+
+_JOB = Struct("ptr kernel, ptr buffers, ptr sizes, i64 extent, i64 grain, i64 chunks")
+_SLOT = Struct("i64 asleep, [7 x i64] unused, [64 x i8] mutex, [128 x i8] condition")
 
 # What two cores write must not share a line of cache: 128 bytes, as lines are fetched in pairs.
 _VARIABLES = f"""
 %Line = type [16 x i64]
-%Slot = type {{ i64, [7 x i64], [64 x i8], [128 x i8] }}
-%Job = type {{ ptr, ptr, ptr, i64, i64, i64 }}
 
 @epoch = global %Line zeroinitializer, align 128
 @gate = global %Line zeroinitializer, align 128
 @next = global %Line zeroinitializer, align 128
 @busy = global %Line zeroinitializer, align 128
-@job = global %Job zeroinitializer, align 128
+@job = global {_JOB.text} zeroinitializer, align 128
 @limit = global i64 1, align 128
 @ready = global i64 0
 @workers = global i64 0
 @stopping = global i64 0
 @spins = global i64 1000
 @starter = global ptr null
-@error = global i32 0, align 128
 @waiting = global i64 0, align 128
 @mutex = global [64 x i8] zeroinitializer, align 64
 @condition = global [64 x i8] zeroinitializer, align 64
-@slots = global [{LARGEST_POOL} x %Slot] zeroinitializer, align 128
-
-declare i32 @pthread_mutex_init(ptr, ptr)
-declare i32 @pthread_mutex_lock(ptr)
-declare i32 @pthread_mutex_unlock(ptr)
-declare i32 @pthread_cond_init(ptr, ptr)
-declare i32 @pthread_cond_wait(ptr, ptr)
-declare i32 @pthread_cond_signal(ptr)
+@slots = global [{LARGEST_POOL} x {_SLOT.text}] zeroinitializer, align 128
 """
+_MUTEX, _CONDITION = "@mutex", "@condition"
+_PARAMETERS = ("ptr %kernel", "ptr %buffers", "ptr %sizes", "i64 %extent", "i64 %grain")
 
-_CHUNKS = """
-define internal void @run_chunk(
-    ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %index) {
-  %begin = mul i64 %index, %grain
-  %rest = sub i64 %extent, %begin
-  %is_short = icmp slt i64 %rest, %grain
-  %length = select i1 %is_short, i64 %rest, i64 %grain
-  %end = add i64 %begin, %length
-  call void %kernel(ptr %buffers, ptr %sizes, i64 %begin, i64 %end)
-  ret void
-}
 
-define internal void @run_all(
-    ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %chunks) {
-entry:
-  br label %loop
-loop:
-  %index = phi i64 [ 0, %entry ], [ %following, %loop ]
-  call void @run_chunk(
-      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %index)
-  %following = add i64 %index, 1
-  %has_more = icmp slt i64 %following, %chunks
-  br i1 %has_more, label %loop, label %done
-done:
-  ret void
-}
+def _function(name: str, *parameters: str, result: str = "void") -> IRBuilder:
+    return IRBuilder(name, parameters, result=result, may_unwind=True)
 
-define internal void @claim_chunks(
-    ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %chunks, i1 %is_caller) {
-entry:
-  %one = select i1 %is_caller, i64 1, i64 4294967296
-  br label %claim
-claim:
-  %claimed = atomicrmw add ptr @next, i64 %one monotonic
-  %first = and i64 %claimed, 4294967295
-  %last = lshr i64 %claimed, 32
-  %sum = add i64 %first, %last
-  %is_left = icmp slt i64 %sum, %chunks
-  br i1 %is_left, label %run, label %done
-run:
-  %rest = sub i64 %chunks, %last
-  %back = sub i64 %rest, 1
-  %index = select i1 %is_caller, i64 %first, i64 %back
-  call void @run_chunk(
-      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %index)
-  br label %claim
-done:
-  ret void
-}
-"""
 
-_CALLER = f"""
-define void @{PARALLEL_FOR}(ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain) {{
-entry:
-  %is_empty = icmp sle i64 %extent, 0
-  br i1 %is_empty, label %done, label %divide
-divide:
-  %is_grain = icmp sgt i64 %grain, 0
-  %step = select i1 %is_grain, i64 %grain, i64 %extent
-  %last = sub i64 %extent, 1
-  %borders = udiv i64 %last, %step
-  %chunks = add i64 %borders, 1
-  %limit = load atomic i64, ptr @limit monotonic, align 8
-  %most = sub i64 %limit, 1
-  %wanted = call i64 @llvm.smin.i64(i64 %most, i64 %borders)
-  %is_single = icmp sle i64 %wanted, 0
-  br i1 %is_single, label %alone, label %own
-own:
-  %exchange = cmpxchg ptr @busy, i64 0, i64 1 acquire monotonic
-  %is_owner = extractvalue {{ i64, i1 }} %exchange, 1
-  br i1 %is_owner, label %prepare, label %alone
-alone:
-  call void @run_all(
-      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %step, i64 %chunks)
-  br label %done
-prepare:
-  %ready = load atomic i64, ptr @ready acquire, align 8
-  %is_ready = icmp ne i64 %ready, 0
-  br i1 %is_ready, label %publish, label %start
-start:
-  %starter = load ptr, ptr @starter
-  call void %starter()
-  br label %publish
-publish:
-  store ptr %kernel, ptr @job
-  store ptr %buffers, ptr getelementptr (%Job, ptr @job, i64 0, i32 1)
-  store ptr %sizes, ptr getelementptr (%Job, ptr @job, i64 0, i32 2)
-  store i64 %extent, ptr getelementptr (%Job, ptr @job, i64 0, i32 3)
-  store i64 %step, ptr getelementptr (%Job, ptr @job, i64 0, i32 4)
-  store i64 %chunks, ptr getelementptr (%Job, ptr @job, i64 0, i32 5)
-  store atomic i64 0, ptr @next monotonic, align 8
-  store atomic i64 {_OPEN}, ptr @gate release, align 8
-  %workers = load atomic i64, ptr @workers monotonic, align 8
-  %helpers = call i64 @llvm.smin.i64(i64 %wanted, i64 %workers)
-  call void @announce(i64 %helpers)
-  call void @claim_chunks(
-      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %step, i64 %chunks, i1 true)
-  call void @await_workers()
-  store atomic i64 0, ptr @busy release, align 8
-  br label %done
-done:
-  ret void
-}}
+def _entry(name: str, *parameters: str) -> IRBuilder:
+    return IRBuilder(name, parameters, public=True, may_unwind=True)
 
-define internal void @announce(i64 %helpers) {{
-entry:
-  %old = load atomic i64, ptr @epoch monotonic, align 8
-  %past = or i64 %old, 65535
-  %serial = add i64 %past, 1
-  %new = or i64 %serial, %helpers
-  store atomic i64 %new, ptr @epoch seq_cst, align 8
-  call void @wake(i64 %helpers)
-  ret void
-}}
 
-define internal void @wake(i64 %count) {{
-entry:
-  br label %check
-check:
-  %index = phi i64 [ 0, %entry ], [ %following, %loop ], [ %following, %signal ]
-  %is_left = icmp slt i64 %index, %count
-  br i1 %is_left, label %loop, label %done
-loop:
-  %following = add i64 %index, 1
-  %slot = getelementptr %Slot, ptr @slots, i64 %index
-  %asleep = load atomic i64, ptr %slot seq_cst, align 8
-  %is_asleep = icmp ne i64 %asleep, 0
-  br i1 %is_asleep, label %signal, label %check
-signal:
-  %mutex = getelementptr %Slot, ptr %slot, i64 0, i32 2
-  %condition = getelementptr %Slot, ptr %slot, i64 0, i32 3
-  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
-  store atomic i64 0, ptr %slot seq_cst, align 8
-  %signalled = call i32 @pthread_cond_signal(ptr %condition)
-  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
-  br label %check
-done:
-  ret void
-}}
+def _pause(out: IRBuilder, architecture: str) -> None:
+    """Let a waiting core say so to its neighbour; where it has no word for it, it goes round."""
+    kind = _ARCHITECTURES.get(architecture)
+    if kind == "x86":
+        out.call("llvm.x86.sse2.pause")
+    elif kind == "arm":
+        out.call("llvm.aarch64.hint", "i32 1")
 
-define internal void @await_workers() {{
-entry:
-  %before = atomicrmw and ptr @gate, i64 {_OPEN - 1} acq_rel
-  %spins = load atomic i64, ptr @spins monotonic, align 8
-  br label %check
-check:
-  %count = phi i64 [ 0, %entry ], [ %counted, %spin ]
-  %inside = load atomic i64, ptr @gate acquire, align 8
-  %is_empty = icmp eq i64 %inside, 0
-  br i1 %is_empty, label %done, label %spin
-spin:
-  call void @pause()
-  %counted = add i64 %count, 1
-  %is_patient = icmp slt i64 %counted, %spins
-  br i1 %is_patient, label %check, label %sleep
-sleep:
-  %locked = call i32 @pthread_mutex_lock(ptr @mutex)
-  store atomic i64 1, ptr @waiting seq_cst, align 8
-  br label %recheck
-recheck:
-  %left = load atomic i64, ptr @gate seq_cst, align 8
-  %is_over = icmp eq i64 %left, 0
-  br i1 %is_over, label %awake, label %wait
-wait:
-  %waited = call i32 @pthread_cond_wait(ptr @condition, ptr @mutex)
-  br label %recheck
-awake:
-  store atomic i64 0, ptr @waiting seq_cst, align 8
-  %unlocked = call i32 @pthread_mutex_unlock(ptr @mutex)
-  br label %done
-done:
-  ret void
-}}
 
-declare i64 @llvm.smin.i64(i64, i64)
-"""
+@contextmanager
+def _locked(out: IRBuilder, mutex: str) -> Iterator[None]:
+    """What is done while a mutex is held."""
+    out.call("pthread_mutex_lock", mutex, result="i32")
+    yield
+    out.call("pthread_mutex_unlock", mutex, result="i32")
 
-_WORKER = f"""
-define void @worker(i64 %index) {{
-entry:
-  %slot = getelementptr %Slot, ptr @slots, i64 %index
-  br label %idle
-idle:
-  %known = phi i64 [ 0, %entry ], [ %epoch, %enter ], [ %epoch, %work ], [ %seen, %sleep ]
-  br label %watch
-watch:
-  %seen = phi i64 [ %known, %idle ], [ %epoch, %skip ], [ %seen, %spin ]
-  %count = phi i64 [ 0, %idle ], [ %count, %skip ], [ %counted, %spin ]
-  %epoch = load atomic i64, ptr @epoch acquire, align 8
-  %is_new = icmp ne i64 %epoch, %seen
-  br i1 %is_new, label %skip, label %unchanged
-skip:
-  %helpers = and i64 %epoch, 65535
-  %is_wanted = icmp slt i64 %index, %helpers
-  br i1 %is_wanted, label %enter, label %watch
-unchanged:
-  %stopping = load atomic i64, ptr @stopping acquire, align 8
-  %is_over = icmp ne i64 %stopping, 0
-  br i1 %is_over, label %done, label %spin
-spin:
-  call void @pause()
-  %counted = add i64 %count, 1
-  %spins = load atomic i64, ptr @spins monotonic, align 8
-  %is_patient = icmp slt i64 %counted, %spins
-  br i1 %is_patient, label %watch, label %sleep
-sleep:
-  call void @sleep(ptr %slot, i64 %seen)
-  br label %idle
-enter:
-  %is_inside = call i1 @enter_gate()
-  br i1 %is_inside, label %work, label %idle
-work:
-  call void @work_and_leave()
-  br label %idle
-done:
-  ret void
-}}
 
-define internal void @sleep(ptr %slot, i64 %seen) {{
-entry:
-  store atomic i64 1, ptr %slot seq_cst, align 8
-  %epoch = load atomic i64, ptr @epoch seq_cst, align 8
-  %stopping = load atomic i64, ptr @stopping seq_cst, align 8
-  %is_new = icmp ne i64 %epoch, %seen
-  %is_stopping = icmp ne i64 %stopping, 0
-  %is_called = or i1 %is_new, %is_stopping
-  br i1 %is_called, label %stay, label %doze
-stay:
-  store atomic i64 0, ptr %slot seq_cst, align 8
-  br label %done
-doze:
-  %mutex = getelementptr %Slot, ptr %slot, i64 0, i32 2
-  %condition = getelementptr %Slot, ptr %slot, i64 0, i32 3
-  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
-  br label %check
-check:
-  %asleep = load atomic i64, ptr %slot seq_cst, align 8
-  %is_asleep = icmp ne i64 %asleep, 0
-  br i1 %is_asleep, label %wait, label %awake
-wait:
-  %waited = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
-  br label %check
-awake:
-  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
-  br label %done
-done:
-  ret void
-}}
+def _signal(out: IRBuilder, condition: str) -> None:
+    out.call("pthread_cond_signal", condition, result="i32")
 
-define internal i1 @enter_gate() {{
-entry:
-  %first = load atomic i64, ptr @gate monotonic, align 8
-  br label %try
-try:
-  %state = phi i64 [ %first, %entry ], [ %found, %exchange ]
-  %open = and i64 %state, {_OPEN}
-  %is_open = icmp ne i64 %open, 0
-  br i1 %is_open, label %exchange, label %refused
-exchange:
-  %entered = add i64 %state, 1
-  %pair = cmpxchg ptr @gate, i64 %state, i64 %entered acquire monotonic
-  %found = extractvalue {{ i64, i1 }} %pair, 0
-  %is_inside = extractvalue {{ i64, i1 }} %pair, 1
-  br i1 %is_inside, label %inside, label %try
-inside:
-  ret i1 true
-refused:
-  ret i1 false
-}}
 
-define internal void @work_and_leave() {{
-entry:
-  %kernel = load ptr, ptr @job
-  %buffers = load ptr, ptr getelementptr (%Job, ptr @job, i64 0, i32 1)
-  %sizes = load ptr, ptr getelementptr (%Job, ptr @job, i64 0, i32 2)
-  %extent = load i64, ptr getelementptr (%Job, ptr @job, i64 0, i32 3)
-  %grain = load i64, ptr getelementptr (%Job, ptr @job, i64 0, i32 4)
-  %chunks = load i64, ptr getelementptr (%Job, ptr @job, i64 0, i32 5)
-  call void @claim_chunks(
-      ptr %kernel, ptr %buffers, ptr %sizes, i64 %extent, i64 %grain, i64 %chunks, i1 false)
-  %before = atomicrmw sub ptr @gate, i64 1 seq_cst
-  %is_last = icmp eq i64 %before, 1
-  br i1 %is_last, label %ask, label %done
-ask:
-  %waiting = load atomic i64, ptr @waiting seq_cst, align 8
-  %is_awaited = icmp ne i64 %waiting, 0
-  br i1 %is_awaited, label %signal, label %done
-signal:
-  %locked = call i32 @pthread_mutex_lock(ptr @mutex)
-  %signalled = call i32 @pthread_cond_signal(ptr @condition)
-  %unlocked = call i32 @pthread_mutex_unlock(ptr @mutex)
-  br label %done
-done:
-  ret void
-}}
-"""
+def _wait_while(out: IRBuilder, condition: str, mutex: str, word: str) -> None:
+    """Sleep on a condition variable for as long as a word is not 0. The mutex is held."""
+    with out.repeat():
+        out.leave_unless(out.test("ne", out.load_atomic(word, "seq_cst"), 0))
+        out.call("pthread_cond_wait", condition, mutex, result="i32")
 
-_LIFE = f"""
-define void @initialize() {{
-entry:
-  store i64 0, ptr @gate
-  store i64 0, ptr @busy
-  store i64 0, ptr @workers
-  store i64 0, ptr @stopping
-  store i64 0, ptr @waiting
-  store i32 0, ptr @error
-  store i64 0, ptr @ready
-  %made = call i32 @pthread_mutex_init(ptr @mutex, ptr null)
-  %formed = call i32 @pthread_cond_init(ptr @condition, ptr null)
-  br label %loop
-loop:
-  %index = phi i64 [ 0, %entry ], [ %following, %loop ]
-  %slot = getelementptr %Slot, ptr @slots, i64 %index
-  %mutex = getelementptr %Slot, ptr %slot, i64 0, i32 2
-  %condition = getelementptr %Slot, ptr %slot, i64 0, i32 3
-  store i64 0, ptr %slot
-  %slot_made = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
-  %slot_formed = call i32 @pthread_cond_init(ptr %condition, ptr null)
-  %following = add i64 %index, 1
-  %has_more = icmp slt i64 %following, {LARGEST_POOL}
-  br i1 %has_more, label %loop, label %done
-done:
-  ret void
-}}
 
-define void @stop() {{
-  store atomic i64 0, ptr @workers seq_cst, align 8
-  store atomic i64 1, ptr @stopping seq_cst, align 8
-  call void @wake(i64 {LARGEST_POOL})
-  ret void
-}}
+# --- chunks --------------------------------------------------------------------------------------
 
-define void @spin(i64 %count) {{
-entry:
-  br label %loop
-loop:
-  %index = phi i64 [ 0, %entry ], [ %following, %loop ]
-  call void @pause()
-  %following = add i64 %index, 1
-  %has_more = icmp slt i64 %following, %count
-  br i1 %has_more, label %loop, label %done
-done:
-  ret void
-}}
-"""
 
-_SYMBOLS = (
-    PARALLEL_FOR, "worker", "initialize", "stop", "spin",
-    "limit", "ready", "workers", "stopping", "spins", "starter", "error",
-)  # fmt: skip
+def _run_chunk() -> IRBuilder:
+    out = _function("run_chunk", *_PARAMETERS, "i64 %index")
+    kernel, buffers, sizes, extent, grain, index = out.parameters
+    begin = out.mul(index, grain)
+    end = out.add(begin, out.least(out.sub(extent, begin), grain))
+    out.call(kernel, buffers, sizes, begin, end)
+    return out
+
+
+def _run_all(run_chunk: IRBuilder) -> IRBuilder:
+    out = _function("run_all", *_PARAMETERS, "i64 %chunks")
+    *job, chunks = out.parameters
+    with out.loop(0, chunks) as index:
+        out.call(run_chunk, *job, index)
+    return out
+
+
+def _claim_chunks(run_chunk: IRBuilder) -> IRBuilder:
+    """Claim chunks and run them until none is left: the caller from the front, workers behind."""
+    out = _function("claim_chunks", *_PARAMETERS, "i64 %chunks", "i1 %is_caller")
+    *job, chunks, is_caller = out.parameters
+    one = out.select(is_caller, 1, _OPEN)
+    with out.repeat():
+        claimed = out.fetch("add", "@next", one, "monotonic")
+        first, last = out.combine("and", claimed, _LOW), out.combine("lshr", claimed, 32)
+        out.leave_unless(out.test("slt", out.add(first, last), chunks))
+        back = out.sub(out.sub(chunks, last), 1)
+        out.call(run_chunk, *job, out.select(is_caller, first, back))
+    return out
+
+
+# --- the caller ----------------------------------------------------------------------------------
+
+
+def _parallel_for(
+    run_all: IRBuilder, claim_chunks: IRBuilder, announce: IRBuilder, await_workers: IRBuilder
+) -> IRBuilder:
+    out = _entry("parallel_for", *_PARAMETERS)
+    kernel, buffers, sizes, extent, grain = out.parameters
+    with out.when(out.test("sle", extent, 0)):
+        out.give()
+    step = out.select(out.test("sgt", grain, 0), grain, extent)
+    borders = out.combine("udiv", out.sub(extent, 1), step)
+    job = kernel, buffers, sizes, extent, step, out.add(borders, 1)
+    wanted = out.least(out.sub(out.load_atomic("@limit", "monotonic"), 1), borders)
+    with out.when(out.test("sle", wanted, 0)):
+        out.call(run_all, *job)
+        out.give()
+    _, is_owner = out.exchange("@busy", 0, 1, "acquire")
+    with out.unless(is_owner):
+        out.call(run_all, *job)
+        out.give()
+    with out.when(out.test("eq", out.load_atomic("@ready", "acquire"), 0)):
+        out.call(out.load("ptr", "@starter"))
+    published = out.record(_JOB, "@job")
+    for name, value in zip(_JOB.names, job, strict=True):
+        published[name] = value
+    out.store_atomic(0, "@next", "monotonic")
+    out.store_atomic(_OPEN, "@gate", "release")
+    out.call(announce, out.least(wanted, out.load_atomic("@workers", "monotonic")))
+    out.call(claim_chunks, *job, TRUE)
+    out.call(await_workers)
+    out.store_atomic(0, "@busy", "release")
+    return out
+
+
+def _announce(wake: IRBuilder) -> IRBuilder:
+    """Give the job the next serial number, and say how many workers are wanted."""
+    out = _function("announce", "i64 %helpers")
+    helpers = out.parameters[0]
+    past = out.combine("or", out.load_atomic("@epoch", "monotonic"), _HELPERS)
+    out.store_atomic(out.combine("or", out.add(past, 1), helpers), "@epoch", "seq_cst")
+    out.call(wake, helpers)
+    return out
+
+
+def _wake() -> IRBuilder:
+    """Wake those of the first workers that are asleep."""
+    out = _function("wake", "i64 %count")
+    with out.loop(0, out.parameters[0]) as index:
+        slot = out.record(_SLOT, "@slots", index)
+        asleep = slot.address("asleep")
+        is_asleep = out.test("ne", out.load_atomic(asleep, "seq_cst"), 0)
+        with out.when(is_asleep), _locked(out, slot.address("mutex")):
+            out.store_atomic(0, asleep, "seq_cst")
+            _signal(out, slot.address("condition"))
+    return out
+
+
+def _await_workers(architecture: str) -> IRBuilder:
+    """Close the gate and wait until nobody is inside."""
+    out = _function("await_workers")
+    out.fetch("and", "@gate", _LOW, "acq_rel")
+    spins, count = out.load_atomic("@spins", "monotonic"), out.variable(0)
+    with out.repeat():
+        with out.when(out.test("eq", out.load_atomic("@gate", "acquire"), 0)):
+            out.give()
+        _pause(out, architecture)
+        count.value = out.add(count.value, 1)
+        out.leave_unless(out.test("slt", count.value, spins))
+    with _locked(out, _MUTEX):
+        out.store_atomic(1, "@waiting", "seq_cst")
+        _wait_while(out, _CONDITION, _MUTEX, "@gate")
+        out.store_atomic(0, "@waiting", "seq_cst")
+    return out
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+
+def _worker(
+    sleep: IRBuilder, enter_gate: IRBuilder, work_and_leave: IRBuilder, architecture: str
+) -> IRBuilder:
+    """Watch the epoch: help where this worker is wanted, and sleep after a while without a job."""
+    out = _entry("worker", "i64 %index")
+    index = out.parameters[0]
+    slot = out.at(_SLOT.text, "@slots", index)
+    seen, count = out.variable(0), out.variable(0)
+    with out.repeat():
+        epoch = out.load_atomic("@epoch", "acquire")
+        with out.choose(out.test("ne", epoch, seen.value)) as (is_new, is_known):
+            with is_new:
+                seen.value = epoch
+                helpers = out.combine("and", epoch, _HELPERS)
+                with out.when(out.test("slt", index, helpers)):
+                    with out.when(out.call(enter_gate)):
+                        out.call(work_and_leave)
+                    count.value = "0"
+            with is_known:
+                with out.when(out.test("ne", out.load_atomic("@stopping", "acquire"), 0)):
+                    out.give()
+                _pause(out, architecture)
+                count.value = out.add(count.value, 1)
+                spins = out.load_atomic("@spins", "monotonic")
+                with out.unless(out.test("slt", count.value, spins)):
+                    out.call(sleep, slot, seen.value)
+                    count.value = "0"
+    return out
+
+
+def _sleep() -> IRBuilder:
+    """Sleep until woken, unless there is a job that was not seen, or the pool stops."""
+    out = _function("sleep", "ptr %slot", "i64 %seen")
+    slot, seen = out.record(_SLOT, out.parameters[0]), out.parameters[1]
+    asleep = slot.address("asleep")
+    out.store_atomic(1, asleep, "seq_cst")
+    epoch = out.load_atomic("@epoch", "seq_cst")
+    stopping = out.load_atomic("@stopping", "seq_cst")
+    is_new, is_stopping = out.test("ne", epoch, seen), out.test("ne", stopping, 0)
+    with out.when(out.combine("or", is_new, is_stopping)):
+        out.store_atomic(0, asleep, "seq_cst")
+        out.give()
+    mutex, condition = slot.address("mutex"), slot.address("condition")
+    with _locked(out, mutex):
+        _wait_while(out, condition, mutex, asleep)
+    return out
+
+
+def _enter_gate() -> IRBuilder:
+    """Count this worker in, if the gate is open: whether it is inside."""
+    out = _function("enter_gate", result="i1")
+    state = out.variable(out.load_atomic("@gate", "monotonic"))
+    with out.repeat():
+        with out.when(out.test("eq", out.combine("and", state.value, _OPEN), 0)):
+            out.give(FALSE)
+        entered = out.add(state.value, 1)
+        state.value, is_inside = out.exchange("@gate", state.value, entered, "acquire")
+        with out.when(is_inside):
+            out.give(TRUE)
+    return out
+
+
+def _work_and_leave(claim_chunks: IRBuilder) -> IRBuilder:
+    """Help with the job; the last one that leaves wakes the caller, if that one sleeps."""
+    out = _function("work_and_leave")
+    job = out.record(_JOB, "@job").all(*_JOB.names)
+    out.call(claim_chunks, *job, FALSE)
+    before = out.fetch("sub", "@gate", 1, "seq_cst")
+    with out.when(out.test("eq", before, 1)):
+        waiting = out.load_atomic("@waiting", "seq_cst")
+        with out.when(out.test("ne", waiting, 0)), _locked(out, _MUTEX):
+            _signal(out, _CONDITION)
+    return out
+
+
+# --- the life of the pool ------------------------------------------------------------------------
+
+
+def _initialize() -> IRBuilder:
+    out = _entry("initialize")
+    for name in ("gate", "busy", "workers", "stopping", "waiting", "ready"):
+        out.store(0, f"@{name}")
+
+    def begin(mutex: str, condition: str) -> None:
+        out.call("pthread_mutex_init", mutex, NULL, result="i32")
+        out.call("pthread_cond_init", condition, NULL, result="i32")
+
+    begin(_MUTEX, _CONDITION)
+    with out.loop(0, LARGEST_POOL) as index:
+        slot = out.record(_SLOT, "@slots", index)
+        slot["asleep"] = 0
+        begin(slot.address("mutex"), slot.address("condition"))
+    return out
+
+
+def _stop(wake: IRBuilder) -> IRBuilder:
+    out = _entry("stop")
+    out.store_atomic(0, "@workers", "seq_cst")
+    out.store_atomic(1, "@stopping", "seq_cst")
+    out.call(wake, LARGEST_POOL)
+    return out
+
+
+def _spin(architecture: str) -> IRBuilder:
+    """Pause so many times, which tells how long that takes."""
+    out = _entry("spin", "i64 %count")
+    with out.loop(0, out.parameters[0]):
+        _pause(out, architecture)
+    return out
+
+
+def source(architecture: str) -> str:
+    """The pool as LLVM IR for a machine as `platform.machine()` names it."""
+    run_chunk, wake, await_workers = _run_chunk(), _wake(), _await_workers(architecture)
+    run_all, claim_chunks = _run_all(run_chunk), _claim_chunks(run_chunk)
+    announce, sleep, enter_gate = _announce(wake), _sleep(), _enter_gate()
+    work_and_leave = _work_and_leave(claim_chunks)
+    entries = (
+        _parallel_for(run_all, claim_chunks, announce, await_workers),
+        _worker(sleep, enter_gate, work_and_leave, architecture),
+        _initialize(), _stop(wake), _spin(architecture),
+    )  # fmt: skip
+    chunks = (run_chunk, run_all, claim_chunks)
+    waiting = (wake, announce, await_workers, sleep, enter_gate, work_and_leave)
+    return module_text(_VARIABLES, *chunks, *waiting, *entries)
+
+
+_FUNCTIONS = ("parallel_for", "worker", "initialize", "stop", "spin")
+_VALUES = ("limit", "ready", "workers", "stopping", "spins", "starter")
 
 _lock = renewed(Lock())
 _made: list[Pool] = []
@@ -439,17 +369,9 @@ def thread_pool() -> Pool:
     return _made[0]
 
 
-def source(architecture: str) -> str:
-    """The pool as LLVM IR for a machine as `platform.machine()` names it."""
-    declaration, pause = _PAUSES.get(_ARCHITECTURES.get(architecture, ""), ("", ""))
-    function = f"define internal void @pause() alwaysinline {{\n  {pause}\n  ret void\n}}\n"
-    return "\n".join([_VARIABLES, declaration, function, _CHUNKS, _CALLER, _WORKER, _LIFE])
-
-
 def _build() -> Pool:
     symbols = shielded(lambda: _compile(source(platform.machine())))
-    llvm.add_symbol(PARALLEL_FOR, symbols[PARALLEL_FOR])
-    symbols["parallel_for"] = symbols.pop(PARALLEL_FOR)
+    llvm.add_symbol(PARALLEL_FOR, symbols["parallel_for"])
     return attach(symbols)
 
 
@@ -462,11 +384,8 @@ def _compile(text: str) -> dict[str, int]:
     module.verify()
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    symbols = {name: _address(engine, name) for name in _SYMBOLS}
+    symbols = {name: int(engine.get_function_address(f"weft.{name}")) for name in _FUNCTIONS}
+    symbols |= {name: int(engine.get_global_value_address(name)) for name in _VALUES}
     # Workers may still be inside while the interpreter takes its modules down: never freed.
     engine.detach()
     return symbols
-
-
-def _address(engine: llvm.ExecutionEngine, name: str) -> int:
-    return int(engine.get_function_address(name) or engine.get_global_value_address(name))

@@ -1,4 +1,4 @@
-"""The text of LLVM IR: types, literals, and a writer that names values.
+"""Types and literals in the text of LLVM IR.
 
 A value of a 16-bit float is held as its bits, an i16; a bool as an i1, and in memory as an i8.
 
@@ -10,9 +10,8 @@ A value of a 16-bit float is held as its bits, an i16; a bool as an i1, and in m
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import count
 
 from weft.core.dtypes import DType, bool_, float32, float64
 
@@ -86,50 +85,3 @@ def steps(width: int, kind: str = "i64", step: int = 1) -> str:
     if width == 1:
         return "0"
     return "<" + ", ".join(f"{kind} {step * lane}" for lane in range(width)) + ">"
-
-
-@dataclass
-class Function:
-    """What the lines of one function share: the counter of names, and what must be declared."""
-
-    numbers: count[int] = field(default_factory=count)
-    externals: set[tuple[str, int, int]] = field(default_factory=set)
-    """Functions of the C library that are called: name, arity, width."""
-    tables: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Tables of float32 numbers that are read, by their names."""
-
-
-@dataclass
-class Lines:
-    """Instructions in order; each value gets a name of its own."""
-
-    function: Function
-    text: list[str] = field(default_factory=list)
-
-    def put(self, instruction: str) -> str:
-        """Append an instruction; the name of its value."""
-        name = f"%v{next(self.function.numbers)}"
-        self.text.append(f"  {name} = {instruction}")
-        return name
-
-    def do(self, instruction: str) -> None:
-        """Append an instruction without a value."""
-        self.text.append(f"  {instruction}")
-
-    def label(self, name: str) -> None:
-        """Begin a block; the one before must have ended."""
-        self.text.append(f"{name}:")
-
-    def fresh(self, stem: str) -> str:
-        """A new name for a block."""
-        return f"{stem}{next(self.function.numbers)}"
-
-    def splat(self, name: str, kind: Type) -> str:
-        """A vector with one scalar in each lane."""
-        if kind.width == 1:
-            return name
-        one = self.put(f"insertelement {kind.text} poison, {element(kind.dtype)} {name}, i64 0")
-        mask = widened("i32", kind.width)
-        return self.put(
-            f"shufflevector {kind.text} {one}, {kind.text} poison, {mask} zeroinitializer"
-        )
