@@ -15,6 +15,7 @@ from weft.compiler.graph_passes.channels_last_primitives import (
     conv_last_input_gradient,
     conv_last_weight_gradient,
 )
+from weft.compiler.lowering.convolution_sizes import Sizes, sizes_of
 from weft.compiler.targets.cpu.convolution import (
     gathered,
     packing,
@@ -136,11 +137,11 @@ def test_one_image_is_shared_by_two_threads() -> None:
     assert plans.forward(small, 64).blocks == 1
 
 
-def node_sizes_of(name: str) -> plans.Sizes:
+def node_sizes_of(name: str) -> Sizes:
     """The sizes of a case's convolution."""
     primitive, operands, params = sides(name)[0]
     shape = primitive.reference(*operands, **params).shape
-    found = plans.sizes_of(operands[0].shape, operands[1].shape, shape, params)
+    found = sizes_of(operands[0].shape, operands[1].shape, shape, params)
     assert found is not None
     return found
 
@@ -216,7 +217,7 @@ def test_winograd_is_for_plain_convolutions_of_three_by_three(change: Params, fi
         "images": 2, "groups": 1, "channels": 64, "outputs": 64, "area": (8, 8), "counts": (8, 8),
         "kernel": (3, 3), "strides": (1, 1), "dilation": (1, 1), "low": (1, 1),
     }  # fmt: skip
-    sizes = plans.Sizes(**{**given, **change})
+    sizes = Sizes(**{**given, **change})
     assert winograd_select.fits(sizes, wf.float32) is fits
 
 

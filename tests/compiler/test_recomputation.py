@@ -18,7 +18,8 @@ from weft.compiler.memory_budget.candidates import Ladders
 from weft.compiler.memory_budget.model import Flow, prompt, recomputing
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.pipeline import optimize
-from weft.compiler.plan import program_plan
+from weft.compiler.targets.cpu import target as cpu_target
+from weft.compiler.targets.cpu.runtime import tables
 from weft.compiler.targets.cpu.target import CPU
 from weft.core.errors import OutOfMemoryError
 from weft.runtime.arena import account
@@ -285,7 +286,7 @@ def test_a_report_says_what_is_computed_again() -> None:
 def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> None:
     ws, x = weights(12), batch()
     budget = budget_for(step, 0.5, ws, x)
-    monkeypatch.setattr(search, "disk", lambda: DiskCache(tmp_path))
+    monkeypatch.setattr(search, "shared_disk", lambda: DiskCache(tmp_path))
     monkeypatch.setattr(search, "_notes", OrderedDict())
     first = wf.jit(step, memory=budget).memory(ws, x)
     monkeypatch.setattr(search, "_notes", OrderedDict())
@@ -417,8 +418,8 @@ def test_nothing_is_compiled_before_a_choice_is_made(monkeypatch: Any) -> None:
 
     bounded = wf.jit(step, memory=budget)
     with monkeypatch.context() as patched:
-        patched.setattr(program_plan, "compiled", refused)
-        patched.setattr(program_plan, "begin", refused)
+        patched.setattr(tables, "compiled", refused)
+        patched.setattr(cpu_target, "begin", refused)
         assert bounded.memory(ws, x).peak <= budget
         with pytest.raises(OutOfMemoryError):
             wf.jit(step, memory=1000).memory(ws, x)
@@ -459,7 +460,7 @@ def test_what_is_said_to_be_enough_is_and_the_least_of_all_that_was_seen(
     f: Any, on_disk: bool, tmp_path: Any, monkeypatch: Any
 ) -> None:
     store = DiskCache(tmp_path) if on_disk else DiskCache(tmp_path, limit=0)
-    monkeypatch.setattr(search, "disk", lambda: store)
+    monkeypatch.setattr(search, "shared_disk", lambda: store)
     monkeypatch.setattr(search, "_notes", OrderedDict())
     ws = weights(6)
     x = batch() if f is step else wf.random.normal((12, 16, WIDTH))

@@ -11,6 +11,7 @@ import weft as wf
 from weft.compiler.targets.cpu.products import tuning
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.tile_plans import Plan, read_plan, ways
+from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import DType, float32, float64
 from weft.runtime.cache import DiskCache, shared_disk
 
@@ -22,7 +23,7 @@ SHAPES = [(1, 1, 70, 33), (1, 7, 130, 33), (2, 100, 65, 70), (1, 300, 48, 1100),
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty store, and nothing remembered."""
     store = DiskCache(str(tmp_path))
-    monkeypatch.setattr(tuning, "disk", lambda: store)
+    monkeypatch.setattr(tuning, "shared_disk", lambda: store)
     monkeypatch.setattr(tuning, "_plans", {})
     monkeypatch.setattr(tuning, "SECONDS", 0.0)
     return tmp_path
@@ -42,7 +43,7 @@ def test_all_ways_give_the_product(
     assert len(found) == len(set(found))
     for plan in found:
         with wf.settings.changed(tuning=True):
-            made = tuning._compiled(product, plan).run([left, right])[0]
+            made = tuning._compiled(compile_program, product, plan).run([left, right])[0]
         np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4, err_msg=str(plan))
 
 
@@ -55,23 +56,25 @@ def test_the_fastest_way_is_kept_on_disk(folder: Path, monkeypatch: pytest.Monke
     product = Product(float32, (1, 64, 128, 96), (False, True))
     slow = Plan("rows", True, 2048)
     seconds = {str(slow): 0.5}
-    monkeypatch.setattr(tuning, "_compiled", lambda product, plan: plan)
+    monkeypatch.setattr(tuning, "_compiled", lambda compile_program, product, plan: plan)
     monkeypatch.setattr(tuning, "_seconds", lambda plan, arrays: seconds.get(str(plan), 1.0))
-    assert tuning.tuned(product) == slow
+    assert tuning.tuned(compile_program, product) == slow
     assert len([file for file in folder.rglob("*") if file.is_file()]) == 1
     tuning._plans.clear()
     seconds.clear()
-    assert tuning.tuned(product) == slow, "found on disk"
+    assert tuning.tuned(compile_program, product) == slow, "found on disk"
 
 
 def test_the_usual_way_stays_where_others_are_hardly_faster(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "_compiled", lambda product, plan: plan)
+    monkeypatch.setattr(tuning, "_compiled", lambda compile_program, product, plan: plan)
     monkeypatch.setattr(
         tuning, "_seconds", lambda plan, arrays: 1.0 if plan.form == "usual" else 0.96
     )
-    assert tuning.tuned(Product(float32, (1, 64, 128, 96), (False, True))) == Plan("usual")
+    assert tuning.tuned(compile_program, Product(float32, (1, 64, 128, 96), (False, True))) == Plan(
+        "usual"
+    )
 
 
 def test_a_tuned_program_computes_the_same(folder: Path) -> None:
@@ -92,7 +95,7 @@ def test_products_of_integers_are_tuned_without_the_blas(folder: Path) -> None:
 
 
 def test_unknown_and_empty_sizes_take_the_usual_way(folder: Path) -> None:
-    assert tuning.tuned(Product(float32, (1, 0, 4, 5), (False, False))) is None
+    assert tuning.tuned(compile_program, Product(float32, (1, 0, 4, 5), (False, False))) is None
     with wf.settings.changed(tuning=True):
         f = wf.jit(lambda x, w: x @ w)
         for rows in (60, 70, 80):

@@ -10,7 +10,8 @@ evaluates it where it needs a score.
 >>> attend = lambda q, k, v: wf.scaled_dot_product_attention(q, k, v, near())
 >>> graph = wf.ir.trace(attend, *[kind] * 3)
 >>> from weft.compiler.pipeline import optimize
->>> [node.primitive.name for node in optimize(graph).nodes]
+>>> from weft.compiler.targets.target import target_named
+>>> [node.primitive.name for node in optimize(graph, target_named("cpu")).nodes]
 ['iota', 'reshape', 'computed_attention']
 """
 

@@ -8,7 +8,8 @@ does where sizes are small; the primitive itself becomes products there.
 >>> kind = wf.spec("float32", (2, 256, 16))
 >>> graph = wf.ir.trace(lambda q, k, v: wf.softmax(q @ k.mT * 0.25) @ v, *[kind] * 3)
 >>> from weft.compiler.pipeline import optimize
->>> [node.primitive.name for node in optimize(graph).nodes]
+>>> from weft.compiler.targets.target import target_named
+>>> [node.primitive.name for node in optimize(graph, target_named("cpu")).nodes]
 ['attention']
 """
 
