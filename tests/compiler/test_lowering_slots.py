@@ -183,7 +183,7 @@ def test_16_bit_floats_are_computed_in_float32_and_rounded_once() -> None:
 def test_what_has_no_expression_gives_its_reason() -> None:
     assert "complex" in str(why_not_lowered(find("exp"), [complex64], complex64, {}))
     assert "negative power" in str(why_not_lowered(find("pow"), [int64, int64], int64, {}))
-    assert why_not_lowered(find("reshape"), [float32], float32, {}) == "called by reference"
+    assert "no function" in str(why_not_lowered(find("reshape"), [float32], float32, {}))
     assert why_not_lowered(find("exp"), [float32], float32, {}) is None
 
 

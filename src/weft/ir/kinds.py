@@ -82,14 +82,14 @@ Operations = Callable[[Sequence[TensorType], Sequence[TensorType], Mapping[str, 
 class Elementwise:
     """Each element of the result is computed of the operands' elements at its place.
 
-    rounds: gives whole numbers, and leaves whole numbers as they are. roots: real results are
-    finite for positive numbers only. compares: whether x1 < x2, or another order of the two holds.
-    bounds: between which numbers results lie; by default, any.
-    `Primitive.lower` writes one element.
+    rounds: gives whole numbers, and leaves whole numbers as they are. needs_positive: where an
+    operand is not positive, the result or its derivative is not finite. compares: whether x1 < x2,
+    or which other order of the two is asked for. bounds: between which numbers results lie; by
+    default, any. `Primitive.lower` writes one element.
     """
 
     rounds: bool = False
-    roots: bool = False
+    needs_positive: bool = False
     compares: Order | None = None
     bounds: Bounds | None = None
 

@@ -312,19 +312,19 @@ def _order(phase: str) -> int:
 
 def _fused(nodes: Sequence[Any]) -> str:
     """What a kernel computes, in few words."""
-    names = list(dict.fromkeys(node.primitive.name for node in nodes))
-    telling = [name for name in names if name not in ("reshape", "broadcast", "transpose")]
-    return cut(" + ".join(telling or names), 36)
+    computing = [n for n in nodes if not isinstance(n.primitive.kind, wf.ir.kinds.Movement)]
+    names = dict.fromkeys(node.primitive.name for node in computing or nodes)
+    return cut(" + ".join(names), 36)
 
 
 def family(node: Any) -> str:
     """What kind of operation a node is, for its colour."""
-    name = node.primitive.name
-    if node.primitive.broadcasts:
+    kinds, kind = wf.ir.kinds, node.primitive.kind
+    if isinstance(kind, kinds.Elementwise):
         return "elementwise"
-    if name.startswith(("reduce_", "cumulative_")):
+    if isinstance(kind, kinds.Reduction | kinds.Cumulative | kinds.Window):
         return "reduction"
-    return "product" if name.startswith(("dot", "conv_")) or name == "conv" else "movement"
+    return "product" if isinstance(kind, kinds.Contraction) else "movement"
 
 
 def parameters(node: Any) -> list[str]:

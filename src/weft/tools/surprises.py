@@ -188,7 +188,7 @@ def _dead_branch(look: _Look) -> Iterator[Finding]:
 def _risks(look: _Look) -> Iterator[Finding]:
     """Where a zero, or a negative number, gives NaN or infinity."""
     kind = look.node.primitive.kind
-    if isinstance(kind, wf.ir.kinds.Elementwise) and kind.roots:
+    if isinstance(kind, wf.ir.kinds.Elementwise) and kind.needs_positive:
         yield from _domain(look)
     elif look.name == "divide":
         denominator = look.ranges[1]

@@ -27,12 +27,11 @@ from weft.ops.creation import iota
 from weft.ops.movement import broadcast_to, reshape, transpose
 from weft.ops.selection import select
 
+__all__ = ["causal_offset"]
+
 ADD, SUBTRACT = find("add"), find("subtract")
 EQUAL, NOT_EQUAL = find("equal"), find("not_equal")
 LOGICAL_NOT = find("logical_not")
-
-__all__ = ["causal_offset"]
-
 Makers = dict[Variable, GraphNode]
 _LARGEST = 1 << 24
 """Elements of a constant that are looked at."""

@@ -153,7 +153,7 @@ Arithmetic = Callable[..., Polynomial | None]
 _ARITHMETIC: dict[Primitive, Arithmetic] = {}
 
 
-def _is(name: str) -> Callable[[Arithmetic], Arithmetic]:
+def _stands_for(name: str) -> Callable[[Arithmetic], Arithmetic]:
     """Say what an operation on values is on their polynomials."""
 
     def register(arithmetic: Arithmetic) -> Arithmetic:
@@ -163,7 +163,7 @@ def _is(name: str) -> Callable[[Arithmetic], Arithmetic]:
     return register
 
 
-@_is("add")
+@_stands_for("add")
 def _plus(x: Polynomial | None, y: Polynomial | None) -> Polynomial | None:
     if x is None or y is None:
         return None
@@ -173,7 +173,7 @@ def _plus(x: Polynomial | None, y: Polynomial | None) -> Polynomial | None:
     return {term: number for term, number in total.items() if number}
 
 
-@_is("multiply")
+@_stands_for("multiply")
 def _times(x: Polynomial, y: Polynomial) -> Polynomial | None:
     total: Polynomial | None = {}
     for left, a in x.items():
@@ -182,17 +182,17 @@ def _times(x: Polynomial, y: Polynomial) -> Polynomial | None:
     return total
 
 
-@_is("negative")
+@_stands_for("negative")
 def _negated(x: Polynomial) -> Polynomial | None:
     return _times(x, {factors(): -1.0})
 
 
-@_is("subtract")
+@_stands_for("subtract")
 def _minus(x: Polynomial, y: Polynomial) -> Polynomial | None:
     return _plus(x, _negated(y))
 
 
-@_is("divide")
+@_stands_for("divide")
 def _over(x: Polynomial, y: Polynomial) -> Polynomial | None:
     if len(y) != 1:
         return None
