@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.llvm.ir_builder import NULL, IRBuilder, Struct, module_text
 from weft.core.errors import UnsupportedError
 
 Array = np.ndarray[Any, Any]
@@ -39,68 +40,54 @@ FENCE = 1 << 20
 """Bytes without rights on either side of a buffer; nothing but addresses is used up by them."""
 MOST = 1 << 16
 """How many buffers there may be at once."""
-HEAD = 4
+_TABLE = Struct("i64 count, i64 faults, i64 address, ptr old")
+HEAD = len(_TABLE.names)
 """Numbers before the ranges of the buffers in the table: count, faults, address, old action."""
+_RANGE = Struct("i64 low, i64 high")
+_ADDRESS_AT = 16
+"""Where in what a signal's handler is told the address is that was touched, in bytes."""
 _SEGV = 11
 _SIGINFO, _NODEFER, _ONSTACK = 4, 0x40000000, 0x08000000
 _NO_RIGHTS, _READ_WRITE = 0, 3
 _PRIVATE, _ANONYMOUS, _NORESERVE = 2, 0x20, 0x4000
 
-SOURCE = f"""
-declare i32 @mprotect(ptr, i64, i32)
-declare i32 @sigaction(i32, ptr, ptr)
-@table = global ptr null
 
-define void @"weft.watch_faults"(ptr %table) {{
-  store ptr %table, ptr @table
-  ret void
-}}
+def _watch_faults() -> IRBuilder:
+    """`watch_faults(table)`: from now on the handler knows the buffers."""
+    out = IRBuilder("watch_faults", ("ptr %table",), public=True, may_unwind=True)
+    out.store(out.parameters[0], "@table")
+    return out
 
-define void @"weft.fault"(i32 %signal, ptr %info, ptr %context) {{
-entry:
-  %address.at = getelementptr i8, ptr %info, i64 16
-  %address = load i64, ptr %address.at
-  %table = load ptr, ptr @table
-  %count = load i64, ptr %table
-  br label %head
-head:
-  %i = phi i64 [0, %entry], [%next, %each]
-  %some = icmp slt i64 %i, %count
-  br i1 %some, label %each, label %foreign
-each:
-  %next = add i64 %i, 1
-  %pair = mul i64 %i, 2
-  %place = add i64 %pair, {HEAD}
-  %low.at = getelementptr i64, ptr %table, i64 %place
-  %low = load i64, ptr %low.at
-  %high.at = getelementptr i64, ptr %low.at, i64 1
-  %high = load i64, ptr %high.at
-  %above = icmp uge i64 %address, %low
-  %below = icmp ult i64 %address, %high
-  %inside = and i1 %above, %below
-  br i1 %inside, label %own, label %head
-own:
-  %faults.at = getelementptr i64, ptr %table, i64 1
-  %faults = load i64, ptr %faults.at
-  %more = add i64 %faults, 1
-  store i64 %more, ptr %faults.at
-  %is.first = icmp eq i64 %faults, 0
-  %first.at = getelementptr i64, ptr %table, i64 2
-  %first = load i64, ptr %first.at
-  %kept = select i1 %is.first, i64 %address, i64 %first
-  store i64 %kept, ptr %first.at
-  %page = and i64 %address, {-PAGE}
-  %page.at = inttoptr i64 %page to ptr
-  call i32 @mprotect(ptr %page.at, i64 {PAGE}, i32 {_READ_WRITE})
-  ret void
-foreign:
-  %old.at = getelementptr i64, ptr %table, i64 3
-  %old = load ptr, ptr %old.at
-  call i32 @sigaction(i32 {_SEGV}, ptr %old, ptr null)
-  ret void
-}}
-"""
-"""A fault in no buffer is left to whoever saw to faults before: the instruction is tried again."""
+
+def _fault() -> IRBuilder:
+    """`fault(signal, info, context)`: count a fault in a buffer, and open the page.
+
+    A fault in no buffer is left to whoever saw to faults before: the instruction is tried again.
+    """
+    given = ("i32 %signal", "ptr %info", "ptr %context")
+    out = IRBuilder("fault", given, public=True, may_unwind=True)
+    address = out.load("i64", out.at("i8", out.parameters[1], _ADDRESS_AT))
+    start = out.load("ptr", "@table")
+    table, ranges = out.record(_TABLE, start), out.at("i64", start, HEAD)
+    with out.loop(0, table["count"]) as i:
+        low, high = out.record(_RANGE, ranges, i).all("low", "high")
+        is_inside = out.combine(
+            "and", out.test("uge", address, low), out.test("ult", address, high)
+        )
+        with out.when(is_inside):
+            faults, first = table["faults"], table["address"]
+            table["faults"] = out.add(faults, 1)
+            table["address"] = out.select(out.test("eq", faults, 0), address, first)
+            page = out.convert("inttoptr", out.combine("and", address, -PAGE), "ptr")
+            out.call("mprotect", page, PAGE, f"i32 {_READ_WRITE}", result="i32")
+            out.give()
+    out.call("sigaction", f"i32 {_SEGV}", table["old"], NULL, result="i32")
+    return out
+
+
+def source() -> str:
+    """The text of the module."""
+    return module_text("@table = global ptr null", _watch_faults(), _fault())
 
 
 class _Action(ctypes.Structure):
@@ -135,7 +122,7 @@ def _library() -> Any:
 
 @cache
 def _native() -> dict[str, int]:
-    return text_addresses(SOURCE, ["watch_faults", "fault"])
+    return text_addresses(source(), ["watch_faults", "fault"])
 
 
 @cache

@@ -20,6 +20,7 @@ import numpy as np
 from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, placed
 from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
 from weft.compiler.targets.cpu.llvm.ir_types import Type
+from weft.compiler.targets.cpu.llvm.ir_vectors import Vectors
 from weft.compiler.targets.cpu.products.tiles import Tile
 
 POINTS = 0.75, 1.5
@@ -69,7 +70,7 @@ WEIGHTS = (
 )  # fmt: skip
 """What `winograd_weights` is told; tables and the frame of y follow."""
 
-Transform = Callable[["Vectors", Sequence[str]], list[str]]
+Transform = Callable[[Vectors, Sequence[str]], list[str]]
 
 
 def winograd_functions(tile: Tile) -> list[str]:
@@ -85,39 +86,8 @@ def winograd_functions(tile: Tile) -> list[str]:
     ]
 
 
-class Vectors:
-    """Arithmetic of vectors."""
-
-    def __init__(self, out: IRBuilder, tile: Tile) -> None:
-        self.out, self.kind, self.fused = out, Type(tile.dtype, tile.lanes), tile.fused
-        self.align = tile.dtype.itemsize
-
-    def scaled(self, factor: float, x: str, y: str | None = None) -> str:
-        """factor x + y."""
-        kind = self.kind
-        number = kind.literal(float(kind.dtype.numpy.type(factor)))
-        if y is None:
-            return self.out.put(f"fmul {kind.text} {x}, {number}")
-        if self.fused:
-            given = f"{kind.text} {number}, {kind.text} {x}, {kind.text} {y}"
-            return self.out.put(f"call {kind.text} @llvm.fma.{kind.suffix}({given})")
-        return self.add(self.scaled(factor, x), y)
-
-    def add(self, x: str, y: str) -> str:
-        """x + y."""
-        return self.out.put(f"fadd {self.kind.text} {x}, {y}")
-
-    def sub(self, x: str, y: str) -> str:
-        """x - y."""
-        return self.out.put(f"fsub {self.kind.text} {x}, {y}")
-
-    def load(self, pointer: str) -> str:
-        """A vector in memory."""
-        return self.out.put(f"load {self.kind.text}, ptr {pointer}, align {self.align}")
-
-    def store(self, value: str, pointer: str) -> None:
-        """Write a vector."""
-        self.out.do(f"store {self.kind.text} {value}, ptr {pointer}, align {self.align}")
+def _vectors(out: IRBuilder, tile: Tile) -> Vectors:
+    return Vectors(out, tile.dtype, tile.lanes, fused=tile.fused)
 
 
 def _input(v: Vectors, d: Sequence[str]) -> list[str]:
@@ -168,7 +138,7 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
     element = Type(tile.dtype).text
     given = ("many", "strips", "across", "frame0", "frame2", "wide", "most")
     out = IRBuilder(name, ("ptr %x", "ptr %to", *(f"i64 %{each}" for each in given)))
-    v = Vectors(out, tile)
+    v = _vectors(out, tile)
     line, plane = out.mul("%frame2", "%wide"), out.mul("%most", "%wide")
     with out.loop(0, "%many") as image, out.loop(0, "%strips") as i, out.loop(0, "%across") as j:
         row = out.add(out.mul(image, "%frame0"), out.mul(i, step))
@@ -215,7 +185,7 @@ def _made(tile: Tile) -> str:
         "most",
     )
     out = IRBuilder("winograd_made", ("ptr %m", "ptr %y", *(f"i64 %{each}" for each in given)))
-    v = Vectors(out, tile)
+    v = _vectors(out, tile)
     plane = out.mul("%most", tile.columns)
     with out.loop(0, "%many") as image, out.loop(0, "%strips") as i, out.loop(0, "%across") as j:
         number = out.add(out.mul(out.add(out.mul(image, "%strips"), i), "%across"), j)
@@ -268,7 +238,7 @@ def _transformed(tile: Tile) -> str:
     element = Type(tile.dtype).text
     given = ("terms", "step", "tap", "plane")
     out = IRBuilder("winograd_weights_of", ("ptr %w", "ptr %to", *(f"i64 %{n}" for n in given)))
-    v = Vectors(out, tile)
+    v = _vectors(out, tile)
     with out.loop(0, "%terms") as t, out.loop(0, tile.columns, tile.lanes) as j:
         start = out.at(element, "%w", out.add(out.mul(t, "%step"), j))
         square = [
@@ -287,7 +257,7 @@ def _weighed(tile: Tile) -> str:
     element, wide = Type(tile.dtype).text, tile.columns
     given = ("channels", "outputs", "line")
     out = IRBuilder("winograd_weighed", ("ptr %p", "ptr %w", *(f"i64 %{name}" for name in given)))
-    v = Vectors(out, tile)
+    v = _vectors(out, tile)
     with out.loop(0, "%channels") as c, out.loop(0, "%outputs", tile.lanes) as o:
         source = out.at(element, "%p", out.add(out.mul(c, wide), o))
         square = [

@@ -195,6 +195,15 @@ class IRBuilder(Lines):
         self.variables.remove(index)
 
     @contextmanager
+    def groups(self, position: LocalVariable, count: int, end: Operand) -> Iterator[str]:
+        """A loop over whole groups of so many, from a position on; gives the first of each."""
+        with self.repeat():
+            first, behind = position.value, self.add(position.value, count)
+            self.leave_unless(self.test("sle", behind, end))
+            yield first
+            position.value = behind
+
+    @contextmanager
     def repeat(self) -> Iterator[None]:
         """A loop that `leave` and `give` alone end."""
         head, done, before = self.fresh("loop"), self.fresh("done"), self._way()

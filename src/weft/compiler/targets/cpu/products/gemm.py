@@ -95,14 +95,11 @@ def _strip(tile: Tile, width: int) -> IRBuilder:
     row = out.variable(0)
     for height in tile.heights:
         function = f"@{tile_name(height, width)}"
-        with out.repeat():
-            now, following = row.value, out.add(row.value, height)
-            out.leave_unless(out.test("sle", following, rows))
-            left = out.at(element, a, out.mul(now, row_step))
-            to = out.at(element, c, out.mul(now, c_step))
+        with out.groups(row, height, rows) as first:
+            left = out.at(element, a, out.mul(first, row_step))
+            to = out.at(element, c, out.mul(first, c_step))
             sizes = terms, add, columns
             out.call(function, left, row_step, term_step, b, b_step, to, c_step, *sizes)
-            row.value = following
     return out
 
 

@@ -16,14 +16,16 @@ element of the result can follow in a chain, in which elements are the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.llvm.ir_types import Type, steps
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, module_text
+from weft.compiler.targets.cpu.llvm.ir_types import Type
+from weft.compiler.targets.cpu.llvm.ir_vectors import Vectors
 from weft.compiler.targets.cpu.machine import Machine, host
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.core.dtypes import DType
@@ -155,375 +157,155 @@ def functions(dtype: DType, machine: Machine | None = None) -> dict[str, int]:
 
 def source(shape: Shape) -> str:
     """The text of the module."""
-    parts = [*_declared(shape)]
-    parts += [_dots_function(shape, rows) for rows in shape.rows]
-    parts += [_sums_function(shape, count) for count in shape.terms]
-    return "\n".join([*parts, _dots(shape), _sums(shape), ""])
+    dots = {rows: _dots_of_rows(shape, rows) for rows in shape.rows}
+    sums = {rows: _sums_of_rows(shape, rows) for rows in shape.terms}
+    return module_text(*dots.values(), *sums.values(), _dots(shape, dots), _sums(shape, sums))
 
 
-def _declared(shape: Shape) -> Iterator[str]:
-    kind = Type(shape.dtype, shape.lanes)
-    yield "declare i64 @llvm.smin.i64(i64, i64)"
-    yield "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"
-    yield f"declare {kind.text} @llvm.fma.{kind.suffix}({', '.join([kind.text] * 3)})"
-    if kind.width > 1:
-        given = f"ptr, i32, {kind.mask}, {kind.text}"
-        yield f"declare {kind.text} @llvm.masked.load.{kind.suffix}.p0({given})"
-        given = f"{kind.text}, ptr, i32, {kind.mask}"
-        yield f"declare void @llvm.masked.store.{kind.suffix}.p0({given})"
-
-
-def _mask(shape: Shape, count: str, name: str) -> list[str]:
-    """The lanes below a count."""
-    lanes = shape.lanes
-    if lanes == 1:
-        return []
-    kind = f"<{lanes} x i64>"
-    return [
-        f"  %{name}.one = insertelement {kind} poison, i64 {count}, i64 0",
-        f"  %{name}.all = shufflevector {kind} %{name}.one, {kind} poison, "
-        f"<{lanes} x i32> zeroinitializer",
-        f"  %{name} = icmp slt {kind} {steps(lanes)}, %{name}.all",
-    ]
-
-
-def _load(shape: Shape, name: str, place: str, mask: str = "") -> str:
-    kind, align = Type(shape.dtype, shape.lanes), shape.dtype.itemsize
-    if not mask or shape.lanes == 1:
-        return f"  {name} = load {kind.text}, ptr {place}, align {align}"
-    return (
-        f"  {name} = call {kind.text} @llvm.masked.load.{kind.suffix}.p0(ptr {place}, "
-        f"i32 {align}, {kind.mask} {mask}, {kind.text} zeroinitializer)"
-    )
-
-
-def _added(shape: Shape, name: str, before: str, x: str, y: str) -> list[str]:
-    """One more product in a sum."""
-    kind = Type(shape.dtype, shape.lanes)
-    if shape.fused:
-        given = ", ".join(f"{kind.text} {each}" for each in (x, y, before))
-        return [f"  {name} = call {kind.text} @llvm.fma.{kind.suffix}({given})"]
-    return [
-        f"  {name}.p = fmul {kind.text} {x}, {y}",
-        f"  {name} = fadd {kind.text} {before}, {name}.p",
-    ]
+def _vectors(out: IRBuilder, shape: Shape) -> Vectors:
+    return Vectors(out, shape.dtype, shape.lanes, fused=shape.fused)
 
 
 # --- dots ----------------------------------------------------------------------------------------
 
 
-def _dots_function(shape: Shape, rows: int) -> str:
+def _dots_of_rows(shape: Shape, rows: int) -> IRBuilder:
     """A function `(matrix, vector, terms, result)`: some rows times a vector."""
-    kind, element = Type(shape.dtype, shape.lanes), Type(shape.dtype).text
-    lanes = shape.lanes
-    sums = [(r, u) for r in range(rows) for u in range(SUMS)]
-    lines = [
-        f"define internal void @dots_{rows}(ptr %m, ptr %v, i64 %terms, ptr %y)"
-        " nounwind noinline {",
-        "entry:",
-        f"  %whole = sub i64 %terms, {lanes * SUMS - 1}",
-        *[f"  %o{r} = mul i64 %terms, {r}" for r in range(rows)],
-        *[f"  %m{r} = getelementptr {element}, ptr %m, i64 %o{r}" for r in range(rows)],
-        "  br label %head",
-        "head:",
-        "  %t = phi i64 [0, %entry], [%t.next, %body]",
-        *[
-            f"  %s{r}.{u} = phi {kind.text} [zeroinitializer, %entry], [%n{r}.{u}, %body]"
-            for r, u in sums
-        ],
-        "  %more = icmp slt i64 %t, %whole",
-        "  br i1 %more, label %body, label %rest",
-        "body:",
-        f"  %t.next = add i64 %t, {lanes * SUMS}",
-        f"  %v.at = getelementptr {element}, ptr %v, i64 %t",
-    ]
-    for u in range(SUMS):
-        lines.append(f"  %v{u}.at = getelementptr {element}, ptr %v.at, i64 {u * lanes}")
-        lines.append(_load(shape, f"%v{u}", f"%v{u}.at"))
-    for r in range(rows):
-        lines.append(f"  %m{r}.at = getelementptr {element}, ptr %m{r}, i64 %t")
-        for u in range(SUMS):
-            lines.append(f"  %a{r}.{u} = getelementptr {element}, ptr %m{r}.at, i64 {u * lanes}")
-            lines.append(_load(shape, f"%w{r}.{u}", f"%a{r}.{u}"))
-            lines += _added(shape, f"%n{r}.{u}", f"%s{r}.{u}", f"%v{u}", f"%w{r}.{u}")
-    lines += ["  br label %head", "rest:", *_rest(shape, rows)]
-    for r in range(rows):
-        lines += _total(shape, r)
-    return "\n".join([*lines, "  ret void", "}"])
+    out = IRBuilder(f"dots_{rows}", ("ptr %m", "ptr %v", "i64 %terms", "ptr %y"))
+    matrix, vector, terms, result = out.parameters
+    v, lanes = _vectors(out, shape), shape.lanes
+    whole = out.sub(terms, lanes * SUMS - 1)
+    starts = [v.at(matrix, out.mul(terms, r)) for r in range(rows)]
+    term = out.variable(0)
+    sums = [[out.variable("zeroinitializer", v.kind) for _ in range(SUMS)] for _ in starts]
+    with out.repeat():
+        now = term.value
+        out.leave_unless(out.test("slt", now, whole))
+        place = v.at(vector, now)
+        factors = [v.load(v.at(place, u * lanes)) for u in range(SUMS)]
+        for start, of_row in zip(starts, sums, strict=True):
+            place = v.at(start, now)
+            for u, (factor, total) in enumerate(zip(factors, of_row, strict=True)):
+                other = v.load(v.at(place, u * lanes))
+                total.value = v.multiply_add(factor, other, total.value)
+        term.value = out.add(now, lanes * SUMS)
+    # The terms that are no whole round, a vector at a time, in the first sums.
+    with out.repeat():
+        now = term.value
+        out.leave_unless(out.test("slt", now, terms))
+        mask = v.mask(out.sub(terms, now))
+        factor = v.load(v.at(vector, now), mask)
+        for start, (total, *_) in zip(starts, sums, strict=True):
+            other = v.load(v.at(start, now), mask)
+            total.value = v.multiply_add(factor, other, total.value)
+        term.value = out.add(now, lanes)
+    for r, of_row in enumerate(sums):
+        row_sum = _sum_of_lanes(v, [each.value for each in of_row])
+        out.store(row_sum, v.at(result, r), v.element, v.align)
+    return out
 
 
-def _rest(shape: Shape, rows: int) -> list[str]:
-    """The terms that are no whole round, a vector at a time, in the first sums."""
-    kind, element, lanes = Type(shape.dtype, shape.lanes).text, Type(shape.dtype).text, shape.lanes
-    return [
-        "  br label %left",
-        "left:",
-        "  %e = phi i64 [%t, %rest], [%e.next, %part]",
-        *[f"  %q{r} = phi {kind} [%s{r}.0, %rest], [%q{r}.next, %part]" for r in range(rows)],
-        "  %some = icmp slt i64 %e, %terms",
-        "  br i1 %some, label %part, label %summed",
-        "part:",
-        f"  %e.next = add i64 %e, {lanes}",
-        "  %count = sub i64 %terms, %e",
-        *_mask(shape, "%count", "mask"),
-        f"  %e.at = getelementptr {element}, ptr %v, i64 %e",
-        _load(shape, "%x", "%e.at", "%mask"),
-        *[
-            line
-            for r in range(rows)
-            for line in (
-                f"  %z{r}.at = getelementptr {element}, ptr %m{r}, i64 %e",
-                _load(shape, f"%z{r}", f"%z{r}.at", "%mask"),
-                *_added(shape, f"%q{r}.next", f"%q{r}", "%x", f"%z{r}"),
-            )
-        ],
-        "  br label %left",
-        "summed:",
-    ]
-
-
-def _total(shape: Shape, r: int) -> Iterator[str]:
-    """The sum of a row's lanes, halved again and again, stored."""
-    kind, lanes = Type(shape.dtype, shape.lanes).text, shape.lanes
-    yield f"  %h{r}.a = fadd {kind} %q{r}, %s{r}.1"
-    yield f"  %h{r}.b = fadd {kind} %s{r}.2, %s{r}.3"
-    yield f"  %h{r}.{lanes} = fadd {kind} %h{r}.a, %h{r}.b"
-    element, width = Type(shape.dtype).text, lanes
+def _sum_of_lanes(v: Vectors, sums: Sequence[str]) -> str:
+    """The sum of a row's four vectors and of its lanes, halved again and again."""
+    a, b, c, d = sums
+    total, width = v.add(v.add(a, b), v.add(c, d)), v.type.width
     while width > 1:
-        half, before = width // 2, Type(shape.dtype, width).text
-        after = f"<{half} x {element}>"
-        low = ", ".join(f"i32 {i}" for i in range(half))
-        high = ", ".join(f"i32 {i + half}" for i in range(half))
-        for name, order in (("l", low), ("u", high)):
-            yield (
-                f"  %{name}{r}.{half} = shufflevector {before} %h{r}.{width}, {before} poison, "
-                f"<{half} x i32> <{order}>"
+        width //= 2
+        before, after = (Type(v.type.dtype, each).text for each in (2 * width, width))
+        after = f"<1 x {v.element}>" if width == 1 else after
+        halves = []
+        for first in (0, width):
+            order = ", ".join(f"i32 {first + lane}" for lane in range(width))
+            mask = f"<{width} x i32> <{order}>"
+            halves.append(
+                v.out.put(f"shufflevector {before} {total}, {before} poison, {mask}", after)
             )
-        yield f"  %h{r}.{half}{'.v' if half == 1 else ''} = fadd {after} %l{r}.{half}, %u{r}.{half}"
-        width = half
-    if lanes > 1:
-        yield f"  %h{r}.1 = extractelement <1 x {element}> %h{r}.1.v, i64 0"
-    yield f"  %y{r} = getelementptr {element}, ptr %y, i64 {r}"
-    yield f"  store {element} %h{r}.1, ptr %y{r}, align {shape.dtype.itemsize}"
+        total = v.out.put(f"fadd {after} {halves[0]}, {halves[1]}", after)
+    if v.type.width == 1:
+        return total
+    return v.out.put(f"extractelement <1 x {v.element}> {total}, i64 0", v.element)
 
 
-def _numbered(names: tuple[str, ...]) -> str:
-    """The numbers that a function is given, by name."""
-    return "\n".join(
-        f"  %{name}.at = getelementptr i64, ptr %sizes, i64 {place}\n"
-        f"  %{name} = load i64, ptr %{name}.at"
-        for place, name in enumerate(names)
-    )
-
-
-HEAD = """
-define void @"weft.$name$"(ptr %buffers, ptr %sizes, i64 %begin, i64 %end) nounwind {
-entry:
-  %matrix = load ptr, ptr %buffers
-  %vector.at = getelementptr ptr, ptr %buffers, i64 1
-  %vector = load ptr, ptr %vector.at
-  %result.at = getelementptr ptr, ptr %buffers, i64 2
-  %result = load ptr, ptr %result.at
-$numbers$
-"""
-
-DOTS = f"""{HEAD}
-  br label %head
-head:
-  %o = phi i64 [%begin, %entry], [%o.next, %item.end]
-  %some = icmp slt i64 %o, %end
-  br i1 %some, label %item, label %done
-item:
-  %number = sdiv i64 %o, %outputs
-  %passed = mul i64 %number, %outputs
-  %row = sub i64 %o, %passed
-  %room = sub i64 %outputs, %row
-  %wanted = sub i64 %end, %o
-  %rows = call i64 @llvm.smin.i64(i64 %room, i64 %wanted)
-  %o.next = add i64 %o, %rows
-  %v.off = mul i64 %number, %terms
-  %v = getelementptr $T$, ptr %vector, i64 %v.off
-$groups$
-item.end:
-  br label %head
-done:
-  ret void
-}}
-"""
-
-
-def _dots(shape: Shape) -> str:
-    names = ("terms", "outputs")
-    groups = "\n".join(_groups(shape))
-    return _filled(DOTS, shape, name="dots", numbers=_numbered(names), groups=groups)
-
-
-def _groups(shape: Shape) -> Iterator[str]:
-    """Loops over groups of rows, as many at a time as there is a function for."""
-    element, start, before = Type(shape.dtype).text, "0", "item"
-    yield f"  br label %rows{shape.rows[0]}"
-    for count, following in zip(shape.rows, [*shape.rows[1:], 0], strict=True):
-        after = f"rows{following}" if following else "item.end"
-        yield f"rows{count}:"
-        yield f"  %d{count} = phi i64 [{start}, %{before}], [%n{count}, %make{count}]"
-        yield f"  %n{count} = add i64 %d{count}, {count}"
-        yield f"  %fits{count} = icmp sle i64 %n{count}, %rows"
-        yield f"  br i1 %fits{count}, label %make{count}, label %{after}"
-        yield f"make{count}:"
-        yield f"  %at{count} = add i64 %o, %d{count}"
-        yield f"  %m.off{count} = mul i64 %at{count}, %terms"
-        yield f"  %m{count} = getelementptr {element}, ptr %matrix, i64 %m.off{count}"
-        yield f"  %y{count} = getelementptr {element}, ptr %result, i64 %at{count}"
-        yield f"  call void @dots_{count}(ptr %m{count}, ptr %v, i64 %terms, ptr %y{count})"
-        yield f"  br label %rows{count}"
-        start, before = f"%d{count}", f"rows{count}"
-
-
-def _filled(text: str, shape: Shape, **parts: str) -> str:
-    for name, part in {
-        "T": Type(shape.dtype).text,
-        "bytes": str(shape.dtype.itemsize),
-        **parts,
-    }.items():
-        text = text.replace(f"${name}$", part)
-    return text
+def _dots(shape: Shape, functions: Mapping[int, IRBuilder]) -> IRBuilder:
+    """`dots(...)`: some elements of a stack of products, in groups of rows that have a function."""
+    out = IRBuilder("dots", KERNEL, public=True)
+    v, (_, sizes, begin, end) = _vectors(out, shape), out.parameters
+    matrix, vector, result = (out.buffer(place) for place in range(3))
+    terms, outputs = out.number(sizes, 0), out.number(sizes, 1)
+    output = out.variable(begin)
+    with out.repeat():
+        now = output.value
+        out.leave_unless(out.test("slt", now, end))
+        number = out.div(now, outputs)
+        row = out.sub(now, out.mul(number, outputs))
+        rows = out.least(out.sub(outputs, row), out.sub(end, now))
+        own_vector = v.at(vector, out.mul(number, terms))
+        done = out.variable(0)
+        for count, function in functions.items():
+            with out.groups(done, count, rows) as first:
+                place = out.add(now, first)
+                start = v.at(matrix, out.mul(place, terms))
+                out.call(function, start, own_vector, terms, v.at(result, place))
+        output.value = out.add(now, rows)
+    return out
 
 
 # --- sums ----------------------------------------------------------------------------------------
 
 
-def _sums_function(shape: Shape, rows: int) -> str:
+def _sums_of_rows(shape: Shape, rows: int) -> IRBuilder:
     """A function `(matrix, row step, vector, result, columns)`: adds some rows to the result."""
-    kind, element, lanes = Type(shape.dtype, shape.lanes).text, Type(shape.dtype).text, shape.lanes
-    lines = [
-        f"define internal void @sums_{rows}(ptr %m, i64 %step, ptr %v, ptr %y, i64 %columns)"
-        " nounwind noinline {",
-        "entry:",
-        f"  %whole = sub i64 %columns, {lanes - 1}",
-        *[line for r in range(rows) for line in _factor(shape, r)],
-        "  br label %head",
-        "head:",
-        "  %c = phi i64 [0, %entry], [%c.next, %body]",
-        "  %more = icmp slt i64 %c, %whole",
-        "  br i1 %more, label %body, label %rest",
-        "body:",
-        f"  %c.next = add i64 %c, {lanes}",
-        f"  %y.at = getelementptr {element}, ptr %y, i64 %c",
-        _load(shape, "%s", "%y.at"),
-        *_terms(shape, rows, "s", ""),
-        f"  store {kind} %s{rows - 1}, ptr %y.at, align {shape.dtype.itemsize}",
-        "  br label %head",
-        "rest:",
-    ]
-    if lanes > 1:
-        lines += [
-            "  %some = icmp slt i64 %c, %columns",
-            "  br i1 %some, label %part, label %done",
-            "part:",
-            "  %count = sub i64 %columns, %c",
-            *_mask(shape, "%count", "mask"),
-            f"  %p.at = getelementptr {element}, ptr %y, i64 %c",
-            _load(shape, "%p", "%p.at", "%mask"),
-            *_terms(shape, rows, "p", "%mask"),
-            _masked_store(shape, f"%p{rows - 1}", "%p.at"),
-            "  br label %done",
-            "done:",
-        ]
-    return "\n".join([*lines, "  ret void", "}"])
-
-
-def _factor(shape: Shape, r: int) -> Iterator[str]:
-    """A row's element of the vector in all lanes, and where the row is."""
-    kind, element, lanes = Type(shape.dtype, shape.lanes).text, Type(shape.dtype).text, shape.lanes
-    name = f"%x{r}" if lanes == 1 else f"%x{r}.one"
-    yield f"  %x{r}.at = getelementptr {element}, ptr %v, i64 {r}"
-    yield f"  {name} = load {element}, ptr %x{r}.at, align {shape.dtype.itemsize}"
-    if lanes > 1:
-        yield f"  %x{r}.in = insertelement {kind} poison, {element} {name}, i64 0"
-        yield (
-            f"  %x{r} = shufflevector {kind} %x{r}.in, {kind} poison, "
-            f"<{lanes} x i32> zeroinitializer"
-        )
-    yield f"  %m{r}.off = mul i64 %step, {r}"
-    yield f"  %m{r} = getelementptr {element}, ptr %m, i64 %m{r}.off"
-
-
-def _terms(shape: Shape, rows: int, stem: str, mask: str) -> Iterator[str]:
-    """A vector of each row, times the row's factor, added to one of sums."""
+    given = ("ptr %m", "i64 %step", "ptr %v", "ptr %y", "i64 %columns")
+    out = IRBuilder(f"sums_{rows}", given)
+    matrix, step, vector, result, columns = out.parameters
+    v, lanes = _vectors(out, shape), shape.lanes
+    whole = out.sub(columns, lanes - 1)
+    factors, starts = list[str](), list[str]()
     for r in range(rows):
-        place, before = f"%{stem}w{r}", f"%{stem}" + (str(r - 1) if r else "")
-        yield f"  {place}.at = getelementptr {Type(shape.dtype).text}, ptr %m{r}, i64 %c"
-        yield _load(shape, place, f"{place}.at", mask)
-        yield from _added(shape, f"%{stem}{r}", before, f"%x{r}", place)
+        factors.append(v.splat(out.load(v.element, v.at(vector, r), v.align)))
+        starts.append(v.at(matrix, out.mul(step, r)))
+
+    def add_rows(column: str, mask: str = "") -> None:
+        place = v.at(result, column)
+        total = v.load(place, mask)
+        for factor, start in zip(factors, starts, strict=True):
+            total = v.multiply_add(factor, v.load(v.at(start, column), mask), total)
+        v.store(total, place, mask)
+
+    column = out.variable(0)
+    with out.repeat():
+        now = column.value
+        out.leave_unless(out.test("slt", now, whole))
+        add_rows(now)
+        column.value = out.add(now, lanes)
+    if lanes > 1:
+        with out.when(out.test("slt", column.value, columns)):
+            add_rows(column.value, v.mask(out.sub(columns, column.value)))
+    return out
 
 
-def _masked_store(shape: Shape, value: str, place: str) -> str:
-    kind, align = Type(shape.dtype, shape.lanes), shape.dtype.itemsize
-    return (
-        f"  call void @llvm.masked.store.{kind.suffix}.p0({kind.text} {value}, ptr {place}, "
-        f"i32 {align}, {kind.mask} %mask)"
-    )
-
-
-SUMMED = f"""{HEAD}
-  %size = mul i64 %terms, %columns
-  br label %head
-head:
-  %p = phi i64 [%begin, %entry], [%p.next, %item.end]
-  %some = icmp slt i64 %p, %end
-  br i1 %some, label %item, label %done
-item:
-  %number = sdiv i64 %p, %columns
-  %from = srem i64 %p, %columns
-  %room = sub i64 %columns, %from
-  %wanted = sub i64 %end, %p
-  %most = call i64 @llvm.smin.i64(i64 %room, i64 %wanted)
-  %wide = call i64 @llvm.smin.i64(i64 %most, i64 %width)
-  %p.next = add i64 %p, %wide
-  %m.first = mul i64 %number, %size
-  %m.off = add i64 %m.first, %from
-  %m = getelementptr $T$, ptr %matrix, i64 %m.off
-  %v.off = mul i64 %number, %terms
-  %v = getelementptr $T$, ptr %vector, i64 %v.off
-  %y.first = mul i64 %number, %columns
-  %y.off = add i64 %y.first, %from
-  %y = getelementptr $T$, ptr %result, i64 %y.off
-  %bytes = mul i64 %wide, $bytes$
-  call void @llvm.memset.p0.i64(ptr %y, i8 0, i64 %bytes, i1 false)
-$groups$
-item.end:
-  br label %head
-done:
-  ret void
-}}
-"""
-
-
-def _sums(shape: Shape) -> str:
-    names = ("terms", "columns", "width")
-    return _filled(
-        SUMMED, shape, name="sums", numbers=_numbered(names), groups="\n".join(_rounds(shape))
-    )
-
-
-def _rounds(shape: Shape) -> Iterator[str]:
-    """Loops over groups of terms, as many at a time as there is a function for."""
-    element, start, before = Type(shape.dtype).text, "0", "item"
-    yield f"  br label %terms{shape.terms[0]}"
-    for count, following in zip(shape.terms, [*shape.terms[1:], 0], strict=True):
-        after = f"terms{following}" if following else "item.end"
-        yield f"terms{count}:"
-        yield f"  %t{count} = phi i64 [{start}, %{before}], [%n{count}, %add{count}]"
-        yield f"  %n{count} = add i64 %t{count}, {count}"
-        yield f"  %fits{count} = icmp sle i64 %n{count}, %terms"
-        yield f"  br i1 %fits{count}, label %add{count}, label %{after}"
-        yield f"add{count}:"
-        yield f"  %m.off{count} = mul i64 %t{count}, %columns"
-        yield f"  %m{count} = getelementptr {element}, ptr %m, i64 %m.off{count}"
-        yield f"  %v{count} = getelementptr {element}, ptr %v, i64 %t{count}"
-        yield (
-            f"  call void @sums_{count}(ptr %m{count}, i64 %columns, ptr %v{count}, ptr %y, "
-            "i64 %wide)"
-        )
-        yield f"  br label %terms{count}"
-        start, before = f"%t{count}", f"terms{count}"
+def _sums(shape: Shape, functions: Mapping[int, IRBuilder]) -> IRBuilder:
+    """`sums(...)`: some elements of a stack of products, strip by strip of columns."""
+    out = IRBuilder("sums", KERNEL, public=True)
+    v, (_, sizes, begin, end) = _vectors(out, shape), out.parameters
+    matrix, vector, result = (out.buffer(place) for place in range(3))
+    terms, columns, width = (out.number(sizes, place) for place in range(3))
+    item_size = out.mul(terms, columns)
+    position = out.variable(begin)
+    with out.repeat():
+        now = position.value
+        out.leave_unless(out.test("slt", now, end))
+        number, first = out.div(now, columns), out.rem(now, columns)
+        there = out.least(out.sub(columns, first), out.sub(end, now))
+        wide = out.least(there, width)
+        own_matrix = v.at(matrix, out.add(out.mul(number, item_size), first))
+        own_vector = v.at(vector, out.mul(number, terms))
+        to = v.at(result, out.add(out.mul(number, columns), first))
+        out.clear(to, out.mul(wide, shape.dtype.itemsize))
+        term = out.variable(0)
+        for count, function in functions.items():
+            with out.groups(term, count, terms) as t:
+                start = v.at(own_matrix, out.mul(t, columns))
+                out.call(function, start, columns, v.at(own_vector, t), to, wide)
+        position.value = out.add(now, wide)
+    return out
