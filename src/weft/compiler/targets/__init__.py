@@ -1,0 +1,1 @@
+"""The machines that programs are compiled for, a folder each."""
