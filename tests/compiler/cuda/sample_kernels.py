@@ -1,0 +1,117 @@
+"""The kernels of all primitives' samples, as the compiler lowers them, with values to run them on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.lowering import Lowered
+from weft.compiler.program import Program
+from weft.compiler.section import Written
+from weft.ir.dispatch import bind
+from weft.ir.graph import Literal, Variable
+from weft.ir.loops import Kernel
+from weft.ir.primitive import PRIMITIVES, Sample
+from weft.ir.tensor import Tensor, wrap
+from weft.ir.tracing import trace
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class SampleProgram:
+    """The kernels of one sample, in the order that they run, and its operands."""
+
+    primitive: str
+    number: int
+    program: Program
+    operands: tuple[Array, ...]
+
+    def __str__(self) -> str:
+        return f"sample {self.number} of {self.primitive}"
+
+
+def program_of(primitive: str, sample: Sample) -> Program:
+    """A sample's program, written but not compiled."""
+
+    def call(*given: Tensor) -> list[Tensor]:
+        results = bind(PRIMITIVES[primitive], *given, **sample.params)
+        return list(results) if isinstance(results, tuple) else [results]
+
+    types = [wrap(np.asarray(operand)).type for operand in sample.operands]
+    return Program(trace(call, types).graph, draft=Written())
+
+
+@cache
+def sample_programs() -> list[SampleProgram]:
+    """The programs of all samples that lower to kernels."""
+    found = []
+    for name, primitive in sorted(PRIMITIVES.items()):
+        for number, sample in enumerate(primitive.samples()):
+            program = program_of(name, sample)
+            if program.lowered:
+                operands = tuple(np.asarray(wrap(np.asarray(x)).numpy()) for x in sample.operands)
+                found.append(SampleProgram(name, number, program, operands))
+    return found
+
+
+@cache
+def sample_kernels() -> dict[str, tuple[str, Kernel]]:
+    """The different kernels of all samples by digest, each with the name of its first sample."""
+    found: dict[str, tuple[str, Kernel]] = {}
+    for each in sample_programs():
+        for lowered in each.program.lowered:
+            digest = lowered.kernel.digest
+            found.setdefault(digest, (str(each), replace(lowered.kernel, name=digest)))
+    return found
+
+
+class Values:
+    """Arrays of a program's values: its operands, what kernels have written, and random numbers."""
+
+    def __init__(self, sample: SampleProgram) -> None:
+        self._program = sample.program
+        inputs = sample.program.graph.inputs
+        self._known: dict[Any, Array] = dict(zip(inputs, sample.operands, strict=True))
+        self._random = np.random.default_rng(len(sample.primitive) + sample.number)
+
+    def arrays(self, lowered: Lowered) -> list[Array]:
+        """Flat arrays for the buffers of a kernel."""
+        copied = getattr(lowered, "copied", None)
+        if copied is not None:
+            self._known[self._program.root(copied[0])] = self._array(copied[1]).copy()
+        return [np.ascontiguousarray(self._array(value)).reshape(-1) for value in lowered.values]
+
+    def write(self, lowered: Lowered, arrays: list[Array]) -> None:
+        """Keep what a kernel has written."""
+        for value, array in zip(lowered.values, arrays, strict=True):
+            if isinstance(value, Variable):
+                self._known[self._program.root(value)] = array
+
+    def _array(self, value: Variable | Literal) -> Array:
+        if isinstance(value, Literal):
+            return np.asarray(value.value)
+        root = self._program.root(value)
+        if isinstance(root, Literal):
+            return np.asarray(root.value)
+        if root not in self._known:
+            self._known[root] = self._drawn(value)
+        return self._known[root]
+
+    def _drawn(self, value: Variable) -> Array:
+        dtype, shape = value.type.dtype, value.type.shape
+        count = int(np.prod(shape, dtype=np.int64))
+        if dtype.is_floating:
+            return self._random.normal(size=count).astype(dtype.numpy)
+        return np.zeros(count, dtype.numpy)
+
+
+def runs() -> Iterator[tuple[SampleProgram, Lowered]]:
+    """Every kernel of every sample."""
+    for sample in sample_programs():
+        for lowered in sample.program.lowered:
+            yield sample, lowered
