@@ -134,6 +134,7 @@ class WeftContender:
         found = torch.empty_like(expected)
         target = _At(found.data_ptr())
         count = found.numel() * found.element_size()
+        torch.cuda.synchronize()  # its memory may have been in use before
         self.stream.copy(target, _At(self.result), count)  # type: ignore[arg-type]
         self.stream.synchronize()
         wide, other = found.double(), expected.double()

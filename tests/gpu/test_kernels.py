@@ -39,13 +39,20 @@ def compiled() -> dict[str, tuple[DeviceKernel, int]]:
     return dict(zip(kernels, zip(made, addresses(every), strict=True), strict=True))
 
 
+def code_of(kernel: Kernel) -> tuple[DeviceKernel, int]:
+    """A kernel on the card, and the address of the CPU's."""
+    known = compiled().get(kernel.digest)
+    return known or (compile_for(device(), [kernel])[0], addresses([kernel])[0])
+
+
 def on_both(sample: SampleProgram) -> Iterator[tuple[Lowered, list[Array], list[Array]]]:
     """The arrays after each kernel of a sample, on the card and on the CPU."""
     values = Values(sample)
     for lowered in sample.program.lowered:
         kernel = lowered.kernel
-        card, address = compiled()[kernel.digest]
-        sizes = [lowered.known[name] for name in kernel.sizes]
+        card, address = code_of(kernel)
+        named = {**sample.sizes, **lowered.known}
+        sizes = [named[name] for name in kernel.sizes]
         before = values.arrays(lowered)
         got = run_kernel(kernel, before, sizes, card)
         expected = [array.copy() for array in before]

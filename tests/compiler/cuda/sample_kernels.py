@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,12 @@ import numpy as np
 from weft.compiler.lowering import Lowered
 from weft.compiler.program import Program
 from weft.compiler.section import Written
+from weft.core.shapes import substitute
+from weft.core.types import TensorType
 from weft.ir.dispatch import bind
 from weft.ir.graph import Literal, Variable
 from weft.ir.loops import Kernel
-from weft.ir.primitive import PRIMITIVES, Sample
+from weft.ir.primitive import PRIMITIVES
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import trace
 
@@ -24,26 +26,26 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class SampleProgram:
-    """The kernels of one sample, in the order that they run, and its operands."""
+    """The kernels of one sample, in the order that they run, its operands and symbols' sizes."""
 
     primitive: str
     number: int
     program: Program
     operands: tuple[Array, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"sample {self.number} of {self.primitive}"
 
 
-def program_of(primitive: str, sample: Sample) -> Program:
-    """A sample's program, written but not compiled."""
+def program_of(function: Callable[..., Any], types: Sequence[TensorType]) -> Program:
+    """A function's program, written but not compiled."""
 
     def call(*given: Tensor) -> list[Tensor]:
-        results = bind(PRIMITIVES[primitive], *given, **sample.params)
+        results = function(*given)
         return list(results) if isinstance(results, tuple) else [results]
 
-    types = [wrap(np.asarray(operand)).type for operand in sample.operands]
-    return Program(trace(call, types).graph, draft=Written())
+    return Program(trace(call, list(types)).graph, draft=Written())
 
 
 @cache
@@ -52,7 +54,8 @@ def sample_programs() -> list[SampleProgram]:
     found = []
     for name, primitive in sorted(PRIMITIVES.items()):
         for number, sample in enumerate(primitive.samples()):
-            program = program_of(name, sample)
+            types = [wrap(np.asarray(operand)).type for operand in sample.operands]
+            program = program_of(partial(bind, primitive, **sample.params), types)
             if program.lowered:
                 operands = tuple(np.asarray(wrap(np.asarray(x)).numpy()) for x in sample.operands)
                 found.append(SampleProgram(name, number, program, operands))
@@ -77,6 +80,7 @@ class Values:
         self._program = sample.program
         inputs = sample.program.graph.inputs
         self._known: dict[Any, Array] = dict(zip(inputs, sample.operands, strict=True))
+        self._sizes = dict(sample.sizes)
         self._random = np.random.default_rng(len(sample.primitive) + sample.number)
 
     def arrays(self, lowered: Lowered) -> list[Array]:
@@ -103,8 +107,9 @@ class Values:
         return self._known[root]
 
     def _drawn(self, value: Variable) -> Array:
-        dtype, shape = value.type.dtype, value.type.shape
-        count = int(np.prod(shape, dtype=np.int64))
+        dtype = value.type.dtype
+        shape = [substitute(dim, self._sizes) for dim in value.type.shape]
+        count = int(np.prod(np.array(shape, np.int64), dtype=np.int64))
         if dtype.is_floating:
             return self._random.normal(size=count).astype(dtype.numpy)
         return np.zeros(count, dtype.numpy)

@@ -136,15 +136,50 @@ def test_assembled_code_is_the_bytes_that_the_driver_made() -> None:
     assert assemble(device, ".version 8.0") == CODE
 
 
-def test_memory_is_freed_on_its_stream_when_it_is_dropped() -> None:
+def test_memory_that_is_dropped_is_given_to_the_next_of_its_size() -> None:
     library, device = fake_device()
     stream = Stream(device)
-    memory = stream.allocate(0)
+    memory, other = stream.allocate(0), stream.allocate(1000)
     pointer = memory.pointer
-    assert library.calls[-1][1][1] == 16, "no elements have an address too"
+    assert stream.arena.used == 512 + 1024, "no elements have an address too"
     del memory
+    again = stream.allocate(512)
+    assert again.pointer == pointer != other.pointer
+    assert library.names().count("cuMemAllocAsync") == 2
+    assert "cuMemFreeAsync" not in library.names()
+    assert (stream.arena.used, stream.arena.peak) == (1536, 1536)
+
+
+def test_memory_that_is_free_goes_back_before_there_is_none() -> None:
+    library, device = fake_device()
+    stream = Stream(device)
+    kept, dropped = stream.allocate(100), stream.allocate(5000)
+    pointer = dropped.pointer
+    del dropped
+    allocate, refused = library.cuMemAllocAsync, []
+
+    def first_refused(*arguments: object) -> int:
+        refused.append(arguments)
+        return 2 if len(refused) == 1 else allocate(*arguments)
+
+    stream.driver._functions["cuMemAllocAsync"] = first_refused
+    large = stream.allocate(1 << 30)
+    assert ("cuMemFreeAsync", (pointer, stream.handle)) in library.calls
+    assert stream.arena.used == 512 + (1 << 30)
+    del kept, large
+
+
+def test_a_stream_gives_its_memory_back_when_it_ends() -> None:
+    library, device = fake_device()
+    stream = Stream(device)
+    memory = stream.allocate(64)
+    pointer = memory.pointer
+    del memory, stream
     gc.collect()
-    assert library.calls[-1] == ("cuMemFreeAsync", (pointer, stream.handle))
+    assert [name for name, given in library.calls if given and given[0] == pointer] == [
+        "cuMemFreeAsync"
+    ]
+    assert library.names()[-1] == "cuStreamDestroy_v2"
 
 
 def test_pinned_memory_lives_as_long_as_an_array_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 A `Device` is a card with its primary context, which other CUDA libraries of the process share.
 Work is put on a `Stream` and runs later, in order; `Event`s measure it and join streams. Memory is
 stream-ordered: it may be used on its stream as soon as it is allocated, and is free again for what
-is put on the stream after it is dropped. The driver keeps what is freed in its pool.
+is put on the stream after it is dropped. Each stream keeps what is freed, by size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weakref import finalize
 import numpy as np
 
 from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
-from weft.core.errors import ArgumentError, DeviceError
+from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
 
 Array = np.ndarray[Any, Any]
 
@@ -167,7 +167,8 @@ class Stream:
         device.make_current()
         self.device, self.driver = device, device.driver
         self.handle = self.driver.handle("cuStreamCreate", _NON_BLOCKING)
-        finalize(self, destroy, self.driver, "cuStreamDestroy_v2", self.handle)
+        self.arena = Arena(self.driver, self.handle)
+        finalize(self, _end, self.driver, self.arena, self.handle).atexit = False
 
     def synchronize(self) -> None:
         """Wait until all that was put on the stream is done."""
@@ -233,19 +234,82 @@ class Event:
 class Memory:
     """Bytes on the device; dropped, they are free for later work of their stream."""
 
-    __slots__ = ("__weakref__", "count", "pointer", "stream")
+    __slots__ = ("count", "pointer", "stream")
 
     def __init__(self, stream: Stream, count: int) -> None:
         self.stream, self.count = stream, count
+        self.pointer = stream.arena.take(count)
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", None)
+        if pointer is not None:
+            self.stream.arena.give(self.count, pointer)
+
+
+class Arena:
+    """Memory of one stream that is free, by size: the driver's own pool costs 8 µs a time.
+
+    What is dropped may be in use by work that is on the stream already, and is given to work that
+    comes after it there. What no size fits is taken from the driver; when there is none left, all
+    that is free goes back first.
+    """
+
+    def __init__(self, driver: Driver, stream: int) -> None:
+        self._driver, self._stream = driver, stream
+        self._free: dict[int, list[int]] = {}
+        self.used = self.peak = 0
+
+    def take(self, count: int) -> int:
+        """The address of at least so many bytes."""
+        size = rounded_size(count)
+        free = self._free.get(size)
+        self.used += size
+        if self.used > self.peak:
+            self.peak = self.used
+        if free:
+            return free.pop()
+        try:
+            return self._allocated(size)
+        except OutOfMemoryError:
+            self.used -= size
+            self.release()
+            found = self._allocated(size)
+            self.used += size
+            return found
+
+    def give(self, count: int, address: int) -> None:
+        """Memory that was taken for so many bytes is free."""
+        size = rounded_size(count)
+        self.used -= size
+        self._free.setdefault(size, []).append(address)
+
+    def release(self) -> None:
+        """Give what is free back to the driver, after the work that may use it."""
+        for addresses in self._free.values():
+            while addresses:
+                self._driver("cuMemFreeAsync", addresses.pop(), self._stream)
+        self._driver("cuStreamSynchronize", self._stream)
+
+    def _allocated(self, size: int) -> int:
         place = c_uint64()
-        # at least a vector, so that what has no elements has an address too
-        stream.driver("cuMemAllocAsync", byref(place), max(count, 16), stream.handle)
-        self.pointer = place.value
-        finalize(self, _freed, stream, self.pointer).atexit = False
+        self._driver("cuMemAllocAsync", byref(place), size, self._stream)
+        return place.value
 
 
-def _freed(stream: Stream, pointer: int) -> None:
-    stream.driver("cuMemFreeAsync", pointer, stream.handle)
+def rounded_size(count: int) -> int:
+    """The size that memory for so many bytes has: at most an eighth more, or 512 bytes.
+
+    >>> rounded_size(0), rounded_size(513), rounded_size(9_000_000)
+    (512, 1024, 9437184)
+    """
+    step = max(512, 1 << max(0, count.bit_length() - 4))
+    return max(1, -(-count // step)) * step
+
+
+def _end(driver: Driver, arena: Arena, handle: int) -> None:
+    """Give a stream's memory back, and then the stream."""
+    arena.release()
+    destroy(driver, "cuStreamDestroy_v2", handle)
 
 
 def destroy(driver: Driver, name: str, handle: int) -> None:

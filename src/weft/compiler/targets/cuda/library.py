@@ -19,6 +19,7 @@ from weft.compiler.llvm.writing import Function
 from weft.compiler.targets.cuda.arithmetic import FMOD, REDUCED, reduced_table
 from weft.compiler.targets.cuda.values import DeviceValues
 from weft.core.dtypes import float64, int64, uint64
+from weft.core.errors import Unsupported
 from weft.ir.scalars import (
     Scalar,
     absolute,
@@ -489,7 +490,7 @@ BY_HAND = {"fmod": FMOD, "reduced_rest": REDUCED, "reduced_quadrant": REDUCED}
 
 _missing = {*LIBRARY.values(), "fmod"} - {*FUNCTIONS, *BY_HAND}
 if _missing:
-    raise NotImplementedError(f"the library of cards has no {', '.join(sorted(_missing))}")
+    raise Unsupported(f"the library of cards has no {', '.join(sorted(_missing))}")
 
 
 def definitions(called: Iterable[str], machine: Machine) -> list[str]:

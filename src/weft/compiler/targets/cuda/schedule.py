@@ -43,7 +43,9 @@ from weft.ir.loops import (
 from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, ordered
 
 BLOCK = 256
-"""Threads of a block, where teams are smaller."""
+"""Threads of a block that work alone."""
+ROW_BLOCK = 128
+"""Threads of a block of several warps, each a team."""
 LARGEST_TEAM = 1024
 HELD = 32
 """Elements of a row that one thread takes, before the team is made larger."""
@@ -71,8 +73,8 @@ class Schedule:
 
     @property
     def block(self) -> int:
-        """Threads of a block."""
-        return max(self.team, BLOCK)
+        """Threads of a block: some warps, or one team of several warps."""
+        return self.team if self.team > WARP else ROW_BLOCK if self.team > 1 else BLOCK
 
     def teams(self, sizes: Mapping[str, int]) -> int:
         """How many teams there is work for."""

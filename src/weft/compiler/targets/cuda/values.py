@@ -18,10 +18,15 @@ from weft.compiler.llvm.instructions import call, select
 from weft.compiler.llvm.machine import Machine
 from weft.compiler.llvm.values import Lanes, Value, Values, rare_call
 from weft.compiler.llvm.writing import Function, Lines, Type
+from weft.compiler.targets.cuda.instructions import (
+    device_cast,
+    device_instruction,
+    divide_by_shared,
+    shared_reciprocal,
+)
 from weft.compiler.targets.cuda.mathematics import DeviceExpander
-from weft.compiler.targets.cuda.instructions import device_cast, device_instruction
 from weft.compiler.targets.cuda.schedule import at_zero, multiple_of
-from weft.core.dtypes import DType, bool_
+from weft.core.dtypes import DType, bool_, float32
 from weft.ir.scalars import Buffer, Scalar, load
 
 NOWHERE_BYTES = 128
@@ -92,6 +97,29 @@ class DeviceValues(Values):
                     del values[x]
 
     # --- instructions ----------------------------------------------------------------------------
+
+    def _written(self, x: Scalar) -> Value:
+        if x.op == "divide" and x.dtype is float32 and self.active_depth:
+            return self._divided(x)
+        return super()._written(x)
+
+    def _divided(self, x: Scalar) -> Value:
+        """A quotient; a divisor that all elements share is inverted once."""
+        top, below = (self._operand(arg) for arg in x.args)
+        is_shared = top.depth >= self.active_depth > below.depth and below.names[0].startswith("%")
+        if not is_shared or top.depth != self.depth:
+            return super()._written(x)
+        key = ("reciprocal", below.names[0])
+        known = self.known(key)
+        if known is None:
+            pair = shared_reciprocal(self.scopes[below.depth].lines, below.names[0])
+            known = self._keep(key, Value(pair, below.depth))
+        kind = Type(float32, top.width)
+        short = x.detail == "short"
+        name = divide_by_shared(
+            self.lines, kind, top.names[0], below.names[0], known.names, short
+        )
+        return Value((name,), self.depth, top.width)
 
     def _instruction(self, lines: Lines, x: Scalar, width: int, operands: Iterable[str]) -> str:
         given = list(operands)
