@@ -3,9 +3,9 @@
     python benchmarks/gpu/kernels.py [--out results.json] [--rounds 30]
 
 Each contender is put 20 times into a CUDA graph; rounds of all contenders follow each other, and
-the best round counts. Weft's kernels run on memory of their own through the driver; PyTorch's, eager
-and compiled, on theirs. Times are microseconds of one launch; `share` is the share of the time that
-a copy of as many bytes would take.
+the best round counts. Weft's kernels run on memory of their own through the driver; PyTorch's,
+eager and compiled, on theirs. Times are microseconds of one launch; `share` is how long a copy of
+as many bytes takes, over Weft's time.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_pinned_memory_goes_there_and_back() -> None:
 def test_a_captured_graph_runs_again_and_a_built_one_is_updated() -> None:
     card = device()
     stream = Stream(card)
-    launch, values, target, source = doubling(stream, 512)
+    launch, values, target, _source = doubling(stream, 512)
     with captured(stream) as graphs:
         launch(stream)
     assert graphs[0].count() == 1

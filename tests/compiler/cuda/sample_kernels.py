@@ -1,4 +1,4 @@
-"""The kernels of all primitives' samples, as the compiler lowers them, with values to run them on."""
+"""The kernels of all primitives' samples, as the compiler lowers them, and values for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The elementary functions of cards, run on the CPU: units in the last place, and special numbers."""
+"""The elementary functions of cards, run on the CPU: rounding, and special numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def native(name: str) -> Callable[..., float]:
 def operands(name: str) -> Array:
     """Numbers of all sizes, and where the function is interesting."""
     random = np.random.default_rng(len(name))
-    parts = [random.normal(size=400), random.normal(size=400) * 10.0 ** random.integers(-12, 12, 400)]
+    parts = [
+        random.normal(size=400),
+        random.normal(size=400) * 10.0 ** random.integers(-12, 12, 400),
+    ]
     if name in ("asin", "acos", "atanh"):
         parts.append(random.uniform(-1, 1, 800))
     if name == "acosh":
@@ -143,7 +146,9 @@ def values_of(rule: Callable[[Scalar], Scalar], x: Array) -> Array:
     """An expression of float32 for many numbers."""
     source, target, i = Buffer("x", float32), Buffer("y", float32, "write"), index("i")
     store = Store(target, i, on_the_cpu(rule(source[i])))
-    kernel = Kernel("f", (source, target), ("n",), (For(i, size("n"), (store,), "parallel vector"),))
+    kernel = Kernel(
+        "f", (source, target), ("n",), (For(i, size("n"), (store,), "parallel vector"),)
+    )
     found = np.zeros_like(x)
     call_kernel(compile_kernels([kernel])["f"], [x, found], [len(x)], 0, len(x))
     return found

@@ -27,8 +27,16 @@ def scheduled(function: Any, *types: Any) -> Schedule:
 
 @pytest.mark.parametrize(
     ("columns", "team", "width"),
-    [(5, 1, 1), (9, 32, 1), (100, 32, 4), (768, 32, 4), (1025, 64, 1), (4096, 128, 4), (40000, 1024, 4)],
-)  # fmt: skip
+    [
+        (5, 1, 1),
+        (9, 32, 1),
+        (100, 32, 4),
+        (768, 32, 4),
+        (1025, 64, 1),
+        (4096, 128, 4),
+        (40000, 1024, 4),
+    ],
+)
 def test_a_row_has_as_many_threads_as_its_length_needs(columns: int, team: int, width: int) -> None:
     made = scheduled(lambda x: wf.softmax(x, axis=-1), wf.spec("float32", (64, columns)))
     assert (made.team, made.width) == (team, width)
@@ -41,7 +49,9 @@ def test_a_block_is_some_warps_or_one_larger_team() -> None:
         assert made.blocks({}) == -(-64 * made.team // block)
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("int8", 16), ("bfloat16", 8), ("float32", 4), ("float64", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "width"), [("int8", 16), ("bfloat16", 8), ("float32", 4), ("float64", 2)]
+)
 def test_a_thread_takes_16_bytes_of_elements(dtype: str, width: int) -> None:
     made = scheduled(lambda x: x + x, wf.spec(dtype, (64, 64)))
     assert (made.team, made.width) == (1, width)

@@ -103,6 +103,7 @@ class Emitter(Accumulation):
         return pointer
 
     def body(self, body: tuple[Statement, ...]) -> None:
+        """Write statements."""
         for statement in body:
             match statement:
                 case Let(variable, value):

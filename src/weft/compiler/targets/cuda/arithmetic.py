@@ -1,4 +1,4 @@
-"""Two functions of float64 that need integers: exact remainders, and great angles reduced by π/2."""
+"""Two functions of float64 that need integers: exact remainders, great angles less π/2s."""
 
 from __future__ import annotations
 

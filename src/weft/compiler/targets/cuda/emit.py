@@ -24,7 +24,7 @@ from weft.compiler.llvm.machine import Machine
 from weft.compiler.llvm.writing import Function, Type
 from weft.compiler.targets.cuda.library import definitions
 from weft.compiler.targets.cuda.machine import card
-from weft.compiler.targets.cuda.schedule import Schedule, schedule, steps_of
+from weft.compiler.targets.cuda.schedule import Schedule, buffers_read, schedule, steps_of
 from weft.compiler.targets.cuda.teams import DECLARATIONS, Team
 from weft.compiler.targets.cuda.values import NOWHERE_BYTES, DeviceValues
 from weft.ir.loop_reference import identity
@@ -37,10 +37,9 @@ from weft.ir.loops import (
     Store,
     Update,
     has_loops,
-    walk,
     written,
 )
-from weft.ir.scalars import Scalar, const, size
+from weft.ir.scalars import Buffer, const, size
 
 LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
 LOCAL_BYTES = 16 * 1024
@@ -49,7 +48,9 @@ SHARED_BYTES = 40 * 1024
 """Scratch memory of the teams of a block up to this size is shared memory."""
 _UNROLLED = 4
 """Steps of a loop over a long row that are written out, so that their loads overlap."""
-_BITS_OF_GRID = 31
+
+Step = Callable[[str, str, list[str], object], list[str]]
+"""A step: of its base, when it is there, what it carries and its key; what it carries on."""
 
 
 def emit_device_module(kernels: Sequence[Kernel], machine: Machine | None = None) -> str:
@@ -89,8 +90,6 @@ class DeviceEmitter(Emitter):
         self.values.registers = frozenset(plan.registers)
         self.globals: list[str] = []
         self.team = Team(self.values, plan.team, self.name)
-        self.outermost = 0
-        """The depth of the scope that stands for the whole team."""
         self.entry = ["  %nowhere = addrspacecast ptr addrspace(1) @nowhere to ptr"]
         self.entry.append("  %zeros = getelementptr i8, ptr %nowhere, i64 0")
 
@@ -161,7 +160,6 @@ class DeviceEmitter(Emitter):
         outer = self.plan.grid if vector is None else self.plan.grid[:-1]
         for loop, name in zip(outer, names, strict=False):
             self.values.define(loop.index, (name,))
-        self.outermost = self.values.depth
         if vector is None:
             self.body(self.plan.body)
         else:
@@ -281,34 +279,31 @@ class DeviceEmitter(Emitter):
             self.guarded("0", stop, writes, lambda: self._serial_for(loop, "0", stop), [])
 
     def _divided_for(self, loop: For) -> None:
-        self._divided(loop, lambda: self._loop_body(loop), [])
+        def write(names: list[str]) -> list[str]:
+            self.body(loop.body)
+            return names
 
-    def _loop_body(self, loop: For) -> list[str]:
-        self.body(loop.body)
-        return []
+        self._divided(loop, write, [])
 
     def accumulate(self, loop: Accumulate) -> None:
         """Write an accumulation, and define its locals."""
         if not self._is_divided(loop):
-            outer, self.in_order = self.in_vectors, True
-            if self._is_team_level() and has_loops(loop.body):
-                super().accumulate(loop)
-                return
-            self.in_vectors = True
+            outer = self.in_vectors
+            # without loops inside, one thread runs it alone
+            self.in_vectors = outer or not has_loops(loop.body)
             super().accumulate(loop)
             self.in_vectors = outer
             return
-        kinds = [Type(u.variable.dtype, self.plan.width) for u in loop.updates]
-        begins = [_identity(u, kind) for u, kind in zip(loop.updates, kinds, strict=True)]
+        width = self.plan.width
+        carried = [(Type(u.variable.dtype, width), u) for u in loop.updates]
 
-        def take(names: list[str]) -> list[str]:
+        def write(names: list[str]) -> list[str]:
             self.body(loop.body)
-            return self._updated(loop.updates, names, self.plan.width, ())
+            return self._updated(loop.updates, names, width, ())
 
-        carried = [(kind.text, name) for kind, name in zip(kinds, begins, strict=True)]
-        partial = self._divided(loop, None, carried, take, kinds)
+        partial = self._divided(loop, write, [(kind, _identity(u, kind)) for kind, u in carried])
         for update, name in zip(loop.updates, partial, strict=True):
-            total = self.team.combined(update, name, self.plan.width)
+            total = self.team.combined(update, name, width)
             self._finish(update, (total,), Type(update.variable.dtype))
 
     # --- loops that a team divides ---------------------------------------------------------------
@@ -316,41 +311,44 @@ class DeviceEmitter(Emitter):
     def _divided(
         self,
         loop: For | Accumulate,
-        write: Callable[[], list[str]] | None,
-        carried: list[tuple[str, str]],
-        take: Callable[[list[str]], list[str]] | None = None,
-        kinds: Sequence[Type] = (),
+        write: Callable[[list[str]], list[str]],
+        carried: list[tuple[Type, str]],
     ) -> list[str]:
         """A loop in steps of the team; what its threads carry, each its own part."""
-        stop = self.values.scalar(loop.extent)
-        stride, writes = self.plan.team * self.plan.width, written(loop.body)
-        steps = steps_of(loop.extent, stride)
+        writes = written(loop.body)
 
         def one(base: str, active: str, names: list[str], key: object) -> list[str]:
             outer, self.in_vectors = self.in_vectors, True
             with self.values.step(loop.index, base, self.plan.width, active, writes, key):
-                results = (write or (lambda: []))() if take is None else take(names)
+                results = write(names)
                 if active:
-                    results = self._kept(active, results, names, kinds)
+                    results = self._kept(active, results, names, [kind for kind, _ in carried])
             self.in_vectors = outer
             return results
 
+        stride = self.plan.team * self.plan.width
+        steps = steps_of(loop.extent, stride)
         if steps is not None and loop.extent.op == "const":
             return self._steps(loop, steps, [name for _, name in carried], one)
-        inside = lambda: self._long(stop, stride, writes, carried, one)  # noqa: E731
-        return self.guarded("0", stop, writes, inside, carried)
+        stop = self.values.scalar(loop.extent)
+        begins = [(kind.text, name) for kind, name in carried]
+
+        def inside() -> list[str]:
+            return self._long(stop, stride, writes, begins, one)
+
+        return self.guarded("0", stop, writes, inside, begins)
 
     def _steps(
         self,
         loop: For | Accumulate,
         steps: int,
         names: list[str],
-        one: Callable[[str, str, list[str], object], list[str]],
+        one: Step,
     ) -> list[str]:
         """All steps written out, so that the next loop over the row knows what they computed."""
         extent, values = int(loop.extent.detail), self.values
         stride = self.plan.team * self.plan.width
-        waits = not (written(loop.body) & _loaded((loop,)))
+        waits = not (written(loop.body) & buffers_read((loop,)))
         lines = values.lines
         values.deferred = type(lines)(values.function) if waits else None
         for step in range(steps):
@@ -368,9 +366,9 @@ class DeviceEmitter(Emitter):
         self,
         stop: str,
         stride: int,
-        writes: frozenset[object],
+        writes: frozenset[Buffer],
         carried: list[tuple[str, str]],
-        one: Callable[[str, str, list[str], object], list[str]],
+        one: Step,
     ) -> list[str]:
         """A loop over steps, a few of them at once."""
 
@@ -383,7 +381,7 @@ class DeviceEmitter(Emitter):
                 names = one(base, active, names, None)
             return names
 
-        return self.loop("0", stop, stride * _UNROLLED, writes, body, carried, runs=True)  # type: ignore[arg-type]
+        return self.loop("0", stop, stride * _UNROLLED, writes, body, carried, runs=True)
 
     def _kept(
         self, active: str, results: list[str], names: list[str], kinds: Sequence[Type]
@@ -408,20 +406,6 @@ def scratch_bytes(plan: Schedule) -> int | None:
     return total if total <= SHARED_BYTES else None
 
 
-def _loaded(body: tuple[Statement, ...]) -> frozenset[object]:
-    found: frozenset[object] = frozenset()
-    for statement in walk(body):
-        for root in _expressions(statement):
-            found |= root.buffers
-    return found
-
-
 def _identity(update: Update, kind: Type) -> str:
     number = identity(update.combine, kind.dtype).item()
     return kind.literal(const(number, kind.dtype).detail)
-
-
-def _expressions(statement: Statement) -> list[Scalar]:
-    from weft.ir.loops import expressions
-
-    return list(expressions(statement))

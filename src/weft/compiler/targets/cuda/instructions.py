@@ -51,9 +51,7 @@ def _from_bfloat16(lines: Lines, source: Type, target: Type, x: str) -> str:
     else:
         order = ", ".join(f"i32 {k // 2 + (k % 2) * half}" for k in range(source.width))
         mask = f"<{source.width} x i32> <{order}>"
-        both = lines.put(
-            f"shufflevector {pairs.text} {first}, {pairs.text} {second}, {mask}"
-        )
+        both = lines.put(f"shufflevector {pairs.text} {first}, {pairs.text} {second}, {mask}")
     return lines.put(f"bitcast {words.text} {both} to {target.text}")
 
 
@@ -95,9 +93,7 @@ def divide_by_shared(
     return lines.put(f"phi {kind.text} [ {found}, %{fast} ], [ {plain}, %{slow} ]")
 
 
-def _corrected(
-    lines: Lines, kind: Type, x: str, quotient: str, divisor: str, inverse: str
-) -> str:
+def _corrected(lines: Lines, kind: Type, x: str, quotient: str, divisor: str, inverse: str) -> str:
     """A quotient with what is left over divided, too; as it is, where it is near infinity."""
     negative = lines.put(f"fneg {kind.text} {quotient}")
     fma = f"call {kind.text} @llvm.fma.{kind.suffix}"
@@ -108,9 +104,7 @@ def _corrected(
     return lines.put(f"select {kind.mask} {held}, {kind.text} {better}, {kind.text} {quotient}")
 
 
-def device_instruction(
-    lines: Lines, x: Scalar, kind: Type, operands: Sequence[str]
-) -> str | None:
+def device_instruction(lines: Lines, x: Scalar, kind: Type, operands: Sequence[str]) -> str | None:
     """An instruction that only a card has; None for all others."""
     word = APPROXIMATE.get(x.op)
     if word is None:

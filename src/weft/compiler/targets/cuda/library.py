@@ -277,9 +277,7 @@ def _atan(x: Scalar) -> Scalar:
     t = top / below
     square = t * t
     curve = t * square * _ascending(square, *_ATAN)
-    return _signed_angle(
-        x, high - ((curve - low) - t)
-    )
+    return _signed_angle(x, high - ((curve - low) - t))
 
 
 def _signed_angle(x: Scalar, angle: Scalar) -> Scalar:
@@ -419,7 +417,9 @@ def _erfc_far(size: Scalar) -> Scalar:
     """erfc of 1.25 and more; exp(-x²) in two factors, whose first operand has no rounding."""
     s = 1.0 / (size * size)
     is_middle = less(size, 1.0 / 0.35)
-    ratio = select(is_middle, _ratio(s, _MIDDLE_TOP, _MIDDLE_BELOW), _ratio(s, _OUTER_TOP, _OUTER_BELOW))
+    ratio = select(
+        is_middle, _ratio(s, _MIDDLE_TOP, _MIDDLE_BELOW), _ratio(s, _OUTER_TOP, _OUTER_BELOW)
+    )
     z = bitcast(bitcast(size, uint64) & 0xFFFFFFFF00000000, float64)
     return exp(fma(-z, z, const(-0.5625, float64))) * exp((z - size) * (z + size) + ratio) / size
 

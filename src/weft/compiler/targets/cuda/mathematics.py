@@ -1,9 +1,9 @@
 """Elementary functions on a card: those of the LLVM target, but where a card has better ways.
 
 A card has no vectors to look numbers up in and no C library. So exp, tanh, erf and erfc of float32
-take its instruction for powers of two, within a few ulp; and what the LLVM target calls the C library for
-is called in `library`, which is written in the scalar vocabulary, too. All other functions are the
-LLVM target's expressions, and give its bits.
+take its instruction for powers of two, within a few ulp; and what the LLVM target calls the C
+library for is called in `library`, which is written in the scalar vocabulary, too. All other
+functions are the LLVM target's expressions, and give its bits.
 
 A value that is rounded to 16 bits next, or multiplied and then rounded, has shorter functions: an
 error of 2⁻¹⁶ beside the 2⁻⁹ or 2⁻¹² of the rounding. They keep such kernels at the memory's speed.
@@ -201,7 +201,7 @@ class DeviceExpander(Expander):
 
 
 def _angle_of_half_tanh(x: Scalar) -> Scalar | None:
-    """The u of (tanh u + 1)·0.5, which is half of what activations are made of; None if not that."""
+    """The u of (tanh u + 1)·0.5, which activations are made of; None if it is not that."""
     if x.op != "multiply" or x.dtype is not float32 or not is_const(x.args[1], 0.5):
         return None
     total = x.args[0]

@@ -92,7 +92,7 @@ class Schedule:
         """Memory that one thread of a team may write and another read."""
         if self.team == 1:
             return frozenset()
-        return (written(self.body) & _read(self.body)) - frozenset(self.registers)
+        return (written(self.body) & buffers_read(self.body)) - frozenset(self.registers)
 
     @cached_property
     def registers(self) -> dict[Buffer, Scalar]:
@@ -139,7 +139,7 @@ def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Statement, ...]]:
 
 def _is_independent(loop: For, outer: list[For]) -> bool:
     """Whether the iterations of a serial loop write different places, and read none of them."""
-    if written((loop,)) & _read((loop,)):
+    if written((loop,)) & buffers_read((loop,)):
         return False
     stores = [s for s in walk((loop,)) if isinstance(s, Store)]
     if len({s.buffer for s in stores}) < len(stores):
@@ -228,11 +228,11 @@ def steps_of(extent: Scalar, stride: int) -> int | None:
 def _own_index(buffer: Buffer, body: tuple[Statement, ...], stride: int) -> Scalar | None:
     """The index that all accesses of a buffer are at, in loops beside each other; None if not."""
     for statement in body:
-        if isinstance(statement, For) and not statement.is_vector and has_loops(statement.body):
-            if _touches(buffer, (statement,)):
-                others = tuple(s for s in body if s is not statement)
-                inside = _own_index(buffer, statement.body, stride)
-                return None if _touches(buffer, others) else inside
+        is_serial = isinstance(statement, For) and not statement.is_vector
+        if is_serial and has_loops(statement.body) and _touches(buffer, (statement,)):
+            others = tuple(s for s in body if s is not statement)
+            inside = _own_index(buffer, statement.body, stride)
+            return None if _touches(buffer, others) else inside
     indices: set[Scalar] = set()
     extents: set[Scalar] = set()
     for statement in body:
@@ -250,7 +250,7 @@ def _own_index(buffer: Buffer, body: tuple[Statement, ...], stride: int) -> Scal
 
 
 def _touches(buffer: Buffer, body: tuple[Statement, ...]) -> bool:
-    return buffer in written(body) or buffer in _read(body)
+    return buffer in written(body) or buffer in buffers_read(body)
 
 
 def _places(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
@@ -266,7 +266,8 @@ def _places(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
     return found
 
 
-def _read(body: tuple[Statement, ...]) -> frozenset[Buffer]:
+def buffers_read(body: tuple[Statement, ...]) -> frozenset[Buffer]:
+    """The buffers that statements load from."""
     found: frozenset[Buffer] = frozenset()
     for statement in walk(body):
         for root in expressions(statement):

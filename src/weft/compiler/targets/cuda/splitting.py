@@ -6,7 +6,8 @@ which store their results, and a second kernel combines these; where blocks begi
 everything, depends on the extent only.
 
 >>> from weft.compiler.long_sums import with_blocks
->>> from weft.core.dtypes import float32
+>>> from weft.core.dtypes import INDEX, float32
+>>> from weft.ir.loops import Update
 >>> from weft.ir.scalars import const, index, local
 >>> x, y, i = Buffer("x", float32), Buffer("y", float32, "write"), index("i")
 >>> total = local("t", float32)
@@ -30,7 +31,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.core.dtypes import INDEX
 from weft.ir.loops import (
     Accumulate,
     For,
@@ -38,14 +38,12 @@ from weft.ir.loops import (
     Let,
     Statement,
     Store,
-    Update,
     expressions,
     has_loops,
     walk,
     written,
 )
 from weft.ir.scalars import Buffer, Scalar, ordered
-
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ then the lanes of a warp, then the warps. The order depends on the row's length 
 from __future__ import annotations
 
 from weft.compiler.llvm.instructions import TABLE
-from weft.compiler.llvm.values import Values
 from weft.compiler.llvm.writing import Lines, Type
 from weft.compiler.targets.cuda.machine import WARP
+from weft.compiler.targets.cuda.values import DeviceValues
 from weft.core.dtypes import float32
 from weft.ir.loops import Update
 
@@ -29,7 +29,7 @@ ALL = "i32 -1"
 class Team:
     """The threads that run an iteration together: one, a warp, or a block."""
 
-    def __init__(self, values: Values, size: int, name: str) -> None:
+    def __init__(self, values: DeviceValues, size: int, name: str) -> None:
         self.values, self.size, self.name = values, size, name
         self.lane = self.number = ""
         self._bases: dict[tuple[int, int], str] = {}
@@ -40,7 +40,7 @@ class Team:
         lines = self.values.lines
         own = lines.put(f"and i32 {thread}, {self.size - 1}")
         self.lane = lines.put(f"zext i32 {own} to i64")
-        self.values.leader = lines.put(f"icmp eq i32 {own}, 0")  # type: ignore[attr-defined]
+        self.values.leader = lines.put(f"icmp eq i32 {own}, 0")
         number = lines.put(f"lshr i32 {thread}, {self.size.bit_length() - 1}")
         self.number = lines.put(f"zext i32 {number} to i64")
 
@@ -110,9 +110,7 @@ class Team:
         for lane in range(kind.width):
             part = lines.put(f"extractelement {kind.text} {name}, i64 {lane}")
             moved = _shuffled(lines, one, part, distance)
-            found = lines.put(
-                f"insertelement {kind.text} {found}, {one.text} {moved}, i64 {lane}"
-            )
+            found = lines.put(f"insertelement {kind.text} {found}, {one.text} {moved}, i64 {lane}")
         return found
 
     def _across_warps(self, update: Update, kind: Type, name: str) -> str:
@@ -144,7 +142,9 @@ class Team:
 def _shuffled(lines: Lines, kind: Type, name: str, distance: int) -> str:
     """A scalar of another lane, in parts of 32 bits."""
     bits = 1 if kind.text == "i1" else kind.dtype.bits
-    whole = name if kind.text.startswith("i") else lines.put(f"bitcast {kind.text} {name} to i{bits}")
+    whole = (
+        name if kind.text.startswith("i") else lines.put(f"bitcast {kind.text} {name} to i{bits}")
+    )
     if bits == 64:
         low = lines.put(f"trunc i64 {whole} to i32")
         up = lines.put(f"lshr i64 {whole}, 32")

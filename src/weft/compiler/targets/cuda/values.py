@@ -116,9 +116,7 @@ class DeviceValues(Values):
             known = self._keep(key, Value(pair, below.depth))
         kind = Type(float32, top.width)
         short = x.detail == "short"
-        name = divide_by_shared(
-            self.lines, kind, top.names[0], below.names[0], known.names, short
-        )
+        name = divide_by_shared(self.lines, kind, top.names[0], below.names[0], known.names, short)
         return Value((name,), self.depth, top.width)
 
     def _instruction(self, lines: Lines, x: Scalar, width: int, operands: Iterable[str]) -> str:
