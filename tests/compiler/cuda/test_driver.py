@@ -15,7 +15,7 @@ from weft.compiler.targets.cuda import driver as drivers
 from weft.compiler.targets.cuda.device import Device, Event, PinnedMemory, Stream
 from weft.compiler.targets.cuda.driver import Driver, open_driver
 from weft.compiler.targets.cuda.graphs import Graph, captured
-from weft.compiler.targets.cuda.modules import Launch, Module, assemble
+from weft.compiler.targets.cuda.modules import Launch, Module, assemble, machine_code
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
 
 
@@ -134,6 +134,14 @@ def test_a_text_that_is_refused_comes_with_the_compilers_log() -> None:
 def test_assembled_code_is_the_bytes_that_the_driver_made() -> None:
     _, device = fake_device()
     assert assemble(device, ".version 8.0") == CODE
+
+
+def test_machine_code_is_compiled_once_for_a_card_and_a_driver() -> None:
+    text = ".version 8.0 // of this test"
+    for options, compiled in (({}, 1), ({}, 0), ({"major": 10}, 1), ({"version": 13_010}, 1)):
+        library, device = fake_device(**options)
+        assert machine_code(device, text) == CODE
+        assert library.names().count("cuLinkComplete") == compiled
 
 
 def test_memory_that_is_dropped_is_given_to_the_next_of_its_size() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from weft.compiler.targets.cuda.device import Device, Memory, Stream, device
 from weft.compiler.targets.cuda.emit import scratch_bytes, symbol
 from weft.compiler.targets.cuda.machine import card
-from weft.compiler.targets.cuda.modules import Launch, Module, assemble
+from weft.compiler.targets.cuda.modules import Launch, Module, load_ptx
 from weft.compiler.targets.cuda.ptx import kernels_to_ptx
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
 from weft.compiler.targets.cuda.splitting import Split, split
@@ -82,7 +82,7 @@ def compile_for(target: Device, kernels: Sequence[Kernel]) -> list[DeviceKernel]
         digest = kernel.digest
         parts.setdefault(digest, _renamed(split(kernel), digest))
     written = [part for each in parts.values() for part in each.kernels]
-    module = Module(target, assemble(target, kernels_to_ptx(written, card())))
+    module = load_ptx(target, kernels_to_ptx(written, card()))
     return [DeviceKernel(kernel, parts[kernel.digest], module) for kernel in kernels]
 
 

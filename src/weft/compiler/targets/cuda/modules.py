@@ -1,7 +1,7 @@
 """Code on a card: PTX made machine code by the driver, loaded, and launched.
 
-`assemble` gives the machine code as bytes, which can be kept on disk and loaded later without
-compiling; the driver's log stands in the error where it refuses the text.
+Machine code is kept on disk, and loaded from there without compiling; the driver's log stands in
+the error where it refuses the text.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int, c_size_t, c_void_p, cast
+from functools import cache
 from typing import Any
 from weakref import finalize
 
 from weft.compiler.targets.cuda.device import Device, Stream, destroy, integer_attribute
 from weft.core.errors import DeviceError
+from weft.runtime.cache import DiskCache, entry_key
 
 Dimensions = tuple[int, int, int]
 
@@ -61,6 +63,25 @@ def _refused(error: DeviceError, log: str, ptx: str) -> DeviceError:
     )
 
 
+def machine_code(device: Device, ptx: str) -> bytes:
+    """The machine code of a PTX text, from disk where it was compiled before.
+
+    It depends on the text, the kind of card and the driver that compiles it.
+    """
+    capability = "{}.{}".format(*device.capability)
+    key = entry_key(ptx.encode(), "cuda", capability, str(device.driver.version))
+    found = _disk().get(key)
+    if found is None:
+        found = assemble(device, ptx)
+        _disk().put(key, found)
+    return found
+
+
+@cache
+def _disk() -> DiskCache:
+    return DiskCache()
+
+
 class Module:
     """Loaded machine code; it stays as long as a function of it is held."""
 
@@ -77,7 +98,7 @@ class Module:
 
 def load_ptx(device: Device, ptx: str) -> Module:
     """Compile and load a PTX text."""
-    return Module(device, assemble(device, ptx))
+    return Module(device, machine_code(device, ptx))
 
 
 class Function:
