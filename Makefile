@@ -24,10 +24,10 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test checked fuzz machines conformance lint bench docs nightly examples clean
+.PHONY: help venv demo test test-gpu checked fuzz machines conformance lint bench bench-gpu docs nightly examples clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 venv: $(VENV)  ## create .venv with weft (editable), the test tools and the linters
 
@@ -37,6 +37,9 @@ demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show w
 test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode and for lesser processors
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
 	@$(MAKE) --no-print-directory checked machines
+
+test-gpu: $(VENV)  ## the tests that need an NVIDIA card; they are skipped where there is none
+	.venv/bin/python -m pytest -q -n 0 tests/gpu
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
 	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)
@@ -68,6 +71,9 @@ lint: $(VENV)  ## ruff's rules, ruff's format, mypy in strict mode
 bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyTorch and JAX (a large download the first time); BENCH="--quick"
 	.venv-bench/bin/python benchmarks/eager.py
 	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
+
+bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card
+	.venv-bench/bin/python benchmarks/gpu/kernels.py --out benchmarks/results/gpu-kernels.json
 
 docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
 	@set -e; for script in $(wildcard docs/generate_*.py); do \

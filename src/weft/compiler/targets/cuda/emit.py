@@ -24,14 +24,7 @@ from weft.compiler.llvm.machine import Machine
 from weft.compiler.llvm.writing import Function, Type
 from weft.compiler.targets.cuda.library import definitions
 from weft.compiler.targets.cuda.machine import card
-from weft.compiler.targets.cuda.schedule import (
-    Loads,
-    Schedule,
-    buffers_read,
-    loads_of_rows,
-    schedule,
-    steps_of,
-)
+from weft.compiler.targets.cuda.schedule import Schedule, buffers_read, schedule, steps_of
 from weft.compiler.targets.cuda.teams import DECLARATIONS, Team
 from weft.compiler.targets.cuda.values import NOWHERE_BYTES, DeviceValues
 from weft.ir.loop_reference import identity
@@ -97,7 +90,6 @@ class DeviceEmitter(Emitter):
         self.values.registers = frozenset(plan.registers)
         self.globals: list[str] = []
         self.team = Team(self.values, plan.team, self.name)
-        self.early: Loads = {}
         self.entry = ["  %nowhere = addrspacecast ptr addrspace(1) @nowhere to ptr"]
         self.entry.append("  %zeros = getelementptr i8, ptr %nowhere, i64 0")
 
@@ -252,9 +244,6 @@ class DeviceEmitter(Emitter):
 
     def body(self, body: tuple[Statement, ...]) -> None:
         """Write statements; a team waits where its threads see each other's memory."""
-        outer = self.early
-        if self._is_team_level():
-            self.early = loads_of_rows(self.plan, body)
         for statement in body:
             waits = self._is_team_level() and self._is_exchange(statement)
             if waits:
@@ -262,7 +251,6 @@ class DeviceEmitter(Emitter):
             super().body((statement,))
             if waits:
                 self.team.wait()
-        self.early = outer
 
     def _is_team_level(self) -> bool:
         """Whether all threads of a team run the same code here."""
@@ -332,8 +320,6 @@ class DeviceEmitter(Emitter):
         def one(base: str, active: str, names: list[str], key: object) -> list[str]:
             outer, self.in_vectors = self.in_vectors, True
             with self.values.step(loop.index, base, self.plan.width, active, writes, key):
-                for x in self.early.get((loop.index, loop.extent), ()) if key else ():
-                    self.values.value(self.values.expand(x))
                 results = write(names)
                 if active:
                     results = self._kept(active, results, names, [kind for kind, _ in carried])

@@ -55,8 +55,6 @@ UNKNOWN_TEAM = 256
 """The team of rows whose length is known only when they run."""
 ROW_BYTES, ELEMENT_BYTES = 16, 16
 """The most bytes that a thread touches at once, in rows and in other kernels."""
-EARLY_BYTES = 192
-"""The most bytes of a thread's rows that are loaded before they are needed."""
 ENOUGH = 128 * 1024
 """Threads that fill a card; kernels with loops in their elements take less at once below that."""
 
@@ -274,40 +272,6 @@ def buffers_read(body: tuple[Statement, ...]) -> frozenset[Buffer]:
     for statement in walk(body):
         for root in expressions(statement):
             found |= root.buffers
-    return found
-
-
-# --- loads ---------------------------------------------------------------------------------------
-
-Loads = dict[tuple[Scalar, Scalar], list[Scalar]]
-"""Loads by the index and the extent of the loops that they stand in."""
-
-
-def loads_of_rows(plan: Schedule, body: tuple[Statement, ...]) -> Loads:
-    """What all loops over one row load, for the first of them: later ones wait for no memory.
-
-    That is what needs nothing but the indices, as long as a thread has registers for it.
-    """
-    known = {loop.index for loop in plan.grid}
-    changed = written(plan.body)
-    found: Loads = {}
-    for loop in team_loops(body):
-        if loop.extent.op != "const" or loop not in body:
-            continue
-        steps = steps_of(loop.extent, plan.team * plan.width)
-        loads = [
-            x
-            for statement in walk((loop,))
-            for root in expressions(statement)
-            for x in ordered(root)
-            if x.op == "load" and len(x.args) == 1 and x.detail not in changed
-            and loop.index in x.variables and x.variables <= {*known, loop.index}
-        ]  # fmt: skip
-        if steps is not None:
-            each = found.setdefault((loop.index, loop.extent), [])
-            each += [x for x in dict.fromkeys(loads) if x not in each]
-            while sum(x.dtype.itemsize for x in each) * steps * plan.width > EARLY_BYTES:
-                each.pop()
     return found
 
 
