@@ -30,6 +30,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "columns": lambda x: x.sum(axis=0),
     "turned": lambda x: x.mT + 1.0,
     "running sums": lambda x: wf.cumsum(x, axis=-1),
+    "running sums down": lambda x: wf.cumsum(x, axis=0),
     "several": lambda x: (x.sum(axis=-1), (x * x).sum(axis=-1), wf.exp(x * 0.1)),
 }
 

@@ -68,6 +68,13 @@ def test_what_only_its_own_thread_reads_of_a_row_is_in_registers() -> None:
     assert not made.exchanged
 
 
+def test_what_an_earlier_step_has_written_is_in_memory() -> None:
+    made = scheduled(lambda x: wf.cumsum(x, axis=0), wf.spec("float32", (5, 100)))
+    assert made.team == 32
+    assert not made.registers
+    assert "addrspace(3) global" in emit_device_module([made.kernel])
+
+
 def test_what_other_threads_read_is_exchanged_between_barriers() -> None:
     made = schedule(shared.scanned())
     assert made.team == 1, "running sums have no loop to divide"

@@ -228,8 +228,9 @@ def steps_of(extent: Scalar, stride: int) -> int | None:
 def _own_index(buffer: Buffer, body: tuple[Statement, ...], stride: int) -> Scalar | None:
     """The index that all accesses of a buffer are at, in loops beside each other; None if not."""
     for statement in body:
-        is_serial = isinstance(statement, For) and not statement.is_vector
-        if is_serial and has_loops(statement.body) and _touches(buffer, (statement,)):
+        if not isinstance(statement, For) or statement.is_vector:
+            continue
+        if has_loops(statement.body) and _touches(buffer, (statement,)):
             others = tuple(s for s in body if s is not statement)
             inside = _own_index(buffer, statement.body, stride)
             return None if _touches(buffer, others) else inside
@@ -242,6 +243,8 @@ def _own_index(buffer: Buffer, body: tuple[Statement, ...], stride: int) -> Scal
             return None
         if isinstance(statement, For) and not statement.is_vector:
             return None
+        if not indices and buffer in buffers_read((statement,)):
+            return None  # what an earlier iteration of a loop around has written
         if statement.extent.op != "const" or steps_of(statement.extent, stride) is None:
             return None
         indices |= {statement.index, *_places(buffer, (statement,))}
