@@ -34,7 +34,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-pythons checked plain replay fuzz machines conformance lint bench docs nightly examples clean
+.PHONY: help venv demo test quick test-pythons test-gpu checked plain replay fuzz machines conformance lint bench bench-gpu docs nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -53,6 +53,9 @@ quick: $(VENV)  ## all tests but the slow ones, without coverage: under two minu
 
 test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"
 	@scripts/test-pythons "$(PYTHONS)" -q -n $(WORKERS) $(TESTS)
+
+test-gpu: $(VENV)  ## the tests that need an NVIDIA card; they are skipped where there is none
+	.venv/bin/python -m pytest -q -n 0 tests/gpu
 
 checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHECKED=tests/compiler for more
 	WEFT_CHECK=memory .venv/bin/python -m pytest -q -n $(WORKERS) $(CHECKED)
@@ -91,6 +94,9 @@ lint: $(VENV)  ## ruff's rules, ruff's format, mypy in strict mode
 bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyTorch and JAX (a large download the first time); BENCH="--quick"
 	.venv-bench/bin/python benchmarks/eager.py
 	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
+
+bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card
+	.venv-bench/bin/python benchmarks/gpu/kernels.py --out benchmarks/results/gpu-kernels.json
 
 docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
 	@set -e; for script in $(wildcard docs/generate_*.py); do \

@@ -45,7 +45,7 @@ _LOCAL_BYTES = 16384
 
 def emit_module(kernels: Sequence[Kernel], machine: Machine) -> str:
     """The text of a module with a function for each kernel."""
-    functions = [_Emitter(kernel, machine) for kernel in kernels]
+    functions = [Emitter(kernel, machine) for kernel in kernels]
     text = [line for each in functions for line in each.run()]
     externals = {external for each in functions for external in each.values.function.externals}
     tables = {k: v for each in functions for k, v in each.values.function.tables.items()}
@@ -60,7 +60,7 @@ def symbol_name(kernel_name: str) -> str:
     return f"weft.{kernel_name}"
 
 
-class _Emitter(Accumulation):
+class Emitter(Accumulation):
     """Writes the statements of one kernel."""
 
     def __init__(self, kernel: Kernel, machine: Machine) -> None:
@@ -103,6 +103,7 @@ class _Emitter(Accumulation):
         return pointer
 
     def body(self, body: tuple[Statement, ...]) -> None:
+        """Write statements."""
         for statement in body:
             match statement:
                 case Let(variable, value):

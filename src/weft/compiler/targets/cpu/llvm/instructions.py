@@ -227,6 +227,8 @@ def _below(lines: Lines, kind: Type, rest: str, y: str) -> str:
 
 def cast(lines: Lines, source: Type, target: Type, x: str) -> str:
     """A number in another dtype; 16-bit floats go to and from float32 only."""
+    if source.dtype is target.dtype:
+        return x
     if float16 in (source.dtype, target.dtype):
         return _cast_half(lines, source, target, x)
     if target.dtype is bool_:

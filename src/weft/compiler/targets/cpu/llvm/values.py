@@ -232,7 +232,7 @@ class Values:
             self.widened(o, a.dtype) if width > 1 else o.names
             for o, a in zip(operands, x.args, strict=True)
         ]
-        names = [_branch(lines, x, width, *each) for each in zip(*parts, strict=True)]
+        names = [rare_call(lines, x, width, *each) for each in zip(*parts, strict=True)]
         return Value(tuple(names), depth, width)
 
     # --- memory ----------------------------------------------------------------------------------
@@ -435,7 +435,8 @@ def _without(offset: Scalar, variable: Scalar) -> Scalar:
     return x * y
 
 
-def _branch(lines: Lines, x: Scalar, width: int, condition: str, operand: str, near: str) -> str:
+def rare_call(lines: Lines, x: Scalar, width: int, condition: str, operand: str, near: str) -> str:
+    """Call a function where a condition holds in some lane, or else keep the value near by."""
     kind, wide = Type(x.dtype, width), Type(float64, width)
     some = condition
     if width > 1:

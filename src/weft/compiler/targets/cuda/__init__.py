@@ -1,0 +1,1 @@
+"""NVIDIA cards, through their driver alone."""

@@ -1,0 +1,348 @@
+"""Cards, and what happens on them in order: contexts, streams, events and memory.
+
+A `Device` is a card with its primary context, which other CUDA libraries of the process share.
+Work is put on a `Stream` and runs later, in order; `Event`s measure it and join streams. Memory is
+stream-ordered: it may be used on its stream as soon as it is allocated, and is free again for what
+is put on the stream after it is dropped. Each stream keeps what is freed, by size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache, cached_property
+from threading import local
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
+from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
+
+Array = np.ndarray[Any, Any]
+
+_ATTRIBUTES = {
+    "multiprocessors": 16,
+    "major": 75,
+    "minor": 76,
+    "shared_bytes": 97,  # of one block, where a kernel asks for it
+    "threads_of_multiprocessor": 39,
+    "level_2_bytes": 38,
+    "has_pools": 115,
+}
+"""The attributes of a device that are asked for, by the driver's numbers."""
+_RELEASE_THRESHOLD, _RESERVED, _USED, _USED_HIGH = 4, 5, 7, 8
+"""Attributes of a pool of memory."""
+_NON_BLOCKING = 1
+"""A stream that does not wait for the default stream of other libraries."""
+_NO_TIMING = 2
+_current = local()
+
+
+class Device:
+    """One card. `device(0)` is the first; devices are made once."""
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self.driver, self.ordinal = driver, ordinal
+        self.handle = driver.number("cuDeviceGet", ordinal)
+        self._check_age()
+        self.context = driver.handle("cuDevicePrimaryCtxRetain", self.handle)
+        self.make_current()
+        self.pool = driver.handle("cuDeviceGetDefaultMemPool", self.handle)
+        # what is freed stays with the process: giving it back costs a wait for the device
+        everything = c_uint64(2**64 - 1)
+        driver("cuMemPoolSetAttribute", self.pool, _RELEASE_THRESHOLD, byref(everything))
+
+    def __repr__(self) -> str:
+        return f"<cuda:{self.ordinal} {self.name}>"
+
+    def _check_age(self) -> None:
+        if self.capability < OLDEST_CARD:
+            raise DeviceError(
+                "cuda",
+                "the card is too old",
+                expected="compute capability {}.{} or later".format(*OLDEST_CARD),
+                got={"card": f"{self.name}, {self.capability[0]}.{self.capability[1]}"},
+                fix="use another card with CUDA_VISIBLE_DEVICES, or compute on the CPU",
+            )
+
+    def make_current(self) -> None:
+        """Make the calls of this thread go to this card."""
+        if getattr(_current, "context", None) != self.context:
+            self.driver("cuCtxSetCurrent", self.context)
+            _current.context = self.context
+
+    def attribute(self, name: str) -> int:
+        """A number that the driver knows of the card; see `_ATTRIBUTES`."""
+        return self.driver.number("cuDeviceGetAttribute", _ATTRIBUTES[name], self.handle)
+
+    @cached_property
+    def name(self) -> str:
+        """As in `NVIDIA H200`."""
+        text = ctypes.create_string_buffer(256)
+        self.driver("cuDeviceGetName", text, len(text), self.handle)
+        return text.value.decode()
+
+    @cached_property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability: (9, 0) is Hopper's."""
+        return self.attribute("major"), self.attribute("minor")
+
+    @cached_property
+    def multiprocessors(self) -> int:
+        """How many multiprocessors the card has."""
+        return self.attribute("multiprocessors")
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """The most shared memory that a block may ask for."""
+        return self.attribute("shared_bytes")
+
+    def synchronize(self) -> None:
+        """Wait for all that was put on the card; errors of kernels appear here."""
+        self.make_current()
+        self.driver("cuCtxSynchronize")
+
+    def memory_stats(self) -> MemoryStats:
+        """How many bytes there are, are free, and are the pool's."""
+        self.make_current()
+        free, total = c_size_t(), c_size_t()
+        self.driver("cuMemGetInfo_v2", byref(free), byref(total))
+        used, most, reserved = (self._pool_number(k) for k in (_USED, _USED_HIGH, _RESERVED))
+        return MemoryStats(total.value, free.value, reserved, used, most)
+
+    def _pool_number(self, attribute: int) -> int:
+        place = c_uint64()
+        self.driver("cuMemPoolGetAttribute", self.pool, attribute, byref(place))
+        return place.value
+
+    def release_memory(self) -> None:
+        """Give memory that nothing uses back to the system, after a wait for the device."""
+        self.synchronize()
+        self.driver("cuMemPoolTrimTo", self.pool, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Bytes: of the card, free on it, held by the pool, of these in use now and at most."""
+
+    total: int
+    free: int
+    reserved: int
+    used: int
+    peak: int
+
+
+@cache
+def device(ordinal: int = 0) -> Device:
+    """The card of a number; a DeviceError where there is none."""
+    driver = load_driver()
+    count = driver.number("cuDeviceGetCount")
+    if not 0 <= ordinal < count:
+        raise ArgumentError(
+            "cuda",
+            f"there is no card number {ordinal}",
+            expected=f"a number from 0 to {count - 1}",
+            got={"ordinal": ordinal},
+            fix="device='cuda:0', or look at CUDA_VISIBLE_DEVICES",
+        )
+    return Device(driver, ordinal)
+
+
+def device_count() -> int:
+    """How many cards there are; 0 without a driver."""
+    try:
+        return load_driver().number("cuDeviceGetCount")
+    except DeviceError:
+        return 0
+
+
+class Stream:
+    """Work in order, beside the work of other streams."""
+
+    def __init__(self, device: Device) -> None:
+        device.make_current()
+        self.device, self.driver = device, device.driver
+        self.handle = self.driver.handle("cuStreamCreate", _NON_BLOCKING)
+        self.arena = Arena(self.driver, self.handle)
+        finalize(self, _end, self.driver, self.arena, self.handle).atexit = False
+
+    def synchronize(self) -> None:
+        """Wait until all that was put on the stream is done."""
+        self.driver("cuStreamSynchronize", self.handle)
+
+    def wait(self, event: Event) -> None:
+        """What is put on the stream from now on begins after an event."""
+        self.driver("cuStreamWaitEvent", self.handle, event.handle, 0)
+
+    def allocate(self, count: int) -> Memory:
+        """Bytes that are this stream's from now on."""
+        return Memory(self, count)
+
+    def upload(self, memory: Memory, source: Array) -> None:
+        """Copy an array to the device; from pinned memory the copy runs beside the CPU."""
+        data = np.ascontiguousarray(source)
+        if data.nbytes:
+            self.driver(
+                "cuMemcpyHtoDAsync_v2", memory.pointer, data.ctypes.data, data.nbytes, self.handle
+            )
+
+    def download(self, target: Array, memory: Memory) -> None:
+        """Copy to a contiguous array; it is whole after `synchronize`."""
+        if target.nbytes:
+            self.driver(
+                "cuMemcpyDtoHAsync_v2", target.ctypes.data, memory.pointer, target.nbytes,
+                self.handle,
+            )  # fmt: skip
+
+    def copy(self, target: Memory, source: Memory, count: int) -> None:
+        """Copy bytes on the device."""
+        self.driver("cuMemcpyDtoDAsync_v2", target.pointer, source.pointer, count, self.handle)
+
+    def fill(self, memory: Memory, byte: int) -> None:
+        """Set every byte of memory."""
+        self.driver("cuMemsetD8Async", memory.pointer, byte, memory.count, self.handle)
+
+
+class Event:
+    """A point in the work of a stream; with `timed`, the time between two can be read."""
+
+    def __init__(self, device: Device, timed: bool = True) -> None:
+        device.make_current()
+        self.driver = device.driver
+        self.handle = self.driver.handle("cuEventCreate", 0 if timed else _NO_TIMING)
+        finalize(self, destroy, self.driver, "cuEventDestroy_v2", self.handle)
+
+    def record(self, stream: Stream) -> None:
+        """Stand for all that is on the stream now."""
+        self.driver("cuEventRecord", self.handle, stream.handle)
+
+    def synchronize(self) -> None:
+        """Wait until that is done."""
+        self.driver("cuEventSynchronize", self.handle)
+
+    def milliseconds_since(self, start: Event) -> float:
+        """The time between two events that are done."""
+        place = c_float()
+        self.driver("cuEventElapsedTime", byref(place), start.handle, self.handle)
+        return place.value
+
+
+class Memory:
+    """Bytes on the device; dropped, they are free for later work of their stream."""
+
+    __slots__ = ("count", "pointer", "stream")
+
+    def __init__(self, stream: Stream, count: int) -> None:
+        self.stream, self.count = stream, count
+        self.pointer = stream.arena.take(count)
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", None)
+        if pointer is not None:
+            self.stream.arena.give(self.count, pointer)
+
+
+class Arena:
+    """Memory of one stream that is free, by size: the driver's own pool costs 8 µs a time.
+
+    What is dropped may be in use by work that is on the stream already, and is given to work that
+    comes after it there. What no size fits is taken from the driver; when there is none left, all
+    that is free goes back first.
+    """
+
+    def __init__(self, driver: Driver, stream: int) -> None:
+        self._driver, self._stream = driver, stream
+        self._free: dict[int, list[int]] = {}
+        self.used = self.peak = 0
+
+    def take(self, count: int) -> int:
+        """The address of at least so many bytes."""
+        size = rounded_size(count)
+        free = self._free.get(size)
+        self.used += size
+        if self.used > self.peak:
+            self.peak = self.used
+        if free:
+            return free.pop()
+        try:
+            return self._allocated(size)
+        except OutOfMemoryError:
+            self.used -= size
+            self.release()
+            found = self._allocated(size)
+            self.used += size
+            return found
+
+    def give(self, count: int, address: int) -> None:
+        """Memory that was taken for so many bytes is free."""
+        size = rounded_size(count)
+        self.used -= size
+        self._free.setdefault(size, []).append(address)
+
+    def release(self) -> None:
+        """Give what is free back to the driver, after the work that may use it."""
+        for addresses in self._free.values():
+            while addresses:
+                self._driver("cuMemFreeAsync", addresses.pop(), self._stream)
+        self._driver("cuStreamSynchronize", self._stream)
+
+    def _allocated(self, size: int) -> int:
+        place = c_uint64()
+        self._driver("cuMemAllocAsync", byref(place), size, self._stream)
+        return place.value
+
+
+def rounded_size(count: int) -> int:
+    """The size that memory for so many bytes has: at most an eighth more, or 512 bytes.
+
+    >>> rounded_size(0), rounded_size(513), rounded_size(9_000_000)
+    (512, 1024, 9437184)
+    """
+    step = max(512, 1 << max(0, count.bit_length() - 4))
+    return max(1, -(-count // step)) * step
+
+
+def _end(driver: Driver, arena: Arena, handle: int) -> None:
+    """Give a stream's memory back, and then the stream."""
+    arena.release()
+    destroy(driver, "cuStreamDestroy_v2", handle)
+
+
+def destroy(driver: Driver, name: str, handle: int) -> None:
+    """What is done with a handle that nobody holds any more."""
+    driver(name, handle)
+
+
+class PinnedMemory:
+    """Bytes of the host that the card copies from and to by itself."""
+
+    def __init__(self, device: Device, count: int) -> None:
+        device.make_current()
+        self.count = count
+        self.pointer = device.driver.handle("cuMemHostAlloc", max(count, 1), 0)
+        finalize(self, destroy, device.driver, "cuMemFreeHost", self.pointer).atexit = False
+
+    def array(self, dtype: Any, shape: tuple[int, ...]) -> Array:
+        """The bytes as an array, which keeps them."""
+        whole: Any = (ctypes.c_byte * self.count).from_address(self.pointer)
+        whole._memory = self
+        count = int(np.prod(shape, dtype=np.int64))
+        found: Array = np.frombuffer(whole, np.dtype(dtype), count)
+        return found.reshape(shape)
+
+
+def handles(values: Iterator[int] | list[int]) -> Any:
+    """An array of handles, as the driver takes them."""
+    given = list(values)
+    return (c_void_p * max(1, len(given)))(*given)
+
+
+def integer_attribute(driver: Driver, function: int, attribute: int) -> int:
+    """A number that the driver knows of a loaded function."""
+    place = c_int()
+    driver("cuFuncGetAttribute", byref(place), attribute, function)
+    return place.value

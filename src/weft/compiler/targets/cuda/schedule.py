@@ -1,0 +1,365 @@
+"""How a kernel's loops are laid over the threads of a card.
+
+A kernel is a nest of loops around a body. The grid runs through the loops of the nest whose
+iterations are independent. There are two kinds of bodies:
+
+- *elements*: the innermost loop of the nest is a vector loop. A thread takes `width` neighbours of
+  it, so that memory is touched 16 bytes at a time.
+- *rows*: the body holds accumulations and vector loops of its own. A team of threads (one thread, a
+  warp, or a block) runs it together: each thread takes the same elements of every loop, so that
+  what one loop computes is still in registers in the next.
+
+>>> from weft.core.dtypes import bfloat16
+>>> from weft.ir.scalars import Buffer, index, size
+>>> x, y, i = Buffer("x", bfloat16), Buffer("y", bfloat16, "write"), index("i")
+>>> copy = Kernel("copy", (x, y), ("n",), (For(i, size("n"), (Store(y, i, x[i]),),
+...                                            "parallel vector"),))
+>>> made = schedule(copy)
+>>> made.team, made.width, made.blocks({"n": 4096 * 8})
+(1, 8, 16)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from weft.compiler.targets.cuda.machine import WARP
+from weft.core.dtypes import INDEX
+from weft.ir.loops import (
+    Accumulate,
+    For,
+    Kernel,
+    Statement,
+    Store,
+    evaluate,
+    expressions,
+    has_loops,
+    walk,
+    written,
+)
+from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, ordered
+
+BLOCK = 256
+"""Threads of a block that work alone."""
+ROW_BLOCK = 128
+"""Threads of a block of several warps, each a team."""
+LARGEST_TEAM = 1024
+HELD = 32
+"""Elements of a row that one thread takes, before the team is made larger."""
+FEW = 8
+"""Rows of up to so many elements are one thread's."""
+UNKNOWN_TEAM = 256
+"""The team of rows whose length is known only when they run."""
+ROW_BYTES, ELEMENT_BYTES = 16, 16
+"""The most bytes that a thread touches at once, in rows and in other kernels."""
+ENOUGH = 128 * 1024
+"""Threads that fill a card; kernels with loops in their elements take less at once below that."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A kernel laid out: the loops of the grid, the body, and who runs it."""
+
+    kernel: Kernel
+    grid: tuple[For, ...]
+    body: tuple[Statement, ...]
+    vector: For | None
+    """The innermost loop of the grid, if a thread takes `width` neighbours of it."""
+    team: int
+    width: int
+
+    @property
+    def block(self) -> int:
+        """Threads of a block: some warps, or one team of several warps."""
+        return self.team if self.team > WARP else ROW_BLOCK if self.team > 1 else BLOCK
+
+    def teams(self, sizes: Mapping[str, int]) -> int:
+        """How many teams there is work for."""
+        extents = [max(0, evaluate(loop.extent, sizes)) for loop in self.grid]
+        if self.vector is not None:
+            extents[-1] = -(-extents[-1] // self.width)
+        return prod(extents)
+
+    def blocks(self, sizes: Mapping[str, int]) -> int:
+        """The blocks of a launch; 0 where there is nothing to do."""
+        return -(-self.teams(sizes) * self.team // self.block)
+
+    @cached_property
+    def exchanged(self) -> frozenset[Buffer]:
+        """Memory that one thread of a team may write and another read."""
+        if self.team == 1:
+            return frozenset()
+        return (written(self.body) & buffers_read(self.body)) - frozenset(self.registers)
+
+    @cached_property
+    def registers(self) -> dict[Buffer, Scalar]:
+        """Scratch memory of which every thread sees its own elements only; by the loops' index."""
+        if self.team == 1:
+            return {}
+        found: dict[Buffer, Scalar] = {}
+        for scratch in self.kernel.scratch:
+            own = _own_index(scratch.buffer, self.body, self.team * self.width)
+            if own is not None:
+                found[scratch.buffer] = own
+        return found
+
+
+def schedule(kernel: Kernel) -> Schedule:
+    """The layout of a kernel, which depends on the kernel only."""
+    grid, body = _nest(kernel)
+    if grid and grid[-1].is_vector:
+        return Schedule(kernel, grid, body, grid[-1], 1, _element_width(grid, body))
+    loops = list(team_loops(body))
+    width = _row_width(loops)
+    return Schedule(kernel, grid, body, None, _team(loops, width), width)
+
+
+# --- the loops of the grid ----------------------------------------------------------------------
+
+
+def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Statement, ...]]:
+    """The outer loops that nothing stands beside and whose iterations are independent."""
+    grid: list[For] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], For):
+        loop = body[0]
+        if not (loop.is_parallel or loop.is_vector or _is_independent(loop, grid)):
+            break
+        if loop.extent.variables or loop.extent.buffers:
+            break
+        grid.append(loop)
+        body = loop.body
+        if loop.is_vector:
+            break
+    return tuple(grid), body
+
+
+def _is_independent(loop: For, outer: list[For]) -> bool:
+    """Whether the iterations of a serial loop write different places, and read none of them."""
+    if written((loop,)) & buffers_read((loop,)):
+        return False
+    stores = [s for s in walk((loop,)) if isinstance(s, Store)]
+    if len({s.buffer for s in stores}) < len(stores):
+        return False
+    inner = [s for s in walk((loop,)) if isinstance(s, For | Accumulate)]
+    return all(_is_injective(store.offset, loop, [*outer, *inner]) for store in stores)
+
+
+def _is_injective(offset: Scalar, loop: For, around: list[For | Accumulate]) -> bool:
+    """Whether no two iterations of a loop lead to one offset, by all loops' extents and steps."""
+    spans: list[tuple[int, int]] = []
+    for each in around:
+        step = coefficient(offset, each.index)
+        if step is None or step.op != "const" or each.extent.op != "const":
+            return False
+        if step.detail != 0:
+            spans.append((abs(int(step.detail)), max(1, int(each.extent.detail))))
+        elif each is loop:
+            return False
+    if offset.variables - {each.index for each in around}:
+        return False
+    reach = 0
+    for step_size, extent in sorted(spans):
+        if step_size <= reach:
+            return False
+        reach += step_size * (extent - 1)
+    return True
+
+
+# --- teams ---------------------------------------------------------------------------------------
+
+
+def team_loops(body: tuple[Statement, ...]) -> Iterator[For | Accumulate]:
+    """The loops that a team divides: vector loops, and accumulations without loops inside."""
+    for statement in body:
+        if isinstance(statement, For) and not statement.is_vector:
+            yield from team_loops(statement.body)
+        elif isinstance(statement, For):
+            yield statement
+        elif isinstance(statement, Accumulate):
+            if has_loops(statement.body):
+                yield from team_loops(statement.body)
+            else:
+                yield statement
+
+
+def _team(loops: list[For | Accumulate], width: int) -> int:
+    bounds = [upper_bound(loop.extent) for loop in loops]
+    known = [bound for bound in bounds if bound is not None]
+    longest = max(known, default=0)
+    if len(known) < len(bounds):
+        return UNKNOWN_TEAM
+    if longest <= FEW:
+        return 1
+    wanted = max(WARP, -(-longest // max(HELD, width)))
+    return min(LARGEST_TEAM, 1 << (wanted - 1).bit_length())
+
+
+def upper_bound(extent: Scalar) -> int | None:
+    """The most that an extent can be; None where that is not known.
+
+    >>> from weft.ir.scalars import index, minimum, size
+    >>> upper_bound(minimum(const(64, INDEX), size("n") - index("i") * 64)), upper_bound(size("n"))
+    (64, None)
+    """
+    if extent.op == "const":
+        return max(0, int(extent.detail))
+    bounds = [upper_bound(arg) for arg in extent.args if arg.dtype is INDEX]
+    known = [bound for bound in bounds if bound is not None]
+    if extent.op == "minimum":
+        return min(known, default=None)
+    if extent.op in ("select", "maximum") and len(known) == len(bounds):
+        return max(known)
+    return None
+
+
+def steps_of(extent: Scalar, stride: int) -> int | None:
+    """How many elements apart by a stride a thread takes; None where they are too many to hold."""
+    bound = upper_bound(extent)
+    if bound is None:
+        return None
+    steps = -(-bound // stride)
+    return steps if steps <= HELD else None
+
+
+def _own_index(buffer: Buffer, body: tuple[Statement, ...], stride: int) -> Scalar | None:
+    """The index that all accesses of a buffer are at, in loops beside each other; None if not."""
+    for statement in body:
+        if not isinstance(statement, For) or statement.is_vector:
+            continue
+        if has_loops(statement.body) and _touches(buffer, (statement,)):
+            others = tuple(s for s in body if s is not statement)
+            inside = _own_index(buffer, statement.body, stride)
+            return None if _touches(buffer, others) else inside
+    indices: set[Scalar] = set()
+    extents: set[Scalar] = set()
+    for statement in body:
+        if not _touches(buffer, (statement,)):
+            continue
+        if not isinstance(statement, For | Accumulate) or has_loops(statement.body):
+            return None
+        if isinstance(statement, For) and not statement.is_vector:
+            return None
+        if not indices and buffer in buffers_read((statement,)):
+            return None  # what an earlier iteration of a loop around has written
+        if statement.extent.op != "const" or steps_of(statement.extent, stride) is None:
+            return None
+        indices |= {statement.index, *_places(buffer, (statement,))}
+        extents.add(statement.extent)
+    return indices.pop() if len(indices) == 1 and len(extents) == 1 else None
+
+
+def _touches(buffer: Buffer, body: tuple[Statement, ...]) -> bool:
+    return buffer in written(body) or buffer in buffers_read(body)
+
+
+def _places(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
+    """The offsets at which a buffer is read and written; a condition makes a place of its own."""
+    found: set[Scalar] = set()
+    for statement in walk(body):
+        if isinstance(statement, Store) and statement.buffer is buffer:
+            found |= {statement.offset} if statement.where is None else {statement.where}
+        for root in expressions(statement):
+            for x in ordered(root):
+                if x.op == "load" and x.detail is buffer:
+                    found |= set(x.args)
+    return found
+
+
+def buffers_read(body: tuple[Statement, ...]) -> frozenset[Buffer]:
+    """The buffers that statements load from."""
+    found: frozenset[Buffer] = frozenset()
+    for statement in walk(body):
+        for root in expressions(statement):
+            found |= root.buffers
+    return found
+
+
+# --- widths --------------------------------------------------------------------------------------
+
+
+def _element_width(grid: tuple[For, ...], body: tuple[Statement, ...]) -> int:
+    loop = grid[-1]
+    width = _width([loop], ELEMENT_BYTES)
+    if len(grid) > 1:  # rows begin anew, so that they must consist of whole vectors
+        while not multiple_of(loop.extent, width):
+            width //= 2
+    total = prod(int(each.extent.detail) if each.extent.op == "const" else ENOUGH for each in grid)
+    while has_loops(body) and width > 1 and total // width < ENOUGH:
+        width //= 2
+    return width
+
+
+def _row_width(loops: list[For | Accumulate]) -> int:
+    width = _width(loops, ROW_BYTES)
+    while not all(multiple_of(loop.extent, width) for loop in loops):
+        width //= 2
+    return width
+
+
+def _width(loops: list[For | Accumulate] | list[For], most: int) -> int:
+    """How many neighbours a thread takes: those of aligned vectors of the widest dtype."""
+    width = most
+    some = False
+    for loop in loops:
+        for buffer, offset in _accesses((loop,)):
+            step = coefficient(offset, loop.index)
+            if step is None or not is_const(step, 1):
+                continue
+            some = True
+            width = min(width, max(1, most // buffer.dtype.itemsize))
+            rest = at_zero(offset, loop.index)
+            while not multiple_of(rest, width):
+                width //= 2
+    return width if some else 1
+
+
+def _accesses(body: tuple[Statement, ...]) -> Iterator[tuple[Buffer, Scalar]]:
+    for statement in walk(body):
+        if isinstance(statement, Store):
+            yield statement.buffer, statement.offset
+        for root in expressions(statement):
+            for x in ordered(root):
+                if x.op == "load":
+                    yield x.detail, x.args[0]
+
+
+def at_zero(offset: Scalar, index: Scalar) -> Scalar:
+    """An affine offset at 0 of an index."""
+    if index not in offset.variables:
+        return offset
+    if offset is index:
+        return const(0, INDEX)
+    x, y = (at_zero(arg, index) for arg in offset.args)
+    match offset.op:
+        case "add":
+            return x + y
+        case "subtract":
+            return x - y
+    return x * y
+
+
+def multiple_of(x: Scalar, factor: int) -> bool:
+    """Whether a number is known to be a multiple of a power of two.
+
+    >>> from weft.ir.scalars import index
+    >>> multiple_of(index("i") * 768 + 256, 16), multiple_of(index("i") * 3, 2)
+    (True, False)
+    """
+    return factor == 1 or _powers_of_two(x) % factor == 0
+
+
+def _powers_of_two(x: Scalar) -> int:
+    """A power of two, up to 16, that a number is a multiple of."""
+    if x.op == "const":
+        number = int(x.detail)
+        return 16 if number == 0 else min(16, number & -number)
+    if x.op == "select":
+        return min(_powers_of_two(x.args[1]), _powers_of_two(x.args[2]))
+    parts = [_powers_of_two(arg) for arg in x.args]
+    if x.op in ("add", "subtract", "minimum", "maximum"):
+        return min(parts)
+    return min(16, prod(parts)) if x.op == "multiply" else 1

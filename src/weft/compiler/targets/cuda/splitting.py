@@ -1,0 +1,120 @@
+"""Long sums over the whole card: one launch for the blocks of a sum, one for their results.
+
+`weft.compiler.fusion.long_sums` writes a long sum as a loop over blocks. Where no loop around it is
+parallel, one team would run all of them. Here the blocks become the iterations of a parallel loop,
+which store their results, and a second kernel combines these; where blocks begin, and the order of
+everything, depends on the extent only.
+
+>>> from weft.compiler.fusion.long_sums import with_blocks
+>>> from weft.core.dtypes import INDEX, float32
+>>> from weft.ir.loops import Update
+>>> from weft.ir.scalars import const, index, local
+>>> x, y, i = Buffer("x", float32), Buffer("y", float32, "write"), index("i")
+>>> total = local("t", float32)
+>>> sums = Accumulate(i, const(100_000, INDEX), (Update(total, "add", x[i]),))
+>>> body = with_blocks((sums, Store(y, const(0, INDEX), total)))
+>>> for part in split(Kernel("sum", (x, y), (), body)).kernels:
+...     print(part)
+kernel sum.blocks(x: read f32, y: write f32, part0: both f64; )
+  parallel i.block < 7
+    accumulate i < minimum(16384, 100000 - i.block * 16384)
+      t.block: f32 add= x[i.block * 16384 + i]
+    part0[i.block] = cast<f64>(t.block)
+kernel sum(x: read f32, y: write f32, part0: both f64; )
+  accumulate i.block < 7
+    t.wide: f64 add= part0[i.block]
+  let t: f32 = cast<f32>(t.wide)
+  y[0] = t
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from weft.ir.loops import (
+    Accumulate,
+    For,
+    Kernel,
+    Let,
+    Statement,
+    Store,
+    expressions,
+    has_loops,
+    walk,
+    written,
+)
+from weft.ir.scalars import Buffer, Scalar, ordered
+
+
+@dataclass(frozen=True)
+class Split:
+    """Kernels that run one after the other, and the memory between them: buffers and counts."""
+
+    kernels: tuple[Kernel, ...]
+    between: tuple[tuple[Buffer, Scalar], ...] = ()
+
+
+def split(kernel: Kernel) -> Split:
+    """A kernel with its long sums in launches of their own; itself alone, where it has none."""
+    if kernel.parallel is not None or kernel.scratch:
+        return Split((kernel,))
+    body: list[Statement] = []
+    blocks: list[For] = []
+    between: list[tuple[Buffer, Scalar]] = []
+    for statement in kernel.body:
+        if not isinstance(statement, Accumulate) or not _is_apart(statement, kernel):
+            body.append(statement)
+            continue
+        made = [
+            Buffer(f"part{len(between) + k}", update.variable.dtype, "both")
+            for k, update in enumerate(statement.updates)
+        ]
+        between += [(buffer, statement.extent) for buffer in made]
+        blocks.append(_blocks(statement, made))
+        body.append(_combined(statement, made))
+    if not blocks:
+        return Split((kernel,))
+    buffers = (*kernel.buffers, *(buffer for buffer, _ in between))
+    first = [
+        Kernel(f"{kernel.name}.blocks{number or ''}", buffers, kernel.sizes, (loop,))
+        for number, loop in enumerate(blocks)
+    ]
+    last = replace(kernel, buffers=buffers, body=tuple(body))
+    return Split((*first, last), tuple(between))
+
+
+def _is_apart(loop: Accumulate, kernel: Kernel) -> bool:
+    """Whether a loop over blocks needs nothing that the kernel computes or writes."""
+    if not has_loops(loop.body) or any(update.times is not None for update in loop.updates):
+        return False
+    own = {loop.index}
+    read: set[Buffer] = set()
+    used: set[Scalar] = set()
+    for statement in walk((loop,)):
+        match statement:
+            case Let(variable, _):
+                own.add(variable)
+            case For(index, _) | Accumulate(index, _):
+                own.add(index)
+        if isinstance(statement, Accumulate):
+            own |= {update.variable for update in statement.updates}
+        for root in expressions(statement):
+            used |= {x for x in ordered(root) if x.op in ("index", "local")}
+            read |= root.buffers
+    return used <= own and not (read & written(kernel.body)) and not loop.extent.variables
+
+
+def _blocks(loop: Accumulate, made: list[Buffer]) -> For:
+    stores = [
+        Store(buffer, loop.index, update.value)
+        for buffer, update in zip(made, loop.updates, strict=True)
+    ]
+    return For(loop.index, loop.extent, (*loop.body, *stores), "parallel")
+
+
+def _combined(loop: Accumulate, made: list[Buffer]) -> Accumulate:
+    updates = [
+        replace(update, value=buffer[loop.index])
+        for buffer, update in zip(made, loop.updates, strict=True)
+    ]
+    return Accumulate(loop.index, loop.extent, tuple(updates))

@@ -1,0 +1,156 @@
+"""Kernels become PTX for cards, and ptxas takes it, on any machine; no card is needed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.compiler import kernels as shared
+from tests.compiler.cuda.sample_kernels import program_of, sample_kernels
+
+import weft as wf
+from weft.compiler.targets.cuda.machine import card
+from weft.compiler.targets.cuda.ptx import kernels_to_ptx, text_to_ptx
+from weft.core.dtypes import DTYPES, DType, float32
+from weft.ir import scalars
+from weft.ir.loops import For, Kernel, Store
+from weft.ir.scalars import INSTRUCTIONS, Buffer, index, size
+
+PROCESSORS = ("sm_80", "sm_90a")
+BATCH = 80
+CONSTRUCTOR = {"and": scalars.and_, "or": scalars.or_, "not": scalars.not_}
+ASSEMBLER = shutil.which("ptxas")
+needs_assembler = pytest.mark.skipif(ASSEMBLER is None, reason="ptxas is not installed here")
+
+
+def assembled(
+    texts: list[str], folder: Path, processors: tuple[str, ...] = PROCESSORS
+) -> list[str]:
+    """What ptxas says of each text, for each processor; two at a time."""
+
+    def assemble(job: tuple[int, str]) -> str:
+        number, processor = job
+        source = folder / f"{number}.ptx"
+        target = folder / f"{number}.{processor}.cubin"
+        command = [ASSEMBLER or "", f"-arch={processor}", "-O0", str(source), "-o", str(target)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        return f"{found.returncode} {found.stdout}{found.stderr}"
+
+    for number, text in enumerate(texts):
+        (folder / f"{number}.ptx").write_text(text)
+    jobs = [(number, processor) for number in range(len(texts)) for processor in processors]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(assemble, jobs))
+
+
+def one_kernel(function: object, *types: object) -> Kernel:
+    """The one kernel of a function."""
+    (lowered,) = program_of(function, types).lowered  # type: ignore[arg-type]
+    return lowered.kernel
+
+
+@needs_assembler
+def test_the_kernels_of_every_primitives_samples_assemble(tmp_path: Path) -> None:
+    every = [kernel for _, kernel in sample_kernels().values()]
+    assert len(every) > 500
+    batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
+    texts = [kernels_to_ptx(batch) for batch in batches]
+    assert sum(text.count(".visible .entry") for text in texts) == len(every)
+    for said in assembled(texts, tmp_path):
+        assert said.startswith("0 "), said
+
+
+def every_instruction() -> list[Kernel]:
+    """A kernel for each instruction and dtype that it takes, and for each cast."""
+    found, i = [], index("i")
+
+    def add(name: str, inputs: list[Buffer], value: scalars.Scalar) -> None:
+        out = Buffer("out", value.dtype, "write")
+        body = (For(i, size("n"), (Store(out, i, value),), "parallel vector"),)
+        found.append(Kernel(name, (*inputs, out), ("n",), body))
+
+    for name, instruction in INSTRUCTIONS.items():
+        for dtype in sorted(instruction.dtypes, key=str):
+            inputs = [Buffer(f"x{k}", dtype) for k in range(instruction.arity)]
+            make = CONSTRUCTOR.get(name) or getattr(scalars, name)
+            add(f"{name}_{dtype}", inputs, make(*[x[i] for x in inputs]))
+    real = [dtype for dtype in DTYPES if not dtype.is_complex]
+    for source in real:
+        for target in real:
+            x = Buffer("x", source)
+            add(f"cast_{source}_{target}", [x], scalars.cast(x[i], target))
+    return found
+
+
+@needs_assembler
+def test_every_instruction_assembles_for_every_dtype(tmp_path: Path) -> None:
+    every = every_instruction()
+    texts = [kernels_to_ptx(every[start : start + 150]) for start in range(0, len(every), 150)]
+    for said in assembled(texts, tmp_path, PROCESSORS[:1]):
+        assert said.startswith("0 "), said
+
+
+def test_elements_of_16_bits_are_touched_16_bytes_at_a_time() -> None:
+    kernel = one_kernel(lambda x: wf.gelu(x, approximate="tanh"), wf.spec("bfloat16", (64, 64)))
+    text = kernels_to_ptx([kernel])
+    assert "ld.global.v4.b32" in text
+    assert "st.global.v4.b32" in text
+    assert "cvt.rn.bf16x2.f32" in text
+
+
+def test_a_row_is_read_once_and_kept_in_registers() -> None:
+    kernel = one_kernel(lambda x: wf.softmax(x, axis=-1), wf.spec("float32", (64, 768)))
+    text = kernels_to_ptx([kernel])
+    assert len(re.findall(r"ld\.global", text)) == 768 // 32 // 4
+    assert len(re.findall(r"st\.global", text)) == 768 // 32 // 4
+    assert not re.findall(r"(ld|st)\.(shared|local)", text)
+
+
+def test_products_and_sums_are_not_contracted() -> None:
+    kernel = one_kernel(lambda x, y: x * y + 1.5, *[wf.spec("float32", (64,))] * 2)
+    text = kernels_to_ptx([kernel])
+    assert "mul.rn.f32" in text
+    assert "add.rn.f32" in text
+    assert "fma" not in text
+
+
+@pytest.mark.parametrize("columns", [100, 768, 1000, 5000, 40000])
+def test_sums_are_made_without_atomics(columns: int) -> None:
+    kernel = one_kernel(lambda x: x.sum(axis=-1), wf.spec("float32", (16, columns)))
+    text = kernels_to_ptx([kernel])
+    assert "shfl.sync.bfly" in text
+    assert "atom" not in text
+    assert "\tred." not in text
+
+
+@needs_assembler
+def test_kernels_with_sizes_known_only_at_run_time_assemble(tmp_path: Path) -> None:
+    every = [
+        shared.softmax(), shared.moments(), shared.column_sums(), shared.transposed_sum(),
+        shared.padded(), shared.gathered(), shared.scanned(),
+    ]  # fmt: skip
+    for said in assembled([kernels_to_ptx(every)], tmp_path):
+        assert said.startswith("0 "), said
+
+
+def test_a_module_names_the_processor_that_it_is_for() -> None:
+    kernel = one_kernel(lambda x: x + 1.0, wf.spec("float32", (64,)))
+    assert ".target sm_90" in kernels_to_ptx([kernel], card("sm_90"))
+    assert ".target sm_80" in kernels_to_ptx([kernel])
+
+
+def test_a_text_that_is_not_llvms_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="parsing error"):
+        text_to_ptx("define nothing")
+
+
+@pytest.mark.parametrize("dtype", [float32])
+def test_names_of_kernels_do_not_change_their_code(dtype: DType) -> None:
+    x, y, i = Buffer("x", dtype), Buffer("y", dtype, "write"), index("i")
+    body = (For(i, size("n"), (Store(y, i, x[i]),), "parallel vector"),)
+    texts = [kernels_to_ptx([Kernel(name, (x, y), ("n",), body)]) for name in ("a", "b")]
+    assert texts[0].replace("weft_a", "weft_b") == texts[1]

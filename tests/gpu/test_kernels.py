@@ -1,0 +1,116 @@
+"""Every sample's kernels on a card, against the CPU's: bits of integers, rounding of floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from tests.compiler.cuda.sample_kernels import SampleProgram, Values, runs, sample_programs
+
+from weft.compiler.lowering.groups import Lowered
+from weft.compiler.targets.cpu.llvm.emit import emit_module, symbol_name
+from weft.compiler.targets.cpu.llvm.engine import _add_symbols, call_kernel
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cuda.device import device
+from weft.compiler.targets.cuda.driver import is_available
+from weft.compiler.targets.cuda.execution import DeviceKernel, compile_for, run_kernel
+from weft.ir.loops import Kernel
+from weft.ir.primitive import PRIMITIVES
+
+Array = np.ndarray[Any, Any]
+pytestmark = pytest.mark.skipif(not is_available(), reason="there is no NVIDIA card here")
+ENGINES: list[Any] = []
+"""What holds the code of the CPU."""
+BATCH = 64
+"""Kernels that are compiled together."""
+
+
+def samples_of(primitive: str) -> list[SampleProgram]:
+    return [each for each in sample_programs() if each.primitive == primitive]
+
+
+@cache
+def cpu_functions(kernels: tuple[Kernel, ...]) -> list[int]:
+    """The CPU's functions of kernels, whose code and constants may lie far apart.
+
+    A card maps so much that there may be no room for both within the 2 GB that code usually spans.
+    """
+    _add_symbols()
+    machine = host()
+    named = [replace(kernel, name=f"k{number}") for number, kernel in enumerate(kernels)]
+    target = llvm.Target.from_triple(machine.triple).create_target_machine(
+        cpu=machine.processor, features=machine.features, opt=2, codemodel="large"
+    )
+    module = llvm.parse_assembly(emit_module(named, machine))
+    engine = llvm.create_mcjit_compiler(module, target)
+    engine.finalize_object()
+    ENGINES.append(engine)
+    return [engine.get_function_address(symbol_name(each.name)) for each in named]
+
+
+@cache
+def compiled() -> dict[str, tuple[DeviceKernel, int]]:
+    """Every kernel by digest: on the card, and the address of the CPU's."""
+    kernels: dict[str, Kernel] = {each.kernel.digest: each.kernel for _, each in runs()}
+    every = list(kernels.values())
+    batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
+    made = [each for batch in batches for each in compile_for(device(), batch)]
+    native = [each for batch in batches for each in cpu_functions(tuple(batch))]
+    return dict(zip(kernels, zip(made, native, strict=True), strict=True))
+
+
+def code_of(kernel: Kernel) -> tuple[DeviceKernel, int]:
+    """A kernel on the card, and the address of the CPU's."""
+    known = compiled().get(kernel.digest)
+    return known or (compile_for(device(), [kernel])[0], cpu_functions((kernel,))[0])
+
+
+def on_both(sample: SampleProgram) -> Iterator[tuple[Lowered, list[Array], list[Array]]]:
+    """The arrays after each kernel of a sample, on the card and on the CPU."""
+    values = Values(sample)
+    for lowered in sample.program.every_lowered:
+        kernel = lowered.kernel
+        card, address = code_of(kernel)
+        named = {**sample.sizes, **lowered.known}
+        sizes = [named[name] for name in kernel.sizes]
+        before = values.arrays(lowered)
+        got = run_kernel(kernel, before, sizes, card)
+        expected = [array.copy() for array in before]
+        extent = kernel.iterations(dict(zip(kernel.sizes, sizes, strict=True)))
+        call_kernel(address, expected, sizes, 0, extent)
+        values.write(lowered, expected)
+        yield lowered, got, expected
+
+
+def agree(got: Array, expected: Array, message: str) -> None:
+    """Equal bits of integers; floats within rounding of the greatest."""
+    if got.dtype.kind in "iub":
+        np.testing.assert_array_equal(got, expected, message)
+        return
+    limit = {2: 2e-2, 4: 2e-5, 8: 1e-11}[got.dtype.itemsize]
+    wide, other = got.astype(np.float64), expected.astype(np.float64)
+    finite = other[np.isfinite(other)]
+    scale = np.abs(finite).max(initial=0.0)
+    np.testing.assert_allclose(wide, other, limit, limit * scale * 0.01, err_msg=message)
+
+
+@pytest.mark.parametrize("primitive", sorted(PRIMITIVES))
+def test_kernels_compute_on_a_card_what_they_compute_on_the_cpu(primitive: str) -> None:
+    for sample in samples_of(primitive):
+        for lowered, got, expected in on_both(sample):
+            for position, (one, other) in enumerate(zip(got, expected, strict=True)):
+                agree(one, other, f"{sample}, buffer {position}\n{lowered.kernel}")
+
+
+def test_random_bits_are_the_cpus() -> None:
+    samples = samples_of("random_bits")
+    assert samples
+    for sample in samples:
+        for _, got, expected in on_both(sample):
+            for one, other in zip(got, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
