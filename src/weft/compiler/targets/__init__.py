@@ -1,0 +1,1 @@
+"""Machines that programs are compiled for beside the host's processor."""
