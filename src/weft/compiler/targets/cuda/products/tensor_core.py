@@ -359,8 +359,8 @@ class _Writer:
         kernel, plan = self.kernel, self.plan
         mine = self._part_place(self.part)
         for first in range(0, len(self.sums), 4):
-            part = braces(self.sums[first : first + 4])
-            kernel.do("st.global.v4.f32", at(mine, 512 * first), part)
+            four = braces(self.sums[first : first + 4])
+            kernel.do("st.global.v4.f32", at(mine, 512 * first), four)
         warpgroup_barrier(kernel, self.barrier)
         flag = self.shared + self.memory.flags + self.warpgroup * 4
         counter = kernel.address(self.counters, unit.number * plan.consumers + self.warpgroup, 4)
