@@ -19,12 +19,22 @@ import torch.nn.functional as F  # noqa: N812
 from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from weft.compiler.targets.cuda.attention.backward import backward_kernel, backward_launch
 from weft.compiler.targets.cuda.attention.description import AttentionSizes, AttentionSpec
 from weft.compiler.targets.cuda.attention.forward import (
     ForwardPlan,
     forward_kernel,
     forward_launch,
     forward_plan,
+)
+from weft.compiler.targets.cuda.attention.rows import (
+    after_kernel,
+    after_launch,
+    before_kernel,
+    before_launch,
+    buffer_numbers,
+    counter_numbers,
+    row_numbers,
 )
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -95,6 +105,35 @@ def prepare_forward(
     how = forward_launch(case.sizes, plan, multiprocessors())
     loaded = LoadedKernel(kernel.name, kernel.text, kernel.threads, kernel.shared_bytes)
     return loaded.launcher(kernel.parameters, how.blocks, operands, how.words)
+
+
+def prepare_backward(
+    case: Case, operands: dict[str, torch.Tensor]
+) -> dict[str, Callable[[], None]]:
+    """The three launches of the backward pass; adds gradients and buffers to the operands."""
+    spec, sizes = case.spec, case.sizes
+    operands["dout"] = case.tensor(case.heads, case.queries)
+    for name in ("q", "k", "v"):
+        operands[f"d{name}"] = torch.full_like(operands[name], math.nan)
+    for name in ("logs", "products"):
+        operands[name] = torch.full((row_numbers(spec, sizes),), math.nan, device="cuda")
+    operands["buffer"] = torch.full((buffer_numbers(spec, sizes),), math.nan, device="cuda")
+    counters = torch.zeros(counter_numbers(spec, sizes), device="cuda", dtype=torch.int32)
+    operands["counters"] = counters
+    launches = {
+        "before": (before_kernel(spec), before_launch(spec, sizes), operands),
+        "pass": (
+            backward_kernel(spec),
+            backward_launch(spec, sizes, multiprocessors()),
+            {**operands, "dq": operands["buffer"]},
+        ),
+        "after": (after_kernel(spec), after_launch(spec, sizes), operands),
+    }
+    runs = {}
+    for name, (kernel, how, given) in launches.items():
+        loaded = LoadedKernel(kernel.name, kernel.text, kernel.threads, kernel.shared_bytes)
+        runs[name] = loaded.launcher(kernel.parameters, how.blocks, given, how.words)
+    return runs
 
 
 CHECKED = [
@@ -192,9 +231,85 @@ def forward_speed() -> None:
         report("attention_forward_speed.jsonl", row)
 
 
+def backward_check() -> None:
+    """Gradients against float32, and the same bits in every run."""
+    for case in CHECKED:
+        operands = case.operands()
+        prepare_forward(case, operands)()
+        runs = prepare_backward(case, operands)
+        names = ("dq", "dk", "dv")
+        results = []
+        for _ in range(3):
+            for run in runs.values():
+                run()
+            torch.cuda.synchronize()
+            results.append([operands[name].clone() for name in names])
+        inputs = [operands[name].float().detach().requires_grad_() for name in ("q", "k", "v")]
+        wanted = torch.autograd.grad(
+            case.expected(dict(zip("qkv", inputs, strict=True)))[0],
+            inputs,
+            operands["dout"].float(),
+        )
+        row: dict[str, object] = {"case": str(case)}
+        good = True
+        for name, got, want in zip(names, results[0], wanted, strict=True):
+            relative = float((got.float() - want).norm() / want.norm())
+            row[name] = float(f"{relative:.2e}")
+            good = good and relative < 0.01
+        row["differs"] = sum(
+            int((a != b).sum())
+            for others in results[1:]
+            for a, b in zip(results[0], others, strict=True)
+        )
+        row["counters"] = int(operands["counters"].abs().sum())
+        row["good"] = good and row["differs"] == 0 and row["counters"] == 0
+        report("attention_backward_check.jsonl", row)
+
+
+def _rival_backward(
+    operands: dict[str, torch.Tensor], case: Case, name: str
+) -> Callable[[], object]:
+    inputs = [operands[each].detach().requires_grad_() for each in ("q", "k", "v")]
+
+    def run() -> object:
+        with sdpa_kernel(RIVALS[name]):
+            out = F.scaled_dot_product_attention(*inputs, is_causal=case.causal)
+            return torch.autograd.grad(out, inputs, operands["dout"])
+
+    return run
+
+
+def backward_speed() -> None:
+    """All three kernels of the backward pass against both rivals."""
+    for case in SPEED:
+        operands = case.operands()
+        prepare_forward(case, operands)()
+        runs = prepare_backward(case, operands)
+
+        def every(runs: dict[str, Callable[[], None]] = runs) -> None:
+            for run in runs.values():
+                run()
+
+        functions: dict[str, Callable[[], object]] = {"weft": every}
+        functions |= {"before": runs["before"], "after": runs["after"]}
+        for name in RIVALS:
+            functions[f"{name} forward"] = _rival(operands, case, name)
+            functions[f"{name} both"] = _rival_backward(operands, case, name)
+        times = measure(functions, 20, 5)
+        for name in RIVALS:
+            backward = times.pop(f"{name} both") - times.pop(f"{name} forward")
+            times[name] = round(backward, 2)
+        work = 10 * case.batch * case.heads * case.queries * case.keys * case.head
+        work //= 2 if case.causal else 1
+        row = {"case": str(case), **times, "tflops": round(work / times["weft"] / 1e6)}
+        report("attention_backward_speed.jsonl", row)
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "forward_check": forward_check,
     "forward_speed": forward_speed,
+    "backward_check": backward_check,
+    "backward_speed": backward_speed,
 }
 
 

@@ -113,8 +113,9 @@ class LoadedKernel:
     ) -> int:
         if name in words:
             return words[name]
-        if name.endswith("_batch_stride"):
-            return operands[name.removesuffix("_batch_stride")].stride(0)
+        for ending, axis in (("_batch_stride", 0), ("_head_stride", 1)):
+            if name.endswith(ending):
+                return operands[name.removesuffix(ending)].stride(axis)
         return operands[name.removesuffix("_stride")].stride(-2)
 
     def _tensor_map(self, parameter: TensorMap, tensor: torch.Tensor) -> tuple[Any, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 
+from weft.compiler.targets.cuda.attention.backward import backward_kernel, backward_launch
 from weft.compiler.targets.cuda.attention.description import AttentionSizes, AttentionSpec
 from weft.compiler.targets.cuda.attention.forward import (
     ForwardPlan,
@@ -12,13 +13,22 @@ from weft.compiler.targets.cuda.attention.forward import (
     forward_launch,
     forward_plan,
 )
+from weft.compiler.targets.cuda.attention.rows import (
+    after_kernel,
+    after_launch,
+    before_kernel,
+    before_launch,
+    buffer_numbers,
+    counter_numbers,
+    row_numbers,
+)
 from weft.compiler.targets.cuda.ptx import TensorMap
 from weft.core.errors import UnsupportedError
 
 KINDS = [
     (64, ForwardPlan(2, 3)),
     (64, ForwardPlan(3, 2, turns=True)),
-    (128, ForwardPlan(2, 2, turns=True)),
+    (128, ForwardPlan(2, 2)),
 ]
 
 
@@ -29,6 +39,41 @@ def test_forward_assembles_without_spills(head: int, plan: ForwardPlan, causal: 
     kernel = forward_kernel(AttentionSpec("bfloat16", head, causal), plan)
     assert spilled_bytes(kernel.text) == 0
     assert kernel.shared_bytes <= 227 * 1024
+
+
+@needs_ptxas
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("head", [64, 128])
+def test_backward_assembles_with_next_to_no_spills(head: int, causal: bool) -> None:
+    kernel = backward_kernel(AttentionSpec("bfloat16", head, causal))
+    assert spilled_bytes(kernel.text) <= 64  # of a few numbers outside of the loop over queries
+    assert kernel.shared_bytes <= 227 * 1024
+
+
+@needs_ptxas
+@pytest.mark.parametrize("head", [64, 128])
+def test_kernels_around_the_backward_pass_assemble_without_spills(head: int) -> None:
+    spec = AttentionSpec("float16", head)
+    assert spilled_bytes(before_kernel(spec).text) == 0
+    assert spilled_bytes(after_kernel(spec).text) == 0
+
+
+def test_backward_buffers_hold_whole_tiles_of_every_head() -> None:
+    spec, sizes = AttentionSpec("bfloat16", 64), AttentionSizes(2, 3, 3, 130, 130)
+    assert row_numbers(spec, sizes) == 2 * 3 * 256
+    assert buffer_numbers(spec, sizes) == 2 * 3 * 256 * 64
+    assert counter_numbers(spec, sizes) == 2 * 3 * 4
+    assert after_launch(spec, sizes).blocks == 2 * 3 * 4
+    assert before_launch(spec, sizes).blocks == 2 * 3 * 256 * 8 // 256
+    # Two blocks of keys are one pair, under a causal mask.
+    assert backward_launch(spec, sizes).blocks == 2 * 3
+
+
+def test_more_keys_than_run_side_by_side_are_refused() -> None:
+    sizes = AttentionSizes(1, 1, 1, 64, 40_000)
+    with pytest.raises(UnsupportedError):
+        backward_launch(AttentionSpec("bfloat16", 64), sizes)
+    assert forward_launch(sizes, ForwardPlan()).blocks == 1
 
 
 def test_maps_have_the_axes_of_heads_and_boxes_of_one_row_of_bytes() -> None:

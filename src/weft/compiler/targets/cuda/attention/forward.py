@@ -62,7 +62,7 @@ def forward_plan(spec: AttentionSpec, sizes: AttentionSizes) -> ForwardPlan:
     Short causal tiles waste less of themselves on the mask when they have 128 queries.
     """
     if spec.head == 128:
-        return ForwardPlan(2, 2, turns=True)
+        return ForwardPlan(2, 2)
     if sizes.keys >= (2048 if spec.causal else 1024):
         return ForwardPlan(3, 2, turns=True)
     return ForwardPlan(2, 3)
