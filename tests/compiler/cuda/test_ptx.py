@@ -14,7 +14,7 @@ from tests.compiler.cuda.sample_kernels import program_of, sample_kernels
 
 import weft as wf
 from weft.compiler.targets.cuda.machine import card
-from weft.compiler.targets.cuda.ptx import kernels_to_ptx, text_to_ptx
+from weft.compiler.targets.cuda.nvptx import kernels_to_ptx, text_to_ptx
 from weft.core.dtypes import DTYPES, DType, float32
 from weft.ir import scalars
 from weft.ir.loops import For, Kernel, Store

@@ -16,7 +16,7 @@ from weft.compiler.targets.cuda.device import Device, Memory, Stream, device
 from weft.compiler.targets.cuda.emit import scratch_bytes, symbol
 from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.modules import Launch, Module, load_ptx
-from weft.compiler.targets.cuda.ptx import kernels_to_ptx
+from weft.compiler.targets.cuda.nvptx import kernels_to_ptx
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
 from weft.compiler.targets.cuda.splitting import Split, split
 from weft.core.errors import DeviceError

@@ -1,0 +1,1 @@
+"""Kernels on NVIDIA cards, timed against the libraries that PyTorch calls."""

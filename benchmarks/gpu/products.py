@@ -1,0 +1,391 @@
+"""Generated products against cuBLAS, through PyTorch on the same card.
+
+    python benchmarks/gpu/products.py            all parts, each in a process of its own
+    python benchmarks/gpu/products.py speed      one part
+
+Every element is compared with PyTorch's product of the same operands in float32.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report
+
+from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
+from weft.compiler.targets.cuda.products.description import (
+    Apply,
+    Combine,
+    Constant,
+    Keep,
+    Matrix,
+    Plan,
+    ProductSpec,
+    Scalar,
+    Sizes,
+    Sum,
+    Vector,
+)
+
+TYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "tfloat32": torch.float32,
+}
+
+
+def _tensor(*shape: int, dtype: str, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).to(TYPES[dtype])
+
+
+def _operands(spec: ProductSpec, sizes: Sizes) -> dict[str, torch.Tensor]:
+    m, n, k = sizes.m, sizes.n, sizes.k
+    front = (sizes.batch,) if spec.batched else ()
+    found = {
+        "a": _tensor(*front, *((k, m) if spec.transpose_a else (m, k)), dtype=spec.dtype),
+        "b": _tensor(*front, *((n, k) if spec.transpose_b else (k, n)), dtype=spec.dtype),
+    }
+    for output in spec.outputs:
+        shape = (*front, m, n)
+        found[output.name] = torch.full(
+            shape, float("nan"), device="cuda", dtype=TYPES[output.dtype]
+        )
+    for matrix in spec.matrices:
+        found[matrix.name] = _tensor(*front, m, n, dtype=matrix.dtype)
+    for step in spec.epilogue:
+        operand = step.operand if isinstance(step, Combine) else None
+        if isinstance(operand, Vector):
+            size = n if operand.per == "column" else m
+            found[operand.name] = _tensor(size, dtype=operand.dtype)
+        elif isinstance(operand, Scalar):
+            found[operand.name] = torch.randn(1, device="cuda")
+    return found
+
+
+def prepare(
+    spec: ProductSpec, plan: Plan, sizes: Sizes
+) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
+    """A launch of a product, and its operands."""
+    operands = _operands(spec, sizes)
+    front = sizes.batch if spec.batched else 1
+    for step in spec.epilogue:
+        if isinstance(step, Sum):
+            lines = -(-sizes.m // 64) if step.over == "rows" else -(-sizes.n // plan.tile_n)
+            length = sizes.n if step.over == "rows" else sizes.m
+            operands[step.name] = torch.full((front, lines, length), float("nan"), device="cuda")
+    kernel = kernel_of(spec, plan)
+    how = launch(kernel, sizes, multiprocessors())
+    operands["workspace"] = torch.empty(max(how.workspace_bytes, 4) // 4, device="cuda")
+    operands["counters"] = torch.zeros(max(how.counters, 1), device="cuda", dtype=torch.int32)
+    loaded = LoadedKernel(kernel.name, kernel.text, kernel.threads, kernel.shared_bytes)
+    return loaded.launcher(kernel.parameters, how.blocks, operands, how.words), operands
+
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "add": torch.add,
+    "multiply": torch.mul,
+    "subtract": torch.sub,
+}
+
+
+def _derivative(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def apply(cotangent: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        point = x.detach().clone().requires_grad_()
+        return torch.autograd.grad(function(point), point, cotangent)[0]
+
+    return apply
+
+
+for _name in ("relu", "gelu_tanh", "gelu_erf"):
+    FUNCTIONS[f"{_name}_derivative"] = _derivative(FUNCTIONS[_name])
+
+
+def expected(spec: ProductSpec, operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What every result should be, in float32."""
+    a, b = operands["a"].float(), operands["b"].float()
+    x = (a.mT if spec.transpose_a else a) @ (b.mT if spec.transpose_b else b)
+    results = {}
+    for step in spec.epilogue:
+        if isinstance(step, Apply):
+            x = FUNCTIONS[step.function](x)
+        elif isinstance(step, Combine):
+            operand = step.operand
+            if isinstance(operand, Constant):
+                other = torch.tensor(operand.number, device="cuda")
+            else:
+                other = operands[operand.name].float()
+                if isinstance(operand, Vector) and operand.per == "row":
+                    other = other[:, None]
+            x = FUNCTIONS[step.function](x, other)
+        elif isinstance(step, Keep):
+            results[step.name] = x
+        else:
+            results[step.name] = x.sum(-2 if step.over == "rows" else -1)
+    return results | {"out": x}
+
+
+def errors(spec: ProductSpec, plan: Plan, sizes: Sizes) -> dict[str, float]:
+    """The relative error of each result, and how many elements differ from run to run."""
+    run, operands = prepare(spec, plan, sizes)
+    wanted = expected(spec, operands)
+    run()
+    torch.cuda.synchronize()
+    found = {}
+    first = {name: operands[name].clone() for name in wanted}
+    for name, value in wanted.items():
+        got = operands[name].double()
+        if got.dim() == 3 and not (spec.batched and name in {o.name for o in spec.outputs}):
+            got = got.sum(1)
+            got = got if spec.batched else got[0]
+        difference = (got - value.double()).norm() / value.double().norm()
+        found[name] = float(f"{float(difference):.2e}")
+    for _ in range(2):
+        run()
+    torch.cuda.synchronize()
+    for name in wanted:
+        found["differs"] = found.get("differs", 0) + int(
+            (operands[name].view(torch.uint8) != first[name].view(torch.uint8)).sum()
+        )
+    return found
+
+
+BIAS_GELU = (
+    Combine("add", Vector("bias", "bfloat16")),
+    Keep("before"),
+    Apply("gelu_tanh"),
+)
+GELU_BACKWARD = (
+    Combine("gelu_tanh_derivative", Matrix("before", "bfloat16")),
+    Sum("dbias", "rows"),
+)
+RESIDUAL = (Combine("add", Vector("bias", "bfloat16")), Combine("add", Matrix("x", "bfloat16")))
+
+
+def _checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
+    tiles = [Plan(128, 256, 3), Plan(128, 128, 4), Plan(64, 64, 4), Plan(64, 128, 4, bulk=False)]
+    tiles += [Plan(192, 192, 2), Plan(128, 192, 2)]
+    tiles += [replace(plan, split=True) for plan in tiles]
+    cases = []
+    for ta in (False, True):
+        for tb in (False, True):
+            spec = ProductSpec("bfloat16", transpose_a=ta, transpose_b=tb)
+            cases.append((f"layout {ta:d}{tb:d}", spec, Sizes(520, 776, 328), tiles))
+    batched = ProductSpec("float16", "float32", batched=True, transpose_a=True)
+    cases.append(("batched f16 to f32", batched, Sizes(200, 136, 72, 5), tiles))
+    tf32 = ProductSpec("tfloat32", transpose_b=True)
+    cases.append(("tf32", tf32, Sizes(300, 260, 1000), tiles))
+    odd = ProductSpec("bfloat16", transpose_b=True, aligned_output=False)
+    cases.append(("odd columns", odd, Sizes(129, 257, 64), tiles))
+    for dtype in ("float32", "bfloat16", "float16"):
+        for layout in range(4):
+            spec = ProductSpec(
+                dtype, transpose_a=layout > 1, transpose_b=layout % 2 == 1,
+                aligned=False, aligned_output=False, batched=layout == 0,
+                epilogue=(Combine("add", Vector("bias", dtype)), Apply("gelu_erf")),
+            )  # fmt: skip
+            plain = [Plan(side, side, 2, bulk=False, plain=True) for side in (64, 128)]
+            cases.append((f"plain {dtype} {layout}", spec, Sizes(131, 77, 101, 3), plain))
+    exact = ProductSpec("float32", transpose_a=True)
+    plain = [Plan(side, side, 2, bulk=False, plain=True) for side in (64, 128)]
+    cases.append(("plain aligned", exact, Sizes(260, 132, 1000), plain))
+    epilogues = {
+        "bias gelu": BIAS_GELU,
+        "gelu backward": GELU_BACKWARD,
+        "residual": RESIDUAL,
+        "erf": (Combine("add", Vector("row", "float32", per="row")), Apply("gelu_erf")),
+        "erf backward": (Combine("gelu_erf_derivative", Matrix("x", "bfloat16")),),
+        "scales": (Combine("multiply", Scalar("scale")), Combine("multiply", Constant(0.5))),
+        "sums": (
+            Apply("relu"),
+            Sum("rows", "rows"),
+            Sum("columns", "columns"),
+            Keep("kept", "float32"),
+        ),
+        "two matrices": (
+            Combine("add", Matrix("x", "bfloat16")),
+            Combine("multiply", Matrix("y", "float32")),
+        ),
+    }  # fmt: skip
+    for name, epilogue in epilogues.items():
+        spec = ProductSpec("bfloat16", transpose_b=True, epilogue=epilogue)
+        cases.append((name, spec, Sizes(456, 584, 200), [*tiles[:6], tiles[7]]))
+    return cases
+
+
+def check() -> None:
+    """Every layout, dtype, epilogue and plan at awkward sizes."""
+    bad = 0
+    for name, spec, sizes, plans in _checked_cases():
+        limit = 1e-5 if spec.dtype == "float32" else 4e-3
+        for plan in plans:
+            try:
+                found = errors(spec, plan, sizes)
+            except Exception as error:
+                found = {"error": str(error)[:300]}
+                report("products_check.jsonl", {"case": name, "plan": str(plan), **found})
+                bad += 1
+                if "illegal" in str(error) or "launch" in str(error):
+                    raise
+                continue
+            wrong = [
+                key
+                for key, value in found.items()
+                if not (value == 0 if key == "differs" else value < limit)
+            ]
+            bad += bool(wrong)
+            if wrong or plan is plans[0]:
+                row = {"case": name, "plan": str(plan), "wrong": wrong, **found}
+                report("products_check.jsonl", row)
+    report("products_check.jsonl", {"bad": bad})
+
+
+SPEED = [
+    ("NT", 512, 512, 128),
+    ("NT", 1024, 1024, 1024),
+    ("NT", 2048, 2048, 2048),
+    ("NT", 16384, 3072, 768),
+    ("NT", 16384, 768, 3072),
+    ("NT", 16384, 2304, 768),
+    ("NT", 16384, 768, 768),
+    ("NT", 16384, 50304, 768),
+    ("NN", 16384, 768, 3072),
+    ("NN", 16384, 768, 50304),
+    ("TN", 3072, 768, 16384),
+    ("TN", 2304, 768, 16384),
+    ("TN", 768, 768, 16384),
+    ("TN", 50304, 768, 16384),
+    ("NN", 8192, 8192, 8192),
+    ("NT", 128, 512, 784),
+    ("NT", 64, 50304, 768),
+    ("NT", 64, 2304, 768),
+]
+
+
+def _rival(spec: ProductSpec, operands: dict[str, torch.Tensor]) -> Callable[[], object]:
+    a = operands["a"].mT if spec.transpose_a else operands["a"]
+    b = operands["b"].mT if spec.transpose_b else operands["b"]
+    out = torch.empty_like(operands["out"])
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def speed(dtype: str = "bfloat16") -> None:
+    """The chosen plans against cuBLAS."""
+    for layout, *shape in SPEED:
+        sizes = Sizes(*shape)
+        spec = ProductSpec(dtype, transpose_a=layout[0] == "T", transpose_b=layout[1] == "T")
+        plan = best_plan(spec, sizes, multiprocessors())
+        run, operands = prepare(spec, plan, sizes)
+        rounds = 15 if sizes.m * sizes.n * sizes.k > 1 << 36 else 40
+        times = measure({"weft": run, "cublas": _rival(spec, operands)}, rounds)
+        flops = 2 * sizes.m * sizes.n * sizes.k / 1e6
+        report(
+            "products_speed.jsonl",
+            {
+                "layout": layout,
+                "shape": shape,
+                "dtype": dtype,
+                **times,
+                "ratio": round(times["weft"] / times["cublas"], 3),
+                "tflops": round(flops / times["weft"]),
+                "plan": str(plan),
+            },
+        )
+        del operands, run
+        torch.cuda.empty_cache()
+
+
+def epilogues() -> None:
+    """Products with their epilogues against the bare product."""
+    cases = [
+        ("bias gelu with auxiliary", BIAS_GELU, Sizes(16384, 3072, 768), True),
+        ("gelu backward with bias sums", GELU_BACKWARD, Sizes(16384, 3072, 768), False),
+        ("bias and residual", RESIDUAL, Sizes(16384, 768, 3072), True),
+        ("bias", BIAS_GELU[:1], Sizes(16384, 2304, 768), True),
+    ]
+    for name, epilogue, sizes, transpose_b in cases:
+        spec = ProductSpec("bfloat16", transpose_b=transpose_b, epilogue=epilogue)
+        plan = best_plan(spec, sizes, multiprocessors())
+        run, _ = prepare(spec, plan, sizes)
+        bare, others = prepare(replace(spec, epilogue=()), plan, sizes)
+        times = measure({"fused": run, "bare": bare, "cublas": _rival(spec, others)})
+        report("products_epilogues.jsonl", {"case": name, **times, "plan": str(plan)})
+
+
+def _compared_plans() -> dict[str, Plan]:
+    found = {}
+    for tile in ((128, 256), (192, 192), (128, 192), (128, 128), (64, 128), (64, 64)):
+        staged = tile[0] * tile[1] * 2
+        stages = min(8, (225 * 1024 - staged) // ((tile[0] + tile[1]) * 128))
+        for split in (False, True):
+            found[f"{tile[0]}x{tile[1]}{' split' * split}"] = Plan(
+                *tile, stages=stages, split=split
+            )
+    return found
+
+
+COMPARED = [SPEED[0], SPEED[1], SPEED[2], SPEED[6], SPEED[10], SPEED[11], SPEED[12], *SPEED[15:]]
+
+
+def plans() -> None:
+    """All plans at some sizes, for the rule that chooses among them."""
+    for layout, *shape in COMPARED:
+        sizes = Sizes(*shape)
+        spec = ProductSpec("bfloat16", transpose_a=layout[0] == "T", transpose_b=layout[1] == "T")
+        runs: dict[str, Callable[[], object]] = {}
+        for label, plan in _compared_plans().items():
+            try:
+                runs[label] = prepare(spec, plan, sizes)[0]
+            except RuntimeError as error:
+                report("products_plans.jsonl", {"plan": str(plan), "error": str(error)})
+        operands = _operands(spec, sizes)
+        times = measure({**runs, "cublas": _rival(spec, operands)}, 12)
+        report("products_plans.jsonl", {"layout": layout, "shape": shape, **times})
+
+
+def float32() -> None:
+    """Exact float32 and tfloat32 against cuBLAS's."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for shape in ((2048, 2048, 2048), (4096, 4096, 1024), (256, 512, 784), (8192, 8192, 8192)):
+        sizes = Sizes(*shape)
+        for dtype in ("float32", "tfloat32"):
+            torch.backends.cuda.matmul.allow_tf32 = dtype == "tfloat32"
+            spec = ProductSpec(dtype, transpose_b=True)
+            plan = best_plan(spec, sizes, multiprocessors())
+            run, operands = prepare(spec, plan, sizes)
+            times = measure({"weft": run, "cublas": _rival(spec, operands)}, 8, 4)
+            row = {"shape": shape, "dtype": dtype, **times, "plan": str(plan)}
+            report("products_float32.jsonl", row)
+
+
+PARTS = {
+    "check": check, "speed": speed, "epilogues": epilogues, "plans": plans, "float32": float32,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run the parts that the command line names, or all."""
+    names = sys.argv[1:]
+    if len(names) == 1:
+        PARTS[names[0]]()
+        return
+    for name in names or PARTS:
+        command = [sys.executable, __file__, name]
+        try:
+            subprocess.run(command, check=True, timeout=150)
+        except subprocess.SubprocessError as error:
+            report("products_failures.jsonl", {"part": name, "error": str(error)})
+
+
+if __name__ == "__main__":
+    main()

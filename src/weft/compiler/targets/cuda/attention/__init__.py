@@ -1,0 +1,1 @@
+"""Attention on NVIDIA cards in one pass over keys, as kernels in PTX."""

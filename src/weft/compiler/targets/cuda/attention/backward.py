@@ -1,0 +1,566 @@
+"""Attention backward: gradients of queries, keys and values, with every sum in a fixed order.
+
+A block takes 128 keys and their values, and goes over the tiles of queries that see them. Its two
+consumers hold 64 keys each, with queries along the columns: scores and the cotangents of weights
+are products out of shared memory, and the weights and their cotangents, packed, are register
+operands of the products that add to the gradients of values and keys.
+
+The gradient of a tile of queries is a sum over blocks of keys. Cotangents of scores go through
+shared memory; each consumer multiplies half of the tile with all 128 keys, and a warp of the
+producer's group adds the result to a float32 buffer in memory by a bulk copy that adds. A counter
+for each half tile says how many blocks have added: the last keys come first, each block waits for
+its turn, and the first writes instead of adding. So the order is fixed, and no buffer is cleared.
+Under a causal mask, blocks of keys are taken in pairs, first and last, so that all have equal work;
+all blocks of a head run side by side.
+
+`rows.py` holds the small kernels before and after: sums of out · cotangent over each row before,
+the buffer's scaling and cast after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from weft.compiler.targets.cuda.attention.description import (
+    AttentionKernel,
+    AttentionLaunch,
+    AttentionSizes,
+    AttentionSpec,
+    head_map,
+)
+from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
+from weft.compiler.targets.cuda.warpgroup import (
+    ROW_BYTES,
+    Ring,
+    Thread,
+    bulk_load,
+    bulk_store,
+    descriptor,
+    initialize_barrier,
+    packed_pair,
+    spin_until,
+    warpgroup_barrier,
+    warpgroup_product,
+)
+from weft.core.errors import UnsupportedError
+
+__all__ = ["HALF_TILE", "backward_kernel", "backward_launch", "tile_queries"]
+
+_KEYS = 128
+_HALF = 64  # keys of one consumer
+_STAGES = 2
+HALF_TILE = 64 * 64  # numbers of a queries' gradient that one consumer makes at a time
+_ALL_CONSUMERS = 3  # the barrier at which both consumers meet
+
+
+def tile_queries(spec: AttentionSpec) -> int:
+    """Queries of one tile: two halves of 64 × 64 numbers of their gradients."""
+    return 2 * HALF_TILE // spec.head
+
+
+def backward_kernel(spec: AttentionSpec) -> AttentionKernel:
+    """The kernel of the gradients `dk`, `dv` and of the buffer `dq`."""
+    writer = _Writer(spec)
+    writer.write()
+    return AttentionKernel(
+        spec=spec,
+        name=writer.kernel.name,
+        text=writer.kernel.text(),
+        threads=writer.kernel.threads,
+        shared_bytes=writer.memory.size,
+        parameters=writer.kernel.parameters,
+    )
+
+
+def backward_launch(
+    spec: AttentionSpec, sizes: AttentionSizes, multiprocessors: int = 132
+) -> AttentionLaunch:
+    """The launch of a backward kernel."""
+    blocks = math.ceil(sizes.keys / _KEYS)
+    units = math.ceil(blocks / 2) if spec.causal else blocks
+    if units > multiprocessors:
+        raise UnsupportedError(
+            "attention",
+            "the backward pass holds all keys of a head on the card at once",
+            expected=f"at most {multiprocessors * _KEYS * (2 if spec.causal else 1)} keys",
+            got={"keys": sizes.keys},
+            fix="split the keys, and add the gradients",
+        )
+    count = units * sizes.key_heads * sizes.batch
+    return AttentionLaunch(min(count, multiprocessors), sizes.words)
+
+
+class _Memory:
+    """Where in a block's shared memory what lies."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        queries = tile_queries(spec)
+        self.keys = 0
+        self.key_bytes = _KEYS * ROW_BYTES * spec.chunks
+        self.values = self.key_bytes
+        self.tile_bytes = queries * ROW_BYTES * spec.chunks
+        self.queries = 2 * self.key_bytes
+        self.cotangents = self.queries + _STAGES * self.tile_bytes
+        # Cotangents of scores, twice: rows of keys, chunks of 64 queries.
+        self.score_chunk = _KEYS * ROW_BYTES
+        self.score_bytes = self.score_chunk * (queries // 64)
+        self.scores = self.cotangents + _STAGES * self.tile_bytes
+        self.halves = self.scores + 2 * self.score_bytes
+        # Logs of sums and row sums of the tile's queries.
+        self.row_bytes = 4 * queries
+        self.rows = self.halves + 2 * 4 * HALF_TILE
+        self.query_ring = self.rows + _STAGES * 2 * self.row_bytes
+        self.cotangent_ring = self.query_ring + Ring.barrier_bytes(_STAGES)
+        self.key_ring = self.cotangent_ring + Ring.barrier_bytes(_STAGES)
+        self.half_full = self.key_ring + Ring.barrier_bytes(1)
+        self.half_empty = self.half_full + 16
+        self.size = self.half_empty + 16
+
+
+@dataclass(frozen=True)
+class _Block:
+    """128 keys of a head."""
+
+    number: Value
+    key_head: Value
+    batch: Value
+    first_tile: Value  # of queries that see a key
+
+
+@dataclass(frozen=True)
+class _QueryTile:
+    """A tile of queries that a block goes over."""
+
+    number: Value
+    head: Value
+
+
+class _Writer:
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec, self.memory = spec, _Memory(spec)
+        self.tile = tile_queries(spec)
+        names = ("batch", "heads", "group", "key_heads", "queries", "keys", "offset")
+        parameters: list[Parameter] = [
+            head_map("q", spec.dtype, "queries", self.tile),
+            head_map("k", spec.dtype, "keys", _KEYS),
+            head_map("v", spec.dtype, "keys", _KEYS),
+            head_map("dout", spec.dtype, "queries", self.tile),
+            head_map("dk", spec.dtype, "keys", _HALF),
+            head_map("dv", spec.dtype, "keys", _HALF),
+            Pointer("logs"),
+            Pointer("products"),
+            Pointer("dq"),
+            Pointer("counters"),
+            *map(Word, names),
+        ]
+        self.kernel = Kernel("attention_backward", parameters, 384)
+
+    def write(self) -> None:
+        kernel, memory = self.kernel, self.memory
+        self.thread = kernel.special("tid.x")
+        self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
+        self.group, self.key_heads = kernel.parameter("group"), kernel.parameter("key_heads")
+        self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
+        self.offset = kernel.parameter("offset")
+        self.shared = kernel.shared_memory()
+        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, _STAGES)
+        self.cotangent_ring = Ring.of(kernel, self.shared + memory.cotangent_ring, _STAGES)
+        self.key_ring = Ring.of(kernel, self.shared + memory.key_ring, 1)
+        self.half_parity = kernel.variable("u32", 0, "half_parity")
+        self._initialize()
+        self.tiles = (self.queries + (self.tile - 1)) // self.tile
+        self.blocks = (self.keys + (_KEYS - 1)) // _KEYS
+        self.warpgroup = self.thread >> 7
+        finish = kernel.label("finish")
+        with kernel.when(self.warpgroup.equals(2)):
+            kernel.do("setmaxnreg.dec.sync.aligned.u32 40")
+            with kernel.when(self.thread.equals(256)):
+                self._for_each_block(self._produce)
+            for half in (0, 1):
+                with kernel.when(self.thread.equals(256 + 32 * (half + 1))):
+                    self._for_each_block(partial(self._add_up, half))
+            kernel.jump(finish)
+        kernel.do("setmaxnreg.inc.sync.aligned.u32 232")
+        self._prepare_consumer()
+        self._for_each_block(self._consume)
+        kernel.place(finish)
+
+    def _initialize(self) -> None:
+        kernel, memory = self.kernel, self.memory
+        with kernel.when(self.thread.equals(0)):
+            for ring in (self.query_ring, self.cotangent_ring, self.key_ring):
+                ring.initialize(8)
+            for half in (0, 1):
+                initialize_barrier(kernel, self.shared, 128, memory.half_full + 8 * half)
+                initialize_barrier(kernel, self.shared, 1, memory.half_empty + 8 * half)
+            kernel.do("fence.mbarrier_init.release.cluster")
+        kernel.do("bar.sync", 0)
+
+    # The order of work.
+
+    def _for_each_block(self, write: Callable[[_Block], None]) -> None:
+        """Units of a head follow each other: pairs of blocks under a causal mask, else one."""
+        kernel = self.kernel
+        units = (self.blocks + 1) >> 1 if self.spec.causal else self.blocks
+        unit = kernel.variable("u32", kernel.special("ctaid.x"), "unit")
+        step = kernel.special("nctaid.x")
+        with kernel.loop("unit") as loop:
+            loop.stop_if(unit >= units * self.key_heads * self.batch)
+            place, head = unit % units, unit // units
+            number = kernel.variable("u32", self.blocks - place - 1, "block")
+            if self.spec.causal:
+                with kernel.loop("block") as pair:
+                    write(self._block(number, head))
+                    pair.stop_if(number <= place)
+                    kernel.assign(number, place)
+            else:
+                write(self._block(number, head))
+            kernel.assign(unit, unit + step)
+
+    def _block(self, number: Value, head: Value) -> _Block:
+        kernel = self.kernel
+        first = kernel.variable("u32", 0, "first_tile")
+        if self.spec.causal:
+            start = number * _KEYS
+            after = (start.maximum(self.offset) - self.offset) // self.tile
+            first = after.minimum(self.tiles)
+        return _Block(number, head % self.key_heads, head // self.key_heads, first)
+
+    def _for_each_tile(self, block: _Block, write: Callable[[_QueryTile], None]) -> None:
+        """All tiles that see the block, for each head that shares its keys."""
+        kernel = self.kernel
+        member = kernel.variable("u32", 0, "member")
+        with kernel.loop("member") as loop:
+            loop.stop_if(member >= self.group)
+            number = kernel.variable("u32", block.first_tile, "query_tile")
+            with kernel.loop("query_tile") as inner:
+                inner.stop_if(number >= self.tiles)
+                write(_QueryTile(number, block.key_head * self.group + member))
+                kernel.assign(number, number + 1)
+            kernel.assign(member, member + 1)
+
+    def _rows(self, block: _Block, tile: _QueryTile) -> Value:
+        """The number of the tile among those of all heads."""
+        return (block.batch * self.heads + tile.head) * self.tiles + tile.number
+
+    # The producer.
+
+    def _produce(self, block: _Block) -> None:
+        memory = self.memory
+        full = self.key_ring.begin_fill(2 * memory.key_bytes)
+        for name, start in (("k", memory.keys), ("v", memory.values)):
+            where = (block.number * _KEYS, block.key_head, block.batch)
+            self._copy(name, self.shared + start, full, where, _KEYS)
+        self.key_ring.advance()
+        self._for_each_tile(block, lambda tile: self._produce_tile(block, tile))
+
+    def _produce_tile(self, block: _Block, tile: _QueryTile) -> None:
+        kernel, memory = self.kernel, self.memory
+        where = (tile.number * self.tile, tile.head, block.batch)
+        numbers = self._rows(block, tile) * self.tile
+        for name, ring, start, vector, line in (
+            ("q", self.query_ring, memory.queries, "logs", 0),
+            ("dout", self.cotangent_ring, memory.cotangents, "products", 1),
+        ):
+            full = ring.begin_fill(memory.tile_bytes + memory.row_bytes)
+            place = self.shared + start + ring.stage * memory.tile_bytes
+            self._copy(name, place, full, where, self.tile)
+            source = kernel.address(kernel.parameter(vector), numbers, 4)
+            target = self._row_place(ring, line)
+            kernel.do(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+                at(target),
+                at(source),
+                memory.row_bytes,
+                at(full),
+            )
+            ring.advance()
+
+    def _row_place(self, ring: Ring, line: int) -> Value:
+        memory = self.memory
+        place = self.shared + memory.rows + ring.stage * (2 * memory.row_bytes)
+        return place + line * memory.row_bytes
+
+    def _copy(
+        self,
+        name: str,
+        target: Value,
+        full: Value,
+        where: tuple[Value, Value, Value],
+        rows: int,
+    ) -> None:
+        source = self.kernel.parameter(name)
+        for chunk in range(self.spec.chunks):
+            place = target + chunk * rows * ROW_BYTES
+            bulk_load(self.kernel, source, [64 * chunk, *where], place, full)
+
+    # The warps that add up the queries' gradients.
+
+    def _add_up(self, half: int, block: _Block) -> None:
+        self._for_each_tile(block, lambda tile: self._add_half(block, tile, half))
+
+    def _add_half(self, block: _Block, tile: _QueryTile, half: int) -> None:
+        """Wait for the blocks of later keys, then add this block's half tile."""
+        kernel, memory = self.kernel, self.memory
+        full = self.shared + memory.half_full + 8 * half
+        spin_until(kernel, full, self.half_parity)
+        kernel.assign(self.half_parity, self.half_parity ^ 1)
+        number = self._rows(block, tile) * 2 + half
+        counter = kernel.address(kernel.parameter("counters"), number, 4)
+        offset = kernel.let("u64", "mul.wide.u32", number, 4 * HALF_TILE)
+        target = kernel.parameter("dq") + offset
+        turn = self._last_block(tile) - block.number
+        again = kernel.label("turn")
+        kernel.place(again)
+        added = kernel.let("u32", "ld.acquire.gpu.global.u32", at(counter))
+        kernel.jump(again, added.differs(turn))
+        kernel.do("fence.proxy.async")
+        source = self.shared + memory.halves + 4 * HALF_TILE * half
+        operands = (at(target), at(source), 4 * HALF_TILE)
+        first = turn.equals(0)
+        kernel.do("cp.async.bulk.global.shared::cta.bulk_group", *operands, when=first)
+        adding = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
+        kernel.do(adding, *operands, when=~first)
+        kernel.do("cp.async.bulk.commit_group")
+        kernel.do("cp.async.bulk.wait_group.read 0")
+        empty = self.shared + memory.half_empty
+        kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty, 8 * half))
+        kernel.do("cp.async.bulk.wait_group 0")
+        kernel.do("fence.proxy.async")
+        kernel.do("red.release.gpu.global.add.u32", at(counter), 1)
+
+    def _last_block(self, tile: _QueryTile) -> Value:
+        """The last block of keys that a tile sees, which adds first."""
+        visible = self.keys
+        if self.spec.causal:
+            visible = visible.minimum((tile.number + 1) * self.tile + self.offset)
+        return (visible - 1) // _KEYS
+
+    # The consumers.
+
+    def _prepare_consumer(self) -> None:
+        kernel, spec = self.kernel, self.spec
+        self.place = Thread.of(kernel, self.thread)
+        self.leads_warp = self.place.lane.equals(0)
+        self.true = self.warpgroup.equals(self.warpgroup)
+        self.false = ~self.true
+        self.barrier = self.warpgroup + 1
+        self.weights = kernel.registers("f32", "weight", self.tile // 2)
+        self.changes = kernel.registers("f32", "change", self.tile // 2)
+        self.packed_weights = kernel.registers("b32", "packed_weight", self.tile // 4)
+        self.packed_changes = kernel.registers("b32", "packed_change", self.tile // 4)
+        self.dk = kernel.registers("f32", "dk", spec.head // 2)
+        self.dv = kernel.registers("f32", "dv", spec.head // 2)
+        self.dq = kernel.registers("f32", "dq", 32)
+        # Which of the two buffers of scores' cotangents is next, in bytes.
+        self.score_buffer = kernel.variable("u32", 0, "score_buffer")
+        mine = self.shared + self.warpgroup * (_HALF * ROW_BYTES)
+        self.my_keys = descriptor(kernel, mine + self.memory.keys)
+        self.my_values = descriptor(kernel, mine + self.memory.values)
+        # As the right operand of the queries' gradient: all keys, or half of each key's numbers.
+        keys = self.shared + self.memory.keys
+        if spec.head == 128:
+            keys = keys + self.warpgroup * (_KEYS * ROW_BYTES)
+        self.all_keys = descriptor(kernel, keys)
+
+    def _consume(self, block: _Block) -> None:
+        kernel = self.kernel
+        for value in (*self.dk, *self.dv):
+            kernel.assign(value, 0.0)
+        key_empty = self.key_ring.wait_full()
+        self.key_ring.advance()
+        self._for_each_tile(block, lambda tile: self._consume_tile(block, tile))
+        kernel.do("bar.sync", _ALL_CONSUMERS, 256)
+        self._finish(block)
+        kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(key_empty), when=self.leads_warp)
+
+    def _consume_tile(self, block: _Block, tile: _QueryTile) -> None:
+        kernel = self.kernel
+        query_empty = self.query_ring.wait_full()
+        kernel.do("wgmma.fence.sync.aligned")
+        query = self._stage_descriptor(self.memory.queries, self.query_ring)
+        self._start_rows(self.weights, self.my_keys, query)
+        cotangent_empty = self.cotangent_ring.wait_full()
+        cotangent = self._stage_descriptor(self.memory.cotangents, self.cotangent_ring)
+        self._start_rows(self.changes, self.my_values, cotangent)
+        kernel.do("wgmma.wait_group.sync.aligned 1")
+        self._mask(block, tile)
+        self._exponentials()
+        kernel.do("wgmma.wait_group.sync.aligned 0")
+        self._pack()
+        self._write_scores()
+        kernel.do("wgmma.fence.sync.aligned")
+        self._start_sum(self.dv, self.packed_weights, cotangent)
+        kernel.do("bar.sync", _ALL_CONSUMERS, 256)
+        self._start_query_gradient()
+        self._start_sum(self.dk, self.packed_changes, query)
+        kernel.do("wgmma.wait_group.sync.aligned 1")
+        self._release(cotangent_empty)
+        self.cotangent_ring.advance()
+        self._hand_over()
+        kernel.do("wgmma.wait_group.sync.aligned 0")
+        self._release(query_empty)
+        self.query_ring.advance()
+        kernel.assign(self.score_buffer, self.score_buffer ^ self.memory.score_bytes)
+
+    def _release(self, empty: Value) -> None:
+        self.kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty), when=self.leads_warp)
+
+    def _stage_descriptor(self, start: int, ring: Ring) -> Value:
+        place = self.shared + start + ring.stage * self.memory.tile_bytes
+        return descriptor(self.kernel, place, self.tile * ROW_BYTES)
+
+    def _start_rows(self, sums: list[Value], left: Value, right: Value) -> None:
+        """sums = (64 rows of keys or values) (tile of queries or cotangents)ᵀ."""
+        for step in range(self.spec.head // 16):
+            chunk, inside = divmod(step, 4)
+            a = left + ((chunk * _KEYS * ROW_BYTES + 32 * inside) >> 4)
+            b = right + ((chunk * self.tile * ROW_BYTES + 32 * inside) >> 4)
+            adds = self.true if step else self.false
+            warpgroup_product(self.kernel, sums, a, b, adds, self.spec.dtype)
+        self.kernel.do("wgmma.commit_group.sync.aligned")
+
+    def _start_sum(self, sums: list[Value], left: list[Value], right: Value) -> None:
+        """sums += (packed weights or changes) (tile of cotangents or queries)."""
+        for step in range(self.tile // 16):
+            b = right + ((16 * ROW_BYTES * step) >> 4)
+            a = left[4 * step : 4 * step + 4]
+            across = (False, True)
+            warpgroup_product(self.kernel, sums, a, b, self.true, self.spec.dtype, across)
+        self.kernel.do("wgmma.commit_group.sync.aligned")
+
+    def _start_query_gradient(self) -> None:
+        """dq = changesᵀ keys: half of the queries, or of the numbers of a head."""
+        kernel, memory = self.kernel, self.memory
+        place = self.shared + memory.scores + self.score_buffer
+        if self.spec.head == 64:
+            place = place + self.warpgroup * memory.score_chunk
+        changes = descriptor(kernel, place)
+        for step in range(_KEYS // 16):
+            distance = (16 * ROW_BYTES * step) >> 4
+            adds = self.true if step else self.false
+            a, b = changes + distance, self.all_keys + distance
+            warpgroup_product(kernel, self.dq, a, b, adds, self.spec.dtype, (True, True))
+        kernel.do("wgmma.commit_group.sync.aligned")
+
+    # Weights and their cotangents.
+
+    def _mask(self, block: _Block, tile: _QueryTile) -> None:
+        """Scores of keys that a query does not see become -∞, in the tiles that have any."""
+        if not self.spec.causal:
+            return
+        kernel = self.kernel
+        first_key = block.number * _KEYS + self.warpgroup * _HALF
+        start = tile.number * self.tile + self.offset
+        with kernel.when(first_key + (_HALF - 1) > start):
+            for h in (0, 1):
+                key = first_key + self.place.row + 8 * h
+                left = kernel.let("s32", "sub.s32", key, start + self.place.column)
+                for j in range(self.tile // 8):
+                    for t in (0, 1):
+                        hidden = left > 8 * j + t
+                        score = self.weights[4 * j + 2 * h + t]
+                        kernel.do("selp.f32", score, float("-inf"), score, hidden)
+
+    def _row_pair(self, ring: Ring, line: int, j: int) -> list[Value]:
+        pair = self.kernel.registers("f32", "row", 2)
+        place = self._row_place(ring, line) + self.place.column * 4
+        self.kernel.do("ld.shared.v2.f32", braces(pair), at(place, 32 * j))
+        return pair
+
+    def _exponentials(self) -> None:
+        """Scores become weights: 2^(c score - log of the sum)."""
+        kernel, scale = self.kernel, self.spec.scale * math.log2(math.e)
+        for j in range(self.tile // 8):
+            logs = self._row_pair(self.query_ring, 0, j)
+            for h in (0, 1):
+                for t in (0, 1):
+                    score = self.weights[4 * j + 2 * h + t]
+                    shifted = kernel.let("f32", "neg.f32", logs[t])
+                    kernel.do("fma.rn.f32", score, score, scale, shifted)
+                    kernel.do("ex2.approx.ftz.f32", score, score)
+
+    def _pack(self) -> None:
+        """Weights and weight · (cotangent - row sum) as pairs."""
+        kernel, dtype = self.kernel, self.spec.dtype
+        for j in range(self.tile // 8):
+            products = self._row_pair(self.cotangent_ring, 1, j)
+            for h in (0, 1):
+                first = 4 * j + 2 * h
+                weights = self.weights[first : first + 2]
+                pair = packed_pair(kernel, dtype, *weights)
+                kernel.assign(self.packed_weights[2 * j + h], pair)
+                changes = [weights[t] * (self.changes[first + t] - products[t]) for t in (0, 1)]
+                pair = packed_pair(kernel, dtype, *changes)
+                kernel.assign(self.packed_changes[2 * j + h], pair)
+
+    def _write_scores(self) -> None:
+        """Cotangents of scores into shared memory: rows of keys, swizzled."""
+        kernel, memory, place = self.kernel, self.memory, self.place
+        swizzle = (place.row & 7) * 16
+        row = self.warpgroup * _HALF + place.row
+        corner = self.shared + memory.scores + self.score_buffer
+        corner = corner + row * ROW_BYTES + place.column * 2
+        for j in range(self.tile // 8):
+            chunk, inside = divmod(j, 8)
+            target = (swizzle ^ (16 * inside)) + corner
+            for h in (0, 1):
+                offset = chunk * memory.score_chunk + 8 * h * ROW_BYTES
+                kernel.do("st.shared.b32", at(target, offset), self.packed_changes[2 * j + h])
+        kernel.do("fence.proxy.async.shared::cta")
+
+    def _hand_over(self) -> None:
+        """Give half a tile of the queries' gradient to the warp that adds it up."""
+        kernel, memory = self.kernel, self.memory
+        empty = self.shared + memory.half_empty + self.warpgroup * 8
+        spin_until(kernel, empty, self.half_parity ^ 1)
+        kernel.assign(self.half_parity, self.half_parity ^ 1)
+        half = self.shared + memory.halves + self.warpgroup * (4 * HALF_TILE)
+        target = half + self.place.index * 16
+        for number in range(8):
+            four = braces(self.dq[4 * number : 4 * number + 4])
+            kernel.do("st.shared.v4.f32", at(target, 2048 * number), four)
+        kernel.do("fence.proxy.async.shared::cta")
+        full = self.shared + memory.half_full + self.warpgroup * 8
+        kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(full))
+
+    # Gradients of keys and values.
+
+    def _finish(self, block: _Block) -> None:
+        """Store the gradients out of the shared memory that held keys and values."""
+        kernel, memory = self.kernel, self.memory
+        for name, sums, start, scale in (
+            ("dk", self.dk, memory.keys, self.spec.scale),
+            ("dv", self.dv, memory.values, 1.0),
+        ):
+            self._write_gradient(sums, self.shared + start, scale)
+            kernel.do("fence.proxy.async.shared::cta")
+            warpgroup_barrier(kernel, self.barrier)
+            with kernel.when(self.place.leads):
+                row = block.number * _KEYS + self.warpgroup * _HALF
+                for chunk in range(self.spec.chunks):
+                    source = self.shared + start + self.warpgroup * (_HALF * ROW_BYTES)
+                    source = source + chunk * _KEYS * ROW_BYTES
+                    where = [64 * chunk, row, block.key_head, block.batch]
+                    bulk_store(kernel, kernel.parameter(name), where, source)
+                kernel.do("cp.async.bulk.commit_group")
+        with kernel.when(self.place.leads):
+            kernel.do("cp.async.bulk.wait_group.read 0")
+        warpgroup_barrier(kernel, self.barrier)
+
+    def _write_gradient(self, sums: list[Value], start: Value, scale: float) -> None:
+        kernel, place = self.kernel, self.place
+        swizzle = (place.row & 7) * 16
+        row = self.warpgroup * _HALF + place.row
+        corner = start + row * ROW_BYTES + place.column * 2
+        for j in range(self.spec.head // 8):
+            chunk, inside = divmod(j, 8)
+            target = (swizzle ^ (16 * inside)) + corner
+            for h in (0, 1):
+                values = [sums[4 * j + 2 * h + t] * scale for t in (0, 1)]
+                pair = packed_pair(kernel, self.spec.dtype, *values)
+                offset = chunk * _KEYS * ROW_BYTES + 8 * h * ROW_BYTES
+                kernel.do("st.shared.b32", at(target, offset), pair)

@@ -1,0 +1,442 @@
+"""Attention forward: one pass over keys for each tile of queries, with the log of the sums.
+
+A block holds tiles of 64 queries, one for each of its consumers, and a ring of keys and values in
+parts of 128. Scores are products out of shared memory; their exponentials, packed, are the register
+operand of the product with the values. The scores of the next part are started before the
+exponentials of this one, so that tensor cores and scalar units work side by side. Consumers may
+take turns in starting products, so that one multiplies while others take exponentials; where tiles
+are short, they find a better rhythm without. The next tile's queries are copied beside this one.
+
+Parts run from the last that a tile sees to the first: only those at the end need a mask. The
+longest tiles come first, so that no block is left with a long one at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.compiler.targets.cuda.attention.description import (
+    AttentionKernel,
+    AttentionLaunch,
+    AttentionSizes,
+    AttentionSpec,
+    head_map,
+)
+from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at
+from weft.compiler.targets.cuda.warpgroup import (
+    ROW_BYTES,
+    Ring,
+    Thread,
+    bulk_load,
+    bulk_store,
+    descriptor,
+    packed_pair,
+    warpgroup_barrier,
+    warpgroup_product,
+)
+
+__all__ = ["ForwardPlan", "forward_kernel", "forward_launch", "forward_plan"]
+
+_KEYS = 128  # of one part
+_QUERIES = 64  # of one consumer
+_QUERY_STAGES = 2
+_LOWEST = float("-inf")
+_REGISTERS = {2: (40, 232), 3: (32, 160)}
+_TURN_BARRIER = 8  # the first of the barriers at which consumers take turns
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """Consumers of a block, parts of keys and values in flight, whether consumers take turns."""
+
+    consumers: int = 2
+    stages: int = 2
+    turns: bool = False
+
+
+def forward_plan(spec: AttentionSpec, sizes: AttentionSizes) -> ForwardPlan:
+    """Three consumers for heads of 64 where tiles of 192 queries are long, else two.
+
+    Short causal tiles waste less of themselves on the mask when they have 128 queries.
+    """
+    if spec.head == 128:
+        return ForwardPlan(2, 2)
+    if sizes.keys >= (2048 if spec.causal else 1024):
+        return ForwardPlan(3, 2, turns=True)
+    return ForwardPlan(2, 3)
+
+
+def forward_kernel(spec: AttentionSpec, plan: ForwardPlan) -> AttentionKernel:
+    """The kernel of attention: results `out`, and `sums`, the logs of the sums of exponentials."""
+    writer = _Writer(spec, plan)
+    writer.write()
+    return AttentionKernel(
+        spec=spec,
+        name=writer.kernel.name,
+        text=writer.kernel.text(),
+        threads=writer.kernel.threads,
+        shared_bytes=writer.memory.size,
+        parameters=writer.kernel.parameters,
+    )
+
+
+def forward_launch(
+    sizes: AttentionSizes, plan: ForwardPlan, multiprocessors: int = 132
+) -> AttentionLaunch:
+    """The launch of a forward kernel."""
+    rows = plan.consumers * _QUERIES
+    tiles = math.ceil(sizes.queries / rows) * sizes.heads * sizes.batch
+    return AttentionLaunch(min(tiles, multiprocessors), sizes.words)
+
+
+class _Memory:
+    """Where in a block's shared memory what lies; the rings' barriers last."""
+
+    def __init__(self, spec: AttentionSpec, plan: ForwardPlan) -> None:
+        self.tile = _QUERIES * ROW_BYTES * spec.chunks  # of one consumer's queries
+        self.tiles = plan.consumers * self.tile
+        self.part = _KEYS * ROW_BYTES * spec.chunks  # of keys, and of values
+        self.out = _QUERY_STAGES * self.tiles
+        self.keys = self.out + self.tiles
+        self.values = self.keys + plan.stages * self.part
+        self.query_ring = self.values + plan.stages * self.part
+        self.key_ring = self.query_ring + Ring.barrier_bytes(_QUERY_STAGES)
+        self.value_ring = self.key_ring + Ring.barrier_bytes(plan.stages)
+        self.size = self.value_ring + Ring.barrier_bytes(plan.stages)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A block's tile of queries: where it lies, and how many parts of keys it sees."""
+
+    row: Value
+    head: Value
+    batch: Value
+    parts: Value
+
+
+class _Writer:
+    def __init__(self, spec: AttentionSpec, plan: ForwardPlan) -> None:
+        self.spec, self.plan = spec, plan
+        self.memory = _Memory(spec, plan)
+        names = ("batch", "heads", "group", "queries", "keys", "offset")
+        parameters: list[Parameter] = [
+            head_map("q", spec.dtype, "queries", _QUERIES),
+            head_map("k", spec.dtype, "keys", _KEYS),
+            head_map("v", spec.dtype, "keys", _KEYS),
+            head_map("out", spec.dtype, "queries", _QUERIES),
+            Pointer("sums"),
+            *map(Word, names),
+        ]
+        self.kernel = Kernel("attention", parameters, 128 * (plan.consumers + 1))
+
+    def write(self) -> None:
+        kernel, plan, memory = self.kernel, self.plan, self.memory
+        self.thread = kernel.special("tid.x")
+        self.heads, self.batch = kernel.parameter("heads"), kernel.parameter("batch")
+        self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
+        self.offset = kernel.parameter("offset")
+        self.shared = kernel.shared_memory()
+        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, _QUERY_STAGES)
+        self.key_ring = Ring.of(kernel, self.shared + memory.key_ring, plan.stages)
+        self.value_ring = Ring.of(kernel, self.shared + memory.value_ring, plan.stages)
+        with kernel.when(self.thread.equals(0)):
+            for ring in (self.query_ring, self.key_ring, self.value_ring):
+                ring.initialize(4 * plan.consumers)
+            kernel.do("fence.mbarrier_init.release.cluster")
+        kernel.do("bar.sync", 0)
+        self.warpgroup = self.thread >> 7
+        finish = kernel.label("finish")
+        with kernel.when(self.warpgroup.equals(plan.consumers)):
+            kernel.do(f"setmaxnreg.dec.sync.aligned.u32 {_REGISTERS[plan.consumers][0]}")
+            with kernel.when(self.thread.equals(128 * plan.consumers)):
+                self._for_each_tile(self._produce)
+            kernel.jump(finish)
+        kernel.do(f"setmaxnreg.inc.sync.aligned.u32 {_REGISTERS[plan.consumers][1]}")
+        self._prepare_consumer()
+        self._for_each_tile(self._consume)
+        kernel.do("cp.async.bulk.wait_group 0")
+        kernel.place(finish)
+
+    def _for_each_tile(self, write: Callable[[_Tile], None]) -> None:
+        """The last rows of all heads first: under a causal mask they see the most keys."""
+        kernel, rows = self.kernel, self.plan.consumers * _QUERIES
+        tiles_each = (self.queries + (rows - 1)) // rows
+        all_heads = self.heads * self.batch
+        number = kernel.variable("u32", kernel.special("ctaid.x"), "tile")
+        blocks = kernel.special("nctaid.x")
+        with kernel.loop("tile") as loop:
+            loop.stop_if(number >= tiles_each * all_heads)
+            row = (tiles_each - number // all_heads - 1) * rows
+            head = number % all_heads
+            visible = self.keys
+            if self.spec.causal:
+                visible = visible.minimum(row + self.offset + rows)
+            parts = (visible + (_KEYS - 1)) // _KEYS
+            write(_Tile(row, head % self.heads, head // self.heads, parts))
+            kernel.assign(number, number + blocks)
+
+    # The producer.
+
+    def _produce(self, tile: _Tile) -> None:
+        kernel, memory = self.kernel, self.memory
+        maps = {name: kernel.parameter(name) for name in ("q", "k", "v")}
+        key_head = tile.head // kernel.parameter("group")
+        full = self.query_ring.begin_fill(memory.tiles)
+        for consumer in range(self.plan.consumers):
+            place = self.shared + self.query_ring.stage * memory.tiles + consumer * memory.tile
+            where = (tile.row + consumer * _QUERIES, tile.head, tile.batch)
+            self._copy(maps["q"], place, full, where, _QUERIES)
+        self.query_ring.advance()
+        part = kernel.variable("u32", tile.parts, "part")
+        with kernel.loop("copy") as loop:
+            loop.stop_if(part.equals(0))
+            kernel.assign(part, part - 1)
+            for name, ring, start in (
+                ("k", self.key_ring, memory.keys),
+                ("v", self.value_ring, memory.values),
+            ):
+                full = ring.begin_fill(memory.part)
+                place = self.shared + start + ring.stage * memory.part
+                self._copy(maps[name], place, full, (part * _KEYS, key_head, tile.batch), _KEYS)
+                ring.advance()
+
+    def _copy(
+        self,
+        source: Value,
+        target: Value,
+        full: Value,
+        where: tuple[Value, Value, Value],
+        rows: int,
+    ) -> None:
+        """Copies of some rows of a head: one for each 64 of its numbers."""
+        for chunk in range(self.spec.chunks):
+            place = target + chunk * rows * ROW_BYTES
+            bulk_load(self.kernel, source, [64 * chunk, *where], place, full)
+
+    # The consumers.
+
+    def _prepare_consumer(self) -> None:
+        kernel, memory = self.kernel, self.memory
+        self.place = Thread.of(kernel, self.thread)
+        self.leads_warp = self.place.lane.equals(0)
+        self.true = self.warpgroup.equals(self.warpgroup)
+        self.scores = kernel.registers("f32", "score", _KEYS // 2)
+        self.out = kernel.registers("f32", "out", self.spec.head // 2)
+        self.weights = kernel.registers("b32", "weight", _KEYS // 4)
+        self.highest = kernel.registers("f32", "highest", 2)
+        self.sums = kernel.registers("f32", "sum", 2)
+        self.factors = kernel.registers("f32", "factor", 2)
+        self.barrier = self.warpgroup + 1
+        self.out_place = self.shared + memory.out + self.warpgroup * memory.tile
+        if self.plan.turns:
+            # The first consumer may start at once.
+            with kernel.when(self.warpgroup.equals(self.plan.consumers - 1)):
+                kernel.do("bar.arrive", _TURN_BARRIER, 256)
+
+    def _wait_for_turn(self) -> None:
+        if self.plan.turns:
+            self.kernel.do("bar.sync", self.warpgroup + _TURN_BARRIER, 256)
+
+    def _pass_turn(self) -> None:
+        if self.plan.turns:
+            following = (self.warpgroup + 1) % self.plan.consumers
+            self.kernel.do("bar.arrive", following + _TURN_BARRIER, 256)
+
+    def _consume(self, tile: _Tile) -> None:
+        kernel = self.kernel
+        self.row = tile.row + self.warpgroup * _QUERIES
+        limits = [self._limit(h) for h in (0, 1)]
+        query_empty = self.query_ring.wait_full()
+        query = self.shared + self.query_ring.stage * self.memory.tiles
+        self.query = descriptor(kernel, query + self.warpgroup * self.memory.tile)
+        for h in (0, 1):
+            kernel.assign(self.highest[h], _LOWEST)
+            kernel.assign(self.sums[h], 0.0)
+        for value in self.out:
+            kernel.assign(value, 0.0)
+        part = kernel.variable("u32", tile.parts - 1, "part")
+        key_empty = self.key_ring.wait_full()
+        self._wait_for_turn()
+        kernel.do("wgmma.fence.sync.aligned")
+        self._start_scores()
+        self._pass_turn()
+        kernel.do("wgmma.wait_group.sync.aligned 0")
+        self._release(key_empty)
+        self.key_ring.advance()
+        self._mask(part, limits)
+        self._exponentials()
+        self._pack()
+        with kernel.loop("part") as loop:
+            loop.stop_if(part.equals(0))
+            kernel.assign(part, part - 1)
+            self._one_part(part, limits)
+        self._release(query_empty)
+        self.query_ring.advance()
+        value_empty = self.value_ring.wait_full()
+        kernel.do("wgmma.fence.sync.aligned")
+        self._start_out()
+        kernel.do("wgmma.wait_group.sync.aligned 0")
+        self._release(value_empty)
+        self.value_ring.advance()
+        self._finish(tile)
+
+    def _one_part(self, part: Value, limits: list[Value]) -> None:
+        """Scores of this part beside the product of the part before with its values."""
+        kernel = self.kernel
+        key_empty = self.key_ring.wait_full()
+        self._wait_for_turn()
+        kernel.do("wgmma.fence.sync.aligned")
+        self._start_scores()
+        value_empty = self.value_ring.wait_full()
+        self._start_out()
+        self._pass_turn()
+        kernel.do("wgmma.wait_group.sync.aligned 1")
+        self._release(key_empty)
+        self.key_ring.advance()
+        self._mask(part, limits)
+        self._exponentials()
+        kernel.do("wgmma.wait_group.sync.aligned 0")
+        self._release(value_empty)
+        self.value_ring.advance()
+        for number, value in enumerate(self.out):
+            kernel.do("mul.f32", value, value, self.factors[number % 4 // 2])
+        self._pack()
+
+    def _release(self, empty: Value) -> None:
+        self.kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(empty), when=self.leads_warp)
+
+    def _start_scores(self) -> None:
+        """scores = queries keysᵀ: steps of 32 bytes along a head's rows."""
+        kernel, spec, memory = self.kernel, self.spec, self.memory
+        keys = self.shared + memory.keys + self.key_ring.stage * memory.part
+        key = descriptor(kernel, keys)
+        for step in range(spec.head // 16):
+            chunk, inside = divmod(step, 4)
+            left = self.query + ((chunk * _QUERIES * ROW_BYTES + 32 * inside) >> 4)
+            right = key + ((chunk * _KEYS * ROW_BYTES + 32 * inside) >> 4)
+            adds = self.true if step else ~self.true
+            warpgroup_product(kernel, self.scores, left, right, adds, spec.dtype)
+        kernel.do("wgmma.commit_group.sync.aligned")
+
+    def _start_out(self) -> None:
+        """out += weights values: steps of 16 keys, across the rows of the values."""
+        kernel, spec, memory = self.kernel, self.spec, self.memory
+        values = self.shared + memory.values + self.value_ring.stage * memory.part
+        value = descriptor(kernel, values, _KEYS * ROW_BYTES)
+        for step in range(_KEYS // 16):
+            right = value + ((16 * ROW_BYTES * step) >> 4)
+            left = self.weights[4 * step : 4 * step + 4]
+            warpgroup_product(kernel, self.out, left, right, self.true, spec.dtype, (False, True))
+        kernel.do("wgmma.commit_group.sync.aligned")
+
+    def _limit(self, h: int) -> Value:
+        """The first key that row `h` of this thread does not see, less the thread's column."""
+        limit = self.keys
+        if self.spec.causal:
+            row = self.row + self.place.row + (8 * h + 1)
+            limit = limit.minimum(row + self.offset)
+        return limit - self.place.column
+
+    def _mask(self, part: Value, limits: list[Value]) -> None:
+        """Scores of keys that a query does not see become -∞, in the parts that have any."""
+        kernel = self.kernel
+        start = part * _KEYS
+        visible = self.keys
+        if self.spec.causal:
+            visible = visible.minimum(self.row + self.offset + 1)
+        with kernel.when(start + _KEYS > visible):
+            for h in (0, 1):
+                left = kernel.let("s32", "sub.s32", limits[h], start)
+                for j in range(_KEYS // 8):
+                    for t in (0, 1):
+                        hidden = left <= 8 * j + t
+                        score = self.scores[4 * j + 2 * h + t]
+                        kernel.do("selp.f32", score, _LOWEST, score, hidden)
+
+    def _exponentials(self) -> None:
+        """Scores become 2^(c score - c highest); sums and the factor of what was before follow."""
+        kernel, scale = self.kernel, self.spec.scale * math.log2(math.e)
+        for h in (0, 1):
+            mine = [self.scores[4 * j + 2 * h + t] for j in range(_KEYS // 8) for t in (0, 1)]
+            highest = self._highest(mine, self.highest[h])
+            # Where nothing was visible yet, the highest is -∞: zero in its place gives weights 0.
+            nothing = highest.equals(_LOWEST)
+            shift = kernel.select(nothing, 0.0, highest, "f32") * -scale
+            change = kernel.fma(self.highest[h], scale, shift)
+            kernel.do("ex2.approx.ftz.f32", self.factors[h], change)
+            kernel.assign(self.highest[h], highest)
+            partial = [kernel.variable("f32", 0.0) for _ in (0, 1)]
+            for number, score in enumerate(mine):
+                kernel.do("fma.rn.f32", score, score, scale, shift)
+                kernel.do("ex2.approx.ftz.f32", score, score)
+                total = partial[number % 2]
+                kernel.do("add.f32", total, total, score)
+            kernel.do("fma.rn.f32", self.sums[h], self.sums[h], self.factors[h], partial[0])
+            kernel.do("add.f32", self.sums[h], self.sums[h], partial[1])
+
+    def _highest(self, mine: list[Value], before: Value) -> Value:
+        """The highest of a row's scores and of those before; four lanes share a row."""
+        tops = [mine[0].maximum(mine[1]), mine[2].maximum(mine[3])]
+        for number, score in enumerate(mine[4:]):
+            tops[number % 2] = tops[number % 2].maximum(score)
+        top = tops[0].maximum(tops[1])
+        for distance in (1, 2):
+            other = self.kernel.let("f32", "shfl.sync.bfly.b32", top, distance, 31, -1)
+            top = top.maximum(other)
+        return top.maximum(before)
+
+    def _pack(self) -> None:
+        """Exponentials as pairs: the product that read the last ones has ended."""
+        for number, weight in enumerate(self.weights):
+            low, high = self.scores[2 * number : 2 * number + 2]
+            pair = packed_pair(self.kernel, self.spec.dtype, low, high)
+            self.kernel.assign(weight, pair)
+
+    # Results.
+
+    def _finish(self, tile: _Tile) -> None:
+        kernel, place = self.kernel, self.place
+        scales = []
+        for h in (0, 1):
+            total = self.sums[h]
+            for distance in (1, 2):
+                total = total + kernel.let("f32", "shfl.sync.bfly.b32", total, distance, 31, -1)
+            scales.append(kernel.let("f32", "rcp.approx.ftz.f32", total))
+            logarithm = kernel.let("f32", "lg2.approx.ftz.f32", total) * math.log(2)
+            logarithm = kernel.fma(self.highest[h], self.spec.scale, logarithm)
+            row = self.row + place.row + 8 * h
+            line = tile.batch * self.heads + tile.head
+            index = kernel.let("u64", "mul.wide.u32", line, self.queries)
+            index = index + kernel.let("u64", "cvt.u64.u32", row)
+            target = kernel.parameter("sums") + index * 4
+            inside = (row < self.queries) & place.column.equals(0)
+            kernel.do("st.global.f32", at(target), logarithm, when=inside)
+        with kernel.when(place.leads):
+            kernel.do("cp.async.bulk.wait_group.read 0")
+        warpgroup_barrier(kernel, self.barrier)
+        self._write_out(scales)
+        kernel.do("fence.proxy.async.shared::cta")
+        warpgroup_barrier(kernel, self.barrier)
+        with kernel.when(place.leads):
+            for chunk in range(self.spec.chunks):
+                source = self.out_place + chunk * _QUERIES * ROW_BYTES
+                where = [64 * chunk, self.row, tile.head, tile.batch]
+                bulk_store(kernel, kernel.parameter("out"), where, source)
+            kernel.do("cp.async.bulk.commit_group")
+
+    def _write_out(self, scales: list[Value]) -> None:
+        """Results into shared memory, swizzled as the bulk copy reads them."""
+        kernel, place = self.kernel, self.place
+        swizzle = (place.row & 7) * 16
+        corner = self.out_place + place.row * ROW_BYTES + place.column * 2
+        for j in range(self.spec.head // 8):
+            chunk, inside = divmod(j, 8)
+            target = (swizzle ^ (16 * inside)) + corner
+            for h in (0, 1):
+                low, high = (self.out[4 * j + 2 * h + t] * scales[h] for t in (0, 1))
+                pair = packed_pair(kernel, self.spec.dtype, low, high)
+                offset = chunk * _QUERIES * ROW_BYTES + 8 * h * ROW_BYTES
+                kernel.do("st.shared.b32", at(target, offset), pair)

@@ -1,0 +1,181 @@
+"""The small kernels around attention's backward pass.
+
+Before it, each row of the result times its cotangent is summed, and the logs of the sums are scaled
+for powers of two. Rows behind the last query get weights of zero, so that the pass needs no mask
+for them. After it, the buffer of the queries' gradients, which lies in the order of the threads
+that made it, is scaled, cast and put into its place, and the counters become zeros again.
+"""
+
+from __future__ import annotations
+
+import math
+
+from weft.compiler.targets.cuda.attention.backward import HALF_TILE, tile_queries
+from weft.compiler.targets.cuda.attention.description import (
+    AttentionKernel,
+    AttentionLaunch,
+    AttentionSizes,
+    AttentionSpec,
+)
+from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
+from weft.compiler.targets.cuda.warpgroup import Thread, packed_pair, unpacked_pair
+
+__all__ = [
+    "after_kernel",
+    "after_launch",
+    "before_kernel",
+    "before_launch",
+    "buffer_numbers",
+    "counter_numbers",
+    "row_numbers",
+]
+
+_THREADS = 256
+_VECTOR = 8  # numbers of 16 bits that a thread reads at once
+
+
+def _tiles(spec: AttentionSpec, sizes: AttentionSizes) -> int:
+    """Tiles of queries of all heads."""
+    return math.ceil(sizes.queries / tile_queries(spec)) * sizes.heads * sizes.batch
+
+
+def row_numbers(spec: AttentionSpec, sizes: AttentionSizes) -> int:
+    """Numbers of `logs` and of `products`: whole tiles of queries for each head."""
+    return _tiles(spec, sizes) * tile_queries(spec)
+
+
+def buffer_numbers(spec: AttentionSpec, sizes: AttentionSizes) -> int:
+    """Numbers of the float32 buffer of the queries' gradients."""
+    return 2 * HALF_TILE * _tiles(spec, sizes)
+
+
+def counter_numbers(spec: AttentionSpec, sizes: AttentionSizes) -> int:
+    """Counters, zeros before and after."""
+    return 2 * _tiles(spec, sizes)
+
+
+def _array(name: str) -> list[Parameter]:
+    """The parameters of an array [batch, heads, time, head] that is read without a tensor map."""
+    strides = (f"{name}_batch_stride", f"{name}_head_stride", f"{name}_stride")
+    return [Pointer(name), *map(Word, strides)]
+
+
+def _row_address(kernel: Kernel, name: str, batch: Value, head: Value, row: Value) -> Value:
+    index = kernel.let("u64", "mul.wide.u32", batch, kernel.parameter(f"{name}_batch_stride"))
+    stride = kernel.parameter(f"{name}_head_stride")
+    index = index + kernel.let("u64", "mul.wide.u32", head, stride)
+    stride = kernel.parameter(f"{name}_stride")
+    index = index + kernel.let("u64", "mul.wide.u32", row, stride)
+    return kernel.parameter(name) + index * 2
+
+
+def _finished(spec: AttentionSpec, kernel: Kernel) -> AttentionKernel:
+    return AttentionKernel(
+        spec=spec,
+        name=kernel.name,
+        text=kernel.text(),
+        threads=kernel.threads,
+        shared_bytes=0,
+        parameters=kernel.parameters,
+    )
+
+
+def before_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
+    """The launch of the kernel before the pass."""
+    lanes = row_numbers(spec, sizes) * spec.head // _VECTOR
+    return AttentionLaunch(math.ceil(lanes / _THREADS), sizes.words)
+
+
+def before_kernel(spec: AttentionSpec) -> AttentionKernel:
+    """`products` = sums of out · dout over rows, `logs` = sums · log2 e; +∞ behind the queries."""
+    words = ("batch", "heads", "queries")
+    parameters = [
+        *_array("out"),
+        *_array("dout"),
+        Pointer("sums"),
+        Pointer("logs"),
+        Pointer("products"),
+        *map(Word, words),
+    ]
+    kernel = Kernel("attention_rows", parameters, _THREADS)
+    lanes, tile = spec.head // _VECTOR, tile_queries(spec)
+    index = kernel.special("ctaid.x") * _THREADS + kernel.special("tid.x")
+    heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
+    padded = (queries + (tile - 1)) // tile * tile
+    number, lane = index // lanes, index % lanes
+    line, row = number // padded, number % padded
+    inside = (row < queries) & (line < heads * kernel.parameter("batch"))
+    total = kernel.variable("f32", 0.0)
+    factors = []
+    for name in ("out", "dout"):
+        place = _row_address(kernel, name, line // heads, line % heads, row)
+        four = [kernel.variable("b32", 0) for _ in range(4)]
+        place = kernel.address(place, lane, 2 * _VECTOR)
+        kernel.do("ld.global.v4.b32", braces(four), at(place), when=inside)
+        factors.append([x for pair in four for x in unpacked_pair(kernel, spec.dtype, pair)])
+    for x, y in zip(*factors, strict=True):
+        total = kernel.fma(x, y, total)
+    distance = 1
+    while distance < lanes:
+        total = total + kernel.let("f32", "shfl.sync.bfly.b32", total, distance, 31, -1)
+        distance *= 2
+    _store_rows(kernel, (line, row, number), inside, lane.equals(0), total)
+    return _finished(spec, kernel)
+
+
+def _store_rows(
+    kernel: Kernel, where: tuple[Value, Value, Value], inside: Value, leads: Value, total: Value
+) -> None:
+    line, row, number = where
+    queries = kernel.parameter("queries")
+    index = kernel.let("u64", "mul.wide.u32", line, queries)
+    index = index + kernel.let("u64", "cvt.u64.u32", row)
+    log = kernel.variable("f32", math.inf)
+    kernel.do("ld.global.f32", log, at(kernel.parameter("sums") + index * 4), when=inside)
+    exists = line < kernel.parameter("heads") * kernel.parameter("batch")
+    for name, value in (("logs", log * math.log2(math.e)), ("products", total)):
+        place = kernel.address(kernel.parameter(name), number, 4)
+        kernel.do("st.global.f32", at(place), value, when=exists & leads)
+
+
+def after_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
+    """The launch of the kernel after the pass: a block for each half tile."""
+    return AttentionLaunch(2 * _tiles(spec, sizes), sizes.words)
+
+
+def after_kernel(spec: AttentionSpec) -> AttentionKernel:
+    """The gradient of the queries, `dq`, out of the buffer of half tiles, `buffer`."""
+    words = ("heads", "queries")
+    parameters = [*_array("dq"), Pointer("buffer"), Pointer("counters"), *map(Word, words)]
+    kernel = Kernel("attention_queries", parameters, 128)
+    tile = tile_queries(spec)
+    half = kernel.special("ctaid.x")
+    thread = Thread.of(kernel, kernel.special("tid.x"))
+    heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
+    tiles = (queries + (tile - 1)) // tile
+    side, number = half & 1, half >> 1
+    line = number // tiles
+    row = (number % tiles) * tile + thread.row
+    column = thread.column
+    if spec.head == 64:
+        row = row + side * 64
+    else:
+        column = column + side * 64
+    offset = kernel.let("u64", "mul.wide.u32", half, 4 * HALF_TILE)
+    source = kernel.address(kernel.parameter("buffer") + offset, thread.index, 16)
+    corner = _row_address(kernel, "dq", line // heads, line % heads, row)
+    corner = kernel.address(corner, column, 2)
+    stride = kernel.let("u64", "mul.wide.u32", kernel.parameter("dq_stride"), 16)
+    lower = corner + stride
+    fours = [kernel.registers("f32", "four", 4) for _ in range(8)]
+    for j, four in enumerate(fours):
+        kernel.do("ld.global.v4.f32", braces(four), at(source, 2048 * j))
+    for j, four in enumerate(fours):
+        scaled = [value * spec.scale for value in four]
+        for h, place in enumerate((corner, lower)):
+            pair = packed_pair(kernel, spec.dtype, *scaled[2 * h : 2 * h + 2])
+            inside = row + 8 * h < queries
+            kernel.do("st.global.b32", at(place, 16 * j), pair, when=inside)
+    counter = kernel.address(kernel.parameter("counters"), half, 4)
+    kernel.do("st.global.u32", at(counter), 0, when=thread.leads)
+    return _finished(spec, kernel)

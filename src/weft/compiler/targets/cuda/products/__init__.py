@@ -1,0 +1,1 @@
+"""Matrix products on NVIDIA cards, as kernels in PTX with epilogues fused into them."""

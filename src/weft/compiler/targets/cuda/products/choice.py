@@ -1,0 +1,150 @@
+"""How a product is cut: the rule that chooses tiles, stages and the order of work, and the launch.
+
+The rule compares estimates in cycles of one multiprocessor. A step multiplies 128 bytes of the
+summed axis: the tensor cores take tile_m · tile_n / 32 cycles for it (four instructions, 128 cycles
+for 64 × 256) and reach nine tenths of that, and its operands come from the cache at about 62 bytes
+a cycle. Whole tiles cost waves · (steps · step + epilogue). Split tiles have fewer steps, but their
+parts are written, and read once more by the block that comes last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.compiler.targets.cuda.products.description import (
+    Plan,
+    ProductKernel,
+    ProductSpec,
+    Sizes,
+    dtype_bytes,
+)
+from weft.compiler.targets.cuda.products.plain import plain_kernel
+from weft.compiler.targets.cuda.products.tensor_core import (
+    shared_bytes,
+    stage_bytes,
+    tensor_core_kernel,
+)
+from weft.core.errors import UnsupportedError
+
+__all__ = ["Launch", "best_plan", "estimated_cycles", "kernel_of", "launch", "product_kernel"]
+
+_SHARED_BYTES = 227 * 1024  # of a block on Hopper
+_TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
+_MOST_STAGES = 8
+_START_CYCLES = 3500
+_SHORTEST_STEP = 200
+_CACHE_BYTES_PER_CYCLE = 62
+_PART_CYCLES = 2500  # a part's way to the block that adds it up
+_FEWEST_STEPS = 3  # of a part
+_DTYPES = ("bfloat16", "float16", "float32", "tfloat32")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one launch needs beside the operands' addresses.
+
+    `words` holds the numbers that parameters of that name get. The workspace is any memory of that
+    many bytes; the counters are 32-bit zeros, and are zeros again when the kernel has ended.
+    """
+
+    blocks: int
+    words: dict[str, int]
+    workspace_bytes: int = 0
+    counters: int = 0
+
+
+def product_kernel(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> ProductKernel:
+    """The kernel for a product of about these sizes; it is right for all others."""
+    return kernel_of(spec, best_plan(spec, sizes, multiprocessors))
+
+
+def kernel_of(spec: ProductSpec, plan: Plan) -> ProductKernel:
+    """The kernel of a product that is cut as a plan says."""
+    return plain_kernel(spec, plan) if plan.plain else tensor_core_kernel(spec, plan)
+
+
+def best_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> Plan:
+    """The plan with the least estimate."""
+    for dtype in (spec.dtype, spec.output):
+        if dtype not in _DTYPES:
+            raise UnsupportedError(
+                "matmul",
+                "products on CUDA cards take 16-bit floats, float32 and its tfloat32",
+                expected=", ".join(_DTYPES),
+                got={"dtype": dtype},
+                fix='cast the operands: a.astype("float32")',
+            )
+    if not _takes_tensor_cores(spec):
+        return _plain_plan(sizes, multiprocessors)
+    plans = [
+        _with_most_stages(spec, Plan(*tile, stages=0, split=split))
+        for tile in _TILES
+        for split in (False, True)
+        if not split or _parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
+    ]
+    return min(plans, key=lambda plan: estimated_cycles(spec, plan, sizes, multiprocessors))
+
+
+def _takes_tensor_cores(spec: ProductSpec) -> bool:
+    """Copies need rows of whole 16 bytes; tfloat32 is multiplied along rows alone."""
+    if spec.dtype == "float32" or not spec.aligned:
+        return False
+    return spec.dtype != "tfloat32" or (not spec.transpose_a and spec.transpose_b)
+
+
+def _plain_plan(sizes: Sizes, multiprocessors: int) -> Plan:
+    """Large tiles where they give every multiprocessor work."""
+    tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
+    side = 128 if tiles >= multiprocessors else 64
+    return Plan(side, side, stages=2, bulk=False, plain=True)
+
+
+def _with_most_stages(spec: ProductSpec, plan: Plan) -> Plan:
+    fixed = shared_bytes(spec, plan) + 16 * _MOST_STAGES
+    return plan.with_stages(min(_MOST_STAGES, (_SHARED_BYTES - fixed) // stage_bytes(plan)))
+
+
+def estimated_cycles(
+    spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int = 132
+) -> float:
+    """The estimate that the rule compares."""
+    tiles, steps = _counts(spec, plan, sizes)
+    area = plan.tile_m * plan.tile_n
+    step = max(area / 29, stage_bytes(plan) / _CACHE_BYTES_PER_CYCLE, _SHORTEST_STEP)
+    epilogue = 600 + area * dtype_bytes(spec.output) * len(spec.outputs) / 40
+    if not plan.split:
+        waves = math.ceil(tiles / multiprocessors)
+        return _START_CYCLES + waves * (steps * step + epilogue)
+    parts = _parts(spec, plan, sizes, multiprocessors)
+    moved = (1 + parts) * area * 4 / _CACHE_BYTES_PER_CYCLE
+    return _START_CYCLES + math.ceil(steps / parts) * step + epilogue + _PART_CYCLES + moved
+
+
+def _counts(spec: ProductSpec, plan: Plan, sizes: Sizes) -> tuple[int, int]:
+    """Tiles, and steps of each."""
+    tiles = math.ceil(sizes.m / plan.tile_m) * math.ceil(sizes.n / plan.tile_n) * sizes.batch
+    return tiles, math.ceil(sizes.k * dtype_bytes(spec.dtype) / 128)
+
+
+def _parts(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> int:
+    """Parts of each tile, so that all of them run at once."""
+    tiles, steps = _counts(spec, plan, sizes)
+    parts = max(1, min(multiprocessors // tiles, steps // _FEWEST_STEPS))
+    return math.ceil(steps / math.ceil(steps / parts))  # no part is empty
+
+
+def launch(kernel: ProductKernel, sizes: Sizes, multiprocessors: int = 132) -> Launch:
+    """The launch of a kernel for these sizes."""
+    plan = kernel.plan
+    tiles, steps = _counts(kernel.spec, plan, sizes)
+    words = {"m": sizes.m, "n": sizes.n, "k": sizes.k, "batch": sizes.batch}
+    if plan.plain:
+        return Launch(tiles, words)
+    if not plan.split:
+        return Launch(min(tiles, multiprocessors), words)
+    parts = _parts(kernel.spec, plan, sizes, multiprocessors)
+    words |= {"parts": parts, "run": math.ceil(steps / parts)}
+    blocks = min(tiles * parts, multiprocessors)
+    workspace = tiles * parts * plan.tile_m * plan.tile_n * 4
+    return Launch(blocks, words, workspace, tiles * plan.consumers)

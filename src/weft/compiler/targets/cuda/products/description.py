@@ -1,0 +1,202 @@
+"""What a product is: operands, epilogue, and the kernel that is made of them, all as data.
+
+>>> spec = ProductSpec("bfloat16", transpose_b=True, epilogue=(
+...     Combine("add", Vector("bias", "bfloat16")),
+...     Keep("before"),
+...     Apply("gelu_tanh"),
+... ))
+>>> [output.name for output in spec.outputs]
+['before', 'out']
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from weft.compiler.targets.cuda.ptx import Parameter
+
+__all__ = [
+    "Apply",
+    "Combine",
+    "Constant",
+    "Keep",
+    "Matrix",
+    "Plan",
+    "ProductKernel",
+    "ProductSpec",
+    "Scalar",
+    "Sizes",
+    "Step",
+    "Sum",
+    "Vector",
+    "dtype_bytes",
+]
+
+
+def dtype_bytes(dtype: str) -> int:
+    """How many bytes an element of an operand takes."""
+    return 4 if dtype in ("float32", "tfloat32") else 2
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number that is known when the kernel is written."""
+
+    number: float
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One float32 in the card's memory."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One number for each column of the product, or for each of its rows."""
+
+    name: str
+    dtype: str
+    per: str = "column"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One number for each element of the product."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Apply:
+    """x becomes f(x)."""
+
+    function: str
+
+
+@dataclass(frozen=True)
+class Combine:
+    """x becomes f(x, operand)."""
+
+    function: str
+    operand: Constant | Scalar | Vector | Matrix
+
+
+@dataclass(frozen=True)
+class Keep:
+    """x, as it is at this step, is stored as a result of its own; None means the output's dtype."""
+
+    name: str
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Partial sums of x, as it is at this step, in float32 and in a fixed order.
+
+    Over rows: one row of sums for each 64 rows of the product, `[ceil(m / 64), n]`. Over columns:
+    one for each tile, `[ceil(n / tile_n), m]`. Who needs the whole sum adds them up.
+    """
+
+    name: str
+    over: str
+
+
+Step = Apply | Combine | Keep | Sum
+
+
+@dataclass(frozen=True)
+class ProductSpec:
+    """C = A B with an epilogue; sums are of float32.
+
+    `a` is stored as [m, k], or [k, m] where it is transposed; `b` as [k, n], or [n, k]. `dtype` is
+    that of both operands; `tfloat32` is float32 rounded to eleven bits. `aligned` says that each
+    row of both operands starts at a multiple of 16 bytes, `aligned_output` that rows of the
+    results and of the epilogue's matrices do.
+    """
+
+    dtype: str
+    output: str = ""
+    transpose_a: bool = False
+    transpose_b: bool = False
+    batched: bool = False
+    epilogue: tuple[Step, ...] = ()
+    aligned: bool = True
+    aligned_output: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.output:
+            given = "float32" if self.dtype == "tfloat32" else self.dtype
+            object.__setattr__(self, "output", given)
+
+    @property
+    def outputs(self) -> list[Matrix]:
+        """The matrices that are stored, in the order in which the epilogue stores them."""
+        kept = [
+            Matrix(step.name, step.dtype or self.output)
+            for step in self.epilogue
+            if isinstance(step, Keep)
+        ]
+        return [*kept, Matrix("out", self.output)]
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """The matrices that the epilogue reads."""
+        return [
+            step.operand
+            for step in self.epilogue
+            if isinstance(step, Combine) and isinstance(step.operand, Matrix)
+        ]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one launch."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product is cut into work.
+
+    Tiles of `tile_m` × `tile_n` are computed from `stages` parts of operands in flight, `group`
+    rows of tiles at a time, so that what they read stays in the cache. With `split`, several blocks
+    share a tile, each a part of the summed axis; the parts are added up in their order. `bulk`
+    stores results by bulk copies, `plain` multiplies without tensor cores.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    group: int = 8
+    split: bool = False
+    bulk: bool = True
+    plain: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply, each 64 rows of a tile."""
+        return self.tile_m // 64
+
+    def with_stages(self, stages: int) -> Plan:
+        """The same cut with another number of stages."""
+        return replace(self, stages=stages)
+
+
+@dataclass(frozen=True)
+class ProductKernel:
+    """A kernel, ready for the driver: text, and what a launch must know."""
+
+    spec: ProductSpec
+    plan: Plan
+    name: str
+    text: str
+    threads: int
+    shared_bytes: int
+    parameters: tuple[Parameter, ...] = field(repr=False)

@@ -1,0 +1,388 @@
+"""Products by warpgroup instructions: one warp copies operands, warpgroups multiply them.
+
+A block holds `stages` parts of the operands: `tile_m` rows of A and `tile_n` of B, 128 bytes of the
+summed axis each. The producer, one thread, starts bulk copies into stages that are empty; consumers
+wait for full stages and multiply them, each its 64 rows of the tile. The grid stays: a block goes
+from tile to tile, and copies of the next tile run beside the epilogue of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.compiler.targets.cuda.products.description import (
+    Plan,
+    ProductKernel,
+    ProductSpec,
+    dtype_bytes,
+)
+from weft.compiler.targets.cuda.products.direct import Tile
+from weft.compiler.targets.cuda.products.epilogue import (
+    CHUNK_BYTES,
+    EpilogueLayout,
+    WarpgroupEpilogue,
+)
+from weft.compiler.targets.cuda.ptx import (
+    Kernel,
+    Operand,
+    Parameter,
+    Pointer,
+    TensorMap,
+    Value,
+    Word,
+    at,
+    braces,
+)
+from weft.compiler.targets.cuda.warpgroup import (
+    ROW_BYTES,
+    Ring,
+    Thread,
+    bulk_load,
+    descriptor,
+    initialize_barrier,
+    warpgroup_barrier,
+    warpgroup_product,
+)
+
+__all__ = ["shared_bytes", "stage_bytes", "tensor_core_kernel"]
+
+# One instruction multiplies 32 bytes of the summed axis: four of them are a row of 128 bytes.
+_INSTRUCTIONS = 4
+# Registers of a producer's and of a consumer's threads, by the number of consumers.
+_REGISTERS = {2: (40, 232), 3: (32, 160)}
+
+
+def tensor_core_kernel(spec: ProductSpec, plan: Plan) -> ProductKernel:
+    """The kernel of a product that is cut as the plan says."""
+    writer = _Writer(spec, plan)
+    writer.write()
+    kernel = writer.kernel
+    return ProductKernel(
+        spec=spec,
+        plan=plan,
+        name=kernel.name,
+        text=kernel.text(),
+        threads=kernel.threads,
+        shared_bytes=shared_bytes(spec, plan),
+        parameters=kernel.parameters,
+    )
+
+
+def stage_bytes(plan: Plan) -> int:
+    """Shared memory of one stage of both operands."""
+    return (plan.tile_m + plan.tile_n) * ROW_BYTES
+
+
+def shared_bytes(spec: ProductSpec, plan: Plan) -> int:
+    """Shared memory of a block."""
+    return _Memory.of(spec, plan).size
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Where in a block's shared memory what lies."""
+
+    chunks: int
+    scratch: int
+    flags: int
+    arrivals: int
+    ring: int
+    size: int
+
+    @classmethod
+    def of(cls, spec: ProductSpec, plan: Plan) -> _Memory:
+        layout = EpilogueLayout(spec, plan)
+        chunks = plan.stages * stage_bytes(plan)
+        scratch = chunks + plan.consumers * layout.slots * CHUNK_BYTES
+        flags = scratch + plan.consumers * layout.scratch_bytes
+        arrivals = flags + 16
+        ring = arrivals + 8 * plan.consumers
+        return cls(chunks, scratch, flags, arrivals, ring, ring + Ring.barrier_bytes(plan.stages))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A tile, or a part of one along the summed axis: steps `first` to `first + count`."""
+
+    row: Value
+    column: Value
+    batch: Value | None
+    number_n: Value
+    number: Value  # of the tile among all
+    first: Operand
+    count: Value
+
+
+class _Writer:
+    def __init__(self, spec: ProductSpec, plan: Plan) -> None:
+        self.spec, self.plan = spec, plan
+        self.layout = EpilogueLayout(spec, plan)
+        self.memory = _Memory.of(spec, plan)
+        self.row_elements = ROW_BYTES // dtype_bytes(spec.dtype)
+        threads = 128 * plan.consumers + (128 if plan.consumers > 1 else 32)
+        self.kernel = Kernel("product", self._parameter_list(), threads)
+
+    def _parameter_list(self) -> list[Parameter]:
+        """A box is 128 bytes of the axis along the rows, and a tile's or a stage's rows."""
+        spec, plan, row = self.spec, self.plan, self.row_elements
+        last = ("batch",) if spec.batched else ()
+        one = (1,) if spec.batched else ()
+        box_a = (row, plan.tile_m) if not spec.transpose_a else (64, row)
+        box_b = (row, plan.tile_n) if spec.transpose_b else (64, row)
+        axes_a = ("m", "k") if spec.transpose_a else ("k", "m")
+        axes_b = ("k", "n") if spec.transpose_b else ("n", "k")
+        sizes = ["m", "n", "k", *last, *(["parts", "run"] if plan.split else [])]
+        shared = [Pointer("workspace"), Pointer("counters")] if plan.split else []
+        return [
+            TensorMap("a", spec.dtype, axes_a + last, box_a + one),
+            TensorMap("b", spec.dtype, axes_b + last, box_b + one),
+            *self.layout.parameters,
+            *map(Word, sizes),
+            *shared,
+        ]
+
+    def write(self) -> None:
+        kernel, plan = self.kernel, self.plan
+        self.thread = kernel.special("tid.x")
+        self.block = kernel.special("ctaid.x")
+        self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
+        self.shared = kernel.shared_memory()
+        self.ring = Ring.of(kernel, self.shared + self.memory.ring, plan.stages)
+        self._initialize()
+        self._count_tiles()
+        self.warpgroup = self.thread >> 7
+        finish = kernel.label("finish")
+        produces = self.warpgroup.equals(plan.consumers)
+        with kernel.when(produces):
+            if plan.consumers > 1:
+                kernel.do(f"setmaxnreg.dec.sync.aligned.u32 {_REGISTERS[plan.consumers][0]}")
+            with kernel.when(self.thread.equals(128 * plan.consumers)):
+                self._for_each_unit(self._produce)
+            kernel.jump(finish)
+        if plan.consumers > 1:
+            kernel.do(f"setmaxnreg.inc.sync.aligned.u32 {_REGISTERS[plan.consumers][1]}")
+        self._prepare_consumer()
+        self._for_each_unit(self._consume)
+        kernel.do("cp.async.bulk.wait_group 0")
+        kernel.place(finish)
+
+    def _initialize(self) -> None:
+        kernel, plan = self.kernel, self.plan
+        with kernel.when(self.thread.equals(0)):
+            self.ring.initialize(4 * plan.consumers)
+            for consumer in range(plan.consumers):
+                offset = self.memory.arrivals + 8 * consumer
+                initialize_barrier(kernel, self.shared, 1, offset)
+            kernel.do("fence.mbarrier_init.release.cluster")
+        kernel.do("bar.sync", 0)
+
+    def _count_tiles(self) -> None:
+        plan = self.plan
+        self.tiles_m = (self.m + (plan.tile_m - 1)) // plan.tile_m
+        self.tiles_n = (self.n + (plan.tile_n - 1)) // plan.tile_n
+        self.tiles_each = self.tiles_m * self.tiles_n
+        self.tiles = self.tiles_each
+        if self.spec.batched:
+            self.tiles = self.tiles_each * self.kernel.parameter("batch")
+        self.steps = (self.k + (self.row_elements - 1)) // self.row_elements
+
+    # The order of work.
+
+    def _for_each_unit(self, write: Callable[[_Unit], None]) -> None:
+        if self.plan.split:
+            self._for_each_part(write)
+            return
+        kernel = self.kernel
+        tile = kernel.variable("u32", self.block, "tile")
+        blocks = kernel.special("nctaid.x")
+        with kernel.loop("tile") as loop:
+            loop.stop_if(tile >= self.tiles)
+            write(self._unit(tile, 0, self.steps))
+            kernel.assign(tile, tile + blocks)
+
+    def _for_each_part(self, write: Callable[[_Unit], None]) -> None:
+        """Each tile is `parts` units of at most `run` steps, side by side."""
+        kernel = self.kernel
+        parts, run = kernel.parameter("parts"), kernel.parameter("run")
+        number = kernel.variable("u32", self.block, "unit")
+        blocks = kernel.special("nctaid.x")
+        with kernel.loop("unit") as loop:
+            loop.stop_if(number >= self.tiles * parts)
+            first = (number % parts) * run
+            count = (self.steps - first).minimum(run)
+            self.part, self.parts = number, parts
+            write(self._unit(number // parts, first, count))
+            kernel.assign(number, number + blocks)
+
+    def _unit(self, tile: Value, first: Operand, count: Value) -> _Unit:
+        """Tiles run down `group` rows of tiles before they go to the next column."""
+        plan = self.plan
+        batch = tile // self.tiles_each if self.spec.batched else None
+        within = tile % self.tiles_each if self.spec.batched else tile
+        band_tiles = self.tiles_n * plan.group
+        band_row = (within // band_tiles) * plan.group
+        rows = (self.tiles_m - band_row).minimum(plan.group)
+        place = within % band_tiles
+        row = (place % rows + band_row) * plan.tile_m
+        number_n = place // rows
+        return _Unit(row, number_n * plan.tile_n, batch, number_n, tile, first, count)
+
+    # The producer.
+
+    def _produce(self, unit: _Unit) -> None:
+        kernel, plan = self.kernel, self.plan
+        a, b = kernel.parameter("a"), kernel.parameter("b")
+        step = kernel.variable("u32", unit.first, "k_step")
+        end = unit.count + unit.first
+        with kernel.loop("copy") as loop:
+            loop.stop_if(step >= end)
+            full = self.ring.begin_fill(stage_bytes(plan))
+            target = self.shared + self.ring.stage * stage_bytes(plan)
+            depth = step * self.row_elements
+            self._copy(a, target, full, (unit.row, depth, unit.batch), self.spec.transpose_a, True)
+            target = target + plan.tile_m * ROW_BYTES
+            where = (unit.column, depth, unit.batch)
+            self._copy(b, target, full, where, not self.spec.transpose_b, False)
+            self.ring.advance()
+            kernel.assign(step, step + 1)
+
+    def _copy(
+        self,
+        source: Value,
+        target: Value,
+        full: Value,
+        where: tuple[Value, Value, Value | None],
+        across: bool,
+        is_a: bool,
+    ) -> None:
+        """Copies of one operand's part: one, or one for each 64 columns where these lie in rows."""
+        first, depth, batch = where
+        last = [batch] if batch else []
+        if not across:
+            bulk_load(self.kernel, source, [depth, first, *last], target, full)
+            return
+        for chunk in range((self.plan.tile_m if is_a else self.plan.tile_n) // 64):
+            place = target + chunk * self._chunk_bytes
+            bulk_load(self.kernel, source, [first + 64 * chunk, depth, *last], place, full)
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """A chunk of an operand that is read across its rows: one row for each step of k."""
+        return self.row_elements * ROW_BYTES
+
+    # The consumers.
+
+    def _prepare_consumer(self) -> None:
+        kernel, plan, memory, layout = self.kernel, self.plan, self.memory, self.layout
+        self.true = self.warpgroup.equals(self.warpgroup)
+        self.sums = kernel.registers("f32", "sum", plan.tile_n // 2)
+        self.place = Thread.of(kernel, self.thread)
+        self.barrier = self.warpgroup + 1
+        places = (
+            self.shared + memory.chunks + self.warpgroup * (layout.slots * CHUNK_BYTES),
+            self.shared + memory.scratch + self.warpgroup * layout.scratch_bytes,
+            self.shared + memory.arrivals + self.warpgroup * 8,
+        )
+        limits = (self.m, self.n)
+        self.epilogue = WarpgroupEpilogue(kernel, layout, self.place, self.barrier, places, limits)
+        self.epilogue.prepare()
+        if plan.split:
+            self.workspace = kernel.parameter("workspace")
+            self.counters = kernel.parameter("counters")
+
+    def _consume(self, unit: _Unit) -> None:
+        row = unit.row + self.warpgroup * 64
+        tile = Tile(row, unit.column, unit.batch, unit.number_n)
+        self.epilogue.begin(tile)
+        self._multiply(unit)
+        if not self.plan.split:
+            self.epilogue.finish(tile, self.sums)
+            return
+        skip = self.kernel.label("shared")
+        with self.kernel.when(self.parts.differs(1)):
+            self._sum_of_parts(unit, skip)
+        self.epilogue.finish(tile, self.sums)
+        self.kernel.place(skip)
+
+    def _multiply(self, unit: _Unit) -> None:
+        """The sums of a unit; a stage is released when the products after its own have begun."""
+        kernel, ring = self.kernel, self.ring
+        lane_leads = self.place.lane.equals(0)
+        step = kernel.variable("u32", 0, "step")
+        previous = kernel.variable("u32", 0, "previous")
+        with kernel.loop("multiply") as loop:
+            loop.stop_if(step >= unit.count)
+            empty = ring.wait_full()
+            adds = step.differs(0)
+            kernel.do("wgmma.fence.sync.aligned")
+            self._multiply_stage(adds)
+            kernel.do("wgmma.commit_group.sync.aligned")
+            kernel.do("wgmma.wait_group.sync.aligned 1")
+            releases = adds & lane_leads
+            kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(previous), when=releases)
+            kernel.assign(previous, empty)
+            ring.advance()
+            kernel.assign(step, step + 1)
+        kernel.do("wgmma.wait_group.sync.aligned 0")
+        kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(previous), when=lane_leads)
+
+    def _multiply_stage(self, adds: Value) -> None:
+        kernel, plan, spec = self.kernel, self.plan, self.spec
+        across = (spec.transpose_a, not spec.transpose_b)
+        start = self.shared + self.ring.stage * stage_bytes(plan)
+        # 64 rows, or one chunk of 64 columns: of either, each consumer has its own.
+        part = self._chunk_bytes if across[0] else 64 * ROW_BYTES
+        a = descriptor(kernel, start + self.warpgroup * part)
+        b = descriptor(kernel, start + plan.tile_m * ROW_BYTES, self._chunk_bytes)
+        # An instruction further along k: 32 bytes in the row, or 16 rows.
+        strides = [2048 >> 4 if side else 32 >> 4 for side in across]
+        for number in range(_INSTRUCTIONS):
+            left, right = (
+                operand + number * stride if number else operand
+                for operand, stride in zip((a, b), strides, strict=True)
+            )
+            condition = self.true if number else adds
+            warpgroup_product(kernel, self.sums, left, right, condition, spec.dtype, across)
+
+    # Tiles that several blocks share.
+
+    def _part_place(self, number: Value) -> Value:
+        """The address of a part in the workspace, for this thread."""
+        kernel, plan = self.kernel, self.plan
+        part = number * plan.consumers + self.warpgroup
+        offset = kernel.let("u64", "mul.wide.u32", part, 64 * plan.tile_n * 4)
+        return kernel.address(self.workspace + offset, self.place.index, 16)
+
+    def _sum_of_parts(self, unit: _Unit, skip: str) -> None:
+        """Store this part; who comes last adds up all parts in their order along k."""
+        kernel, plan = self.kernel, self.plan
+        mine = self._part_place(self.part)
+        for first in range(0, len(self.sums), 4):
+            four = braces(self.sums[first : first + 4])
+            kernel.do("st.global.v4.f32", at(mine, 512 * first), four)
+        warpgroup_barrier(kernel, self.barrier)
+        flag = self.shared + self.memory.flags + self.warpgroup * 4
+        counter = kernel.address(self.counters, unit.number * plan.consumers + self.warpgroup, 4)
+        with kernel.when(self.place.leads):
+            kernel.do("fence.acq_rel.gpu")
+            before = kernel.let("u32", "atom.global.acq_rel.gpu.add.u32", at(counter), 1)
+            kernel.do("st.shared.u32", at(flag), before)
+        warpgroup_barrier(kernel, self.barrier)
+        arrived = kernel.let("u32", "ld.shared.u32", at(flag))
+        kernel.jump(skip, arrived.differs(self.parts - 1))
+        kernel.do("st.global.u32", at(counter), 0, when=self.place.leads)
+        kernel.do("fence.acq_rel.gpu")
+        for value in self.sums:
+            kernel.assign(value, 0.0)
+        number = kernel.variable("u32", unit.number * self.parts, "part")
+        last = number + self.parts
+        with kernel.loop("parts") as loop:
+            loop.stop_if(number >= last)
+            theirs = self._part_place(number)
+            for first in range(0, len(self.sums), 4):
+                parts = kernel.registers("f32", "part", 4)
+                kernel.do("ld.global.cg.v4.f32", braces(parts), at(theirs, 512 * first))
+                for value, part in zip(self.sums[first : first + 4], parts, strict=True):
+                    kernel.do("add.f32", value, value, part)
+            kernel.assign(number, number + 1)
