@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.fusion.grouping import why_stored
-from weft.compiler.lowering.groups import is_lowered
+import weft.compiler.pipeline  # which has primitives of its own
+from weft.compiler.fusion.grouping import Group, group, why_stored
+from weft.compiler.lowering.groups import context_of, is_lowered, lower
 from weft.compiler.lowering.nodes import SINGLES, require_lowering
-from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.dtypes import float32
 from weft.core.errors import Unsupported
 from weft.ir import scalars
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Control, Elementwise, Kind, Movement, Opaque, Reduction, Window
+from weft.ir.loops import Kernel
 from weft.ir.primitive import PRIMITIVES, Primitive, Sample
 from weft.ir.scalar_functions import element_cost, lowered
 from weft.ir.tensor import Tensor
@@ -56,6 +57,14 @@ def test_every_dear_instruction_is_that_of_a_primitive() -> None:
     assert {"atan", "tan", "lgamma", "log2", "cbrt"} < dear
 
 
+def kernels_of(f: Any, *types: wf.TensorType) -> list[Kernel]:
+    """The kernels of the groups that a function's nodes are cut into."""
+    graph = wf.ir.trace(f, *types)
+    steps = group(graph, is_lowered)
+    context = context_of(graph, steps)
+    return [lower(step, context, "k").kernel for step in steps if isinstance(step, Group)]
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_dear_value_that_several_kernels_read_is_computed_once(name: str) -> None:
     primitive = PRIMITIVES[name]
@@ -65,11 +74,10 @@ def test_a_dear_value_that_several_kernels_read_is_computed_once(name: str) -> N
         y = apply(primitive, *operands)
         return y.sum(axis=0), (y * 2).sum(axis=1), y.T * 3 + 1
 
-    program = Program(wf.ir.trace(f, *[wf.spec("float32", (256, 256))] * count))
+    kernels = kernels_of(f, *[wf.spec("float32", (256, 256))] * count)
     for function in FUNCTIONS[name]:
-        holding = [each for each in program.lowered if f"{function}(" in str(each.kernel)]
-        assert len(holding) == 1, function
-    assert len(program.lowered) > 1
+        assert sum(f"{function}(" in str(kernel) for kernel in kernels) == 1, function
+    assert len(kernels) > 1
 
 
 def test_what_costs_little_is_computed_by_each_kernel_that_reads_it() -> None:
@@ -159,8 +167,8 @@ def test_only_what_works_by_elements_broadcasts() -> None:
 
 
 def is_native(f: Any, *operands: Tensor) -> bool:
-    program = Program(wf.ir.trace(f, *[x.type for x in operands]))
-    return all(call.node is None for call in program.calls)
+    report = wf.jit(f).explain(*operands)
+    return all(kernel.kind == "kernel" for kernel in report.kernels)
 
 
 def test_a_movement_of_ones_own_is_written_into_its_readers() -> None:
@@ -174,7 +182,7 @@ def test_a_movement_of_ones_own_is_written_into_its_readers() -> None:
     f = lambda x: apply(turn, x) * 2 + x  # noqa: E731
     assert is_native(f, x)
     assert wf.jit(f)(x).tolist() == (x.numpy()[::-1, ::-1] * 2 + x.numpy()).tolist()
-    assert len(Program(wf.ir.trace(f, x.type)).lowered) == 1
+    assert len(kernels_of(f, x.type)) == 1
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (512, 64), (64, 4096)])
