@@ -25,7 +25,7 @@ from weft.compiler.targets.cpu.convolution.frames import (
     placed,
 )
 from weft.compiler.targets.cpu.convolution.winograd import winograd_functions
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, Struct, declarations
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
 from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import ZEROS, Sums, Tile, tile_of
@@ -64,13 +64,13 @@ def source(tile: Tile) -> str:
         _weights(tile),
         *winograd_functions(tile),
     ]
-    return "\n".join([*declarations(tile.dtype, tile.lanes), *tiles, *strips, *own, ""])
+    return module_text(*tiles, *strips, *own)
 
 
 GIVEN = "ptr %a, ptr %rows, ptr %terms, ptr %b, ptr %c"
 
 
-def _tile(tile: Tile, rows: int, vectors: int) -> str:
+def _tile(tile: Tile, rows: int, vectors: int) -> IRBuilder:
     """A register tile: `rows` are pairs of offsets of a row in a and in c, `terms` in a and b."""
     given = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %columns")
     out = IRBuilder(f"gather_{rows}_{vectors}", given)
@@ -90,10 +90,10 @@ def _tile(tile: Tile, rows: int, vectors: int) -> str:
             term.value = out.count_up(term.value)
             out.again_if(out.test("slt", term.value, count))
     sums.store([to for _, to in starts], add)
-    return out.definition
+    return out
 
 
-def _strip(tile: Tile, width: int) -> str:
+def _strip(tile: Tile, width: int) -> IRBuilder:
     """All rows, in tiles of one width: the highest first, but eight as four and four."""
     parameters = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %columns", "i64 %many")
     out = IRBuilder(f"gathers_{width}", parameters)
@@ -114,10 +114,10 @@ def _strip(tile: Tile, width: int) -> str:
                 " ptr %c, i64 %count, i1 %add, i64 %columns)"
             )
         start = end
-    return out.definition
+    return out
 
 
-def _product(tile: Tile) -> str:
+def _product(tile: Tile) -> IRBuilder:
     """All rows by columns [from, to) of a panel: the widest tiles that have no empty vector."""
     element = Type(tile.dtype).text
     parameters = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %many", "i64 %wide")
@@ -139,10 +139,10 @@ def _product(tile: Tile) -> str:
                 f" i64 %count, i1 %add, i64 {last}, i64 %many)"
             )
         start = end
-    return out.definition
+    return out
 
 
-def _direct(tile: Tile) -> str:
+def _direct(tile: Tile) -> IRBuilder:
     """Iterations are blocks, each in `parts` parts of panels."""
     element = Type(tile.dtype).text
     out = IRBuilder("direct", KERNEL, public=True)
@@ -189,10 +189,10 @@ def _direct(tile: Tile) -> str:
                         f" i64 {deep}, i1 {add}, i64 {places}, i64 {wide})"
                     )
     out.free(whole)
-    return out.definition
+    return out
 
 
-def _weights(tile: Tile) -> str:
+def _weights(tile: Tile) -> IRBuilder:
     """Iterations are slices of taps and channels, of each split of the blocks."""
     element = Type(tile.dtype).text
     out = IRBuilder("weights", KERNEL, public=True)
@@ -238,4 +238,4 @@ def _weights(tile: Tile) -> str:
                         f" i64 {places}, i1 {add}, i64 {count}, i64 {wide})"
                     )
     out.free(whole)
-    return out.definition
+    return out

@@ -39,8 +39,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from weft.compiler.targets.cpu.llvm.ir_types import Type, element, widened
-from weft.core.dtypes import DType
 
+_TYPE = re.compile(r"^(?:<[^>]*>|\S+)")
 KERNEL = ("ptr %buffers", "ptr %sizes", "i64 %begin", "i64 %end")
 """The parameters of a function that a program calls."""
 
@@ -483,7 +483,7 @@ class IRBuilder(Lines):
         if isinstance(function, IRBuilder):
             result, function = function.result, function.symbol
         elif function[0] not in "%@":
-            kinds = ", ".join(each.rsplit(maxsplit=1)[0] for each in given)
+            kinds = ", ".join(_TYPE.findall(each)[0] for each in given)
             self.declared.add(f"declare {result} @{function}({kinds})")
             function = f"@{function}"
         text = f"call {result} {function}({', '.join(given)})"
@@ -528,24 +528,3 @@ def module_text(*parts: IRBuilder | str) -> str:
     declared = sorted(set[str]().union(*(each.declared for each in functions)))
     texts = [part if isinstance(part, str) else part.definition for part in parts]
     return "\n".join([*declared, *texts, ""])
-
-
-def declarations(dtype: DType, lanes: int) -> list[str]:
-    """What functions of a dtype call."""
-    kind = Type(dtype, lanes)
-    lines = [
-        "declare ptr @malloc(i64)",
-        "declare void @free(ptr)",
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
-        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
-        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-        "declare i64 @llvm.smin.i64(i64, i64)",
-        "declare i64 @llvm.smax.i64(i64, i64)",
-        f"declare {kind.text} @llvm.fma.{kind.suffix}({', '.join([kind.text] * 3)})",
-    ]
-    if lanes > 1:
-        given = f"ptr, i32, {kind.mask}, {kind.text}"
-        lines.append(f"declare {kind.text} @llvm.masked.load.{kind.suffix}.p0({given})")
-        given = f"{kind.text}, ptr, i32, {kind.mask}"
-        lines.append(f"declare void @llvm.masked.store.{kind.suffix}.p0({given})")
-    return lines

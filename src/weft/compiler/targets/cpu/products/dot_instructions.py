@@ -17,24 +17,24 @@ and the first row of a packed panel takes it away.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, LocalVariable
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, LocalVariable, module_text
 from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.products.dot_packing import (
     COLUMNS,
     FLIP,
     LANES,
     Words,
-    masked_moves,
+    dot_of_bytes,
     pack_plain,
     pack_turned,
     words_of,
 )
 from weft.compiler.targets.cpu.products.tiles import ZEROS, Sums, Tile
-from weft.core.dtypes import float32, int8, int32
+from weft.core.dtypes import int8, int32
 
 __all__ = ["ENTRIES", "TABLE", "functions", "source", "words_of"]
 
@@ -63,30 +63,13 @@ def source(words: Words) -> str:
     """The text of the module."""
     tiles = (_tile(words, rows, vectors) for rows in HEIGHTS for vectors in WIDTHS)
     parts = [*tiles, _block(), _by_rows(), _by_columns(), pack_plain(words), pack_turned(words)]
-    return "\n".join([*_declared(words), *parts, ""])
-
-
-def _declared(words: Words) -> Iterator[str]:
-    yield "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-    yield "declare i64 @llvm.smin.i64(i64, i64)"
-    yield "declare i64 @llvm.smax.i64(i64, i64)"
-    kinds = {("i32", LANES), (words.element, LANES * words.terms)}
-    if words.total is float32:
-        kinds.add(("float", LANES))
-        yield "declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)"
-        given = "<16 x float>, <32 x bfloat>, <32 x bfloat>"
-        yield f"declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({given})"
-    else:
-        given = "<16 x i32>, <16 x i32>, <16 x i32>"
-        yield f"declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512({given})"
-    for element, lanes in sorted(kinds):
-        yield from masked_moves(element, lanes)
+    return module_text(*parts)
 
 
 # --- tiles ---------------------------------------------------------------------------------------
 
 
-def _tile(words: Words, rows: int, vectors: int) -> str:
+def _tile(words: Words, rows: int, vectors: int) -> IRBuilder:
     """A function `(a, row step, word step, b, c, c step, words, add, columns)`.
 
     As in `tiles`: some rows of the result by some vectors, stored or added to what is there.
@@ -116,7 +99,7 @@ def _tile(words: Words, rows: int, vectors: int) -> str:
             row.value = at(row.value, COLUMNS)
             out.again_if(out.test("slt", term.value, terms))
     sums.store([to for _, to in starts], add)
-    return out.definition
+    return out
 
 
 def _first(out: IRBuilder, b: str, add: str, j: int) -> str:
@@ -143,22 +126,20 @@ def _multiply(
 def _multiply_add(out: IRBuilder, words: Words, x: str, y: str, total: str) -> str:
     """The machine's instruction: dot products of words, added to sums."""
     if words.total is int32:
-        given = ", ".join(f"<16 x i32> {each}" for each in (total, x, y))
-        name, kind = "llvm.x86.avx512.vpdpbusd.512", "<16 x i32>"
-    elif words.terms == 1:
-        given = ", ".join(f"<16 x float> {each}" for each in (x, y, total))
-        name, kind = "llvm.fma.v16f32", "<16 x float>"
-    else:
-        y = out.put(f"bitcast <16 x float> {y} to <32 x bfloat>")
-        given = f"<16 x float> {total}, <32 x bfloat> {x}, <32 x bfloat> {y}"
-        name, kind = "llvm.x86.avx512bf16.dpbf16ps.512", "<16 x float>"
-    return out.put(f"call {kind} @{name}({given})", kind)
+        return dot_of_bytes(out, total, x, y)
+    wide = "<16 x float>"
+    if words.terms == 1:
+        given = [f"{wide} {each}" for each in (x, y, total)]
+        return out.call("llvm.fma.v16f32", *given, result=wide)
+    y = out.put(f"bitcast {wide} {y} to <32 x bfloat>")
+    given = [f"{wide} {total}", f"<32 x bfloat> {x}", f"<32 x bfloat> {y}"]
+    return out.call("llvm.x86.avx512bf16.dpbf16ps.512", *given, result=wide)
 
 
 # --- blocks --------------------------------------------------------------------------------------
 
 
-def _block() -> str:
+def _block() -> IRBuilder:
     """A function that makes some rows and columns of a product."""
     given = ("ptr %a", "ptr %b", "ptr %c", "ptr %sizes", "i64 %rows", "i64 %from", "i64 %to")
     out = IRBuilder("block", given)
@@ -182,7 +163,7 @@ def _block() -> str:
                     head = f"i64 {row_step}, i64 {word_step}, ptr {out.at('i32', panel, done)}"
                     _heights(out, width, a, row_step, head, c, columns, tail)
                 done = out.add(done, out.put(f"select i1 {fits}, i64 {width * LANES}, i64 0"))
-    return out.definition
+    return out
 
 
 def _heights(
@@ -206,7 +187,7 @@ def _heights(
         begin = end
 
 
-def _by_rows() -> str:
+def _by_rows() -> IRBuilder:
     """The function that makes some rows of a stack of products."""
     out = IRBuilder("rows", KERNEL, public=True)
     a, b, c = (out.buffer(place) for place in range(3))
@@ -229,10 +210,10 @@ def _by_rows() -> str:
             f" i64 {number['columns']})"
         )
         row.value = out.add(now, count)
-    return out.definition
+    return out
 
 
-def _by_columns() -> str:
+def _by_columns() -> IRBuilder:
     """The function that makes some panels of columns of products with few rows."""
     out = IRBuilder("columns", KERNEL, public=True)
     a, b, c = (out.buffer(place) for place in range(3))
@@ -250,4 +231,4 @@ def _by_columns() -> str:
             f"call void @block(ptr {left}, ptr {right}, ptr {to}, ptr %sizes,"
             f" i64 {number['rows']}, i64 {first}, i64 {end})"
         )
-    return out.definition
+    return out
