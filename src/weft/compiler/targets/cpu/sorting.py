@@ -23,7 +23,7 @@ from functools import cache, cached_property
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.core.dtypes import DType, uint8
 from weft.core.errors import UnsupportedError
 from weft.core.shapes import Dimension, size, substitute
@@ -135,7 +135,7 @@ class Keys:
 # --- an array of words -------------------------------------------------------------------------
 
 
-def _inserted(keys: Keys) -> str:
+def _inserted(keys: Keys) -> IRBuilder:
     """`inserted(a, n)`: words in ascending order, each moved down to its place."""
     out = IRBuilder("inserted", ("ptr %a", "i64 %n"))
     with out.loop(1, "%n") as i:
@@ -149,10 +149,10 @@ def _inserted(keys: Keys) -> str:
             keys.store(out, other, "%a", place.value)
             place.value = lower
         keys.store(out, word, "%a", place.value)
-    return out.definition
+    return out
 
 
-def _distributed(keys: Keys) -> str:
+def _distributed(keys: Keys) -> IRBuilder:
     """`distributed(a, b, n)`: words in ascending order by one byte after the other; b is used."""
     out = IRBuilder("distributed", ("ptr %a", "ptr %b", "i64 %n"))
     tables = [out.put("alloca [256 x i64], align 64") for _ in keys.bytes]
@@ -173,7 +173,7 @@ def _distributed(keys: Keys) -> str:
     last = out.put(f"load ptr, ptr {source}")
     with out.when(out.put(f"icmp ne ptr {last}, %a")):
         out.copy("%a", last, out.mul("%n", keys.word_bytes))
-    return out.definition
+    return out
 
 
 def _counted(out: IRBuilder, table: str, digit: str) -> str:
@@ -203,7 +203,7 @@ def _dealt(out: IRBuilder, keys: Keys, table: str, shift: int, cells: tuple[str,
     out.do(f"store ptr {source}, ptr {cells[1]}")
 
 
-def _ordered() -> str:
+def _ordered() -> IRBuilder:
     """`ordered(a, b, n)`: words in ascending order, by what is quicker."""
     out = IRBuilder("ordered", ("ptr %a", "ptr %b", "i64 %n"))
     is_short = out.test("sle", "%n", SHORT)
@@ -211,27 +211,22 @@ def _ordered() -> str:
         out.do("call void @inserted(ptr %a, i64 %n)")
     with out.when(out.put(f"xor i1 {is_short}, true")):
         out.do("call void @distributed(ptr %a, ptr %b, i64 %n)")
-    return out.definition
+    return out
 
 
 # --- rows --------------------------------------------------------------------------------------
 
-_DECLARED = """
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-"""
 
-
-def _whole(keys: Keys) -> str:
+def _whole(keys: Keys) -> IRBuilder:
     """`whole(x, stride, n, k, a)`: a row as words in order."""
     out = IRBuilder("whole", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
     with out.loop(0, "%n") as i:
         keys.store(out, keys.made(out, "%x", "%stride", i), "%a", i)
     out.do(f"call void @ordered(ptr %a, ptr {out.at(keys.word, '%a', '%n')}, i64 %n)")
-    return out.definition
+    return out
 
 
-def _first_few(keys: Keys) -> str:
+def _first_few(keys: Keys) -> IRBuilder:
     """`first_few(x, stride, n, k, a)`: the first k words of a row in order.
 
     Candidates are appended as long as they are below the k-th so far; whenever there are 2k, the
@@ -257,10 +252,10 @@ def _first_few(keys: Keys) -> str:
                 out.do(f"store {keys.word} {last}, ptr {limit}, align 8")
     held = out.put(f"load i64, ptr {count}")
     out.do(f"call void @ordered(ptr %a, ptr {spare}, i64 {held})")
-    return out.definition
+    return out
 
 
-def _rows(keys: Keys, values: bool, indices: bool) -> str:
+def _rows(keys: Keys, values: bool, indices: bool) -> IRBuilder:
     """The kernel: it is given n, k, how far apart neighbours are, and the rows of a part."""
     out = IRBuilder("rows", KERNEL, public=True)
     n, k, stride, grain = (out.number("%sizes", place) for place in range(4))
@@ -286,17 +281,17 @@ def _rows(keys: Keys, values: bool, indices: bool) -> str:
                 out.do(f"store {keys.kind} {found}, ptr {out.at(keys.kind, results[0], target)}")
             if indices:
                 out.do(f"store i64 {place}, ptr {out.at('i64', results[-1], target)}")
-    return out.definition
+    return out
 
 
 @cache
 def _rows_address(keys: Keys, values: bool, indices: bool) -> int:
     parts = [_inserted(keys), _distributed(keys), _ordered(), _whole(keys), _first_few(keys)]
-    source = "\n".join([_DECLARED, *parts, _rows(keys, values, indices), ""])
+    source = module_text(*parts, _rows(keys, values, indices))
     return text_addresses(source, ["rows"])["rows"]
 
 
-def _search(keys: Keys, side: str) -> str:
+def _search(keys: Keys, side: str) -> IRBuilder:
     """The kernel of `searchsorted`, which is given n and m: each search halves what is left."""
     out = IRBuilder("search", KERNEL, public=True)
     n, m = (out.number("%sizes", place) for place in range(2))
@@ -315,12 +310,12 @@ def _search(keys: Keys, side: str) -> str:
             low.value = out.select(is_before, out.add(middle, 1), low.value)
             rest.value = out.select(is_before, above, half)
         out.store(low.value, out.at("i64", result, i))
-    return out.definition
+    return out
 
 
 @cache
 def _search_address(keys: Keys, side: str) -> int:
-    return text_addresses(_search(keys, side) + "\n", ["search"])["search"]
+    return text_addresses(module_text(_search(keys, side)), ["search"])["search"]
 
 
 # --- calls -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def numbers(out: IRBuilder, names: tuple[str, ...], wanted: str) -> dict[str, st
     return {name: out.number("%sizes", names.index(name)) for name in wanted.split()}
 
 
-def frame_function(tile: Tile) -> str:
+def frame_function(tile: Tile) -> IRBuilder:
     """Copy what a block sees: `%first` image and `%many` of them, from row `%from` on.
 
     Of each pixel `%wide` elements are copied, from `%at` on.
@@ -71,7 +71,7 @@ def frame_function(tile: Tile) -> str:
             out.clear(out.at("i8", middle, copied), out.mul(behind, bytes_))
         with out.when(out.put(f"xor i1 {whole}, true")):
             out.clear(target, line)
-    return out.definition
+    return out
 
 
 def frame_bytes(out: IRBuilder, tile: Tile, n: dict[str, str]) -> str:

@@ -25,17 +25,10 @@ from weft.compiler.targets.cpu.convolution.frames import (
     placed,
 )
 from weft.compiler.targets.cpu.convolution.winograd import winograd_functions
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, declarations
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
 from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products.tiles import (
-    Tile,
-    mask_lines,
-    multiplied_lines,
-    right_lines,
-    stored_lines,
-    tile_of,
-)
+from weft.compiler.targets.cpu.products.tiles import ZEROS, Sums, Tile, tile_of
 from weft.core.dtypes import DType
 
 ENTRIES = ("direct", "weights", "winograd", "winograd_weights")
@@ -50,6 +43,8 @@ WEIGHTS = (
     "splits", "slices", "taps", "rows_at", "terms_at", "rest", "w_size",
 )  # fmt: skip
 """What `weights` is told; the tables follow."""
+_OFFSETS = Struct("i64 left, i64 other")
+"""A row of a table: an offset in the left operand, and one in the result or the right operand."""
 
 
 @cache
@@ -69,65 +64,36 @@ def source(tile: Tile) -> str:
         _weights(tile),
         *winograd_functions(tile),
     ]
-    return "\n".join([*declarations(tile.dtype, tile.lanes), *tiles, *strips, *own, ""])
+    return module_text(*tiles, *strips, *own)
 
 
 GIVEN = "ptr %a, ptr %rows, ptr %terms, ptr %b, ptr %c"
 
 
-def _tile(tile: Tile, rows: int, vectors: int) -> str:
+def _tile(tile: Tile, rows: int, vectors: int) -> IRBuilder:
     """A register tile: `rows` are pairs of offsets of a row in a and in c, `terms` in a and b."""
-    kind, element = Type(tile.dtype, tile.lanes), Type(tile.dtype).text
-    sums = [(i, j) for i in range(rows) for j in range(vectors)]
-    lines = [
-        f"define internal void @gather_{rows}_{vectors}({GIVEN}, i64 %count, i1 %add,"
-        " i64 %columns) nounwind noinline {",
-        "entry:",
-        *mask_lines(tile),
-        *(line for i in range(rows) for line in _row(element, i)),
-        "  %any = icmp sgt i64 %count, 0",
-        "  br i1 %any, label %loop, label %summed",
-        "loop:",
-        "  %t = phi i64 [0, %entry], [%t.next, %loop]",
-        *(
-            f"  %s{i}.{j} = phi {kind.text} [zeroinitializer, %entry], [%s{i}.{j}.next, %loop]"
-            for i, j in sums
-        ),
-        "  %pair = getelementptr [2 x i64], ptr %terms, i64 %t",
-        "  %at = load i64, ptr %pair",
-        "  %b.off.at = getelementptr i64, ptr %pair, i64 1",
-        "  %b.off = load i64, ptr %b.off.at",
-        f"  %row = getelementptr {element}, ptr %b, i64 %b.off",
-        *right_lines(tile, kind, vectors),
-        *(line for i in range(rows) for line in multiplied_lines(tile, kind, i, vectors)),
-        "  %t.next = add nuw nsw i64 %t, 1",
-        "  %more = icmp slt i64 %t.next, %count",
-        "  br i1 %more, label %loop, label %summed",
-        "summed:",
-        *(
-            f"  %r{i}.{j} = phi {kind.text} [zeroinitializer, %entry], [%s{i}.{j}.next, %loop]"
-            for i, j in sums
-        ),
-        *stored_lines(tile, kind, rows, vectors),
-        "  ret void",
-        "}",
-    ]
-    return "\n".join(lines)
+    given = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %columns")
+    out = IRBuilder(f"gather_{rows}_{vectors}", given)
+    a, row_table, term_table, b, c, count, add, columns = out.parameters
+    sums = Sums(out, tile, rows, columns, [ZEROS] * vectors)
+    v, starts = sums.v, list[tuple[str, str]]()
+    for i in range(rows):
+        left, to = out.record(_OFFSETS, row_table, i).all("left", "other")
+        starts.append((v.at(a, left), v.at(c, to)))
+    with out.when(out.test("sgt", count, 0)):
+        term = out.variable(0)
+        with out.repeat():
+            offset, right_offset = out.record(_OFFSETS, term_table, term.value).all("left", "other")
+            right = sums.right(v.at(b, right_offset))
+            for i, (left, _) in enumerate(starts):
+                sums.add_products(i, v.at(left, offset), right)
+            term.value = out.count_up(term.value)
+            out.again_if(out.test("slt", term.value, count))
+    sums.store([to for _, to in starts], add)
+    return out
 
 
-def _row(element: str, i: int) -> list[str]:
-    """Where a row begins, in a and in c."""
-    return [
-        f"  %ra.at{i} = getelementptr [2 x i64], ptr %rows, i64 {i}",
-        f"  %ra{i} = load i64, ptr %ra.at{i}",
-        f"  %a{i} = getelementptr {element}, ptr %a, i64 %ra{i}",
-        f"  %rc.at{i} = getelementptr i64, ptr %ra.at{i}, i64 1",
-        f"  %rc{i} = load i64, ptr %rc.at{i}",
-        f"  %c{i} = getelementptr {element}, ptr %c, i64 %rc{i}",
-    ]
-
-
-def _strip(tile: Tile, width: int) -> str:
+def _strip(tile: Tile, width: int) -> IRBuilder:
     """All rows, in tiles of one width: the highest first, but eight as four and four."""
     parameters = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %columns", "i64 %many")
     out = IRBuilder(f"gathers_{width}", parameters)
@@ -148,10 +114,10 @@ def _strip(tile: Tile, width: int) -> str:
                 " ptr %c, i64 %count, i1 %add, i64 %columns)"
             )
         start = end
-    return out.definition
+    return out
 
 
-def _product(tile: Tile) -> str:
+def _product(tile: Tile) -> IRBuilder:
     """All rows by columns [from, to) of a panel: the widest tiles that have no empty vector."""
     element = Type(tile.dtype).text
     parameters = (*GIVEN.split(", "), "i64 %count", "i1 %add", "i64 %many", "i64 %wide")
@@ -173,10 +139,10 @@ def _product(tile: Tile) -> str:
                 f" i64 %count, i1 %add, i64 {last}, i64 %many)"
             )
         start = end
-    return out.definition
+    return out
 
 
-def _direct(tile: Tile) -> str:
+def _direct(tile: Tile) -> IRBuilder:
     """Iterations are blocks, each in `parts` parts of panels."""
     element = Type(tile.dtype).text
     out = IRBuilder("direct", KERNEL, public=True)
@@ -223,10 +189,10 @@ def _direct(tile: Tile) -> str:
                         f" i64 {deep}, i1 {add}, i64 {places}, i64 {wide})"
                     )
     out.free(whole)
-    return out.definition
+    return out
 
 
-def _weights(tile: Tile) -> str:
+def _weights(tile: Tile) -> IRBuilder:
     """Iterations are slices of taps and channels, of each split of the blocks."""
     element = Type(tile.dtype).text
     out = IRBuilder("weights", KERNEL, public=True)
@@ -272,4 +238,4 @@ def _weights(tile: Tile) -> str:
                         f" i64 {places}, i1 {add}, i64 {count}, i64 {wide})"
                     )
     out.free(whole)
-    return out.definition
+    return out

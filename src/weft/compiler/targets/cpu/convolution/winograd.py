@@ -73,8 +73,8 @@ WEIGHTS = (
 Transform = Callable[[Vectors, Sequence[str]], list[str]]
 
 
-def winograd_functions(tile: Tile) -> list[str]:
-    """The text of the functions."""
+def winograd_functions(tile: Tile) -> list[IRBuilder]:
+    """The functions of convolutions by Winograd's method."""
     return [
         _seen(tile),
         _made(tile),
@@ -130,7 +130,7 @@ def _both(v: Vectors, square: list[list[str]], transform: Transform) -> list[lis
     return [transform(v, row) for row in rows]
 
 
-def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) -> str:
+def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) -> IRBuilder:
     """A function that turns all tiles of a frame into `COUNT` matrices of tiles by channels.
 
     Frames of `%many` images are `%frame0` by `%frame2` pixels of `%wide` elements.
@@ -158,18 +158,18 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
                 for m, value in enumerate(values):
                     place = out.mul(plane, k * SIDE + m)
                     v.store(value, out.at(element, target, place))
-    return out.definition
+    return out
 
 
-def _seen(tile: Tile) -> str:
+def _seen(tile: Tile) -> IRBuilder:
     return _tiles("winograd_seen", tile, SIDE, RESULT, _input)
 
 
-def _spread(tile: Tile) -> str:
+def _spread(tile: Tile) -> IRBuilder:
     return _tiles("winograd_spread", tile, RESULT, RESULT, _outward)
 
 
-def _made(tile: Tile) -> str:
+def _made(tile: Tile) -> IRBuilder:
     """A function that turns sums [COUNT, most, panel] into results, without those outside y."""
     element = Type(tile.dtype).text
     given = (
@@ -206,7 +206,7 @@ def _made(tile: Tile) -> str:
                             at = out.mul(out.add(out.mul(here, "%width"), there), "%pixel")
                             place = out.add(out.add(first, at), c)
                             v.store(value, out.at(element, "%y", place))
-    return out.definition
+    return out
 
 
 def _weight(v: Vectors, w: Sequence[str]) -> list[str]:
@@ -233,7 +233,7 @@ def _backward(v: Vectors, p: Sequence[str]) -> list[str]:
     ]
 
 
-def _transformed(tile: Tile) -> str:
+def _transformed(tile: Tile) -> IRBuilder:
     """A function from weights of some terms, in a panel, to `COUNT` matrices of them."""
     element = Type(tile.dtype).text
     given = ("terms", "step", "tap", "plane")
@@ -249,10 +249,10 @@ def _transformed(tile: Tile) -> str:
         for k, values in enumerate(_both(v, square, _weight)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%plane", k * SIDE + m)))
-    return out.definition
+    return out
 
 
-def _weighed(tile: Tile) -> str:
+def _weighed(tile: Tile) -> IRBuilder:
     """A function from `COUNT` sums of channels by outputs to weights [channels, taps, outputs]."""
     element, wide = Type(tile.dtype).text, tile.columns
     given = ("channels", "outputs", "line")
@@ -268,7 +268,7 @@ def _weighed(tile: Tile) -> str:
         for k, values in enumerate(_both(v, square, _backward)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%line", 3 * k + m)))
-    return out.definition
+    return out
 
 
 def _call(out: IRBuilder, name: str, pointers: Sequence[str], given: Sequence[str]) -> None:
@@ -298,7 +298,7 @@ def _products(
         )
 
 
-def _winograd(tile: Tile) -> str:
+def _winograd(tile: Tile) -> IRBuilder:
     """Iterations are blocks of strips of tiles, each in parts of panels."""
     element, size = Type(tile.dtype).text, tile.dtype.itemsize
     out = IRBuilder("winograd", KERNEL, public=True)
@@ -356,10 +356,10 @@ def _winograd(tile: Tile) -> str:
             )  # fmt: skip
     for each in (frame_whole, seen_whole, sums_whole, own_whole):
         out.free(each)
-    return out.definition
+    return out
 
 
-def _winograd_weights(tile: Tile) -> str:
+def _winograd_weights(tile: Tile) -> IRBuilder:
     """Iterations are splits of the blocks, times parts of channels and of outputs."""
     element, size = Type(tile.dtype).text, tile.dtype.itemsize
     out = IRBuilder("winograd_weights", KERNEL, public=True)
@@ -416,4 +416,4 @@ def _winograd_weights(tile: Tile) -> str:
         _call(out, "winograd_weighed", (sums, target), (own_c, own_o, n["outputs"]))
     for each in (frame_whole, seen_whole, spread_whole, sums_whole):
         out.free(each)
-    return out.definition
+    return out

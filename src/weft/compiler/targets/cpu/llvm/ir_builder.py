@@ -39,8 +39,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from weft.compiler.targets.cpu.llvm.ir_types import Type, element, widened
-from weft.core.dtypes import DType
 
+_TYPE = re.compile(r"^(?:<[^>]*>|\S+)")
 KERNEL = ("ptr %buffers", "ptr %sizes", "i64 %begin", "i64 %end")
 """The parameters of a function that a program calls."""
 
@@ -122,6 +122,16 @@ Jump = tuple[str, list[str]]
 """The block that a jump comes from, and what each variable is there."""
 
 
+@dataclass
+class _Loop:
+    """The blocks at the head of a loop and behind it, and the jumps there."""
+
+    head: str
+    done: str
+    exits: list[Jump] = field(default_factory=list)
+    back: Jump | None = None
+
+
 class IRBuilder(Lines):
     """The text of one function; `public` ones are found as `weft.name`.
 
@@ -145,7 +155,7 @@ class IRBuilder(Lines):
         self.declared: set[str] = set()
         self.block = "entry"
         self.variables: list[LocalVariable] = []
-        self._exits: list[tuple[str, list[Jump]]] = []
+        self._loops: list[_Loop] = []
         self._unchanged: dict[str, str] = {}
 
     @property
@@ -216,10 +226,10 @@ class IRBuilder(Lines):
             variable.value = f"%{head}.{number}"
             self.kinds[variable.value] = variable.kind
         phis = [variable.value for variable in known]
-        self._exits.append((done, []))
+        loop = _Loop(head, done)
+        self._loops.append(loop)
         yield
-        del self.variables[len(known) :]
-        after = self._way()
+        after = loop.back or self._way()
         for number, phi in enumerate(phis):
             start, last = before[1][number], self._known(after[1][number])
             if not after[0] or last == phi:
@@ -228,20 +238,28 @@ class IRBuilder(Lines):
                 ways = f"[{start}, %{before[0]}], [{last}, %{after[0]}]"
                 self.text[first + number] = f"  {phi} = phi {self.kinds[phi]} {ways}"
         self._jump(head)
-        self._meet(*self._exits.pop(), len(known))
+        self._loops.pop()
+        self._meet(done, loop.exits, len(known))
 
     def leave(self) -> None:
         """Go on behind the innermost loop."""
-        done, ways = self._exits[-1]
-        ways.append(self._way())
-        self._jump(done)
+        self._loops[-1].exits.append(self._way())
+        self._jump(self._loops[-1].done)
 
     def leave_unless(self, condition: str) -> None:
         """Go on behind the innermost loop where a condition does not hold."""
-        (done, ways), following = self._exits[-1], self.fresh("go")
-        ways.append(self._way())
-        self.do(f"br i1 {condition}, label %{following}, label %{done}")
+        loop, following = self._loops[-1], self.fresh("go")
+        loop.exits.append(self._way())
+        self.do(f"br i1 {condition}, label %{following}, label %{loop.done}")
         self.label(following)
+
+    def again_if(self, condition: str) -> None:
+        """End the innermost loop's body: go round again where a condition holds."""
+        loop = self._loops[-1]
+        loop.back = self._way()
+        loop.exits.append(loop.back)
+        self.do(f"br i1 {condition}, label %{loop.head}, label %{loop.done}")
+        self.block = ""
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
@@ -338,6 +356,10 @@ class IRBuilder(Lines):
         """A product of integers."""
         return self.combine("mul", a, b)
 
+    def count_up(self, number: str) -> str:
+        """One more, in a count that cannot overflow."""
+        return self.put(f"add nuw nsw i64 {number}, 1")
+
     def div(self, a: Operand, b: Operand) -> str:
         """A quotient of integers that are not negative."""
         return self.combine("sdiv", a, b)
@@ -415,6 +437,10 @@ class IRBuilder(Lines):
         """Fill so many bytes with zeros."""
         self.call("llvm.memset.p0.i64", f"ptr {target}", "i8 0", count, FALSE)
 
+    def prefetch(self, pointer: str) -> None:
+        """Ask for a line of cache that is read soon."""
+        self.call("llvm.prefetch.p0", f"ptr {pointer}", "i32 0", "i32 3", "i32 1")
+
     def memory(self, count: Operand) -> tuple[str, str]:
         """So many bytes that begin a line of cache, and what is to be freed."""
         whole = self.call("malloc", self.add(count, 128), result="ptr")
@@ -457,7 +483,7 @@ class IRBuilder(Lines):
         if isinstance(function, IRBuilder):
             result, function = function.result, function.symbol
         elif function[0] not in "%@":
-            kinds = ", ".join(each.rsplit(maxsplit=1)[0] for each in given)
+            kinds = ", ".join(_TYPE.findall(each)[0] for each in given)
             self.declared.add(f"declare {result} @{function}({kinds})")
             function = f"@{function}"
         text = f"call {result} {function}({', '.join(given)})"
@@ -502,24 +528,3 @@ def module_text(*parts: IRBuilder | str) -> str:
     declared = sorted(set[str]().union(*(each.declared for each in functions)))
     texts = [part if isinstance(part, str) else part.definition for part in parts]
     return "\n".join([*declared, *texts, ""])
-
-
-def declarations(dtype: DType, lanes: int) -> list[str]:
-    """What functions of a dtype call."""
-    kind = Type(dtype, lanes)
-    lines = [
-        "declare ptr @malloc(i64)",
-        "declare void @free(ptr)",
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
-        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
-        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-        "declare i64 @llvm.smin.i64(i64, i64)",
-        "declare i64 @llvm.smax.i64(i64, i64)",
-        f"declare {kind.text} @llvm.fma.{kind.suffix}({', '.join([kind.text] * 3)})",
-    ]
-    if lanes > 1:
-        given = f"ptr, i32, {kind.mask}, {kind.text}"
-        lines.append(f"declare {kind.text} @llvm.masked.load.{kind.suffix}.p0({given})")
-        given = f"{kind.text}, ptr, i32, {kind.mask}"
-        lines.append(f"declare void @llvm.masked.store.{kind.suffix}.p0({given})")
-    return lines

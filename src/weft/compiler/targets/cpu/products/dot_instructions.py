@@ -17,24 +17,24 @@ and the first row of a packed panel takes it away.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
+from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, LocalVariable, module_text
 from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.products.dot_packing import (
     COLUMNS,
     FLIP,
     LANES,
     Words,
-    masked_moves,
+    dot_of_bytes,
     pack_plain,
     pack_turned,
     words_of,
 )
-from weft.compiler.targets.cpu.products.tiles import Tile, mask_lines, right_lines, stored_lines
-from weft.core.dtypes import float32, int8, int32
+from weft.compiler.targets.cpu.products.tiles import ZEROS, Sums, Tile
+from weft.core.dtypes import int8, int32
 
 __all__ = ["ENTRIES", "TABLE", "functions", "source", "words_of"]
 
@@ -63,132 +63,83 @@ def source(words: Words) -> str:
     """The text of the module."""
     tiles = (_tile(words, rows, vectors) for rows in HEIGHTS for vectors in WIDTHS)
     parts = [*tiles, _block(), _by_rows(), _by_columns(), pack_plain(words), pack_turned(words)]
-    return "\n".join([*_declared(words), *parts, ""])
-
-
-def _declared(words: Words) -> Iterator[str]:
-    yield "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-    yield "declare i64 @llvm.smin.i64(i64, i64)"
-    yield "declare i64 @llvm.smax.i64(i64, i64)"
-    kinds = {("i32", LANES), (words.element, LANES * words.terms)}
-    if words.total is float32:
-        kinds.add(("float", LANES))
-        yield "declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)"
-        given = "<16 x float>, <32 x bfloat>, <32 x bfloat>"
-        yield f"declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({given})"
-    else:
-        given = "<16 x i32>, <16 x i32>, <16 x i32>"
-        yield f"declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512({given})"
-    for element, lanes in sorted(kinds):
-        yield from masked_moves(element, lanes)
+    return module_text(*parts)
 
 
 # --- tiles ---------------------------------------------------------------------------------------
 
 
-def _tile(words: Words, rows: int, vectors: int) -> str:
+def _tile(words: Words, rows: int, vectors: int) -> IRBuilder:
     """A function `(a, row step, word step, b, c, c step, words, add, columns)`.
 
     As in `tiles`: some rows of the result by some vectors, stored or added to what is there.
     """
-    tile, kind = _sums(words), Type(words.total, LANES)
-    sums = [(i, j) for i in range(rows) for j in range(vectors)]
-    start = [f"%first{j}" if words.lead else "zeroinitializer" for j in range(vectors)]
-    lines = [
-        f"define internal void @tile_{rows}_{vectors}(ptr %a, i64 %rs, i64 %ts, ptr %b, ptr %c,"
-        " i64 %ldc, i64 %terms, i1 %add, i64 %columns) nounwind noinline {",
-        "entry:",
-        *mask_lines(tile),
-        *(line for i in range(rows) for line in _strip(i)),
-        f"  %ahead.off = mul i64 %rs, {rows}",
-        "  %ahead = getelementptr i32, ptr %a, i64 %ahead.off",
-        *(line for j in range(vectors if words.lead else 0) for line in _first(j)),
-        f"  %row.0 = getelementptr i32, ptr %b, i64 {words.lead * COLUMNS}",
-        "  %any = icmp sgt i64 %terms, 0",
-        "  br i1 %any, label %loop, label %summed",
-        "loop:",
-        "  %t = phi i64 [0, %entry], [%t.next, %loop]",
-        "  %at = phi i64 [0, %entry], [%at.next, %loop]",
-        "  %row = phi ptr [%row.0, %entry], [%row.next, %loop]",
-        *(f"  %s{i}.{j} = phi {kind.text} [{start[j]}, %entry], [%s{i}.{j}.next, %loop]"
-          for i, j in sums),
-        *right_lines(tile, kind, vectors),
-        *(line for i in range(rows) for line in _multiplied(words, i, vectors)),
-        f"  %soon.off = mul i64 %t, {rows * 4}",
-        "  %soon = getelementptr i8, ptr %ahead, i64 %soon.off",
-        "  call void @llvm.prefetch.p0(ptr %soon, i32 0, i32 3, i32 1)",
-        "  %t.next = add nuw nsw i64 %t, 1",
-        "  %at.next = add i64 %at, %ts",
-        f"  %row.next = getelementptr i32, ptr %row, i64 {COLUMNS}",
-        "  %more = icmp slt i64 %t.next, %terms",
-        "  br i1 %more, label %loop, label %summed",
-        "summed:",
-        *(f"  %r{i}.{j} = phi {kind.text} [{start[j]}, %entry], [%s{i}.{j}.next, %loop]"
-          for i, j in sums),
-        *stored_lines(tile, kind, rows, vectors),
-        "  ret void",
-        "}",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    given = (
+        "ptr %a", "i64 %rs", "i64 %ts", "ptr %b", "ptr %c", "i64 %ldc", "i64 %terms", "i1 %add",
+        "i64 %columns",
+    )  # fmt: skip
+    out = IRBuilder(f"tile_{rows}_{vectors}", given)
+    a, row_step, word_step, b, c, c_step, terms, add, columns = out.parameters
+    tile = Tile(words.total, HEIGHTS[0], WIDTHS[0], LANES, masked=True, fused=True)
+    start = [_first(out, b, add, j) if words.lead else ZEROS for j in range(vectors)]
+    sums = Sums(out, tile, rows, columns, start)
+    at = sums.v.at
+    starts = [(at(a, out.mul(row_step, i)), at(c, out.mul(c_step, i))) for i in range(rows)]
+    ahead = at(a, out.mul(row_step, rows))
+    with out.when(out.test("sgt", terms, 0)):
+        term, offset = out.variable(0), out.variable(0)
+        row = out.variable(at(b, words.lead * COLUMNS))
+        with out.repeat():
+            right = sums.right(row.value)
+            for (left, _), totals in zip(starts, sums.totals, strict=True):
+                _multiply(out, words, at(left, offset.value), right, totals)
+            out.prefetch(out.at("i8", ahead, out.mul(term.value, rows * 4)))
+            term.value = out.count_up(term.value)
+            offset.value = out.add(offset.value, word_step)
+            row.value = at(row.value, COLUMNS)
+            out.again_if(out.test("slt", term.value, terms))
+    sums.store([to for _, to in starts], add)
+    return out
 
 
-def _sums(words: Words) -> Tile:
-    """The tile of sums."""
-    return Tile(words.total, HEIGHTS[0], WIDTHS[0], LANES, masked=True, fused=True)
-
-
-def _strip(i: int) -> list[str]:
-    """Where a row of the left operand, and of the result, begins."""
-    return [
-        f"  %a.off{i} = mul i64 %rs, {i}",
-        f"  %a{i} = getelementptr i32, ptr %a, i64 %a.off{i}",
-        f"  %c.off{i} = mul i64 %ldc, {i}",
-        f"  %c{i} = getelementptr i32, ptr %c, i64 %c.off{i}",
-    ]
-
-
-def _first(j: int) -> list[str]:
+def _first(out: IRBuilder, b: str, add: str, j: int) -> str:
     """What sums of integers begin with, unless others have begun."""
-    return [
-        f"  %first.at{j} = getelementptr i32, ptr %b, i64 {j * LANES}",
-        f"  %first.there{j} = load <16 x i32>, ptr %first.at{j}, align 4",
-        f"  %first{j} = select i1 %add, <16 x i32> zeroinitializer, <16 x i32> %first.there{j}",
-    ]
+    there = out.load("<16 x i32>", out.at("i32", b, j * LANES), align=4)
+    return out.put(f"select i1 {add}, <16 x i32> zeroinitializer, <16 x i32> {there}", "<16 x i32>")
 
 
-def _multiplied(words: Words, i: int, vectors: int) -> Iterator[str]:
+def _multiply(
+    out: IRBuilder, words: Words, place: str, right: Sequence[str], totals: Sequence[LocalVariable]
+) -> None:
     """One row of a tile: a word of the left operand times the vectors of the right one."""
-    yield f"  %x{i}.at = getelementptr i32, ptr %a{i}, i64 %at"
-    yield f"  %x{i}.one = load i32, ptr %x{i}.at, align 1"
-    yield f"  %x{i}.in = insertelement <16 x i32> poison, i32 %x{i}.one, i64 0"
-    yield (
-        f"  %x{i}.all = shufflevector <16 x i32> %x{i}.in, <16 x i32> poison, "
-        "<16 x i32> zeroinitializer"
-    )
+    x = out.splat(out.load("i32", place, align=1), Type(int32, LANES))
     if words.total is int32:
         flip = FLIP if words.left is int8 else 0
-        yield f"  %x{i} = xor <16 x i32> %x{i}.all, splat (i32 {flip})"
-        for j in range(vectors):
-            given = f"<16 x i32> %s{i}.{j}, <16 x i32> %x{i}, <16 x i32> %b{j}"
-            yield f"  %s{i}.{j}.next = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512({given})"
-        return
+        x = out.put(f"xor <16 x i32> {x}, splat (i32 {flip})")
+    else:
+        wide = "<16 x float>" if words.terms == 1 else "<32 x bfloat>"
+        x = out.put(f"bitcast <16 x i32> {x} to {wide}")
+    for total, y in zip(totals, right, strict=True):
+        total.value = _multiply_add(out, words, x, y, total.value)
+
+
+def _multiply_add(out: IRBuilder, words: Words, x: str, y: str, total: str) -> str:
+    """The machine's instruction: dot products of words, added to sums."""
+    if words.total is int32:
+        return dot_of_bytes(out, total, x, y)
+    wide = "<16 x float>"
     if words.terms == 1:
-        yield f"  %x{i} = bitcast <16 x i32> %x{i}.all to <16 x float>"
-        for j in range(vectors):
-            given = f"<16 x float> %x{i}, <16 x float> %b{j}, <16 x float> %s{i}.{j}"
-            yield f"  %s{i}.{j}.next = call <16 x float> @llvm.fma.v16f32({given})"
-        return
-    yield f"  %x{i} = bitcast <16 x i32> %x{i}.all to <32 x bfloat>"
-    for j in range(vectors):
-        yield f"  %y{i}.{j} = bitcast <16 x float> %b{j} to <32 x bfloat>"
-        given = f"<16 x float> %s{i}.{j}, <32 x bfloat> %x{i}, <32 x bfloat> %y{i}.{j}"
-        yield f"  %s{i}.{j}.next = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({given})"
+        given = [f"{wide} {each}" for each in (x, y, total)]
+        return out.call("llvm.fma.v16f32", *given, result=wide)
+    y = out.put(f"bitcast {wide} {y} to <32 x bfloat>")
+    given = [f"{wide} {total}", f"<32 x bfloat> {x}", f"<32 x bfloat> {y}"]
+    return out.call("llvm.x86.avx512bf16.dpbf16ps.512", *given, result=wide)
 
 
 # --- blocks --------------------------------------------------------------------------------------
 
 
-def _block() -> str:
+def _block() -> IRBuilder:
     """A function that makes some rows and columns of a product."""
     given = ("ptr %a", "ptr %b", "ptr %c", "ptr %sizes", "i64 %rows", "i64 %from", "i64 %to")
     out = IRBuilder("block", given)
@@ -212,7 +163,7 @@ def _block() -> str:
                     head = f"i64 {row_step}, i64 {word_step}, ptr {out.at('i32', panel, done)}"
                     _heights(out, width, a, row_step, head, c, columns, tail)
                 done = out.add(done, out.put(f"select i1 {fits}, i64 {width * LANES}, i64 0"))
-    return out.definition
+    return out
 
 
 def _heights(
@@ -236,7 +187,7 @@ def _heights(
         begin = end
 
 
-def _by_rows() -> str:
+def _by_rows() -> IRBuilder:
     """The function that makes some rows of a stack of products."""
     out = IRBuilder("rows", KERNEL, public=True)
     a, b, c = (out.buffer(place) for place in range(3))
@@ -259,10 +210,10 @@ def _by_rows() -> str:
             f" i64 {number['columns']})"
         )
         row.value = out.add(now, count)
-    return out.definition
+    return out
 
 
-def _by_columns() -> str:
+def _by_columns() -> IRBuilder:
     """The function that makes some panels of columns of products with few rows."""
     out = IRBuilder("columns", KERNEL, public=True)
     a, b, c = (out.buffer(place) for place in range(3))
@@ -280,4 +231,4 @@ def _by_columns() -> str:
             f"call void @block(ptr {left}, ptr {right}, ptr {to}, ptr %sizes,"
             f" i64 {number['rows']}, i64 {first}, i64 {end})"
         )
-    return out.definition
+    return out

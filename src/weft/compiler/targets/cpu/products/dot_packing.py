@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
-from weft.compiler.targets.cpu.llvm.ir_types import overload, steps
+from weft.compiler.targets.cpu.llvm.ir_types import steps
 from weft.compiler.targets.cpu.machine import Machine
 from weft.core.dtypes import DType, bfloat16, float16, float32, int8, int32, uint8
 
@@ -81,11 +81,10 @@ def has_instruction(words: Words, machine: Machine) -> bool:
     return machine.width == LANES and machine.has(words.feature)
 
 
-def masked_moves(element: str, lanes: int) -> Iterator[str]:
-    """The declarations of loads and stores of a part of a vector."""
-    kind, mask, suffix = f"<{lanes} x {element}>", f"<{lanes} x i1>", overload(element, lanes)
-    yield f"declare {kind} @llvm.masked.load.{suffix}.p0(ptr, i32, {mask}, {kind})"
-    yield f"declare void @llvm.masked.store.{suffix}.p0({kind}, ptr, i32, {mask})"
+def dot_of_bytes(out: IRBuilder, total: str, x: str, y: str) -> str:
+    """Sums of int32, with the products of four bytes each added: unsigned ones by signed ones."""
+    given = [f"<16 x i32> {each}" for each in (total, x, y)]
+    return out.call("llvm.x86.avx512.vpdpbusd.512", *given, result="<16 x i32>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ def _panels(words: Words, out: IRBuilder) -> Iterator[_Panel]:
                 _begun(words, out, panel, begin)
 
 
-def pack_plain(words: Words) -> str:
+def pack_plain(words: Words) -> IRBuilder:
     """The function that packs an operand whose columns lie side by side."""
     out = IRBuilder("pack_plain", KERNEL, public=True)
     with _panels(words, out) as panel:
@@ -134,7 +133,7 @@ def pack_plain(words: Words) -> str:
         rest = out.sub(panel.terms, out.mul(whole, words.terms))
         with out.when(out.test("sgt", rest, 0)):
             _woven_rows(words, out, panel, whole, rest)
-    return out.definition
+    return out
 
 
 def _woven_rows(words: Words, out: IRBuilder, panel: _Panel, word: str, rest: str | None) -> None:
@@ -159,8 +158,7 @@ def _woven_rows(words: Words, out: IRBuilder, panel: _Panel, word: str, rest: st
             here = out.at(words.element, place, j)
             loaded.append(_load(words, out, here, own))
             if rest is None:  # rows are far apart: none is fetched because of the one before
-                soon = out.at(words.element, here, ahead)
-                out.do(f"call void @llvm.prefetch.p0(ptr {soon}, i32 0, i32 3, i32 1)")
+                out.prefetch(out.at(words.element, here, ahead))
         for v, vector in enumerate(_interleaved(words, out, loaded)):
             target = out.at("i32", out.at("i32", line, j), v * LANES)
             out.do(f"store <16 x i32> {vector}, ptr {target}, align 4")
@@ -180,8 +178,8 @@ def _mask(words: Words, out: IRBuilder, count: str) -> str:
 def _load(words: Words, out: IRBuilder, place: str, mask: str) -> str:
     lanes = LANES * words.terms
     kind, suffix = f"<{lanes} x {words.element}>", f"v{lanes}{words.element}"
-    given = f"ptr {place}, i32 1, <{lanes} x i1> {mask}, {kind} zeroinitializer"
-    return out.put(f"call {kind} @llvm.masked.load.{suffix}.p0({given})")
+    given = f"ptr {place}", "i32 1", f"<{lanes} x i1> {mask}", f"{kind} zeroinitializer"
+    return out.call(f"llvm.masked.load.{suffix}.p0", *given, result=kind)
 
 
 def _interleaved(words: Words, out: IRBuilder, rows: Sequence[str]) -> list[str]:
@@ -226,7 +224,7 @@ def _woven(
     return made[0], made[1]
 
 
-def pack_turned(words: Words) -> str:
+def pack_turned(words: Words) -> IRBuilder:
     """The function that packs an operand whose terms lie side by side: squares of words turn."""
     out = IRBuilder("pack_turned", KERNEL, public=True)
     with _panels(words, out) as panel:
@@ -239,7 +237,7 @@ def pack_turned(words: Words) -> str:
             ]
             with out.loop(0, panel.words, LANES) as word:
                 _turned_square(words, out, panel, rows, word, j)
-    return out.definition
+    return out
 
 
 def _turned_square(
@@ -257,30 +255,18 @@ def _turned_square(
     for i, vector in enumerate(square):
         there = out.put(f"select i1 {out.test('slt', i, count)}, {all_lanes}")
         place = out.at("i32", line, out.mul(out.add(word, i), panel.width))
-        out.do(
-            f"call void @llvm.masked.store.v16i32.p0({kind} {vector}, ptr {place}, i32 4,"
-            f" <16 x i1> {there})"
-        )
+        given = f"{kind} {vector}", f"ptr {place}", "i32 4", f"<16 x i1> {there}"
+        out.call("llvm.masked.store.v16i32.p0", *given)
 
 
 def _begun(words: Words, out: IRBuilder, panel: _Panel, begin: str) -> None:
     """Store what sums begin with: what 128 more in each left element adds, taken away."""
+    kind = "<16 x i32>"
     with out.loop(0, panel.wanted, LANES) as j:
-        before, head, body, done = out.block, *(out.fresh(n) for n in ("sum", "more", "all"))
-        total, following = f"%{head}.total", f"%{head}.total.next"
-        out.do(f"br label %{head}")
-        out.label(head)
-        out.do(f"{total} = phi <16 x i32> [zeroinitializer, %{before}], [{following}, %{body}]")
-        out.do(f"%{head}.w = phi i64 [0, %{before}], [%{head}.w.next, %{body}]")
-        more = out.test("slt", f"%{head}.w", panel.words if words.left is int8 else 0)
-        out.do(f"br i1 {more}, label %{body}, label %{done}")
-        out.label(body)
-        place = out.at("i32", panel.to, out.add(out.mul(f"%{head}.w", panel.width), j))
-        word = out.put(f"load <16 x i32>, ptr {place}, align 4")
-        given = f"<16 x i32> {total}, <16 x i32> splat (i32 {FLIP}), <16 x i32> {word}"
-        out.do(f"{following} = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512({given})")
-        out.do(f"%{head}.w.next = add i64 %{head}.w, 1")
-        out.do(f"br label %{head}")
-        out.label(done)
-        value = out.put(f"sub <16 x i32> zeroinitializer, {total}")
-        out.do(f"store <16 x i32> {value}, ptr {out.at('i32', begin, j)}, align 4")
+        total = out.variable("zeroinitializer", kind)
+        with out.loop(0, panel.words if words.left is int8 else 0) as w:
+            place = out.at("i32", panel.to, out.add(out.mul(w, panel.width), j))
+            word = out.load(kind, place, align=4)
+            total.value = dot_of_bytes(out, total.value, f"splat (i32 {FLIP})", word)
+        value = out.put(f"sub {kind} zeroinitializer, {total.value}")
+        out.store(value, out.at("i32", begin, j), kind, align=4)

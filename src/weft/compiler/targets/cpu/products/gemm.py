@@ -14,7 +14,7 @@ a call makes, its elements have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -64,20 +64,7 @@ def source(tile: Tile) -> str:
     entries = [_by_rows(tile, block, scratch), _by_columns(tile, block, scratch)]
     packing = [_pack_plain(tile), _pack_turned(tile)]
     parts = [*strips.values(), scratch, block, *entries, *packing]
-    return module_text(*_declared(tile), *tile_functions(tile), *parts)
-
-
-def _declared(tile: Tile) -> Iterator[str]:
-    """What tiles call."""
-    kind = Type(tile.dtype, tile.lanes)
-    yield "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-    if kind.dtype.is_floating:
-        yield f"declare {kind.text} @llvm.fma.{kind.suffix}({', '.join([kind.text] * 3)})"
-    if kind.width > 1:
-        given = f"ptr, i32, {kind.mask}, {kind.text}"
-        yield f"declare {kind.text} @llvm.masked.load.{kind.suffix}.p0({given})"
-        given = f"{kind.text}, ptr, i32, {kind.mask}"
-        yield f"declare void @llvm.masked.store.{kind.suffix}.p0({given})"
+    return module_text(*tile_functions(tile), *parts)
 
 
 # --- products ------------------------------------------------------------------------------------
@@ -140,7 +127,7 @@ def _block(tile: Tile, strips: Mapping[int, IRBuilder]) -> IRBuilder:
             column.value = columns  # where no strip fits, which there is none of
             _call_widest(out, tile, strips, there, (operands, rows), (here, column))
         term.value = out.add(now, depth)
-        out.leave_unless(out.test("slt", term.value, inner))
+        out.again_if(out.test("slt", term.value, inner))
     return out
 
 

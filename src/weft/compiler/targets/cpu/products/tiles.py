@@ -12,10 +12,11 @@ by a panel of the right one, and stores the tile or adds it to what is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from weft.compiler.targets.cpu.llvm.ir_types import Type, steps
+from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder
+from weft.compiler.targets.cpu.llvm.ir_vectors import Vectors
 from weft.compiler.targets.cpu.machine import Machine
 from weft.core.dtypes import DType
 
@@ -58,8 +59,8 @@ def tile_of(dtype: DType, machine: Machine) -> Tile:
     return Tile(dtype, 6, vectors, lanes, machine.masked, machine.fused)
 
 
-def tile_functions(tile: Tile) -> Iterator[str]:
-    """The text of a function for each size of tile."""
+def tile_functions(tile: Tile) -> Iterator[IRBuilder]:
+    """A function for each size of tile."""
     for rows in tile.heights:
         for vectors in tile.widths:
             yield _tile_function(tile, rows, vectors)
@@ -70,177 +71,75 @@ def tile_name(rows: int, vectors: int) -> str:
     return f"tile_{rows}_{vectors}"
 
 
-def _tile_function(tile: Tile, rows: int, vectors: int) -> str:
+class Sums:
+    """The sums of a register tile, rows by vectors, of which the last may have fewer columns."""
+
+    def __init__(
+        self, out: IRBuilder, tile: Tile, rows: int, columns: str, start: Sequence[str]
+    ) -> None:
+        """columns: how many the last vector has; start: what each vector's sums begin with."""
+        self.out, self.v = out, Vectors(out, tile.dtype, tile.lanes, fused=tile.fused)
+        mask = self.v.mask(columns)
+        self.masks = ["" for _ in start[1:]] + [mask]
+        self.read_masks = self.masks if tile.masked else ["" for _ in start]
+        self.totals = [[out.variable(each, self.v.kind) for each in start] for _ in range(rows)]
+
+    def places(self, pointer: str) -> list[str]:
+        """Where the vectors of a row are."""
+        return [self.v.at(pointer, j * self.v.type.width) for j in range(len(self.masks))]
+
+    def right(self, row: str) -> list[str]:
+        """The vectors of the right operand; the last one may reach beyond what there is."""
+        pairs = zip(self.places(row), self.read_masks, strict=True)
+        return [self.v.load(place, mask) for place, mask in pairs]
+
+    def add_products(self, row: int, place: str, right: Sequence[str]) -> None:
+        """Add an element of the left operand times the vectors of the right one."""
+        x = self.v.splat(self.out.load(self.v.element, place, self.v.align))
+        for total, each in zip(self.totals[row], right, strict=True):
+            total.value = self.v.multiply_add(x, each, total.value)
+
+    def store(self, rows: Sequence[str], add: str) -> None:
+        """Write the tile, added to what is there or not, the last vector up to the last column."""
+        with self.out.when(add):
+            for row, totals in zip(rows, self.totals, strict=True):
+                for place, mask, total in zip(self.places(row), self.masks, totals, strict=True):
+                    total.value = self.v.add(self.v.load(place, mask), total.value)
+        for row, totals in zip(rows, self.totals, strict=True):
+            for place, mask, total in zip(self.places(row), self.masks, totals, strict=True):
+                self.v.store(total.value, place, mask)
+
+
+ZEROS = "zeroinitializer"
+
+
+def _tile_function(tile: Tile, rows: int, vectors: int) -> IRBuilder:
     """A function `(a, row step, term step, b, b step, c, c step, terms, add, columns)`.
 
     Steps count elements; `add` says whether the tile is added to what is there, and `columns` how
     many columns of the last vector there are.
     """
-    kind, element = Type(tile.dtype, tile.lanes), Type(tile.dtype).text
-    sums = [(i, j) for i in range(rows) for j in range(vectors)]
-    lines = [
-        f"define internal void @{tile_name(rows, vectors)}(ptr %a, i64 %rs, i64 %ts, ptr %b,"
-        " i64 %ldb, ptr %c, i64 %ldc, i64 %terms, i1 %add, i64 %columns) nounwind noinline {",
-        "entry:",
-        *mask_lines(tile),
-        *_strips(kind, rows),
-        f"  %ahead.off = mul i64 %rs, {rows}",
-        f"  %ahead = getelementptr {element}, ptr %a, i64 %ahead.off",
-        "  %any = icmp sgt i64 %terms, 0",
-        "  br i1 %any, label %loop, label %summed",
-        "loop:",
-        "  %t = phi i64 [0, %entry], [%t.next, %loop]",
-        "  %at = phi i64 [0, %entry], [%at.next, %loop]",
-        "  %row = phi ptr [%b, %entry], [%row.next, %loop]",
-        *(
-            f"  %s{i}.{j} = phi {kind.text} [zeroinitializer, %entry], [%s{i}.{j}.next, %loop]"
-            for i, j in sums
-        ),
-        *right_lines(tile, kind, vectors),
-        *(line for i in range(rows) for line in multiplied_lines(tile, kind, i, vectors)),
-        # the rows that follow come from far away when they are read only once
-        f"  %soon.off = mul i64 %t, {rows * tile.dtype.itemsize}",
-        "  %soon = getelementptr i8, ptr %ahead, i64 %soon.off",
-        "  call void @llvm.prefetch.p0(ptr %soon, i32 0, i32 3, i32 1)",
-        "  %t.next = add nuw nsw i64 %t, 1",
-        "  %at.next = add i64 %at, %ts",
-        f"  %row.next = getelementptr {element}, ptr %row, i64 %ldb",
-        "  %more = icmp slt i64 %t.next, %terms",
-        "  br i1 %more, label %loop, label %summed",
-        "summed:",
-        *(
-            f"  %r{i}.{j} = phi {kind.text} [zeroinitializer, %entry], [%s{i}.{j}.next, %loop]"
-            for i, j in sums
-        ),
-        *stored_lines(tile, kind, rows, vectors),
-        "  ret void",
-        "}",
-    ]
-    return "\n".join(lines)
-
-
-def mask_lines(tile: Tile) -> list[str]:
-    """The lanes of the last vector that are columns."""
-    lanes = tile.lanes
-    if lanes == 1:
-        return []
-    kind = f"<{lanes} x i64>"
-    return [
-        f"  %one = insertelement {kind} poison, i64 %columns, i64 0",
-        f"  %all = shufflevector {kind} %one, {kind} poison, <{lanes} x i32> zeroinitializer",
-        f"  %mask = icmp slt {kind} {steps(lanes)}, %all",
-    ]
-
-
-def _strips(kind: Type, rows: int) -> list[str]:
-    element = Type(kind.dtype).text
-    lines = []
-    for i in range(rows):
-        lines += [
-            f"  %a.off{i} = mul i64 %rs, {i}",
-            f"  %a{i} = getelementptr {element}, ptr %a, i64 %a.off{i}",
-            f"  %c.off{i} = mul i64 %ldc, {i}",
-            f"  %c{i} = getelementptr {element}, ptr %c, i64 %c.off{i}",
-        ]
-    return lines
-
-
-def right_lines(tile: Tile, kind: Type, vectors: int) -> list[str]:
-    """The vectors of the right operand; the last one may reach beyond what there is."""
-    element, align = Type(kind.dtype).text, kind.dtype.itemsize
-    lines = []
-    for j in range(vectors):
-        place = f"%b.at{j}"
-        lines.append(f"  {place} = getelementptr {element}, ptr %row, i64 {j * tile.lanes}")
-        if tile.masked and j == vectors - 1:
-            lines.append(
-                f"  %b{j} = call {kind.text} @llvm.masked.load.{kind.suffix}.p0(ptr {place}, "
-                f"i32 {align}, {kind.mask} %mask, {kind.text} zeroinitializer)"
-            )
-        else:
-            lines.append(f"  %b{j} = load {kind.text}, ptr {place}, align {align}")
-    return lines
-
-
-def multiplied_lines(tile: Tile, kind: Type, i: int, vectors: int) -> list[str]:
-    """One row of the tile: an element of the left operand times the vectors of the right one."""
-    element = Type(kind.dtype).text
-    lines = [
-        f"  %x{i}.at = getelementptr {element}, ptr %a{i}, i64 %at",
-        f"  %x{i}.one = load {element}, ptr %x{i}.at, align {kind.dtype.itemsize}",
-    ]
-    if kind.width > 1:
-        lines += [
-            f"  %x{i}.in = insertelement {kind.text} poison, {element} %x{i}.one, i64 0",
-            f"  %x{i} = shufflevector {kind.text} %x{i}.in, {kind.text} poison, "
-            f"<{kind.width} x i32> zeroinitializer",
-        ]
-    name = f"%x{i}" if kind.width > 1 else f"%x{i}.one"
-    for j in range(vectors):
-        lines += _sum(tile, kind, name, i, j)
-    return lines
-
-
-def _sum(tile: Tile, kind: Type, x: str, i: int, j: int) -> list[str]:
-    """One more term of a sum."""
-    if not kind.dtype.is_floating:
-        return [
-            f"  %p{i}.{j} = mul {kind.text} {x}, %b{j}",
-            f"  %s{i}.{j}.next = add {kind.text} %s{i}.{j}, %p{i}.{j}",
-        ]
-    if not tile.fused:
-        return [
-            f"  %p{i}.{j} = fmul {kind.text} {x}, %b{j}",
-            f"  %s{i}.{j}.next = fadd {kind.text} %s{i}.{j}, %p{i}.{j}",
-        ]
-    given = ", ".join(f"{kind.text} {name}" for name in (x, f"%b{j}", f"%s{i}.{j}"))
-    return [f"  %s{i}.{j}.next = call {kind.text} @llvm.fma.{kind.suffix}({given})"]
-
-
-def stored_lines(tile: Tile, kind: Type, rows: int, vectors: int) -> list[str]:
-    """The tile, added to what is there or not, the last vector up to the last column."""
-    lines = ["  br i1 %add, label %added, label %alone", "added:"]
-    added = "fadd" if kind.dtype.is_floating else "add"
-    for i in range(rows):
-        for j in range(vectors):
-            lines += _read(tile, kind, i, j, masked=j == vectors - 1)
-            lines.append(f"  %n{i}.{j} = {added} {kind.text} %o{i}.{j}, %r{i}.{j}")
-    lines += ["  br label %alone", "alone:"]
-    lines += [
-        f"  %w{i}.{j} = phi {kind.text} [%r{i}.{j}, %summed], [%n{i}.{j}, %added]"
-        for i in range(rows)
-        for j in range(vectors)
-    ]
-    for i in range(rows):
-        for j in range(vectors):
-            lines += _write(tile, kind, i, j, masked=j == vectors - 1)
-    return lines
-
-
-def _place(tile: Tile, kind: Type, i: int, j: int, stem: str) -> str:
-    element = Type(kind.dtype).text
-    return f"  %{stem}{i}.{j}.at = getelementptr {element}, ptr %c{i}, i64 {j * tile.lanes}"
-
-
-def _read(tile: Tile, kind: Type, i: int, j: int, *, masked: bool) -> list[str]:
-    align = kind.dtype.itemsize
-    if not masked or kind.width == 1:
-        read = f"load {kind.text}, ptr %o{i}.{j}.at, align {align}"
-    else:
-        read = (
-            f"call {kind.text} @llvm.masked.load.{kind.suffix}.p0(ptr %o{i}.{j}.at, i32 {align}, "
-            f"{kind.mask} %mask, {kind.text} zeroinitializer)"
-        )
-    return [_place(tile, kind, i, j, "o"), f"  %o{i}.{j} = {read}"]
-
-
-def _write(tile: Tile, kind: Type, i: int, j: int, *, masked: bool) -> list[str]:
-    align, value = kind.dtype.itemsize, f"{kind.text} %w{i}.{j}"
-    if not masked or kind.width == 1:
-        write = f"store {value}, ptr %q{i}.{j}.at, align {align}"
-    else:
-        write = (
-            f"call void @llvm.masked.store.{kind.suffix}.p0({value}, ptr %q{i}.{j}.at, "
-            f"i32 {align}, {kind.mask} %mask)"
-        )
-    return [_place(tile, kind, i, j, "q"), f"  {write}"]
+    given = (
+        "ptr %a", "i64 %rs", "i64 %ts", "ptr %b", "i64 %ldb", "ptr %c", "i64 %ldc", "i64 %terms",
+        "i1 %add", "i64 %columns",
+    )  # fmt: skip
+    out = IRBuilder(tile_name(rows, vectors), given)
+    a, row_step, term_step, b, b_step, c, c_step, terms, add, columns = out.parameters
+    sums = Sums(out, tile, rows, columns, [ZEROS] * vectors)
+    v = sums.v
+    starts = [(v.at(a, out.mul(row_step, i)), v.at(c, out.mul(c_step, i))) for i in range(rows)]
+    ahead = v.at(a, out.mul(row_step, rows))
+    with out.when(out.test("sgt", terms, 0)):
+        term, offset, row = out.variable(0), out.variable(0), out.variable(b)
+        with out.repeat():
+            right = sums.right(row.value)
+            for i, (left, _) in enumerate(starts):
+                sums.add_products(i, v.at(left, offset.value), right)
+            # the rows that follow come from far away when they are read only once
+            out.prefetch(out.at("i8", ahead, out.mul(term.value, rows * tile.dtype.itemsize)))
+            term.value = out.count_up(term.value)
+            offset.value = out.add(offset.value, term_step)
+            row.value = v.at(row.value, b_step)
+            out.again_if(out.test("slt", term.value, terms))
+    sums.store([to for _, to in starts], add)
+    return out

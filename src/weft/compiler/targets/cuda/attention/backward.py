@@ -31,7 +31,16 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     head_map,
 )
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
+from weft.compiler.targets.cuda.ptx import (
+    Kernel,
+    Operand,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
 from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
@@ -544,7 +553,7 @@ class _Writer:
                 for chunk in range(self.spec.chunks):
                     source = self.shared + start + self.warpgroup * (_HALF * ROW_BYTES)
                     source = source + chunk * _KEYS * ROW_BYTES
-                    where = [64 * chunk, row, block.key_head, block.batch]
+                    where: list[Operand] = [64 * chunk, row, block.key_head, block.batch]
                     bulk_store(kernel, kernel.parameter(name), where, source)
                 kernel.do("cp.async.bulk.commit_group")
         with kernel.when(self.place.leads):

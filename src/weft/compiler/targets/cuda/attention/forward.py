@@ -24,7 +24,7 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     head_map,
 )
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at
+from weft.compiler.targets.cuda.ptx import Kernel, Operand, Parameter, Pointer, Value, Word, at
 from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
@@ -423,7 +423,7 @@ class _Writer:
         with kernel.when(place.leads):
             for chunk in range(self.spec.chunks):
                 source = self.out_place + chunk * _QUERIES * ROW_BYTES
-                where = [64 * chunk, self.row, tile.head, tile.batch]
+                where: list[Operand] = [64 * chunk, self.row, tile.head, tile.batch]
                 bulk_store(kernel, kernel.parameter("out"), where, source)
             kernel.do("cp.async.bulk.commit_group")
 
