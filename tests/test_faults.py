@@ -665,6 +665,7 @@ def _restoring_mode(fault: AbstractContextManager[None]) -> Iterator[None]:
 FAULTS = [*PRIMITIVE_FAULTS, *LIBRARY_FAULTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name.replace(" ", "_") for fault in FAULTS])
 def test_a_fault_turns_a_check_red(fault: Fault) -> None:
     fault.check()

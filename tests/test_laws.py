@@ -180,6 +180,7 @@ def _broadcast(a: Tensor, b: Tensor) -> bool:
 # --- the laws ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("law_"))
 @settings(max_examples=settings.default.max_examples * 2 // 5)
 @given(programs())
@@ -307,6 +308,7 @@ FUNCTIONS: dict[str, tuple[Scalar, Callable[[int, float], float]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", list(itertools.product(TRANSFORMS, repeat=3)), ids="-".join)
 def test_transforms_nest_in_any_order(order: tuple[str, ...]) -> None:
     x = wf.asarray(np.array(0.375))

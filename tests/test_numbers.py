@@ -257,6 +257,7 @@ def walk(f: Function) -> list[str]:
 FUNCTIONS = public()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_number_in_a_tensor_is_followed_or_refused(name: str) -> None:
     walk(FUNCTIONS[name])

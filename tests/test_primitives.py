@@ -142,6 +142,7 @@ def test_an_unknown_primitive_is_refused() -> None:
     assert caught.value.got == "name: sine"
 
 
+@pytest.mark.slow
 def test_the_table_of_transforms_is_up_to_date() -> None:
     generator = runpy.run_path(str(DOCS / "generate_transforms.py"))
     assert generator["page"]() == (DOCS / "transforms.md").read_text(encoding="utf-8"), (

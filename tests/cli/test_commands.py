@@ -265,6 +265,7 @@ def test_values_are_read_as_toml_reads_them() -> None:
     assert [parsed(text) for text in texts][:-1] == values
 
 
+@pytest.mark.slow
 def test_the_module_is_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "weft.cli", "train", "none.py"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -119,6 +119,7 @@ def test_kernels_agree_with_the_references_for_every_size(name: str, dtype: str)
     assert_compiled("attention_gradient", gradient_operands(arrays, params), params)
 
 
+@pytest.mark.slow
 def test_sizes_may_be_unknown() -> None:
     def f(q: Any, k: Any, v: Any, ct: Any) -> Any:
         out, back = wf.vjp(
@@ -171,6 +172,7 @@ def formula(q: Array, k: Array, v: Array, visible: Array | None, scale: float) -
     return np.einsum("...ij,...jd->...id", powers / powers.sum(-1, keepdims=True), v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_attention_is_its_formula(compiled: bool) -> None:
     q, k, v = (x.astype(np.float32) for x in drawn("blocks"))
@@ -200,6 +202,7 @@ def test_grouped_heads_see_the_keys_of_their_group() -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_none_back(compiled: bool) -> None:
     rng = np.random.default_rng(0)

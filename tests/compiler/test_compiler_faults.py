@@ -881,6 +881,7 @@ FAULTS: list[Fault] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
 def test_a_fault_in_the_compiler_turns_its_check_red(fault: Fault) -> None:
     if not fault.applies():

@@ -55,6 +55,7 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("form", FORMS)
 def test_calls_with_one_body_behind_each_other_are_compiled_as_they_are(

@@ -185,6 +185,7 @@ def test_sums_have_the_documented_order_at_every_width(width: int) -> None:
         both(kernel, [rows(3 * columns), np.zeros(3, np.float32)], [3, columns], width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 4, 16])
 @pytest.mark.parametrize("combine", ["add", "multiply", "maximum", "minimum", "and", "or"])
 @pytest.mark.usefixtures("machine")
@@ -227,6 +228,7 @@ def test_kernels_agree_with_the_reference(shape: tuple[int, int], width: int) ->
     both(kernels.gathered(), [rows(m * n), numbers, turn, out, out], [m, n], width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.usefixtures("machine")
 def test_random_kernels_agree_with_the_reference(seed: int) -> None:

@@ -614,6 +614,7 @@ def test_optimized_programs_compute_the_same(drawn: tuple[Program, Arguments]) -
     close(wf.ir.interpret(optimized, *xs), wf.ir.interpret(graph, *xs), str(graph))
 
 
+@pytest.mark.slow
 @given(programs())
 def test_optimized_gradients_are_the_same(drawn: tuple[Program, Arguments]) -> None:
     f, xs = drawn
@@ -623,6 +624,7 @@ def test_optimized_gradients_are_the_same(drawn: tuple[Program, Arguments]) -> N
     close(wf.ir.interpret(optimized, *xs), wf.ir.interpret(graph, *xs), str(graph))
 
 
+@pytest.mark.slow
 @given(programs())
 def test_each_pass_alone_leaves_a_graph_that_verifies(drawn: tuple[Program, Arguments]) -> None:
     f, xs = drawn

@@ -13,6 +13,8 @@ import weft as wf
 from weft.compiler.targets.cpu.target import compile_program
 from weft.core import trees
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = max(200, settings().max_examples)
 
 

@@ -25,6 +25,8 @@ from weft.core.errors import OutOfMemoryError
 from weft.runtime.arena import account
 from weft.runtime.cache import DiskCache
 
+pytestmark = pytest.mark.slow
+
 WIDTH, ROWS = 32, 256
 
 

@@ -262,6 +262,7 @@ def test_bits_do_not_depend_on_threads(threads: int) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_kernel_of_very_many_operands_runs(rng: np.random.Generator) -> None:
     arrays = [rng.normal(size=(3,)).astype(np.float32) for _ in range(400)]
     tensors = [wf.asarray(array) for array in arrays]
@@ -321,6 +322,7 @@ def bits(drawn: tuple[Drawn, Arguments]) -> list[bytes]:
     return [found.tobytes() for found in program.run(arrays)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(programs())
 def test_neither_places_nor_order_change_a_bit_on_random_programs(

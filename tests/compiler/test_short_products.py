@@ -62,6 +62,7 @@ def has(dtype: str) -> bool:
     return low_precision.words_for(*one.operands) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DIGITS)
 @pytest.mark.parametrize("terms", [1, 2])
@@ -90,6 +91,7 @@ def test_tiny_numbers_of_float16_are_not_lost() -> None:
     assert (found > 1e-3).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(50, 66, 5001), (300, 70, 40), (40, 500, 4100)])
 def test_long_sums_and_many_rows(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
@@ -221,6 +223,7 @@ def test_the_largest_bytes_in_long_sums(value: int) -> None:
     assert (found.numpy() == -128 * value * 5001).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
 def test_sums_of_integers_wrap_as_those_of_numpy(left: str) -> None:
     for number, (m, n, k) in enumerate([(65, 33, 20), (2, 70, 7), (129, 3, 64), (64, 1, 9)]):

@@ -200,6 +200,7 @@ def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Arr
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_larger_operands_of_every_dtype(case: str, dtype: str, rng: np.random.Generator) -> None:

@@ -164,6 +164,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_compiled_function_answers_as_eager_mode_does(name: str) -> None:
     f = QUESTIONS[name]

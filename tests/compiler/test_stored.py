@@ -164,6 +164,7 @@ print(losses, type(executable(step.graph(w, optimizer, x))).__name__)
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_runs_what_the_first_one_compiled(tmp_path: Path) -> None:
     environment = {**os.environ, "WEFT_CACHE": str(tmp_path)}
     found = [
@@ -185,6 +186,7 @@ print([f(wf.ones((n,)))[0].item() for n in (3, 4, 5)])  # a stored program, then
 """
 
 
+@pytest.mark.slow
 def test_code_of_another_emitter_is_not_found(tmp_path: Path) -> None:
     package = tmp_path / "weft"
     ignored = shutil.ignore_patterns("__pycache__", "sets")

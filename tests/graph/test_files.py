@@ -73,6 +73,7 @@ def test_a_graph_from_a_file_goes_on_training_where_it_was(tmp_path: Path) -> No
     assert [o.name for o in wf.Graph.load(again).operations] == [o.name for o in graph.operations]
 
 
+@pytest.mark.slow
 def test_a_file_runs_in_a_process_that_does_not_know_the_model(tmp_path: Path) -> None:
     path = tmp_path / "model.weft"
     trained(path)

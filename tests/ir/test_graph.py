@@ -118,6 +118,7 @@ def test_the_bits_of_constants_count() -> None:
     assert constant(strided) == constant(np.ascontiguousarray(strided))
 
 
+@pytest.mark.slow
 def test_the_hash_is_the_same_in_another_process() -> None:
     script = (
         "import weft as wf, numpy as np\n"

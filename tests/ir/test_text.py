@@ -83,6 +83,7 @@ def test_types_read_back(kinds: list[TensorType]) -> None:
     assert parse(str(graph)) == graph
 
 
+@pytest.mark.slow
 def test_long_programs_have_names_that_are_not_words_of_the_language() -> None:
     inputs = tuple([variable(1) for _ in range(26 + 26**2 + 26**3)])
     more = tuple([variable(1) for _ in range(26**3)])

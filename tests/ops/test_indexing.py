@@ -101,6 +101,7 @@ def read(x: Array, key: tuple[Any, ...]) -> Array | None:
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(calls())
 def test_reading_agrees_with_numpy(call: tuple[Array, tuple[Any, ...]]) -> None:
@@ -119,6 +120,7 @@ def test_reading_agrees_with_numpy(call: tuple[Array, tuple[Any, ...]]) -> None:
                 assert expected.size == 0  # NumPy does not check indices that select nothing
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(calls(), st.data())
 def test_writing_agrees_with_numpy(
@@ -162,6 +164,7 @@ def test_reading_and_writing_are_differentiable(
     check_grads(written, [wf.asarray(x / 10), wf.asarray(value)])
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(calls())
 def test_reading_and_writing_batch(call: tuple[Array, tuple[Any, ...]]) -> None:

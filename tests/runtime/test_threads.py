@@ -276,6 +276,7 @@ def test_the_interpreter_ends_while_a_daemon_is_still_computing() -> None:
     """)
 
 
+@pytest.mark.slow
 def test_ranges_still_run_in_exit_handlers() -> None:
     assert fresh_python("import atexit; atexit.register(lambda: print(run()))") == "True\n"
     program = "import atexit; atexit.unregister(thread_pool().shut_down)\n"

@@ -271,6 +271,7 @@ def test_a_value_that_two_kernels_compute_is_drawn_in_both() -> None:
     assert [item.title for item in Picture(report.optimized, kernels).items].count("sqrt") == 2
 
 
+@pytest.mark.slow
 def test_a_large_graph_is_laid_out_soon() -> None:
     count = 3000
     edges = [(i, i + 1) for i in range(count - 1)] + [(i, count - 1 - i) for i in range(count // 2)]

@@ -293,6 +293,7 @@ def test_a_chain_runs_all_but_the_last_segment_again() -> None:
     assert len(calls) == 9 + 8
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_chain_grows_with_the_root_of_its_length() -> None:
     def arena(count: int, checkpointed: bool) -> int:
         functions = layers(count)

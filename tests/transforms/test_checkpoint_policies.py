@@ -169,6 +169,7 @@ def test_a_policy_is_asked_with_names_and_types() -> None:
     assert asked == [("dot", ("f32[2, 2]",)), ("tanh", ("f32[2, 2]",))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("inner", [None, "products"])
 def test_nested(policy: Any, inner: Any) -> None:
