@@ -1,4 +1,4 @@
-"""Fit the coefficients in compiler/targets/cpu/llvm/piecewise.py, and write its tables.
+"""Fit the coefficients in compiler/targets/llvm/piecewise.py, and write its tables.
 
     .venv-bench/bin/python scripts/fit_functions.py > tables.txt
 

@@ -11,7 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.machine import host, level_of
 
 SEED_VARIABLE = "WEFT_TEST_SEED"
 CACHE_VARIABLE = "WEFT_CACHE"
@@ -45,7 +45,7 @@ def _give_cache(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"seed: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]}, machine: {host().level}"
+    return f"seed: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]}, machine: {level_of(host())}"
 
 
 @pytest.fixture

@@ -59,20 +59,24 @@ STAGES: dict[str, set[str]] = {
     "memory_budget": {"fusion", "lowering", "pipeline", "report", *TARGET},
     "report": {"fusion", "lowering", "pipeline", "plan", "function", *TARGET},
     "function": {"fusion", "graph_passes", "memory_budget", "plan", "report", *TARGET},
-    "targets.cpu": {"fusion", "lowering", "graph_passes", "plan", *TARGET},
+    "targets.llvm": set(),  # what the processor and cards share: LLVM's text of kernels
+    "targets.cpu": {"fusion", "lowering", "graph_passes", "plan", "targets.llvm", *TARGET},
     "targets.plain": {"plan", *TARGET},
-    "targets.cuda": {"fusion", "lowering", "plan", *TARGET},
+    "targets.cuda": {"fusion", "lowering", "plan", "targets.llvm", *TARGET},
 }
 # What still crosses, and is to go: the fast path of a call and timings are the processor's own.
 CROSSING = {
     ("weft.compiler.function.fastcall.memory_words", "targets.cpu"),
     ("weft.compiler.report.timings", "targets.cpu"),
+    ("weft.compiler.report.timings", "targets.llvm"),
 }
 
 # Where the names of primitives mean something else: scalar instructions, and what users call.
 OTHER_NAMES = {
     "weft.ir.scalars": "the vocabulary of scalar instructions",
-    "weft.compiler.targets.cpu.llvm": "tables over scalar instructions",
+    "weft.compiler.targets.llvm": "tables over scalar instructions",
+    "weft.compiler.targets.cpu.engine": "functions of the C library",
+    "weft.compiler.targets.cuda": "tables over scalar instructions",
     "weft.transforms.methods": "methods of tensors",
     "weft.nn.init": "activations, by name",
     "weft.nn.functional.activations": "activations, by name",

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.targets.cpu.llvm import engine
-from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.cpu import engine
+from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType, float32, float64, int32, int64
 from weft.ir import scalars
 from weft.ir.loop_reference import run_reference

@@ -17,7 +17,7 @@ import weft as wf
 from weft.compiler.fusion.grouping import group
 from weft.compiler.lowering.groups import context_of, is_lowered, lower
 from weft.compiler.targets.cpu.cache import kernels
-from weft.compiler.targets.cpu.llvm.engine import emit_kernel, emit_text, kernel_text
+from weft.compiler.targets.cpu.engine import emit_kernel, emit_text, kernel_text
 from weft.core.dtypes import float32, float64
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.scalars import Buffer, Scalar, const, exp, index, size

@@ -29,14 +29,14 @@ from weft.compiler.targets.cpu.checking.fences import Fences, noted_faults
 from weft.compiler.targets.cpu.checking.memory import NAN
 from weft.compiler.targets.cpu.convolution import plans as convolution_plans
 from weft.compiler.targets.cpu.convolution import select as convolution_calls
-from weft.compiler.targets.cpu.llvm import blocks, instructions, values
-from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
+from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import forms
 from weft.compiler.targets.cpu.products import select as product_calls
 from weft.compiler.targets.cpu.runtime import control_tables, grouped_launch
 from weft.compiler.targets.cpu.runtime.preparation import Preparation
 from weft.compiler.targets.cpu.target import compile_program
+from weft.compiler.targets.llvm import blocks, instructions, values
 from weft.core import dimensions
 from weft.core.dtypes import float32
 from weft.ir import affine_index, loop_digest

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.compiler.targets.cpu.llvm.engine import load_text
-from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder, Struct, module_text
+from weft.compiler.targets.cpu.engine import load_text
+from weft.compiler.targets.llvm.ir_builder import IRBuilder, Struct, module_text
 
 NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
 

@@ -12,16 +12,16 @@ import pytest
 from tests.compiler import kernels
 from tests.compiler.kernels import COLUMN, COLUMNS, PLACE, ROW, ROWS, SIZES, both
 
-from weft.compiler.targets.cpu.llvm import engine
-from weft.compiler.targets.cpu.llvm.engine import (
+from weft.compiler.targets.cpu import engine
+from weft.compiler.targets.cpu.engine import (
     assembly,
     call_kernel,
     compile_kernels,
     emit_object,
     load_object,
 )
-from weft.compiler.targets.cpu.llvm.instructions import TABLE
 from weft.compiler.targets.cpu.machine import WIDTHS
+from weft.compiler.targets.llvm.instructions import TABLE
 from weft.core.dtypes import (
     DTYPES,
     DType,

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.compiler.targets.cpu.llvm import engine
-from weft.compiler.targets.cpu.llvm.elementary import DOUBLE, LIBRARY, SINGLE, lookup
-from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
-from weft.compiler.targets.cpu.llvm.instructions import TABLE
+from weft.compiler.targets.cpu import engine
+from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.llvm.elementary import DOUBLE, LIBRARY, SINGLE, lookup
+from weft.compiler.targets.llvm.instructions import TABLE
 from weft.core.dtypes import DType, float32, float64, int32
 from weft.ir import scalars
 from weft.ir.loops import For, Kernel, Store

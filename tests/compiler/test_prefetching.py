@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.compiler.targets.cpu.llvm import emit
-from weft.compiler.targets.cpu.llvm.emit import emit_module
-from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels
-from weft.compiler.targets.cpu.llvm.prefetching import planned
+from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.llvm import emit
+from weft.compiler.targets.llvm.emit import emit_module
+from weft.compiler.targets.llvm.prefetching import planned
 from weft.core.dtypes import INDEX, float32
 from weft.ir.loops import Accumulate, For, Kernel, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar, const, erfc, index, load, local

@@ -12,7 +12,7 @@ from tests.threads import threads
 
 import weft as wf
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.engine import call_kernel
+from weft.compiler.targets.cpu.engine import call_kernel
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemm import ENTRIES, source
 from weft.compiler.targets.cpu.products.tiles import tile_of

@@ -12,7 +12,7 @@ import weft as wf
 from weft.compiler.plan.order import early
 from weft.compiler.plan.schedule import Task, peak, schedule
 from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
-from weft.compiler.targets.cpu.llvm.engine import call_kernel
+from weft.compiler.targets.cpu.engine import call_kernel
 from weft.compiler.targets.cpu.runtime.copies import CHUNK, copy_address, numbers
 from weft.compiler.targets.cpu.target import compile_program
 from weft.ir.dispatch import bind

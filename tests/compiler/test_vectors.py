@@ -10,7 +10,7 @@ import pytest
 from tests.threads import threads
 
 import weft as wf
-from weft.compiler.targets.cpu.llvm.engine import call_kernel, emit_text, load_object
+from weft.compiler.targets.cpu.engine import call_kernel, emit_text, load_object
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemv import LEAST, shape_of, source
 from weft.compiler.targets.cpu.target import compile_program

@@ -13,12 +13,12 @@ import pytest
 from tests.compiler.cuda.sample_kernels import SampleProgram, Values, runs, sample_programs
 
 from weft.compiler.lowering.groups import Lowered
-from weft.compiler.targets.cpu.llvm.emit import emit_module, symbol_name
-from weft.compiler.targets.cpu.llvm.engine import _add_symbols, call_kernel
+from weft.compiler.targets.cpu.engine import _add_symbols, call_kernel
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.execution import DeviceKernel, compile_for, run_kernel
+from weft.compiler.targets.llvm.emit import emit_module, symbol_name
 from weft.ir.loops import Kernel
 from weft.ir.primitive import PRIMITIVES
 

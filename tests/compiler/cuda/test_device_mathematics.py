@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.compiler.targets.cpu.llvm.engine import call_kernel, compile_kernels, load_text
+from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels, load_text
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cuda import mathematics
 from weft.compiler.targets.cuda.library import BY_HAND, FUNCTIONS, definitions

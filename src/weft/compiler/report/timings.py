@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.report.explain import KernelReport, kernel_reports
-from weft.compiler.targets.cpu.llvm.engine import load_text
-from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder, Struct, module_text
+from weft.compiler.targets.cpu.engine import load_text
 from weft.compiler.targets.cpu.runtime.driver import FIELDS, WATCHERS, Run, execute_address
 from weft.compiler.targets.cpu.runtime.program import Program
+from weft.compiler.targets.llvm.ir_builder import IRBuilder, Struct, module_text
 
 __all__ = ["TimedCall", "timings"]
 

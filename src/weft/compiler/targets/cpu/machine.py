@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import llvmlite.binding as llvm
 
+from weft.compiler.targets.llvm.machine import ARM, Machine
 from weft.core.errors import ArgumentError
 from weft.core.settings import settings
 
@@ -33,7 +34,6 @@ _SECOND = _BASELINE | {"cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ss
 _THIRD = _SECOND | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
 _WIDE = frozenset(["avx512f", "avx512bw", "avx512vl", "avx512dq"])
 _FOURTH = _THIRD | _WIDE | {"avx512cd"}
-_ARM = ("aarch64", "arm64")
 LEVELS = {
     "x86-64": _BASELINE,
     "x86-64-v2": _SECOND,
@@ -47,47 +47,10 @@ All that is asked of ARM is there in its first 64-bit form, which LLVM does not 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A processor: `width` is the lanes of a vector, whatever the dtype; LLVM splits wide ones.
-
-    masked: whether the last vector of a loop is a masked one; otherwise the rest is scalar.
-    half: whether there are instructions that convert float16.
-    permuted: the widths of vectors of float32 that have an instruction to permute them by index.
-    """
-
-    triple: str
-    processor: str
-    features: str
-    width: int
-    masked: bool
-    half: bool
-    permuted: tuple[int, ...] = ()
-
-    def has(self, feature: str) -> bool:
-        """Whether there is what LLVM calls by this name."""
-        return f"+{feature}" in self.features.split(",")
-
-    @property
-    def is_arm(self) -> bool:
-        """Whether it is of the ARM kind, and not x86."""
-        return self.triple.startswith(_ARM)
-
-    @property
-    def registers(self) -> int:
-        """How many vectors it holds."""
-        return 32 if self.is_arm or self.width == 16 else 16
-
-    @property
-    def fused(self) -> bool:
-        """Whether it multiplies and adds with one rounding."""
-        return self.is_arm or self.has("fma")
-
-    @property
-    def level(self) -> str:
-        """The greatest of the machines with a name that it can do all of; empty if none."""
-        found = [name for name in _levels(self.triple) if all(map(self.has, LEVELS[name]))]
-        return found[-1] if found else ""
+def level_of(machine: Machine) -> str:
+    """The greatest of the machines with a name that it can do all of; empty if none."""
+    levels = [name for name in _levels(machine.triple) if all(map(machine.has, LEVELS[name]))]
+    return levels[-1] if levels else ""
 
 
 def available() -> list[str]:
@@ -171,18 +134,18 @@ def machine_named(name: str, triple: str, has: Set[str]) -> Machine:
             got={"machine": repr(name), "missing here": ", ".join(missing)},
             fix=f"{VARIABLE}={able[-1] if able else ''}",
         )
-    processor = "generic" if triple.startswith(_ARM) else name
+    processor = "generic" if triple.startswith(ARM) else name
     return _machine(triple, processor, LEVELS[name])
 
 
 def _levels(triple: str) -> list[str]:
     """The names of machines of one kind."""
-    is_arm = triple.startswith(_ARM)
+    is_arm = triple.startswith(ARM)
     return [name for name in LEVELS if (name == "aarch64") is is_arm]
 
 
 def _machine(triple: str, processor: str, has: Set[str]) -> Machine:
-    is_arm = triple.startswith(_ARM)
+    is_arm = triple.startswith(ARM)
     wide = has >= _WIDE
     width = 16 if wide else 8 if "avx2" in has else 4 if is_arm or "sse2" in has else 1
     half = is_arm or "f16c" in has

@@ -23,7 +23,7 @@ from functools import cache, cached_property
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, module_text
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.core.dtypes import DType, uint8
 from weft.core.errors import UnsupportedError
 from weft.core.shapes import Dimension, size, substitute

@@ -22,7 +22,7 @@ from weft.compiler.targets.cpu.cache.prefetch_modules import begin_driver, begin
 from weft.compiler.targets.cpu.cache.program_store import stored
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
 from weft.compiler.targets.cpu.convolution import select as convolutions
-from weft.compiler.targets.cpu.llvm.engine import assembly
+from weft.compiler.targets.cpu.engine import assembly
 from weft.compiler.targets.cpu.products.forms import PANEL, Product, arranged, product_of
 from weft.compiler.targets.cpu.products.low_precision import shortened, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches

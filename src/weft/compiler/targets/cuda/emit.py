@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.compiler.targets.cpu.llvm.emit import Emitter
-from weft.compiler.targets.cpu.llvm.instructions import constants
-from weft.compiler.targets.cpu.llvm.ir_builder import Function
-from weft.compiler.targets.cpu.llvm.ir_types import Type
-from weft.compiler.targets.cpu.machine import Machine
 from weft.compiler.targets.cuda.library import definitions
 from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.schedule import Schedule, buffers_read, schedule, steps_of
 from weft.compiler.targets.cuda.teams import DECLARATIONS, Team
 from weft.compiler.targets.cuda.values import NOWHERE_BYTES, DeviceValues
+from weft.compiler.targets.llvm.emit import Emitter
+from weft.compiler.targets.llvm.instructions import constants
+from weft.compiler.targets.llvm.ir_builder import Function
+from weft.compiler.targets.llvm.ir_types import Type
+from weft.compiler.targets.llvm.machine import Machine
 from weft.ir.loop_reference import identity
 from weft.ir.loops import (
     Accumulate,

@@ -1,6 +1,6 @@
 """What a card has instructions for beside the LLVM target's table, for one lane or many.
 
->>> from weft.compiler.targets.cpu.llvm.ir_builder import Function
+>>> from weft.compiler.targets.llvm.ir_builder import Function
 >>> from weft.core.dtypes import bfloat16, float32
 >>> lines = Lines(Function())
 >>> device_cast(lines, Type(float32), Type(bfloat16), "%x"), lines.text
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.compiler.targets.cpu.llvm.instructions import cast
-from weft.compiler.targets.cpu.llvm.ir_builder import Lines
-from weft.compiler.targets.cpu.llvm.ir_types import Type, widened
+from weft.compiler.targets.llvm.instructions import cast
+from weft.compiler.targets.llvm.ir_builder import Lines
+from weft.compiler.targets.llvm.ir_types import Type, widened
 from weft.core.dtypes import bfloat16, float32, int32
 from weft.ir.scalars import Scalar
 

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from weft.compiler.targets.cpu.llvm.elementary import DOUBLE, INFINITY, LIBRARY, NAN, polynomial
-from weft.compiler.targets.cpu.llvm.ir_builder import Function
-from weft.compiler.targets.cpu.machine import Machine
 from weft.compiler.targets.cuda.arithmetic import FMOD, REDUCED, reduced_table
 from weft.compiler.targets.cuda.values import DeviceValues
+from weft.compiler.targets.llvm.elementary import DOUBLE, INFINITY, LIBRARY, NAN, polynomial
+from weft.compiler.targets.llvm.ir_builder import Function
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import float64, int64, uint64
 from weft.core.errors import Unsupported
 from weft.ir.scalars import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.llvm.machine import Machine
 
 TRIPLE = "nvptx64-nvidia-cuda"
 OLDEST = "sm_80"

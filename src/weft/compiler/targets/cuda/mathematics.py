@@ -11,8 +11,8 @@ error of 2⁻¹⁶ beside the 2⁻⁹ or 2⁻¹² of the rounding. They keep suc
 
 from __future__ import annotations
 
-from weft.compiler.targets.cpu.llvm.elementary import LIBRARY, Expander, Function, polynomial
-from weft.compiler.targets.cpu.llvm.instructions import TABLE
+from weft.compiler.targets.llvm.elementary import LIBRARY, Expander, Function, polynomial
+from weft.compiler.targets.llvm.instructions import TABLE
 from weft.core.dtypes import DType, bfloat16, float16, float32, int32, uint32
 from weft.core.errors import Unsupported
 from weft.ir.scalars import (

@@ -17,9 +17,9 @@ from threading import RLock
 
 import llvmlite.binding as llvm
 
-from weft.compiler.targets.cpu.machine import Machine
 from weft.compiler.targets.cuda.emit import emit_device_module
 from weft.compiler.targets.cuda.machine import TRIPLE, card
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
 

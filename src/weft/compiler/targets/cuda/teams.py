@@ -9,11 +9,11 @@ then the lanes of a warp, then the warps. The order depends on the row's length 
 
 from __future__ import annotations
 
-from weft.compiler.targets.cpu.llvm.instructions import TABLE
-from weft.compiler.targets.cpu.llvm.ir_builder import Lines
-from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cuda.machine import WARP
 from weft.compiler.targets.cuda.values import DeviceValues
+from weft.compiler.targets.llvm.instructions import TABLE
+from weft.compiler.targets.llvm.ir_builder import Lines
+from weft.compiler.targets.llvm.ir_types import Type
 from weft.core.dtypes import float32
 from weft.ir.loops import Update
 

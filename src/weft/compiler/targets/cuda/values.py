@@ -14,11 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from weft.compiler.targets.cpu.llvm.instructions import call, select
-from weft.compiler.targets.cpu.llvm.ir_builder import Function, Lines
-from weft.compiler.targets.cpu.llvm.ir_types import Type
-from weft.compiler.targets.cpu.llvm.values import Lanes, Value, Values, rare_call
-from weft.compiler.targets.cpu.machine import Machine
 from weft.compiler.targets.cuda.instructions import (
     device_cast,
     device_instruction,
@@ -27,6 +22,11 @@ from weft.compiler.targets.cuda.instructions import (
 )
 from weft.compiler.targets.cuda.mathematics import DeviceExpander
 from weft.compiler.targets.cuda.schedule import at_zero, multiple_of
+from weft.compiler.targets.llvm.instructions import call, select
+from weft.compiler.targets.llvm.ir_builder import Function, Lines
+from weft.compiler.targets.llvm.ir_types import Type
+from weft.compiler.targets.llvm.machine import Machine
+from weft.compiler.targets.llvm.values import Lanes, Value, Values, rare_call
 from weft.core.dtypes import DType, bool_, float32
 from weft.ir.scalars import Buffer, Scalar, load
 

@@ -23,7 +23,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from weft.compiler.targets.cpu.cache.symbols import finder, forgotten, remembered
-from weft.compiler.targets.cpu.llvm.engine import (
+from weft.compiler.targets.cpu.engine import (
     emit_kernel,
     emit_text,
     kernel_text,
@@ -37,7 +37,7 @@ from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.compile_queue import BACKGROUND, Task, finished
 from weft.runtime.stamps import source_stamp
 
-EMITTER = ("core", "ir", "compiler/targets/cpu/llvm")
+EMITTER = ("core", "ir", "compiler/targets/llvm")
 """Where the code is that makes machine code of a kernel: entries of other code are not found."""
 
 RECENT = 1024

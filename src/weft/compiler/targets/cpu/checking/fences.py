@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_builder import NULL, IRBuilder, Struct, module_text
+from weft.compiler.targets.llvm.ir_builder import NULL, IRBuilder, Struct, module_text
 from weft.core.errors import UnsupportedError
 
 Array = np.ndarray[Any, Any]

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder
-from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.products.tiles import Tile
+from weft.compiler.targets.llvm.ir_builder import IRBuilder
+from weft.compiler.targets.llvm.ir_types import Type
 
 FRAME = (
     "images", "at_once", "blocks", "rows", "step", "x_image", "pixel", "low0", "low1", "low2",

@@ -25,10 +25,10 @@ from weft.compiler.targets.cpu.convolution.frames import (
     placed,
 )
 from weft.compiler.targets.cpu.convolution.winograd import winograd_functions
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
-from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import ZEROS, Sums, Tile, tile_of
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
+from weft.compiler.targets.llvm.ir_types import Type
 from weft.core.dtypes import DType
 
 ENTRIES = ("direct", "weights", "winograd", "winograd_weights")

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, placed
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
-from weft.compiler.targets.cpu.llvm.ir_types import Type
-from weft.compiler.targets.cpu.llvm.ir_vectors import Vectors
 from weft.compiler.targets.cpu.products.tiles import Tile
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder
+from weft.compiler.targets.llvm.ir_types import Type
+from weft.compiler.targets.llvm.ir_vectors import Vectors
 
 POINTS = 0.75, 1.5
 _A, _B = (point * point for point in POINTS)

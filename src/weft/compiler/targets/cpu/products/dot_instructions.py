@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, LocalVariable, module_text
-from weft.compiler.targets.cpu.llvm.ir_types import Type
 from weft.compiler.targets.cpu.products.dot_packing import (
     COLUMNS,
     FLIP,
@@ -34,6 +32,8 @@ from weft.compiler.targets.cpu.products.dot_packing import (
     words_of,
 )
 from weft.compiler.targets.cpu.products.tiles import ZEROS, Sums, Tile
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, LocalVariable, module_text
+from weft.compiler.targets.llvm.ir_types import Type
 from weft.core.dtypes import int8, int32
 
 __all__ = ["ENTRIES", "TABLE", "functions", "source", "words_of"]

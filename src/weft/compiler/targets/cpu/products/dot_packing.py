@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder
-from weft.compiler.targets.cpu.llvm.ir_types import steps
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder
+from weft.compiler.targets.llvm.ir_types import steps
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType, bfloat16, float16, float32, int8, int32, uint8
 
 LANES = 16

@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.symbols import finder, remembered
-from weft.compiler.targets.cpu.llvm.engine import load_text
-from weft.compiler.targets.cpu.llvm.ir_builder import (
+from weft.compiler.targets.cpu.engine import load_text
+from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
     IRBuilder,
     Struct,
     module_text,
 )
-from weft.compiler.targets.cpu.llvm.ir_types import Type
+from weft.compiler.targets.llvm.ir_types import Type
 from weft.core.dtypes import (
     DType,
     as_dtype,

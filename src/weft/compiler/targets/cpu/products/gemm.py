@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_builder import (
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.products.tiles import Tile, tile_functions, tile_name, tile_of
+from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
     NULL,
     IRBuilder,
@@ -29,9 +31,8 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     Struct,
     module_text,
 )
-from weft.compiler.targets.cpu.llvm.ir_types import Type
-from weft.compiler.targets.cpu.machine import Machine, host
-from weft.compiler.targets.cpu.products.tiles import Tile, tile_functions, tile_name, tile_of
+from weft.compiler.targets.llvm.ir_types import Type
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
 
 ENTRIES = ("rows", "columns", "pack_plain", "pack_turned")

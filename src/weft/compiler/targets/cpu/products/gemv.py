@@ -23,11 +23,12 @@ from functools import cache
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, module_text
-from weft.compiler.targets.cpu.llvm.ir_types import Type
-from weft.compiler.targets.cpu.llvm.ir_vectors import Vectors
-from weft.compiler.targets.cpu.machine import Machine, host
+from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.forms import Product
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
+from weft.compiler.targets.llvm.ir_types import Type
+from weft.compiler.targets.llvm.ir_vectors import Vectors
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
 from weft.core.shapes import Dimension
 from weft.ir.graph import GraphNode, Variable

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder
-from weft.compiler.targets.cpu.llvm.ir_vectors import Vectors
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.llvm.ir_builder import IRBuilder
+from weft.compiler.targets.llvm.ir_vectors import Vectors
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
 
 

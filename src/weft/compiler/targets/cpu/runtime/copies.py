@@ -5,7 +5,7 @@ place, in the program's memory or in the caller's own array, both have one addre
 done. Only otherwise is the pool called.
 
 >>> import numpy as np
->>> from weft.compiler.targets.cpu.llvm.engine import call_kernel
+>>> from weft.compiler.targets.cpu.engine import call_kernel
 >>> source, target = np.arange(3.0), np.zeros(3)
 >>> call_kernel(copy_address(), [source, target], numbers(24))
 >>> target.tolist()
@@ -18,8 +18,8 @@ from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
 
 CHUNK = 1 << 20
 """The bytes that a thread copies at a time."""

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.llvm.ir_builder import (
+from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
     NULL,
     IRBuilder,

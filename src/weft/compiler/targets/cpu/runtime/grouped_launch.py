@@ -21,7 +21,7 @@ from weft.compiler.plan.horizontal_fusion import chunk_count, chunk_size
 from weft.compiler.plan.launch import Launch, Sizes
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
-from weft.compiler.targets.cpu.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
 
 NumbersOf = Callable[[Launch], tuple[int, list[int]]]
 """The address of a launch's native function, and the numbers that it is given."""

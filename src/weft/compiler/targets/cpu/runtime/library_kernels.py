@@ -24,14 +24,14 @@ import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder, remembered
-from weft.compiler.targets.cpu.llvm.ir_builder import (
+from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
+from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
     NULL,
     IRBuilder,
     Struct,
     module_text,
 )
-from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 from weft.core.dtypes import DType, from_numpy
 from weft.core.errors import ArgumentError, DTypeError
 from weft.core.locations import Location

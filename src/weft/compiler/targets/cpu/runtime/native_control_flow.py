@@ -24,7 +24,8 @@ from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder, remembered
-from weft.compiler.targets.cpu.llvm.ir_builder import (
+from weft.compiler.targets.cpu.runtime.driver import STEPS
+from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
     NULL,
     IRBuilder,
@@ -32,7 +33,6 @@ from weft.compiler.targets.cpu.llvm.ir_builder import (
     Struct,
     module_text,
 )
-from weft.compiler.targets.cpu.runtime.driver import STEPS
 
 _LOOP = Struct(
     "ptr execute, ptr look, ptr reached, ptr body, ptr body_start, ptr condition,"

@@ -15,14 +15,14 @@ from weft.compiler.plan.launch import Sizes, substitute_all
 from weft.compiler.plan.row_fusion import RowBlocks
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import finder
-from weft.compiler.targets.cpu.llvm.ir_builder import (
+from weft.compiler.targets.cpu.runtime.grouped_launch import NumbersOf
+from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
     IRBuilder,
     Record,
     Struct,
     module_text,
 )
-from weft.compiler.targets.cpu.runtime.grouped_launch import NumbersOf
 
 _HEAD = Struct("i64 stages, i64 rows, i64 height, i64 bytes, i64 entries")
 _STAGE = Struct("ptr function, i64 first, i64 sizes, i64 many, i64 few")

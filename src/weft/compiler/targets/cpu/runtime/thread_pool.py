@@ -26,7 +26,7 @@ from threading import Lock
 
 import llvmlite.binding as llvm
 
-from weft.compiler.targets.cpu.llvm.ir_builder import (
+from weft.compiler.targets.llvm.ir_builder import (
     FALSE,
     NULL,
     TRUE,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.compiler.targets.cpu.llvm.elementary import Expander
-from weft.compiler.targets.cpu.llvm.instructions import (
+from weft.compiler.targets.llvm.elementary import Expander
+from weft.compiler.targets.llvm.instructions import (
     TABLE,
     bitcast,
     call,
@@ -24,9 +24,9 @@ from weft.compiler.targets.cpu.llvm.instructions import (
     scale,
     select,
 )
-from weft.compiler.targets.cpu.llvm.ir_builder import Function, Lines
-from weft.compiler.targets.cpu.llvm.ir_types import Type, element, overload, steps, widened
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.llvm.ir_builder import Function, Lines
+from weft.compiler.targets.llvm.ir_types import Type, element, overload, steps, widened
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import INDEX, DType, bool_, float64
 from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const
 

@@ -17,8 +17,8 @@ entry:
 
 from __future__ import annotations
 
-from weft.compiler.targets.cpu.llvm.ir_builder import IRBuilder, Operand
-from weft.compiler.targets.cpu.llvm.ir_types import Type, steps
+from weft.compiler.targets.llvm.ir_builder import IRBuilder, Operand
+from weft.compiler.targets.llvm.ir_types import Type, steps
 from weft.core.dtypes import DType
 
 

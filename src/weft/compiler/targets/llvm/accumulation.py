@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from weft.compiler.targets.cpu.llvm.blocks import Body, Control
-from weft.compiler.targets.cpu.llvm.instructions import TABLE, select
-from weft.compiler.targets.cpu.llvm.ir_builder import Lines
-from weft.compiler.targets.cpu.llvm.ir_types import Type
-from weft.compiler.targets.cpu.llvm.values import Lanes
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.llvm.blocks import Body, Control
+from weft.compiler.targets.llvm.instructions import TABLE, select
+from weft.compiler.targets.llvm.ir_builder import Lines
+from weft.compiler.targets.llvm.ir_types import Type
+from weft.compiler.targets.llvm.machine import Machine
+from weft.compiler.targets.llvm.values import Lanes
 from weft.core.dtypes import DType
 from weft.ir.loop_reference import identity
 from weft.ir.loops import PARTIALS, Accumulate, Statement, Update, has_loops, written

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from weft.compiler.targets.cpu.llvm.piecewise import ERF, ERFC, PLACE, TANH, Pieces
+from weft.compiler.targets.llvm.piecewise import ERF, ERFC, PLACE, TANH, Pieces
 from weft.core.dtypes import (
     DType,
     bfloat16,

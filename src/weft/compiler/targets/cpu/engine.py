@@ -26,9 +26,10 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from weft.compiler.targets.cpu.llvm.elementary import LIBRARY
-from weft.compiler.targets.cpu.llvm.emit import emit_module, symbol_name
-from weft.compiler.targets.cpu.machine import Machine, host
+from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.llvm.elementary import LIBRARY
+from weft.compiler.targets.llvm.emit import emit_module, symbol_name
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
 from weft.runtime.compile_queue import shielded

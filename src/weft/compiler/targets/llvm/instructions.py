@@ -3,7 +3,7 @@
 Instructions that `mathematics` expands into others before anything is written are not here; the two
 together cover the vocabulary, and a test holds that.
 
->>> from weft.compiler.targets.cpu.llvm.ir_builder import Function
+>>> from weft.compiler.targets.llvm.ir_builder import Function
 >>> from weft.core.dtypes import float32
 >>> lines = Lines(Function())
 >>> TABLE["add"](lines, Type(float32, 8), "%a", "%b"), lines.text
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 
-from weft.compiler.targets.cpu.llvm.ir_builder import Lines
-from weft.compiler.targets.cpu.llvm.ir_types import Type, overload, widened
+from weft.compiler.targets.llvm.ir_builder import Lines
+from weft.compiler.targets.llvm.ir_types import Type, overload, widened
 from weft.core.dtypes import DType, bool_, float16, float32, int32
 
 Rule = Callable[..., str]

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.compiler.targets.cpu.llvm.accumulation import LONGEST, Accumulation
-from weft.compiler.targets.cpu.llvm.blocks import Body
-from weft.compiler.targets.cpu.llvm.instructions import constants, declarations
-from weft.compiler.targets.cpu.llvm.prefetching import Touch, planned
-from weft.compiler.targets.cpu.llvm.values import Lanes
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.llvm.accumulation import LONGEST, Accumulation
+from weft.compiler.targets.llvm.blocks import Body
+from weft.compiler.targets.llvm.instructions import constants, declarations
+from weft.compiler.targets.llvm.machine import Machine
+from weft.compiler.targets.llvm.prefetching import Touch, planned
+from weft.compiler.targets.llvm.values import Lanes
 from weft.ir.loops import (
     Accumulate,
     For,

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.compiler.targets.cpu.llvm.ir_builder import Function
-from weft.compiler.targets.cpu.llvm.ir_types import steps, widened
-from weft.compiler.targets.cpu.llvm.values import ZEROS, Lanes, Values
-from weft.compiler.targets.cpu.machine import Machine
+from weft.compiler.targets.llvm.ir_builder import Function
+from weft.compiler.targets.llvm.ir_types import steps, widened
+from weft.compiler.targets.llvm.machine import Machine
+from weft.compiler.targets.llvm.values import ZEROS, Lanes, Values
 from weft.ir.loops import Accumulate, For, expressions, walk
 from weft.ir.scalars import Buffer, ordered
 

@@ -38,7 +38,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from weft.compiler.targets.cpu.llvm.ir_types import Type, element, widened
+from weft.compiler.targets.llvm.ir_types import Type, element, widened
 
 _TYPE = re.compile(r"^(?:<[^>]*>|\S+)")
 KERNEL = ("ptr %buffers", "ptr %sizes", "i64 %begin", "i64 %end")

@@ -1,0 +1,49 @@
+"""A machine as LLVM's targets see it: what code is generated for.
+
+>>> Machine("x86_64-unknown-linux-gnu", "generic", "+avx2,+fma", 8, False, True).has("fma")
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ARM = ("aarch64", "arm64")
+"""How the triples of ARM's 64-bit processors begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A processor: `width` is the lanes of a vector, whatever the dtype; LLVM splits wide ones.
+
+    masked: whether the last vector of a loop is a masked one; otherwise the rest is scalar.
+    half: whether there are instructions that convert float16.
+    permuted: the widths of vectors of float32 that have an instruction to permute them by index.
+    """
+
+    triple: str
+    processor: str
+    features: str
+    width: int
+    masked: bool
+    half: bool
+    permuted: tuple[int, ...] = ()
+
+    def has(self, feature: str) -> bool:
+        """Whether there is what LLVM calls by this name."""
+        return f"+{feature}" in self.features.split(",")
+
+    @property
+    def is_arm(self) -> bool:
+        """Whether it is of the ARM kind, and not x86."""
+        return self.triple.startswith(ARM)
+
+    @property
+    def registers(self) -> int:
+        """How many vectors it holds."""
+        return 32 if self.is_arm or self.width == 16 else 16
+
+    @property
+    def fused(self) -> bool:
+        """Whether it multiplies and adds with one rounding."""
+        return self.is_arm or self.has("fma")
