@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import pytest
 
 from weft.compiler.targets.cpu.engine import load_text
 from weft.compiler.targets.llvm.ir_builder import IRBuilder, Struct, module_text
+from weft.compiler.targets.llvm.ir_vectors import Vectors
+from weft.core.dtypes import DType, float64, int64
 
 NUMBER, POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -73,6 +76,29 @@ def test_leaving_a_loop_keeps_what_was_assigned_before() -> None:
     assert [f(9), f(10**6)] == [4, -1]
 
 
+def test_a_loop_that_tests_at_its_end_runs_at_least_once() -> None:
+    out = builder("i64 %n")
+    count, rest = out.variable(0), out.variable(out.parameters[0])
+    with out.repeat():
+        count.value, rest.value = out.add(count.value, 1), out.sub(rest.value, 3)
+        out.again_if(out.test("sgt", rest.value, 0))
+    out.give(out.sub(out.mul(count.value, 100), rest.value))
+    f = compiled(out, NUMBER)
+    assert [f(0), f(3), f(7)] == [103, 100, 302]
+
+
+def test_groups_of_falling_sizes_make_up_all_numbers() -> None:
+    out = builder("i64 %n")
+    position, calls = out.variable(0), out.variable(0)
+    for count in (4, 2, 1):
+        with out.groups(position, count, out.parameters[0]) as first:
+            place = out.add(out.mul(calls.value, 10), first)
+            calls.value = place
+    out.give(calls.value)
+    f = compiled(out, NUMBER)
+    assert [f(0), f(3), f(7), f(9)] == [0, 2, 46, 48]
+
+
 def test_a_variable_that_no_loop_changes_needs_no_phi_node() -> None:
     out = builder("i64 %n")
     kept = out.variable(7)
@@ -122,3 +148,20 @@ def test_a_module_declares_once_what_its_functions_call() -> None:
     out.give(out.least(out.call(inner, out.parameters[0]), 8))
     assert module_text(inner, out).count("declare") == 1
     assert compiled(out, NUMBER, before=(inner,))(12) == 8
+
+
+@pytest.mark.parametrize("dtype", [float64, int64], ids=str)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 3, 4])
+def test_a_mask_keeps_what_lies_behind_the_last_column(
+    dtype: DType, fused: bool, count: int
+) -> None:
+    out = builder("ptr %x", "ptr %y", "i64 %count", result="void")
+    x, y, columns = out.parameters
+    v = Vectors(out, dtype, 4, fused=fused)
+    mask = v.mask(columns)
+    factor = v.splat(out.load(v.element, x))
+    v.store(v.multiply_add(factor, v.load(x, mask), v.load(y, mask)), y, mask)
+    left, right = np.arange(2, 6).astype(dtype.numpy), np.full(6, 10).astype(dtype.numpy)
+    compiled(out, POINTER, POINTER, NUMBER)(left.ctypes.data, right.ctypes.data, count)
+    assert right.tolist() == [*(10 + 2 * left[:count]), *[10] * (6 - count)]

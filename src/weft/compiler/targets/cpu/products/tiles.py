@@ -130,6 +130,7 @@ def _tile_function(tile: Tile, rows: int, vectors: int) -> IRBuilder:
     starts = [(v.at(a, out.mul(row_step, i)), v.at(c, out.mul(c_step, i))) for i in range(rows)]
     ahead = v.at(a, out.mul(row_step, rows))
     with out.when(out.test("sgt", terms, 0)):
+        # They end with this block: a phi node behind it would tie up the registers that count.
         term, offset, row = out.variable(0), out.variable(0), out.variable(b)
         with out.repeat():
             right = sums.right(row.value)
