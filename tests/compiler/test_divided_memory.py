@@ -61,5 +61,8 @@ def test_programs_with_products_and_threads_compute_the_same() -> None:
     gc.collect()
 
 
-def test_only_who_maps_great_parts_says_so() -> None:
+def test_who_maps_great_parts_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address_space, "_state", {"divided": False})
     assert not address_space.is_divided()
+    address_space.mark_divided()
+    assert address_space.is_divided()
