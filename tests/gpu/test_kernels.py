@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from tests.compiler.cuda.sample_kernels import SampleProgram, Values, runs, sample_programs
 
 from weft.compiler.lowering.groups import Lowered
-from weft.compiler.targets.cpu.engine import _add_symbols, call_kernel
-from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.cache.kernels import Code
+from weft.compiler.targets.cpu.cache.kernels import compiled as cpu_code
+from weft.compiler.targets.cpu.engine import call_kernel
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.execution import DeviceKernel, compile_for, run_kernel
-from weft.compiler.targets.llvm.emit import emit_module, symbol_name
 from weft.ir.loops import Kernel
 from weft.ir.primitive import PRIMITIVES
 
 Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.skipif(not is_available(), reason="there is no NVIDIA card here")
-ENGINES: list[Any] = []
-"""What holds the code of the CPU."""
 BATCH = 64
 """Kernels that are compiled together."""
 
@@ -35,39 +31,20 @@ def samples_of(primitive: str) -> list[SampleProgram]:
 
 
 @cache
-def cpu_functions(kernels: tuple[Kernel, ...]) -> list[int]:
-    """The CPU's functions of kernels, whose code and constants may lie far apart.
-
-    A card maps so much that there may be no room for both within the 2 GB that code usually spans.
-    """
-    _add_symbols()
-    machine = host()
-    named = [replace(kernel, name=f"k{number}") for number, kernel in enumerate(kernels)]
-    target = llvm.Target.from_triple(machine.triple).create_target_machine(
-        cpu=machine.processor, features=machine.features, opt=2, codemodel="large"
-    )
-    module = llvm.parse_assembly(emit_module(named, machine))
-    engine = llvm.create_mcjit_compiler(module, target)
-    engine.finalize_object()
-    ENGINES.append(engine)
-    return [engine.get_function_address(symbol_name(each.name)) for each in named]
-
-
-@cache
-def compiled() -> dict[str, tuple[DeviceKernel, int]]:
-    """Every kernel by digest: on the card, and the address of the CPU's."""
+def compiled() -> dict[str, tuple[DeviceKernel, Code]]:
+    """Every kernel by digest: on the card, and on the CPU."""
     kernels: dict[str, Kernel] = {each.kernel.digest: each.kernel for _, each in runs()}
     every = list(kernels.values())
     batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
     made = [each for batch in batches for each in compile_for(device(), batch)]
-    native = [each for batch in batches for each in cpu_functions(tuple(batch))]
-    return dict(zip(kernels, zip(made, native, strict=True), strict=True))
+    codes = [code for batch in batches for code in cpu_code(batch)]
+    return dict(zip(kernels, zip(made, codes, strict=True), strict=True))
 
 
-def code_of(kernel: Kernel) -> tuple[DeviceKernel, int]:
-    """A kernel on the card, and the address of the CPU's."""
+def code_of(kernel: Kernel) -> tuple[DeviceKernel, Code]:
+    """A kernel on the card, and on the CPU."""
     known = compiled().get(kernel.digest)
-    return known or (compile_for(device(), [kernel])[0], cpu_functions((kernel,))[0])
+    return known or (compile_for(device(), [kernel])[0], cpu_code([kernel])[0])
 
 
 def on_both(sample: SampleProgram) -> Iterator[tuple[Lowered, list[Array], list[Array]]]:
@@ -75,14 +52,14 @@ def on_both(sample: SampleProgram) -> Iterator[tuple[Lowered, list[Array], list[
     values = Values(sample)
     for lowered in sample.program.every_lowered:
         kernel = lowered.kernel
-        card, address = code_of(kernel)
+        card, cpu = code_of(kernel)
         named = {**sample.sizes, **lowered.known}
         sizes = [named[name] for name in kernel.sizes]
         before = values.arrays(lowered)
         got = run_kernel(kernel, before, sizes, card)
         expected = [array.copy() for array in before]
         extent = kernel.iterations(dict(zip(kernel.sizes, sizes, strict=True)))
-        call_kernel(address, expected, sizes, 0, extent)
+        call_kernel(cpu.address, expected, sizes, 0, extent)
         values.write(lowered, expected)
         yield lowered, got, expected
 

@@ -27,11 +27,13 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.runtime.thread_pool import PARALLEL_FOR
 from weft.compiler.targets.llvm.elementary import LIBRARY
 from weft.compiler.targets.llvm.emit import emit_module, symbol_name
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
+from weft.runtime.address_space import is_divided
 from weft.runtime.compile_queue import shielded
 
 Array = np.ndarray[Any, Any]
@@ -133,6 +135,8 @@ def load_for_a_while(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict
     def load() -> tuple[dict[str, int], Any]:
         with _loaded.lock:
             _add_symbols()
+            if is_divided():
+                return _linked(codes, names)
             engine = _engine()
             for code in codes:
                 engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -142,12 +146,34 @@ def load_for_a_while(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict
     return shielded(load)
 
 
+def _linked(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict[str, int], Any]:
+    """See `load_for_a_while`: each file in one stretch of memory, in some more time.
+
+    The usual engine maps code and constants apart, and LLVM ends the process where they are too
+    far from each other.
+    """
+    builder = llvm.JITLibraryBuilder()
+    for code in codes:
+        builder.add_object_img(code)
+    for name in (*LIBRARY.values(), *_CALLED, PARALLEL_FOR):
+        address = llvm.address_of_symbol(name)
+        if address is not None:
+            builder.import_symbol(name, address)
+    for name in names:
+        builder.export_symbol(symbol_name(name))
+    compiler = llvm.create_lljit_compiler(use_jit_link=True)
+    library = builder.link(compiler, "weft")
+    return {name: library[symbol_name(name)] for name in names}, (library, compiler)
+
+
 def load_text(source: str, name: str) -> int:
     """Compile LLVM IR that was written by hand; the address of one of its functions."""
 
     def load() -> int:
         with _loaded.lock:
-            target = llvm.Target.from_triple(host().triple).create_target_machine(opt=2)
+            target = llvm.Target.from_triple(host().triple).create_target_machine(
+                opt=2, codemodel="large" if is_divided() else "jitdefault"
+            )
             engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), target)
             engine.finalize_object()
             _loaded.engines.append(engine)

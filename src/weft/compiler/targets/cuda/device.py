@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
+from weft.runtime.address_space import mark_divided
 
 Array = np.ndarray[Any, Any]
 
@@ -49,6 +50,7 @@ class Device:
         self.driver, self.ordinal = driver, ordinal
         self.handle = driver.number("cuDeviceGet", ordinal)
         self._check_age()
+        mark_divided()  # the context maps all memory of all cards
         self.context = driver.handle("cuDevicePrimaryCtxRetain", self.handle)
         self.make_current()
         self.pool = driver.handle("cuDeviceGetDefaultMemPool", self.handle)

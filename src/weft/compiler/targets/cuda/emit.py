@@ -17,6 +17,7 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from weft.compiler.targets.cuda.library import definitions
 from weft.compiler.targets.cuda.machine import card
@@ -152,12 +153,7 @@ class DeviceEmitter(Emitter):
         inside, run = lines.put(f"icmp slt i64 {self.number}, {total}"), lines.fresh("run")
         lines.do(f"br i1 {inside}, label %{run}, label %exit")
         lines.label(run)
-        rest = self.number
-        found: list[str] = []
-        for extent in reversed(extents[1:]):
-            found.append(lines.put(f"urem i64 {rest}, {extent}"))
-            rest = lines.put(f"udiv i64 {rest}, {extent}")
-        names = [rest, *reversed(found)] if extents else []
+        names = self._parts(self.number, extents)
         outer = self.plan.grid if vector is None else self.plan.grid[:-1]
         for loop, name in zip(outer, names, strict=False):
             self.values.define(loop.index, (name,))
@@ -165,6 +161,21 @@ class DeviceEmitter(Emitter):
             self.body(self.plan.body)
         else:
             self._elements(vector, names[-1], stop)
+
+    def _parts(self, number: str, extents: list[str]) -> list[str]:
+        """An index for each extent of a number in the grid, by divisions of as few bits as do."""
+        lines = self.values.lines
+        if len(extents) < 2:
+            return [number] if extents else []
+        is_short = all(map(str.isdigit, extents)) and prod(map(int, extents)) < 1 << 31
+        kind = "i32" if is_short else "i64"
+        rest = lines.put(f"trunc i64 {number} to i32") if is_short else number
+        found: list[str] = []
+        for extent in reversed(extents[1:]):
+            found.append(lines.put(f"urem {kind} {rest}, {extent}"))
+            rest = lines.put(f"udiv {kind} {rest}, {extent}")
+        names = [rest, *reversed(found)]
+        return [lines.put(f"zext i32 {name} to i64") for name in names] if is_short else names
 
     def _chunks(self, stop: str) -> str:
         lines, width = self.values.lines, self.plan.width
