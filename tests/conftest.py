@@ -11,6 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from weft.compiler.pipeline import VERIFYING
 from weft.compiler.targets.cpu.machine import host, level_of
 
 SEED_VARIABLE = "WEFT_TEST_SEED"
@@ -22,6 +23,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
     "nightly", max_examples=2000, deadline=None, derandomize=False, print_blob=True
 )
+VERIFYING.append(True)  # a graph after every pass, and every plan
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

@@ -16,9 +16,9 @@ import pytest
 import weft as wf
 from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.planning import live_ranges
+from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.cpu.checking.fences import FENCE, Fences, noted_faults
 from weft.compiler.targets.cpu.checking.memory import NAN
-from weft.compiler.targets.cpu.checking.plans import verify_plan
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.target import compile_program
 from weft.runtime.memory import Planner

@@ -41,12 +41,15 @@ from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.compiler.targets.target import Target
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
+from weft.ir.verify import verify
 from weft.ir.walking import Tally
 
 __all__ = [
-    "LAWS", "Pass", "PassReport", "optimize", "optimize_with_report", "pipeline",
+    "LAWS", "VERIFYING", "Pass", "PassReport", "optimize", "optimize_with_report", "pipeline",
 ]  # fmt: skip
 
+VERIFYING: list[bool] = []
+"""Whether each stage is followed by its verifier: where anything is in the list, as in tests."""
 ROUNDS = 8
 """The most times the list is gone through; programs come to rest after two or three."""
 
@@ -138,6 +141,8 @@ def _run(each: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
     tally: Tally = Counter()
     start = perf_counter()
     result = each.run(graph, tally)
+    if VERIFYING:
+        verify(result)
     seconds = perf_counter() - start
     sizes = len(graph.nodes), len(result.nodes)
     reports.append(PassReport(each.name, *sizes, dict(+tally), seconds))

@@ -18,9 +18,9 @@ from weft.compiler.fusion.grouping import Group, Step, group, shares_memory
 from weft.compiler.lowering.group_reuse import Signature
 from weft.compiler.lowering.groups import Lowered, context_of, is_lowered, lower
 from weft.compiler.lowering.node_reuse import Repeats
-from weft.compiler.pipeline import optimize
+from weft.compiler.pipeline import VERIFYING, optimize
 from weft.compiler.plan.control_flow import control_launch
-from weft.compiler.plan.horizontal_fusion import scheduled
+from weft.compiler.plan.horizontal_fusion import USUAL, scheduled
 from weft.compiler.plan.in_place import donations, places, reused
 from weft.compiler.plan.launch import (
     ROW,
@@ -35,8 +35,9 @@ from weft.compiler.plan.launch import (
     node_kernels_in_order,
     one,
 )
-from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.plan.program_plan import ProgramPlan, symbols_of
 from weft.compiler.plan.row_fusion import chained
+from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.runtime.memory import Lifetime, Planner
@@ -77,7 +78,10 @@ def plan_program(
         target.prepare(graph)
     shared = _Shared(target, draft or WrittenKernels(), dry=draft is not None)
     plan = plan_graph(optimize(graph, target), shared, fixed=fixed)
-    return replace(plan, donations=donations(plan.launches, plan.graph, plan.root))
+    plan = replace(plan, donations=donations(plan.launches, plan.graph, plan.root))
+    if VERIFYING:
+        verify_plan(plan, dict.fromkeys(symbols_of(plan.graph), USUAL))
+    return plan
 
 
 def plan_graph(

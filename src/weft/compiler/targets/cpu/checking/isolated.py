@@ -18,9 +18,9 @@ from weft.compiler.plan.control_flow import Nested
 from weft.compiler.plan.interpreting import NoSuchBranch, run_control
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of
 from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.plan.verify import misbehaviour
 from weft.compiler.targets.cpu.checking.fences import Buffer, Fences
 from weft.compiler.targets.cpu.runtime.tables import Function, TableMaker
-from weft.core.errors import MiscompiledError
 from weft.ir.graph import Literal, Variable
 
 Array = np.ndarray[Any, Any]
@@ -180,16 +180,3 @@ def named(launch: Launch, values: Sequence[Value]) -> str:
     place = launch.values.index(values[0])
     verb = "writes" if values[0] in launch.writes else "reads"
     return f"value {place} ({values[0].type}), which it {verb},"
-
-
-def misbehaviour(launch: Launch, problem: str, sizes: Sizes) -> MiscompiledError:
-    """The error of a launch that breaks the rules of memory."""
-    node = launch.node or launch.checked
-    return MiscompiledError(
-        "check",
-        f"the launch {launch.name} breaks the rules of memory: {problem}",
-        expected="launches that touch what the plan gives them, and nothing else",
-        got={f"value {n}": value.type for n, value in enumerate(launch.values)} | dict(sizes),
-        fix="wf.settings.changed(compiler=False) runs by reference; please report this program",
-        at=node.location if node is not None else None,
-    )

@@ -29,15 +29,14 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.plan.launch import Launch, Value, bytes_of
+from weft.compiler.plan.verify import misbehaviour, verify_plan
 from weft.compiler.targets.cpu.checking.fences import Fences, bytes_at, noted_faults
 from weft.compiler.targets.cpu.checking.isolated import (
     Answers,
     Isolated,
     Stopped,
     Way,
-    misbehaviour,
 )
-from weft.compiler.targets.cpu.checking.plans import verify_plan
 from weft.compiler.targets.cpu.runtime.driver import FIELDS, WATCHERS, Run, execute
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.errors import ArgumentError

@@ -1,4 +1,4 @@
-"""Memory plans, verified: live ranges, places and sizes, found again from the launches alone.
+"""Plans, verified: order, live ranges, places and sizes, found again from the launches alone.
 
 >>> import weft as wf
 >>> from weft.compiler.plan.planning import plan_program
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Launch, Sizes, bytes_of
+from weft.compiler.plan.launch import Launch, Sizes, Value, bytes_of
 from weft.compiler.plan.program_plan import ProgramPlan
-from weft.compiler.targets.cpu.checking.isolated import misbehaviour
+from weft.core.errors import MiscompiledError
 from weft.ir.graph import Variable
 from weft.runtime.memory import MemoryPlan
 
@@ -23,11 +23,12 @@ Array = np.ndarray[Any, Any]
 
 
 def verify_plan(program: ProgramPlan, sizes: Sizes) -> None:
-    """Raise `MiscompiledError` where values that live at once share memory, or one has too little.
+    """Raise `MiscompiledError` where a launch reads what is not there, or memory is shared wrongly.
 
     A value lives from the launch that first touches it to the last one. What is made by the
-    launches that run once, and outputs that the section holds, live to the end.
+    launches that run once, and outputs that the plan holds, live to the end.
     """
+    _verify_order(program, sizes)
     plan = program.planner.at(sizes)
     ranges = _live_ranges(program, plan)
     _verify_sizes(program, plan, ranges, sizes)
@@ -36,6 +37,35 @@ def verify_plan(program: ProgramPlan, sizes: Sizes) -> None:
         _verify_scratch(part, sizes)
     for inner in program.inner:
         verify_plan(inner, sizes)
+
+
+def _verify_order(program: ProgramPlan, sizes: Sizes) -> None:
+    """Every value is written before it is read, and launches that run as one do not wait."""
+    there: set[Value] = {program.root(variable) for variable in program.graph.inputs}
+    for launch in program.launches:
+        for value in _read_values(launch, program):
+            if value not in there:
+                raise misbehaviour(launch, f"{value.type} is read before it is written", sizes)
+        for member in launch.members:
+            others = [each for each in launch.members if each is not member]
+            written = {program.root(value) for each in others for value in each.writes}
+            if written & _read_values(member, program):
+                raise misbehaviour(launch, "a member reads what another one writes", sizes)
+        there |= {program.root(value) for value in launch.writes}
+    for atom in program.graph.outputs:
+        root = program.root(atom)
+        if isinstance(root, Variable) and root not in there:
+            raise misbehaviour(program.launches[-1], f"{atom.type} is never written", sizes)
+
+
+def _read_values(launch: Launch, program: ProgramPlan) -> set[Value]:
+    """What a launch reads of others: not its results, unless it goes on with them, nor scratch."""
+    own = {program.root(value) for value in launch.writes}
+    own -= {program.root(value) for value in launch.updates}
+    if launch.nested is not None:
+        own.add(launch.nested.scratch)
+    values = {*map(program.root, launch.values)} - own
+    return {value for value in values if isinstance(value, Variable)}
 
 
 def _live_ranges(program: ProgramPlan, plan: MemoryPlan) -> dict[Variable, tuple[int, int]]:
@@ -123,3 +153,16 @@ def _is_replaced(program: ProgramPlan, plan: MemoryPlan, one: Variable, other: V
         is_once = roots.count(stored) == roots.count(operand) == 1
         return reading[-1] == touching[0] and (stored, operand) in allowed and is_once
     return False
+
+
+def misbehaviour(launch: Launch, problem: str, sizes: Sizes) -> MiscompiledError:
+    """The error of a launch that breaks the rules of memory."""
+    node = launch.node or launch.checked
+    return MiscompiledError(
+        "check",
+        f"the launch {launch.name} breaks the rules of memory: {problem}",
+        expected="launches that touch what the plan gives them, and nothing else",
+        got={f"value {n}": value.type for n, value in enumerate(launch.values)} | dict(sizes),
+        fix="wf.settings.changed(compiler=False) runs by reference; please report this program",
+        at=node.location if node is not None else None,
+    )
