@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,13 @@ def agrees(f: Any, net: Any, x: wf.Tensor) -> bool:
         weight, bias = net.weight.numpy(), net.bias.numpy()
     wanted = np.maximum(x.numpy() @ weight.T + bias, 0)
     return bool(np.allclose(found, wanted, atol=1e-4))
+
+
+@pytest.fixture(autouse=True)
+def native_launches() -> Iterator[None]:
+    """Programs are started natively, which is where launches are counted."""
+    with wf.settings.changed(fastcall=True):
+        yield
 
 
 def calls_run(f: Any, *args: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,14 @@ def test_each_size_is_fitted_by_itself() -> None:
     assert "fitted by itself" in bounded.compilations[1].reason
 
 
+@pytest.fixture
+def written_in_place() -> Iterator[None]:
+    """State is written in place, whatever the tests are told about that."""
+    with wf.settings.changed(in_place_updates=True):
+        yield
+
+
+@pytest.mark.usefixtures("written_in_place")
 def test_a_training_step_with_state_fits_and_is_still_donated() -> None:
     def make(memory: int | None) -> tuple[Any, list[wf.Tensor]]:
         ws = [w.requires_grad_() for w in weights(12)]

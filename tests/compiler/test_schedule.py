@@ -351,10 +351,18 @@ def weight(size: int = 3000) -> wf.Tensor:
     return wf.tensor(np.arange(size, dtype=np.float32))
 
 
+@pytest.fixture
+def written_in_place() -> Iterator[None]:
+    """State is written in place, whatever the tests are told about that."""
+    with wf.settings.changed(in_place_updates=True):
+        yield
+
+
 def place(x: wf.Tensor) -> int:
     return int(x._value.__array_interface__["data"][0])
 
 
+@pytest.mark.usefixtures("written_in_place")
 def test_state_that_nobody_else_holds_is_written_in_place() -> None:
     w, x = weight(), wf.ones(3000)
     decay(w, x)
@@ -529,6 +537,7 @@ def test_state_survives_nan_mode() -> None:
     np.testing.assert_array_equal(w.numpy(), before)
 
 
+@pytest.mark.usefixtures("written_in_place")
 def test_the_predicted_memory_knows_what_is_donated() -> None:
     report = decay.memory(weight(), wf.ones(3000))
     assert report.donated == 12_000
@@ -536,6 +545,7 @@ def test_the_predicted_memory_knows_what_is_donated() -> None:
     assert report.peak == report.inputs + report.constants + report.outputs + report.arena
 
 
+@pytest.mark.usefixtures("written_in_place")
 def test_steps_do_not_hold_the_state_twice() -> None:
     adam = Adam([(200, 300), (300,), (300, 100)])
     step = wf.jit(adam_step)

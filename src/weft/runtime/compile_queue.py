@@ -16,7 +16,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Thread, current_thread, main_thread
+from threading import Condition, RLock, Thread, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -100,7 +100,10 @@ class Background:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._changed = Condition()
+        # A signal that is handled inside of a condition's own `with` would leave its lock held for
+        # ever: that is Python code. The lock's is not, so the lock itself is entered.
+        self._lock = RLock()
+        self._changed = Condition(self._lock)
         self._first: deque[Task[Any]] = deque()
         self._later: deque[Task[Any]] = deque()
         self._threads: set[Thread] = set()
@@ -112,7 +115,7 @@ class Background:
     def submit(self, work: Callable[[], T], *, later: bool = False) -> Task[T]:
         """Have something computed; `later` when nothing else is to be done."""
         task = Task(work, self)
-        with self._changed:
+        with self._lock:
             (self._later if later else self._first).append(task)
             if len(self._threads) < self._most:
                 self._start()
@@ -124,17 +127,17 @@ class Background:
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
         """Wait until something is so that the thread brings about."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(is_so)
 
     def take(self, task: Task[T]) -> Callable[[], T] | None:
         """The work of a task, for one caller."""
-        with self._changed:
+        with self._lock:
             return task.taken()
 
     def note_done(self, task: Task[Any]) -> None:
         """Say that a task has its result."""
-        with self._changed:
+        with self._lock:
             task.is_done = True
             self._changed.notify_all()
 
@@ -154,7 +157,7 @@ class Background:
             task.run()
 
     def _next(self) -> Task[Any] | None:
-        with self._changed:
+        with self._lock:
             if self._first or self._later:
                 return (self._first or self._later).popleft()
             self._threads.discard(current_thread())
