@@ -12,12 +12,20 @@ from tests.compiler.cuda.emulated import run_emulated
 from tests.compiler.cuda.sample_kernels import program_of
 
 import weft as wf
+from weft.compiler.targets.cuda import schedule as schedules
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.compiler.targets.cuda.splitting import split
 from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Kernel
 
 Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread of a block is one of the CPU's: the fewer the better."""
+    for name in ("BLOCK", "ROW_BLOCK", "UNKNOWN_TEAM"):
+        monkeypatch.setattr(schedules, name, 64)
 
 
 def drawn(*counts: int) -> list[Array]:
@@ -37,7 +45,7 @@ def one_kernel(function: Callable[..., Any], shape: tuple[int, ...]) -> Kernel:
     return lowered.kernel
 
 
-@pytest.mark.parametrize("columns", [6, 33, 100, 300, 1100])
+@pytest.mark.parametrize("columns", [6, 100, 1100])
 def test_softmax_of_one_thread_a_warp_and_several(columns: int) -> None:
     kernel = one_kernel(lambda x: wf.softmax(x, axis=-1), (3, columns))
     check(kernel, drawn(3 * columns, 3 * columns))
@@ -76,12 +84,6 @@ def test_long_columns_have_a_team_each_where_they_are_few() -> None:
 def test_sizes_at_run_time(kernel: Kernel) -> None:
     counts = {"moments": (120, 3, 3), "padded": (120, 126), "scanned": (120, 120)}
     check(kernel, drawn(*counts[kernel.name]), (3, 40))
-
-
-def test_a_long_sum_in_two_launches() -> None:
-    kernel = one_kernel(lambda x: x.sum(), (33_000,))
-    got = run_emulated(kernel, drawn(1, 33_000))
-    assert got[0][0] == pytest.approx(float(got[1].astype(np.float64).sum()), abs=1e-3)
 
 
 def test_running_sums_down_columns_wait_for_each_step() -> None:
