@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,23 +29,27 @@ needs_assembler = pytest.mark.skipif(ASSEMBLER is None, reason="ptxas is not ins
 
 
 def assembled(
-    texts: list[str], folder: Path, processors: tuple[str, ...] = PROCESSORS
-) -> list[str]:
-    """What ptxas says of each text, for each processor; two at a time."""
+    batches: Sequence[Sequence[Kernel]], folder: Path, processors: Sequence[str] = PROCESSORS
+) -> int:
+    """How many kernels ptxas has taken, for each processor; it runs beside the next batch's PTX."""
 
-    def assemble(job: tuple[int, str]) -> str:
-        number, processor = job
-        source = folder / f"{number}.ptx"
-        target = folder / f"{number}.{processor}.cubin"
+    def assemble(source: Path, processor: str) -> str:
+        target = source.with_suffix(f".{processor}.cubin")
         command = [ASSEMBLER or "", f"-arch={processor}", "-O0", str(source), "-o", str(target)]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         return f"{found.returncode} {found.stdout}{found.stderr}"
 
-    for number, text in enumerate(texts):
-        (folder / f"{number}.ptx").write_text(text)
-    jobs = [(number, processor) for number in range(len(texts)) for processor in processors]
+    entries, jobs = 0, []
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(assemble, jobs))
+        for number, batch in enumerate(batches):
+            text = kernels_to_ptx(batch)
+            entries += text.count(".visible .entry")
+            source = folder / f"{number}.ptx"
+            source.write_text(text)
+            jobs += [pool.submit(assemble, source, processor) for processor in processors]
+    for job in jobs:
+        assert job.result().startswith("0 "), job.result()
+    return entries
 
 
 def one_kernel(function: object, *types: object) -> Kernel:
@@ -58,10 +63,7 @@ def test_the_kernels_of_every_primitives_samples_assemble(tmp_path: Path) -> Non
     every = [kernel for _, kernel in sample_kernels().values()]
     assert len(every) > 500
     batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
-    texts = [kernels_to_ptx(batch) for batch in batches]
-    assert sum(text.count(".visible .entry") for text in texts) == len(every)
-    for said in assembled(texts, tmp_path):
-        assert said.startswith("0 "), said
+    assert assembled(batches, tmp_path) == len(every)
 
 
 def every_instruction() -> list[Kernel]:
@@ -89,9 +91,8 @@ def every_instruction() -> list[Kernel]:
 @needs_assembler
 def test_every_instruction_assembles_for_every_dtype(tmp_path: Path) -> None:
     every = every_instruction()
-    texts = [kernels_to_ptx(every[start : start + 150]) for start in range(0, len(every), 150)]
-    for said in assembled(texts, tmp_path, PROCESSORS[:1]):
-        assert said.startswith("0 "), said
+    batches = [every[start : start + 150] for start in range(0, len(every), 150)]
+    assert assembled(batches, tmp_path, PROCESSORS[:1]) == len(every)
 
 
 def test_elements_of_16_bits_are_touched_16_bytes_at_a_time() -> None:
@@ -133,8 +134,7 @@ def test_kernels_with_sizes_known_only_at_run_time_assemble(tmp_path: Path) -> N
         shared.softmax(), shared.moments(), shared.column_sums(), shared.transposed_sum(),
         shared.padded(), shared.gathered(), shared.scanned(),
     ]  # fmt: skip
-    for said in assembled([kernels_to_ptx(every)], tmp_path):
-        assert said.startswith("0 "), said
+    assert assembled([every], tmp_path) == len(every)
 
 
 def test_a_module_names_the_processor_that_it_is_for() -> None:

@@ -339,7 +339,7 @@ class DeviceEmitter(Emitter):
             return results
 
         stride = self.plan.team * self.plan.width
-        steps = steps_of(loop.extent, stride)
+        steps = steps_of(loop.extent, self.plan.team, self.plan.width)
         if steps is not None and loop.extent.op == "const":
             return self._steps(loop, steps, [name for _, name in carried], one)
         stop = self.values.scalar(loop.extent)

@@ -60,13 +60,13 @@ class DeviceKernel:
             operands: list[Any] = [c_uint64(pointer) for pointer in given]
             operands += [c_int64(sizes[name]) for name in plan.kernel.sizes]
             if scratch_bytes(plan) is None:
-                held.append(stream.allocate(_scratch_of_all(plan, sizes)))
+                held.append(stream.allocate(scratch_of_all(plan, sizes)))
                 operands.append(c_uint64(held[-1].pointer))
             found.append(Launch(function, (blocks, 1, 1), (plan.block, 1, 1), operands))
         return found, held
 
 
-def _scratch_of_all(plan: Schedule, sizes: Mapping[str, int]) -> int:
+def scratch_of_all(plan: Schedule, sizes: Mapping[str, int]) -> int:
     """The bytes of scratch memory of all teams of a launch."""
     each = 0
     for scratch in plan.kernel.scratch:

@@ -55,6 +55,8 @@ UNKNOWN_TEAM = 256
 """The team of rows whose length is known only when they run."""
 ROW_BYTES, ELEMENT_BYTES = 16, 16
 """The most bytes that a thread touches at once, in rows and in other kernels."""
+FEW_ELEMENTS, LONG = 16 * 1024, 128
+"""Fewer elements than these, of accumulations at least so long, have teams; see `_is_row`."""
 ENOUGH = 128 * 1024
 """Threads that fill a card; kernels with loops in their elements take less at once below that."""
 
@@ -101,7 +103,7 @@ class Schedule:
             return {}
         found: dict[Buffer, Scalar] = {}
         for scratch in self.kernel.scratch:
-            own = _own_index(scratch.buffer, self.body, self.team * self.width)
+            own = _own_index(scratch.buffer, self.body, self.team, self.width)
             if own is not None:
                 found[scratch.buffer] = own
         return found
@@ -110,7 +112,7 @@ class Schedule:
 def schedule(kernel: Kernel) -> Schedule:
     """The layout of a kernel, which depends on the kernel only."""
     grid, body = _nest(kernel)
-    if grid and grid[-1].is_vector:
+    if grid and grid[-1].is_vector and not _is_row(grid, body):
         return Schedule(kernel, grid, body, grid[-1], 1, _element_width(grid, body))
     loops = list(team_loops(body))
     width = _row_width(loops)
@@ -169,6 +171,28 @@ def _is_injective(offset: Scalar, loop: For, around: list[For | Accumulate]) -> 
     return True
 
 
+def _is_row(grid: tuple[For, ...], body: tuple[Statement, ...]) -> bool:
+    """Whether teams serve the elements of a vector loop better than a thread each.
+
+    They do where the accumulations inside run along memory and the vector loop does not; and where
+    there are so few elements that most of a card would wait for long accumulations.
+    """
+    vector, loops = grid[-1], list(team_loops(body))
+    inside = [
+        (coefficient(offset, vector.index), coefficient(offset, loop.index))
+        for loop in loops
+        for _, offset in _accesses((loop,))
+        if loop.index in offset.variables
+    ]
+    one = const(1, INDEX)
+    if inside and all(down is one and along is not one for along, down in inside):
+        return True
+    extents = [each.extent for each in grid]
+    longest = max([upper_bound(loop.extent) or 0 for loop in loops], default=0)
+    total = prod(int(x.detail) if x.op == "const" else ENOUGH for x in extents)
+    return longest >= LONG and total < FEW_ELEMENTS
+
+
 # --- teams ---------------------------------------------------------------------------------------
 
 
@@ -216,23 +240,27 @@ def upper_bound(extent: Scalar) -> int | None:
     return None
 
 
-def steps_of(extent: Scalar, stride: int) -> int | None:
-    """How many elements apart by a stride a thread takes; None where they are too many to hold."""
+def steps_of(extent: Scalar, team: int, width: int) -> int | None:
+    """How many vectors of a row each thread of a team takes; None where they are too many to hold.
+
+    >>> steps_of(const(768, INDEX), 32, 8), steps_of(const(50304, INDEX), 1024, 4)
+    (3, None)
+    """
     bound = upper_bound(extent)
     if bound is None:
         return None
-    steps = -(-bound // stride)
-    return steps if steps <= HELD else None
+    steps = -(-bound // (team * width))
+    return steps if steps * width <= HELD else None
 
 
-def _own_index(buffer: Buffer, body: tuple[Statement, ...], stride: int) -> Scalar | None:
+def _own_index(buffer: Buffer, body: tuple[Statement, ...], team: int, width: int) -> Scalar | None:
     """The index that all accesses of a buffer are at, in loops beside each other; None if not."""
     for statement in body:
         if not isinstance(statement, For) or statement.is_vector:
             continue
         if has_loops(statement.body) and _touches(buffer, (statement,)):
             others = tuple(s for s in body if s is not statement)
-            inside = _own_index(buffer, statement.body, stride)
+            inside = _own_index(buffer, statement.body, team, width)
             return None if _touches(buffer, others) else inside
     indices: set[Scalar] = set()
     extents: set[Scalar] = set()
@@ -245,7 +273,7 @@ def _own_index(buffer: Buffer, body: tuple[Statement, ...], stride: int) -> Scal
             return None
         if not indices and buffer in buffers_read((statement,)):
             return None  # what an earlier iteration of a loop around has written
-        if statement.extent.op != "const" or steps_of(statement.extent, stride) is None:
+        if statement.extent.op != "const" or steps_of(statement.extent, team, width) is None:
             return None
         indices |= {statement.index, *_places(buffer, (statement,))}
         extents.add(statement.extent)

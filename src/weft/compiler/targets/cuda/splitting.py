@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from weft.compiler.long_sums import substituted
+from weft.compiler.targets.cuda.schedule import schedule
 from weft.ir.loops import (
     Accumulate,
     For,
@@ -54,8 +56,14 @@ class Split:
     between: tuple[tuple[Buffer, Scalar], ...] = ()
 
 
+LONGEST_ROW = 256 * 1024
+"""Terms of a sum whose error the partial results of one team keep small: at most 256 for each."""
+
+
 def split(kernel: Kernel) -> Split:
     """A kernel with its long sums in launches of their own; itself alone, where it has none."""
+    if kernel.parallel is not None and schedule(kernel).team > 1:
+        kernel = replace(kernel, body=_with_whole_rows(kernel.body))
     if kernel.parallel is not None or kernel.scratch:
         return Split((kernel,))
     body: list[Statement] = []
@@ -81,6 +89,45 @@ def split(kernel: Kernel) -> Split:
     ]
     last = replace(kernel, buffers=buffers, body=tuple(body))
     return Split((*first, last), tuple(between))
+
+
+def _with_whole_rows(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Statements with sums in blocks made whole: a team has many more partial results than a CPU.
+
+    What a block is for, that errors do not grow with the number of terms, the partial results do.
+    """
+    made: list[Statement] = []
+    for statement in body:
+        match statement:
+            case Accumulate():
+                made += _whole(statement) or [statement]
+            case For():
+                made.append(replace(statement, body=_with_whole_rows(statement.body)))
+            case _:
+                made.append(statement)
+    return tuple(made)
+
+
+def _whole(loop: Accumulate) -> list[Statement] | None:
+    """One accumulation in place of one over blocks; None where it is none, or too long."""
+    if len(loop.body) != 1 or not isinstance(loop.body[0], Accumulate):
+        return None
+    inner = loop.body[0]
+    if inner.body or inner.extent.op != "minimum" or loop.extent.op != "const":
+        return None
+    block, left = inner.extent.args
+    start = loop.index * block
+    if left.op != "subtract" or left.args[1] is not start or left.args[0].op != "const":
+        return None
+    whole, here = left.args[0], start + inner.index
+    if whole.detail > LONGEST_ROW:
+        return None
+    updates = [replace(u, value=substituted(u.value, {here: inner.index})) for u in inner.updates]
+    moved = any(loop.index in u.value.variables or u.times or u.init for u in updates)
+    if moved or any(update.init or update.times for update in loop.updates):
+        return None
+    ends = [Let(update.variable, update.value) for update in loop.updates]
+    return [Accumulate(inner.index, whole, tuple(updates)), *ends]
 
 
 def _is_apart(loop: Accumulate, kernel: Kernel) -> bool:

@@ -1,0 +1,138 @@
+"""A card made of the CPU's threads: what kernels do in teams, tried where there is no card.
+
+The text of a kernel is compiled for the CPU, with a card's own instructions replaced: the number of
+a thread is an argument, and lanes exchange values and wait for each other in Python. Blocks run one
+after the other, as their shared memory is one. It is slow, and for small arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from threading import Barrier, Thread
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from weft.compiler.llvm.machine import host
+from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
+from weft.compiler.targets.cuda.execution import scratch_of_all
+from weft.compiler.targets.cuda.machine import WARP
+from weft.compiler.targets.cuda.schedule import Schedule, schedule
+from weft.compiler.targets.cuda.splitting import split
+from weft.ir.loops import Kernel, evaluate
+
+Array = np.ndarray[Any, Any]
+PATIENCE = 20.0
+"""Seconds after which threads that wait for each other are an error."""
+_REPLACED = (
+    (r"target datalayout = .*\n", ""),
+    (r'target triple = ".*"\n', ""),
+    (r"declare .*@llvm\.nvvm\..*\n", ""),
+    (r"define ptx_kernel void @(\S+)\(", r"define void @\1(i32 %thread, i32 %block, "),
+    (r" ?addrspace\(\d\)", ""),
+    (r"addrspacecast ptr (\S+) to ptr", r"getelementptr i8, ptr \1, i64 0"),
+    (r"call i32 @llvm\.nvvm\.read\.ptx\.sreg\.tid\.x\(\)", "add i32 %thread, 0"),
+    (r"call i32 @llvm\.nvvm\.read\.ptx\.sreg\.ctaid\.x\(\)", "add i32 %block, 0"),
+    (
+        r"@llvm\.nvvm\.shfl\.sync\.bfly\.i32\(i32 -1, (i32 \S+), (i32 \d+), i32 31\)",
+        r"@emulated_shuffle(i32 %thread, \1, \2)",
+    ),
+    (r"@llvm\.nvvm\.bar\.warp\.sync\(i32 -1\)", "@emulated_wait(i32 %thread, i32 1)"),
+    (
+        r"@llvm\.nvvm\.barrier\.cta\.sync\.aligned\.all\(i32 0\)",
+        "@emulated_wait(i32 %thread, i32 0)",
+    ),
+    (r'call float asm "ex2[^"]*", "=f,f"\(', "call float @llvm.exp2.f32("),
+    (r'call float asm "rcp[^"]*", "=f,f"\((float \S+)\)', r"fdiv \1"),
+)
+"""What stands in a card's text, and what the CPU has instead."""
+_DECLARED = "declare i32 @emulated_shuffle(i32, i32, i32)\ndeclare void @emulated_wait(i32, i32)\n"
+_SHUFFLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int)
+_WAIT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int)
+
+
+class _Block:
+    """What the threads of the block that runs do together."""
+
+    def __init__(self, threads: int) -> None:
+        self.values = [0] * threads
+        self.whole = Barrier(threads, timeout=PATIENCE)
+        self.warps = [
+            Barrier(min(WARP, threads - start), timeout=PATIENCE)
+            for start in range(0, threads, WARP)
+        ]
+
+    def shuffle(self, thread: int, value: int, distance: int) -> int:
+        """The value of the lane whose number differs in one bit."""
+        self.values[thread] = value
+        self.warps[thread // WARP].wait()
+        found = self.values[thread ^ distance]
+        self.warps[thread // WARP].wait()
+        return found
+
+    def wait(self, thread: int, is_warp: int) -> None:
+        """No thread goes on before all are here."""
+        (self.warps[thread // WARP] if is_warp else self.whole).wait()
+
+
+_running: list[_Block] = []
+_shuffle = _SHUFFLE(lambda thread, value, far: _running[-1].shuffle(thread, value, far))
+_wait = _WAIT(lambda thread, is_warp: _running[-1].wait(thread, is_warp))
+
+
+def _reciprocals(text: str) -> str:
+    """`fdiv float x` as 1 over x."""
+    return re.sub(r"fdiv float (\S+)$", r"fdiv float 1.0, \1", text, flags=re.MULTILINE)
+
+
+def _compiled(kernel: Kernel) -> tuple[Any, int]:
+    text = emit_device_module([kernel])
+    for pattern, instead in _REPLACED:
+        text = re.sub(pattern, instead, text)
+    llvm.add_symbol("emulated_shuffle", ctypes.cast(_shuffle, ctypes.c_void_p).value)
+    llvm.add_symbol("emulated_wait", ctypes.cast(_wait, ctypes.c_void_p).value)
+    target = llvm.Target.from_triple(host().triple).create_target_machine(opt=1, jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_DECLARED + _reciprocals(text)), target)
+    engine.finalize_object()
+    return engine, engine.get_function_address(symbol(kernel.name))
+
+
+def _launch(plan: Schedule, arrays: Sequence[Array], sizes: dict[str, int]) -> None:
+    engine, address = _compiled(plan.kernel)
+    pointers = [array.ctypes.data for array in arrays]
+    numbers = [sizes[name] for name in plan.kernel.sizes]
+    scratch = np.zeros(scratch_of_all(plan, sizes) if scratch_bytes(plan) is None else 0, np.int8)
+    given = [*pointers, *numbers, *([scratch.ctypes.data] if scratch.size else [])]
+    kinds = [ctypes.c_void_p] * len(pointers) + [ctypes.c_int64] * (len(given) - len(pointers))
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int, *kinds)(address)
+    for block in range(plan.blocks(sizes)):
+        _running.append(_Block(plan.block))
+        threads = [
+            Thread(target=function, args=(thread, block, *given)) for thread in range(plan.block)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        done = _running.pop()
+        if any(barrier.broken for barrier in (done.whole, *done.warps)):
+            raise AssertionError("threads waited for others that did not come")
+    del engine
+
+
+def run_emulated(kernel: Kernel, arrays: Sequence[Array], sizes: Sequence[int] = ()) -> list[Array]:
+    """Run a kernel's launches on copies of arrays; the copies."""
+    named = dict(zip(kernel.sizes, sizes, strict=True))
+    parts = split(kernel)
+    between = [
+        np.zeros(max(1, evaluate(count, named)), buffer.dtype.numpy)
+        for buffer, count in parts.between
+    ]
+    results = [np.ascontiguousarray(array).copy() for array in arrays]
+    for number, part in enumerate(parts.kernels):
+        renamed = Kernel(f"part{number}", part.buffers, part.sizes, part.body, part.scratch)
+        _launch(schedule(renamed), [*results, *between], named)
+    return results

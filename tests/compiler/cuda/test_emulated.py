@@ -1,0 +1,91 @@
+"""Kernels for cards, run by an emulated one against the loop language's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.compiler import kernels as shared
+from tests.compiler.cuda.emulated import run_emulated
+from tests.compiler.cuda.sample_kernels import program_of
+
+import weft as wf
+from weft.compiler.targets.cuda import schedule as schedules
+from weft.compiler.targets.cuda.schedule import schedule
+from weft.compiler.targets.cuda.splitting import split
+from weft.ir.loop_reference import run_reference
+from weft.ir.loops import Kernel
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread of a block is one of the CPU's: the fewer the better."""
+    for name in ("BLOCK", "ROW_BLOCK", "UNKNOWN_TEAM"):
+        monkeypatch.setattr(schedules, name, 64)
+
+
+def drawn(*counts: int) -> list[Array]:
+    random = np.random.default_rng(sum(counts))
+    return [random.normal(size=count).astype(np.float32) for count in counts]
+
+
+def check(kernel: Kernel, arrays: list[Array], sizes: tuple[int, ...] = ()) -> None:
+    expected = [array.copy() for array in arrays]
+    run_reference(kernel, expected, sizes)
+    for one, other in zip(run_emulated(kernel, arrays, sizes), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6, err_msg=str(kernel))
+
+
+def one_kernel(function: Callable[..., Any], shape: tuple[int, ...]) -> Kernel:
+    (lowered,) = program_of(function, [wf.spec("float32", shape)]).lowered
+    return lowered.kernel
+
+
+@pytest.mark.parametrize("columns", [6, 100, 1100])
+def test_softmax_of_one_thread_a_warp_and_several(columns: int) -> None:
+    kernel = one_kernel(lambda x: wf.softmax(x, axis=-1), (3, columns))
+    check(kernel, drawn(3 * columns, 3 * columns))
+
+
+def test_elements_and_their_rest() -> None:
+    (lowered,) = program_of(lambda x: wf.tanh(x) * 2.0, [wf.spec("float32", (1003,))]).lowered
+    arrays = drawn(1003, 1003)
+    check(lowered.kernel, arrays, (1003,))
+
+
+def test_long_rows_whose_sums_are_in_blocks_are_whole_for_a_team() -> None:
+    """The lowering writes rows whose values depend on each other as columns."""
+    kernel = one_kernel(lambda x: wf.logsumexp(x, axis=-1), (2, 600))
+    plan = schedule(kernel)
+    assert kernel.parallel is not None
+    assert kernel.parallel.is_vector
+    assert (plan.team, plan.vector) == (32, None)
+    assert "block <" not in str(split(kernel).kernels[0])
+    check(kernel, drawn(2, 1200))
+
+
+def test_long_columns_have_a_team_each_where_they_are_few() -> None:
+    kernel = one_kernel(lambda x: (x * 1.0).sum(axis=0), (60, 8))
+    assert schedule(kernel).team == 1
+    x, y = drawn(900 * 3, 3)
+    check(shared.column_sums(), [x, y], (900, 3))
+    tall = program_of(lambda x: x.sum(axis=0), [wf.spec("float32", (601, 3))]).lowered[-1].kernel
+    assert schedule(tall).team == 32
+    check(tall, drawn(3, 601 * 3))
+
+
+@pytest.mark.parametrize(
+    "kernel", [shared.moments(), shared.padded(), shared.scanned()], ids=lambda kernel: kernel.name
+)
+def test_sizes_at_run_time(kernel: Kernel) -> None:
+    counts = {"moments": (120, 3, 3), "padded": (120, 126), "scanned": (120, 120)}
+    check(kernel, drawn(*counts[kernel.name]), (3, 40))
+
+
+def test_running_sums_down_columns_wait_for_each_step() -> None:
+    kernel = one_kernel(lambda x: wf.cumsum(x, axis=0), (5, 100))
+    check(kernel, drawn(500, 500))
