@@ -115,6 +115,13 @@ class Ring:
         kernel.assign(self.stage, kernel.select(wraps, 0, following))
         kernel.assign(self.parity, self.parity ^ kernel.select(wraps, 1, 0))
 
+    def skip(self, count: Value) -> None:
+        """Go on by several stages, which another reader empties."""
+        kernel = self.kernel
+        ahead = self.stage + count
+        kernel.assign(self.parity, self.parity ^ ((ahead // self.stages) & 1))
+        kernel.assign(self.stage, ahead % self.stages)
+
 
 def initialize_barrier(kernel: Kernel, barrier: Value, arrivals: int, offset: int = 0) -> None:
     """Prepare a barrier that completes after so many arrivals."""
