@@ -29,7 +29,7 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
 )
 from weft.compiler.targets.cuda.products.functions import register, scalar_function
-from weft.compiler.targets.cuda.ptx import Kernel, TensorMap, Value
+from weft.compiler.targets.cuda.ptx_writer import Kernel, TensorMap, Value
 from weft.core.errors import NameUnknownError, UnsupportedError
 
 LARGE, SQUARE, WIDE = Plan(128, 256, 3), Plan(128, 128, 6), Plan(192, 192, 3)

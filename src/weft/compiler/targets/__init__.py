@@ -1,1 +1,1 @@
-"""Machines that programs are compiled for beside the host's processor."""
+"""The machines that programs are compiled for, a folder each."""

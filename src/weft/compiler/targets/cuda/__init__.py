@@ -1,1 +1,1 @@
-"""NVIDIA cards: kernels as PTX text, run by the driver alone."""
+"""NVIDIA cards, through their driver alone."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weft.compiler.targets.cuda.ptx import (
+from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Parameter,
     Pointer,

@@ -31,7 +31,16 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     head_map,
 )
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Operand,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
 from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
@@ -42,6 +51,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     initialize_barrier,
     packed_pair,
     spin_until,
+    store_pairs,
     warpgroup_barrier,
     warpgroup_product,
 )
@@ -526,19 +536,12 @@ class _Writer:
                 kernel.assign(self.packed_changes[2 * j + h], pair)
 
     def _write_scores(self) -> None:
-        """Cotangents of scores into shared memory: rows of keys, swizzled."""
-        kernel, memory, place = self.kernel, self.memory, self.place
-        swizzle = (place.row & 7) * 16
-        row = self.warpgroup * _HALF + place.row
-        corner = self.shared + memory.scores + self.score_buffer
-        corner = corner + row * ROW_BYTES + place.column * 2
-        for j in range(self.tile // 8):
-            chunk, inside = divmod(j, 8)
-            target = (swizzle ^ (16 * inside)) + corner
-            for h in (0, 1):
-                offset = chunk * memory.score_chunk + 8 * h * ROW_BYTES
-                kernel.do("st.shared.b32", at(target, offset), self.packed_changes[2 * j + h])
-        kernel.do("fence.proxy.async.shared::cta")
+        """Cotangents of scores into shared memory, rows of keys."""
+        memory = self.memory
+        start = self.shared + memory.scores + self.score_buffer
+        start = start + self.warpgroup * (_HALF * ROW_BYTES)
+        store_pairs(self.kernel, self.place, start, memory.score_chunk, self.packed_changes)
+        self.kernel.do("fence.proxy.async.shared::cta")
 
     def _hand_over(self) -> None:
         """Give half a tile of the queries' gradient to the warp that adds it up."""
@@ -577,7 +580,7 @@ class _Writer:
                 for chunk in range(self.spec.chunks):
                     source = self.shared + start + self.warpgroup * (_HALF * ROW_BYTES)
                     source = source + chunk * _KEYS * ROW_BYTES
-                    where = [64 * chunk, row, block.key_head, block.batch]
+                    where: list[Operand] = [64 * chunk, row, block.key_head, block.batch]
                     bulk_store(kernel, kernel.parameter(name), where, source)
                 kernel.do("cp.async.bulk.commit_group")
         with kernel.when(self.place.leads):
@@ -585,15 +588,9 @@ class _Writer:
         warpgroup_barrier(kernel, self.barrier)
 
     def _write_gradient(self, sums: list[Value], start: Value, scale: float) -> None:
-        kernel, place = self.kernel, self.place
-        swizzle = (place.row & 7) * 16
-        row = self.warpgroup * _HALF + place.row
-        corner = start + row * ROW_BYTES + place.column * 2
-        for j in range(self.spec.head // 8):
-            chunk, inside = divmod(j, 8)
-            target = (swizzle ^ (16 * inside)) + corner
-            for h in (0, 1):
-                values = [sums[4 * j + 2 * h + t] * scale for t in (0, 1)]
-                pair = packed_pair(kernel, self.spec.dtype, *values)
-                offset = chunk * _KEYS * ROW_BYTES + 8 * h * ROW_BYTES
-                kernel.do("st.shared.b32", at(target, offset), pair)
+        kernel, pairs = self.kernel, []
+        for first in range(0, len(sums), 2):
+            values = [value * scale for value in sums[first : first + 2]]
+            pairs.append(packed_pair(kernel, self.spec.dtype, *values))
+        place = start + self.warpgroup * (_HALF * ROW_BYTES)
+        store_pairs(kernel, self.place, place, _KEYS * ROW_BYTES, pairs)

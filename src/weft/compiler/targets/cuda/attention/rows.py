@@ -17,7 +17,15 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSizes,
     AttentionSpec,
 )
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
 from weft.compiler.targets.cuda.warpgroup import packed_pair, unpacked_pair
 
 __all__ = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.targets.cuda.ptx import Parameter
+from weft.compiler.targets.cuda.ptx_writer import Parameter
 
 __all__ = [
     "Apply",

@@ -20,7 +20,15 @@ from weft.compiler.targets.cuda.products.description import (
 )
 from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Tile
 from weft.compiler.targets.cuda.products.epilogue import EpilogueLayout
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
 
 __all__ = ["PLAIN_DEPTH", "plain_kernel"]
 

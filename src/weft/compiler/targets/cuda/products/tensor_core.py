@@ -23,7 +23,7 @@ from weft.compiler.targets.cuda.products.epilogue import (
     EpilogueLayout,
     WarpgroupEpilogue,
 )
-from weft.compiler.targets.cuda.ptx import (
+from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
     Parameter,
