@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from weft.compiler.targets.cuda.ptx import Parameter, Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
 
 __all__ = ["LoadedKernel", "cubin_name", "measure", "multiprocessors", "report"]
 

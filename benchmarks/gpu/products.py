@@ -176,6 +176,7 @@ def _checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
     tiles = [Plan(128, 256, 3), Plan(128, 128, 4), Plan(64, 64, 4), Plan(64, 128, 4, bulk=False)]
     tiles += [Plan(192, 192, 2), Plan(128, 192, 2)]
     tiles += [replace(plan, split=True) for plan in tiles]
+    tiles.append(Plan(128, 128, 4, alternate=True))
     cases = []
     for ta in (False, True):
         for tb in (False, True):
@@ -195,9 +196,11 @@ def _checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
                 epilogue=(Combine("add", Vector("bias", dtype)), Apply("gelu_erf")),
             )  # fmt: skip
             plain = [Plan(side, side, 2, bulk=False, plain=True) for side in (64, 128)]
+            plain.append(replace(plain[0], split=True))
             cases.append((f"plain {dtype} {layout}", spec, Sizes(131, 77, 101, 3), plain))
     exact = ProductSpec("float32", transpose_a=True)
     plain = [Plan(side, side, 2, bulk=False, plain=True) for side in (64, 128)]
+    plain += [replace(plan, split=True) for plan in plain]
     cases.append(("plain aligned", exact, Sizes(260, 132, 1000), plain))
     epilogues = {
         "bias gelu": BIAS_GELU,
@@ -219,7 +222,9 @@ def _checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
     }  # fmt: skip
     for name, epilogue in epilogues.items():
         spec = ProductSpec("bfloat16", transpose_b=True, epilogue=epilogue)
-        cases.append((name, spec, Sizes(456, 584, 200), [*tiles[:6], tiles[7]]))
+        cases.append((name, spec, Sizes(456, 584, 200), [*tiles[:6], tiles[7], tiles[-1]]))
+        several = [Plan(128, 128, 4, alternate=True), Plan(192, 192, 2)]
+        cases.append((f"{name}, several tiles", spec, Sizes(2000, 3000, 712), several))
     return cases
 
 
@@ -305,20 +310,30 @@ def speed(dtype: str = "bfloat16") -> None:
         torch.cuda.empty_cache()
 
 
+EPILOGUE_PLANS = {
+    "128x256": Plan(128, 256, 3),
+    "192x192": Plan(192, 192, 2),
+    "alternate": Plan(128, 128, 4, alternate=True),
+}
+EPILOGUE_CASES = [
+    ("bias gelu with auxiliary", BIAS_GELU, Sizes(16384, 3072, 768), True),
+    ("gelu backward with bias sums", GELU_BACKWARD, Sizes(16384, 3072, 768), False),
+    ("bias and residual", RESIDUAL, Sizes(16384, 768, 3072), True),
+    ("bias", BIAS_GELU[:1], Sizes(16384, 2304, 768), True),
+]
+
+
 def epilogues() -> None:
     """Products with their epilogues against the bare product."""
-    cases = [
-        ("bias gelu with auxiliary", BIAS_GELU, Sizes(16384, 3072, 768), True),
-        ("gelu backward with bias sums", GELU_BACKWARD, Sizes(16384, 3072, 768), False),
-        ("bias and residual", RESIDUAL, Sizes(16384, 768, 3072), True),
-        ("bias", BIAS_GELU[:1], Sizes(16384, 2304, 768), True),
-    ]
-    for name, epilogue, sizes, transpose_b in cases:
+    for name, epilogue, sizes, transpose_b in EPILOGUE_CASES:
         spec = ProductSpec("bfloat16", transpose_b=transpose_b, epilogue=epilogue)
         plan = best_plan(spec, sizes, multiprocessors())
         run, _ = prepare(spec, plan, sizes)
         bare, others = prepare(replace(spec, epilogue=()), plan, sizes)
-        times = measure({"fused": run, "bare": bare, "cublas": _rival(spec, others)})
+        runs: dict[str, Callable[[], object]] = {"fused": run, "bare": bare}
+        for label, other in EPILOGUE_PLANS.items():
+            runs[label] = prepare(spec, other, sizes)[0]
+        times = measure({**runs, "cublas": _rival(spec, others)})
         report("products_epilogues.jsonl", {"case": name, **times, "plan": str(plan)})
 
 
@@ -331,10 +346,23 @@ def _compared_plans() -> dict[str, Plan]:
             found[f"{tile[0]}x{tile[1]}{' split' * split}"] = Plan(
                 *tile, stages=stages, split=split
             )
+    found["alternate"] = Plan(128, 128, 6, alternate=True)
     return found
 
 
-COMPARED = [SPEED[0], SPEED[1], SPEED[2], SPEED[6], SPEED[10], SPEED[11], SPEED[12], *SPEED[15:]]
+COMPARED = [
+    SPEED[1],
+    SPEED[2],
+    SPEED[3],
+    SPEED[4],
+    SPEED[5],
+    SPEED[6],
+    SPEED[8],
+    SPEED[10],
+    SPEED[11],
+    SPEED[12],
+    *SPEED[15:],
+]
 
 
 def plans() -> None:
@@ -353,14 +381,27 @@ def plans() -> None:
         report("products_plans.jsonl", {"layout": layout, "shape": shape, **times})
 
 
+FLOAT32 = [
+    (2048, 2048, 2048),
+    (4096, 4096, 1024),
+    (256, 512, 784),
+    (128, 512, 784),
+    (128, 512, 512),
+    (128, 10, 512),
+    (512, 784, 128),
+    (8192, 8192, 8192),
+]
+
+
 def float32() -> None:
     """Exact float32 and tfloat32 against cuBLAS's."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    for shape in ((2048, 2048, 2048), (4096, 4096, 1024), (256, 512, 784), (8192, 8192, 8192)):
+    for shape in FLOAT32:
         sizes = Sizes(*shape)
         for dtype in ("float32", "tfloat32"):
             torch.backends.cuda.matmul.allow_tf32 = dtype == "tfloat32"
-            spec = ProductSpec(dtype, transpose_b=True)
+            whole = sizes.n % 4 == 0
+            spec = ProductSpec(dtype, transpose_b=True, aligned_output=whole)
             plan = best_plan(spec, sizes, multiprocessors())
             run, operands = prepare(spec, plan, sizes)
             times = measure({"weft": run, "cublas": _rival(spec, operands)}, 8, 4)

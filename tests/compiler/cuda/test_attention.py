@@ -22,7 +22,7 @@ from weft.compiler.targets.cuda.attention.rows import (
     counter_numbers,
     row_numbers,
 )
-from weft.compiler.targets.cuda.ptx import TensorMap
+from weft.compiler.targets.cuda.ptx_writer import TensorMap
 from weft.core.errors import UnsupportedError
 
 KINDS = [

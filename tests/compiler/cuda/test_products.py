@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.compiler.cuda.assembling import needs_ptxas, spilled_bytes
 
@@ -27,11 +29,12 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
 )
 from weft.compiler.targets.cuda.products.functions import register, scalar_function
-from weft.compiler.targets.cuda.ptx import Kernel, TensorMap, Value
+from weft.compiler.targets.cuda.ptx_writer import Kernel, TensorMap, Value
 from weft.core.errors import NameUnknownError, UnsupportedError
 
 LARGE, SQUARE, WIDE = Plan(128, 256, 3), Plan(128, 128, 6), Plan(192, 192, 3)
 SMALL, SHARED = Plan(64, 64, 8), Plan(128, 128, 6, split=True)
+ALTERNATE = Plan(128, 128, 4, alternate=True)
 DIRECT, PLAIN = Plan(64, 128, 4, bulk=False), Plan(64, 64, 2, bulk=False, plain=True)
 
 BIAS = Combine("add", Vector("bias", "bfloat16"))
@@ -52,7 +55,7 @@ EPILOGUES: dict[str, tuple[Step, ...]] = {
 
 
 @needs_ptxas
-@pytest.mark.parametrize("plan", [LARGE, SQUARE, WIDE, SMALL, SHARED, DIRECT], ids=str)
+@pytest.mark.parametrize("plan", [LARGE, SQUARE, WIDE, SMALL, SHARED, DIRECT, ALTERNATE], ids=str)
 @pytest.mark.parametrize("transposes", [(False, False), (True, True)], ids=str)
 def test_products_of_every_layout_assemble_without_spills(
     plan: Plan, transposes: tuple[bool, bool]
@@ -80,7 +83,8 @@ def test_epilogues_assemble_without_spills(name: str, plan: Plan) -> None:
         (ProductSpec("bfloat16", transpose_b=True, aligned_output=False), LARGE),
         (ProductSpec("float32"), Plan(128, 128, 2, bulk=False, plain=True)),
         (ProductSpec("float32", transpose_a=True, transpose_b=True), PLAIN),
-        (ProductSpec("tfloat32"), PLAIN),
+        (ProductSpec("tfloat32"), replace(PLAIN, split=True)),
+        (ProductSpec("bfloat16", transpose_b=True, epilogue=EPILOGUES["exact gelu"]), ALTERNATE),
         (ProductSpec("bfloat16", aligned=False, batched=True, epilogue=(BIAS,)), PLAIN),
         (ProductSpec("float16", aligned=False, aligned_output=False), PLAIN),
     ],
@@ -115,6 +119,22 @@ def test_a_split_launch_has_room_for_every_part() -> None:
     assert how.words["run"] * parts >= 256 > how.words["run"] * (parts - 1)
     assert how.workspace_bytes == tiles * parts * 128 * 128 * 4
     assert how.counters == 2 * tiles
+
+
+def test_heavy_epilogues_are_hidden_behind_another_consumers_products() -> None:
+    epilogue = EPILOGUES["gelu and what was before it"]
+    spec = ProductSpec("bfloat16", transpose_b=True, epilogue=epilogue)
+    assert best_plan(spec, Sizes(16384, 3072, 768)).alternate
+    assert not best_plan(spec, Sizes(256, 256, 256)).alternate
+
+
+def test_plain_products_of_few_tiles_are_split() -> None:
+    spec = ProductSpec("float32")
+    few = best_plan(spec, Sizes(128, 512, 784))
+    assert few.split
+    how = launch(kernel_of(spec, few), Sizes(128, 512, 784), multiprocessors=132)
+    assert 16 < how.blocks <= 132
+    assert not best_plan(spec, Sizes(4096, 4096, 64)).split
 
 
 def test_what_tensor_cores_cannot_read_goes_to_the_plain_kernel() -> None:

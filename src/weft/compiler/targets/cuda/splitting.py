@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.compiler.long_sums import substituted
+from weft.compiler.fusion.long_sums import substituted
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.ir.loops import (
     Accumulate,

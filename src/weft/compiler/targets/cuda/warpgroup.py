@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.compiler.targets.cuda.ptx import Kernel, Operand, Value, at, braces
+from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, at, braces
 
 __all__ = [
     "ATOM_BYTES",
@@ -27,6 +27,7 @@ __all__ = [
     "initialize_barrier",
     "packed_pair",
     "spin_until",
+    "store_pairs",
     "unpacked_pair",
     "warpgroup_barrier",
     "warpgroup_product",
@@ -114,6 +115,13 @@ class Ring:
         wraps = following.equals(self.stages)
         kernel.assign(self.stage, kernel.select(wraps, 0, following))
         kernel.assign(self.parity, self.parity ^ kernel.select(wraps, 1, 0))
+
+    def skip(self, count: Value) -> None:
+        """Go on by several stages, which another reader empties."""
+        kernel = self.kernel
+        ahead = self.stage + count
+        kernel.assign(self.parity, self.parity ^ ((ahead // self.stages) & 1))
+        kernel.assign(self.stage, ahead % self.stages)
 
 
 def initialize_barrier(kernel: Kernel, barrier: Value, arrivals: int, offset: int = 0) -> None:
@@ -214,3 +222,21 @@ def unpacked_pair(kernel: Kernel, dtype: str, pair: Value) -> list[Value]:
     halves = kernel.registers("b16", "half", 2)
     kernel.do("mov.b32", braces(halves), pair)
     return [kernel.let("f32", "cvt.f32.f16", half) for half in halves]
+
+
+def store_pairs(
+    kernel: Kernel, thread: Thread, start: Value, chunk_bytes: int, pairs: Sequence[Value]
+) -> None:
+    """Write packed accumulators into shared memory, in chunks of swizzled rows of 128 bytes.
+
+    `start` is the address of the warpgroup's first row; pair `2 j + h` is that of accumulators
+    `4 j + 2 h` and the next. Eight columns are a unit of 16 bytes, 64 are a chunk.
+    """
+    swizzle = (thread.row & 7) * 16
+    corner = start + thread.row * ROW_BYTES + thread.column * 2
+    for j in range(len(pairs) // 2):
+        chunk, inside = divmod(j, 8)
+        target = (swizzle ^ (16 * inside)) + corner
+        for h in (0, 1):
+            offset = chunk * chunk_bytes + 8 * h * ROW_BYTES
+            kernel.do("st.shared.b32", at(target, offset), pairs[2 * j + h])

@@ -31,7 +31,7 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     head_map,
 )
-from weft.compiler.targets.cuda.ptx import (
+from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
     Parameter,
@@ -51,6 +51,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     initialize_barrier,
     packed_pair,
     spin_until,
+    store_pairs,
     warpgroup_barrier,
     warpgroup_product,
 )
@@ -241,15 +242,33 @@ class _Writer:
     def _for_each_tile(self, block: _Block, write: Callable[[_QueryTile], None]) -> None:
         """All tiles that see the block, for each head that shares its keys."""
         kernel = self.kernel
-        member = kernel.variable("u32", 0, "member")
-        with kernel.loop("member") as loop:
-            loop.stop_if(member >= self.group)
-            number = kernel.variable("u32", block.first_tile, "query_tile")
-            with kernel.loop("query_tile") as inner:
-                inner.stop_if(number >= self.tiles)
-                write(_QueryTile(number, block.key_head * self.group + member))
-                kernel.assign(number, number + 1)
-            kernel.assign(member, member + 1)
+        count = self._tile_count(block)
+        number = kernel.variable("u32", 0, "tile_number")
+        with kernel.loop("tile") as loop:
+            loop.stop_if(number >= count)
+            write(self._tile(block, number))
+            kernel.assign(number, number + 1)
+
+    def _tile_count(self, block: _Block) -> Value:
+        return (self.tiles - block.first_tile) * self.group
+
+    def _tile(self, block: _Block, number: Value) -> _QueryTile:
+        """A tile by its number in the block's order.
+
+        Without a mask, blocks start at different tiles, so that they do not wait for each other.
+        """
+        each = self.tiles - block.first_tile
+        place, member = number % each, number // each
+        head = block.key_head * self.group + member
+        if self.spec.causal:
+            return _QueryTile(place + block.first_tile, head)
+        start = block.number * self._stride()
+        start = self.kernel.select(start < self.tiles, start, 0)
+        return _QueryTile((place + start) % self.tiles, head)
+
+    def _stride(self) -> Value:
+        """How many tiles lie between the starts of two blocks, without a mask."""
+        return (self.tiles + self.blocks - 1) // self.blocks
 
     def _rows(self, block: _Block, tile: _QueryTile) -> Value:
         """The number of the tile among those of all heads."""
@@ -321,7 +340,7 @@ class _Writer:
         counter = kernel.address(kernel.parameter("counters"), number, 4)
         offset = kernel.let("u64", "mul.wide.u32", number, 4 * HALF_TILE)
         target = kernel.parameter("dq") + offset
-        turn = self._last_block(tile) - block.number
+        turn = self._turn(block, tile)
         again = kernel.label("turn")
         kernel.place(again)
         added = kernel.let("u32", "ld.acquire.gpu.global.u32", at(counter))
@@ -341,12 +360,17 @@ class _Writer:
         kernel.do("fence.proxy.async")
         kernel.do("red.release.gpu.global.add.u32", at(counter), 1)
 
-    def _last_block(self, tile: _QueryTile) -> Value:
-        """The last block of keys that a tile sees, which adds first."""
-        visible = self.keys
+    def _turn(self, block: _Block, tile: _QueryTile) -> Value:
+        """How many blocks add to a tile before this one.
+
+        Under a causal mask the last block that a tile sees is first. Without, it is the block that
+        starts at the tile, and then those before it: the order in which blocks come to the tile.
+        """
         if self.spec.causal:
-            visible = visible.minimum((tile.number + 1) * self.tile + self.offset)
-        return (visible - 1) // _KEYS
+            visible = self.keys.minimum((tile.number + 1) * self.tile + self.offset)
+            return (visible - 1) // _KEYS - block.number
+        starts = tile.number // self._stride()
+        return (starts + self.blocks - block.number) % self.blocks
 
     # The consumers.
 
@@ -387,6 +411,11 @@ class _Writer:
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(key_empty), when=self.leads_warp)
 
     def _consume_tile(self, block: _Block, tile: _QueryTile) -> None:
+        """The five products of a tile.
+
+        Scores of the next tile are not started early: registers are short, and ptxas would put all
+        products one behind the other.
+        """
         kernel = self.kernel
         query_empty = self.query_ring.wait_full()
         kernel.do("wgmma.fence.sync.aligned")
@@ -507,19 +536,12 @@ class _Writer:
                 kernel.assign(self.packed_changes[2 * j + h], pair)
 
     def _write_scores(self) -> None:
-        """Cotangents of scores into shared memory: rows of keys, swizzled."""
-        kernel, memory, place = self.kernel, self.memory, self.place
-        swizzle = (place.row & 7) * 16
-        row = self.warpgroup * _HALF + place.row
-        corner = self.shared + memory.scores + self.score_buffer
-        corner = corner + row * ROW_BYTES + place.column * 2
-        for j in range(self.tile // 8):
-            chunk, inside = divmod(j, 8)
-            target = (swizzle ^ (16 * inside)) + corner
-            for h in (0, 1):
-                offset = chunk * memory.score_chunk + 8 * h * ROW_BYTES
-                kernel.do("st.shared.b32", at(target, offset), self.packed_changes[2 * j + h])
-        kernel.do("fence.proxy.async.shared::cta")
+        """Cotangents of scores into shared memory, rows of keys."""
+        memory = self.memory
+        start = self.shared + memory.scores + self.score_buffer
+        start = start + self.warpgroup * (_HALF * ROW_BYTES)
+        store_pairs(self.kernel, self.place, start, memory.score_chunk, self.packed_changes)
+        self.kernel.do("fence.proxy.async.shared::cta")
 
     def _hand_over(self) -> None:
         """Give half a tile of the queries' gradient to the warp that adds it up."""
@@ -528,10 +550,15 @@ class _Writer:
         spin_until(kernel, empty, self.half_parity ^ 1)
         kernel.assign(self.half_parity, self.half_parity ^ 1)
         half = self.shared + memory.halves + self.warpgroup * (4 * HALF_TILE)
-        target = half + self.place.index * 16
-        for number in range(8):
-            four = braces(self.dq[4 * number : 4 * number + 4])
-            kernel.do("st.shared.v4.f32", at(target, 2048 * number), four)
+        # Rows of 64 numbers; units of four are exchanged by `unit ^ row % 8`.
+        quad = self.place.column >> 1
+        swizzle = ((self.place.row & 7) ^ (quad >> 1)) * 16
+        corner = half + self.place.row * 256 + (quad & 1) * 8
+        for j in range(8):
+            target = (swizzle ^ (32 * j)) + corner
+            for h in (0, 1):
+                pair = braces(self.dq[4 * j + 2 * h : 4 * j + 2 * h + 2])
+                kernel.do("st.shared.v2.f32", at(target, 8 * 256 * h), pair)
         kernel.do("fence.proxy.async.shared::cta")
         full = self.shared + memory.half_full + self.warpgroup * 8
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(full))
@@ -561,15 +588,9 @@ class _Writer:
         warpgroup_barrier(kernel, self.barrier)
 
     def _write_gradient(self, sums: list[Value], start: Value, scale: float) -> None:
-        kernel, place = self.kernel, self.place
-        swizzle = (place.row & 7) * 16
-        row = self.warpgroup * _HALF + place.row
-        corner = start + row * ROW_BYTES + place.column * 2
-        for j in range(self.spec.head // 8):
-            chunk, inside = divmod(j, 8)
-            target = (swizzle ^ (16 * inside)) + corner
-            for h in (0, 1):
-                values = [sums[4 * j + 2 * h + t] * scale for t in (0, 1)]
-                pair = packed_pair(kernel, self.spec.dtype, *values)
-                offset = chunk * _KEYS * ROW_BYTES + 8 * h * ROW_BYTES
-                kernel.do("st.shared.b32", at(target, offset), pair)
+        kernel, pairs = self.kernel, []
+        for first in range(0, len(sums), 2):
+            values = [value * scale for value in sums[first : first + 2]]
+            pairs.append(packed_pair(kernel, self.spec.dtype, *values))
+        place = start + self.warpgroup * (_HALF * ROW_BYTES)
+        store_pairs(kernel, self.place, place, _KEYS * ROW_BYTES, pairs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from weft.compiler.targets.cuda.ptx import Parameter, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Parameter, TensorMap
 from weft.core.errors import UnsupportedError
 
 __all__ = ["AttentionKernel", "AttentionLaunch", "AttentionSizes", "AttentionSpec", "head_map"]

@@ -24,7 +24,15 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSpec,
     head_map,
 )
-from weft.compiler.targets.cuda.ptx import Kernel, Operand, Parameter, Pointer, Value, Word, at
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Operand,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+)
 from weft.compiler.targets.cuda.warpgroup import (
     ROW_BYTES,
     Ring,
@@ -33,6 +41,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     bulk_store,
     descriptor,
     packed_pair,
+    store_pairs,
     warpgroup_barrier,
     warpgroup_product,
 )
@@ -428,15 +437,9 @@ class _Writer:
             kernel.do("cp.async.bulk.commit_group")
 
     def _write_out(self, scales: list[Value]) -> None:
-        """Results into shared memory, swizzled as the bulk copy reads them."""
-        kernel, place = self.kernel, self.place
-        swizzle = (place.row & 7) * 16
-        corner = self.out_place + place.row * ROW_BYTES + place.column * 2
-        for j in range(self.spec.head // 8):
-            chunk, inside = divmod(j, 8)
-            target = (swizzle ^ (16 * inside)) + corner
-            for h in (0, 1):
-                low, high = (self.out[4 * j + 2 * h + t] * scales[h] for t in (0, 1))
-                pair = packed_pair(kernel, self.spec.dtype, low, high)
-                offset = chunk * _QUERIES * ROW_BYTES + 8 * h * ROW_BYTES
-                kernel.do("st.shared.b32", at(target, offset), pair)
+        """Results into shared memory, as the bulk copy reads them."""
+        kernel, pairs = self.kernel, []
+        for first in range(0, len(self.out), 2):
+            values = [value * scales[first % 4 // 2] for value in self.out[first : first + 2]]
+            pairs.append(packed_pair(kernel, self.spec.dtype, *values))
+        store_pairs(kernel, self.place, self.out_place, _QUERIES * ROW_BYTES, pairs)

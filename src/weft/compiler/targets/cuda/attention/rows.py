@@ -2,8 +2,8 @@
 
 Before it, each row of the result times its cotangent is summed, and the logs of the sums are scaled
 for powers of two. Rows behind the last query get weights of zero, so that the pass needs no mask
-for them. After it, the buffer of the queries' gradients, which lies in the order of the threads
-that made it, is scaled, cast and put into its place, and the counters become zeros again.
+for them. After it, the buffer of the queries' gradients, which lies in swizzled half tiles, is
+scaled, cast and put into its place, and the counters become zeros again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionSizes,
     AttentionSpec,
 )
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
-from weft.compiler.targets.cuda.warpgroup import Thread, packed_pair, unpacked_pair
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
+from weft.compiler.targets.cuda.warpgroup import packed_pair, unpacked_pair
 
 __all__ = [
     "after_kernel",
@@ -149,33 +157,35 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
     parameters = [*_array("dq"), Pointer("buffer"), Pointer("counters"), *map(Word, words)]
     kernel = Kernel("attention_queries", parameters, 128)
     tile = tile_queries(spec)
-    half = kernel.special("ctaid.x")
-    thread = Thread.of(kernel, kernel.special("tid.x"))
+    half, thread = kernel.special("ctaid.x"), kernel.special("tid.x")
     heads, queries = kernel.parameter("heads"), kernel.parameter("queries")
     tiles = (queries + (tile - 1)) // tile
     side, number = half & 1, half >> 1
     line = number // tiles
-    row = (number % tiles) * tile + thread.row
-    column = thread.column
-    if spec.head == 64:
-        row = row + side * 64
-    else:
-        column = column + side * 64
+    first_row = (number % tiles) * tile
     offset = kernel.let("u64", "mul.wide.u32", half, 4 * HALF_TILE)
-    source = kernel.address(kernel.parameter("buffer") + offset, thread.index, 16)
-    corner = _row_address(kernel, "dq", line // heads, line % heads, row)
-    corner = kernel.address(corner, column, 2)
-    stride = kernel.let("u64", "mul.wide.u32", kernel.parameter("dq_stride"), 16)
-    lower = corner + stride
-    fours = [kernel.registers("f32", "four", 4) for _ in range(8)]
-    for j, four in enumerate(fours):
-        kernel.do("ld.global.v4.f32", braces(four), at(source, 2048 * j))
-    for j, four in enumerate(fours):
-        scaled = [value * spec.scale for value in four]
-        for h, place in enumerate((corner, lower)):
-            pair = packed_pair(kernel, spec.dtype, *scaled[2 * h : 2 * h + 2])
-            inside = row + 8 * h < queries
-            kernel.do("st.global.b32", at(place, 16 * j), pair, when=inside)
+    source = kernel.address(kernel.parameter("buffer") + offset, thread, 32)
+    eights = [kernel.registers("f32", "number", 8) for _ in range(4)]
+    for part, eight in enumerate(eights):
+        for side_of_pair in (0, 1):
+            four = braces(eight[4 * side_of_pair : 4 * side_of_pair + 4])
+            kernel.do("ld.global.v4.f32", four, at(source, 4096 * part + 16 * side_of_pair))
+    for part, eight in enumerate(eights):
+        # Sixteen rows of the half tile; eight threads hold a row, two units of four each.
+        row = (thread >> 3) + 16 * part
+        column = ((thread & 7) ^ ((row & 7) >> 1)) * 8
+        swapped = (row & 1).equals(1)
+        ordered = [kernel.select(swapped, eight[i ^ 4], eight[i], "f32") for i in range(8)]
+        if spec.head == 64:
+            row = row + side * 64
+        else:
+            column = column + side * 64
+        row = row + first_row
+        place = _row_address(kernel, "dq", line // heads, line % heads, row)
+        place = kernel.address(place, column, 2)
+        scaled = [value * spec.scale for value in ordered]
+        pairs = [packed_pair(kernel, spec.dtype, *scaled[i : i + 2]) for i in range(0, 8, 2)]
+        kernel.do("st.global.v4.b32", at(place), braces(pairs), when=row < queries)
     counter = kernel.address(kernel.parameter("counters"), half, 4)
-    kernel.do("st.global.u32", at(counter), 0, when=thread.leads)
+    kernel.do("st.global.u32", at(counter), 0, when=thread.equals(0))
     return _finished(spec, kernel)

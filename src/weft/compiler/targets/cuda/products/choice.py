@@ -3,23 +3,27 @@
 The rule compares estimates in cycles of one multiprocessor. A step multiplies 128 bytes of the
 summed axis: the tensor cores take tile_m · tile_n / 32 cycles for it (four instructions, 128 cycles
 for 64 × 256) and reach nine tenths of that, and its operands come from the cache at about 62 bytes
-a cycle. Whole tiles cost waves · (steps · step + epilogue). Split tiles have fewer steps, but their
-parts are written, and read once more by the block that comes last.
+a cycle. Whole tiles cost waves · (steps · step + epilogue); where consumers alternate, half of the
+epilogues is hidden, while their smaller tiles load shared memory more. Split tiles have fewer
+steps, but their parts are written, and read once more by the block that comes last.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.compiler.targets.cuda.products.description import (
+    Apply,
+    Combine,
     Plan,
     ProductKernel,
     ProductSpec,
     Sizes,
+    Sum,
     dtype_bytes,
 )
-from weft.compiler.targets.cuda.products.plain import plain_kernel
+from weft.compiler.targets.cuda.products.plain import PLAIN_DEPTH, plain_kernel
 from weft.compiler.targets.cuda.products.tensor_core import (
     shared_bytes,
     stage_bytes,
@@ -76,13 +80,14 @@ def best_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> Pl
                 fix='cast the operands: a.astype("float32")',
             )
     if not _takes_tensor_cores(spec):
-        return _plain_plan(sizes, multiprocessors)
+        return _plain_plan(spec, sizes, multiprocessors)
     plans = [
         _with_most_stages(spec, Plan(*tile, stages=0, split=split))
         for tile in _TILES
         for split in (False, True)
         if not split or _parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
     ]
+    plans.append(_with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
     return min(plans, key=lambda plan: estimated_cycles(spec, plan, sizes, multiprocessors))
 
 
@@ -93,11 +98,12 @@ def _takes_tensor_cores(spec: ProductSpec) -> bool:
     return spec.dtype != "tfloat32" or (not spec.transpose_a and spec.transpose_b)
 
 
-def _plain_plan(sizes: Sizes, multiprocessors: int) -> Plan:
-    """Large tiles where they give every multiprocessor work."""
+def _plain_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int) -> Plan:
+    """Large tiles where they give every multiprocessor work, else small ones, split if few."""
     tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
     side = 128 if tiles >= multiprocessors else 64
-    return Plan(side, side, stages=2, bulk=False, plain=True)
+    plan = Plan(side, side, stages=2, bulk=False, plain=True)
+    return replace(plan, split=_parts(spec, plan, sizes, multiprocessors) > 1)
 
 
 def _with_most_stages(spec: ProductSpec, plan: Plan) -> Plan:
@@ -112,7 +118,10 @@ def estimated_cycles(
     tiles, steps = _counts(spec, plan, sizes)
     area = plan.tile_m * plan.tile_n
     step = max(area / 29, stage_bytes(plan) / _CACHE_BYTES_PER_CYCLE, _SHORTEST_STEP)
-    epilogue = 600 + area * dtype_bytes(spec.output) * len(spec.outputs) / 40
+    epilogue = _epilogue_cycles(spec, area)
+    if plan.alternate:
+        waves = math.ceil(tiles / multiprocessors)
+        return _START_CYCLES + waves * (1.05 * steps * step + epilogue / 2) + epilogue
     if not plan.split:
         waves = math.ceil(tiles / multiprocessors)
         return _START_CYCLES + waves * (steps * step + epilogue)
@@ -121,10 +130,22 @@ def estimated_cycles(
     return _START_CYCLES + math.ceil(steps / parts) * step + epilogue + _PART_CYCLES + moved
 
 
+def _epilogue_cycles(spec: ProductSpec, area: int) -> float:
+    """Stores at 40 bytes a cycle; functions with exponentials, and what is read for the others."""
+    cycles = 600 + area * dtype_bytes(spec.output) * len(spec.outputs) / 40
+    for step in spec.epilogue:
+        heavy = isinstance(step, Apply | Sum) or (
+            isinstance(step, Combine) and step.function.endswith("_derivative")
+        )
+        cycles += area / (12 if heavy else 60)
+    return cycles
+
+
 def _counts(spec: ProductSpec, plan: Plan, sizes: Sizes) -> tuple[int, int]:
     """Tiles, and steps of each."""
     tiles = math.ceil(sizes.m / plan.tile_m) * math.ceil(sizes.n / plan.tile_n) * sizes.batch
-    return tiles, math.ceil(sizes.k * dtype_bytes(spec.dtype) / 128)
+    depth = PLAIN_DEPTH if plan.plain else 128 // dtype_bytes(spec.dtype)
+    return tiles, math.ceil(sizes.k / depth)
 
 
 def _parts(spec: ProductSpec, plan: Plan, sizes: Sizes, multiprocessors: int) -> int:
@@ -139,12 +160,10 @@ def launch(kernel: ProductKernel, sizes: Sizes, multiprocessors: int = 132) -> L
     plan = kernel.plan
     tiles, steps = _counts(kernel.spec, plan, sizes)
     words = {"m": sizes.m, "n": sizes.n, "k": sizes.k, "batch": sizes.batch}
-    if plan.plain:
-        return Launch(tiles, words)
     if not plan.split:
-        return Launch(min(tiles, multiprocessors), words)
+        return Launch(tiles if plan.plain else min(tiles, multiprocessors), words)
     parts = _parts(kernel.spec, plan, sizes, multiprocessors)
     words |= {"parts": parts, "run": math.ceil(steps / parts)}
-    blocks = min(tiles * parts, multiprocessors)
+    blocks = tiles * parts if plan.plain else min(tiles * parts, multiprocessors)
     workspace = tiles * parts * plan.tile_m * plan.tile_n * 4
     return Launch(blocks, words, workspace, tiles * plan.consumers)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from weft.compiler.targets.cuda.ptx import Parameter
+from weft.compiler.targets.cuda.ptx_writer import Parameter
 
 __all__ = [
     "Apply",
@@ -168,7 +168,9 @@ class Plan:
     Tiles of `tile_m` × `tile_n` are computed from `stages` parts of operands in flight, `group`
     rows of tiles at a time, so that what they read stays in the cache. With `split`, several blocks
     share a tile, each a part of the summed axis; the parts are added up in their order. `bulk`
-    stores results by bulk copies, `plain` multiplies without tensor cores.
+    stores results by bulk copies, `plain` multiplies without tensor cores. With `alternate`, two
+    consumers take whole tiles of 128 rows in turn: one multiplies while the other is in its
+    epilogue.
     """
 
     tile_m: int
@@ -178,11 +180,17 @@ class Plan:
     split: bool = False
     bulk: bool = True
     plain: bool = False
+    alternate: bool = False
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply, each 64 rows of a tile."""
-        return self.tile_m // 64
+        """Warpgroups that multiply: each 64 rows of a tile, or two that alternate."""
+        return 2 if self.alternate else self.tile_m // 64
+
+    @property
+    def blocks_of_rows(self) -> int:
+        """Blocks of 64 rows that one consumer multiplies."""
+        return self.tile_m // 64 if self.alternate else 1
 
     def with_stages(self, stages: int) -> Plan:
         """The same cut with another number of stages."""

@@ -24,7 +24,7 @@ from weft.compiler.targets.cuda.products.description import (
     dtype_bytes,
 )
 from weft.compiler.targets.cuda.products.functions import scalar_function
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Value, at, braces
+from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter, Value, at, braces
 from weft.compiler.targets.cuda.warpgroup import packed_pair
 from weft.core.errors import UnsupportedError
 

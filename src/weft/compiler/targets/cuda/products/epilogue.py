@@ -27,7 +27,7 @@ from weft.compiler.targets.cuda.products.description import (
     dtype_bytes,
 )
 from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Fragment, Tile
-from weft.compiler.targets.cuda.ptx import (
+from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
     Parameter,

@@ -3,7 +3,7 @@
 A function takes the kernel and its arguments and returns the register of its result. `register`
 adds one under a name; everything that describes an epilogue speaks of names alone.
 
->>> from weft.compiler.targets.cuda.ptx import Kernel
+>>> from weft.compiler.targets.cuda.ptx_writer import Kernel
 >>> kernel = Kernel("example", [], threads=32)
 >>> x = kernel.variable("f32", 1.0)
 >>> scalar_function("add", 2)(kernel, x, x).kind
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from weft.compiler.targets.cuda.ptx import Kernel, Value
+from weft.compiler.targets.cuda.ptx_writer import Kernel, Value
 from weft.core.errors import NameUnknownError
 
 __all__ = ["ScalarFunction", "register", "scalar_function"]

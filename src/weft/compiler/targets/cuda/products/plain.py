@@ -2,7 +2,9 @@
 
 A block of 256 threads computes a tile: each thread a square of it, in blocks of four rows and four
 columns. Parts of both operands, 16 deep, lie in shared memory with the summed axis outermost. There
-are two of each: while one is multiplied, the next is read and written into the other.
+are two of each: while one is multiplied, the next is read and written into the other. Where tiles
+are few, several blocks share one, each a part of the summed axis; who comes last adds the parts up
+in their order.
 """
 
 from __future__ import annotations
@@ -18,12 +20,20 @@ from weft.compiler.targets.cuda.products.description import (
 )
 from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Tile
 from weft.compiler.targets.cuda.products.epilogue import EpilogueLayout
-from weft.compiler.targets.cuda.ptx import Kernel, Parameter, Pointer, Value, Word, at, braces
+from weft.compiler.targets.cuda.ptx_writer import (
+    Kernel,
+    Parameter,
+    Pointer,
+    Value,
+    Word,
+    at,
+    braces,
+)
 
-__all__ = ["plain_kernel"]
+__all__ = ["PLAIN_DEPTH", "plain_kernel"]
 
 _THREADS = 256
-_DEPTH = 16
+PLAIN_DEPTH = 16  # of the summed axis, in one part of the operands
 _PADDING = 4  # floats behind each row, so that columns of the part lie in different banks
 
 
@@ -45,7 +55,7 @@ def plain_kernel(spec: ProductSpec, plan: Plan) -> ProductKernel:
 
 @dataclass
 class _Operand:
-    """One operand's way into shared memory: rows of the result's axis, `_DEPTH` of the summed one.
+    """One operand's way into shared memory: rows of the result's axis, parts of the summed one.
 
     `width` numbers that lie side by side are read at once.
     """
@@ -58,8 +68,14 @@ class _Operand:
     width: int
     place: Value  # in shared memory
 
-    def prepare(self, thread: Value, first_row: Value, limit: Value, batch: Value | None) -> None:
-        """Code before the loop: this thread's addresses, and which of its rows exist."""
+    def prepare(
+        self, thread: Value, first: tuple[Value, Value], limit: Value, batch: Value | None
+    ) -> None:
+        """Code before the loop: this thread's addresses, and which of its rows exist.
+
+        `first` is the row and the depth of the first part.
+        """
+        first_row, first_depth = first
         kernel = self.kernel
         stride = kernel.parameter(f"{self.name}_stride")
         base = kernel.parameter(self.name)
@@ -67,7 +83,7 @@ class _Operand:
             each = kernel.parameter(f"{self.name}_batch_stride")
             index = kernel.let("u64", "mul.wide.u32", batch, each)
             base = base + index * self._size
-        inner = (_DEPTH if self.depth_inside else self.rows) // self.width
+        inner = (PLAIN_DEPTH if self.depth_inside else self.rows) // self.width
         fast, slow = (thread % inner) * self.width, thread // inner
         self._slow_step = _THREADS // inner
         self._row, self._depth = (slow, fast) if self.depth_inside else (fast, slow)
@@ -75,12 +91,13 @@ class _Operand:
         for number in range(self._count):
             row, depth = self._position(number)
             absolute = row + first_row
-            outer, within = (absolute, depth) if self.depth_inside else (depth, absolute)
+            deep = depth + first_depth
+            outer, within = (absolute, deep) if self.depth_inside else (deep, absolute)
             index = kernel.let("u64", "mul.wide.u32", outer, stride)
             index = index + kernel.let("u64", "cvt.u64.u32", within)
             self._addresses.append(kernel.variable("u64", base + index * self._size))
             self._row_exists.append(absolute < limit)
-        steps = _DEPTH * self._size
+        steps = PLAIN_DEPTH * self._size
         self._advance = (
             kernel.variable("u64", steps)
             if self.depth_inside
@@ -93,7 +110,7 @@ class _Operand:
 
     @property
     def _count(self) -> int:
-        return self.rows * _DEPTH // self.width // _THREADS
+        return self.rows * PLAIN_DEPTH // self.width // _THREADS
 
     def _position(self, number: int) -> tuple[Value, Value]:
         """Row and depth in the part of what the thread reads as its `number`-th."""
@@ -131,7 +148,7 @@ class _Operand:
         kernel, line = self.kernel, 4 * (self.rows + _PADDING)
         for number, part in enumerate(parts):
             row, depth = self._position(number)
-            place = self.place + buffer * (_DEPTH * line) + depth * line + row * 4
+            place = self.place + buffer * (PLAIN_DEPTH * line) + depth * line + row * 4
             values = [self._float(value) for value in part]
             if len(values) == 4 and not self.depth_inside:
                 kernel.do("st.shared.v4.f32", at(place), braces(values))
@@ -150,7 +167,7 @@ class _Operand:
     def numbers(self, depth: int, buffer: Value, first: Value) -> list[Value]:
         """What one thread multiplies at a depth: fours that are 64 rows apart."""
         kernel, line = self.kernel, 4 * (self.rows + _PADDING)
-        place = self.place + buffer * (_DEPTH * line) + first * 4
+        place = self.place + buffer * (PLAIN_DEPTH * line) + first * 4
         found: list[Value] = []
         for block in range(self.rows // 64):
             four = kernel.registers("f32", self.name, 4)
@@ -169,7 +186,7 @@ class _Writer:
     @property
     def shared_bytes(self) -> int:
         lines = self.plan.tile_m + self.plan.tile_n + 2 * _PADDING
-        return 2 * _DEPTH * 4 * lines
+        return 2 * PLAIN_DEPTH * 4 * lines
 
     def _parameter_list(self) -> list[Parameter]:
         found: list[Parameter] = []
@@ -177,51 +194,67 @@ class _Writer:
             strides = [f"{name}_stride", *([f"{name}_batch_stride"] if self.spec.batched else [])]
             found += [Pointer(name), *map(Word, strides)]
         sizes = ["m", "n", "k", *(["batch"] if self.spec.batched else [])]
-        return [*found, *self.layout.parameters, *map(Word, sizes)]
+        shared: list[Parameter] = []
+        if self.plan.split:
+            sizes += ["parts", "run"]
+            shared = [Pointer("workspace"), Pointer("counters")]
+        return [*found, *self.layout.parameters, *map(Word, sizes), *shared]
 
     def write(self) -> None:
         kernel, plan, spec = self.kernel, self.plan, self.spec
-        thread, tile = kernel.special("tid.x"), kernel.special("ctaid.x")
+        self.thread, self.block = kernel.special("tid.x"), kernel.special("ctaid.x")
         self.m, self.n, self.k = (kernel.parameter(name) for name in ("m", "n", "k"))
+        self.first_depth, self.last_depth = kernel.variable("u32", 0), self.k
+        tile = self.block
+        if plan.split:
+            self.parts, run = kernel.parameter("parts"), kernel.parameter("run")
+            tile = self.block // self.parts
+            self.first_depth = (self.block % self.parts) * run * PLAIN_DEPTH
+            self.last_depth = self.k.minimum(self.first_depth + run * PLAIN_DEPTH)
         tiles_m = (self.m + (plan.tile_m - 1)) // plan.tile_m
         tiles_n = (self.n + (plan.tile_n - 1)) // plan.tile_n
         batch = tile // (tiles_m * tiles_n) if spec.batched else None
         within = tile % (tiles_m * tiles_n) if spec.batched else tile
         number_n = within // tiles_m
         where = Tile((within % tiles_m) * plan.tile_m, number_n * plan.tile_n, batch, number_n)
-        row, column = (thread // 16) * 4, (thread % 16) * 4
-        sums = self._sums(thread, where, row, column)
+        row, column = (self.thread // 16) * 4, (self.thread % 16) * 4
+        sums = self._sums(where, row, column)
+        finish = kernel.label("finish")
+        if plan.split:
+            self._sum_of_parts(tile, [value for line in sums for value in line], finish)
         self._finish(where, row, column, sums)
+        kernel.place(finish)
 
-    def _operands(self, thread: Value, tile: Tile) -> tuple[_Operand, _Operand]:
+    def _operands(self, tile: Tile) -> tuple[_Operand, _Operand]:
         kernel, plan, spec = self.kernel, self.plan, self.spec
         shared = kernel.shared_memory()
         width = 4 if dtype_bytes(spec.dtype) == 4 and spec.aligned else 1
-        a_bytes = 2 * _DEPTH * 4 * (plan.tile_m + _PADDING)
+        a_bytes = 2 * PLAIN_DEPTH * 4 * (plan.tile_m + _PADDING)
         a = _Operand(kernel, "a", spec.dtype, plan.tile_m, not spec.transpose_a, width, shared)
         place = shared + a_bytes
         b = _Operand(kernel, "b", spec.dtype, plan.tile_n, spec.transpose_b, width, place)
-        a.prepare(thread, tile.row, self.m, tile.batch)
-        b.prepare(thread, tile.column, self.n, tile.batch)
+        a.prepare(self.thread, (tile.row, self.first_depth), self.m, tile.batch)
+        b.prepare(self.thread, (tile.column, self.first_depth), self.n, tile.batch)
         return a, b
 
-    def _sums(self, thread: Value, tile: Tile, row: Value, column: Value) -> list[list[Value]]:
+    def _sums(self, tile: Tile, row: Value, column: Value) -> list[list[Value]]:
         """The thread's sums, by row and column."""
         kernel, plan = self.kernel, self.plan
-        operands = self._operands(thread, tile)
+        operands = self._operands(tile)
         sums = [
             [kernel.variable("f32", 0.0, "sum") for _ in range(plan.tile_n // 16)]
             for _ in range(plan.tile_m // 16)
         ]
-        depth, buffer = kernel.variable("u32", 0, "depth"), kernel.variable("u32", 0, "buffer")
+        depth = kernel.variable("u32", self.first_depth, "depth")
+        buffer = kernel.variable("u32", 0, "buffer")
         for operand in operands:
-            operand.write(operand.read(depth, self.k), buffer)
+            operand.write(operand.read(depth, self.last_depth), buffer)
         kernel.do("bar.sync", 0)
         with kernel.loop("depth") as loop:
-            loop.stop_if(depth >= self.k)
-            following = depth + _DEPTH
-            waiting = [operand.read(following, self.k) for operand in operands]
-            for inner in range(_DEPTH):
+            loop.stop_if(depth >= self.last_depth)
+            following = depth + PLAIN_DEPTH
+            waiting = [operand.read(following, self.last_depth) for operand in operands]
+            for inner in range(PLAIN_DEPTH):
                 left = operands[0].numbers(inner, buffer, row)
                 right = operands[1].numbers(inner, buffer, column)
                 for line, x in zip(sums, left, strict=True):
@@ -233,6 +266,48 @@ class _Writer:
             kernel.assign(depth, following)
             kernel.do("bar.sync", 0)
         return sums
+
+    def _part_place(self, number: Value) -> Value:
+        """The address of a part in the workspace, for this thread."""
+        kernel, plan = self.kernel, self.plan
+        size = plan.tile_m * plan.tile_n * 4
+        offset = kernel.let("u64", "mul.wide.u32", number, size)
+        return kernel.address(kernel.parameter("workspace") + offset, self.thread, 16)
+
+    def _sum_of_parts(self, tile: Value, sums: list[Value], finish: str) -> None:
+        """Store this part; the last block of a tile goes on with the sum of all."""
+        kernel, stride = self.kernel, 16 * _THREADS
+        mine = self._part_place(self.block)
+        for four in range(len(sums) // 4):
+            part = braces(sums[4 * four : 4 * four + 4])
+            kernel.do("st.global.v4.f32", at(mine, stride * four), part)
+        kernel.do("bar.sync", 0)
+        counter = kernel.address(kernel.parameter("counters"), tile, 4)
+        flag = kernel.shared_memory()
+        leads = self.thread.equals(0)
+        with kernel.when(leads):
+            kernel.do("fence.acq_rel.gpu")
+            before = kernel.let("u32", "atom.global.acq_rel.gpu.add.u32", at(counter), 1)
+            kernel.do("st.shared.u32", at(flag), before)
+        kernel.do("bar.sync", 0)
+        arrived = kernel.let("u32", "ld.shared.u32", at(flag))
+        kernel.jump(finish, arrived.differs(self.parts - 1))
+        kernel.do("st.global.u32", at(counter), 0, when=leads)
+        kernel.do("fence.acq_rel.gpu")
+        for value in sums:
+            kernel.assign(value, 0.0)
+        number = kernel.variable("u32", tile * self.parts, "part")
+        last = number + self.parts
+        with kernel.loop("parts") as loop:
+            loop.stop_if(number >= last)
+            theirs = self._part_place(number)
+            for four in range(len(sums) // 4):
+                values = kernel.registers("f32", "part", 4)
+                source = at(theirs, stride * four)
+                kernel.do("ld.global.cg.v4.f32", braces(values), source)
+                for total, value in zip(sums[4 * four : 4 * four + 4], values, strict=True):
+                    kernel.do("add.f32", total, total, value)
+            kernel.assign(number, number + 1)
 
     def _finish(self, tile: Tile, row: Value, column: Value, sums: list[list[Value]]) -> None:
         plan = self.plan

@@ -23,7 +23,7 @@ from weft.compiler.targets.cuda.products.epilogue import (
     EpilogueLayout,
     WarpgroupEpilogue,
 )
-from weft.compiler.targets.cuda.ptx import (
+from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
     Parameter,
@@ -49,6 +49,7 @@ __all__ = ["shared_bytes", "stage_bytes", "tensor_core_kernel"]
 
 # One instruction multiplies 32 bytes of the summed axis: four of them are a row of 128 bytes.
 _INSTRUCTIONS = 4
+_TURN_BARRIER = 8  # the first of two barriers at which alternating consumers take turns
 # Registers of a producer's and of a consumer's threads, by the number of consumers.
 _REGISTERS = {2: (40, 232), 3: (32, 160)}
 
@@ -163,14 +164,17 @@ class _Writer:
         if plan.consumers > 1:
             kernel.do(f"setmaxnreg.inc.sync.aligned.u32 {_REGISTERS[plan.consumers][1]}")
         self._prepare_consumer()
-        self._for_each_unit(self._consume)
+        if plan.alternate:
+            self._for_each_second_unit(self._consume)
+        else:
+            self._for_each_unit(self._consume)
         kernel.do("cp.async.bulk.wait_group 0")
         kernel.place(finish)
 
     def _initialize(self) -> None:
         kernel, plan = self.kernel, self.plan
         with kernel.when(self.thread.equals(0)):
-            self.ring.initialize(4 * plan.consumers)
+            self.ring.initialize(4 if plan.alternate else 4 * plan.consumers)
             for consumer in range(plan.consumers):
                 offset = self.memory.arrivals + 8 * consumer
                 initialize_barrier(kernel, self.shared, 1, offset)
@@ -200,6 +204,18 @@ class _Writer:
             loop.stop_if(tile >= self.tiles)
             write(self._unit(tile, 0, self.steps))
             kernel.assign(tile, tile + blocks)
+
+    def _for_each_second_unit(self, write: Callable[[_Unit], None]) -> None:
+        """The tiles of one of two consumers; the stages between them are the other's."""
+        kernel = self.kernel
+        blocks = kernel.special("nctaid.x")
+        tile = kernel.variable("u32", self.block + blocks * self.warpgroup, "tile")
+        self.ring.skip(self.steps * self.warpgroup)
+        with kernel.loop("tile") as loop:
+            loop.stop_if(tile >= self.tiles)
+            write(self._unit(tile, 0, self.steps))
+            self.ring.skip(self.steps)
+            kernel.assign(tile, tile + blocks * 2)
 
     def _for_each_part(self, write: Callable[[_Unit], None]) -> None:
         """Each tile is `parts` units of at most `run` steps, side by side."""
@@ -276,7 +292,8 @@ class _Writer:
     def _prepare_consumer(self) -> None:
         kernel, plan, memory, layout = self.kernel, self.plan, self.memory, self.layout
         self.true = self.warpgroup.equals(self.warpgroup)
-        self.sums = kernel.registers("f32", "sum", plan.tile_n // 2)
+        count = plan.blocks_of_rows * plan.tile_n // 2
+        self.sums = kernel.registers("f32", "sum", count)
         self.place = Thread.of(kernel, self.thread)
         self.barrier = self.warpgroup + 1
         places = (
@@ -287,17 +304,26 @@ class _Writer:
         limits = (self.m, self.n)
         self.epilogue = WarpgroupEpilogue(kernel, layout, self.place, self.barrier, places, limits)
         self.epilogue.prepare()
+        if plan.alternate:
+            # The first consumer may start at once.
+            second = self.warpgroup.equals(1)
+            kernel.do("bar.arrive", _TURN_BARRIER, 256, when=second)
         if plan.split:
             self.workspace = kernel.parameter("workspace")
             self.counters = kernel.parameter("counters")
 
     def _consume(self, unit: _Unit) -> None:
-        row = unit.row + self.warpgroup * 64
+        row = unit.row if self.plan.alternate else unit.row + self.warpgroup * 64
         tile = Tile(row, unit.column, unit.batch, unit.number_n)
         self.epilogue.begin(tile)
         self._multiply(unit)
         if not self.plan.split:
-            self.epilogue.finish(tile, self.sums)
+            each = self.plan.tile_n // 2
+            self.epilogue.finish(tile, self.sums[:each])
+            for block in range(1, self.plan.blocks_of_rows):
+                tile = Tile(row + 64 * block, unit.column, unit.batch, unit.number_n)
+                self.epilogue.begin(tile)
+                self.epilogue.finish(tile, self.sums[each * block : each * (block + 1)])
             return
         skip = self.kernel.label("shared")
         with self.kernel.when(self.parts.differs(1)):
@@ -309,6 +335,9 @@ class _Writer:
         """The sums of a unit; a stage is released when the products after its own have begun."""
         kernel, ring = self.kernel, self.ring
         lane_leads = self.place.lane.equals(0)
+        if self.plan.alternate:
+            # A stage's barrier tells two rounds apart, not more: the other's must have passed.
+            kernel.do("bar.sync", self.warpgroup + _TURN_BARRIER, 256)
         step = kernel.variable("u32", 0, "step")
         previous = kernel.variable("u32", 0, "previous")
         with kernel.loop("multiply") as loop:
@@ -324,6 +353,8 @@ class _Writer:
             kernel.assign(previous, empty)
             ring.advance()
             kernel.assign(step, step + 1)
+        if self.plan.alternate:
+            kernel.do("bar.arrive", (self.warpgroup ^ 1) + _TURN_BARRIER, 256)
         kernel.do("wgmma.wait_group.sync.aligned 0")
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(previous), when=lane_leads)
 
@@ -333,7 +364,7 @@ class _Writer:
         start = self.shared + self.ring.stage * stage_bytes(plan)
         # 64 rows, or one chunk of 64 columns: of either, each consumer has its own.
         part = self._chunk_bytes if across[0] else 64 * ROW_BYTES
-        a = descriptor(kernel, start + self.warpgroup * part)
+        a = descriptor(kernel, start if plan.alternate else start + self.warpgroup * part)
         b = descriptor(kernel, start + plan.tile_m * ROW_BYTES, self._chunk_bytes)
         # An instruction further along k: 32 bytes in the row, or 16 rows.
         strides = [2048 >> 4 if side else 32 >> 4 for side in across]
@@ -343,7 +374,11 @@ class _Writer:
                 for operand, stride in zip((a, b), strides, strict=True)
             )
             condition = self.true if number else adds
-            warpgroup_product(kernel, self.sums, left, right, condition, spec.dtype, across)
+            each = plan.tile_n // 2
+            for block in range(plan.blocks_of_rows):
+                sums = self.sums[each * block : each * (block + 1)]
+                rows = left + ((part * block) >> 4) if block else left
+                warpgroup_product(kernel, sums, rows, right, condition, spec.dtype, across)
 
     # Tiles that several blocks share.
 
