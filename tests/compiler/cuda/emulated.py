@@ -15,8 +15,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
-from weft.compiler.llvm.machine import host
 
+from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
 from weft.compiler.targets.cuda.execution import scratch_of_all
 from weft.compiler.targets.cuda.machine import WARP
