@@ -156,28 +156,32 @@ def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float(f"{float((got.float() - wanted).abs().max()):.2e}")
 
 
-def forward_check(plans: tuple[ForwardPlan | None, ...] = (None,)) -> None:
+def forward_errors(case: Case, plan: ForwardPlan | None = None) -> dict[str, object]:
+    """Errors of the forward pass against float32, and whether they are good."""
+    operands = case.operands()
+    run = prepare_forward(case, operands, plan)
+    run()
+    torch.cuda.synchronize()
+    out, sums = case.expected(operands)
+    errors = [_error(operands["out"], out), _error(operands["sums"], sums)]
+    first = operands["out"].clone()
+    run()
+    torch.cuda.synchronize()
+    differs = int((first != operands["out"]).sum())
+    return {
+        "case": str(case),
+        "out": errors[0],
+        "sums": errors[1],
+        "rounding": _error(out.to(TYPES[case.dtype]), out),
+        "differs": differs,
+        "good": errors[0] < 0.02 and errors[1] < 1e-4 and differs == 0,
+    }
+
+
+def forward_check() -> None:
     """Every mask, head size and tail against float32."""
     for case in CHECKED:
-        for plan in plans:
-            operands = case.operands()
-            run = prepare_forward(case, operands, plan)
-            run()
-            torch.cuda.synchronize()
-            out, sums = case.expected(operands)
-            row = {
-                "case": str(case),
-                "plan": str(plan),
-                "out": _error(operands["out"], out),
-                "sums": _error(operands["sums"], sums),
-                "rounding": _error(out.to(TYPES[case.dtype]), out),
-            }
-            first = operands["out"].clone()
-            run()
-            torch.cuda.synchronize()
-            row["differs"] = int((first != operands["out"]).sum())
-            row["good"] = row["out"] < 0.02 and row["sums"] < 1e-4 and row["differs"] == 0
-            report("attention_forward_check.jsonl", row)
+        report("attention_forward_check.jsonl", forward_errors(case))
 
 
 SPEED = [
@@ -231,39 +235,40 @@ def forward_speed() -> None:
         report("attention_forward_speed.jsonl", row)
 
 
+def backward_errors(case: Case) -> dict[str, object]:
+    """Relative errors of the gradients against float32; bits must be the same in every run."""
+    operands = case.operands()
+    prepare_forward(case, operands)()
+    runs = prepare_backward(case, operands)
+    names = ("dq", "dk", "dv")
+    results = []
+    for _ in range(3):
+        for run in runs.values():
+            run()
+        torch.cuda.synchronize()
+        results.append([operands[name].clone() for name in names])
+    inputs = [operands[name].float().detach().requires_grad_() for name in ("q", "k", "v")]
+    out = case.expected(dict(zip("qkv", inputs, strict=True)))[0]
+    wanted = torch.autograd.grad(out, inputs, operands["dout"].float())
+    errors = [
+        float((got.float() - want).norm() / want.norm())
+        for got, want in zip(results[0], wanted, strict=True)
+    ]
+    differs = sum(
+        int((one != other).sum())
+        for others in results[1:]
+        for one, other in zip(results[0], others, strict=True)
+    )
+    counters = int(operands["counters"].abs().sum())
+    good = max(errors) < 0.01 and differs == 0 and counters == 0
+    found = {name: float(f"{error:.2e}") for name, error in zip(names, errors, strict=True)}
+    return {"case": str(case), **found, "differs": differs, "counters": counters, "good": good}
+
+
 def backward_check() -> None:
-    """Gradients against float32, and the same bits in every run."""
+    """Gradients of every mask, head size and tail."""
     for case in CHECKED:
-        operands = case.operands()
-        prepare_forward(case, operands)()
-        runs = prepare_backward(case, operands)
-        names = ("dq", "dk", "dv")
-        results = []
-        for _ in range(3):
-            for run in runs.values():
-                run()
-            torch.cuda.synchronize()
-            results.append([operands[name].clone() for name in names])
-        inputs = [operands[name].float().detach().requires_grad_() for name in ("q", "k", "v")]
-        wanted = torch.autograd.grad(
-            case.expected(dict(zip("qkv", inputs, strict=True)))[0],
-            inputs,
-            operands["dout"].float(),
-        )
-        row: dict[str, object] = {"case": str(case)}
-        good = True
-        for name, got, want in zip(names, results[0], wanted, strict=True):
-            relative = float((got.float() - want).norm() / want.norm())
-            row[name] = float(f"{relative:.2e}")
-            good = good and relative < 0.01
-        row["differs"] = sum(
-            int((a != b).sum())
-            for others in results[1:]
-            for a, b in zip(results[0], others, strict=True)
-        )
-        row["counters"] = int(operands["counters"].abs().sum())
-        row["good"] = good and row["differs"] == 0 and row["counters"] == 0
-        report("attention_backward_check.jsonl", row)
+        report("attention_backward_check.jsonl", backward_errors(case))
 
 
 def _rival_backward(
