@@ -143,9 +143,25 @@ class Window:
     combine: Combine | None
 
 
-@dataclass(frozen=True, slots=True)
-class Cumulative:
+class _Plain:
+    """A kind that says nothing more. No data class: each takes a millisecond to make."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class Cumulative(_Plain):
     """Each element is computed of its own and all before it along an axis."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +178,10 @@ class Scatter:
     checked: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(_Plain):
     """Where an element is: the place of an extreme, or of what is looked for."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,24 +191,28 @@ class Sort:
     values: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Random:
+class Random(_Plain):
     """Bits that depend on keys and places alone."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
-class Control:
+
+class Control(_Plain):
     """What runs graphs, which are among its parameters: loops, choices and calls."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+
+class Effect(_Plain):
     """What is there for something else than its result: a print, a check, a breakpoint."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
-class Opaque:
+
+class Opaque(_Plain):
     """What nothing else is known of: it may fail, and is dear to compute again."""
+
+    __slots__ = ()
 
 
 Kind: TypeAlias = (

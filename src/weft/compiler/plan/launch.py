@@ -5,6 +5,7 @@ the target knows by a symbol, a call of the reference, or launches inside it tha
 says which values it touches and how large it is, for any sizes; where values lie, and which address
 a symbol stands for, is the executable's.
 
+>>> import numpy as np
 >>> import weft as wf
 >>> from weft.compiler.targets.cpu.target import CPU
 >>> kinds = wf.spec("float32", (512, 512)), wf.spec("float32", (512, 512))

@@ -5,11 +5,12 @@ no longer: an update that waited for the end would keep alive what its product r
 written over an input waits for all others that read the input, so that it can be.
 
 >>> import weft as wf
->>> from weft.compiler.targets.cpu.runtime.program import Program
+>>> from weft.compiler.plan.planning import plan_program
+>>> from weft.compiler.targets.cpu.target import CPU
 >>> def step(x, w, v):
 ...     return wf.grad(lambda w, v: (wf.tanh(x @ w) @ v).sum(), argnums=(0, 1))(w, v)
->>> program = Program(wf.ir.trace(step, *[wf.spec("float32", (32, 32))] * 3))
->>> len(program.launches) > 2
+>>> plan = plan_program(wf.ir.trace(step, *[wf.spec("float32", (32, 32))] * 3), CPU)
+>>> len(plan.launches) > 2
 True
 """
 

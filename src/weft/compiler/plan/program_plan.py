@@ -10,9 +10,9 @@ scratch memory of the launch they belong to.
 >>> graph = wf.ir.trace(lambda x: wf.sort(wf.exp(x), axis=1) * 2, wf.spec("float32", (3, 3)))
 >>> print(plan_program(graph, CPU))
 plan(v0: f32[3, 3]) -> v4: f32[3, 3], 320 bytes {
-  loop k0(v0, v1: f32[3, 3] = @0)
-  sort sort(v1, v2: f32[3, 3] = @64, v3: u8[192] = @128)
-  loop k1(v2, v4)
+  v1: f32[3, 3] @192 = loop k0(v0)
+  v2: f32[3, 3] @256, v3: u8[144] @0 = sort sort(v1)
+  v4 = loop k1(v2)
 }
 """
 
@@ -122,7 +122,7 @@ def _lines(plan: ProgramPlan, sizes: Sizes, indent: str) -> Iterator[str]:
             return f"v{slot}" if value in seen else f"constant {value.type}"
         seen.add(value)
         offset = None if memory is None else memory.offsets.get(str(slot))
-        return f"v{slot}: {value.type}" + ("" if offset is None else f" = @{offset}")
+        return f"v{slot}: {value.type}" + ("" if offset is None else f" @{offset}")
 
     inputs = ", ".join(map(named, plan.graph.inputs))
     outputs = ", ".join(map(named, plan.graph.outputs))
@@ -130,8 +130,9 @@ def _lines(plan: ProgramPlan, sizes: Sizes, indent: str) -> Iterator[str]:
     yield f"{indent}plan({inputs}) -> {outputs}{peak} {{"
     for number, launch in enumerate(plan.launches):
         once = "once " if number < plan.once else ""
-        values = ", ".join(map(named, launch.values))
-        yield f"{indent}  {once}{launch.kind} {launch.name}({values})"
+        given = [v for v in launch.values if v not in launch.writes or v in launch.updates]
+        values, results = ", ".join(map(named, given)), ", ".join(map(named, launch.writes))
+        yield f"{indent}  {results} = {once}{launch.kind} {launch.name}({values})"
         for inside in launch.nested.plans if launch.nested else ():
             yield from _lines(inside, sizes, indent + "    ")
     yield f"{indent}}}"

@@ -9,10 +9,11 @@ the rows are taken chunk by chunk (`weft.compiler.fusion.split_reduction`): of w
 reads, the sums of chunks are part of it. Without a product, they follow a kernel that has rows.
 
 >>> import weft as wf
->>> from weft.compiler.targets.cpu.runtime.program import Program
+>>> from weft.compiler.plan.planning import plan_program
+>>> from weft.compiler.targets.cpu.target import CPU
 >>> kinds = [wf.spec("float32", shape) for shape in ((64, 32), (32, 16), (16,))]
->>> program = Program(wf.ir.trace(lambda x, w, b: wf.relu(x @ w + b), *kinds))
->>> [launch.name for launch in program.launches]
+>>> plan = plan_program(wf.ir.trace(lambda x, w, b: wf.relu(x @ w + b), *kinds), CPU)
+>>> [launch.name for launch in plan.launches]
 ['dot+k0']
 """
 
