@@ -4,6 +4,7 @@
 there is one. `wide` computes in float64 throughout and is what all others are measured against;
 `noisy` does so too and moves each value by a little more than rounding would, so that it says how
 much rounding may change the results. `torch` runs the same text with PyTorch behind the names.
+`plain` runs small programs by the plain target, whose plans nothing but NumPy computes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tests.fuzz.generate import namespace
 from tests.fuzz.program import Program
 
 import weft as wf
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.targets.plain.target import PLAIN
 from weft.core.settings import settings
 
 try:
@@ -33,6 +36,8 @@ Array = np.ndarray[Any, Any]
 Result = list[Array] | Exception
 """What one call gives: its outputs, or what it raises."""
 NARROW = re.compile(r"wf\.(float16|bfloat16|float32|complex64)\b")
+SMALL = 32
+"""The most elements of an input that the plain target is given."""
 CALLS = 3
 """How often a function that has state is called."""
 
@@ -58,11 +63,28 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
             raise Unusable("PyTorch is not installed, takes NaN otherwise, or writes to views")
         text = text.replace(".astype(", ".to(")
         space |= twin.twin_namespace()
+    if way == "plain" and (program.elements > SMALL or not _is_plain(program)):
+        raise Unusable("the interpreter of loops would take too long")
     exec(text, space)
     with _mode(way, program.ending == "tuned"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = way in ("jit", "checked")
-        return list(_calls(program, space, values, wf.jit if compiled else lambda f: f))
+        turn = {"jit": wf.jit, "checked": wf.jit, "plain": _by_plain_target}.get(way, lambda f: f)
+        return list(_calls(program, space, values, turn))
+
+
+def _is_plain(program: Program) -> bool:
+    """Whether a program is a function of its inputs, without what loops are slow at."""
+    return program.ending in ("call", "sizes", "alias") and "conv" not in program.script
+
+
+def _by_plain_target(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is planned for the plain target at each call, and run by it."""
+
+    def run_plainly(*tensors: wf.Tensor) -> list[wf.Tensor]:
+        plan = plan_program(wf.ir.trace(f, *tensors), PLAIN)
+        return [wf.asarray(x) for x in PLAIN.executable(plan).run([x.numpy() for x in tensors])]
+
+    return run_plainly
 
 
 @contextmanager
