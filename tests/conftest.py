@@ -23,7 +23,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
     "nightly", max_examples=2000, deadline=None, derandomize=False, print_blob=True
 )
-VERIFYING.append(True)  # a graph after every pass, and every plan
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
@@ -33,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SEED_VARIABLE] = str(int.from_bytes(os.urandom(4), "little"))
     if not hasattr(config, "workerinput"):
         _give_cache(config)
+    if not getattr(config.option, "cov_source", None):  # which makes Python's own code slow
+        VERIFYING.append(True)  # a graph after every pass, and every plan
 
 
 def _give_cache(config: pytest.Config) -> None:
