@@ -156,6 +156,27 @@ def test_a_value_that_is_overwritten_while_it_is_needed_is_seen() -> None:
         verify_plan(replace(program.plan, planner=Planner(short)), {})
 
 
+def test_a_launch_before_the_one_that_makes_what_it_reads_is_seen() -> None:
+    plan = program_of(lambda x: wf.sort(wf.exp(x), axis=1) * 2, wf.spec("float32", (3, 3))).plan
+    assert len(plan.launches) > 1
+    with pytest.raises(wf.MiscompiledError, match="is read before it is written"):
+        verify_plan(replace(plan, launches=plan.launches[::-1]), {})
+    with pytest.raises(wf.MiscompiledError, match="is never written"):
+        verify_plan(replace(plan, launches=plan.launches[:-1]), {})
+
+
+def test_members_of_a_group_that_wait_for_each_other_are_seen() -> None:
+    kinds = wf.spec("float32", (8,)), wf.spec("float32", (9,))
+    plan = program_of(lambda x, y: (x * 2, y * 2), *kinds).plan
+    (group,) = plan.launches
+    one, other = group.members
+    waiting = replace(other, values=(*other.values, *one.writes))
+    wrong = replace(plan, launches=(replace(group, members=(one, waiting)),))
+    verify_plan(plan, {})
+    with pytest.raises(wf.MiscompiledError, match="a member reads what another one writes"):
+        verify_plan(wrong, {})
+
+
 def test_memory_that_nobody_wrote_is_seen() -> None:
     program = program_of(lambda x: wf.exp(x) * 2, wf.spec("float32", (64, 64)))
     shorter = replace(program.plan.launches[0], extent=lambda sizes: 32)

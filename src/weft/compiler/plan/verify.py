@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,10 @@ def _verify_order(program: ProgramPlan, sizes: Sizes) -> None:
         for value in _read_values(launch, program):
             if value not in there:
                 raise misbehaviour(launch, f"{value.type} is read before it is written", sizes)
-        for member in launch.members:
-            others = [each for each in launch.members if each is not member]
-            written = {program.root(value) for each in others for value in each.writes}
-            if written & _read_values(member, program):
+        writes = [{program.root(value) for value in each.writes} for each in launch.members]
+        writers = Counter(value for own in writes for value in own)
+        for member, own in zip(launch.members, writes, strict=True):
+            if any(writers[value] > (value in own) for value in _read_values(member, program)):
                 raise misbehaviour(launch, "a member reads what another one writes", sizes)
         there |= {program.root(value) for value in launch.writes}
     for atom in program.graph.outputs:
