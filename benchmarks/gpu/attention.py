@@ -9,14 +9,12 @@ Every element is compared with attention in float32 by PyTorch.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report
+from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report, run_parts
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.compiler.targets.cuda.attention.backward import backward_kernel, backward_launch
@@ -318,19 +316,5 @@ PARTS: dict[str, Callable[[], None]] = {
 }
 
 
-def main() -> None:
-    """Run the parts that the command line names, or all."""
-    names = sys.argv[1:]
-    if len(names) == 1:
-        PARTS[names[0]]()
-        return
-    for name in names or PARTS:
-        command = [sys.executable, __file__, name]
-        try:
-            subprocess.run(command, check=True, timeout=120)
-        except subprocess.SubprocessError as error:
-            report("attention_failures.jsonl", {"part": name, "error": str(error)})
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(PARTS, __file__, seconds=120)

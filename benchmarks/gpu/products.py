@@ -8,14 +8,12 @@ Every element is compared with PyTorch's product of the same operands in float32
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report
+from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report, run_parts
 
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
 from weft.compiler.targets.cuda.products.description import (
@@ -412,19 +410,5 @@ PARTS = {
 }  # fmt: skip
 
 
-def main() -> None:
-    """Run the parts that the command line names, or all."""
-    names = sys.argv[1:]
-    if len(names) == 1:
-        PARTS[names[0]]()
-        return
-    for name in names or PARTS:
-        command = [sys.executable, __file__, name]
-        try:
-            subprocess.run(command, check=True, timeout=150)
-        except subprocess.SubprocessError as error:
-            report("products_failures.jsonl", {"part": name, "error": str(error)})
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(PARTS, __file__, seconds=150)

@@ -63,7 +63,7 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
             raise Unusable("PyTorch is not installed, takes NaN otherwise, or writes to views")
         text = text.replace(".astype(", ".to(")
         space |= twin.twin_namespace()
-    if way == "plain" and (program.elements > SMALL or not _is_plain(program)):
+    if way == "plain" and (program.elements > SMALL or not is_plain(program)):
         raise Unusable("the interpreter of loops would take too long")
     exec(text, space)
     with _mode(way, program.ending == "tuned"), warnings.catch_warnings():
@@ -72,7 +72,7 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
         return list(_calls(program, space, values, turn))
 
 
-def _is_plain(program: Program) -> bool:
+def is_plain(program: Program) -> bool:
     """Whether a program is a function of its inputs, without what loops are slow at."""
     return program.ending in ("call", "sizes", "alias") and "conv" not in program.script
 

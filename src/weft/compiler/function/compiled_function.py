@@ -21,7 +21,7 @@ from weft.compiler.function.donation import (
     unheld,
     writable_over,
 )
-from weft.compiler.function.program_cache import draft, executable, forget_drafts, observed, target
+from weft.compiler.function.program_cache import draft, executable, forget_drafts, observed
 from weft.compiler.function.recording import Output, Recording, Source
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.graph_passes.user_rules import Rewrites, rewrites
@@ -29,7 +29,7 @@ from weft.compiler.memory_budget.search import Fit, fitted
 from weft.compiler.plan.planning import WrittenKernels
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
 from weft.compiler.report.memory_use import MemoryReport, memory_report
-from weft.compiler.targets.target import Donation, Executable
+from weft.compiler.targets.target import Donation, Executable, default_target
 from weft.core.arrays import HostArray
 from weft.core.settings import settings
 from weft.core.trees import LEAF
@@ -93,7 +93,9 @@ class Compiled:
             return self._drafted(draft(graph, self.fixed, written), {})
 
         try:
-            found = fitted(self.recording.graph, target(), budget, judge, self._held_outside())
+            found = fitted(
+                self.recording.graph, default_target(), budget, judge, self._held_outside()
+            )
         finally:
             forget_drafts(None if found is None else found.graph)
         return found

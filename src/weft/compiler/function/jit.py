@@ -35,13 +35,13 @@ from weft.compiler.function.closures import Read, closed_over
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.donation import expected_donations
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
-from weft.compiler.function.program_cache import program, target
+from weft.compiler.function.program_cache import program
 from weft.compiler.function.recording import Recording, record
 from weft.compiler.function.value_names import names_of
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
-from weft.compiler.targets.target import Executable
+from weft.compiler.targets.target import Executable, default_target
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Guards
 from weft.core.shapes import Dim, Unifier, is_static, symbol
@@ -129,7 +129,9 @@ class Jit:
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: expected_donations(recording, made)  # noqa: E731
-        return explanation(fit.graph, types, target(), given, names, fit.recomputed, found.fixed)
+        return explanation(
+            fit.graph, types, default_target(), given, names, fit.recomputed, found.fixed
+        )
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
         """What a call with these arguments will allocate; nothing is run."""

@@ -19,7 +19,7 @@ import numpy as np
 from weft.compiler.graph_passes.user_rules import Rewrites, exactly, rewrites
 from weft.compiler.plan.planning import WrittenKernels, plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
-from weft.compiler.targets.target import Executable, Target, target_named
+from weft.compiler.targets.target import Executable, default_target
 from weft.core.errors import NanError
 from weft.core.settings import settings
 from weft.ir.dispatch import OBSERVERS
@@ -40,11 +40,6 @@ Fixed = tuple[int, ...]
 """Positions of inputs that are expected to stay the same from run to run."""
 
 
-def target() -> Target:
-    """The target of programs: the processor."""
-    return target_named("cpu")
-
-
 def program(graph: Graph, fixed: Fixed = ()) -> Executable:
     """The compiled form of a graph, with all that can be asked of it."""
     return _program(graph, rewrites(), fixed, settings.tuning)
@@ -54,8 +49,8 @@ def program(graph: Graph, fixed: Fixed = ()) -> Executable:
 def _program(graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool) -> Executable:
     with exactly(rules), settings.changed(tuning=tuning):
         known = _drafts.pop((id(graph), rules, fixed, tuning), None)
-        plan = plan_program(graph, target(), fixed) if known is None else known[1]
-        return target().executable(plan)
+        plan = plan_program(graph, default_target(), fixed) if known is None else known[1]
+        return default_target().executable(plan)
 
 
 def draft(graph: Graph, fixed: Fixed = (), written: WrittenKernels | None = None) -> ProgramPlan:
@@ -67,7 +62,7 @@ def draft(graph: Graph, fixed: Fixed = (), written: WrittenKernels | None = None
     key = id(graph), rewrites(), fixed, settings.tuning
     known = _drafts.get(key)
     if known is None:
-        plan = plan_program(graph, target(), fixed, written or WrittenKernels())
+        plan = plan_program(graph, default_target(), fixed, written or WrittenKernels())
         known = _drafts[key] = graph, plan
         for old in list(_drafts)[:-DRAFTS]:
             _drafts.pop(old, None)
@@ -93,7 +88,7 @@ def executable(graph: Graph, fixed: Fixed = ()) -> Executable:
     if known is None:
         is_known_here_only = rules or any(map(is_local, graph.nodes))
         compiled = partial(_program, graph, rules, fixed, tuning)
-        known = compiled() if is_known_here_only else target().stored(key[0], compiled)
+        known = compiled() if is_known_here_only else default_target().stored(key[0], compiled)
         _executables[key] = known
         if len(_executables) > KEPT:
             _executables.popitem(last=False)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from weft.compiler.targets.target import target_named
+from weft.compiler.targets.target import default_target
 from weft.core import trees
 from weft.core.dimensions import symbols_in
 from weft.core.scopes import scopes
@@ -226,7 +226,7 @@ def record(
     """Trace one call, in which these handles are the arguments, of their own or of given types."""
     kinds = [handle.type for handle in arguments] if types is None else types
     trace = StateTrace()
-    target_named("cpu").start()
+    default_target().start()
     before = [*traces.stack], traces.recording, traces.keeper, here.table, here.block
     modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
     paused = pause_collection()

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.compiler.fusion.grouping import Group, Single, Step
 from weft.compiler.lowering.groups import Lowered
@@ -27,8 +27,9 @@ from weft.compiler.lowering.nodes import SingleKernel
 from weft.core.dtypes import uint8
 from weft.core.shapes import Dimension, Shape, size, substitute
 from weft.core.types import TensorType
-from weft.ir.graph import GraphNode, Literal, Variable
+from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loops import Kernel
+from weft.ir.sizes import resolve_graph
 
 if TYPE_CHECKING:
     from weft.compiler.plan.control_flow import Nested
@@ -230,6 +231,19 @@ def bytes_of(kind: TensorType, sizes: Sizes) -> int:
 def byte_count(kind: TensorType) -> Dimension:
     """How many bytes a value of a type has, as a dimension."""
     return size(kind.shape) * kind.dtype.itemsize
+
+
+def bound_params(node: GraphNode, sizes: Sizes) -> dict[str, Any]:
+    """The parameters that a node's reference takes: with numbers for symbols, in graphs too."""
+    return {key: _bound(value, sizes) for key, value in node.params.items()}
+
+
+def _bound(value: Any, sizes: Sizes) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_bound(each, sizes) for each in value)
+    if isinstance(value, Graph):
+        return resolve_graph(value, lambda dim: substitute(dim, dict(sizes)))
+    return substitute_all(value, sizes) if hasattr(value, "symbols") else value
 
 
 def no_numbers(sizes: Sizes) -> list[int]:

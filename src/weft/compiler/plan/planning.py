@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -35,11 +36,11 @@ from weft.compiler.plan.launch import (
     node_kernels_in_order,
     one,
 )
-from weft.compiler.plan.program_plan import ProgramPlan, symbols_of
+from weft.compiler.plan.program_plan import ProgramPlan, root_of, symbols_of
 from weft.compiler.plan.row_fusion import chained
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
-from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
+from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.runtime.memory import Lifetime, Planner
 
 
@@ -95,7 +96,7 @@ def plan_graph(
     """The plan of a graph: whole, or inside a loop or a choice."""
     graph = shared.target.arrange(graph)
     aliases = {n.results[0]: n.operands[0] for n in graph.nodes if shares_memory(n)}
-    root = _Roots(aliases)
+    root = partial(root_of, aliases)
     steps = group(graph, is_lowered)
     lowered, launches = _select(graph, steps, shared, STEP if step else ROW)
     first, rest = _split_preparation(launches, graph, fixed, root)
@@ -108,18 +109,6 @@ def plan_graph(
         shared.target, graph, tuple(steps), tuple(lowered), ordered, len(start), tuple(fixed),
         aliases, shared.error, planner, slots,
     )  # fmt: skip
-
-
-class _Roots:
-    """The value whose memory a value shares."""
-
-    def __init__(self, aliases: dict[Variable, Atom]) -> None:
-        self.aliases = aliases
-
-    def __call__(self, value: Value) -> Value:
-        while isinstance(value, Variable) and value in self.aliases:
-            value = self.aliases[value]
-        return value
 
 
 # --- launches ------------------------------------------------------------------------------------

@@ -35,6 +35,13 @@ from weft.ir.loops import Kernel
 from weft.runtime.memory import Planner
 
 
+def root_of(aliases: Mapping[Variable, Atom], value: Value) -> Value:
+    """The value whose memory a value shares, by way of any others."""
+    while isinstance(value, Variable) and value in aliases:
+        value = aliases[value]
+    return value
+
+
 @dataclass(frozen=True, eq=False)
 class ProgramPlan:
     """A graph as launches.
@@ -67,9 +74,7 @@ class ProgramPlan:
 
     def root(self, value: Value) -> Value:
         """The value whose memory a value shares."""
-        while isinstance(value, Variable) and value in self.aliases:
-            value = self.aliases[value]
-        return value
+        return root_of(self.aliases, value)
 
     def slot(self, value: Value) -> int:
         """The number of a value's memory."""

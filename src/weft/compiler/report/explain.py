@@ -30,7 +30,7 @@ from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
 from weft.compiler.report.memory_use import MemoryReport, Recomputed, memory_report
 from weft.compiler.report.text import amount, counted, place, several
-from weft.compiler.targets.target import Donation, Target, target_named
+from weft.compiler.targets.target import Donation, Target, default_target
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
 from weft.core.locations import Location
 from weft.core.shapes import Shape
@@ -253,7 +253,7 @@ def explain(graph: Graph, /, **sizes: int) -> Explanation:
             got={"graph": graph},
             fix="wf.explain(wf.ir.trace(f, x)), or of a compiled function: step.explain(x)",
         )
-    plan = plan_program(graph, target_named("cpu"))
+    plan = plan_program(graph, default_target())
     symbols = symbols_of(graph)
     missing = [name for name in symbols if type(sizes.get(name)) is not int]
     if missing:

@@ -105,6 +105,11 @@ class Target(Protocol):
         """The machine code of kernels, as text."""
 
 
+def default_target() -> Target:
+    """The target of programs that name none: the processor."""
+    return target_named("cpu")
+
+
 @cache
 def target_named(name: str) -> Target:
     """The target in the folder of that name."""

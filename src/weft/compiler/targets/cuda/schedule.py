@@ -27,6 +27,7 @@ from functools import cached_property
 from math import prod
 
 from weft.compiler.targets.cuda.machine import WARP
+from weft.compiler.targets.llvm.values import at_zero
 from weft.core.dtypes import INDEX
 from weft.ir.loops import (
     Accumulate,
@@ -353,21 +354,6 @@ def _accesses(body: tuple[Statement, ...]) -> Iterator[tuple[Buffer, Scalar]]:
             for x in ordered(root):
                 if x.op == "load":
                     yield x.detail, x.args[0]
-
-
-def at_zero(offset: Scalar, index: Scalar) -> Scalar:
-    """An affine offset at 0 of an index."""
-    if index not in offset.variables:
-        return offset
-    if offset is index:
-        return const(0, INDEX)
-    x, y = (at_zero(arg, index) for arg in offset.args)
-    match offset.op:
-        case "add":
-            return x + y
-        case "subtract":
-            return x - y
-    return x * y
 
 
 def multiple_of(x: Scalar, factor: int) -> bool:

@@ -21,12 +21,12 @@ from weft.compiler.targets.cuda.instructions import (
     shared_reciprocal,
 )
 from weft.compiler.targets.cuda.mathematics import DeviceExpander
-from weft.compiler.targets.cuda.schedule import at_zero, multiple_of
+from weft.compiler.targets.cuda.schedule import multiple_of
 from weft.compiler.targets.llvm.instructions import call, select
 from weft.compiler.targets.llvm.ir_builder import Function, Lines
 from weft.compiler.targets.llvm.ir_types import Type
 from weft.compiler.targets.llvm.machine import Machine
-from weft.compiler.targets.llvm.values import Lanes, Value, Values, rare_call
+from weft.compiler.targets.llvm.values import Lanes, Value, Values, at_zero, rare_call
 from weft.core.dtypes import DType, bool_, float32
 from weft.ir.scalars import Buffer, Scalar, load
 

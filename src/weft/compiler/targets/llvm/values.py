@@ -321,7 +321,7 @@ class Values:
         if step is None:
             vectors = self.widened(self.value(offset), INDEX)
             return [self._pointers(buffer, v, lanes.width) for v in vectors], False
-        start = self.value(self.expand(_without(offset, lanes.index)))
+        start = self.value(self.expand(at_zero(offset, lanes.index)))
         origin = self._origin(buffer, start)
         if is_const(step, 1):
             return [self._moved(buffer, origin, base) for base in lanes.bases], True
@@ -420,13 +420,13 @@ class Values:
             self.lines.do(write(kind, stored, place, mask))
 
 
-def _without(offset: Scalar, variable: Scalar) -> Scalar:
+def at_zero(offset: Scalar, variable: Scalar) -> Scalar:
     """An affine offset at 0 of a variable."""
     if variable not in offset.variables:
         return offset
     if offset is variable:
         return const(0, INDEX)
-    x, y = (_without(arg, variable) for arg in offset.args)
+    x, y = (at_zero(arg, variable) for arg in offset.args)
     match offset.op:
         case "add":
             return x + y

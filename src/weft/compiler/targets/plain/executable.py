@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.plan.interpreting import NoSuchBranch, run_control
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of, static, substitute_all
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, bytes_of, static
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
 from weft.compiler.targets.target import Donation
 from weft.core.errors import UnsupportedError
-from weft.core.shapes import substitute
-from weft.ir.graph import Graph, GraphNode, Literal
+from weft.ir.graph import GraphNode, Literal
 from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Kernel
-from weft.ir.sizes import resolve_graph
 
 Array = np.ndarray[Any, Any]
 UNWRITTEN = 0xFF
@@ -136,7 +134,7 @@ class _Run:
 
     def _reference(self, node: GraphNode) -> None:
         operands = [_typed(self.data(atom), atom, self.sizes) for atom in node.operands]
-        params = {key: _bound(value, self.sizes) for key, value in node.params.items()}
+        params = bound_params(node, self.sizes)
         with np.errstate(all="ignore"):
             given = node.primitive.reference(*operands, **params)
         for result, array in zip(
@@ -173,11 +171,3 @@ def _flat(data: Array, value: Value) -> Array:
 def _typed(data: Array, value: Value, sizes: Sizes) -> Array:
     shape = static(value.type.shape, sizes)
     return data.view(value.type.dtype.numpy).reshape(shape)
-
-
-def _bound(value: Any, sizes: Sizes) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_bound(each, sizes) for each in value)
-    if isinstance(value, Graph):
-        return resolve_graph(value, lambda dim: substitute(dim, dict(sizes)))
-    return substitute_all(value, sizes) if hasattr(value, "symbols") else value

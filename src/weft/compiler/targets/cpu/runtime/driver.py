@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.symbols import finder
 from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
     NULL,
@@ -220,6 +221,9 @@ def look_address() -> int:
 def guarded_address() -> int:
     """The address of what calls back to Python, and knows if that did not end."""
     return _functions()["guarded"]
+
+
+finder("reference", guarded_address)
 
 
 def handles_signals() -> bool:

@@ -8,24 +8,22 @@ with the tables, and everything else lies in one arena, planned by lifetime.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, static, substitute_all
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, static
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import Code, compiled
 from weft.compiler.targets.cpu.cache.symbols import found_again
 from weft.compiler.targets.cpu.runtime import copies, grouped_launch, row_blocks
 from weft.compiler.targets.cpu.runtime.control_tables import control_address, control_numbers
-from weft.compiler.targets.cpu.runtime.driver import FIELDS, guarded_address
+from weft.compiler.targets.cpu.runtime.driver import FIELDS
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
-from weft.core.shapes import substitute
-from weft.ir.graph import Graph, GraphNode, Literal, Variable
+from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.loops import Kernel
-from weft.ir.sizes import resolve_graph
 from weft.runtime.memory import MemoryPlan
 
 Array = np.ndarray[Any, Any]
@@ -159,7 +157,7 @@ class TableMaker:
         kernel = launch.kernel
         if isinstance(kernel, Kernel):
             return self.code[kernel.digest].address
-        address = guarded_address() if launch.kind is Kind.REFERENCE else found_again(kernel)
+        address = found_again(kernel)
         assert address is not None, f"no function {kernel}"
         return address
 
@@ -210,7 +208,7 @@ def call_reference(node: GraphNode, buffers: int, sizes: Sizes) -> None:
     arrays = [_view(at or 0, value, sizes) for at, value in zip(pointers, values, strict=True)]
     count = len(node.operands)
     with np.errstate(all="ignore"):
-        given = node.primitive.reference(*arrays[:count], **_bound(node.params, sizes))
+        given = node.primitive.reference(*arrays[:count], **bound_params(node, sizes))
     results = given if node.primitive.multiple else (given,)
     for array, result in zip(arrays[count:], results, strict=True):
         np.copyto(array, result)
@@ -239,18 +237,6 @@ def refusal(plan: ProgramPlan, tables: Tables, position: int, sizes: Sizes) -> B
         except Exception as error:
             return error
     return RuntimeError(f"the kernel {launch.name} reported an error")
-
-
-def _bound(params: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
-    return {key: _bound_value(value, sizes) for key, value in params.items()}
-
-
-def _bound_value(value: Any, sizes: Sizes) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_bound_value(each, sizes) for each in value)
-    if isinstance(value, Graph):
-        return resolve_graph(value, lambda dim: substitute(dim, dict(sizes)))
-    return substitute_all(value, sizes) if hasattr(value, "symbols") else value
 
 
 def _view(address: int, value: Value, sizes: Sizes) -> Array:
