@@ -564,6 +564,7 @@ def test_importing_weft_loads_no_layer_5() -> None:
 def test_importing_weft_takes_under_a_quarter_of_a_second(tmp_path: Path) -> None:
     """On a machine that is busy, or slow to import NumPy itself, the limit grows alike.
 
+    Each run is judged by its own NumPy, as a machine may be busy in one and not in the next.
     Compiled modules are kept, as they are for users, whatever the tests are told about them.
     """
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
@@ -571,7 +572,9 @@ def test_importing_weft_takes_under_a_quarter_of_a_second(tmp_path: Path) -> Non
         "from time import perf_counter; start = perf_counter(); import numpy, ml_dtypes;"
         "middle = perf_counter(); import weft; print(middle - start, perf_counter() - start)"
     )
-    runs = [tuple(map(float, fresh_python(program, **kept).split())) for _ in range(9)]
-    numpy_alone, whole = (min(column) for column in zip(*runs, strict=True))
-    limit = LONGEST_IMPORT_SECONDS * max(1.0, numpy_alone / USUAL_NUMPY_SECONDS)
-    assert whole < limit, f"seconds of NumPy, and of all, in each run: {runs}"
+    runs = [tuple(map(float, fresh_python(program, **kept).split())) for _ in range(11)]
+    of_limit = [
+        whole / (LONGEST_IMPORT_SECONDS * max(1.0, numpy_alone / USUAL_NUMPY_SECONDS))
+        for numpy_alone, whole in runs
+    ]
+    assert min(of_limit) < 1, f"seconds of NumPy, and of all, in each run: {runs}"

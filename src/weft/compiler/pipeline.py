@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -39,6 +38,7 @@ from weft.compiler.graph_passes.laws.reductions import reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.compiler.targets.target import Target
+from weft.core.records import frozen
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
 from weft.ir.verify import verify
@@ -54,7 +54,7 @@ ROUNDS = 8
 """The most times the list is gone through; programs come to rest after two or three."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pass:
     """A function from graphs to graphs that counts what it does, and why it stands in the list."""
 
@@ -63,7 +63,7 @@ class Pass:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PassReport:
     """What one run of a pass did: nodes before and after, rewrites by name, and its time."""
 

@@ -7,12 +7,11 @@ device('cpu')
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.core.errors import DeviceError, UnsupportedError
+from weft.core.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Device:
     """A place for memory and work, named like `cpu`."""
 

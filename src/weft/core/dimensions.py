@@ -17,7 +17,6 @@ floor((batch - 1)/2)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import gcd
 from numbers import Integral, Number
@@ -27,6 +26,7 @@ import numpy as np
 
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Relation, active_guards, asked_outside
+from weft.core.records import frozen
 
 # --- the symbol language -----------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ def _by_value(self: Dim, *operands: object) -> NoReturn:
     raise _undecided(self, f"the value of {self._text()}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Floor:
     """The atom floor(numerator/denominator); both sides are in normal form."""
 
@@ -88,7 +88,7 @@ Monomial: TypeAlias = tuple[Atom, ...]  # sorted, with repetition; () is the con
 Terms: TypeAlias = dict[Monomial, int]
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
+@frozen(repr=False, eq=False)
 class Dim:
     """A symbolic dimension. Make one with `symbol` and arithmetic.
 

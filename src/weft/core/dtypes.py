@@ -14,7 +14,6 @@ weft.float32
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -23,11 +22,12 @@ import numpy as np
 
 from weft.core.errors import DTypeError
 from weft.core.names import nearest
+from weft.core.records import frozen
 
 Kind = Literal["bool", "signed", "unsigned", "float", "complex"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class DType:
     """One element type: its name, its short name in types (`f32`), its NumPy form."""
 

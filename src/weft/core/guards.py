@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from weft.core.innermost import Innermost
+from weft.core.records import frozen
 
 if TYPE_CHECKING:
     from weft.core.dimensions import Dim
@@ -47,7 +47,7 @@ _FORWARDING = frozenset(["__eq__", "__ne__", "__hash__"])
 """Methods of this library's own classes that pass a comparison on to the sizes they hold."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Guard:
     """Whether a dimension is positive, or zero, for the sizes of the call that was traced."""
 

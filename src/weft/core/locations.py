@@ -13,10 +13,11 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from types import CodeType, FrameType
 
+from weft.core.records import frozen
 from weft.core.scopes import FORWARD, scopes
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -27,7 +28,7 @@ _MACHINERY = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Location:
     """One place in a source file; columns are those of the expression, where Python knows them."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NoReturn, TypeAlias
 
@@ -33,6 +32,7 @@ from weft.core.dimensions import (
 from weft.core.errors import ArgumentTypeError, AxisError, ShapeError, WeftError, shown
 from weft.core.innermost import Innermost
 from weft.core.locations import Location, user_location
+from weft.core.records import frozen
 
 __all__ = [
     "Binding", "ContradictionError", "Dim", "Dimension", "DimensionLike", "Shape", "Unifier",
@@ -46,7 +46,7 @@ Shape: TypeAlias = tuple[Dimension, ...]
 # --- unification -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Binding:
     """A symbol's value and the place that required it."""
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from weft.core.devices import Device
 from weft.core.dtypes import DType
 from weft.core.errors import ArgumentError, ArgumentTypeError
 from weft.core.locations import Location
+from weft.core.records import frozen
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
 from weft.core.unchanged import Contents as Contents
@@ -33,7 +34,7 @@ Keys: TypeAlias = tuple[Hashable, ...]
 IsLeaf: TypeAlias = Callable[[Any], bool]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@frozen(repr=False)
 class TreeStructure:
     """A tree without its leaves. Equal structures take each other's leaves.
 
@@ -219,6 +220,7 @@ def is_registered(node: Any) -> bool:
 def register_leaf(cls: type[T]) -> type[T]:
     """Make a class and its subclasses leaves, though they are dataclasses or named tuples.
 
+    >>> from dataclasses import dataclass
     >>> @register_leaf
     ... @dataclass
     ... class Version:

@@ -8,14 +8,13 @@ f32[32, 784]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from weft.core.dtypes import DType, as_dtype
 from weft.core.errors import ArgumentTypeError, shown
+from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, Shape, check_size, size, symbol
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorType:
     """What is known of a tensor before its values are."""
 

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Affine:
     """A sum of loop variables times sizes, and a constant."""
 

@@ -20,27 +20,28 @@ A primitive that holds graphs (control flow) gives both modes for all operands a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from weft.core.records import frozen
 
 Rule = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Linear:
     """The result is linear in this operand alone."""
 
     transpose: Rule
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Additive:
     """The result is linear in this and all other additive operands together."""
 
     transpose: Rule
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tangent:
     """The tangent by rule. `diagonal` rules are their own transpose, element by element."""
 
@@ -48,14 +49,14 @@ class Tangent:
     diagonal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Constant:
     """The result does not vary with this operand, for a reason."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Joint:
     """Both modes for all operands at once, for primitives that hold graphs.
 
@@ -68,7 +69,7 @@ class Joint:
     vjp: Rule
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Every:
     """The same kind of derivative for each of a variable number of operands, by position."""
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from weft.core import trees
 from weft.core.dtypes import from_numpy, result_type
 from weft.core.errors import ArgumentTypeError, DTypeError, TraceError
 from weft.core.guards import Guards
+from weft.core.records import frozen
 from weft.core.shapes import Unifier
 from weft.core.trees import TreeStructure
 from weft.core.types import TensorType
@@ -97,7 +97,7 @@ def infer(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return trees.map_tree(lambda leaf: resolve_type(_type("infer", leaf), sizes), result)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Call:
     """A call of f, of which some leaves of the arguments are operands."""
 

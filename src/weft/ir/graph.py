@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,13 @@ import numpy as np
 from weft.core.dtypes import DType, from_numpy
 from weft.core.errors import GraphError
 from weft.core.locations import Location
+from weft.core.records import frozen
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
 from weft.ir.primitive import LOCAL, Primitive
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Variable:
     """A value in a graph: an input or a result. Compared by identity; its name is for readers."""
 
@@ -38,7 +39,7 @@ class Variable:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Literal:
     """A constant in a graph."""
 
@@ -53,7 +54,7 @@ class Literal:
 Atom = Variable | Literal
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class GraphNode:
     """One operation of a graph."""
 
@@ -64,7 +65,7 @@ class GraphNode:
     location: Location | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Graph:
     """A program: what goes in, what is done, what comes out.
 

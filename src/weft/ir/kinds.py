@@ -11,9 +11,9 @@ Reduction(combine='maximum')
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
+from weft.core.records import frozen
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.affine_index import Affine
@@ -78,7 +78,7 @@ Read = Callable[[ElementReader[Any], "GraphNode", Index], Any]
 Operations = Callable[[Sequence[TensorType], Sequence[TensorType], Mapping[str, Any]], Dimension]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Elementwise:
     """Each element of the result is computed of the operands' elements at its place.
 
@@ -94,7 +94,7 @@ class Elementwise:
     bounds: Bounds | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reduction:
     """All elements along the parameter `axes` of one operand, combined; the axes are dropped.
 
@@ -109,7 +109,7 @@ class Reduction:
         return self.combine not in ("add", "multiply")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Movement:
     """Each element of the result is one of the operands', or a number; nothing is computed.
 
@@ -125,7 +125,7 @@ class Movement:
     by_place: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Contraction:
     """Products that are summed: many operations for each byte that is read or written.
 
@@ -136,7 +136,7 @@ class Contraction:
     form: Literal["product", "convolution", "attention"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """Elements of each window along the last axes, combined; None where there is more to it."""
 
@@ -164,14 +164,14 @@ class Cumulative(_Plain):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gather:
     """Elements at places that are data. checked: a place out of range is an error."""
 
     checked: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scatter:
     """Elements written to places that are data. checked: a place out of range is an error."""
 
@@ -184,7 +184,7 @@ class Search(_Plain):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sort:
     """Elements in order. values: the first result is made of the operand's own elements."""
 

@@ -45,11 +45,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from weft.core.dtypes import INDEX
+from weft.core.records import frozen
 from weft.ir.loop_digest import digest
 from weft.ir.scalars import INSTRUCTIONS, Buffer, Combine, Scalar, const, ordered, render, size
 
@@ -59,7 +59,7 @@ PARTIALS = 64
 """The order of accumulation: how many partial results there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Let:
     """Define a local for the statements that follow in the same body."""
 
@@ -67,7 +67,7 @@ class Let:
     value: Scalar
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Store:
     """Write an element; nothing where `where` is false."""
 
@@ -77,7 +77,7 @@ class Store:
     where: Scalar | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class For:
     """Run the body for each index from 0 to the extent; a negative extent is none.
 
@@ -102,7 +102,7 @@ class For:
         return self.kind.endswith("vector")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Update:
     """One accumulator of a loop: a local that holds `value` of all iterations, combined.
 
@@ -121,7 +121,7 @@ class Update:
         return (self.value,) if self.times is None else (self.value, self.times)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Accumulate:
     """A loop that combines values; its accumulators are locals of the statements that follow.
 
@@ -137,7 +137,7 @@ class Accumulate:
 Statement = Let | Store | For | Accumulate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scratch:
     """Memory of one invocation of a kernel: as many elements as the sizes say."""
 
@@ -145,7 +145,7 @@ class Scratch:
     count: Scalar
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Kernel:
     """One native function: `buffers` and `sizes` are what it is given, in order, when it runs.
 

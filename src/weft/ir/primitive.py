@@ -11,10 +11,11 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from weft.core.errors import ArgumentError, NameUnknownError, Unsupported, WeftError
+from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative, Tangent
 from weft.ir.kinds import DEAR, Contraction, Control, Elementwise, Kind, Opaque, Sort
@@ -25,7 +26,7 @@ Lower = Callable[..., Scalar]
 LOCAL = "#local "
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """One correct call: operands as NumPy arrays, and parameters.
 
@@ -37,7 +38,7 @@ class Sample:
     derivative: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mistake:
     """One wrong call and the error it must give."""
 
@@ -47,7 +48,7 @@ class Mistake:
     problem: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Primitive:
     """One operation.
 

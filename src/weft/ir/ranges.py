@@ -10,12 +10,14 @@ Range(low=2.0, high=4.0, reached=True)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any, Literal, TypeAlias
 
+from weft.core.records import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Range:
     """From `low` to `high`; `reached`: whether `low` itself occurs, for all that is known."""
 

@@ -32,7 +32,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, count, permutations
 from typing import Any, NoReturn
 
@@ -41,6 +41,7 @@ import numpy as np
 from weft.core.dtypes import float32
 from weft.core.errors import GraphError, TraceError
 from weft.core.locations import Location
+from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, running
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
@@ -62,28 +63,28 @@ _SAMPLE = TensorType(float32, (2, 3))
 # --- patterns ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """Any operand, the same wherever the place stands."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Constant:
     """One number, of any dtype and shape; the sign of a zero counts."""
 
     value: Number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hole:
     """Any number or parameter, the same wherever the hole stands."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """A primitive on operands that match; `plans` are the ways to pair them with the patterns.
 
@@ -241,7 +242,7 @@ def _signs(value: Number) -> tuple[float, float]:
 # --- rules -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """A law: a program, the program that may stand for it, and how exactly it does.
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
@@ -34,6 +33,7 @@ import numpy as np
 from weft.core.dtypes import DTYPES, INDEX, DType, bool_, float32, float64
 from weft.core.errors import DTypeError
 from weft.core.forks import renewed
+from weft.core.records import frozen
 from weft.ir import numerics
 
 Combine = Literal["add", "multiply", "maximum", "minimum", "and", "or"]
@@ -52,7 +52,7 @@ BITS = INTEGERS | {bool_}
 ORDERED = NUMBERS | {bool_}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Buffer:
     """Memory that a kernel reads or writes: elements of one dtype, addressed by one offset."""
 
@@ -68,7 +68,7 @@ class Buffer:
         return load(self, offset)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Instruction:
     """One word of the vocabulary: what it takes, what it gives, what it means."""
 

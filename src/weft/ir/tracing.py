@@ -11,12 +11,12 @@ so a graph never holds another trace's values; small constants are written into 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from weft.core.arrays import is_concrete, is_host
 from weft.core.errors import ArgumentError
 from weft.core.locations import node_location
+from weft.core.records import frozen
 from weft.core.scopes import scopes
 from weft.core.types import TensorType
 from weft.ir.dispatch import bind, running
@@ -93,7 +93,7 @@ class GraphTrace(Trace):
         return self.tensor(results[0])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Closure:
     """A graph whose last inputs are tensors that the traced function closed over."""
 

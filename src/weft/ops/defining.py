@@ -24,7 +24,7 @@ batching rule and a lowering make it differentiable, batched at once, and part o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import Parameter, getdoc, signature
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -34,6 +34,7 @@ import numpy as np
 from weft.core.dtypes import BY_NUMPY, from_numpy
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, Unsupported, WeftError
 from weft.core.names import nearest
+from weft.core.records import frozen
 from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
@@ -60,7 +61,7 @@ REQUIRED: Any = Parameter.empty
 # --- what a definition says ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Elementwise:
     """The type rule of an operation on elements: one dtype of a class, shapes that broadcast.
 
@@ -112,7 +113,7 @@ def elementwise(
     return Elementwise(dtypes, result, domain)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arguments:
     """What an operation takes: how many operands (None for any number), and which attributes.
 
@@ -303,7 +304,7 @@ def _defined(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Definition:
     """What the slots of a definition are made from."""
 

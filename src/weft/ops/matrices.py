@@ -13,7 +13,6 @@ and give tensors, so derivative rules made of them can be differentiated, batche
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DType
 from weft.core.errors import ArgumentError, DTypeError, ShapeError, Unsupported
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, require_equal
 from weft.core.types import TensorType
 from weft.ir.batching import to_front
@@ -126,7 +126,7 @@ def smaller(rows: Dimension, columns: Dimension) -> Dimension:
 # --- references: NumPy's functions with our dtypes and errors ----------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failure:
     """What NumPy's LinAlgError means for one operation."""
 

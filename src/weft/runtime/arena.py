@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from weft.core.errors import OutOfMemoryError
 from weft.core.forks import renewed
+from weft.core.records import frozen
 from weft.runtime.memory import ALIGNMENT, MemoryPlan
 
 _CHECKED_BYTES = 1 << 28  # smaller blocks are not worth asking the system about
@@ -56,7 +57,7 @@ account = Account()
 """What is allocated in this process by `allocate`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Block:
     """A piece of memory with an aligned address; it is freed when nothing holds it any more."""
 

@@ -28,12 +28,12 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from secrets import token_hex
 
 from weft.core.errors import ArgumentError
+from weft.core.records import frozen
 from weft.core.settings import settings
 
 VARIABLE = "WEFT_CACHE"
@@ -89,7 +89,7 @@ def default_folder() -> Path | None:
     return Path(home) / ".cache" / "weft" if os.path.isabs(home) else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Entry:
     """A file in the folder, as eviction sees it."""
 

@@ -13,7 +13,7 @@ plan says how much is needed (`peak`) and how much would be with no gap at all (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from weft.core.dimensions import Dim, substitute, symbols_in
 from weft.core.errors import GraphError
 from weft.core.locations import Location
+from weft.core.records import frozen
 
 ALIGNMENT = 64
 """Every buffer starts at a multiple of this: a line of cache, and the widest vector."""
@@ -39,7 +40,7 @@ _STACKED = 1.1
 _REMEMBERED = 256
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lifetime:
     """A buffer: its size in bytes, and the first and last position at which it is in use.
 
@@ -55,7 +56,7 @@ class Lifetime:
     at: Location | None = None
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class MemoryPlan:
     """The offset of each buffer in the arena, and what the plan costs."""
 
@@ -184,7 +185,7 @@ def _reused(
 # --- placing -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Blocks:
     """What is placed as one piece: a buffer, or several that follow each other in one place."""
 

@@ -13,12 +13,12 @@ f32[]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from weft.core.dtypes import bool_, int32
+from weft.core.records import frozen
 from weft.core.trees import flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
@@ -47,7 +47,7 @@ WAYS = ("if true", "if false")
 WRITTEN = "a tensor written to"
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Stopped:
     """A body that only raises: the test under which it does, its error, and the other body."""
 

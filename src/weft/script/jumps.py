@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from weft.core.records import frozen
 from weft.script.names import own_nodes
 
 RESULT = "_weft_result"
@@ -35,7 +36,7 @@ RUNTIME = "__weft__"
 LOOPS = ast.For | ast.While | ast.AsyncFor
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Place:
     """Where a statement stands: the flags of its loop, and whether nothing follows it."""
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.core.dtypes import bool_
+from weft.core.records import frozen
 from weft.core.trees import TreeStructure, flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
@@ -43,7 +44,7 @@ TRIES = 8
 BOOL = TensorType(bool_, ())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leaf:
     """A tensor or number in the value of a carried name."""
 

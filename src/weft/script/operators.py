@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from weft.core.dtypes import bool_
 from weft.core.errors import TraceError, WeftError
 from weft.core.locations import user_location
+from weft.core.records import frozen
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, host_array, traces
 from weft.ops.comparison import less, not_equal
@@ -101,7 +101,7 @@ class Range:
         return convert_to(bounds[0], traced.dtype).clone()
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Operators:
     """The runtime of a rewritten function, with the options it was scripted with."""
 

@@ -22,6 +22,7 @@ from weakref import ref
 import numpy as np
 
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 from weft.core.trees import flatten, unflatten
 from weft.core.types import TensorType
 from weft.ir.dispatch import running
@@ -69,7 +70,7 @@ class Slot:
         return chosen_from(self.origin) if source is None else [source]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Region:
     """A recorded body; values are trees with a slot for each tensor."""
 

@@ -15,17 +15,17 @@ import copy
 import linecache
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from weft.core.records import frozen
 from weft.script.jumps import RUNTIME
 
 GENERATED = "_weft_"
 """How the names of functions begin that only the rewriting made."""
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Found:
     """A function in its file, and the class it stands in, if any."""
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 from weft.core.references import held_beside
 from weft.ir.lifting import lift
 from weft.ir.tensor import Tensor, Trace, Traced
@@ -37,7 +38,7 @@ class Undefined:
 undefined = Undefined()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class State:
     """The names that a body binds, the first `wanted` of which are read afterwards.
 

@@ -32,6 +32,7 @@ from weft.core.dimension_text import parse_dim
 from weft.core.dimensions import Dim, Dimension, substitute, symbol, symbols_in
 from weft.core.dtypes import DType, from_numpy
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, WeftError
+from weft.core.records import frozen
 from weft.core.shapes import Shape, equal, match_size, mismatch
 from weft.core.types import TensorType
 from weft.ir.tensor import Tensor
@@ -47,7 +48,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Axis = Dimension | None  # None: any size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DTypeClass:
     """What stands before the brackets: a name, and the dtypes it allows."""
 
@@ -62,7 +63,7 @@ class DTypeClass:
         return f"weft.{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorAnnotation:
     """What a tensor must be: dtypes, and a size or name for each axis."""
 
@@ -429,7 +430,7 @@ class _Check:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Size:
     """One axis of one tensor, and what is written for it."""
 

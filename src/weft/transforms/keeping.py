@@ -16,10 +16,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Self
 
 from weft.core.errors import GradientError
+from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, compute
 from weft.ir.lifting import Lifting, lift
@@ -34,7 +34,7 @@ Wanted = Callable[[str, tuple[TensorType, ...]], bool]
 """Whether the results of a primitive, given by its name and their types, are kept."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kept:
     """The results of one call."""
 
@@ -43,7 +43,7 @@ class Kept:
     values: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class State:
     """A handle that is written to, and what it stood for before."""
 

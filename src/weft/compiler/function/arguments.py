@@ -24,6 +24,7 @@ from weft.core.devices import CPU
 from weft.core.dimensions import holds
 from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
+from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.tensor import Tensor, grad_mode
@@ -81,7 +82,7 @@ class Call:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class General:
     """A program for all sizes that give the answers which its function was traced with."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import update_wrapper
 from inspect import signature
 from typing import Any
@@ -44,6 +44,7 @@ from weft.compiler.report.memory_use import MemoryReport
 from weft.compiler.targets.target import Executable, default_target
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Guards
+from weft.core.records import frozen
 from weft.core.shapes import Dim, Unifier, is_static, symbol
 from weft.core.types import TensorType
 from weft.ir.graph import Graph
@@ -53,7 +54,7 @@ from weft.ops.operands import check_function
 __all__ = ["Compilation", "Jit", "jit"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Compilation:
     """One compilation of a function: for which types, and what had changed since the last."""
 

@@ -28,6 +28,7 @@ from typing import Any
 from weft.compiler.targets.target import default_target
 from weft.core import trees
 from weft.core.dimensions import symbols_in
+from weft.core.records import frozen
 from weft.core.scopes import scopes
 from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
@@ -41,7 +42,7 @@ from weft.ops.random_bits import GENERATOR
 from weft.runtime.no_gc import pause_collection
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Source:
     """Where an input comes from at each call; `same` tells whether two are one place.
 
@@ -96,7 +97,7 @@ class Held:
     start_grad: Any
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Write:
     """State that a call writes: a handle's value or gradient. Without an output it is cleared."""
 
@@ -104,14 +105,14 @@ class Write:
     output: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Output:
     """A result that is an output of the graph, by position."""
 
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recording:
     """A traced call: its graph, where its inputs come from, and what becomes of its outputs."""
 

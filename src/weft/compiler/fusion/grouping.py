@@ -21,6 +21,7 @@ from itertools import count, islice
 
 from weft.compiler.fusion.element_reads import Accesses, Loads
 from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir.affine_index import Affine, offset
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
@@ -52,7 +53,7 @@ PARTS = 16
 """How many parts such a join has at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """A part of a stored value: where on an axis it starts, and of how many parts it is one."""
 
@@ -66,7 +67,7 @@ class Part:
         return tuple(i + self.start if axis == self.axis else i for axis, i in enumerate(own))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Root:
     """A value that is stored: by a loop over its elements, or by a reduction.
 

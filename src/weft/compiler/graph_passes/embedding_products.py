@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from weft.core.records import frozen
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode
@@ -40,7 +40,7 @@ def multiply_tables(graph: Graph, tally: Tally | None = None) -> Graph:
     return _Lookups(graph, tally).run()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lookup:
     """Rows of a table [rows, features]."""
 

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from threading import Lock
@@ -38,6 +37,7 @@ from weft.compiler.graph_passes.inlining import inline
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
 from weft.core.errors import ArgumentError, GraphError, Unsupported, WeftError
 from weft.core.forks import renewed
+from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir import reverse
 from weft.ir.graph import Graph
@@ -172,7 +172,7 @@ def rewrite(
     return rule
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Sides:
     """A rule that is being checked: its two sides, and what they are checked with."""
 
@@ -306,7 +306,7 @@ def _name(pattern: Function, replacement: Function, graph: Graph) -> str:
 # --- checking a rule -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Check:
     """The two sides of a rule on operands of some types."""
 

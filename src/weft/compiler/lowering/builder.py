@@ -11,13 +11,13 @@ become one loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from weft.compiler.fusion.long_sums import with_blocks
 from weft.compiler.lowering.groups import Lowered
 from weft.compiler.lowering.symbolic_size import Extents
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32, int32
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape
 from weft.ir import scalars
 from weft.ir.affine_index import strides
@@ -32,7 +32,7 @@ Loop: TypeAlias = tuple[Scalar, Scalar]
 ZERO, ONE = scalars.const(0, INDEX), scalars.const(1, INDEX)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SingleKernel(Lowered):
     """The kernel of one node; its work, in element operations; whether it checks its operands.
 

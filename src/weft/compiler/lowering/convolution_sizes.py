@@ -11,15 +11,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from weft.core.records import frozen
 from weft.core.shapes import Dimension
 from weft.ir.graph import GraphNode
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sizes:
     """The sizes of a convolution: images may be a symbol, all others are numbers.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -31,6 +31,7 @@ from weft.compiler.fusion.split_reduction import computed
 from weft.compiler.lowering.group_reuse import Signature, rebound
 from weft.compiler.lowering.symbolic_size import Extents
 from weft.core.dimensions import is_negative
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
 from weft.ir.affine_index import Affine, offset
@@ -56,7 +57,7 @@ HELD = 256 * 1024
 """The most bytes of a row that is kept in scratch memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Context:
     """What is known of the graph that a group belongs to."""
 
@@ -82,7 +83,7 @@ def context_of(graph: Graph, steps: Sequence[Step] = ()) -> Context:
     return Context({v: n for n in graph.nodes for v in n.results}, readers, outputs, stored)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lowered:
     """A kernel, and the values that its buffers hold, in order."""
 

@@ -15,13 +15,13 @@ needs it, from values that are kept, or from other dropped ones that are then co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
 from weft.compiler.fusion.costs import bytes_of, flops, operations
 from weft.compiler.fusion.grouping import shares_memory, why_stored
 from weft.compiler.lowering.groups import is_lowered
+from weft.core.records import frozen
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.kinds import Contraction, Control, Effect, Gather, Opaque, Scatter
 from weft.ir.walking import graphs_of, is_pure, replace_node
@@ -43,7 +43,7 @@ LOOP_COST = 1e9
 """Operations that a loop or a choice is taken for, beside what is counted inside."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Weight:
     """A choice of values to drop: the most bytes that then live at once, and seconds it costs."""
 

@@ -22,7 +22,6 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from weft.compiler.fusion.costs import bytes_of
 from weft.compiler.memory_budget.candidates import Ladders
@@ -38,6 +37,7 @@ from weft.compiler.pipeline import optimize
 from weft.compiler.report.memory_use import LiveValue, MemoryReport, Recomputed
 from weft.compiler.targets.target import Target
 from weft.core.errors import ArgumentError, ArgumentTypeError, OutOfMemoryError
+from weft.core.records import frozen
 from weft.ir.graph import Graph, Variable
 from weft.runtime.arena import readable
 from weft.runtime.cache import entry_key, shared_disk
@@ -99,7 +99,7 @@ def parse_bytes(op: str, amount: object) -> int:
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fit:
     """A graph that fits a budget, and what is computed again in it."""
 
@@ -113,7 +113,7 @@ RELEASED: Choice = (-1, [], [])
 """The choice to let updates wait for themselves alone, and drop nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Plan:
     """A graph with what it will allocate, the choices that lead to it, and what they cost."""
 

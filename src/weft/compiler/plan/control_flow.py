@@ -16,7 +16,6 @@ one place where a step may change it there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 from weft.compiler.plan.in_place import replacing
@@ -31,6 +30,7 @@ from weft.compiler.plan.launch import (
 )
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.core.dtypes import uint8
+from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
 from weft.runtime.memory import ALIGNMENT
@@ -39,7 +39,7 @@ Planned = Callable[..., ProgramPlan]
 """Plans a graph inside; see `planning.plan_graph`."""
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Loop:
     """A loop: its plans (the body, and the condition if it has one), and what goes in and out.
 
@@ -81,7 +81,7 @@ class Loop:
         return places
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Choice:
     """A choice of a plan by an index, which is the first operand; `rows`: for each row."""
 
@@ -96,7 +96,7 @@ class Choice:
         return max(plan.planner.at(sizes).peak for plan in self.plans)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Nested:
     """The plans inside a launch, and the scratch memory that they share."""
 

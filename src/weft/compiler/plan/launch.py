@@ -17,7 +17,7 @@ a symbol stands for, is the executable's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from weft.compiler.fusion.grouping import Group, Single, Step
 from weft.compiler.lowering.groups import Lowered
 from weft.compiler.lowering.nodes import SingleKernel
 from weft.core.dtypes import uint8
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
@@ -77,7 +78,7 @@ class Kind(StrEnum):
     """Launches that do not wait for each other, run as one: horizontal fusion."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Launch:
     """One launch of a plan: what it runs, the values it touches, and what depends on the sizes."""
 

@@ -19,7 +19,7 @@ plan(v0: f32[3, 3]) -> v4: f32[3, 3], 320 bytes {
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from weft.compiler.lowering.groups import Lowered
 from weft.compiler.plan.launch import Launch, Sizes, Value
 from weft.compiler.targets.target import Target
 from weft.core.errors import ShapeError
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, match_size
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, Literal, Variable
@@ -42,7 +43,7 @@ def root_of(aliases: Mapping[Variable, Atom], value: Value) -> Value:
     return value
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(slots=False, eq=False)
 class ProgramPlan:
     """A graph as launches.
 

@@ -20,12 +20,13 @@ reads, the sums of chunks are part of it. Without a product, they follow a kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import lcm
 
 from weft.compiler.plan.launch import Kind, Launch, Root, Sizes, Value, no_numbers, one
 from weft.compiler.plan.order import early
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Graph, Variable
 
@@ -49,7 +50,7 @@ EXACT = (Kind.CONVOLUTION, Kind.VECTOR_PRODUCT)
 """Those of which a block has the rows that they ask for, each of them as large as any."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stage:
     """A launch in a row fusion: it has `many` iterations for each `few` rows."""
 
@@ -379,7 +380,7 @@ class _Chain:
         return self.chains.first_reader([root], self.positions) is None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowBlocks:
     """The stages of a row fusion, and how rows are cut into blocks.
 

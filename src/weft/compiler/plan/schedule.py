@@ -12,7 +12,9 @@ changed only where less memory is then live at once, and depends on nothing but 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from weft.core.records import frozen
 
 Launch = tuple[int, ...]
 """The tasks that run as one, by number."""
@@ -27,7 +29,7 @@ SLACK = 1 << 20
 """And how many bytes more, where there is little to begin with."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Task:
     """A call to be placed: the values it reads and writes, and how it may be moved.
 

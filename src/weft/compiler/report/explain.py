@@ -14,7 +14,7 @@ Everything is read off the compiled program, so a report cannot say anything but
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from textwrap import indent
 from typing import Any
@@ -33,6 +33,7 @@ from weft.compiler.report.text import amount, counted, place, several
 from weft.compiler.targets.target import Donation, Target, default_target
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
 from weft.core.locations import Location
+from weft.core.records import frozen
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode, Variable
@@ -46,7 +47,7 @@ LISTED = 200
 """How many kernels a report lists before it only counts the rest."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredValue:
     """A value that a kernel writes to memory: under which name in the graph, and why."""
 
@@ -57,7 +58,7 @@ class StoredValue:
     at: Location | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KernelReport:
     """One launch of a compiled program.
 
@@ -131,7 +132,7 @@ class KernelReport:
             yield f"        stores {counted([each.type for m in members for each in m.stored])}"
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Explanation:
     """What a graph was compiled to; `print` it, or read its fields.
 

@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.target import Donation
 from weft.core.locations import Location
+from weft.core.records import frozen
 from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.printing import name_variables
 from weft.runtime.arena import readable
@@ -28,7 +28,7 @@ LISTED = 8
 BAR = 40
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LiveValue:
     """A value in the arena: from which call to which it lives, by position."""
 
@@ -44,7 +44,7 @@ class LiveValue:
         return f"{readable(self.bytes):>10}  {self.name}: {self.type}{where}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recomputed:
     """A value that is computed a second time instead of being kept, to save memory."""
 
@@ -58,7 +58,7 @@ class Recomputed:
         return f"{readable(self.bytes):>10}  {self.primitive}: {self.type}{where}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryReport:
     """Bytes, by what they are for.
 

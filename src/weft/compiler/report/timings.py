@@ -17,7 +17,6 @@ import ctypes
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from threading import get_native_id
 from typing import Any
@@ -29,11 +28,12 @@ from weft.compiler.targets.cpu.engine import load_text
 from weft.compiler.targets.cpu.runtime.driver import FIELDS, WATCHERS, Run, execute_address
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.llvm.ir_builder import IRBuilder, Struct, module_text
+from weft.core.records import frozen
 
 __all__ = ["TimedCall", "timings"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimedCall:
     """One call of a kernel: which run of which program, from when to when, in nanoseconds."""
 

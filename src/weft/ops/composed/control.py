@@ -14,13 +14,14 @@ continue through branches and loops.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from weft.core.dtypes import bool_, int32
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError, WeftError
+from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, check_size, equal
 from weft.core.trees import TreeStructure, flatten, unflatten
 from weft.core.types import TensorType
@@ -41,7 +42,7 @@ __all__ = ["case", "cond", "fori_loop", "map", "scan", "switch", "while_loop"]
 Function = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recorded:
     """A function over trees, traced: its graph of (arguments, counter, captured tensors)."""
 

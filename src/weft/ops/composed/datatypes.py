@@ -8,7 +8,6 @@ True
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +17,7 @@ from weft.core import dtypes
 from weft.core.devices import CPU, DEVICES, Device, as_device
 from weft.core.dtypes import DType, as_dtype, promote, real_of
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError
+from weft.core.records import frozen
 from weft.ir.tensor import Tensor
 from weft.ops.operands import as_tensor
 
@@ -53,7 +53,7 @@ _KINDS: dict[str, frozenset[str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FloatInfo:
     """The limits of a floating-point dtype; for a complex one, of its parts."""
 
@@ -65,7 +65,7 @@ class FloatInfo:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IntegerInfo:
     """The limits of an integer dtype."""
 

@@ -39,6 +39,7 @@ from weft.core.errors import (
     TraceError,
     shown,
 )
+from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, living
@@ -113,7 +114,7 @@ def _view(value: np.ndarray[Any, Any], key: tuple[Any, ...]) -> np.ndarray[Any, 
 # --- what a key selects ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Whole:
     """As many axes kept whole as an ellipsis stands for."""
 
@@ -168,7 +169,7 @@ class Selection:
         return (*others[: self.place], *self.indices[0].shape, *others[self.place :])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Point:
     """An index into a new axis of size 1: what a mask without axes stands for."""
 

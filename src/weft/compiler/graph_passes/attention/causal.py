@@ -12,11 +12,11 @@ Positions are counted by `iota` or stand in a constant, and may be shifted, resh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from weft.compiler.graph_passes.attention.polynomials import uniform
+from weft.core.records import frozen
 from weft.core.shapes import Shape
 from weft.ir.graph import Atom, GraphNode, Literal, Variable
 from weft.ir.kinds import Elementwise
@@ -37,7 +37,7 @@ _LARGEST = 1 << 24
 """Elements of a constant that are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """A number that grows along axes, counted from the last: Σ steps[axis] · position + start."""
 

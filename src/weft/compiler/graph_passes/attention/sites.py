@@ -33,6 +33,7 @@ from weft.compiler.graph_passes.attention.polynomials import (
     variables,
 )
 from weft.core.dtypes import bfloat16, bool_, float16, float32, float64, uint32
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.walking import Tally, is_pure
@@ -54,7 +55,7 @@ Makers = dict[Variable, GraphNode]
 # --- views ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class View:
     """A value with its axes in another order, times a number."""
 
@@ -97,7 +98,7 @@ def _scaled(node: GraphNode, makers: Makers) -> tuple[Atom, float] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Product:
     """A product with a matrix of queries × keys: which axis it sums over, and the other operand.
 
@@ -133,7 +134,7 @@ def _product(node: GraphNode, matrix: Variable, makers: Makers) -> Product | Non
 # --- sites ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dropout:
     """Which probabilities stay, by numbers that a key draws, and with which chance."""
 

@@ -12,7 +12,6 @@ with columns in vectors. Products with a vector, and those without a sum, are pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.compiler.lowering.builder import (
     ZERO,
@@ -25,6 +24,7 @@ from weft.compiler.lowering.builder import (
     wide,
 )
 from weft.core.dtypes import INDEX
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
 from weft.ir.affine_index import strides
@@ -38,7 +38,7 @@ BLOCK = 128
 """Rows, and columns, of a task."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Axes:
     """Axes of a product that belong together: their sizes, and strides in a, b and the result."""
 

@@ -14,7 +14,6 @@ main memory. The order of every sum depends on sizes only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.compiler.lowering.builder import (
     Draft,
@@ -28,6 +27,7 @@ from weft.compiler.lowering.builder import (
     within,
 )
 from weft.core.dtypes import INDEX, int64
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
 from weft.ir.affine_index import strides as contiguous
@@ -44,7 +44,7 @@ CACHED = 1 << 16
 """Elements of patches that a block may have: a quarter of the second-level cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Geometry:
     """The sizes of a convolution; with one spatial axis, a first one of size 1 is put before it.
 

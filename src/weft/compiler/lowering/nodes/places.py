@@ -12,12 +12,12 @@ the loop's own index is at hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from weft.compiler.lowering.builder import ZERO, Draft, Loop, Producers, SingleKernel, both, within
 from weft.core.dtypes import INDEX, bool_
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
 from weft.ir.affine_index import strides
@@ -28,7 +28,7 @@ from weft.ops.creation import iota
 from weft.ops.movement import broadcast_to, reshape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Places:
     """Loops over index tensors of one shape, and what one iteration knows.
 

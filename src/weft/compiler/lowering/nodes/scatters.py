@@ -17,7 +17,7 @@ Where x is one number all over, or sums are collected in another dtype, one kern
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.compiler.lowering.builder import (
     ZERO,
@@ -34,6 +34,7 @@ from weft.compiler.lowering.builder import (
 )
 from weft.compiler.lowering.nodes.places import Places, check, places
 from weft.core.dtypes import INDEX
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
 from weft.ir.loops import Scratch, Statement, Store
@@ -70,7 +71,7 @@ def scatter_min(draft: Draft) -> Singles:
     return _scattered(draft, scalars.minimum)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Part:
     """What one iteration of the divided loop takes of x.
 

@@ -17,7 +17,6 @@ of its own, which is planned with the program's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 from weft.compiler.plan.launch import Kind, Launch
@@ -26,6 +25,7 @@ from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.core.dtypes import DType, uint8
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, size, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
@@ -48,7 +48,7 @@ MOST = 1 << 32
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80_0000, "float64": 0x7FF << 52}
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Keys:
     """How elements of a dtype are compared, and what words are made of them."""
 

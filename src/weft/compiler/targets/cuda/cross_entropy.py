@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
@@ -29,6 +29,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     unpacked_pair,
 )
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 
 __all__ = ["CrossEntropyKernel", "CrossEntropySpec", "cross_entropy_kernel"]
 
@@ -41,7 +42,7 @@ _HIGHEST = {"bfloat16": "max.bf16x2", "float16": "max.f16x2"}
 _LOWEST_PAIR = {"bfloat16": 0xFF80FF80, "float16": 0xFC00FC00}
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class CrossEntropySpec:
     """Logits [rows, columns] of a dtype, labels of 32-bit integers, losses of float32."""
 
@@ -77,7 +78,7 @@ class CrossEntropySpec:
         return 2 if 2 * self.row_bytes + 256 <= _SHARED_BYTES else 1
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class CrossEntropyKernel:
     """A kernel, ready for the driver; its grid is as large as the card, or as there are rows."""
 

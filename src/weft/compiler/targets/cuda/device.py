@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
-from dataclasses import dataclass
 from functools import cache, cached_property
 from threading import local
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 
 from weft.compiler.targets.cuda.driver import OLDEST_CARD, Driver, load_driver
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
+from weft.core.records import frozen
 from weft.runtime.address_space import mark_divided
 
 Array = np.ndarray[Any, Any]
@@ -127,7 +127,7 @@ class Device:
         self.driver("cuMemPoolTrimTo", self.pool, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryStats:
     """Bytes: of the card, free on it, held by the pool, of these in use now and at most."""
 

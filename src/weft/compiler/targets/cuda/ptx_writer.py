@@ -21,7 +21,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from weft.core.records import frozen
 
 __all__ = [
     "Kernel",
@@ -41,24 +42,24 @@ __all__ = [
 _BITS = {"u32": "b32", "s32": "b32", "f32": "f32", "b32": "b32", "u64": "b64", "b16": "b16"}
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Parameter:
     """What a kernel is given at its launch; `name` is the parameter's name in the text."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Pointer(Parameter):
     """The address of an array in the card's memory."""
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Word(Parameter):
     """A number of 32 bits: a size, a stride in elements, a count of tiles."""
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class TensorMap(Parameter):
     """The description of an array for bulk copies, 128 bytes that the driver encodes.
 
@@ -73,7 +74,7 @@ class TensorMap(Parameter):
     box: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Value:
     """A register of a kernel: `kind` is its type in PTX without the dot, or `pred`."""
 

@@ -22,13 +22,13 @@ iterations are independent. There are two kinds of bodies:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from weft.compiler.targets.cuda.machine import WARP
 from weft.compiler.targets.llvm.values import at_zero
 from weft.core.dtypes import INDEX
+from weft.core.records import frozen
 from weft.ir.loops import (
     Accumulate,
     For,
@@ -62,7 +62,7 @@ ENOUGH = 128 * 1024
 """Threads that fill a card; kernels with loops in their elements take less at once below that."""
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Schedule:
     """A kernel laid out: the loops of the grid, the body, and who runs it."""
 

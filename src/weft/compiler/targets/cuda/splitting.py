@@ -29,10 +29,11 @@ kernel sum(x: read f32, y: write f32, part0: both f64; )
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.compiler.fusion.long_sums import substituted
 from weft.compiler.targets.cuda.schedule import schedule
+from weft.core.records import frozen
 from weft.ir.loops import (
     Accumulate,
     For,
@@ -48,7 +49,7 @@ from weft.ir.loops import (
 from weft.ir.scalars import Buffer, Scalar, ordered
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Split:
     """Kernels that run one after the other, and the memory between them: buffers and counts."""
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Operand, Value, at, braces
+from weft.core.records import frozen
 
 __all__ = [
     "ATOM_BYTES",
@@ -42,7 +43,7 @@ _PRODUCT_TYPES = {"bfloat16": ("bf16", 16), "float16": ("f16", 16), "tfloat32": 
 _PAIR_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Thread:
     """Where a thread of a consumer stands: its warpgroup, and its place among accumulators."""
 

@@ -10,10 +10,10 @@ A value of a 16-bit float is held as its bits, an i16; a bool as an i1, and in m
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 from weft.core.dtypes import DType, bool_, float32, float64
+from weft.core.records import frozen
 
 _ELEMENT = {float32: "float", float64: "double"}
 
@@ -25,7 +25,7 @@ def element(dtype: DType) -> str:
     return _ELEMENT.get(dtype) or f"i{dtype.bits}"
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Type:
     """The LLVM type of `width` lanes of a dtype."""
 

@@ -6,13 +6,13 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from weft.core.records import frozen
 
 ARM = ("aarch64", "arm64")
 """How the triples of ARM's 64-bit processors begin."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Machine:
     """A processor: `width` is the lanes of a vector, whatever the dtype; LLVM splits wide ones.
 

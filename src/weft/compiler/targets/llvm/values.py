@@ -28,13 +28,14 @@ from weft.compiler.targets.llvm.ir_builder import Function, Lines
 from weft.compiler.targets.llvm.ir_types import Type, element, overload, steps, widened
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import INDEX, DType, bool_, float64
+from weft.core.records import frozen
 from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const
 
 ZEROS = "[16 x i64]"
 """What is read in place of a vector that is not: `%zeros`, as long as the longest."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Value:
     """An expression that is written: its names, of scalars or vectors, and in which scope."""
 
@@ -43,7 +44,7 @@ class Value:
     width: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lanes:
     """The vectors of the loop that is being written: the index of the first lane of each."""
 

@@ -19,12 +19,12 @@ addresses are. A large word that is none of these is not understood, and then th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.symbols import Origin, origin
+from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
 SMALL = 1 << 32
@@ -33,7 +33,7 @@ LINE = 8
 """Arrays begin at multiples of so many words."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Image:
     """Arrays in a row, in words of 8 bytes, and where addresses stand in them."""
 

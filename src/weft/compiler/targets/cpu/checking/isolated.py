@@ -21,6 +21,7 @@ from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.plan.verify import misbehaviour
 from weft.compiler.targets.cpu.checking.fences import Buffer, Fences
 from weft.compiler.targets.cpu.runtime.tables import Function, TableMaker
+from weft.core.records import frozen
 from weft.ir.graph import Literal, Variable
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +39,7 @@ class Answers:
     next: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Way:
     """How a run differs from others: its memory, and how launches are divided."""
 

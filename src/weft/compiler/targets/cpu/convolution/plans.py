@@ -12,7 +12,6 @@ windows see stays in cache beside a panel of weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.lowering.convolution_sizes import Sizes
+from weft.core.records import frozen
 from weft.core.shapes import Dimension
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ PARTIAL = 8 << 20
 Three = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Phase:
     """Places whose windows have the same terms: `count` rows of `rest` places in an image."""
 
@@ -48,7 +48,7 @@ class Phase:
     terms: Array
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """How a convolution is cut. at_once: images of a block; rows: of an image; blocks: of one."""
 
@@ -82,7 +82,7 @@ def _three(values: tuple[int, ...], fill: int, line: bool) -> Three:
     return (values[0], fill, values[1]) if len(values) == 2 else (values[0], values[1], values[2])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Three:
     """The sizes with three spatial axes."""
 
@@ -303,7 +303,7 @@ def _flat(place: list[int], sizes: Three) -> int:
 # --- the gradient of the weights -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WeightPlan:
     """The plan of the gradient of the weights: splits of the blocks times slices of the rows."""
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder
 from weft.compiler.targets.llvm.ir_types import steps
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType, bfloat16, float16, float32, int8, int32, uint8
+from weft.core.records import frozen
 
 LANES = 16
 COLUMNS = 64
@@ -31,7 +31,7 @@ FLIP = int.from_bytes(b"\x80\x80\x80\x80", "little", signed=True)
 """The highest bits of four bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Words:
     """What the dot instruction of two dtypes takes: terms of a word, and the dtype of sums."""
 
@@ -87,7 +87,7 @@ def dot_of_bytes(out: IRBuilder, total: str, x: str, y: str) -> str:
     return out.call("llvm.x86.avx512.vpdpbusd.512", *given, result="<16 x i32>")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Panel:
     """Where a panel that is being packed comes from, and where it goes."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from weft.core.dtypes import (
     uint32,
     uint64,
 )
+from weft.core.records import frozen
 from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ops.contraction import free_axes
@@ -58,7 +59,7 @@ UNKNOWN = 1 << 40
 """What a number of elements that is not known is taken for."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Product:
     """A stack of products of matrices: [stack, rows, inner] times [stack, inner, columns]."""
 

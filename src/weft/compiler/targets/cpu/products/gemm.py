@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
@@ -34,6 +33,7 @@ from weft.compiler.targets.llvm.ir_builder import (
 from weft.compiler.targets.llvm.ir_types import Type
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
+from weft.core.records import frozen
 
 ENTRIES = ("rows", "columns", "pack_plain", "pack_turned")
 
@@ -278,7 +278,7 @@ def _pack_turned(tile: Tile) -> IRBuilder:
     return out
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Line:
     """As many columns as a vector has lanes, which are packed together."""
 

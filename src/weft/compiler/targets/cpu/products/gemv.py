@@ -17,7 +17,6 @@ element of the result can follow in a chain, in which elements are the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
@@ -30,6 +29,7 @@ from weft.compiler.targets.llvm.ir_types import Type
 from weft.compiler.targets.llvm.ir_vectors import Vectors
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
+from weft.core.records import frozen
 from weft.core.shapes import Dimension
 from weft.ir.graph import GraphNode, Variable
 
@@ -132,7 +132,7 @@ def _sums_launch(
 # --- native functions ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """How many rows, or vectors of columns, are multiplied at a time; lanes; fused or not."""
 

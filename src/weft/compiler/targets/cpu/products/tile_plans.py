@@ -15,12 +15,12 @@ is on, a tuner (tuning.py) is asked instead: it has measured the ways on this ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product as combinations
 
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.forms import Product, gemm_address
 from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.core.records import frozen
 from weft.core.settings import settings
 
 DEPTH = 4096
@@ -35,7 +35,7 @@ SMALL = 64 * 1024
 """Elements of a right operand that are quick to reach as they lie."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """How a product is made: by `rows`, by `columns`, by the `blas`, or as it is `usual`.
 

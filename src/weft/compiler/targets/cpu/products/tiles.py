@@ -13,15 +13,15 @@ by a panel of the right one, and stores the tile or adds it to what is there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from weft.compiler.targets.llvm.ir_builder import IRBuilder
 from weft.compiler.targets.llvm.ir_vectors import Vectors
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
+from weft.core.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tile:
     """Rows by vectors of `lanes` elements; `masked`: whether a part of a vector is as quick."""
 

@@ -16,17 +16,18 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 
+from weft.core.records import frozen
+
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fields:
     """How many bytes into an array object its class, data and flags stand."""
 

@@ -17,7 +17,6 @@ it is wanted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from weft.compiler.plan.launch import Sizes, bytes_of, substitute_all
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.runtime.driver import execute_address, look_address
 from weft.compiler.targets.cpu.runtime.native_control_flow import address
+from weft.core.records import frozen
 from weft.ir.graph import Variable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def control_numbers(
 # --- loops ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _LoopTables:
     """A loop, and the tables of its plans."""
 
@@ -167,7 +167,7 @@ class _LoopTables:
 # --- choices -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ChoiceTables:
     """A choice, and the tables of its branches."""
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.runtime.array_fields import fields
+from weft.core.records import frozen
 from weft.core.settings import settings
 
 Array = np.ndarray[Any, Any]
@@ -221,7 +221,7 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entries:
     """The functions that Python calls."""
 

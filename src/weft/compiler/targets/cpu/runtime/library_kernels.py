@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -35,6 +34,7 @@ from weft.compiler.targets.llvm.ir_builder import (
 from weft.core.dtypes import DType, from_numpy
 from weft.core.errors import ArgumentError, DTypeError
 from weft.core.locations import Location
+from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.runtime.libraries import ABI, Attribute, dtype_number, find_again
 
@@ -165,7 +165,7 @@ finder("library", find_again)
 finder("foreign", foreign_address)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Native:
     """The functions of a library that compute one primitive, by the dtypes of its operands.
 

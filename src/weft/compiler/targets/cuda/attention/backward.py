@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from weft.compiler.targets.cuda.attention.description import (
@@ -56,6 +55,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     warpgroup_product,
 )
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 
 __all__ = ["HALF_TILE", "backward_kernel", "backward_launch", "tile_queries"]
 
@@ -130,7 +130,7 @@ class _Memory:
         self.size = self.half_empty + 16
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Block:
     """128 keys of a head."""
 
@@ -140,7 +140,7 @@ class _Block:
     first_tile: Value  # of queries that see a key
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _QueryTile:
     """A tile of queries that a block goes over."""
 

@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from weft.compiler.targets.cuda.ptx_writer import Parameter, TensorMap
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 
 __all__ = ["AttentionKernel", "AttentionLaunch", "AttentionSizes", "AttentionSpec", "head_map"]
 
 HEAD_CHUNK = 64  # numbers of a head in one row of 128 bytes
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class AttentionSpec:
     """softmax(q kᵀ scale) v, for each head; with `causal`, query i sees keys up to i + offset.
 
@@ -49,7 +50,7 @@ class AttentionSpec:
         return self.head // HEAD_CHUNK
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class AttentionSizes:
     """The sizes of one launch."""
 
@@ -74,7 +75,7 @@ class AttentionSizes:
         }
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class AttentionLaunch:
     """How many blocks a launch has, and the numbers its parameters get."""
 
@@ -82,7 +83,7 @@ class AttentionLaunch:
     words: dict[str, int]
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class AttentionKernel:
     """A kernel, ready for the driver: text, and what a launch must know."""
 

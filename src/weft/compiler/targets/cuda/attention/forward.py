@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from weft.compiler.targets.cuda.attention.description import (
     AttentionKernel,
@@ -45,6 +44,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     warpgroup_barrier,
     warpgroup_product,
 )
+from weft.core.records import frozen
 
 __all__ = ["ForwardPlan", "forward_kernel", "forward_launch", "forward_plan"]
 
@@ -56,7 +56,7 @@ _REGISTERS = {2: (40, 232), 3: (32, 160)}
 _TURN_BARRIER = 8  # the first of the barriers at which consumers take turns
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class ForwardPlan:
     """Consumers of a block, parts of keys and values in flight, whether consumers take turns."""
 
@@ -116,7 +116,7 @@ class _Memory:
         self.size = self.value_ring + Ring.barrier_bytes(plan.stages)
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Tile:
     """A block's tile of queries: where it lies, and how many parts of keys it sees."""
 

@@ -11,7 +11,7 @@ steps, but their parts are written, and read once more by the block that comes l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from weft.compiler.targets.cuda.products.description import (
     Apply,
@@ -30,6 +30,7 @@ from weft.compiler.targets.cuda.products.tensor_core import (
     tensor_core_kernel,
 )
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 
 __all__ = ["Launch", "best_plan", "estimated_cycles", "kernel_of", "launch", "product_kernel"]
 
@@ -44,7 +45,7 @@ _FEWEST_STEPS = 3  # of a part
 _DTYPES = ("bfloat16", "float16", "float32", "tfloat32")
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Launch:
     """What one launch needs beside the operands' addresses.
 

@@ -11,9 +11,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from weft.compiler.targets.cuda.ptx_writer import Parameter
+from weft.core.records import frozen
 
 __all__ = [
     "Apply",
@@ -38,21 +39,21 @@ def dtype_bytes(dtype: str) -> int:
     return 4 if dtype in ("float32", "tfloat32") else 2
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Constant:
     """A number that is known when the kernel is written."""
 
     number: float
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Scalar:
     """One float32 in the card's memory."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Vector:
     """One number for each column of the product, or for each of its rows."""
 
@@ -61,7 +62,7 @@ class Vector:
     per: str = "column"
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Matrix:
     """One number for each element of the product."""
 
@@ -69,14 +70,14 @@ class Matrix:
     dtype: str
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Apply:
     """x becomes f(x)."""
 
     function: str
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Combine:
     """x becomes f(x, operand)."""
 
@@ -84,7 +85,7 @@ class Combine:
     operand: Constant | Scalar | Vector | Matrix
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Keep:
     """x, as it is at this step, is stored as a result of its own; None means the output's dtype."""
 
@@ -92,7 +93,7 @@ class Keep:
     dtype: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Sum:
     """Partial sums of x, as it is at this step, in float32 and in a fixed order.
 
@@ -107,7 +108,7 @@ class Sum:
 Step = Apply | Combine | Keep | Sum
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class ProductSpec:
     """C = A B with an epilogue; sums are of float32.
 
@@ -151,7 +152,7 @@ class ProductSpec:
         ]
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Sizes:
     """The sizes of one launch."""
 
@@ -161,7 +162,7 @@ class Sizes:
     batch: int = 1
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Plan:
     """How a product is cut into work.
 
@@ -197,7 +198,7 @@ class Plan:
         return replace(self, stages=stages)
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class ProductKernel:
     """A kernel, ready for the driver: text, and what a launch must know."""
 

@@ -27,11 +27,12 @@ from weft.compiler.targets.cuda.products.functions import scalar_function
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter, Value, at, braces
 from weft.compiler.targets.cuda.warpgroup import packed_pair
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 
 __all__ = ["DirectEpilogue", "Fragment", "Tile"]
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Tile:
     """The part of the result that a group of threads holds: its first row and column, its batch."""
 
@@ -41,7 +42,7 @@ class Tile:
     number_n: Value  # of the tile along the columns
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Fragment:
     """Two neighbours in a row: the `j`-th pair of columns and the `h`-th row of a thread's own."""
 

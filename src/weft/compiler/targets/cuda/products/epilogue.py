@@ -12,7 +12,6 @@ each thread finds its elements where it will write them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.compiler.targets.cuda.products.description import (
     Combine,
@@ -48,6 +47,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     unpacked_pair,
     warpgroup_barrier,
 )
+from weft.core.records import frozen
 
 __all__ = ["CHUNK_BYTES", "EpilogueLayout", "WarpgroupEpilogue"]
 
@@ -56,7 +56,7 @@ CHUNK_BYTES = CHUNK_ROWS * ROW_BYTES
 MOST_CHUNKS = 4  # of one warpgroup in shared memory
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class EpilogueLayout:
     """What an epilogue needs of its kernel: parameters and shared memory."""
 

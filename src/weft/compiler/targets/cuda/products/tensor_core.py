@@ -9,7 +9,6 @@ from tile to tile, and copies of the next tile run beside the epilogue of this o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from weft.compiler.targets.cuda.products.description import (
     Plan,
@@ -44,6 +43,7 @@ from weft.compiler.targets.cuda.warpgroup import (
     warpgroup_barrier,
     warpgroup_product,
 )
+from weft.core.records import frozen
 
 __all__ = ["shared_bytes", "stage_bytes", "tensor_core_kernel"]
 
@@ -80,7 +80,7 @@ def shared_bytes(spec: ProductSpec, plan: Plan) -> int:
     return _Memory.of(spec, plan).size
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Memory:
     """Where in a block's shared memory what lies."""
 
@@ -102,7 +102,7 @@ class _Memory:
         return cls(chunks, scratch, flags, arrivals, ring, ring + Ring.barrier_bytes(plan.stages))
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Unit:
     """A tile, or a part of one along the summed axis: steps `first` to `first + count`."""
 
