@@ -44,17 +44,20 @@ def _values(array: np.ndarray[Any, Any], prefix: str = "") -> str:
     )
 
 
+def _escaped(text: str) -> str:
+    """Text as HTML; the standard library's own escape brings tables that take 2 ms to import."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def page(tensor: Tensor) -> str:
     """A small table of the values, with the type above it."""
-    import html  # three milliseconds, which no other import needs
-
     value = tensor._value
-    title = f"<b>{html.escape(str(tensor.type))}</b> on {tensor.device}"
+    title = f"<b>{_escaped(str(tensor.type))}</b> on {tensor.device}"
     if isinstance(value, Traced):
-        return f"<div>{title}, traced by {html.escape(value.trace.name)}</div>"
+        return f"<div>{title}, traced by {_escaped(value.trace.name)}</div>"
     value = to_host(value)
     if value.ndim == 0 or value.ndim > 2 or value.size == 0:
-        return f"<div>{title}<pre>{html.escape(_values(value))}</pre></div>"
+        return f"<div>{title}<pre>{_values(value)}</pre></div>"
     rows = value.reshape(1, -1) if value.ndim == 1 else value
     body = "".join(f"<tr>{_row(row)}</tr>" for row in rows[:_CELLS])
     more = "<tr><td>⋮</td></tr>" if rows.shape[0] > _CELLS else ""
