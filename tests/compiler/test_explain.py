@@ -13,6 +13,7 @@ from weft.compiler.fusion.grouping import why_stored
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.cpu.target import CPU
 
 
 def mlp(w1: wf.Tensor, w2: wf.Tensor, x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
@@ -85,7 +86,7 @@ def test_an_expression_that_is_too_long_is_cut() -> None:
         return x
 
     graph = wf.ir.trace(long, wf.spec("float32", (8,)))
-    found = list(why_stored(graph, is_lowered).values())
+    found = list(why_stored(graph, is_lowered, CPU.limits.fusion).values())
     assert found == ["an output", "an expression of 61 operations, the most are 60"]
 
 

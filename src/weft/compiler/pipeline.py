@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from time import perf_counter
 
 from weft.compiler.graph_passes.attention.heads import move_heads
@@ -34,9 +35,10 @@ from weft.compiler.graph_passes.laws.arithmetic import simplify
 from weft.compiler.graph_passes.laws.conversions import convert_less
 from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
-from weft.compiler.graph_passes.laws.reductions import reduce_less
+from weft.compiler.graph_passes.laws.reductions import divide_sums, reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
+from weft.compiler.targets.limits import PassLimits
 from weft.compiler.targets.target import Target
 from weft.core.records import frozen
 from weft.ir.graph import Graph
@@ -45,13 +47,14 @@ from weft.ir.verify import verify
 from weft.ir.walking import Tally
 
 __all__ = [
-    "LAWS", "VERIFYING", "Pass", "PassReport", "optimize", "optimize_with_report", "pipeline",
+    "VERIFYING", "Pass", "PassReport", "laws", "optimize", "optimize_with_report", "pipeline",
 ]  # fmt: skip
 
 VERIFYING: list[bool] = []
 """Whether each stage is followed by its verifier: where anything is in the list, as in tests."""
 ROUNDS = 8
-"""The most times the list is gone through; programs come to rest after two or three."""
+"""The most times the list is gone through: a bound on the compiler's own work; programs come to
+rest after two or three."""
 
 
 @frozen
@@ -78,30 +81,35 @@ class PassReport:
         return f"{self.name}: {self.before} -> {self.after} nodes   {names}".rstrip()
 
 
-LAWS = RuleSet("laws", convert_less, simplify, reduce_less, rearrange, fold_scales)
-"""All rules together, so that what one of them makes is seen by the others at once."""
+@cache
+def laws(limits: PassLimits) -> RuleSet:
+    """All rules together, so that what one of them makes is seen by the others at once."""
+    reductions = chain(reduce_less, divide_sums(limits))
+    return RuleSet("laws", convert_less, simplify, reductions, rearrange, fold_scales)
 
 
 def pipeline(target: Target) -> tuple[Pass, ...]:
     """The passes for a target, in order."""
+    limits = target.limits.passes
     layout = partial(channels_last, target)
+    lookups = partial(multiply_tables, limits=limits)
+    loops = partial(lighten_loops, limits=limits)
+    attention = partial(recognize_attention, limits=limits)
     return (
         Pass(
             "inline", inline, "rules of derivatives have done their work; the passes see one graph"
         ),
         Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
         Pass("fold", fold_constants, "makes the numbers that the laws look for"),
-        Pass("laws", LAWS.apply, "fewer operations, cheaper ones, transposes inside of products"),
+        Pass(
+            "laws",
+            laws(limits).apply,
+            "fewer operations, cheaper ones, transposes inside of products",
+        ),
         Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
-        Pass(
-            "lookups", multiply_tables, "before loops, which take what is left out of their steps"
-        ),
-        Pass(
-            "loops", lighten_loops, "when steps are in their simplest form; what leaves is merged"
-        ),
-        Pass(
-            "attention", recognize_attention, "on products and masks in the form the laws give them"
-        ),
+        Pass("lookups", lookups, "before loops, which take what is left out of their steps"),
+        Pass("loops", loops, "when steps are in their simplest form; what leaves is merged"),
+        Pass("attention", attention, "on products and masks in the form the laws give them"),
         Pass("heads", move_heads, "around attention as it has become; then movement is settled"),
         Pass("layout", layout, "when movement is settled; the next round clears transposes"),
         Pass(

@@ -24,8 +24,6 @@ from weft.compiler.plan.control_flow import control_launch
 from weft.compiler.plan.horizontal_fusion import USUAL, scheduled
 from weft.compiler.plan.in_place import donations, places, reused
 from weft.compiler.plan.launch import (
-    ROW,
-    STEP,
     Kind,
     Launch,
     Root,
@@ -39,6 +37,7 @@ from weft.compiler.plan.launch import (
 from weft.compiler.plan.program_plan import ProgramPlan, root_of, symbols_of
 from weft.compiler.plan.row_fusion import chained
 from weft.compiler.plan.verify import verify_plan
+from weft.compiler.targets.limits import PlanLimits
 from weft.compiler.targets.target import Target
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.runtime.memory import Lifetime, Planner
@@ -46,7 +45,7 @@ from weft.runtime.memory import Lifetime, Planner
 
 @dataclass(slots=True)
 class WrittenKernels:
-    """The kernels that were written so far, of groups and of nodes; plans may share them."""
+    """The kernels of groups and nodes that were written so far; plans for one target share them."""
 
     groups: dict[Hashable, tuple[Lowered, Signature]] = field(default_factory=dict)
     nodes: Repeats = field(default_factory=Repeats)
@@ -97,12 +96,14 @@ def plan_graph(
     graph = shared.target.arrange(graph)
     aliases = {n.results[0]: n.operands[0] for n in graph.nodes if shares_memory(n)}
     root = partial(root_of, aliases)
-    steps = group(graph, is_lowered)
-    lowered, launches = _select(graph, steps, shared, STEP if step else ROW)
+    limits = shared.target.limits
+    steps = group(graph, is_lowered, limits.fusion)
+    chunk = limits.plan.step_chunk_operations if step else limits.plan.chunk_operations
+    lowered, launches = _select(graph, steps, shared, chunk)
     first, rest = _split_preparation(launches, graph, fixed, root)
     read_later = [value for launch in rest for value in launch.values]
-    start = _order(first, graph, root, read_later)
-    ordered = (*start, *_order(rest, graph, root))
+    start = _order(first, graph, root, limits.plan, read_later)
+    ordered = (*start, *_order(rest, graph, root, limits.plan))
     slots = _number_values(ordered, graph, root)
     planner = Planner(live_ranges(ordered, len(start), graph, root, slots, held))
     return ProgramPlan(
@@ -115,11 +116,11 @@ def plan_graph(
 
 
 def _select(
-    graph: Graph, steps: Sequence[Step], shared: _Shared, row: int
+    graph: Graph, steps: Sequence[Step], shared: _Shared, chunk: int
 ) -> tuple[list[Lowered], list[Launch]]:
     """The kernels of all steps, and the launches of what they and the target's own functions do."""
-    written = shared.written
-    context = replace(context_of(graph, steps), made=written.groups)
+    written, limits = shared.written, shared.target.limits.lowering
+    context = replace(context_of(graph, limits, steps), made=written.groups)
     kernels: list[Lowered] = []
     pairs: list[tuple[Step, Sequence[Lowered]]] = []
     for step in steps:
@@ -129,24 +130,24 @@ def _select(
         elif shared.target.takes(step.node):
             lowered = ()
         else:
-            lowered = written.nodes.kernels(step.node, context.producer, shared.error)
+            lowered = written.nodes.kernels(step.node, context.producer, shared.error, limits)
         shared.kernels += len(lowered)
         kernels += lowered
         if not shared.dry:
             shared.target.begin([each.kernel for each in lowered])
         pairs.append((step, lowered))
     launches = [
-        launch for step, lowered in pairs for launch in _launches(step, lowered, shared, row)
+        launch for step, lowered in pairs for launch in _launches(step, lowered, shared, chunk)
     ]
     return kernels, continue_joins(launches)
 
 
 def _launches(
-    step: Step, lowered: Sequence[Lowered], shared: _Shared, row: int
+    step: Step, lowered: Sequence[Lowered], shared: _Shared, chunk: int
 ) -> Sequence[Launch]:
     """The launches of one step."""
     if lowered:
-        own = [kernel_launch(step, each, row) for each in lowered]
+        own = [kernel_launch(step, each, chunk) for each in lowered]
         return node_kernels_in_order(own, lowered)
     assert not isinstance(step, Group)
     if shares_memory(step.node):
@@ -190,11 +191,15 @@ def _split_preparation(
 
 
 def _order(
-    launches: Sequence[Launch], graph: Graph, root: Root, read_later: Sequence[Value] = ()
+    launches: Sequence[Launch],
+    graph: Graph,
+    root: Root,
+    limits: PlanLimits,
+    read_later: Sequence[Value] = (),
 ) -> list[Launch]:
     """Launches fused by rows, in the order of the schedule; others read what is read later."""
-    fused = chained(launches, (*graph.outputs, *read_later), graph, root)
-    return scheduled(fused, graph, root)
+    fused = chained(launches, (*graph.outputs, *read_later), graph, root, limits)
+    return scheduled(fused, graph, root, limits)
 
 
 # --- memory --------------------------------------------------------------------------------------

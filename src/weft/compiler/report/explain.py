@@ -44,7 +44,7 @@ from weft.runtime.arena import readable
 __all__ = ["Explanation", "KernelReport", "StoredValue", "explain", "kernel_reports"]
 
 LISTED = 200
-"""How many kernels a report lists before it only counts the rest."""
+"""How many kernels a report lists before it only counts the rest; for readers, on any machine."""
 
 
 @frozen
@@ -317,7 +317,7 @@ class _Reports:
         self.names = name_variables(graph)
         self.producer = {result: node for node in graph.nodes for result in node.results}
         self.order = {node: position for position, node in enumerate(graph.nodes)}
-        self.reasons = why_stored(graph, is_lowered)
+        self.reasons = why_stored(graph, is_lowered, plan.target.limits.fusion)
         self.groups = {
             root.target[0]: step
             for step in plan.steps

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from weft.compiler.targets.limits import Limits
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
@@ -61,6 +62,10 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """The folder of the target, and what users call the device."""
+
+    @property
+    def limits(self) -> Limits:
+        """From which sizes something pays on the machine, and how large its tiles are."""
 
     def environment(self) -> tuple[str, ...]:
         """What compiled programs depend on beside their plans: the machine, the code generator."""

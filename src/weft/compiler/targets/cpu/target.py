@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from weft.compiler.plan.launch import ROW, Kind, Launch, Sizes, one, static, substitute_all
+from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static, substitute_all
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import begin, environment
@@ -31,6 +31,7 @@ from weft.compiler.targets.cpu.products.tuning import tuned
 from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import sort_launches
+from weft.compiler.targets.limits import Limits
 from weft.compiler.targets.target import Executable
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
@@ -44,6 +45,7 @@ class CpuTarget:
     """This computer's processor."""
 
     name = "cpu"
+    limits = Limits()
 
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""
@@ -131,7 +133,7 @@ def _weighed_products(
         return PANEL_CHUNKS * math.prod(shape) * 2 / PANEL
 
     def copying(sizes: Sizes) -> float:
-        return substitute_all(node.operands[1].type.size, sizes) / ROW
+        return substitute_all(node.operands[1].type.size, sizes) / CPU.limits.plan.chunk_operations
 
     return [_weighed(each, copying if each.kind is Kind.PACK else work) for each in launches]
 
@@ -141,7 +143,7 @@ def _weighed_convolution(launch: Launch, node: GraphNode) -> Launch:
         return PANEL_CHUNKS * convolutions.flops(node, sizes) / PANEL
 
     def copying(sizes: Sizes) -> float:
-        return substitute_all(launch.values[0].type.size, sizes) / ROW
+        return substitute_all(launch.values[0].type.size, sizes) / CPU.limits.plan.chunk_operations
 
     return _weighed(launch, work if launch.kind is Kind.CONVOLUTION else copying)
 

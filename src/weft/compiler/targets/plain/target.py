@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.limits import Limits
 from weft.compiler.targets.plain.executable import PlainExecutable
 from weft.compiler.targets.target import Executable
 from weft.ir.graph import Graph, GraphNode, Literal
@@ -27,6 +28,8 @@ class PlainTarget:
     """A machine that knows the loop language, and nothing else."""
 
     name = "plain"
+    limits = Limits()
+    """Those of a processor: a plan for this target is then cut as its plans are."""
 
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""
