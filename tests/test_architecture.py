@@ -52,12 +52,12 @@ MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 PASSES, TARGET = {"graph_passes", "target", "limits"}, {"target", "limits"}
 STAGES: dict[str, set[str]] = {
     "limits": set(),
-    "target": {"plan", "limits"},  # the plan for the type checker alone
+    "target": {"graph_passes", "plan", "limits"},  # the first two for the type checker alone
     "graph_passes": {"fusion", "lowering", *TARGET},
     "pipeline": PASSES,
     "fusion": {"limits"},
     "lowering": {"fusion", "limits"},
-    "plan": {"fusion", "lowering", "pipeline", *TARGET},
+    "plan": {"fusion", "lowering", "pipeline", *PASSES},
     "memory_budget": {"fusion", "lowering", "pipeline", "report", *TARGET},
     "report": {"fusion", "lowering", "pipeline", "plan", "function", *TARGET},
     "function": {"fusion", "graph_passes", "memory_budget", "plan", "report", *TARGET},

@@ -21,6 +21,7 @@ from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
 if TYPE_CHECKING:
+    from weft.compiler.graph_passes.graph_pass import Pass
     from weft.compiler.plan.launch import Launch
     from weft.compiler.plan.program_plan import ProgramPlan
 
@@ -75,8 +76,9 @@ class Target(Protocol):
     def has_convolution(self, node: GraphNode) -> bool:
         """Whether a convolution has launches of the target's own once its channels are last."""
 
-    def arrange(self, graph: Graph) -> Graph:
-        """The graph with operands as the target's own launches take them; the last pass."""
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The target's own passes, which come last: operands as its own launches take them."""
 
     def takes(self, node: GraphNode) -> bool:
         """Whether a node is left to launches of the target's own, and never lowered to loops."""

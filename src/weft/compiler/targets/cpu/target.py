@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+from weft.compiler.graph_passes.graph_pass import Pass
 from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static, substitute_all
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
@@ -23,8 +24,8 @@ from weft.compiler.targets.cpu.cache.program_store import stored
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
-from weft.compiler.targets.cpu.products.forms import PANEL, Product, arranged, product_of
-from weft.compiler.targets.cpu.products.low_precision import shortened, wide_launches
+from weft.compiler.targets.cpu.products.forms import PANEL, Product, arrange_products, product_of
+from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches
 from weft.compiler.targets.cpu.products.tile_plans import TUNER
 from weft.compiler.targets.cpu.products.tuning import tuned
@@ -46,6 +47,10 @@ class CpuTarget:
 
     name = "cpu"
     limits = Limits()
+    passes = (
+        Pass("short products", shorten_products, "those that the machine has instructions for"),
+        Pass("product operands", arrange_products, "on what is left: as native products take them"),
+    )
 
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""
@@ -54,10 +59,6 @@ class CpuTarget:
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
         return convolutions.is_native(node)
-
-    def arrange(self, graph: Graph) -> Graph:
-        """See `Target`: products of 16-bit floats by their instructions, then operands' order."""
-        return arranged(shortened(graph))
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""

@@ -30,6 +30,7 @@ class PlainTarget:
     name = "plain"
     limits = Limits()
     """Those of a processor: a plan for this target is then cut as its plans are."""
+    passes = ()
 
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""
@@ -38,10 +39,6 @@ class PlainTarget:
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
         return False
-
-    def arrange(self, graph: Graph) -> Graph:
-        """See `Target`."""
-        return graph
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
