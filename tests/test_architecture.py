@@ -66,12 +66,6 @@ STAGES: dict[str, set[str]] = {
     "targets.plain": {"plan", *TARGET},
     "targets.cuda": {"fusion", "lowering", "plan", "targets.llvm", *TARGET},
 }
-# What still crosses, and is to go: the fast path of a call and timings are the processor's own.
-CROSSING = {
-    ("weft.compiler.function.fastcall.memory_words", "targets.cpu"),
-    ("weft.compiler.report.timings", "targets.cpu"),
-    ("weft.compiler.report.timings", "targets.llvm"),
-}
 
 # Where the names of primitives mean something else: scalar instructions, and what users call.
 OTHER_NAMES = {
@@ -284,9 +278,7 @@ def stage_faults(library: list[Module]) -> list[str]:
         for entry in module.imports:
             target = _resolve(entry.target, by_name)
             other = stage_of(target) if target else None
-            if other is None or other in {stage, *STAGES[stage]}:
-                continue
-            if (module.name, other) not in CROSSING:
+            if other is not None and other not in {stage, *STAGES[stage]}:
                 faults.append(f"{module.name}:{entry.line} imports {target}")
     return faults
 

@@ -5,7 +5,7 @@
 >>> graph = wf.ir.trace(lambda x: wf.sin(-(-x)), wf.spec("float32", (3,)))
 >>> graph, report = run_pass(Pass("simplify", simplify.apply, "an example"), graph)
 >>> print(report)
-simplify: 3 -> 1 nodes   double_negation 1
+simplify: 3 -> 1 nodes   negative_of_negative 1
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ it was given. `docs/design/targets.md` says how to add one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Donation = tuple[int, int]
 """The positions of an output and of the input whose array it is written to."""
+Span = tuple[int, int]
+"""When a launch began and ended, in the nanoseconds of `time.perf_counter_ns`."""
+Observer: TypeAlias = "Callable[[ProgramPlan, Mapping[str, int], Sequence[Span]], None]"
+"""What is told of a run: its plan, the sizes of its symbols, and the launches that were made."""
 
 
 class Executable(Protocol):
@@ -107,6 +112,15 @@ class Target(Protocol):
 
     def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """The program of a graph's digest: found on disk, or compiled and stored for others."""
+
+    def watch(self, observe: Observer) -> AbstractContextManager[None]:
+        """Inside, time every launch of the target's executables, and tell of each run."""
+
+    def memory_comparison(self) -> Callable[[Array], bool] | None:
+        """What tells natively whether objects are as a table says; None where nothing does.
+
+        Tables are those of `weft.runtime.object_words`. There is none where fastcall is off.
+        """
 
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """The machine code of kernels, as text."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -29,11 +30,13 @@ from weft.compiler.targets.cpu.products.low_precision import shorten_products, w
 from weft.compiler.targets.cpu.products.select import product_launches
 from weft.compiler.targets.cpu.products.tile_plans import TUNER
 from weft.compiler.targets.cpu.products.tuning import tuned
+from weft.compiler.targets.cpu.runtime.entry_points import entries
+from weft.compiler.targets.cpu.runtime.launch_timing import watched_launches
 from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import sort_launches
 from weft.compiler.targets.limits import Limits
-from weft.compiler.targets.target import Executable
+from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 from weft.ops.contraction import dot
@@ -99,6 +102,15 @@ class CpuTarget:
     def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`."""
         return stored(digest, compiled)
+
+    def watch(self, observe: Observer) -> AbstractContextManager[None]:
+        """See `Target`."""
+        return watched_launches(observe)
+
+    def memory_comparison(self) -> Callable[[Array], bool] | None:
+        """See `Target`."""
+        functions = entries()
+        return None if functions is None else functions.same
 
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """See `Target`."""
