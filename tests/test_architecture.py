@@ -77,15 +77,6 @@ OTHER_NAMES = {
     "weft.nn.init": "activations, by name",
     "weft.nn.functional.activations": "activations, by name",
 }
-# Where the plan or a target says what it has code of its own for, node by node.
-DISPATCH_TABLES = {
-    "weft.compiler.plan.control_flow": "loops and choices, as they are planned",
-    "weft.compiler.targets.cpu.cache.prefetch_modules": "modules that are compiled ahead",
-    "weft.compiler.targets.cpu.checking.isolated": "loops and choices, as they are checked",
-    "weft.compiler.targets.cpu.convolution.select": "convolutions with channels last",
-    "weft.compiler.targets.cpu.products.low_precision": "movement before a conversion",
-    "weft.compiler.targets.cpu.sorting": "orders of rows",
-}
 # Numbers of the compiler's stages that are no machine's, by module and why. All others stand in
 # the `Limits` of a target.
 NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
@@ -387,7 +378,7 @@ def primitive_list_faults(library: list[Module]) -> list[str]:
     """
     faults = []
     for module in library:
-        if module.layer == "ops" or module.name.startswith((*OTHER_NAMES, *DISPATCH_TABLES)):
+        if module.layer == "ops" or module.name.startswith(tuple(OTHER_NAMES)):
             continue
         public = {id(node.value) for node in ast.walk(module.tree) if _is_public_list(node)}
         for node in ast.walk(module.tree):
