@@ -25,7 +25,7 @@ from weft.ops.debugging import (
     Place,
     debug_breakpoint,
     debug_print,
-    formatted,
+    format_value,
     observed_for_nan,
     places,
     wrong_text,
@@ -81,7 +81,7 @@ class _Places:
             return ""
         value = self._value(place.field)
         if not isinstance(value, Tensor):
-            return _escaped(formatted(place, value))
+            return _escaped(format_value(place, value))
         position = next((i for i, t in enumerate(self.tensors) if t is value), len(self.tensors))
         self.tensors += [value] if position == len(self.tensors) else []
         conversion = f"!{place.conversion}" if place.conversion else ""

@@ -52,7 +52,7 @@ class BatchTrace(Trace):
         value.axis = axis
         return wrap(value)
 
-    def split(self, tensor: Tensor) -> tuple[Tensor, int | None]:
+    def tensor_and_axis(self, tensor: Tensor) -> tuple[Tensor, int | None]:
         """The tensor with the hidden axis shown, and where it is."""
         value = tensor._value
         if isinstance(value, Batched) and value.trace is self:
@@ -67,7 +67,7 @@ class BatchTrace(Trace):
         if isinstance(rule, Unsupported):
             got = {f"x{i + 1}": operand for i, operand in enumerate(operands)}
             raise rule.error(primitive.name, "a batching rule", got)
-        pairs = [self.split(operand) for operand in operands]
+        pairs = [self.tensor_and_axis(operand) for operand in operands]
         tensors = tuple(tensor for tensor, _ in pairs)
         out, axes = rule(self.size, tensors, tuple(axis for _, axis in pairs), **params)
         if primitive.multiple:
@@ -85,7 +85,7 @@ def vmap(
     trace = BatchTrace(size)
     with running(trace):
         inner = [trace.tensor(x, axis) for x, axis in zip(arguments, axes, strict=True)]
-        return [trace.split(result) for result in f(*inner)]
+        return [trace.tensor_and_axis(result) for result in f(*inner)]
 
 
 def move_axis(tensor: Tensor, source: int, destination: int) -> Tensor:

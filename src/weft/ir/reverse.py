@@ -69,7 +69,7 @@ def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
     return sorted(seen, key=_number, reverse=True)
 
 
-def between(
+def nodes_between(
     roots: Sequence[AnyNode | None], stops: Sequence[AnyNode], oldest: int
 ) -> tuple[list[AnyNode], bool]:
     """The nodes on a way from the roots back to the stops, latest first.
@@ -140,7 +140,7 @@ def _backpropagate(
         if cotangent is None:
             continue
         if node.hooks:
-            cotangent = _hooked(node.hooks, cotangent)
+            cotangent = _apply_hooks(node.hooks, cotangent)
         if node in ends:
             leaves[node] = cotangent
         elif type(node) is Node:
@@ -171,7 +171,7 @@ def _accumulate(cotangents: dict[Any, Any], key: Any, cotangent: Tensor) -> None
     cotangents[key] = cotangent if before is None else before + cotangent
 
 
-def _hooked(hooks: list[Hook], cotangent: Tensor) -> Tensor:
+def _apply_hooks(hooks: list[Hook], cotangent: Tensor) -> Tensor:
     for hook in hooks:
         changed = hook(cotangent)
         cotangent = cotangent if changed is None else changed
@@ -188,7 +188,7 @@ def _propagate(
     """Add what one node passes back to the cotangents of its parents."""
     values, parents, params = node.values, node.parents, node.params
     if values is None:
-        raise _freed(node.primitive)
+        raise _freed_tape_error(node.primitive)
     if attach:
         operands: list[Any] = [
             value if type(value) is float else wrap(value, parent)
@@ -310,7 +310,7 @@ def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> T
             else [(results, cotangent)]
         )
         seeds = [(r._node, ct) for r, ct in pairs if r is not None and ct is not None]
-        order, _ = between([root for root, _ in seeds], [leaf], leaf.number)
+        order, _ = nodes_between([root for root, _ in seeds], [leaf], leaf.number)
         back = backpropagate(order, seeds, stops=[leaf]).get(leaf)
     if back is not None and getattr(back._value, "trace", None) is trace:
         raise AssertionError("a derivative rule read the value of the tangent it is linear in")
@@ -331,7 +331,7 @@ def vjp(
     with recording(True):
         results = list(f(*inner))
     oldest = min((leaf.number for leaf in leaves), default=0)
-    order, elsewhere = between([result._node for result in results], leaves, oldest)
+    order, elsewhere = nodes_between([result._node for result in results], leaves, oldest)
     elsewhere = elsewhere or any(leaf.parents for leaf in leaves)
 
     def pullback(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -388,7 +388,7 @@ def _is_traced(tensor: Tensor) -> bool:
 
 def zeros(kind: TensorType) -> Tensor:
     """A tensor of zeros of that type."""
-    return filled(kind.shape, kind.dtype, 0)
+    return filled_tensor(kind.shape, kind.dtype, 0)
 
 
 def or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
@@ -396,7 +396,7 @@ def or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Ten
     return [zeros(x.type) if f is None else f for f, x in zip(found, like, strict=True)]
 
 
-def filled(shape: Shape, dtype: DType, value: float) -> Tensor:
+def filled_tensor(shape: Shape, dtype: DType, value: float) -> Tensor:
     """A tensor of one value."""
     return apply(PRIMITIVES["full"], shape=shape, dtype=dtype, value=value)
 
@@ -416,7 +416,7 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
     return tensor
 
 
-def _freed(primitive: Primitive) -> GradientError:
+def _freed_tape_error(primitive: Primitive) -> GradientError:
     return GradientError(
         "backward",
         "the tape was freed by an earlier backward",

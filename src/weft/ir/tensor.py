@@ -287,12 +287,12 @@ def host_array(tensor: Tensor, purpose: str) -> np.ndarray[Any, Any]:
     if type(value) in CONCRETE:
         raise not_on_host(purpose, tensor)
     if not value.trace.active:
-        raise leaked(value, purpose)
+        raise leak_error(value, purpose)
     array: np.ndarray[Any, Any] = value.host_array(purpose)
     return array
 
 
-def leaked(value: Traced, purpose: str) -> LeakError:
+def leak_error(value: Traced, purpose: str) -> LeakError:
     """The error for a traced tensor that outlived its trace."""
     where = value.trace.location
     return LeakError(

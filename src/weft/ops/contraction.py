@@ -99,7 +99,7 @@ def _dot(a: Array, b: Array, contract: Axes, batch: Axes) -> Any:
     free_b = free_axes(b.ndim, contract[1], batch[1])
     if not contract[0]:
         left = a.transpose(*batch[0], *free_a)
-        return left[(..., *[None] * len(free_b))] * _spaced(b, batch[1], free_b, len(free_a))
+        return left[(..., *[None] * len(free_b))] * _with_gap(b, batch[1], free_b, len(free_a))
     pairs = sorted(zip(*contract, strict=True))
     left = _matrices(a, batch[0], free_a, [pair[0] for pair in pairs])
     right = _matrices(b, batch[1], free_b, [pair[1] for pair in pairs])
@@ -121,7 +121,7 @@ def _product(left: Array, right: Array) -> Any:
     return total.astype(left.dtype)
 
 
-def _spaced(b: Array, batch: Sequence[int], free: Sequence[int], gap: int) -> Array:
+def _with_gap(b: Array, batch: Sequence[int], free: Sequence[int], gap: int) -> Array:
     """The right operand with axes of size 1 where the left one's free axes are."""
     turned = b.transpose(*batch, *free)
     stack = len(batch)
@@ -153,7 +153,7 @@ def _back_left(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) ->
     columns = tuple(range(len(stack) + len(free_a), ct.ndim))
     back = apply(dot, ct, _conj(b), contract=(columns, free_b), batch=(stack, batch[1]))
     paired = [left for _, left in sorted(zip(contract[1], contract[0], strict=True))]
-    return _placed(back, (*batch[0], *free_a, *paired))
+    return _place_axes(back, (*batch[0], *free_a, *paired))
 
 
 def _back_right(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
@@ -164,10 +164,10 @@ def _back_right(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -
     rows = tuple(range(len(stack), len(stack) + len(free_a)))
     back = apply(dot, _conj(a), ct, contract=(free_a, rows), batch=(batch[0], stack))
     paired = [right for _, right in sorted(zip(contract[0], contract[1], strict=True))]
-    return _placed(back, (*batch[1], *paired, *free_b))
+    return _place_axes(back, (*batch[1], *paired, *free_b))
 
 
-def _placed(x: Tensor, places: tuple[int, ...]) -> Tensor:
+def _place_axes(x: Tensor, places: tuple[int, ...]) -> Tensor:
     """Axis i of x put at position places[i]."""
     order = inverse(places)
     return x if order == tuple(range(x.ndim)) else apply(transpose, x, order=order)
@@ -182,7 +182,7 @@ def _batch_dot(
 ) -> tuple[Tensor, int]:
     fronts = [x if i is None else move_axis(x, i, 0) for x, i in zip(operands, axes, strict=True)]
     shifts = [axis is not None for axis in axes]
-    contract, batch = _shifted(contract, shifts), _shifted(batch, shifts)
+    contract, batch = _shift_axes(contract, shifts), _shift_axes(batch, shifts)
     if all(shifts):
         batch = ((0, *batch[0]), (0, *batch[1]))
         return apply(dot, *fronts, contract=contract, batch=batch), 0
@@ -191,7 +191,7 @@ def _batch_dot(
     return out, len(batch[0]) if shifts[0] else out.ndim - columns
 
 
-def _shifted(axes: Axes, by: Sequence[int]) -> Axes:
+def _shift_axes(axes: Axes, by: Sequence[int]) -> Axes:
     return tuple([axis + by[0] for axis in axes[0]]), tuple([axis + by[1] for axis in axes[1]])
 
 

@@ -31,13 +31,13 @@ from weft.ir.tensor import Tensor
 from weft.ops.control import (
     Array,
     batched_graph,
-    closed,
+    batched_outputs,
+    closed_graph,
     cotangent_graph,
     inexact,
-    moved,
-    placed,
+    moving_outputs,
+    place_marked,
     run,
-    spread,
     tangent_graph,
 )
 from weft.ops.elementwise import multiply, sin
@@ -56,12 +56,12 @@ def _call_jvp(
     primals: Sequence[Tensor], tangents: Sequence[Tensor | None], out: Any, graph: Graph
 ) -> list[Tensor | None]:
     moving = tuple(tangent is not None for tangent in tangents)
-    wanted = moved(graph, moving)
+    wanted = moving_outputs(graph, moving)
     if not any(wanted):
         return [None] * len(wanted)
     given = [tangent for tangent in tangents if tangent is not None]
     derived = tangent_graph(graph, moving, wanted)
-    return placed(apply_multiple(call, *primals, *given, graph=derived), wanted)
+    return place_marked(apply_multiple(call, *primals, *given, graph=derived), wanted)
 
 
 def _call_vjp(
@@ -74,14 +74,14 @@ def _call_vjp(
     asked = tuple(w and d for w, d in zip(wanted, inexact(primals), strict=True))
     given = [cotangent for cotangent in cotangents if cotangent is not None]
     derived = cotangent_graph(graph, asked)
-    return placed(apply_multiple(call, *primals, *given, graph=derived), asked)
+    return place_marked(apply_multiple(call, *primals, *given, graph=derived), asked)
 
 
 def _batch_call(
     size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], graph: Graph
 ) -> tuple[tuple[Tensor, ...], list[int | None]]:
     marks = tuple(axis is not None for axis in axes)
-    wanted = spread(graph, marks, size)
+    wanted = batched_outputs(graph, marks, size)
     pairs = zip(operands, axes, strict=True)
     fronts = [x if axis is None else move_axis(x, axis, 0) for x, axis in pairs]
     out = apply_multiple(call, *fronts, graph=batched_graph(graph, size, marks, wanted))
@@ -90,7 +90,7 @@ def _batch_call(
 
 def _samples() -> list[Sample]:
     kinds = [spec("float64", (3,)), spec("float64")]
-    graph = closed(lambda x, a: [sin(multiply(x, a)), multiply(x, x)], kinds)
+    graph = closed_graph(lambda x, a: [sin(multiply(x, a)), multiply(x, x)], kinds)
     return [Sample((np.array([0.3, -1.1, 0.8]), np.array(0.7)), {"graph": graph})]
 
 

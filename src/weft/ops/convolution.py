@@ -219,7 +219,7 @@ def _check_counts(op: str, got: dict[str, object], found: Shape, wanted: Shape) 
 # --- references --------------------------------------------------------------------------------
 
 
-def padded(x: Array, padding: Padding, value: Any = 0) -> Array:
+def pad_array(x: Array, padding: Padding, value: Any = 0) -> Array:
     """The array with a constant around its last axes."""
     if not any(map(any, padding)):
         return x
@@ -230,7 +230,7 @@ def padded(x: Array, padding: Padding, value: Any = 0) -> Array:
     return out
 
 
-def inner(x: Array, spatial: Sequence[int], padding: Padding) -> Array:
+def crop_padding(x: Array, spatial: Sequence[int], padding: Padding) -> Array:
     """The array without the padding around its last axes."""
     inside: list[Any] = [slice(low, low + d) for d, (low, _) in zip(spatial, padding, strict=True)]
     return x[(..., *inside)]
@@ -272,12 +272,12 @@ def positions(
 def _in_float32(reference: Callable[..., Any]) -> Callable[..., Any]:
     """16-bit floats are multiplied and added in float32."""
 
-    def widened(a: Array, b: Array, **params: Any) -> Any:
+    def wide_reference(a: Array, b: Array, **params: Any) -> Any:
         if is_narrow(a.dtype):
             return reference(a.astype(np.float32), b.astype(np.float32), **params).astype(a.dtype)
         return reference(a, b, **params)
 
-    return widened
+    return wide_reference
 
 
 def _chunks(count: int, bytes_each: int) -> Iterator[slice]:
@@ -294,7 +294,7 @@ def _conv(x: Array, w: Array, strides: Any, padding: Padding, dilation: Any, gro
     matrix = w.reshape(groups, w.shape[0] // groups, -1 if w.size else 0)
     depth = matrix.shape[-1]
     for part in _chunks(len(x) if depth else 0, groups * depth * prod(counts) * x.itemsize):
-        view = windows(padded(x[part], padding), kernel, counts, strides, dilation)
+        view = windows(pad_array(x[part], padding), kernel, counts, strides, dilation)
         columns = view.reshape(len(view), groups, depth, prod(counts))
         np.matmul(matrix, columns, out=out[part])
     return out.reshape(len(x), w.shape[0], *counts)
@@ -315,7 +315,7 @@ def _input_gradient(
         columns = np.matmul(matrix, stack).reshape(images, channels, *kernel, *counts)
         for k, place in positions(kernel, counts, strides, dilation):
             out[part][place] += columns[(slice(None), slice(None), *k)]
-    return inner(out, spatial, padding)
+    return crop_padding(out, spatial, padding)
 
 
 @_in_float32
@@ -327,7 +327,7 @@ def _weight_gradient(
     depth = per_group * prod(kernel)
     out = np.zeros((groups, y.shape[1] // groups, depth), x.dtype)
     for part in _chunks(len(x), groups * depth * prod(counts) * x.itemsize):
-        view = windows(padded(x[part], padding), kernel, counts, strides, dilation)
+        view = windows(pad_array(x[part], padding), kernel, counts, strides, dilation)
         places = len(view) * prod(counts)
         columns = np.moveaxis(view, 0, 1 + len(kernel)).reshape(groups, depth, places)
         rows = np.moveaxis(y[part], 0, 1).reshape(groups, y.shape[1] // groups, places)
@@ -360,7 +360,7 @@ _SHARED = {  # the index that two of x, w and y share: its axis in each, and whe
 }
 
 
-def _folded(x: Tensor, batch: int, axis: int, groups: int) -> Tensor:
+def _fold_batch(x: Tensor, batch: int, axis: int, groups: int) -> Tensor:
     """The batch axis merged into another axis, inside its groups: [g, a] -> [g, batch, a]."""
     front = move_axis(x, batch, 0)
     size, shape = front.shape[0], front.shape[1:]
@@ -370,7 +370,7 @@ def _folded(x: Tensor, batch: int, axis: int, groups: int) -> Tensor:
     return apply(reshape, moved, shape=merged)
 
 
-def _unfolded(x: Tensor, size: Dimension, axis: int, groups: int) -> Tensor:
+def _unfold_batch(x: Tensor, size: Dimension, axis: int, groups: int) -> Tensor:
     """The batch axis taken out again, to the front."""
     rest = x.shape[axis] // (size * groups)
     split = (*x.shape[:axis], groups, size, rest, *x.shape[axis + 1 :])
@@ -401,10 +401,10 @@ def _batch(
     else:
         params = {**params, "groups": size * groups}
     folded = [
-        x if place is None else _folded(x, place, *axes[role])
+        x if place is None else _fold_batch(x, place, *axes[role])
         for x, place, role in zip(operands, places, roles[:2], strict=True)
     ]
-    return _unfolded(apply(primitive_of(), *folded, **params), size, *axes[result]), 0
+    return _unfold_batch(apply(primitive_of(), *folded, **params), size, *axes[result]), 0
 
 
 # --- samples -----------------------------------------------------------------------------------

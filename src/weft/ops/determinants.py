@@ -30,7 +30,7 @@ from weft.ops.matrices import (
     Array,
     batch_stacks,
     by_numpy,
-    cut,
+    cut_last_axis,
     identity,
     imaginary_part,
     matrix_transpose,
@@ -186,10 +186,10 @@ def _slope_tangent(s: Tensor, out: Tensor, x: Tensor, t: Tensor) -> Tensor:
     """
     if x.shape[-1] == 0:
         return s
-    around = _around(x)
+    around = _nearby_matrices(x)
     inverse = apply(inv, around)
     wide = around.dtype
-    q, w = (product(inverse, _repeated(convert_to(each, wide), around)) for each in (s, t))
+    q, w = (product(inverse, _broadcast_like(convert_to(each, wide), around)) for each in (s, t))
     both, other = product(q, w), product(w, q)
     one = identity(x.shape[-1], wide)
     traced = _number(trace_of(q) * trace_of(w) - trace_of(both)) * one
@@ -204,15 +204,15 @@ def _number(x: Tensor) -> Tensor:
     return apply(reshape, x, shape=(*x.shape, 1, 1))
 
 
-def _repeated(x: Tensor, like: Tensor) -> Tensor:
+def _broadcast_like(x: Tensor, like: Tensor) -> Tensor:
     return apply(broadcast_to, x, shape=like.shape)
 
 
-def _around(x: Tensor) -> Tensor:
+def _nearby_matrices(x: Tensor) -> Tensor:
     """Well conditioned matrices around each of x, on a new first axis: as many as are needed."""
     wide, n = complex_of(x.dtype), int(x.shape[-1])
     u, s, vh = apply_multiple(svd, apply(stopped, x), full=True)
-    radius = apply(reshape, cut(s, 0, 1), shape=(*x.shape[:-2], 1, 1)) * 2.0
+    radius = apply(reshape, cut_last_axis(s, 0, 1), shape=(*x.shape[:-2], 1, 1)) * 2.0
     radius = where(equal(radius, 0.0), 1.0, radius)
     turn = convert_to(product(u, vh), wide) * convert_to(radius, wide)
     count = max(n - 2, 1)

@@ -27,7 +27,14 @@ from weft.ir.kinds import Search, Window
 from weft.ir.numerics import maximum
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
-from weft.ops.convolution import Padding, check_windows, inner, padded, positions, window_counts
+from weft.ops.convolution import (
+    Padding,
+    check_windows,
+    crop_padding,
+    pad_array,
+    positions,
+    window_counts,
+)
 from weft.ops.cumulative import is_narrow
 from weft.ops.indexing import along_front, gather
 from weft.ops.movement import reshape
@@ -97,10 +104,13 @@ _CASES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
 
 
 def _samples(derivative: bool = True) -> list[Sample]:
-    return [Sample((_scrambled(shape),), params, derivative=derivative) for shape, params in _CASES]
+    return [
+        Sample((_scrambled_sample(shape),), params, derivative=derivative)
+        for shape, params in _CASES
+    ]
 
 
-def _scrambled(shape: tuple[int, ...]) -> Array:
+def _scrambled_sample(shape: tuple[int, ...]) -> Array:
     """Distinct values, well apart, in no order."""
     count = prod(shape)
     return (np.arange(count) * 7 % 61 / 8 - 2).astype(np.float32).reshape(shape)
@@ -135,7 +145,7 @@ def _window_sum(
 ) -> Array:
     lead = x.ndim - len(window)
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
-    wide = padded(x.astype(np.float32) if is_narrow(x.dtype) else x, padding)
+    wide = pad_array(x.astype(np.float32) if is_narrow(x.dtype) else x, padding)
     out = np.zeros((*x.shape[:lead], *counts), wide.dtype)
     for _, place in positions(window, counts, strides, dilation):
         out += wide[place]
@@ -176,7 +186,7 @@ def _window_spread(
     out = np.zeros((*y.shape[:lead], *full), wide.dtype)
     for _, place in positions(window, y.shape[lead:], strides, dilation):
         out[place] += wide
-    return inner(out, spatial, padding).astype(y.dtype, copy=False)
+    return crop_padding(out, spatial, padding).astype(y.dtype, copy=False)
 
 
 def _spread_samples() -> list[Sample]:
@@ -184,7 +194,7 @@ def _spread_samples() -> list[Sample]:
     for shape, params in _CASES:
         spatial = shape[len(shape) - len(params["window"]) :]
         counts = window_counts(spatial, **params)
-        y = _scrambled((*shape[: len(shape) - len(spatial)], *counts))
+        y = _scrambled_sample((*shape[: len(shape) - len(spatial)], *counts))
         samples.append(Sample((y,), {"spatial": spatial, **params}))
     return samples
 
@@ -236,7 +246,7 @@ def _max_type(op: str) -> Callable[..., TensorType]:
     return type_rule
 
 
-def _lowest(dtype: np.dtype[Any]) -> Any:
+def _lowest_value(dtype: np.dtype[Any]) -> Any:
     return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
 
 
@@ -245,8 +255,8 @@ def _window_max(
 ) -> Array:
     lead = x.ndim - len(window)
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
-    lowest = _lowest(x.dtype)
-    around = padded(x, padding, lowest)
+    lowest = _lowest_value(x.dtype)
+    around = pad_array(x, padding, lowest)
     out = np.full((*x.shape[:lead], *counts), lowest, x.dtype)
     for _, place in positions(window, counts, strides, dilation):
         out = maximum(out, around[place])
@@ -260,9 +270,9 @@ def _window_argmax(
     lead = x.ndim - len(window)
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
     wide = x.astype(np.float32) if is_narrow(x.dtype) else x
-    around = padded(wide, padding, _lowest(wide.dtype))
-    flat = padded(np.arange(prod(x.shape[lead:])).reshape(x.shape[lead:]), padding, -1)
-    best = np.full((*x.shape[:lead], *counts), _lowest(wide.dtype), wide.dtype)
+    around = pad_array(wide, padding, _lowest_value(wide.dtype))
+    flat = pad_array(np.arange(prod(x.shape[lead:])).reshape(x.shape[lead:]), padding, -1)
+    best = np.full((*x.shape[:lead], *counts), _lowest_value(wide.dtype), wide.dtype)
     out = np.full(best.shape, -1, np.int64)
     for _, place in positions(window, counts, strides, dilation):
         value, index = around[place], flat[place]

@@ -23,7 +23,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Atom, Graph, Variable
 from weft.ir.parts import as_choice
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
 from weft.ops import control_loop
 from weft.ops.control import same_type
@@ -399,4 +399,4 @@ def _drawn(region: Region, results: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _zeros(kind: TensorType) -> Tensor:
-    return filled(kind.shape, kind.dtype, 0)
+    return filled_tensor(kind.shape, kind.dtype, 0)

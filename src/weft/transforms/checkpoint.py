@@ -21,7 +21,7 @@ from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Contraction
 from weft.ir.primitive import find
-from weft.ir.reverse import AnyNode, backpropagate, between, recording
+from weft.ir.reverse import AnyNode, backpropagate, nodes_between, recording
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 from weft.ops.composed import random
@@ -219,7 +219,7 @@ class Replay:
         tensors = [result for result in results if isinstance(result, Tensor)]
         seeds = [(t._node, ct) for t, ct in zip(tensors, cotangents, strict=True) if ct is not None]
         oldest = min(node.number for node in self.outside)
-        order, _ = between([root for root, _ in seeds], self.outside, oldest)
+        order, _ = nodes_between([root for root, _ in seeds], self.outside, oldest)
         attach = any(each._node is not None for each in out)
         found = backpropagate(order, seeds, stops=self.outside, attach=attach)
         return [found.get(node) for node in self.outside]

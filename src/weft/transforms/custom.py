@@ -26,7 +26,7 @@ from weft.core.errors import GradientError
 from weft.core.trees import TreeStructure
 from weft.ir import batching, reverse
 from weft.ir.derivatives import joint
-from weft.ir.dispatch import apply_multiple, deepest
+from weft.ir.dispatch import apply_multiple, deepest_trace
 from weft.ir.forward import ForwardTrace
 from weft.ir.graph import Graph
 from weft.ir.kinds import Control
@@ -276,14 +276,14 @@ class _Call:
 
     def run(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Compute now where the values are known; otherwise stage the primitive."""
-        trace_of = deepest(tensors, self.rule.name)
+        trace_of = deepest_trace(tensors, self.rule.name)
         if trace_of is None:
             return self._run_now(tensors)
         if isinstance(trace_of, ForwardTrace):
-            pairs = [trace_of.split(tensor) for tensor in tensors]
+            pairs = [trace_of.primal_and_tangent(tensor) for tensor in tensors]
             primals = [primal for primal, _ in pairs]
             out, tangents = _push(primals, [tangent for _, tangent in pairs], self.rule)
-            inside = [x for x in (*out, *tangents) if trace_of.split(x)[0] is not x]
+            inside = [x for x in (*out, *tangents) if trace_of.primal_and_tangent(x)[0] is not x]
             _check_closes_over_nothing(self.owner.__name__, inside)
             results = [trace_of.tensor(o, t) for o, t in zip(out, tangents, strict=True)]
             return self._recorded(tensors, results)

@@ -80,7 +80,7 @@ def value_and_grad(
             _fixing(flat, tensors, moving), *[tensors[i] for i in moving]
         )
         value = _scalar(results, flat)
-        backs = pullback([reverse.filled((), value.dtype, 1)])
+        backs = pullback([reverse.filled_tensor((), value.dtype, 1)])
         leaves = _gradient_leaves(tensors, moving, backs)
         gradients = _as_arguments([args[number] for number in numbers], leaves)
         gradient = gradients[0] if isinstance(argnums, int) else tuple(gradients)

@@ -26,7 +26,7 @@ from weft.core.errors import (
 from weft.core.sharing import is_lent
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, refuse_choice, refuse_part
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import comparison, conversion, display, elementwise, exchange, logic, movement
@@ -150,7 +150,7 @@ def _missing(x: Tensor, name: str) -> Any:
 
 def _set_item(x: Tensor, key: Any, value: Any) -> None:
     refuse_part("setitem", x, key)
-    rebind(x, indexing.updated(x, key, value), "setitem")
+    rebind(x, indexing.with_update(x, key, value), "setitem")
 
 
 def _zero(x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _zero(x: Tensor) -> Tensor:
 def _fill(x: Tensor, value: Any) -> Tensor:
     """Set all elements to one value, and return the tensor."""
     refuse_part("fill_", x)
-    return rebind(x, filled(x.shape, x.dtype, value), "fill_")
+    return rebind(x, filled_tensor(x.shape, x.dtype, value), "fill_")
 
 
 def _owned(x: Tensor) -> Tensor:
@@ -283,11 +283,11 @@ SPECIAL: dict[str, Any] = {
     "__dlpack__": exchange.dlpack,
     "__dlpack_device__": exchange.dlpack_device,
     "__repr__": display.text,
-    "__format__": display.formatted,
+    "__format__": display.format_tensor,
     "_repr_html_": display.page,
-    "__reduce__": exchange.reduced,
-    "__copy__": exchange.copied,
-    "__deepcopy__": exchange.copied,
+    "__reduce__": exchange.reduce_tensor,
+    "__copy__": exchange.copy_handle,
+    "__deepcopy__": exchange.copy_handle,
 }
 
 PROPERTIES: dict[str, property] = {

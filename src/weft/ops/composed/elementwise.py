@@ -19,7 +19,7 @@ from weft.ops.comparison import equal, isfinite, isnan, less, less_equal
 from weft.ops.composed.datatypes import finfo
 from weft.ops.elementary import log, log1p, logaddexp, sigmoid, sin, tanh
 from weft.ops.logic import logical_and, logical_or
-from weft.ops.operands import alias, as_tensor, convert_to, promoted, wrong_dtype
+from weft.ops.operands import alias, as_tensor, convert_to, promote_operands, wrong_dtype
 from weft.ops.selection import where
 from weft.ops.special import erfc
 
@@ -58,7 +58,7 @@ def isposinf(x: Any, /) -> Tensor:
     >>> wf.isposinf(wf.tensor([1.0, float("inf"), float("-inf")])).tolist()
     [False, True, False]
     """
-    return equal(*promoted("isposinf", (x, math.inf), "float"))
+    return equal(*promote_operands("isposinf", (x, math.inf), "float"))
 
 
 def isneginf(x: Any, /) -> Tensor:
@@ -68,7 +68,7 @@ def isneginf(x: Any, /) -> Tensor:
     >>> wf.isneginf(wf.tensor([1.0, float("inf"), float("-inf")])).tolist()
     [False, False, True]
     """
-    return equal(*promoted("isneginf", (x, -math.inf), "float"))
+    return equal(*promote_operands("isneginf", (x, -math.inf), "float"))
 
 
 def isclose(
@@ -80,7 +80,7 @@ def isclose(
     >>> wf.isclose(wf.tensor([1.0, 1.0]), wf.tensor([1.000001, 1.1])).tolist()
     [True, False]
     """
-    a, b = promoted("isclose", (x1, x2), "inexact")
+    a, b = promote_operands("isclose", (x1, x2), "inexact")
     near = logical_and(less_equal(abs(a - b), abs(b) * rtol + atol), isfinite(b))
     near = logical_or(near, equal(a, b))
     return logical_or(near, logical_and(isnan(a), isnan(b))) if equal_nan else near
@@ -113,7 +113,7 @@ def lerp(start: Any, end: Any, weight: Any, /) -> Tensor:
     >>> wf.lerp(wf.tensor([0.0, 10.0]), wf.tensor([1.0, 20.0]), 0.5).tolist()
     [0.5, 15.0]
     """
-    a, b, w = promoted("lerp", (start, end, weight), "inexact")
+    a, b, w = promote_operands("lerp", (start, end, weight), "inexact")
     near_end = less_equal(0.5, w) if not w.dtype.is_complex else less_equal(0.5, abs(w))
     return where(near_end, b - (b - a) * (1.0 - w), a + (b - a) * w)
 
@@ -125,7 +125,7 @@ def deg2rad(x: Any, /) -> Tensor:
     >>> wf.deg2rad(wf.tensor([180.0])).tolist()
     [3.1415927410125732]
     """
-    return multiply(*promoted("deg2rad", (x, math.pi / 180.0), "float"))
+    return multiply(*promote_operands("deg2rad", (x, math.pi / 180.0), "float"))
 
 
 def rad2deg(x: Any, /) -> Tensor:
@@ -135,7 +135,7 @@ def rad2deg(x: Any, /) -> Tensor:
     >>> wf.rad2deg(wf.tensor([0.0, 3.1415927])).tolist()
     [0.0, 180.0]
     """
-    return multiply(*promoted("rad2deg", (x, 180.0 / math.pi), "float"))
+    return multiply(*promote_operands("rad2deg", (x, 180.0 / math.pi), "float"))
 
 
 def _in_single(function: Callable[..., Tensor], x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def sinc(x: Any, /) -> Tensor:
     >>> wf.sinc(wf.tensor([0.0, 0.5])).tolist()
     [1.0, 0.6366197466850281]
     """
-    return _in_single(_sinc, *promoted("sinc", (x,), "inexact"))
+    return _in_single(_sinc, *promote_operands("sinc", (x,), "inexact"))
 
 
 def _sinc(x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def log_sigmoid(x: Any, /) -> Tensor:
     >>> wf.log_sigmoid(wf.tensor([0.0, -1000.0])).tolist()
     [-0.6931471824645996, -1000.0]
     """
-    return negative(logaddexp(negative(*promoted("log_sigmoid", (x,), "float")), 0.0))
+    return negative(logaddexp(negative(*promote_operands("log_sigmoid", (x,), "float")), 0.0))
 
 
 def logit(x: Any, /) -> Tensor:
@@ -195,7 +195,7 @@ def logit(x: Any, /) -> Tensor:
     >>> wf.logit(wf.tensor([0.5, 1.0])).tolist()
     [0.0, inf]
     """
-    (x,) = promoted("logit", (x,), "float")
+    (x,) = promote_operands("logit", (x,), "float")
     return log(x) - log1p(-x)
 
 
@@ -216,7 +216,7 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     >>> wf.gelu(wf.tensor([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
-    (x,) = promoted("gelu", (x,), "float")
+    (x,) = promote_operands("gelu", (x,), "float")
     if approximate == "none":
         return _in_single(_gelu, x)
     if approximate != "tanh":

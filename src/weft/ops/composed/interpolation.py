@@ -70,7 +70,11 @@ def interpolate(
                 places = _linear_places(dim, count, ratio, align_corners)
             else:
                 places = _nearest_places(dim, count, ratio, shift)
-        out = _linear(out, i + 2, places, dim) if mode in _LINEAR else _taken(out, i + 2, places)
+        out = (
+            _linear(out, i + 2, places, dim)
+            if mode in _LINEAR
+            else _take_places(out, i + 2, places)
+        )
     return out
 
 
@@ -131,7 +135,7 @@ def _linear_places(dim: int, count: int, ratio: float, align_corners: bool) -> A
     return np.asarray(np.maximum((np.arange(count) + 0.5) * ratio - 0.5, 0.0))
 
 
-def _taken(x: Tensor, axis: int, places: Array) -> Tensor:
+def _take_places(x: Tensor, axis: int, places: Array) -> Tensor:
     if len(places) == x.shape[axis] and bool(np.all(places == np.arange(len(places)))):
         return x
     return move_axis(apply(gather, x, wrap(places), axes=(axis,)), 0, axis)
@@ -141,5 +145,5 @@ def _linear(x: Tensor, axis: int, places: Array, dim: int) -> Tensor:
     low = np.minimum(np.floor(places).astype(np.int64), dim - 1)
     share = convert_to(wrap(places - low), x.dtype)
     share = apply(reshape, share, shape=(len(places), *[1] * (x.ndim - axis - 1)))
-    before, after = _taken(x, axis, low), _taken(x, axis, np.minimum(low + 1, dim - 1))
+    before, after = _take_places(x, axis, low), _take_places(x, axis, np.minimum(low + 1, dim - 1))
     return before * (1.0 - share) + after * share

@@ -16,7 +16,13 @@ from weft.core.shapes import Dimension, is_static
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
-from weft.ops.composed.convolutions import Sizes, batched, per_axis, sides, unbatched
+from weft.ops.composed.convolutions import (
+    Sizes,
+    per_axis,
+    sides,
+    with_batch_axis,
+    without_batch_axis,
+)
 from weft.ops.contraction import NONE, dot
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
@@ -107,12 +113,14 @@ def _max_pool(
     ceil_mode: bool,
     return_indices: bool,
 ) -> Any:
-    tensor, added = batched(op, as_tensor(op, x), rank)
+    tensor, added = with_batch_axis(op, as_tensor(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, dilation, ceil_mode)
     if not return_indices:
-        return unbatched(apply_as(op, window_max, tensor, **params), added)
+        return without_batch_axis(apply_as(op, window_max, tensor, **params), added)
     indices = apply_as(op, window_argmax, tensor, **params)
-    return unbatched(window_pick(tensor, indices, rank), added), unbatched(indices, added)
+    return without_batch_axis(window_pick(tensor, indices, rank), added), without_batch_axis(
+        indices, added
+    )
 
 
 def max_pool1d(
@@ -188,14 +196,14 @@ def _avg_pool(
     ceil_mode: bool,
     count_include_pad: bool,
 ) -> Tensor:
-    tensor, added = batched(op, _floating(op, x), rank)
+    tensor, added = with_batch_axis(op, _inexact_operand(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, 1, ceil_mode)
     total: Tensor = apply_as(op, window_sum, tensor, **params)
     inside = sides(op, padding, rank)
     if params["padding"] == inside and (count_include_pad or not any(map(any, inside))):
-        return unbatched(total / float(np.prod(params["window"])), added)
+        return without_batch_axis(total / float(np.prod(params["window"])), added)
     counted = inside if count_include_pad else ((0, 0),) * rank
-    return unbatched(total / _counts(tensor, counted, params), added)
+    return without_batch_axis(total / _counts(tensor, counted, params), added)
 
 
 def _counts(x: Tensor, counted: Padding, params: dict[str, Any]) -> Tensor:
@@ -213,7 +221,7 @@ def _counts(x: Tensor, counted: Padding, params: dict[str, Any]) -> Tensor:
     return apply(window_sum, ones, **{**params, "padding": rest})
 
 
-def _floating(op: str, x: Any) -> Tensor:
+def _inexact_operand(op: str, x: Any) -> Tensor:
     tensor = as_tensor(op, x)
     return convert_to(tensor, allowed_dtype(op, tensor.dtype, "inexact", (tensor,)))
 
@@ -282,8 +290,8 @@ def _bounds(dim: int, count: int) -> list[tuple[int, int]]:
     return [(i * dim // count, -(-(i + 1) * dim // count)) for i in range(count)]
 
 
-def _adaptive(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, list[int], bool]:
-    tensor, added = batched(op, as_tensor(op, x), rank)
+def _adaptive_sizes(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, list[int], bool]:
+    tensor, added = with_batch_axis(op, as_tensor(op, x), rank)
     several = isinstance(output_size, (tuple, list))
     entries = tuple(output_size) if several else (output_size,) * rank
     spatial = tensor.shape[2:]
@@ -301,10 +309,10 @@ def _adaptive(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, lis
 
 
 def _adaptive_avg(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
-    tensor, sizes, added = _adaptive(op, rank, _floating(op, x), output_size)
+    tensor, sizes, added = _adaptive_sizes(op, rank, _inexact_operand(op, x), output_size)
     for axis, count in enumerate(sizes, start=2):
         tensor = _mean_stretches(tensor, axis, count)
-    return unbatched(alias(tensor), added)
+    return without_batch_axis(alias(tensor), added)
 
 
 def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
@@ -321,10 +329,10 @@ def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
 
 
 def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
-    tensor, sizes, added = _adaptive(op, rank, x, output_size)
+    tensor, sizes, added = _adaptive_sizes(op, rank, x, output_size)
     for axis, count in enumerate(sizes, start=2):
         tensor = _largest_of_stretches(tensor, axis, count)
-    return unbatched(alias(tensor), added)
+    return without_batch_axis(alias(tensor), added)
 
 
 def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
