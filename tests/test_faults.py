@@ -632,7 +632,7 @@ LIBRARY_FAULTS = [
     ),
     Fault(
         "a batch that forgets a user's rule",
-        lambda: patched((custom, "_batched"), value=lambda rule: custom._SAMPLE_RULE),
+        lambda: patched((custom, "_batched_rule"), value=lambda rule: custom._SAMPLE_RULE),
         custom_rules_hold_under_vmap,
     ),
     Fault(

@@ -64,7 +64,7 @@ from weft.core.errors import (
     UnsupportedError,
     WeftError,
 )
-from weft.core.names import unknown as _unknown
+from weft.core.names import unknown_name as _unknown
 from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec

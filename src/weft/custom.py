@@ -126,7 +126,7 @@ def native(
     return Definition(name, takes, type_rule or rule, results, dense).make_operator(
         doc=doc or f"The operation {name}, by a kernel of a library.",
         type_rule=rule,
-        reference=_computed(implementation, rule, results),
+        reference=_kernel_function(implementation, rule, results),
         derivatives=derivatives,
         batch=batch,
         samples=samples or (lambda: _samples(implementation, takes, type_rule)),
@@ -149,10 +149,10 @@ def _arguments(
         count = sum(kind <= Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
     declared = {k: REQUIRED if isinstance(v, type) else v for k, v in attributes.items()}
 
-    def fitted(op: str, key: str, default: Any, value: Any) -> Any:
-        return _fitted(op, key, attributes[key], value)
+    def fit_argument(op: str, key: str, default: Any, value: Any) -> Any:
+        return _fit_attribute(op, key, attributes[key], value)
 
-    return Arguments(count or 1, declared, fitted)
+    return Arguments(count or 1, declared, fit_argument)
 
 
 def _kind(op: str, name: str, declared: Any) -> int:
@@ -171,7 +171,7 @@ def _kind(op: str, name: str, declared: Any) -> int:
     return found
 
 
-def _fitted(op: str, name: str, declared: Any, value: Any) -> Any:
+def _fit_attribute(op: str, name: str, declared: Any, value: Any) -> Any:
     """An attribute's value in the kind that was declared; refused where it is of another."""
     several = isinstance(declared, (tuple, list))
     kind = _kind(op, name, declared)
@@ -319,7 +319,7 @@ def _by_shape_function(implementation: Native, address: int, results: int) -> Ru
     return rule
 
 
-def _computed(implementation: Native, rule: Rule, results: int) -> Rule:
+def _kernel_function(implementation: Native, rule: Rule, results: int) -> Rule:
     """The kernel as a function of arrays."""
 
     def compute(*arrays: Array, **params: Any) -> Any:

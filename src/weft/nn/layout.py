@@ -173,7 +173,7 @@ class Guard:
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
-        if self.is_blind or not self._held.unchanged():
+        if self.is_blind or not self._held.is_unchanged():
             return False
         changes = Changes.count
         if self._changes != changes:

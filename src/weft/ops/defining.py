@@ -33,7 +33,7 @@ import numpy as np
 
 from weft.core.dtypes import BY_NUMPY, from_numpy
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, Unsupported, WeftError
-from weft.core.names import nearest
+from weft.core.names import nearest_name
 from weft.core.records import frozen
 from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
@@ -102,7 +102,7 @@ def elementwise(
     """
     for name, given, known in (("dtypes", dtypes, DTYPE_CLASSES), ("result", result, RESULTS)):
         if given not in known:
-            meant = nearest(str(given), list(known)) or next(iter(known))
+            meant = nearest_name(str(given), list(known)) or next(iter(known))
             raise ArgumentError(
                 "elementwise",
                 f"{name} is not a class of dtypes",

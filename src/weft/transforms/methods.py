@@ -52,7 +52,7 @@ __all__ = ["install"]
 Function = Callable[..., Any]
 
 
-def _reflected(function: Function) -> Function:
+def _reflected_operator(function: Function) -> Function:
     """The operator for a tensor on the right-hand side."""
 
     def method(self: Tensor, other: Any) -> Tensor:
@@ -104,7 +104,7 @@ def _comparison(function: Function) -> Function:
     return method
 
 
-def _along(function: Function) -> Function:
+def _axis_method(function: Function) -> Function:
     """A function with a keyword `axis` as a method that also takes it by position: x.sum(0)."""
     default = signature(function).parameters["axis"].default
 
@@ -133,7 +133,7 @@ def _foreign_option(op: str, options: dict[str, Any]) -> ArgumentTypeError:
     )
 
 
-def _missing(x: Tensor, name: str) -> Any:
+def _missing_attribute(x: Tensor, name: str) -> Any:
     """What `x.name` means where there is no such attribute: an error with a suggestion."""
     if name.startswith("_"):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
@@ -145,7 +145,7 @@ def _missing(x: Tensor, name: str) -> Any:
             got={"name": name},
             fix=f"call it with the tensor among its arguments: wf.{name}",
         )
-    raise names.unknown("tensor", name, dir(x), "x")
+    raise names.unknown_name("tensor", name, dir(x), "x")
 
 
 def _set_item(x: Tensor, key: Any, value: Any) -> None:
@@ -165,7 +165,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
     return rebind(x, filled_tensor(x.shape, x.dtype, value), "fill_")
 
 
-def _owned(x: Tensor) -> Tensor:
+def _own_memory(x: Tensor) -> Tensor:
     """The tensor, on memory that nobody else writes to."""
     value = x._value
     return wrap(value.copy(), x._node) if is_host(value) and is_lent(value) else x
@@ -174,7 +174,7 @@ def _owned(x: Tensor) -> Tensor:
 def _copy(x: Tensor, source: Any) -> Tensor:
     """Take the values of another tensor, broadcast and converted, and return the tensor."""
     refuse_part("copy_", x)
-    values = conversion.astype(_owned(as_tensor("copy_", source)), x.dtype)
+    values = conversion.astype(_own_memory(as_tensor("copy_", source)), x.dtype)
     return rebind(x, apply(movement.broadcast_to, values, shape=x.shape), "copy_")
 
 
@@ -269,7 +269,7 @@ SPECIAL: dict[str, Any] = {
     "__le__": comparison.less_equal,
     "__gt__": comparison.greater,
     "__ge__": comparison.greater_equal,
-    "__getattr__": _missing,
+    "__getattr__": _missing_attribute,
     "__getitem__": indexing.getitem,
     "__setitem__": _set_item,
     "__iter__": exchange.iterate,
@@ -358,7 +358,7 @@ def install() -> None:
     """Put everything on the class; a name that a layer does not define is an error here."""
     for name, function in OPERATORS.items():
         setattr(Tensor, f"__{name}__", function)
-        setattr(Tensor, f"__r{name}__", _reflected(function))
+        setattr(Tensor, f"__r{name}__", _reflected_operator(function))
         setattr(Tensor, f"__i{name}__", _in_place(SIGNS[name], function))
     for name, attribute in {**SPECIAL, **PROPERTIES, **METHODS}.items():
         setattr(Tensor, name, attribute)
@@ -367,7 +367,7 @@ def install() -> None:
             setattr(Tensor, name, getattr(module, name))
     for module, chosen in ALONG.items():
         for name in chosen:
-            setattr(Tensor, name, _along(getattr(module, name)))
+            setattr(Tensor, name, _axis_method(getattr(module, name)))
 
 
 install()

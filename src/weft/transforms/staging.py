@@ -240,13 +240,13 @@ class Builder(GraphTrace):
         if value is GENERATOR.key._value:
             return self.key
         if isinstance(value, Staged) and value.trace is not self:
-            raise _foreign(tensor)
+            raise _foreign_tensor_error(tensor)
         cell = self._of_leaf(tensor)
         if cell is not None:
             value = cell.value
             self._stand(tensor, value)  # what the tape keeps must be the cell, too
         elif tensor._node is not None and is_concrete(value):
-            value = self._repeated(tensor)._value
+            value = self._repeat_from_cells(tensor)._value
         if isinstance(value, Staged):
             return self.current.get(value.variable, value.variable)
         return self._constant(tensor)
@@ -263,7 +263,7 @@ class Builder(GraphTrace):
         fixed = is_concrete(value) or self.is_closed(value.variable)
         return self.adopt_cell(handle, trainable=True) if fixed and handle._value is value else None
 
-    def _repeated(self, tensor: Tensor) -> Tensor:
+    def _repeat_from_cells(self, tensor: Tensor) -> Tensor:
         """A tensor that was computed at once from leaves: the same here, from their cells.
 
         The handle holds that, too, as long as the builder is entered.
@@ -359,7 +359,7 @@ class Builder(GraphTrace):
             cell.original, cell.follows = value, follows
             return cell
         if not isinstance(value, Staged) or value.trace is not self:
-            raise _foreign(handle)
+            raise _foreign_tensor_error(handle)
         self._check_closed(value.variable, handle)
         return self._adopt(handle, value.variable, name, trainable)
 
@@ -542,7 +542,7 @@ def suspended() -> Iterator[None]:
         _entered.stack = inner
 
 
-def _foreign(tensor: Tensor) -> GraphError:
+def _foreign_tensor_error(tensor: Tensor) -> GraphError:
     return GraphError(
         "graph",
         "a tensor belongs to another graph, or to a branch that is being traced",

@@ -20,7 +20,7 @@ import numpy as np
 from weft.core.devices import check_host_device
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_FLOAT, as_dtype, complex_of, float32
-from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, shown
+from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, short_repr
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
@@ -331,7 +331,7 @@ def _length(op: str, n: object) -> int:
             op,
             "the length is not an integer",
             expected="an integer n",
-            got={"n": shown(n)},
+            got={"n": short_repr(n)},
             fix="round it: n=int(n)",
         ) from None
     if not 1 <= length < 2**63:

@@ -37,7 +37,7 @@ from weft.core.errors import (
     DTypeError,
     ShapeError,
     TraceError,
-    shown,
+    short_repr,
 )
 from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
@@ -383,7 +383,7 @@ def _index_tensor(item: Any) -> Tensor:
         OP,
         f"{type(item).__name__} is not an index",
         expected="integers, slices, None, ..., and tensors or lists of integers or booleans",
-        got={"index": shown(item)},
+        got={"index": short_repr(item)},
         fix="convert it first: x[int(i)]"
         if isinstance(item, float)
         else "x[0], x[1:3], x[..., None], x[[0, 2]], x[x > 0]",

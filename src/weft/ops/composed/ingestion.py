@@ -25,7 +25,7 @@ from weft.core.errors import (
     OutOfMemoryError,
     ShapeError,
     WeftError,
-    shown,
+    short_repr,
 )
 from weft.core.trees import endless
 from weft.ir.dispatch import apply
@@ -237,7 +237,7 @@ def _refuse(op: str, obj: Any, dtype: DType | None, error: Exception | None) -> 
             op,
             f"{type(strange[0]).__name__} is not a number",
             expected="numbers, arrays, or nested lists of these",
-            got={"element": shown(strange[0])},
+            got={"element": short_repr(strange[0])},
             fix="leave it out, or encode it as a number first",
         )
     raise _range_error(op, obj, dtype or dtypes.DEFAULT_INTEGER) from error
