@@ -60,13 +60,13 @@ _current = _Current()
 _worker: list[WorkerInfo] = []
 
 
-def loading(seed: int, epoch: int, index: int, stage: int = 0) -> AbstractContextManager[None]:
+def load_item(seed: int, epoch: int, index: int, stage: int = 0) -> AbstractContextManager[None]:
     """Everything inside loads this item."""
-    return at(Place(seed, epoch, index, stage))
+    return at_place(Place(seed, epoch, index, stage))
 
 
 @contextmanager
-def at(place: Place) -> Iterator[None]:
+def at_place(place: Place) -> Iterator[None]:
     """Everything inside loads the item of this place."""
     outside = _current.place, _current.generator
     _current.place, _current.generator = place, None

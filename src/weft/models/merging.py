@@ -15,7 +15,7 @@ from typing import TypeVar
 Piece = TypeVar("Piece", str, bytes)
 
 
-def joined(pieces: list[Piece], rank: Callable[[Piece, Piece], float | None]) -> list[Piece]:
+def merge_pieces(pieces: list[Piece], rank: Callable[[Piece, Piece], float | None]) -> list[Piece]:
     """Pieces, with neighbours joined in the order of rank, lower first, then from the left.
 
     A heap of pairs and links between neighbours: n pieces take about n log n steps.

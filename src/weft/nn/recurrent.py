@@ -99,7 +99,7 @@ class _Recurrent(Module):
         """
         alone = x.ndim == 2
         x = self._time_first(x, alone)  # [time, batch, input]
-        given = self._initial(x, state, alone)
+        given = self._initial_state(x, state, alone)
         lengths = self._checked_lengths(x, lengths)
         lasts: list[State] = []
         for layer in range(self.num_layers):
@@ -137,7 +137,7 @@ class _Recurrent(Module):
             return wf.expand_dims(x, axis=1)
         return wf.swapaxes(x, 0, 1) if self.batch_first else x
 
-    def _initial(self, x: wf.Tensor, state: Any, alone: bool) -> State:
+    def _initial_state(self, x: wf.Tensor, state: Any, alone: bool) -> State:
         shape = (self.num_layers * self._directions, x.shape[1], self.hidden_size)
         if state is None:
             return (wf.zeros(shape, dtype=x.dtype),) * self.states

@@ -28,7 +28,8 @@ def surprise_findings(subject: Subject, ranges: dict[Any, Range]) -> Iterator[Fi
     producers = {result: node for node in subject.graph.nodes for result in node.results}
     seen: set[Any] = set()
     rules: list[Callable[..., Iterator[Finding]]] = [
-        _wide, _whole_division, _mixed_halves, _outer_broadcast, _dead_choice, _dead_branch, _risks,
+        _find_float64, _whole_division, _mixed_halves, _outer_broadcast, _dead_choice, _dead_branch,
+        _risks,
     ]  # fmt: skip
     doubles = any(kind.dtype.name == "float64" for kind in subject.graph.input_types)
     for number, node in enumerate(subject.graph.nodes):
@@ -79,7 +80,7 @@ class _Look:
         return made.operands[0].type.dtype if made.location == self.node.location else None
 
 
-def _wide(look: _Look) -> Iterator[Finding]:
+def _find_float64(look: _Look) -> Iterator[Finding]:
     """Where float64 comes from, unless it was asked for by an input."""
     made = any(result.type.dtype.name == "float64" for result in look.node.results)
     had = any(kind.dtype.name == "float64" for kind in look.types)

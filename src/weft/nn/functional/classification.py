@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
-from weft.nn.functional.checks import choose, values_of, within
-from weft.nn.functional.losses import REDUCTIONS, reduced
+from weft.nn.functional.checks import check_range, choose, values_of
+from weft.nn.functional.losses import REDUCTIONS, reduce_losses
 
 
 def cross_entropy(
@@ -78,7 +78,7 @@ def _of_indices(
     choose(op, "reduction", reduction, REDUCTIONS)
     _check_labels(op, logs, target, axis)
     counted = wf.not_equal(target, ignore_index)
-    labels = within(op, wf.where(counted, target, 0), logs.shape[axis], "label")
+    labels = check_range(op, wf.where(counted, target, 0), logs.shape[axis], "label")
     places = wf.expand_dims(labels, axis=axis)
     chosen = wf.squeeze(wf.take_along_axis(logs, places, axis=axis), axis=axis)
     scale = counted.astype(logs.dtype)
@@ -87,12 +87,12 @@ def _of_indices(
         scale = scale * wf.take(weight, labels, axis=0)
     losses = wf.where(counted, -chosen * scale, 0.0)
     if smoothing:
-        every = logs if weight is None else logs * _along(weight, logs, axis)
+        every = logs if weight is None else logs * _per_class(weight, logs, axis)
         spread = wf.where(counted, -wf.sum(every, axis=axis), 0.0) / logs.shape[axis]
         losses = (1 - smoothing) * losses + smoothing * spread
     if reduction == "mean":
         return wf.sum(losses) / wf.sum(scale)
-    return reduced(op, losses, reduction)
+    return reduce_losses(op, losses, reduction)
 
 
 def _of_probabilities(
@@ -109,12 +109,12 @@ def _of_probabilities(
         target = (1 - smoothing) * target + smoothing / int(logs.shape[axis])
     if weight is not None:
         _check_weight("cross_entropy", logs, weight, axis)
-        logs = logs * _along(weight, logs, axis)
+        logs = logs * _per_class(weight, logs, axis)
     losses = -wf.sum(logs * target, axis=axis)
-    return reduced("cross_entropy", losses, reduction)
+    return reduce_losses("cross_entropy", losses, reduction)
 
 
-def _along(weight: wf.Tensor, x: wf.Tensor, axis: int) -> wf.Tensor:
+def _per_class(weight: wf.Tensor, x: wf.Tensor, axis: int) -> wf.Tensor:
     """One number for each class, in a shape that broadcasts with x."""
     return wf.reshape(weight, (-1, *[1] * (x.ndim - axis - 1)))
 
@@ -156,12 +156,12 @@ def multi_margin_loss(
     1.0
     """
     _check_labels("multi_margin_loss", x, target, x.ndim - 1)
-    labels = within("multi_margin_loss", target, x.shape[-1], "label")
+    labels = check_range("multi_margin_loss", target, x.shape[-1], "label")
     chosen = wf.take_along_axis(x, wf.expand_dims(labels, axis=-1), axis=-1)
     gaps = wf.relu(margin - chosen + x) ** p
     others = 1 - wf.one_hot(labels, x.shape[-1], dtype=x.dtype)
     losses = wf.sum(gaps * others, axis=-1) / x.shape[-1]
-    return reduced("multi_margin_loss", losses, reduction)
+    return reduce_losses("multi_margin_loss", losses, reduction)
 
 
 LOWEST = -1e30
@@ -201,7 +201,7 @@ def ctc_loss(
     )
     if reduction == "mean":
         return wf.mean(losses / wf.maximum(target_lengths, 1).astype(losses.dtype))
-    return reduced("ctc_loss", losses, reduction)
+    return reduce_losses("ctc_loss", losses, reduction)
 
 
 def _are_lengths(
@@ -218,7 +218,7 @@ def _with_blanks(
     """The target with a blank before, between and after its labels; padding is blank, too."""
     batch, longest = targets.shape
     used = wf.arange(longest) < wf.expand_dims(target_lengths, axis=1)
-    labels = within("ctc_loss", wf.where(used, targets, blank), log_probs.shape[2], "label")
+    labels = check_range("ctc_loss", wf.where(used, targets, blank), log_probs.shape[2], "label")
     blanks = wf.full((batch, longest), blank, dtype=labels.dtype)
     pairs = wf.reshape(wf.stack([blanks, labels], axis=2), (batch, 2 * longest))
     return wf.concat([pairs, wf.full((batch, 1), blank, dtype=labels.dtype)], axis=1)
@@ -242,7 +242,7 @@ def _alignments(
 
     def step(carry: wf.Tensor, given: tuple[wf.Tensor, wf.Tensor]) -> Any:
         number, chances = given
-        one, two = _moved(carry, 1), wf.where(may_skip, _moved(carry, 2), LOWEST)
+        one, two = _move_states(carry, 1), wf.where(may_skip, _move_states(carry, 2), LOWEST)
         come = wf.where(wf.equal(number, 0), carry, wf.logaddexp(wf.logaddexp(carry, one), two))
         running = wf.expand_dims(number < input_lengths, axis=1)
         return wf.where(running, wf.maximum(come + chances, LOWEST), carry), None
@@ -256,7 +256,7 @@ def _alignments(
     return wf.squeeze(wf.logaddexp(full, cut), axis=1)
 
 
-def _moved(carry: wf.Tensor, places: int) -> wf.Tensor:
+def _move_states(carry: wf.Tensor, places: int) -> wf.Tensor:
     """The states moved up; those that nothing moves to are impossible."""
     states = carry.shape[1]
     return wf.pad(carry, [(0, 0), (places, 0)], constant_values=LOWEST)[:, :states]
