@@ -303,7 +303,7 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
             result = bind(primitive, *xs, **sample.params)
             return result if primitive.multiple else (result,)
 
-        found = [_at_front(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
+        found = [_batch_axis_first(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
         for position in range(2):
             chosen = [
                 wrap(x if axis is None else variants[position][i])
@@ -314,7 +314,7 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
                 _close(f"batched along {axes}", one[position], other._value, 1e-4)
 
 
-def _at_front(tensor: Tensor, axis: int | None) -> Array:
+def _batch_axis_first(tensor: Tensor, axis: int | None) -> Array:
     array = host_array(tensor, "vmap")
     return np.stack([array, array]) if axis is None else np.moveaxis(array, axis, 0)
 

@@ -223,7 +223,7 @@ class _Pass(Iterator[Any]):
         if pool is not None:
             source = pool.batches(epoch, tasks)
         else:
-            source = _computed_here(loader._job.fetcher(), epoch, tasks)
+            source = _compute_batches(loader._job.fetcher(), epoch, tasks)
         self._source = Prefetcher(source, loader.prefetch) if loader.prefetch else source
         # Also when this object is forgotten, and before the interpreter ends under a thread.
         self._release = weakref.finalize(self, _let_go, loader, pool, self._source)
@@ -267,7 +267,7 @@ def _let_go(loader: DataLoader, pool: Pool | None, source: Any) -> None:
         loader._give_back(pool)
 
 
-def _computed_here(fetch: Fetcher, epoch: int, tasks: Tasks) -> Iterator[Any]:
+def _compute_batches(fetch: Fetcher, epoch: int, tasks: Tasks) -> Iterator[Any]:
     for number, indices in tasks:
         batch = fetch(epoch, number, indices)
         if batch is End:

@@ -274,7 +274,7 @@ class _Writer:
             if isinstance(statement, For | Accumulate):
                 yield from self._loop(statement, indent)
             else:
-                yield from self._with_repeated(tuple(expressions(statement)), indent)
+                yield from self._lines_of_shared(tuple(expressions(statement)), indent)
                 yield indent + self._simple_statement(statement)
                 self._forget()
 
@@ -285,7 +285,7 @@ class _Writer:
         yield from self._body(loop.body, indent + "  ")
         if isinstance(loop, Accumulate):
             values = tuple(each for update in loop.updates for each in update.taken)
-            yield from self._with_repeated(values, indent + "  ")
+            yield from self._lines_of_shared(values, indent + "  ")
             for update in loop.updates:
                 yield f"{indent}  {self._update(update)}"
             self._forget()
@@ -307,7 +307,7 @@ class _Writer:
         name = self._names.get(statement.buffer, statement.buffer.name)
         return f"{name}[{self._text(statement.offset)}] = {value}{guard}"
 
-    def _with_repeated(self, roots: tuple[Scalar, ...], indent: str) -> Iterator[str]:
+    def _lines_of_shared(self, roots: tuple[Scalar, ...], indent: str) -> Iterator[str]:
         """Lines for long parts that occur more than once, and for the depths of deep ones."""
         for number, x in enumerate(_shared_subexpressions(roots)):
             line = f"{indent}%{number} = {self._text(x)}"

@@ -55,7 +55,7 @@ def as_choice(result: Tensor, sources: Sequence[Tensor]) -> None:
             source._origin = (ref(result), CHOSEN, living_origin(source._origin))
 
 
-def chosen_from(origin: Any) -> list[Tensor]:
+def possible_origins(origin: Any) -> list[Tensor]:
     """The living tensors that a tensor with this origin may be."""
     found = []
     while origin is not None:
@@ -67,7 +67,7 @@ def chosen_from(origin: Any) -> list[Tensor]:
 
 def refuse_choice(op: str, tensor: Tensor) -> None:
     """Refuse any write to a tensor that may be another one, which is alive."""
-    others = chosen_from(tensor._origin)
+    others = possible_origins(tensor._origin)
     if others:
         raise ArgumentError(
             op,

@@ -519,7 +519,7 @@ class _RuleWalk(Walk):
         for rule in self.rules.candidates(node.primitive, kinds):
             found = _solve_call(rule.pattern, node, None, {}, self)
             if found is not None and rule.at is not None:
-                found = self._matched_again(rule, node, found)
+                found = self._match_again(rule, node, found)
             atom = None if found is None else self._replacement(rule, node, found)
             if atom is not None:
                 self.tally[rule.name] += 1
@@ -527,7 +527,7 @@ class _RuleWalk(Walk):
                 return (atom,)
         return None
 
-    def _matched_again(self, rule: Rule, node: GraphNode, found: Found) -> Found | None:
+    def _match_again(self, rule: Rule, node: GraphNode, found: Found) -> Found | None:
         """What the left side finds as it is for operands of the types found.
 
         A hole's sample may also stand elsewhere by chance, as a size, so that what the holes hold

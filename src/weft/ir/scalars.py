@@ -563,7 +563,7 @@ def _render(x: Scalar, names: Names) -> tuple[str, int]:
     if x.op in _INFIX:
         return _infix(x, names)
     if x.op in _PREFIX:
-        return _PREFIX[x.op] + _parenthesised(x.args[0], names, 8), 8
+        return _PREFIX[x.op] + _parenthesise(x.args[0], names, 8), 8
     parts = [render(arg, names) for arg in x.args]
     if x.op == "load":
         guard = f", where {parts[1]} else {parts[2]}" if len(parts) > 1 else ""
@@ -575,11 +575,11 @@ def _render(x: Scalar, names: Names) -> tuple[str, int]:
 
 def _infix(x: Scalar, names: Names) -> tuple[str, int]:
     symbol, binding = _INFIX[x.op]
-    left = _parenthesised(x.args[0], names, binding + (binding == 1))
-    return f"{left} {symbol} {_parenthesised(x.args[1], names, binding + 1)}", binding
+    left = _parenthesise(x.args[0], names, binding + (binding == 1))
+    return f"{left} {symbol} {_parenthesise(x.args[1], names, binding + 1)}", binding
 
 
-def _parenthesised(x: Scalar, names: Names, least: int) -> str:
+def _parenthesise(x: Scalar, names: Names, least: int) -> str:
     text, binding = _render(x, names)
     return text if binding >= least else f"({text})"
 

@@ -123,7 +123,7 @@ class Walk:
         while isinstance(atom, Variable) and atom not in self._numbers:
             node = self.makers.get(atom)
             if node is None or not keeps_elements(node):
-                self._numbers[atom] = None if node is None else _number_made(node)
+                self._numbers[atom] = None if node is None else _fill_number(node)
                 break
             behind.append(atom)
             atom = node.operands[0]
@@ -236,7 +236,7 @@ def same_atom(a: Atom, b: Atom) -> bool:
     return same and (a.value is b.value or a.value.tobytes() == b.value.tobytes())
 
 
-def _number_made(node: GraphNode) -> Array | None:
+def _fill_number(node: GraphNode) -> Array | None:
     """The number that a node makes a tensor of."""
     kind = node.primitive.kind
     if node.operands or not isinstance(kind, Movement) or kind.fill is None:

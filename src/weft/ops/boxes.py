@@ -150,7 +150,7 @@ def _dynamic_update_type(x: TensorType, update: TensorType, *starts: TensorType)
     return x
 
 
-def _box_updated(x: Array, update: Array, *starts: Array) -> Array:
+def _update_box(x: Array, update: Array, *starts: Array) -> Array:
     out = np.array(x)
     out[_box(x.shape, starts, update.shape)] = update
     return out
@@ -182,7 +182,7 @@ dynamic_update_slice: Primitive = Primitive(
     "x with a box replaced by update, at starts that are data, moved to lie inside x.",
     kind=Scatter(checked=False),
     type_rule=_dynamic_update_type,
-    reference=_box_updated,
+    reference=_update_box,
     derivatives=every(
         lambda operand: (additive(_clear_box), additive(_read_box), NO_DERIVATIVE)[min(operand, 2)]
     ),

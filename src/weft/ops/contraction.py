@@ -145,7 +145,7 @@ def _conj(x: Tensor) -> Tensor:
     return conj(x) if x.dtype.is_complex else x
 
 
-def _back_left(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
+def _left_cotangent(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
     """The cotangent of the left operand: ct times b over b's free axes."""
     stack = tuple(range(len(batch[0])))
     free_a = free_axes(a.ndim, contract[0], batch[0])
@@ -251,7 +251,7 @@ dot = Primitive(
     kind=Contraction(_operations, "product"),
     type_rule=_dot_type,
     reference=_dot,
-    derivatives=[linear(_back_left), linear(_back_right)],
+    derivatives=[linear(_left_cotangent), linear(_back_right)],
     batch=_batch_dot,
     samples=lambda: [
         _sample((2, 3), (3, 4), ROWS_BY_COLUMNS, NONE),

@@ -199,7 +199,7 @@ def _batch_type(size: Dimension, kind: TensorType, mark: bool) -> TensorType:
     return kind.with_shape((size, *kind.shape)) if mark else kind
 
 
-def spread_over(
+def batched_interpretation(
     graph: Graph, size: Dimension, inputs: Sequence[Tensor], marks: Marks
 ) -> list[tuple[Tensor, int | None]]:
     """Outputs with their batch axes, given inputs of which the marked have one in front."""
@@ -213,7 +213,7 @@ def batched_outputs(graph: Graph, marks: Marks, size: Dimension) -> Marks:
     with running(space):
         pairs = zip(graph.input_types, marks, strict=True)
         inputs = [space.tensor(_batch_type(size, kind, mark)) for kind, mark in pairs]
-        found = spread_over(graph, size, inputs, marks)
+        found = batched_interpretation(graph, size, inputs, marks)
     return tuple(axis is not None for _, axis in found)
 
 
@@ -222,7 +222,7 @@ def batched_graph(graph: Graph, size: Dimension, marks: Marks, wanted: Marks) ->
     """The graph over a batch: marked inputs have, and wanted outputs get, the batch axis first."""
 
     def outputs(*inputs: Tensor) -> list[Tensor]:
-        found = spread_over(graph, size, inputs, marks)
+        found = batched_interpretation(graph, size, inputs, marks)
         return [
             to_front(size, tensor, axis) if want else tensor
             for (tensor, axis), want in zip(found, wanted, strict=True)

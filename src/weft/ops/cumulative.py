@@ -176,7 +176,7 @@ def _recurrence(a: Array, b: Array, axis: int, reverse: bool) -> Array:
     return np.moveaxis(out, 0, axis)
 
 
-def _recurrence_back(ct: Tensor, a: Tensor, b: Tensor, axis: int, reverse: bool) -> Tensor:
+def _recurrence_cotangent(ct: Tensor, a: Tensor, b: Tensor, axis: int, reverse: bool) -> Tensor:
     """The adjoint runs the other way: c[k] = ct[k] + conj(a[k+1])·c[k+1]."""
     factors = conj(a) if a.dtype.is_complex else a
     moved = shift_by_one(factors, axis, not reverse, 0)
@@ -224,7 +224,7 @@ linear_recurrence: Primitive = Primitive(
                 reverse=reverse,
             )
         ),
-        linear(_recurrence_back),
+        linear(_recurrence_cotangent),
     ],
     batch=_batch_recurrence,
     samples=_recurrence_samples,

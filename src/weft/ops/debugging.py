@@ -410,10 +410,10 @@ def refuse_nan(
 ) -> None:
     """Raise at the user's line where a result holds NaN; constants are what they are."""
     if arrays and any(map(has_nan, results)):
-        raise nan_found(primitive.name, arrays, results, location) from None
+        raise nan_error(primitive.name, arrays, results, location) from None
 
 
-def nan_found(
+def nan_error(
     op: str, arrays: Sequence[Any], results: Sequence[Any], location: Location | None
 ) -> NanError:
     """The error for a result that holds NaN, made here or already given."""

@@ -170,7 +170,7 @@ def _products_without_pairs(s: Array) -> Array:
     return np.asarray(np.where(others, factors.prod(-1), s.dtype.type(0)))
 
 
-def _slope_back(ct: Tensor, x: Tensor, t: Tensor) -> Tensor:
+def _slope_cotangent(ct: Tensor, x: Tensor, t: Tensor) -> Tensor:
     """tr(G · slope(x, t)) is the second derivative of det along G and t, whose order is free."""
     base = conj(x) if x.dtype.is_complex else x
     return matrix_transpose(apply(adjugate_slope, base, matrix_transpose(ct)))
@@ -228,7 +228,7 @@ adjugate_slope: Primitive = Primitive(
     lower=BY_LAPACK,
     type_rule=_slope_type,
     reference=by_numpy("adjugate_slope", _slope),
-    derivatives=[tangent(_slope_tangent), linear(_slope_back)],
+    derivatives=[tangent(_slope_tangent), linear(_slope_cotangent)],
     batch=batch_stacks(lambda: adjugate_slope),
     samples=lambda: [
         Sample((well_conditioned(3, 3), well_conditioned(3, 3)[::-1].copy())),

@@ -184,7 +184,7 @@ xlogy: Function = elementwise(
     example="[0.0, 1.0], [0.0, 1.0] -> [0.0, 0.0]",
     reference=partial(_times_log, logarithm=np.log),
     derivatives=[
-        tangent(lambda t, out, x1, x2: t * log(_unless_nothing(x1, x2, 1.0, 0.0))),
+        tangent(lambda t, out, x1, x2: t * log(_with_neutral(x1, x2, 1.0, 0.0))),
         tangent(lambda t, out, x1, x2: t * _share(x1, x2)),
     ],
     lower=lambda scalar, x1, x2: times_unless_zero(x1, x2, x1 * scalar.log(x2)),
@@ -199,7 +199,7 @@ xlog1py: Function = elementwise(
     example="[0.0, 1.0], [-1.0, 0.0] -> [0.0, 0.0]",
     reference=partial(_times_log, logarithm=np.log1p),
     derivatives=[
-        tangent(lambda t, out, x1, x2: t * log1p(_unless_nothing(x1, x2, 0.0, -1.0))),
+        tangent(lambda t, out, x1, x2: t * log1p(_with_neutral(x1, x2, 0.0, -1.0))),
         tangent(lambda t, out, x1, x2: t * _share(x1, x2 + 1.0)),
     ],
     lower=lambda scalar, x1, x2: times_unless_zero(x1, x2, x1 * scalar.log1p(x2)),
@@ -209,7 +209,7 @@ xlog1py: Function = elementwise(
 )
 
 
-def _unless_nothing(x: Any, y: Any, neutral: float, edge: float) -> Tensor:
+def _with_neutral(x: Any, y: Any, neutral: float, edge: float) -> Tensor:
     """y, but the number with logarithm 0 where x is 0 and y has no logarithm."""
     return where(logical_and(equal(x, 0.0), less_equal(y, edge)), neutral, y)
 

@@ -177,7 +177,7 @@ def _spread_type(
     return y.with_shape((*y.shape[:lead], *spatial))
 
 
-def _window_spread(
+def _spread_windows(
     y: Array, spatial: Sizes, window: Sizes, strides: Sizes, padding: Padding, dilation: Sizes
 ) -> Array:
     lead = y.ndim - len(window)
@@ -222,7 +222,7 @@ window_spread: Primitive = Primitive(
     "The transpose of window_sum: each element added to all places of its window.",
     kind=Window(None),
     type_rule=_spread_type,
-    reference=_window_spread,
+    reference=_spread_windows,
     derivatives=[linear(lambda ct, y, spatial, **rest: apply(window_sum, ct, **rest))],
     batch=_batch(lambda: window_spread),
     samples=_spread_samples,

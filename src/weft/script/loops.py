@@ -279,7 +279,7 @@ class Loop:
         return value if same else unflatten(structure, new)
 
     def _leaf_atoms(self, region: Region) -> list[tuple[Leaf, tuple[Atom, Atom]]]:
-        own = region.own[1:]
+        own = region.argument_variables[1:]
         pairs = zip(own, self.atoms(region), strict=True)
         return list(zip(self.leaves, pairs, strict=False))
 
@@ -346,7 +346,7 @@ def staged_while(
     region = loop.record_until_stable(BOOL)
     going = region.values[0]
     atom = region.atom(going) if isinstance(going, Slot) else literal_of(bool(going), BOOL)
-    graph, carry = _with_counter(region, region.own, [atom, *loop.atoms(region)], [])
+    graph, carry = _with_counter(region, region.argument_variables, [atom, *loop.atoms(region)], [])
     carry = [first, *loop.starts(), *carry]
     consts = region.captured
     inputs = tuple(Variable(kind) for kind in graph.input_types)
@@ -368,7 +368,7 @@ def staged_scan(xs: Tensor, step: Callable[[Tensor], None], state: State) -> Non
     length = xs.shape[0]
     loop = Loop(state, step, happens=isinstance(length, int) and length > 0)
     region = loop.record_until_stable(xs.type.with_shape(xs.shape[1:]))
-    row, *own = region.own
+    row, *own = region.argument_variables
     graph, counter = _with_counter(region, own, loop.atoms(region), [row])
     carry = [*loop.starts(), *counter]
     results = apply_multiple(

@@ -28,7 +28,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import running
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, lift
-from weft.ir.parts import chosen_from
+from weft.ir.parts import possible_origins
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import GraphTrace, live
 from weft.ops.random_bits import GENERATOR
@@ -67,7 +67,7 @@ class Slot:
     def outer_tensors(self) -> list[Tensor]:
         """The tensors from outside that this one is, or may be, itself."""
         source = self.source()
-        return chosen_from(self.origin) if source is None else [source]
+        return possible_origins(self.origin) if source is None else [source]
 
 
 @frozen
@@ -87,7 +87,7 @@ class Region:
         return self.graph.outputs[slot.index]
 
     @property
-    def own(self) -> tuple[Variable, ...]:
+    def argument_variables(self) -> tuple[Variable, ...]:
         """The inputs that stand for the arguments."""
         return self.graph.inputs[: self.arguments]
 

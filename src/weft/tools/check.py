@@ -57,7 +57,7 @@ def check(
         )
     title = name or getattr(program, "__name__", type(program).__name__)
     try:
-        subject = Subject.traced(program, specs, loss, list(targets), at)
+        subject = Subject.from_program(program, specs, loss, list(targets), at)
     except wf.WeftError as error:
         return Report(title, _signature(specs, None), (_framework_error_finding(error, at),))
     except Exception as error:

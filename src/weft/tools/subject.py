@@ -69,7 +69,7 @@ class Subject:
     has_loss: bool
 
     @classmethod
-    def traced(
+    def from_program(
         cls,
         program: Any,
         specs: Sequence[Any],

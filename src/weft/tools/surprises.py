@@ -72,7 +72,7 @@ class _Look:
             module="" if location is None else location.module,
         )
 
-    def converted_from(self, position: int) -> Any:
+    def dtype_before_conversion(self, position: int) -> Any:
         """The dtype that an operand had before it was converted on the same line, if it was."""
         made = self.producers.get(self.node.operands[position])
         if made is None or made.primitive.name != "convert":
@@ -111,7 +111,7 @@ def _mixed_halves(look: _Look) -> Iterator[Finding]:
     """16-bit operands that are widened because the other one is wider, or of the other kind."""
     if look.name == "convert":
         return
-    before = [look.converted_from(position) for position in range(len(look.types))]
+    before = [look.dtype_before_conversion(position) for position in range(len(look.types))]
     halves = {each.name for each in before if each is not None and each.name in HALVES}
     if not halves:
         return

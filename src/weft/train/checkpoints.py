@@ -129,7 +129,7 @@ class CheckpointFolder:
         """
         for name in (*groups, kind):
             _check_name(name)
-        with self._refusing_half():
+        with self._remove_if_unfinished():
             self.path.mkdir(parents=True, exist_ok=True)
             self._remove_unfinished()
             unfinished = self.path / f"{WRITING}{os.getpid()}"
@@ -190,7 +190,7 @@ class CheckpointFolder:
                 shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
-    def _refusing_half(self) -> Iterator[None]:
+    def _remove_if_unfinished(self) -> Iterator[None]:
         """Remove what was written if it could not be finished, and say why."""
         try:
             yield

@@ -200,7 +200,7 @@ def _transpose(x: Tensor, *axes: Any) -> Tensor:
     return manipulation.permute_dims(x, order if axes else tuple(reversed(range(x.ndim))))
 
 
-def _matrix_turned(x: Tensor) -> Tensor:
+def _matrix_transpose(x: Tensor) -> Tensor:
     """The transpose of a matrix."""
     if x.ndim != 2:
         raise ShapeError(
@@ -291,7 +291,7 @@ SPECIAL: dict[str, Any] = {
 }
 
 PROPERTIES: dict[str, property] = {
-    "T": property(_matrix_turned, doc=_matrix_turned.__doc__),
+    "T": property(_matrix_transpose, doc=_matrix_transpose.__doc__),
     "mT": property(products.matrix_transpose, doc="The transposes of a stack of matrices."),
     "real": property(_real_part, doc="The real part of each element."),
     "imag": property(_imaginary_part, doc="The imaginary part of each element."),

@@ -130,7 +130,7 @@ def _write_slices(
             fix="flatten it first: index.reshape(-1)",
         )
     shape = (*x.shape[:place], places.shape[0], *x.shape[place + 1 :])
-    updates = _spread_to(op, convert_to(as_tensor(op, source, "source"), x.dtype), shape)
+    updates = _broadcast_source(op, convert_to(as_tensor(op, source, "source"), x.dtype), shape)
     if alpha != 1:
         updates = multiply(updates, alpha)
     return apply(primitive, x, moveaxis(updates, place, 0), places, axes=(place,), **params)
@@ -172,7 +172,7 @@ def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: in
             fix="broadcast x first: wf.broadcast_to",
         )
     new = convert_to(as_tensor("put_along_axis", values, "values"), x.dtype)
-    updates = _spread_to("put_along_axis", new, places.shape)
+    updates = _broadcast_source("put_along_axis", new, places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(indexing.scatter, x, updates, *everywhere, axes=_all(x), unique=False)
 
@@ -295,23 +295,23 @@ def _scatter_along(
     **params: bool,
 ) -> Tensor:  # fmt: skip
     x, places, place = _check_index(op, x, axis, index)
-    updates = _cut_to(op, convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
+    updates = _fit_source(op, convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(primitive, x, updates, *everywhere, axes=_all(x), **params)
 
 
-def _cut_to(op: str, src: Tensor, shape: Shape) -> Tensor:
+def _fit_source(op: str, src: Tensor, shape: Shape) -> Tensor:
     """The elements of src that an index of that shape uses: src may be longer."""
     longer = src.ndim == len(shape) and not any(
         is_below(a, b) for a, b in zip(src.shape, shape, strict=True)
     )
     if not longer or src.shape == shape:
-        return _spread_to(op, src, shape)
+        return _broadcast_source(op, src, shape)
     ones = (1,) * src.ndim
     return apply(slice_, src, starts=(0,) * src.ndim, stops=shape, strides=ones)
 
 
-def _spread_to(op: str, source: Tensor, shape: Shape) -> Tensor:
+def _broadcast_source(op: str, source: Tensor, shape: Shape) -> Tensor:
     """What is written, broadcast to the places it is written to."""
     try:
         return broadcast_known(source, shape)

@@ -279,7 +279,7 @@ def _broadcast_stack(x: Tensor, stack: Shape) -> Tensor:
     return x if x.shape == shape else apply(broadcast_to, x, shape=shape)
 
 
-def _without_last(x: Tensor, vector: bool) -> Tensor:
+def _drop_last_axis(x: Tensor, vector: bool) -> Tensor:
     return apply(reshape, x, shape=x.shape[:-1]) if vector else x
 
 
@@ -291,7 +291,7 @@ def solve(x1: Operand, x2: Operand, /) -> Tensor:
     [1.0, 0.5]
     """
     a, b, vector = _system("solve", x1, x2)
-    return _without_last(apply(solving.solve, a, b), vector)
+    return _drop_last_axis(apply(solving.solve, a, b), vector)
 
 
 def solve_triangular(
@@ -306,7 +306,7 @@ def solve_triangular(
     """
     a, b, vector = _system("solve_triangular", x1, x2)
     out = apply(solving.triangular_solve, a, b, lower=not upper, unit=bool(unit_diagonal))
-    return _without_last(out, vector)
+    return _drop_last_axis(out, vector)
 
 
 def inv(x: Operand, /) -> Tensor:
@@ -404,8 +404,8 @@ def lstsq(x1: Operand, x2: Operand, /, *, rtol: Operand | None = None) -> LstsqR
     residuals = apply(reduce_sum, misfit, axes=(misfit.ndim - 2,))
     values = svdvals(a)
     return LstsqResult(
-        _without_last(solution, vector),
-        _without_last(residuals, vector),
+        _drop_last_axis(solution, vector),
+        _drop_last_axis(residuals, vector),
         _rank(values, threshold),
         values,
     )

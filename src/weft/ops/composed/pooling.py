@@ -75,11 +75,11 @@ def _window(
                 fix="pad the input first: wf.pad(x, ...)",
             )
     if ceil_mode:
-        around = _rounded_up(x.shape[-rank:], window, strides, around, dilations)
+        around = _ceil_padding(x.shape[-rank:], window, strides, around, dilations)
     return {"window": window, "strides": strides, "padding": around, "dilation": dilations}
 
 
-def _rounded_up(
+def _ceil_padding(
     spatial: tuple[Dimension, ...],
     window: tuple[int, ...],
     strides: tuple[int, ...],

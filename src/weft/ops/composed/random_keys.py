@@ -259,7 +259,7 @@ def require(
     **parameters: Any,
 ) -> None:
     """Refuse parameters outside a distribution's domain; traced ones cannot be looked at."""
-    arrays = [_looked_at(op, name, value) for name, value in parameters.items()]
+    arrays = [_parameter_value(op, name, value) for name, value in parameters.items()]
     broadcast_shapes(op, [array.shape for array in arrays], parameters)
     if all(map(is_host, arrays)) and not np.all(holds(*arrays)):
         names = " and ".join(parameters)
@@ -272,7 +272,7 @@ def require(
         )
 
 
-def _looked_at(op: str, name: str, value: Any) -> Any:
+def _parameter_value(op: str, name: str, value: Any) -> Any:
     """A parameter's array, or what is traced in its place."""
     if isinstance(value, Tensor):
         return value._value
