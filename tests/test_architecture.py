@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from tests.naming import is_bare
 
 import weft
 import weft.compiler.pipeline  # which has primitives of its own
@@ -90,6 +91,8 @@ DISPATCH_TABLES = {
     "weft.compiler.targets.cpu.products.low_precision": "movement before a conversion",
     "weft.compiler.targets.cpu.sorting": "orders of rows",
 }
+# Functions that are still named by a bare participle or the like: these numbers only go down.
+BARE_NAMES = {"compiler": 397, "core": 3, "ir": 11, "ops": 5, "runtime": 5, "train": 1}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}
 MARKER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 LONGEST_FILE = 600
@@ -108,6 +111,10 @@ class Import:
     line: int
     lazy: bool
     typing_only: bool
+
+    @property
+    def name(self) -> str:
+        return self.target.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,17 @@ class Module:
     @cached_property
     def imports(self) -> list[Import]:
         return list(self._imports(self.tree, lazy=False, typing_only=False))
+
+    @cached_property
+    def exports(self) -> set[str]:
+        """The names that the module lists in `__all__`."""
+        lists = [node.value for node in self.tree.body if _is_public_list(node)]
+        return {
+            part.value
+            for listed in lists
+            for part in ast.walk(listed)
+            if isinstance(part, ast.Constant)
+        }
 
     @cached_property
     def functions(self) -> list[Function]:
@@ -308,6 +326,26 @@ def name_faults(library: list[Module]) -> list[str]:
     ]
 
 
+def bare_name_faults(library: list[Module]) -> list[str]:
+    """Folders with more functions than allowed that are named by a bare participle or the like.
+
+    What a module or a package exports in `__all__` is left alone, with the methods users may call.
+    """
+    public = {f"{module.name}.{name}" for module in library for name in module.exports}
+    for module in library:
+        public |= {entry.target for entry in module.imports if entry.name in module.exports}
+    bare: dict[str, set[str]] = {}
+    for module in library:
+        for path, owner in _function_paths(module.tree):
+            if is_bare(path.rpartition(".")[2]) and f"{module.name}.{owner}" not in public:
+                bare.setdefault(module.layer, set()).add(f"{module.name}.{path}")
+    return [
+        f"{layer}: {len(paths)} instead of {BARE_NAMES.get(layer, 0)}: {', '.join(sorted(paths))}"
+        for layer, paths in bare.items()
+        if len(paths) > BARE_NAMES.get(layer, 0)
+    ]
+
+
 def annotation_faults(library: list[Module]) -> list[str]:
     """Functions with a parameter or a result that has no type."""
     return [
@@ -358,6 +396,20 @@ def marker_faults(library: list[Module]) -> list[str]:
         for number, line in enumerate(module.text.splitlines(), 1)
         if MARKER.search(line)
     ]
+
+
+def _function_paths(parent: ast.AST, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Functions as `function`, `Class.method` and `outer.inner`, and what users know them by.
+
+    That is the class for a method without an underscore, and the function itself for any other.
+    """
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, Function):
+            is_method = isinstance(parent, ast.ClassDef) and not node.name.startswith("_")
+            path = prefix + node.name
+            yield path, prefix.rstrip(".") if is_method else path
+        inner = isinstance(node, Function | ast.ClassDef)
+        yield from _function_paths(node, f"{prefix}{node.name}." if inner else prefix)
 
 
 def _is_public_list(node: ast.AST) -> bool:
@@ -439,6 +491,7 @@ CHECKS: list[Check] = [
     third_party_faults,
     local_import_faults,
     name_faults,
+    bare_name_faults,
     annotation_faults,
     size_faults,
     marker_faults,
@@ -488,6 +541,10 @@ FAULTS: list[tuple[Check, list[Module]]] = [
     (third_party_faults, library_of(core_shapes="def f():\n    import unheard_of")),
     (local_import_faults, library_of(core_shapes="def f():\n    import math")),
     (name_faults, library_of(core_utils="")),
+    (bare_name_faults, library_of(nn_a="def joined(): ...")),
+    (bare_name_faults, library_of(nn_a="class A:\n    def within(self): ...")),
+    (bare_name_faults, library_of(nn_a='__all__ = ["f"]\ndef f():\n    def made(): ...')),
+    (bare_name_faults, library_of(nn_a='__all__ = ["A"]\nclass A:\n    def _made(self): ...')),
     (annotation_faults, library_of(core_shapes="def f(x): ...")),
     (annotation_faults, library_of(core_shapes="def f(*, x) -> int: ...")),
     (annotation_faults, library_of(core_shapes="def f(**options) -> int: ...")),
@@ -524,6 +581,15 @@ FINE: list[tuple[Check, list[Module]]] = [
         library_of(ir_a="import weft.ir.b", ir_b="if TYPE_CHECKING:\n    import weft.ir.a"),
     ),
     (local_import_faults, library_of(core_shapes="def f():\n    import torch")),
+    (bare_name_faults, library_of(nn_a="def joined_rows(): ...\ndef padding(): ...")),
+    (bare_name_faults, library_of(nn_a='__all__ = ["joined"]\ndef joined(): ...')),
+    (
+        bare_name_faults,
+        library_of(
+            nn_a="class A:\n    def made(self): ...",
+            nn="from weft.nn.a import A\n__all__ = ['A']",
+        ),
+    ),
     (annotation_faults, library_of(core_shapes="class A:\n    def f(self, x: int) -> int: ...")),
     (primitive_list_faults, library_of(ops_fuse='x = {"reduce_sum", "reduce_max", "dot"}')),
     (primitive_list_faults, library_of(compiler_fuse='x = ("reduce_sum", "reduce_max")')),

@@ -244,7 +244,7 @@ class Filtered(View):
         self._found: Subset | None = None
 
     @property
-    def kept(self) -> Subset:
+    def subset(self) -> Subset:
         """The items that passed; what is random in them is judged as in the first epoch."""
         if self._found is None:
             self._found = Subset(self.base, [i for i in range(len(self.base)) if self._holds(i)])
@@ -255,14 +255,14 @@ class Filtered(View):
             return bool(self.predicate(self.base[index]))
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.subset)
 
     def __getitem__(self, index: int, /) -> Any:
-        return self.kept[index]
+        return self.subset[index]
 
     def gather(self, indices: Indices) -> Any:
         """A whole batch at once, where the data behind allow it."""
-        return self.kept.gather(indices)
+        return self.subset.gather(indices)
 
 
 class Batched(View):

@@ -52,7 +52,7 @@ class Progress(Callback):
 
     def on_step_end(self, trainer: Any) -> None:
         """Move on."""
-        self.display.stepped(trainer)
+        self.display.note_step(trainer)
         self.display.move(trainer)
 
     def on_epoch_end(self, trainer: Any) -> None:
@@ -78,7 +78,7 @@ class Lines:
         self.start = self.last = self.warm = time.perf_counter()
         self.first = self.cold = trainer.batches
 
-    def stepped(self, trainer: Any) -> None:
+    def note_step(self, trainer: Any) -> None:
         """After the first step, which compiles, begin to measure the speed."""
         if trainer.batches == self.first + 1:
             self.warm, self.cold = time.perf_counter(), trainer.batches

@@ -447,11 +447,11 @@ def _binomial_by_inversion(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> T
     odds = divide(p, subtract(1.0, p))
     first = exp(multiply(n, log1p(negative(p))))
 
-    def following(k: Tensor, chance: Tensor) -> Tensor:
+    def next_chance(k: Tensor, chance: Tensor) -> Tensor:
         left = maximum(add(subtract(n, k), 1.0), 0.0)
         return multiply(chance, multiply(odds, divide(left, k)))
 
-    return minimum(_by_inversion(key, shape, first, following), n)
+    return minimum(_by_inversion(key, shape, first, next_chance), n)
 
 
 def _binomial_by_rejection(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> Tensor:
