@@ -1,7 +1,7 @@
 """What the commands do.
 
->>> from weft.cli.commands import rounded
->>> rounded({"loss": 0.123456789, "name": "x"})
+>>> from weft.cli.commands import round_numbers
+>>> round_numbers({"loss": 0.123456789, "name": "x"})
 {'loss': 0.123457, 'name': 'x'}
 """
 

@@ -1,9 +1,9 @@
 """Names that are not there: what the user probably meant.
 
->>> from weft.core.names import nearest
->>> nearest("sofmax", ["softmax", "softmin", "sort"])
+>>> from weft.core.names import nearest_name
+>>> nearest_name("sofmax", ["softmax", "softmin", "sort"])
 'softmax'
->>> nearest("xyz", ["softmax", "softmin", "sort"])
+>>> nearest_name("xyz", ["softmax", "softmin", "sort"])
 ''
 """
 

@@ -2,10 +2,10 @@
 
 >>> layers, names = [object(), object()], {"a": 1.0}
 >>> before = Contents([layers, names])
->>> before.unchanged()
+>>> before.is_unchanged()
 True
 >>> layers.reverse()
->>> before.unchanged()
+>>> before.is_unchanged()
 False
 """
 

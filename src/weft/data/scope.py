@@ -4,10 +4,10 @@ A transform that draws random numbers must not care which process runs it, or af
 item. So each item has a generator of its own, made from (seed, epoch, index): `map(f, random=True)`
 passes it as second argument, and code that is called deeper asks for it with `item_generator()`.
 
->>> from weft.data.scope import item_generator, loading
->>> with loading(seed=0, epoch=3, index=17):
+>>> from weft.data.scope import item_generator, load_item
+>>> with load_item(seed=0, epoch=3, index=17):
 ...     first = item_generator().integers(1000)
->>> with loading(seed=0, epoch=3, index=17):
+>>> with load_item(seed=0, epoch=3, index=17):
 ...     again = item_generator().integers(1000)
 >>> bool(first == again)
 True

@@ -10,7 +10,7 @@ What NumPy gives for these depends on the processor, the layout and the position
 
 >>> maximum(np.array([-0.0, 0.0]), np.array([0.0, -0.0])).tolist()
 [0.0, 0.0]
->>> converted(np.array([1e10, -1.9, np.nan, -np.inf]), np.dtype("int8")).tolist()
+>>> convert_numbers(np.array([1e10, -1.9, np.nan, -np.inf]), np.dtype("int8")).tolist()
 [127, -1, 0, -128]
 """
 

@@ -1,8 +1,8 @@
 """Byte pairs: pieces of text joined two by two, the best pair first.
 
->>> from weft.models.merging import joined
+>>> from weft.models.merging import merge_pieces
 >>> ranks = {("l", "o"): 0, ("lo", "w"): 1}
->>> joined(["s", "l", "o", "w"], lambda a, b: ranks.get((a, b)))
+>>> merge_pieces(["s", "l", "o", "w"], lambda a, b: ranks.get((a, b)))
 ['s', 'low']
 """
 

@@ -4,8 +4,8 @@
 
 Nothing is downloaded, and no pickle is opened.
 
->>> from weft.models.pretrained import renamed
->>> renamed("gpt2", {"transformer.wte.weight": 1, "transformer.h.0.attn.bias": 2})
+>>> from weft.models.pretrained import rename_entries
+>>> rename_entries("gpt2", {"transformer.wte.weight": 1, "transformer.h.0.attn.bias": 2})
 {'wte.weight': 1}
 """
 

@@ -1,7 +1,7 @@
 r"""Patterns with Unicode classes, which Python's own regular expressions do not have.
 
->>> from weft.models.unicode import portable
->>> portable(r"\p{L}+|\p{N}{1,2}|\s+").findall("añ ½12³")
+>>> from weft.models.unicode import portable_pattern
+>>> portable_pattern(r"\p{L}+|\p{N}{1,2}|\s+").findall("añ ½12³")
 ['añ', ' ', '½1', '2³']
 """
 

@@ -1,7 +1,7 @@
 """Loading a state dictionary: what does not fit is told exactly, and nothing is loaded then.
 
->>> from weft.nn.state import nearest
->>> nearest("layers.0.wieght", ["layers.0.weight", "layers.1.weight"])
+>>> from weft.nn.state import nearest_name
+>>> nearest_name("layers.0.wieght", ["layers.0.weight", "layers.1.weight"])
 'layers.0.weight'
 """
 

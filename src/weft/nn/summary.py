@@ -92,7 +92,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def readable_size(count: float) -> str:
     """A number of bytes with its unit.
 
-    >>> readable(512), readable(3 * 1024 * 1024)
+    >>> readable_size(512), readable_size(3 * 1024 * 1024)
     ('512 B', '3.0 MiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -200,10 +200,12 @@ def _gradient_type(
 
 def _scores(q: Array, k: Array, mask: Array | None, offset: Any, scale: float) -> Array:
     """Scores in the dtype of sums, -inf where a key is hidden: [..., shared, group, i, j]."""
+    # Queries [..., shared, group, i, head] times keys [..., shared, 1, head, j].
     scores: Array = q @ _transpose_keys(k) * q.dtype.type(scale)
     if mask is not None:
-        hidden = _group_mask(mask, k.shape[-3], q.shape[-3], scores.ndim)
-        scores = np.where(hidden, scores, -np.inf) if mask.dtype == bool else scores + hidden
+        grouped_mask = _group_mask(mask, k.shape[-3], q.shape[-3], scores.ndim)
+        is_boolean = mask.dtype == bool
+        scores = np.where(grouped_mask, scores, -np.inf) if is_boolean else scores + grouped_mask
     if offset is not None:
         i, j = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
         scores = np.where(j <= i[:, None] + offset, scores, -np.inf)
@@ -212,6 +214,7 @@ def _scores(q: Array, k: Array, mask: Array | None, offset: Any, scale: float) -
 
 def _group_mask(mask: Array, shared: int, group: int, ndim: int) -> Array:
     """The mask with its axis of heads, if it has more than one, divided into groups."""
+    # Axes of size 1 in front, up to [..., heads, queries, keys].
     wide = mask.reshape(*[1] * (ndim - 1 - mask.ndim), *mask.shape)
     heads = wide.shape[-3]
     groups = (shared, group) if heads > 1 else (1, 1)
@@ -230,10 +233,11 @@ def _in_groups(x: Array, shared: int) -> Array:
 
 
 def _in_float32(got: dict[str, Array]) -> dict[str, Array]:
+    """16-bit operands as float32; what is float32 already, or no number, stays as it is."""
     narrow = got["q"].dtype.itemsize == 2
-    kept = ("lse", "delta", "key", "data")
+    unchanged = ("lse", "delta", "key", "data")
     return {
-        name: x.astype(np.float32) if narrow and x.dtype != bool and name not in kept else x
+        name: x.astype(np.float32) if narrow and x.dtype != bool and name not in unchanged else x
         for name, x in got.items()
     }
 
@@ -245,6 +249,7 @@ def _factors(got: dict[str, Array], kept: float) -> Any:
     q, k, key, data = (got[name] for name in ("q", "k", "key", "data"))
     shape = scores_shape(q.shape, k.shape)[data.ndim :]
     params = {"shape": shape, "dtype": uint32, "domain": DRAW}
+    # 24 bits are what a float32 holds exactly: a uniform number in [0, 1), as `dropout` draws it.
     high = random_bits.reference(key, data, **params) >> np.uint32(8)
     stays = _in_groups(high.astype(np.float32) * np.float32(2**-24) < np.float32(kept), k.shape[-3])
     return np.where(stays, q.dtype.type(1 / kept) if kept else 0, q.dtype.type(0))
@@ -257,12 +262,15 @@ def _attention(
     got = _in_float32(_operands_by_name(operands, kept=kept))
     q, k, v = (got[name] for name in "qkv")
     with np.errstate(all="ignore"):
+        # [..., shared, group, queries, keys]; rows without a key are -inf throughout.
         scores = _scores(_in_groups(q, k.shape[-3]), k, got.get("mask"), offset, scale)
         top = scores.max(axis=-1, initial=-np.inf)
+        # The maximum is subtracted so that no power overflows; -inf less -inf would be NaN.
         powers = np.exp(scores - np.where(np.isneginf(top), 0, top)[..., None])
         total = powers.sum(axis=-1)
         lse = np.where(np.isneginf(top), -np.inf, top + np.log(total))
         safe = np.where(total == 0, 1, total) if guarded or not k.shape[-2] else total
+        # Weights [..., shared, group, queries, keys] times values [..., shared, 1, keys, value].
         out = powers / safe[..., None] * _factors(got, kept) @ v[..., None, :, :]
     out = out.reshape(*shape[:-1], v.shape[-1]).astype(dtype, copy=False)
     return out, lse.reshape(shape[:-1]).astype(q.dtype, copy=False)
@@ -280,11 +288,14 @@ def _attention_gradient(
     with np.errstate(all="ignore"):
         factor = _factors(got, kept)
         scores = _scores(q, k, got.get("mask"), offset, scale)
-        powers = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
-        moved = powers * (ct @ _transpose_keys(v) * factor - delta) * q.dtype.type(scale)
-        dq = (moved @ k[..., None, :, :]).reshape(shape)
-        dk = (moved.swapaxes(-1, -2) @ q).sum(axis=-3)
-        dv = ((powers * factor).swapaxes(-1, -2) @ ct).sum(axis=-3)
+        # Probabilities again, [..., shared, group, queries, keys]: softmax(s) = exp(s - lse).
+        weights = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
+        # The softmax's derivative: p · (dp - Σ dp·p), where the sum is delta.
+        dscores = weights * (ct @ _transpose_keys(v) * factor - delta) * q.dtype.type(scale)
+        dq = (dscores @ k[..., None, :, :]).reshape(shape)
+        # All query heads of a group add to the one head of keys and values that they share.
+        dk = (dscores.swapaxes(-1, -2) @ q).sum(axis=-3)
+        dv = ((weights * factor).swapaxes(-1, -2) @ ct).sum(axis=-3)
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 
@@ -292,7 +303,7 @@ def _attention_gradient(
 
 
 class _Plain:
-    """Attention made of products, with the queries of a group one after the other."""
+    """Attention made of products; the heads of a group lie one after the other as more queries."""
 
     def __init__(self, got: dict[str, Tensor], kept: float) -> None:
         q, k, v = (got[name] for name in "qkv")
@@ -309,11 +320,11 @@ class _Plain:
         return apply(reshape, convert_to(x, wide_dtype(x.dtype)), shape=shape)
 
     def ungroup_queries(self, x: Tensor) -> Tensor:
-        """The way back: [..., heads, queries, last]."""
+        """The inverse of `group_queries`: [..., heads, queries, last]."""
         return apply(reshape, x, shape=(*self.shape[:-1], x.shape[-1]))
 
     def product(self, a: Tensor, b: Tensor, left: int, right: int) -> Tensor:
-        """The matrices of each stack multiplied, along axes counted from the first of theirs."""
+        """a times b in each stack, summed over axis `left` of a's matrices and `right` of b's."""
         contract, axes = ((self.stack + left,), (self.stack + right,)), tuple(range(self.stack))
         return apply(dot, a, b, contract=contract, batch=(axes, axes))
 
@@ -343,6 +354,7 @@ def _causal_mask(shape: Shape, offset: Dimension) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
+    """A number for each query, [..., queries, 1], to broadcast along the keys."""
     return apply(reshape, x, shape=(*x.shape, 1))
 
 
@@ -362,12 +374,12 @@ def plain_attention(
         top = reverse.filled_tensor(q.shape[:-1], scores.dtype, -np.inf)
     else:
         top = apply(reduce_max, stop_gradient(scores), axes=last)
-    powers = exp(scores - _rows(_or_zero(top)))
-    total = apply(reduce_sum, powers, axes=last)
+    powers = exp(scores - _rows(_or_zero(top)))  # [..., heads, queries, keys]
+    total = apply(reduce_sum, powers, axes=last)  # [..., heads, queries]
     empty = equal(total, 0.0)
-    some = where(empty, 1.0, total)
-    lse = where(empty, -np.inf, _or_zero(top) + log(some))
-    weights = plain.apply_dropout(powers / _rows(some if guarded else total))
+    nonzero_total = where(empty, 1.0, total)
+    lse = where(empty, -np.inf, _or_zero(top) + log(nonzero_total))
+    weights = plain.apply_dropout(powers / _rows(nonzero_total if guarded else total))
     out = plain.ungroup_queries(plain.product(plain.group_queries(weights), plain.v, 1, 0))
     return convert_to(out, q.dtype), lse
 
@@ -379,13 +391,14 @@ def plain_gradient(
     got = _operands_by_name(operands, "lse", "ct", "delta", kept=kept)
     plain, q, lse = _Plain(got, kept), got["q"], got["lse"]
     scores = plain.scores(offset, scale)
-    powers = exp(scores - _rows(_or_zero(lse) if guarded else lse))
-    back = plain.group_queries(got["ct"])
-    moved = plain.apply_dropout(plain.ungroup_queries(plain.product(back, plain.v, 1, 1)))
-    moved = plain.group_queries(powers * (moved - _rows(got["delta"])) * scale)
-    dq = plain.ungroup_queries(plain.product(moved, plain.k, 1, 0))
-    dk = plain.product(moved, plain.q, 0, 0)
-    dv = plain.product(plain.group_queries(plain.apply_dropout(powers)), back, 0, 0)
+    weights = exp(scores - _rows(_or_zero(lse) if guarded else lse))  # [..., heads, queries, keys]
+    ct = plain.group_queries(got["ct"])  # [..., shared, group · queries, value]
+    dweights = plain.apply_dropout(plain.ungroup_queries(plain.product(ct, plain.v, 1, 1)))
+    dscores = plain.group_queries(weights * (dweights - _rows(got["delta"])) * scale)
+    dq = plain.ungroup_queries(plain.product(dscores, plain.k, 1, 0))
+    # The sum over the rows of a group runs over its query heads too.
+    dk = plain.product(dscores, plain.q, 0, 0)
+    dv = plain.product(plain.group_queries(plain.apply_dropout(weights)), ct, 0, 0)
     return convert_to(dq, q.dtype), convert_to(dk, q.dtype), convert_to(dv, q.dtype)
 
 
@@ -422,27 +435,31 @@ def _reverse_rule(formula: Formula) -> Callable[..., Found]:
 def _attention_reverse(
     cotangents: Found, out: Sequence[Tensor], primals: Sequence[Tensor], wanted: Any, **params: Any
 ) -> Found:
-    """By `attention_gradient`; a mask that wants a gradient is as large as the scores anyway."""
+    """By `attention_gradient`; by the plain formula where the mask needs a gradient.
+
+    A mask's gradient is as large as the scores, so that `attention_gradient` would save nothing.
+    """
     named = _operands_by_name(primals, kept=params.get("kept", 1.0))
     if "mask" in named and wanted[3] and primals[3].dtype.is_inexact:
         return _reverse_rule(plain_attention)(cotangents, out, primals, wanted, **params)
-    ct, moved = cotangents
+    ct, lse_cotangent = cotangents
     assert ct is not None
-    assert moved is not None
+    assert lse_cotangent is not None
     result, lse = out
     last = (result.ndim - 1,)
     wide = [convert_to(x, lse.dtype) for x in (ct, result)]
-    delta = apply(reduce_sum, wide[0] * wide[1], axes=last) - moved
+    # Σⱼ dp[i, j] · p[i, j] is ct[i] · out[i], as out is p · v; the derivative of lse is p.
+    delta = apply(reduce_sum, wide[0] * wide[1], axes=last) - lse_cotangent
     q, k, v, *rest = primals
-    found = apply_multiple(attention_gradient, q, k, v, lse, ct, delta, *rest, **params)
-    return [*found, *[None for _ in rest]]
+    gradients = apply_multiple(attention_gradient, q, k, v, lse, ct, delta, *rest, **params)
+    return [*gradients, *[None for _ in rest]]
 
 
 # --- batching ----------------------------------------------------------------------------------
 
 
 def _batch(count: int, primitive_of: Callable[[], Primitive]) -> Callable[..., Any]:
-    """The batch axis is one more in front; a mask gets axes up to there."""
+    """The batch axis is one more in front; a mask gets axes of size 1 between it and its own."""
 
     def batch(
         size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], **params: Any
@@ -474,7 +491,7 @@ def _sample_array(*shape: int, dtype: Any = np.float32) -> Array:
 
 
 def _mask() -> Array:
-    """Each key is hidden from some query, and one query sees none."""
+    """A mask that hides each key from some query, and all keys from one query."""
     return np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], bool)
 
 
@@ -506,7 +523,7 @@ def _samples() -> list[Sample]:
 
 
 def _sees(operands: tuple[Array, ...], params: dict[str, Any]) -> bool:
-    """Whether each query sees a key: there are no differences of an lse of -inf."""
+    """Whether each query sees a key: finite differences need a finite lse."""
     return bool(np.isfinite(_attention(*operands, **params)[1]).all())
 
 

@@ -4,9 +4,9 @@ The compiler puts its own evaluator in `EVALUATOR`; without it a graph is run no
 
 >>> import weft as wf
 >>> from weft.core.types import spec
->>> from weft.ops.control import closed
+>>> from weft.ops.control import closed_graph
 >>> from weft.ops.control_call import call_graph
->>> graph = closed(lambda x: [wf.sin(x) * 2], [spec("float32")])
+>>> graph = closed_graph(lambda x: [wf.sin(x) * 2], [spec("float32")])
 >>> call_graph(graph, wf.tensor(0.0))[0].item()
 0.0
 """

@@ -4,8 +4,8 @@ NumPy speaks the protocol for the dtypes it has. A bfloat16 array crosses as one
 whose label is changed on the way: one byte of the structure that the capsule points to.
 
 >>> import numpy as np
->>> from weft.ops.dlpack import exported
->>> type(exported(np.zeros(2, np.float32), (1, 0), None)).__name__
+>>> from weft.ops.dlpack import export_capsule
+>>> type(export_capsule(np.zeros(2, np.float32), (1, 0), None)).__name__
 'PyCapsule'
 """
 

@@ -1,8 +1,8 @@
 """Discrete Fourier transforms: complex to complex, real to half a spectrum, and back.
 
-All are linear. The adjoint of a transform is the transform in the other direction, scaled the
-other way. Half a spectrum stands for a whole one, in which all frequencies but the first (and, for
-an even length, the last) occur twice; the adjoints count them so.
+All are linear. The adjoint of a transform is the transform in the other direction, with the scale
+on the other side. Half a spectrum stands for a whole one, in which all frequencies but the first
+(and, for an even length, the last) occur twice. The adjoints multiply or divide by these counts.
 
 >>> import weft as wf
 >>> wf.fft.rfft(wf.ones(4)).tolist()
@@ -135,6 +135,7 @@ def _resized_type(x: TensorType, axis: int, size: Dimension, dtype: DType) -> Te
 
 def _occurrences(n: Dimension, ndim: int, axis: int, dtype: DType) -> Tensor:
     """How often each frequency of half a spectrum occurs in the whole one, along an axis."""
+    # [1, 2, …, 2, 1] for an even length, [1, 2, …, 2] for an odd one.
     last = 1 - n % 2
     inner = filled_tensor((n // 2 - last,), dtype, 2)
     counts = bind(pad, inner, padding=((1, last, 0),), value=1.0)
@@ -148,6 +149,7 @@ def _rfft_type(x: TensorType, axis: int, norm: str) -> TensorType:
 
 
 def _adjoint_rfft(ct: Tensor, x: Tensor, axis: int, norm: str) -> Tensor:
+    # irfft adds each inner frequency twice, once for each half of the spectrum.
     counts = _occurrences(x.shape[axis], x.ndim, axis, x.dtype)
     return apply(irfft, ct / counts, axis=axis, n=x.shape[axis], norm=OPPOSITE[norm])
 

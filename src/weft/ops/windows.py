@@ -1,7 +1,7 @@
 """Windows: reductions over a window that slides along the last axes.
 
-`window`, `strides`, `padding` and `dilation` have one entry for each of the last axes; all axes
-before them are walked through. Padding counts as nothing: 0 in a sum, no candidate for a maximum.
+`window`, `strides`, `padding` and `dilation` have one entry for each of the last axes; the axes
+before them are batch axes. Padding counts as nothing: 0 in a sum, no candidate for a maximum.
 
 >>> import weft as wf
 >>> wf.max_pool1d(wf.tensor([[[1.0, 3.0, 2.0, 0.0]]]), 2).tolist()
@@ -111,7 +111,7 @@ def _samples(derivative: bool = True) -> list[Sample]:
 
 
 def _scrambled_sample(shape: tuple[int, ...]) -> Array:
-    """Distinct values, well apart, in no order."""
+    """Distinct values in no order, far enough apart for finite differences."""
     count = prod(shape)
     return (np.arange(count) * 7 % 61 / 8 - 2).astype(np.float32).reshape(shape)
 
@@ -147,6 +147,7 @@ def _window_sum(
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
     wide = pad_array(x.astype(np.float32) if is_narrow(x.dtype) else x, padding)
     out = np.zeros((*x.shape[:lead], *counts), wide.dtype)
+    # One element of the window at a time, for all windows at once: slices [..., *counts].
     for _, place in positions(window, counts, strides, dilation):
         out += wide[place]
     return out.astype(x.dtype, copy=False)
@@ -270,13 +271,16 @@ def _window_argmax(
     lead = x.ndim - len(window)
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
     wide = x.astype(np.float32) if is_narrow(x.dtype) else x
-    around = pad_array(wide, padding, _lowest_value(wide.dtype))
-    flat = pad_array(np.arange(prod(x.shape[lead:])).reshape(x.shape[lead:]), padding, -1)
+    padded = pad_array(wide, padding, _lowest_value(wide.dtype))
+    # The number of each element, [*spatial], with -1 for padding.
+    numbers = pad_array(np.arange(prod(x.shape[lead:])).reshape(x.shape[lead:]), padding, -1)
     best = np.full((*x.shape[:lead], *counts), _lowest_value(wide.dtype), wide.dtype)
     out = np.full(best.shape, -1, np.int64)
     for _, place in positions(window, counts, strides, dilation):
-        value, index = around[place], flat[place]
+        value, index = padded[place], numbers[place]
+        # NaN exceeds all numbers, and the first NaN stays.
         better = (value > best) | ((value != value) & (best == best))
+        # The first real element wins over padding, even where it is as low as padding.
         better |= (out < 0) & (index >= 0)
         np.copyto(best, value, where=better)
         np.copyto(out, index, where=better)
@@ -284,16 +288,17 @@ def _window_argmax(
 
 
 def window_pick(x: Tensor, index: Tensor, spatial: int) -> Tensor:
-    """The elements of x at places counted through its last `spatial` axes."""
+    """The elements of x whose numbers, counted through its last `spatial` axes, are given."""
     lead = x.ndim - spatial
     rows, area = size(x.shape[:lead]), size(x.shape[lead:])
     flat = apply(reshape, x, shape=(rows, area))
-    places = apply(reshape, index, shape=(rows, size(index.shape[lead:])))
+    places = apply(reshape, index, shape=(rows, size(index.shape[lead:])))  # [rows, windows]
     picked = apply(gather, flat, along_front(places), places, axes=(0, 1))
     return apply(reshape, picked, shape=index.shape)
 
 
 def _max_tangent(t: Tensor, out: Tensor, x: Tensor, window: Sizes, **params: Any) -> Tensor:
+    """The tangent of the element that is the largest; of the first one where several are."""
     index = apply(window_argmax, x, window=window, **params)
     return window_pick(t, index, len(window))
 

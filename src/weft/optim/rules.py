@@ -203,8 +203,8 @@ def orthogonalize(matrix: wf.Tensor, iterations: int = 5) -> wf.Tensor:
     X ← a X + (b A + c A²) X with A = X Xᵀ; only products, so it is quick and has no branches.
 
     >>> import weft as wf
-    >>> from weft.optim.rules import orthogonalized
-    >>> turned = orthogonalized(wf.tensor([[3.0, 0.0], [0.0, 0.2]]))
+    >>> from weft.optim.rules import orthogonalize
+    >>> turned = orthogonalize(wf.tensor([[3.0, 0.0], [0.0, 0.2]]))
     >>> all(0.6 < value < 1.3 for value in wf.diag(turned).tolist())
     True
     """

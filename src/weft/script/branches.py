@@ -5,8 +5,8 @@ is the same object after both bodies stays that object; tensors and numbers that
 outputs of the branch; anything else that differs is an error that names it.
 
 >>> import weft as wf
->>> from weft.script.branches import promoted
->>> promoted("k", ("if", "else"), 1, 2.5)
+>>> from weft.script.branches import promoted_type
+>>> promoted_type("k", ("if", "else"), 1, 2.5)
 f32[]
 """
 

@@ -2,8 +2,8 @@
 
 All point at the user's line: the innermost frame outside the package is the function's own.
 
->>> from weft.script.mistakes import shown
->>> shown("_weft_result")
+>>> from weft.script.mistakes import name_in_message
+>>> name_in_message("_weft_result")
 'the returned value'
 """
 

@@ -4,8 +4,8 @@ Only the names of one function's own scope count as bound. What a nested functio
 at any later time, so such names are always wanted.
 
 >>> import ast
->>> from weft.script.names import bound
->>> sorted(bound(ast.parse("x = [i for i in y]; x.z = 1").body))
+>>> from weft.script.names import bound_names
+>>> sorted(bound_names(ast.parse("x = [i for i in y]; x.z = 1").body))
 ['x']
 """
 

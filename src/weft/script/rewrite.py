@@ -10,8 +10,8 @@ a traced tensor makes a node of the graph, anything else runs one of the bodies 
 Every new node has the place of the statement it stands for.
 
 >>> import ast
->>> from weft.script.rewrite import rewritten
->>> tree = rewritten(ast.parse("def f(x): return x > 0 and not x").body[0])
+>>> from weft.script.rewrite import rewrite_function
+>>> tree = rewrite_function(ast.parse("def f(x): return x > 0 and not x").body[0])
 >>> print(ast.unparse(tree))
 def f(x):
     return __weft__.and_(x > 0, lambda: __weft__.negation(x))

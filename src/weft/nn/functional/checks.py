@@ -1,7 +1,7 @@
 """Checks that layers share: indices and labels within range, names of options.
 
 >>> import weft as wf
->>> within("embedding", wf.tensor([0, 2]), 3, "index").tolist()
+>>> check_range("embedding", wf.tensor([0, 2]), 3, "index").tolist()
 [0, 2]
 """
 
