@@ -1,4 +1,7 @@
-"""Batching: one axis that a function does not see.
+"""Batching: running a function on a whole batch, whose axis the function does not see.
+
+A traced tensor holds the whole batch and shows the shape of one element. Each primitive's batching
+rule gets the whole tensors with the places of their batch axes, and gives results with theirs.
 
 >>> import weft as wf
 >>> wf.vmap(lambda x: x.sum())(wf.ones((2, 3))).tolist()
@@ -20,7 +23,7 @@ from weft.ir.tensor import Tensor, Trace, Traced, wrap
 
 
 class Batched(Traced):
-    """A tensor with a hidden axis."""
+    """A tensor whose axis `axis` is hidden: its type is that of one element of the batch."""
 
     __slots__ = ("axis", "tensor")
     tensor: Tensor
@@ -53,7 +56,7 @@ class BatchTrace(Trace):
         return wrap(value)
 
     def tensor_and_axis(self, tensor: Tensor) -> tuple[Tensor, int | None]:
-        """The tensor with the hidden axis shown, and where it is."""
+        """The whole tensor and the place of its batch axis, which is None if it has none."""
         value = tensor._value
         if isinstance(value, Batched) and value.trace is self:
             return value.tensor, value.axis

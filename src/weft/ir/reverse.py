@@ -34,7 +34,7 @@ from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 
 AnyNode = Node | Leaf | Projection
 GENERATIONS = 100
-"""How many gradients, each at values made by the one before, are kept without a word."""
+"""How many gradients, each at values computed from the one before, are kept without a warning."""
 
 
 class recording(ContextDecorator):  # noqa: N801  a context manager, called as a function is
@@ -58,7 +58,7 @@ class recording(ContextDecorator):  # noqa: N801  a context manager, called as a
 
 
 def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
-    """All nodes behind the roots, latest first."""
+    """All nodes that the roots were computed from, latest first: an order to go back in."""
     seen: set[AnyNode] = set()
     stack = [root for root in roots if root is not None]
     while stack:
@@ -77,21 +77,23 @@ def nodes_between(
     Also whether the roots depend on anything else: nodes numbered before `oldest`, or a leaf.
     """
     live: set[AnyNode] = set(stops)
-    found: set[AnyNode] = set()
+    visited: set[AnyNode] = set()
     elsewhere = False
     stack = [root for root in roots if root is not None]
+    # Back from the roots: parents have smaller numbers, so older nodes lead to no stop.
     while stack:
         node = stack.pop()
-        if node in found:
+        if node in visited:
             continue
         if node in live:
-            found.add(node)
+            visited.add(node)
         elif node.number < oldest or (type(node) is Leaf and not node.parents):
             elsewhere = True
         else:
-            found.add(node)
+            visited.add(node)
             stack.extend(parent for parent in node.parents if parent is not None)
-    ascending = sorted(found, key=_number)
+    # Forward again: a node is on a way where one of its parents is.
+    ascending = sorted(visited, key=_number)
     for node in ascending:
         if any(parent in live for parent in node.parents):
             live.add(node)
@@ -130,11 +132,13 @@ def _backpropagate(
     tracing: bool,
 ) -> dict[AnyNode, Tensor]:
     live = frozenset(order)
+    # Of a node with several results, which Projections lead to, a dictionary of their cotangents.
     cotangents: dict[Any, Any] = {}
     for root, seed in seeds:
         if root in live:
             _accumulate(cotangents, root, seed)
     leaves: dict[AnyNode, Tensor] = {}
+    # Latest first: when a node's turn comes, all that was computed from it has added its part.
     for node in order:
         cotangent = cotangents.pop(node, None)
         if cotangent is None:
@@ -172,9 +176,10 @@ def _accumulate(cotangents: dict[Any, Any], key: Any, cotangent: Tensor) -> None
 
 
 def _apply_hooks(hooks: list[Hook], cotangent: Tensor) -> Tensor:
+    """The cotangent after all hooks; a hook that returns None leaves it as it is."""
     for hook in hooks:
-        changed = hook(cotangent)
-        cotangent = cotangent if changed is None else changed
+        replacement = hook(cotangent)
+        cotangent = cotangent if replacement is None else replacement
     return cotangent
 
 
@@ -218,7 +223,7 @@ def _propagate_all(
     cotangent: Any,
     attach: bool,
 ) -> None:
-    """The same for primitives with several results, and those with one rule for all operands."""
+    """`_propagate` for primitives with several results, or with one rule for all operands."""
     primitive = node.primitive
     out: Any
     if primitive.multiple:
@@ -290,7 +295,7 @@ def pull(
 def _diagonal(
     rule: Callable[..., Tensor], cotangent: Tensor, out: Tensor, operands: list[Tensor], params: Any
 ) -> Tensor:
-    """A rule t -> d·t, turned into ct -> conj(d)·ct."""
+    """The adjoint of a rule t -> d·t, which is ct -> conj(d)·ct = conj(d·conj(ct))."""
     if not cotangent.dtype.is_complex:
         return rule(cotangent, out, *operands, **params)
     conj = PRIMITIVES["conj"]
@@ -298,7 +303,11 @@ def _diagonal(
 
 
 def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> Tensor | None:
-    """The adjoint of a linear function of one tensor, applied to the cotangent of its result."""
+    """The adjoint of a linear function of one tensor, applied to the cotangent of its result.
+
+    The function is run on a tensor without a value, which puts it on the tape, and the tape is gone
+    back over. A linear function's adjoint needs no value of its argument.
+    """
     trace = AbstractTrace(stages=False)
     with running(trace), recording(True):
         argument = trace.tensor(kind)
@@ -336,21 +345,23 @@ def vjp(
 
     def pullback(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         seeds = [(r._node, ct) for r, ct in zip(results, cotangents, strict=True) if ct is not None]
+        # The way back goes on the tape only where an outer derivative may go through it.
         outer = elsewhere or any(ct._node is not None for _, ct in seeds)
         deeper = any(_is_traced(tensor) for tensor in (*results, *[ct for _, ct in seeds]))
         with recording((outer or deeper) and grad_mode.enabled):
-            found = backpropagate(order, seeds, stops=leaves, attach=outer)
-        return [found.get(leaf) for leaf in leaves]
+            by_leaf = backpropagate(order, seeds, stops=leaves, attach=outer)
+        return [by_leaf.get(leaf) for leaf in leaves]
 
-    shown = results if elsewhere else [wrap(result._value) for result in results]
-    return shown, pullback
+    # Results that no outer tape leads to are given without a node, so that memory can be freed.
+    visible_results = results if elsewhere else [wrap(result._value) for result in results]
+    return visible_results, pullback
 
 
 def _count_generation(leaves: Sequence[Leaf]) -> None:
     """Note how many derivatives led to these arguments, and warn of a loop that keeps them all.
 
-    The latest derivative among the arguments' ancestors is found by going back from the latest
-    node, which stops before anything that is older.
+    The latest derivative that an argument was computed from is found by going back from the latest
+    node; older nodes are not looked at.
     """
     sources = {id(leaf.parents[0]): leaf.parents[0] for leaf in leaves if leaf.parents}
     heap = [(-node.number, node) for node in sources.values() if type(node) is not Leaf]
@@ -382,7 +393,7 @@ def _warn_of_growth() -> None:
 
 
 def _is_traced(tensor: Tensor) -> bool:
-    """Whether a trace stands behind the value, and perhaps an outer tape behind the trace."""
+    """Whether the value belongs to a trace, behind which there may be an outer tape."""
     return isinstance(tensor._value, Traced)
 
 
@@ -411,7 +422,7 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
     )
     if axes:
         tensor = apply(PRIMITIVES["reduce_sum"], tensor, axes=axes)
-    if tensor.shape != shape:  # stretched axes are gone, and come back with size 1
+    if tensor.shape != shape:  # the sum has dropped the stretched axes, which have size 1
         tensor = apply(PRIMITIVES["reshape"], tensor, shape=shape)
     return tensor
 

@@ -2,7 +2,6 @@
 
 >>> import weft as wf
 >>> from weft.tools.subject import Subject
->>> subject = Subject.from_program(wf.nn.Linear(2, 3), [wf.spec("float32", ("batch", 2))], None, [], None)
 >>> sorted(subject.parameters.values()), subject.graph.output_types
 (['bias', 'weight'], (f32[batch, 3],))
 """
