@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+from tests.quiet import wait_for_quiet
 
 from weft.compiler.function.fastcall.memory_words import container_check
 from weft.compiler.targets.cpu.runtime.entry_points import entries
@@ -88,7 +88,7 @@ def test_asking_leaves_no_references(way: str) -> None:
     for _ in range(1000):
         contents.is_unchanged()
     assert [sys.getrefcount(each) for each in (*marks, contents)] == before
-    gc.collect()
+    wait_for_quiet()
     assert contents.is_unchanged()
 
 
