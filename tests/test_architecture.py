@@ -49,14 +49,16 @@ MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 # The compiler's own table: folder -> the folders of the compiler it may import beside itself.
 # `target` is the interface in targets/target.py. No stage imports a target, and no target another;
 # what a machine knows is asked of the target that a program is made for.
-PASSES, TARGET = {"graph_passes", "target"}, {"target"}
+# `limits` is targets/limits.py: the numbers of a machine, as a record without code.
+PASSES, TARGET = {"graph_passes", "target", "limits"}, {"target", "limits"}
 STAGES: dict[str, set[str]] = {
-    "target": {"plan"},  # for the type checker alone
+    "limits": set(),
+    "target": {"graph_passes", "plan", "limits"},  # the first two for the type checker alone
     "graph_passes": {"fusion", "lowering", *TARGET},
     "pipeline": PASSES,
-    "fusion": set(),
-    "lowering": {"fusion"},
-    "plan": {"fusion", "lowering", "pipeline", *TARGET},
+    "fusion": {"limits"},
+    "lowering": {"fusion", "limits"},
+    "plan": {"fusion", "lowering", "pipeline", *PASSES},
     "memory_budget": {"fusion", "lowering", "pipeline", "report", *TARGET},
     "report": {"fusion", "lowering", "pipeline", "plan", "function", *TARGET},
     "function": {"fusion", "graph_passes", "memory_budget", "plan", "report", *TARGET},
@@ -64,12 +66,6 @@ STAGES: dict[str, set[str]] = {
     "targets.cpu": {"fusion", "lowering", "graph_passes", "plan", "targets.llvm", *TARGET},
     "targets.plain": {"plan", *TARGET},
     "targets.cuda": {"fusion", "lowering", "plan", "targets.llvm", *TARGET},
-}
-# What still crosses, and is to go: the fast path of a call and timings are the processor's own.
-CROSSING = {
-    ("weft.compiler.function.fastcall.memory_words", "targets.cpu"),
-    ("weft.compiler.report.timings", "targets.cpu"),
-    ("weft.compiler.report.timings", "targets.llvm"),
 }
 
 # Where the names of primitives mean something else: scalar instructions, and what users call.
@@ -93,6 +89,58 @@ DISPATCH_TABLES = {
 }
 # Functions that are still named by a bare participle or the like: these numbers only go down.
 BARE_NAMES = {"compiler": 397, "core": 3, "ir": 11, "ops": 5, "runtime": 5, "train": 1}
+# Numbers of the compiler's stages that are no machine's, by module and why. All others stand in
+# the `Limits` of a target.
+NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
+    "a bound on the compiler's own work or memory": {
+        "function.arguments": {"PROGRAMS"},
+        "function.closures": {"DEPTH"},
+        "function.fastcall.repeated_calls": {"PATIENCE", "RENEWAL"},
+        "function.program_cache": {"DRAFTS", "KEPT"},
+        "fusion.grouping": {"DEEPEST", "NEIGHBOURS"},
+        "graph_passes.attention.causal": {"_LARGEST"},
+        "graph_passes.attention.polynomials": {"MOST"},
+        "graph_passes.common_subexpressions": {"_COMPARED"},
+        "graph_passes.folding": {"SMALL", "_CHEAP"},
+        "pipeline": {"ROUNDS"},
+    },
+    "how far, and how long, is searched": {
+        "memory_budget.candidates": {
+            "APART", "FARTHEST", "LENGTHS", "NEAREST", "PATIENCE", "PRUNED", "SHORTER", "SMALL",
+        },
+        "memory_budget.model": {"WAIT"},
+        "memory_budget.search": {
+            "ATTEMPTS", "CLOSE", "EXPLORED", "HOPELESS", "NOTES", "REFINED", "ROUNDS", "USUAL",
+        },
+        "plan.schedule": {"WINDOW"},
+    },
+    "rounding, and the formats of numbers and arrays": {
+        "function.donation": {"_PLAIN"},
+        "fusion.long_sums": {"BLOCK", "SERIAL_BLOCK"},
+        "graph_passes.attention.sites": {"HIDDEN"},
+        "graph_passes.folding": {"_EXACT"},
+        "graph_passes.laws.conversions": {"_DIGITS"},
+        "graph_passes.laws.reductions": {"LONG"},
+        "graph_passes.user_rules": {"STEPS", "TRIALS"},
+        "lowering.nodes.attention": {"LOWEST"},
+    },
+    "units, and what parameters mean": {
+        "fusion.grouping": {"LOOP"},
+        "graph_passes.attention.masks": {"COMPUTED"},
+        "graph_passes.channels_last_primitives": {"PLAIN"},
+        "graph_passes.user_rules": {"SHAPES"},
+        "memory_budget.search": {"RELEASED", "_UNITS"},
+    },
+    "what is asked of users, or assumed of programs": {
+        "plan.horizontal_fusion": {"USUAL"},
+        "plan.schedule": {"SLACK", "TOLERATED"},
+    },
+    "how much a report says": {
+        "memory_budget.search": {"NAMED"},
+        "report.explain": {"LISTED"},
+        "report.memory_use": {"BAR", "LISTED"},
+    },
+}  # fmt: skip
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}
 MARKER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 LONGEST_FILE = 600
@@ -229,6 +277,8 @@ def stage_of(name: str) -> str | None:
         return None
     if parts[2] != "targets":
         return parts[2]
+    if len(parts) > 3 and parts[3] == "limits":
+        return "limits"
     return "target" if len(parts) < 4 or parts[3] == "target" else f"targets.{parts[3]}"
 
 
@@ -246,9 +296,7 @@ def stage_faults(library: list[Module]) -> list[str]:
         for entry in module.imports:
             target = _resolve(entry.target, by_name)
             other = stage_of(target) if target else None
-            if other is None or other in {stage, *STAGES[stage]}:
-                continue
-            if (module.name, other) not in CROSSING:
+            if other is not None and other not in {stage, *STAGES[stage]}:
                 faults.append(f"{module.name}:{entry.line} imports {target}")
     return faults
 
@@ -388,6 +436,50 @@ def primitive_list_faults(library: list[Module]) -> list[str]:
     return faults
 
 
+def machine_number_faults(library: list[Module]) -> list[str]:
+    """Numbers of a stage that no list says are no machine's: they belong to the target's limits."""
+    allowed: dict[str, set[str]] = {}
+    for modules in NO_MACHINES_NUMBERS.values():
+        for name, constants in modules.items():
+            allowed.setdefault(f"weft.compiler.{name}", set()).update(constants)
+    return [
+        f"{module.name}:{line} {name}"
+        for module in library
+        if (stage := stage_of(module.name)) and not stage.startswith(("target", "limits"))
+        for name, line in _numeric_constants(module)
+        if name not in allowed.get(module.name, set())
+    ]
+
+
+def _numeric_constants(module: Module) -> Iterator[tuple[str, int]]:
+    """The names that a module or a class gives to numbers, or to collections of numbers."""
+    bodies = [module.tree.body]
+    bodies += [node.body for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    for node in chain(*bodies):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            target, value = node.target, node.value
+        else:
+            continue
+        names = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
+        if _holds_numbers(value):
+            yield from ((name, node.lineno) for name in names if name.isupper())
+
+
+def _holds_numbers(node: ast.expr) -> bool:
+    """Whether an expression is a number, computed from numbers, or a collection with some."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) in (int, float)
+    if isinstance(node, ast.UnaryOp):
+        return _holds_numbers(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _holds_numbers(node.left) or _holds_numbers(node.right)
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(map(_holds_numbers, node.elts))
+    return isinstance(node, ast.Dict) and any(map(_holds_numbers, node.values))
+
+
 def marker_faults(library: list[Module]) -> list[str]:
     """Promises left in the code."""
     return [
@@ -496,12 +588,29 @@ CHECKS: list[Check] = [
     size_faults,
     marker_faults,
     primitive_list_faults,
+    machine_number_faults,
 ]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_library_has_no(check: Check) -> None:
     assert check(read_library()) == []
+
+
+def test_every_number_that_is_no_machines_is_still_there() -> None:
+    present = {
+        f"{module.name.removeprefix('weft.compiler.')}.{name}"
+        for module in read_library()
+        for name, _ in _numeric_constants(module)
+    }
+    listed = [
+        f"{module}.{name}"
+        for modules in NO_MACHINES_NUMBERS.values()
+        for module, names in modules.items()
+        for name in names
+    ]
+    assert [name for name in listed if name not in present] == []
+    assert len(listed) == len(set(listed))
 
 
 # One wrong library per check, so that a check that sees nothing does not pass for a clean library.
@@ -556,6 +665,10 @@ FAULTS: list[tuple[Check, list[Module]]] = [
     (primitive_list_faults, library_of(compiler_fuse="if node in (conv, dot, while_):\n    f()")),
     (primitive_list_faults, library_of(tools_look='x = [find("exp"), ops.sin, P["tanh"]]')),
     (primitive_list_faults, library_of(ir_walk="x = (exp.primitive, sin.primitive, pad, 1)")),
+    (machine_number_faults, library_of(compiler_fusion_tiles="ROW = 32 * 1024")),
+    (machine_number_faults, library_of(compiler_plan_blocks="LEAST, MOST = 24, 96")),
+    (machine_number_faults, library_of(compiler_lowering_sums="class Writer:\n    LANES = 16")),
+    (machine_number_faults, library_of(compiler_plan_rates="RATES: dict = {'bytes': 6e9}")),
 ]
 
 
@@ -594,6 +707,8 @@ FINE: list[tuple[Check, list[Module]]] = [
     (primitive_list_faults, library_of(ops_fuse='x = {"reduce_sum", "reduce_max", "dot"}')),
     (primitive_list_faults, library_of(compiler_fuse='x = ("reduce_sum", "reduce_max")')),
     (primitive_list_faults, library_of(nn_all='__all__ = ["relu", "sigmoid", "tanh"]')),
+    (machine_number_faults, library_of(compiler_targets_cpu_tiles="ROW = 32 * 1024")),
+    (machine_number_faults, library_of(compiler_fusion_names='KINDS = ("sum", "product")')),
 ]
 
 

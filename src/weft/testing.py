@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.compiler.lowering.nodes import single_kernel
 from weft.compiler.targets.cpu.checking.memory import checked_memory
-from weft.compiler.targets.cpu.target import compile_program
+from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.core import trees
 from weft.core.dtypes import from_numpy
 from weft.core.errors import ArgumentError, Unsupported, WeftError
@@ -478,7 +478,7 @@ def check_loops_agree_with_reference(primitive: Primitive, sample: Sample) -> No
         return
     (node,) = _graph(primitive, sample).nodes
     error = Literal(np.zeros(1, np.int32))
-    written = single_kernel(node, {}, error)
+    written = single_kernel(node, {}, error, CPU.limits.lowering)
     if written is None:
         return
     verify_kernel(written.kernel)

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.limits import change_pass_limits
 
 import weft as wf
-from weft.compiler.graph_passes.attention import recognize as attention_pass
-from weft.compiler.lowering.nodes.attention import KEYS, LANES
 from weft.compiler.pipeline import optimize
 from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.ir.dispatch import bind
@@ -22,6 +21,8 @@ Array = np.ndarray[Any, Any]
 Params = dict[str, Any]
 LIMITS = {"float64": 1e-11, "float32": 5e-5, "float16": 1e-2, "bfloat16": 8e-2}
 
+KEYS = CPU.limits.lowering.attention_block_keys
+LANES = CPU.limits.lowering.attention_block_queries
 # (q, k, v), mask, offset: odd sizes, more than a block of queries and of keys, and shared heads
 SHAPES = {
     "small": ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3)),
@@ -39,7 +40,7 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def kernels_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile attention as such for few queries too."""
-    monkeypatch.setattr(attention_pass, "SMALL", 0)
+    change_pass_limits(monkeypatch, attention_queries=0)
 
 
 def drawn(name: str, dtype: str = "float64") -> list[Array]:

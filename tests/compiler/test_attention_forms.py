@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.limits import change_pass_limits
 
 import weft as wf
-from weft.compiler.graph_passes.attention import recognize as attention_pass
-from weft.compiler.graph_passes.attention import sites
 from weft.compiler.pipeline import optimize
 from weft.compiler.targets.cpu.target import CPU
 from weft.ir.graph import Graph
@@ -30,8 +29,7 @@ KEY = np.array([7, 9], np.uint32)
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognise and compile attention of short sequences too."""
-    monkeypatch.setattr(sites, "FEWEST", 0)
-    monkeypatch.setattr(attention_pass, "SMALL", 0)
+    change_pass_limits(monkeypatch, recognized_queries=0, attention_queries=0)
 
 
 def i() -> Any:

@@ -19,6 +19,7 @@ from weft.compiler.fusion.grouping import group
 from weft.compiler.lowering.groups import context_of, is_lowered, lower
 from weft.compiler.targets.cpu.cache import kernels
 from weft.compiler.targets.cpu.engine import emit_kernel, emit_text, kernel_text
+from weft.compiler.targets.cpu.target import CPU
 from weft.core.dtypes import float32, float64
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.scalars import Buffer, Scalar, const, exp, index, size
@@ -156,12 +157,14 @@ def test_layers_are_lowered_once_and_bound_to_their_own_values() -> None:
 
     types = [wf.spec("float32", (16, 16))] * 5
     graph = wf.ir.trace(net, *types)
-    context = context_of(graph)
-    groups = [step for step in group(graph, is_lowered) if hasattr(step, "roots")]
+    context = context_of(graph, CPU.limits.lowering)
+    groups = [
+        step for step in group(graph, is_lowered, CPU.limits.fusion) if hasattr(step, "roots")
+    ]
     made = [lower(each, context, f"k{n}") for n, each in enumerate(groups)]
     assert len(context.made) < len(groups)
     assert [each.kernel.name for each in made] == [f"k{n}" for n in range(len(groups))]
-    fresh = [lower(each, context_of(graph), "k") for each in groups]
+    fresh = [lower(each, context_of(graph, CPU.limits.lowering), "k") for each in groups]
     for one, other in zip(made, fresh, strict=True):
         assert one.kernel.digest == other.kernel.digest
         assert one.values == other.values

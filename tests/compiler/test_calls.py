@@ -20,6 +20,7 @@ import weft as wf
 from weft import nn
 from weft.compiler.targets.cpu.runtime import array_fields
 from weft.nn.layout import lay_out
+from weft.runtime.object_words import places
 
 NAMES = ("argument", "closed over", "itself", "in a list", "in a dictionary")
 
@@ -411,7 +412,7 @@ def test_places_that_are_not_found_are_not_guessed(monkeypatch: pytest.MonkeyPat
     made = [np.ones(3), np.ones(4), np.ones((2, 2)).T]
     assert array_fields.Fields.found(made) == array_fields.fields()
     assert array_fields.Fields.found([]) is None
-    assert array_fields.places(made, ctypes.c_int64, lambda array: 4711) == []
+    assert places(made, ctypes.c_int64, lambda array: 4711) == []
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="another"))
     assert array_fields.Fields.found(made) is None
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from tests.quiet import peak_bytes
 
 import weft as wf
+from weft.compiler import pipeline as pipeline_module
 from weft.compiler.fusion.costs import operations
 from weft.compiler.fusion.grouping import why_stored
+from weft.compiler.graph_passes import graph_pass
+from weft.compiler.graph_passes.graph_pass import Pass, StageReport
 from weft.compiler.lowering.groups import is_lowered
+from weft.compiler.pipeline import stages
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.report.stages import stage_reports
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.cpu.target import CPU, CpuTarget
+from weft.compiler.targets.plain.target import PLAIN
+from weft.compiler.targets.target import Target
+from weft.ir.graph import Graph
 
 
 def mlp(w1: wf.Tensor, w2: wf.Tensor, x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
@@ -84,7 +96,7 @@ def test_an_expression_that_is_too_long_is_cut() -> None:
         return x
 
     graph = wf.ir.trace(long, wf.spec("float32", (8,)))
-    found = list(why_stored(graph, is_lowered).values())
+    found = list(why_stored(graph, is_lowered, CPU.limits.fusion).values())
     assert found == ["an output", "an expression of 61 operations, the most are 60"]
 
 
@@ -96,6 +108,70 @@ def test_a_call_by_reference_is_named_with_its_reason() -> None:
     assert "by reference: " + call.reason in str(report)
     complex_ = wf.jit(wf.exp).explain(wf.ones(3, dtype=wf.complex64)).references
     assert [each.reason for each in complex_] == ["complex numbers are computed by reference"]
+
+
+def names_in_order(reports: Iterable[StageReport]) -> list[str]:
+    """The stages, each where it ran first: passes run in several rounds."""
+    return list(dict.fromkeys(report.name for report in reports))
+
+
+@pytest.mark.parametrize("target", [CPU, PLAIN], ids=lambda target: target.name)
+def test_every_stage_is_listed_from_the_traced_graph_to_the_executable(target: Target) -> None:
+    graph = wf.jit(mlp).graph(*mlp_arguments())
+    plan = plan_program(graph, target)
+    assert names_in_order(stage_reports(plan)) == [stage.name for stage in stages(target)]
+
+
+def test_explain_names_every_stage_once_and_says_what_it_made() -> None:
+    step = wf.jit(mlp)
+    text = str(step.explain(*mlp_arguments()))
+    for stage in stages(CPU):
+        assert f"{stage.name}:" in text or f" {stage.name}" in text, stage.name
+    report = {each.name: each for each in step.explain(*mlp_arguments()).stages}
+    assert report["fusion"].after == report["lowering"].before
+    assert report["lowering"].after == report["row fusion"].before
+    assert report["row fusion"].after == report["schedule"].before
+
+
+def test_stages_count_what_is_inside_of_loops() -> None:
+    def f(xs: wf.Tensor, w: wf.Tensor) -> wf.Tensor:
+        return wf.scan(lambda c, x: (wf.tanh(c @ w + x), None), wf.zeros((4, 8)), xs)[0]
+
+    report = wf.jit(f).explain(wf.ones((3, 4, 8)), wf.ones((8, 8)))
+    (fusion,) = [each for each in report.stages if each.name == "fusion"]
+    nodes = [len(plan.graph.nodes) for plan in report.plan.every_plan()]
+    assert len(nodes) == 2
+    assert fusion.before == sum(nodes)
+
+
+def test_explain_runs_each_pass_as_often_as_compiling_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    plain = pipeline_module.run_pass
+
+    def counting(each: Pass, graph: Graph) -> tuple[Graph, StageReport]:
+        ran.append(each.name)
+        return plain(each, graph)
+
+    monkeypatch.setattr(pipeline_module, "run_pass", counting)
+    graph = wf.jit(mlp).graph(*mlp_arguments())
+    plan_program(graph, CPU)
+    compiling = list(ran)
+    ran.clear()
+    explained = wf.explain(graph)
+    assert ran == compiling
+    own = [each.name for each in CPU.passes]
+    assert [each.name for each in explained.passes if each.name not in own] == ran
+
+
+def test_a_pass_of_the_target_is_verified_like_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_the_first_node(graph: Graph, tally: object = None) -> Graph:
+        return Graph(graph.inputs, graph.nodes[1:], graph.outputs, graph.name)
+
+    faulty = Pass("faulty", lose_the_first_node, "a fault")
+    monkeypatch.setattr(CpuTarget, "passes", (*CPU.passes, faulty))
+    monkeypatch.setattr(graph_pass, "VERIFYING", [True])
+    with pytest.raises(wf.GraphError):
+        plan_program(wf.ir.trace(lambda x: wf.exp(wf.sin(x)), wf.spec("float32", (3,))), CPU)
 
 
 def test_costs_are_those_of_the_types() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.fusion.grouping import LARGEST, Group, group
+from weft.compiler.fusion.grouping import Group, group
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import VERIFYING, optimize
 from weft.compiler.plan.planning import WrittenKernels, plan_program
@@ -150,9 +150,10 @@ def test_the_parts_of_a_long_chain_compute_what_the_chain_does(kind: Function) -
 @pytest.mark.parametrize("kind", [functions, sums, beside_each_other, used_again_far_later])
 def test_no_kernel_holds_more_than_the_most(kind: Function) -> None:
     graph = optimize(wf.ir.trace(wf.grad(partial(kind, 200)), wf.spec("float32", (8, 8))), CPU)
-    groups = [s for s in group(graph, is_lowered) if isinstance(s, Group)]
+    groups = [s for s in group(graph, is_lowered, CPU.limits.fusion) if isinstance(s, Group)]
     assert len(groups) > 1
-    assert all(each.weight <= LARGEST for each in groups if len(each.roots) > 1)
+    most = CPU.limits.fusion.kernel_weight
+    assert all(each.weight <= most for each in groups if len(each.roots) > 1)
 
 
 def test_equal_parts_of_a_chain_are_compiled_once() -> None:

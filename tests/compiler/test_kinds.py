@@ -13,6 +13,7 @@ import weft.compiler.pipeline  # which has primitives of its own
 from weft.compiler.fusion.grouping import Group, group, why_stored
 from weft.compiler.lowering.groups import context_of, is_lowered, lower
 from weft.compiler.lowering.nodes import SINGLES, require_lowering
+from weft.compiler.targets.cpu.target import CPU
 from weft.core.dtypes import float32
 from weft.core.errors import Unsupported
 from weft.ir import scalars
@@ -60,8 +61,8 @@ def test_every_dear_instruction_is_that_of_a_primitive() -> None:
 def kernels_of(f: Any, *types: wf.TensorType) -> list[Kernel]:
     """The kernels of the groups that a function's nodes are cut into."""
     graph = wf.ir.trace(f, *types)
-    steps = group(graph, is_lowered)
-    context = context_of(graph, steps)
+    steps = group(graph, is_lowered, CPU.limits.fusion)
+    context = context_of(graph, CPU.limits.lowering, steps)
     return [lower(step, context, "k").kernel for step in steps if isinstance(step, Group)]
 
 
@@ -87,7 +88,7 @@ def test_what_costs_little_is_computed_by_each_kernel_that_reads_it() -> None:
 
     graph = wf.ir.trace(f, wf.spec("float32", (256, 256)))
     assert graph.nodes[0].primitive is PRIMITIVES["multiply"]
-    assert graph.nodes[0].results[0] not in why_stored(graph, is_lowered)
+    assert graph.nodes[0].results[0] not in why_stored(graph, is_lowered, CPU.limits.fusion)
 
 
 def test_the_cost_of_an_element_depends_on_its_dtype() -> None:

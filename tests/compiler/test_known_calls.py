@@ -21,6 +21,7 @@ from weft.compiler.function.fastcall import memory_words
 from weft.compiler.function.fastcall.last_call import KnownCall
 from weft.compiler.targets.cpu.runtime import executable
 from weft.compiler.targets.cpu.runtime.entry_points import entries
+from weft.compiler.targets.cpu.target import CpuTarget
 from weft.core import unchanged
 
 
@@ -320,7 +321,7 @@ def test_without_functions_of_the_interpreters_form_all_is_as_right(
     hits: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executable, "entries", lambda: None)
-    monkeypatch.setattr(memory_words, "entries", lambda: None)
+    monkeypatch.setattr(CpuTarget, "memory_comparison", lambda self: None)
     monkeypatch.setattr(unchanged, "QUICKER", [])
     f, net = wf.jit(lambda net, x: (net(x) * 3.25, x, x.reshape((3, 4)), 1.0)), nn.Linear(3, 2)
     for number in range(4):

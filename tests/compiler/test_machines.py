@@ -18,6 +18,7 @@ from weft.compiler.targets.cpu.engine import _object
 from weft.compiler.targets.cpu.machine import LEVELS, available, host, level_of, machine_named
 from weft.compiler.targets.cpu.products import gemm, gemv, tiles
 from weft.compiler.targets.cpu.products.dot_packing import has_instruction, words_of
+from weft.compiler.targets.cpu.target import CPU
 from weft.compiler.targets.llvm.emit import emit_module
 from weft.core.errors import ArgumentError
 
@@ -111,8 +112,9 @@ def test_llvm_takes_what_is_written_for_each_machine(name: str) -> None:
     graph = wf.ir.trace(
         lambda x: wf.softmax(wf.gelu(x) * wf.exp(x), axis=-1), wf.spec("float32", (5, 37))
     )
-    context = context_of(graph)
-    kernels = [lower(each, context, "k").kernel for each in group(graph, is_lowered)]
+    context = context_of(graph, CPU.limits.lowering)
+    groups = group(graph, is_lowered, CPU.limits.fusion)
+    kernels = [lower(each, context, "k").kernel for each in groups]
     texts = [emit_module([kernel], machine) for kernel in kernels]
     assert texts
     for dtype in (wf.float32, wf.float64):

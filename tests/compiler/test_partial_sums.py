@@ -12,6 +12,7 @@ from tests.threads import threads
 import weft as wf
 from weft.compiler.fusion.split_reduction import chunk_rows
 from weft.compiler.targets.cpu.target import compile_program
+from weft.compiler.targets.limits import FusionLimits
 
 Array = np.ndarray[Any, Any]
 
@@ -107,7 +108,7 @@ def test_one_bad_number_reaches_its_column_only(bad: float) -> None:
 )
 def test_chunks_come_out_even(shape: tuple[Any, ...], axes: tuple[int, ...], rows: int) -> None:
     graph = wf.ir.trace(lambda x: x.sum(axis=axes), wf.spec("float32", shape))
-    assert chunk_rows(graph.nodes[0]) == rows
+    assert chunk_rows(graph.nodes[0], FusionLimits()) == rows
 
 
 def test_sums_with_a_size_that_is_a_symbol() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -144,3 +145,28 @@ def test_random_programs_agree() -> None:
     small = [each for each in drawn if each.elements <= SMALL and is_plain(each)]
     assert len(small) >= 8
     assert [examine(each, ("plain",)) for each in small] == [None] * len(small)
+
+
+def test_a_watched_run_tells_when_each_launch_began_and_ended() -> None:
+    x = numbers(6, 5)
+    graph = wf.ir.trace(lambda x: wf.softmax(x @ x.T).sum(axis=0), wf.asarray(x))
+    plan = plan_program(graph, PLAIN)
+    told: list[tuple[Any, ...]] = []
+    before = time.perf_counter_ns()
+    with PLAIN.watch(lambda *run: told.append(run)):
+        PLAIN.executable(plan).run([x])
+    after = time.perf_counter_ns()
+    PLAIN.executable(plan).run([x])
+    ((of, sizes, spans),) = told
+    assert (of, sizes, len(spans)) == (plan, {}, len(plan.launches))
+    moments = [before, *[moment for span in spans for moment in span], after]
+    assert moments == sorted(moments)
+
+
+def test_a_run_that_fails_tells_of_the_launches_up_to_the_one_that_did() -> None:
+    graph = wf.ir.trace(lambda x, i: wf.take(wf.exp(x), i, axis=0), numbers(3, 2), np.array([7]))
+    told: list[tuple[Any, ...]] = []
+    with PLAIN.watch(lambda *run: told.append(run)), pytest.raises(wf.BoundsError):
+        PLAIN.executable(plan_program(graph, PLAIN)).run([numbers(3, 2), np.array([7])])
+    ((plan, _, spans),) = told
+    assert 0 < len(spans) <= len(plan.launches)

@@ -309,7 +309,7 @@ def test_the_choice_is_found_again_on_disk(tmp_path: Any, monkeypatch: Any) -> N
 
 def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
     ws, x = weights(6), batch()
-    flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU))
+    flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
     made = recomputing(flow, frozenset(flow.candidates))
     assert len(made.nodes) > len(flow.graph.nodes)
     inputs = [*ws, x]
@@ -320,13 +320,14 @@ def test_the_rewritten_graph_computes_the_same_by_reference() -> None:
 def test_updates_stand_where_they_are_done_and_compute_the_same() -> None:
     ws, x = weights(6), batch()
     graph = optimize(wf.jit(step).graph(ws, x), CPU)
-    flow = Flow(graph)
+    flow = Flow(graph, CPU.limits)
     early = prompt(flow)
     assert sorted(map(id, early.nodes)) == sorted(map(id, graph.nodes))
     assert early.nodes != graph.nodes
     same(wf.ir.interpret(early, *ws, x), wf.ir.interpret(graph, *ws, x))
-    assert Flow(early).weigh(frozenset()).peak <= flow.weigh(frozenset()).peak
-    assert prompt(Flow(early)) is early or prompt(Flow(early)).nodes == early.nodes
+    assert Flow(early, CPU.limits).weigh(frozenset()).peak <= flow.weigh(frozenset()).peak
+    again = prompt(Flow(early, CPU.limits))
+    assert again is early or again.nodes == early.nodes
 
 
 def embedding_step(memory: int | None) -> Any:
@@ -502,7 +503,8 @@ def attending(ws: list[wf.Tensor], x: wf.Tensor) -> Any:
 def attention_flow(depth: int) -> Flow:
     wf.random.seed(0)
     ws = [wf.random.normal((32, 96)) * 0.1 for _ in range(depth)]
-    return Flow(optimize(wf.jit(attending).graph(ws, wf.random.normal((128, 32))), CPU))
+    graph = optimize(wf.jit(attending).graph(ws, wf.random.normal((128, 32))), CPU)
+    return Flow(graph, CPU.limits)
 
 
 def test_parts_of_one_product_are_dropped_together() -> None:
@@ -521,7 +523,8 @@ def test_what_takes_least_time_for_its_bytes_is_dropped_first() -> None:
 
 def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
     ws, x = weights(20), batch()
-    flow = Flow(prompt(Flow(optimize(wf.jit(step).graph(ws, x), CPU))))
+    whole = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
+    flow = Flow(prompt(whole), CPU.limits)
     ladders = Ladders(flow)
     target = 0.5 * flow.weigh(frozenset()).peak
     chosen = ladders.cheapest(target)
@@ -533,9 +536,9 @@ def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
 
 def test_a_flow_with_anchors_is_the_same_made_from_another_or_alone() -> None:
     ws, x = weights(8), batch()
-    flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU))
+    flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
     anchored, _ = flow.anchored([flow.start // 3, flow.start // 2])
-    alone = Flow(flow.graph, anchored.anchors, flow.start)
+    alone = Flow(flow.graph, CPU.limits, anchored.anchors, flow.start)
     assert anchored.anchors
     assert anchored.readers == alone.readers
     assert anchored.costs == alone.costs

@@ -24,7 +24,7 @@ def traced(f: Any, *shapes: tuple[int, ...]) -> Graph:
 def kernels(graph: Graph) -> list[Any]:
     known = Repeats()
     producers = {v: node for node in graph.nodes for v in node.results}
-    return [known.kernels(node, producers, ERROR) for node in graph.nodes]
+    return [known.kernels(node, producers, ERROR, CPU.limits.lowering) for node in graph.nodes]
 
 
 def test_other_parameters_and_types_have_kernels_of_their_own() -> None:

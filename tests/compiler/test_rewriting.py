@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.pipeline import LAWS
+from weft.compiler.pipeline import laws
+from weft.compiler.targets.cpu.target import CPU
 from weft.core.dtypes import DTYPES
 from weft.core.errors import GraphError, Unsupported, WeftError
 from weft.core.types import TensorType
@@ -19,6 +20,8 @@ from weft.ir import PRIMITIVES, Graph
 from weft.ir.dispatch import apply
 from weft.ir.printing import print_graph
 from weft.ir.rewriting import Rule, RuleSet
+
+LAWS = laws(CPU.limits.passes)
 
 Array = np.ndarray[Any, Any]
 

@@ -20,10 +20,12 @@ from weft.compiler.plan.launch import Kind
 from weft.compiler.plan.launch import Launch as PlanLaunch
 from weft.compiler.plan.schedule import SLACK, TOLERATED, Launch, Task, peak, schedule
 from weft.compiler.targets.cpu.runtime.grouped_launch import table
-from weft.compiler.targets.cpu.target import compile_program
+from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.core import trees
 from weft.core.types import TensorType
 from weft.ir.graph import Variable
+
+LARGE = CPU.limits.plan.filling_chunks
 
 Array = np.ndarray[Any, Any]
 ODD = [(7, 13), (13,), (129,), (1,), (3, 5, 2), (1000, 33), (33,), (17, 31), (64, 64), (5, 1)]
@@ -89,12 +91,12 @@ def adam_step(weights: Any, first: Any, second: Any, count: Any) -> wf.Tensor:
 def test_independent_calls_are_one_launch_and_others_wait() -> None:
     tasks = [Task((), ("a",)), Task((), ("b",)), Task(("a", "b"), ("c",)), Task(("c",), ("d",))]
     sizes = dict.fromkeys("abcd", 64)
-    assert schedule(tasks, sizes) == [(0, 1), (2,), (3,)]
+    assert schedule(tasks, sizes, LARGE) == [(0, 1), (2,), (3,)]
 
 
 def test_large_calls_stay_alone() -> None:
     tasks = [Task((), ("a",)), Task((), ("b",), work=1000.0), Task((), ("c",))]
-    assert schedule(tasks, dict.fromkeys("abc", 1)) == [(0, 2), (1,)]
+    assert schedule(tasks, dict.fromkeys("abc", 1), LARGE) == [(0, 2), (1,)]
 
 
 def test_updates_go_last_as_one_and_after_what_may_fail() -> None:
@@ -104,7 +106,7 @@ def test_updates_go_last_as_one_and_after_what_may_fail() -> None:
         Task((), ("other gradient",), joins=False, pinned=True),
         Task(("other gradient", "u"), ("new u",), replaces={"u": 8}),
     ]
-    assert schedule(tasks, {"gradient": 8, "other gradient": 8}) == [(0,), (2,), (1, 3)]
+    assert schedule(tasks, {"gradient": 8, "other gradient": 8}, LARGE) == [(0,), (2,), (1, 3)]
 
 
 def test_what_frees_more_than_it_takes_comes_first_where_that_lowers_the_peak() -> None:
@@ -117,7 +119,7 @@ def test_what_frees_more_than_it_takes_comes_first_where_that_lowers_the_peak() 
         Task(tuple(f"sum of {v}" for v in "abc"), ("out",), joins=False),
     ]
     sizes = large | {f"sum of {v}": 8 for v in "abc"}
-    found = schedule(tasks, sizes)
+    found = schedule(tasks, sizes, LARGE)
     assert found == [(0,), (3,), (1,), (4,), (2,), (5,), (6,)]
     assert peak(found, tasks, sizes) < peak([(n,) for n in range(7)], tasks, sizes) / 2
 
@@ -129,7 +131,7 @@ def test_effects_keep_their_order() -> None:
         Task((), ("b",), joins=False, pinned=True),
         Task(("b",), (), joins=False, pinned=True),
     ]
-    order = [launch[0] for launch in schedule(tasks, {"a": 10, "b": 1000})]
+    order = [launch[0] for launch in schedule(tasks, {"a": 10, "b": 1000}, LARGE)]
     assert [number for number in order if number in (1, 2, 3)] == [1, 2, 3]
 
 
@@ -150,7 +152,7 @@ def test_every_schedule_can_be_run_and_needs_no_more_memory(
 ) -> None:
     read = {value for task in tasks for value in task.reads}
     sizes = {value: bytes_[value] << 16 for value in range(len(tasks)) if value in read}
-    found = schedule(tasks, sizes)  # type: ignore[arg-type]
+    found = schedule(tasks, sizes, LARGE)  # type: ignore[arg-type]
     assert sorted(number for launch in found for number in launch) == [*range(len(tasks))]
     done: set[Any] = set()
     for launch in found:
@@ -161,7 +163,7 @@ def test_every_schedule_can_be_run_and_needs_no_more_memory(
     plain: list[Launch] = [(number,) for number in range(len(tasks))]
     limit = peak(plain, tasks, sizes) * TOLERATED + SLACK  # type: ignore[arg-type]
     assert peak(found, tasks, sizes) <= limit  # type: ignore[arg-type]
-    assert schedule(tasks, sizes) == found  # type: ignore[arg-type]
+    assert schedule(tasks, sizes, LARGE) == found  # type: ignore[arg-type]
 
 
 def member(buffers: int, numbers: list[int], extent: int, grain: int) -> PlanLaunch:
@@ -332,7 +334,9 @@ def test_neither_places_nor_order_change_a_bit_on_random_programs(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "places", lambda calls, root: {})
         patch.setattr(
-            horizontal_fusion, "schedule", lambda tasks, sizes: [(n,) for n in range(len(tasks))]
+            horizontal_fusion,
+            "schedule",
+            lambda tasks, sizes, large: [(n,) for n in range(len(tasks))],
         )
         assert bits(drawn) == found
 

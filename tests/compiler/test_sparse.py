@@ -474,7 +474,7 @@ def test_a_value_that_is_changed_takes_memory_once() -> None:
         Task(("i", "y"), ("y",), joins=False),
         Task(("y",), ("out",), joins=False),
     ]
-    assert schedule(tasks, {"y": 100}) == [(0,), (1,), (2,)]
+    assert schedule(tasks, {"y": 100}, 64.0) == [(0,), (1,), (2,)]
     assert peak([(0,), (1,), (2,)], tasks, {"y": 100}) == 100
 
 

@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.limits import change_pass_limits
 from tests.compiler.test_passes import assert_becomes, assert_stays
 
 import weft as wf
-from weft.compiler.graph_passes.attention import recognize as attention_pass
-from weft.compiler.graph_passes.attention import sites
 from weft.compiler.graph_passes.attention.causal import causal_offset
-from weft.compiler.graph_passes.attention.recognize import SMALL, recognize_attention
-from weft.compiler.graph_passes.attention.sites import FEWEST
+from weft.compiler.graph_passes.attention.recognize import recognize_attention
 from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.pipeline import optimize, optimize_with_report
 from weft.compiler.targets.cpu.target import CPU
 from weft.ir import Graph, GraphNode
 
+FEWEST, SMALL = CPU.limits.passes.recognized_queries, CPU.limits.passes.attention_queries
 TIME = 40
 SHAPE = (2, 3, TIME, 8)
 
@@ -51,14 +50,18 @@ def params_of(graph: Graph) -> dict[str, Any]:
     return {**node.params, "operands": len(node.operands)}
 
 
+def recognize(graph: Graph, tally: Counter[str] | None = None) -> Graph:
+    """The pass, with the limits that the processor has in this test."""
+    return recognize_attention(graph, tally, limits=CPU.limits.passes)
+
+
 # --- attention -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognise attention of short sequences too, which are quicker to compute by reference."""
-    monkeypatch.setattr(sites, "FEWEST", 0)
-    monkeypatch.setattr(attention_pass, "SMALL", 0)
+    change_pass_limits(monkeypatch, recognized_queries=0, attention_queries=0)
 
 
 PLAIN = """graph(a: f32[2, 256, 8], b: f32[2, 48, 8], c: f32[2, 48, 4]) {
@@ -81,16 +84,16 @@ def test_a_softmax_of_products_is_attention() -> None:
   d: f32[2, 256, 4], e: f32[2, 256] = attention(a, b, c, offset=None, scale=0.5, guarded=False)
   return d
 }"""
-    assert_becomes(recognize_attention, PLAIN % "", after)
+    assert_becomes(recognize, PLAIN % "", after)
 
 
 @pytest.mark.parametrize("returned", ["l", "i", "e", "d", "j"])
 def test_what_is_needed_elsewhere_is_computed_as_before(returned: str) -> None:
-    assert_stays(recognize_attention, PLAIN % f", {returned}")
+    assert_stays(recognize, PLAIN % f", {returned}")
 
 
 def test_short_sequences_stay_products() -> None:
-    assert_stays(recognize_attention, (PLAIN % "").replace("256", str(2 * FEWEST - 1)))
+    assert_stays(recognize, (PLAIN % "").replace("256", str(2 * FEWEST - 1)))
 
 
 def test_attention_of_few_queries_becomes_products() -> None:

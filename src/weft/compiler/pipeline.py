@@ -1,12 +1,14 @@
-"""The pipeline: the one list of what is done to a graph before it is cut into kernels.
+"""The pipeline: the one list of all stages, from the traced graph to the executable.
 
-Each entry is a pure function from graphs to graphs with the reason it stands where it stands. The
-list is gone through until a round changes nothing; a pass is left out when nothing has changed
-since it last ran.
+First come passes, each a pure function from graphs to graphs with the reason it stands where it
+stands. They are gone through until a round changes nothing; a pass is left out when nothing has
+changed since it last ran. Then come the target's own passes, once, and the stages of planning.
 
 >>> import weft as wf
 >>> from weft.compiler.targets.target import target_named
 >>> graph = wf.ir.trace(lambda x: wf.sin(-(-x)) * wf.ones(3) + wf.sin(x), wf.spec("float32", (3,)))
+>>> [stage.name for stage in stages(target_named("plain"))[-6:]]
+['fusion', 'lowering', 'row fusion', 'schedule', 'memory', 'executable']
 >>> print(optimize(graph, target_named("cpu")))  # doctest: +ELLIPSIS
 graph(a: f32[3]) {
   b: f32[3] = sin(a)...
@@ -17,10 +19,9 @@ graph(a: f32[3]) {
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from time import perf_counter
+from functools import cache, partial
+from itertools import chain
 
 from weft.compiler.graph_passes.attention.heads import move_heads
 from weft.compiler.graph_passes.attention.recognize import recognize_attention
@@ -29,85 +30,111 @@ from weft.compiler.graph_passes.common_subexpressions import merge_common_subexp
 from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.embedding_products import multiply_tables
 from weft.compiler.graph_passes.folding import fold_constants
+from weft.compiler.graph_passes.graph_pass import (
+    NODES,
+    VERIFYING,
+    Noun,
+    Pass,
+    StageReport,
+    run_pass,
+)
 from weft.compiler.graph_passes.inlining import inline
 from weft.compiler.graph_passes.laws.arithmetic import simplify
 from weft.compiler.graph_passes.laws.conversions import convert_less
 from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
-from weft.compiler.graph_passes.laws.reductions import reduce_less
+from weft.compiler.graph_passes.laws.reductions import divide_sums, reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
+from weft.compiler.targets.limits import PassLimits
 from weft.compiler.targets.target import Target
 from weft.core.records import frozen
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
-from weft.ir.verify import verify
-from weft.ir.walking import Tally
 
 __all__ = [
-    "LAWS", "VERIFYING", "Pass", "PassReport", "optimize", "optimize_with_report", "pipeline",
+    "EXECUTABLE", "FUSION", "LOWERING", "MEMORY", "PLANNING", "ROW_FUSION", "SCHEDULE", "VERIFYING",
+    "Pass", "Stage", "StageReport", "laws", "optimize", "optimize_with_report", "pipeline",
+    "stages",
 ]  # fmt: skip
 
-VERIFYING: list[bool] = []
-"""Whether each stage is followed by its verifier: where anything is in the list, as in tests."""
 ROUNDS = 8
-"""The most times the list is gone through; programs come to rest after two or three."""
+"""The most times the list is gone through: a bound on the compiler's own work; programs come to
+rest after two or three."""
 
 
 @frozen
-class Pass:
-    """A function from graphs to graphs that counts what it does, and why it stands in the list."""
+class Stage:
+    """A stage behind the passes: what it reads, what it makes, and why it stands in the list."""
 
     name: str
-    run: Callable[[Graph, Tally | None], Graph]
+    reads: Noun
+    makes: Noun
     reason: str
 
 
-@frozen
-class PassReport:
-    """What one run of a pass did: nodes before and after, rewrites by name, and its time."""
+LAUNCHES: Noun = ("launch", "launches")
+STEPS: Noun = ("step", "steps")
+FUSION = Stage("fusion", NODES, STEPS, "on the graph in its last form: what becomes one kernel")
+LOWERING = Stage(
+    "lowering", STEPS, LAUNCHES, "kernels of what is fused, the target's launches for the rest"
+)
+ROW_FUSION = Stage(
+    "row fusion", LAUNCHES, LAUNCHES, "on all launches: what a product makes is read in cache"
+)
+SCHEDULE = Stage(
+    "schedule", LAUNCHES, LAUNCHES, "order and groups of what is left: memory, and few launches"
+)
+MEMORY = Stage(
+    "memory", ("value", "values"), ("place", "places"), "when the order says how long values live"
+)
+EXECUTABLE = Stage(
+    "executable", LAUNCHES, ("piece of code", "pieces of code"), "the target's: machine code"
+)
+PLANNING = (FUSION, LOWERING, ROW_FUSION, SCHEDULE, MEMORY, EXECUTABLE)
+"""The stages behind the passes, in order; see `plan.planning`."""
 
-    name: str
-    before: int
-    after: int
-    rewrites: dict[str, int]
-    seconds: float
 
-    def __str__(self) -> str:
-        names = ", ".join(f"{name} {count}" for name, count in self.rewrites.items())
-        return f"{self.name}: {self.before} -> {self.after} nodes   {names}".rstrip()
-
-
-LAWS = RuleSet("laws", convert_less, simplify, reduce_less, rearrange, fold_scales)
-"""All rules together, so that what one of them makes is seen by the others at once."""
+@cache
+def laws(limits: PassLimits) -> RuleSet:
+    """All rules together, so that what one of them makes is seen by the others at once."""
+    reductions = chain(reduce_less, divide_sums(limits))
+    return RuleSet("laws", convert_less, simplify, reductions, rearrange, fold_scales)
 
 
 def pipeline(target: Target) -> tuple[Pass, ...]:
-    """The passes for a target, in order."""
+    """The passes for a target that are gone through until nothing changes, in order."""
+    limits = target.limits.passes
     layout = partial(channels_last, target)
+    lookups = partial(multiply_tables, limits=limits)
+    loops = partial(lighten_loops, limits=limits)
+    attention = partial(recognize_attention, limits=limits)
     return (
         Pass(
             "inline", inline, "rules of derivatives have done their work; the passes see one graph"
         ),
         Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
         Pass("fold", fold_constants, "makes the numbers that the laws look for"),
-        Pass("laws", LAWS.apply, "fewer operations, cheaper ones, transposes inside of products"),
+        Pass(
+            "laws",
+            laws(limits).apply,
+            "fewer operations, cheaper ones, transposes inside of products",
+        ),
         Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
-        Pass(
-            "lookups", multiply_tables, "before loops, which take what is left out of their steps"
-        ),
-        Pass(
-            "loops", lighten_loops, "when steps are in their simplest form; what leaves is merged"
-        ),
-        Pass(
-            "attention", recognize_attention, "on products and masks in the form the laws give them"
-        ),
+        Pass("lookups", lookups, "before loops, which take what is left out of their steps"),
+        Pass("loops", loops, "when steps are in their simplest form; what leaves is merged"),
+        Pass("attention", attention, "on products and masks in the form the laws give them"),
         Pass("heads", move_heads, "around attention as it has become; then movement is settled"),
         Pass("layout", layout, "when movement is settled; the next round clears transposes"),
         Pass(
             "merge", merge_common_subexpressions, "last: what was written differently is now equal"
         ),
     )
+
+
+def stages(target: Target) -> tuple[Pass | Stage, ...]:
+    """All stages of a program for a target, in order."""
+    return (*pipeline(target), *target.passes, *PLANNING)
 
 
 REWRITES = Pass("rewrites", apply_rewrites, "on programs as users write them, before the laws")
@@ -119,9 +146,9 @@ def optimize(graph: Graph, target: Target) -> Graph:
     return optimize_with_report(graph, target)[0]
 
 
-def optimize_with_report(graph: Graph, target: Target) -> tuple[Graph, list[PassReport]]:
+def optimize_with_report(graph: Graph, target: Target) -> tuple[Graph, list[StageReport]]:
     """The graph in its simplest form, and what each run of a pass did to it."""
-    reports: list[PassReport] = []
+    reports: list[StageReport] = []
     settled: dict[Callable[..., Graph], Graph] = {}
     passes = pipeline(target)
     if rewrites():
@@ -130,20 +157,9 @@ def optimize_with_report(graph: Graph, target: Target) -> tuple[Graph, list[Pass
         before = graph
         for each in passes:
             if settled.get(each.run) is not graph:
-                graph = _run(each, graph, reports)
+                graph, report = run_pass(each, graph)
+                reports.append(report)
                 settled[each.run] = graph
         if graph is before:
             break
     return graph, reports
-
-
-def _run(each: Pass, graph: Graph, reports: list[PassReport]) -> Graph:
-    tally: Tally = Counter()
-    start = perf_counter()
-    result = each.run(graph, tally)
-    if VERIFYING:
-        verify(result)
-    seconds = perf_counter() - start
-    sizes = len(graph.nodes), len(result.nodes)
-    reports.append(PassReport(each.name, *sizes, dict(+tally), seconds))
-    return result

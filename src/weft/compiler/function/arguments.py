@@ -30,7 +30,7 @@ from weft.core.types import TensorType
 from weft.ir.tensor import Tensor, grad_mode
 
 PROGRAMS = 64
-"""How many compiled forms of one function are kept."""
+"""How many compiled forms of one function are kept: a bound on memory, on any machine."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ from weft.ir.tensor import Tensor
 
 Read = Callable[[], Any]
 DEPTH = 6
-"""How far functions that call functions, and objects that hold objects, are followed."""
+"""How far functions that call functions, and objects that hold objects, are followed: a bound on
+the time of a call, on any machine."""
 
 
 def closed_over(function: Any) -> list[Read]:

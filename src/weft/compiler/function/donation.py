@@ -29,7 +29,8 @@ from weft.ir.graph import Graph
 
 Array = np.ndarray[Any, Any]
 _PLAIN = 0x0505
-"""NumPy's flags of an array that owns its memory, in row-major order, aligned and writeable."""
+"""NumPy's flags of an array that owns its memory, in row-major order, aligned and writeable:
+a format, on any machine."""
 
 
 def donations(recording: Recording, program: Executable | ProgramPlan) -> list[Donation]:

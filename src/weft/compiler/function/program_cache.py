@@ -32,9 +32,9 @@ from weft.ops.debugging import has_nan
 from weft.runtime.threads import get_num_threads
 
 KEPT = 256
-"""How many programs are kept for all functions together."""
+"""How many programs are kept for all functions together: a bound on memory, on any machine."""
 DRAFTS = 8
-"""How many programs are kept that have not been compiled."""
+"""How many programs are kept that have not been compiled; likewise."""
 Array = np.ndarray[Any, Any]
 Fixed = tuple[int, ...]
 """Positions of inputs that are expected to stay the same from run to run."""

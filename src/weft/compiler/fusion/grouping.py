@@ -9,7 +9,7 @@ space reads others at its own place, a root over the rows holds one value per ro
 >>> import weft as wf
 >>> from weft.compiler.fusion.grouping import group
 >>> graph = wf.ir.trace(lambda x: wf.softmax(x), wf.spec("float32", (4, 8)))
->>> [type(step).__name__ for step in group(graph, lambda node: True)]
+>>> [type(step).__name__ for step in group(graph, lambda node: True, FusionLimits())]
 ['Group']
 """
 
@@ -21,6 +21,7 @@ from itertools import count, islice
 
 from weft.compiler.fusion.element_reads import Accesses, Loads
 from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
+from weft.compiler.targets.limits import FusionLimits
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir.affine_index import Affine, offset
@@ -31,26 +32,15 @@ from weft.ir.scalars import FUNCTION
 from weft.ops.identity import barrier, stopped
 from weft.ops.movement import concatenate, reshape
 
-CHEAP = 4
-"""How many operations a value may cost to be computed anew by each of its readers."""
-UNDIVIDED = 16 * 1024
-"""How many elements a loop may have that shares a kernel with a sum over all of them."""
-NEAR = 16
-"""How many nodes may lie between the readers of a value that is dear, for it to be kept."""
-LONGEST = 60
-"""How many operations an expression may have before its parts become roots."""
 DEEPEST = 120
-"""How deep an expression may be, with operations that only move elements."""
-LARGEST = 1024
-"""How much a kernel may hold: what LLVM does takes more than twice the time for twice the code."""
+"""How deep an expression may be, with operations that only move elements: it is walked through
+recursively, on any machine."""
 LOOP = 4
-"""How much a root's own loop counts; an elementary function counts `FUNCTION`, the rest 1."""
+"""How much a root's own loop weighs; an elementary function weighs `FUNCTION`, the rest 1. A unit
+of `FusionLimits.kernel_weight`, not a machine's."""
 NEIGHBOURS = 64
-"""How many groups that have to do with a root are tried, the last ones first."""
-DIVIDED = 4096
-"""How many elements a join has at least whose parts are roots of their own."""
-PARTS = 16
-"""How many parts such a join has at most."""
+"""How many groups that have to do with a root are tried, the last ones first: a bound on the
+compiler's own work."""
 
 
 @frozen
@@ -120,7 +110,7 @@ class Group:
     inner: Shape
     roots: list[Root]
     weight: int = 0
-    """How much the kernel holds; see `LARGEST`."""
+    """How much the kernel holds; see `FusionLimits.kernel_weight`."""
 
     def per_row(self, root: Root) -> bool:
         """Whether a root holds one value per row."""
@@ -179,21 +169,25 @@ class Single:
 Step = Group | Single
 
 
-def group(graph: Graph, fusible: Callable[[GraphNode], bool]) -> list[Step]:
+def group(graph: Graph, fusible: Callable[[GraphNode], bool], limits: FusionLimits) -> list[Step]:
     """The steps of a program, in an order that can be run."""
-    return _Grouping(graph, fusible).steps()
+    return _Grouping(graph, fusible, limits).steps()
 
 
-def why_stored(graph: Graph, fusible: Callable[[GraphNode], bool]) -> dict[Variable, str]:
+def why_stored(
+    graph: Graph, fusible: Callable[[GraphNode], bool], limits: FusionLimits
+) -> dict[Variable, str]:
     """The values that are written to memory as a whole, and for each the reason."""
-    return _Grouping(graph, fusible).reasons
+    return _Grouping(graph, fusible, limits).reasons
 
 
 class _Grouping:
     """The state of cutting one graph into steps."""
 
-    def __init__(self, graph: Graph, fusible: Callable[[GraphNode], bool]) -> None:
-        self.graph = graph
+    def __init__(
+        self, graph: Graph, fusible: Callable[[GraphNode], bool], limits: FusionLimits
+    ) -> None:
+        self.graph, self.limits = graph, limits
         self.loops = {
             node
             for node in graph.nodes
@@ -253,7 +247,7 @@ class _Grouping:
         """The roots that make a value."""
         if self._is_divided(node):
             return list(self._parts(node))
-        rows = chunk_rows(node) if is_reduction(node) else 0
+        rows = chunk_rows(node, self.limits) if is_reduction(node) else 0
         return (self._in_chunks(node, rows) if rows else None) or [self._root(node)]
 
     def _in_chunks(self, node: GraphNode, rows: int) -> list[Root] | None:
@@ -275,8 +269,9 @@ class _Grouping:
         variable = node.results[0]
         if node.primitive is not concatenate or variable not in self.whole:
             return False
-        count = variable.type.size
-        return len(node.operands) <= PARTS and not (isinstance(count, int) and count < DIVIDED)
+        count, limits = variable.type.size, self.limits
+        is_small = isinstance(count, int) and count < limits.divided_join_elements
+        return len(node.operands) <= limits.divided_join_parts and not is_small
 
     def _parts(self, node: GraphNode) -> Iterator[Root]:
         """The parts of a join, each a root that is stored at its place."""
@@ -332,11 +327,13 @@ class _Grouping:
         depth = 1 + max([self.depths.get(atom, 0) for atom in node.operands], default=0)
         readers = self.readers.get(variable, 0)
         dear = is_function(node) or any(atom in self.dear for atom in node.operands)
-        near = self.last_read.get(variable, place) - place <= NEAR
-        if readers > 1 and (total > CHEAP or (dear and near)):
+        limits = self.limits
+        near = self.last_read.get(variable, place) - place <= limits.cached_distance
+        if readers > 1 and (total > limits.recomputed_operations or (dear and near)):
             stored[variable] = f"{readers} readers, and {total} operations to compute it again"
-        elif total > LONGEST:
-            stored[variable] = f"an expression of {total} operations, the most are {LONGEST}"
+        elif total > limits.expression_operations:
+            most = limits.expression_operations
+            stored[variable] = f"an expression of {total} operations, the most are {most}"
         elif depth > DEEPEST:
             stored[variable] = f"an expression {depth} operations deep, the most are {DEEPEST}"
         else:
@@ -365,7 +362,7 @@ class _Grouping:
         for position in self._neighbours(root, needed):
             step = steps[position]
             assert isinstance(step, Group)
-            if step.weight + weight > LARGEST:
+            if step.weight + weight > self.limits.kernel_weight:
                 continue
             if self._belongs(root, step) and step.joined(root):
                 step.weight += weight
@@ -418,7 +415,8 @@ class _Grouping:
             return False
         members = group.roots if root.is_reduction else [root]
         count = size(whole)
-        return not isinstance(count, int) or count > UNDIVIDED or any(map(self._is_update, members))
+        is_long = not isinstance(count, int) or count > self.limits.undivided_sum_elements
+        return is_long or any(map(self._is_update, members))
 
     def _is_update(self, root: Root) -> bool:
         """Whether a root replaces an input: it is an output, and reads the input at its place."""

@@ -31,7 +31,8 @@ from weft.ir.loops import Accumulate, For, Let, Statement, Store, Update, has_lo
 from weft.ir.scalars import Scalar
 
 BLOCK = 16 * 1024
-"""The terms of a block that 64 partial sums share."""
+"""The terms of a block that 64 partial sums share. Both blocks are a matter of rounding, and the
+same on every machine, so that results are."""
 SERIAL_BLOCK = 256
 """The terms of a block that are added one after the other."""
 

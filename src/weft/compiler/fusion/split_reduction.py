@@ -7,7 +7,7 @@ cache. Where chunks begin depends on sizes only, and each column's sum has one o
 
 >>> import weft as wf
 >>> node = wf.ir.trace(lambda x: x.sum(axis=(0, 1)), wf.spec("float32", (8, 200, 64))).nodes[0]
->>> chunk_rows(node), halves(node, 10)[0].type.shape
+>>> chunk_rows(node, FusionLimits()), halves(node, 10)[0].type.shape
 (10, (8, 20, 64))
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from weft.compiler.targets.limits import FusionLimits
 from weft.core.dtypes import DType, bfloat16, float16, float32
 from weft.core.shapes import size
 from weft.core.types import TensorType
@@ -23,22 +24,13 @@ from weft.ir.affine_index import Affine
 from weft.ir.graph import GraphNode, Variable
 from weft.ir.primitive import PRIMITIVES, Primitive
 
-CHUNK = 16
-"""The rows of a chunk, where they come out even."""
-LEAST, MOST = 8, 64
-"""The fewest and the most rows of a chunk."""
-ROWS = 64
-"""The fewest rows of which chunks are made."""
-COLUMNS = 16
-"""The fewest columns: fewer are no work."""
-
 
 def computed(dtype: DType) -> DType:
     """The dtype that values are accumulated in: 16-bit floats in float32."""
     return float32 if dtype in (float16, bfloat16) else dtype
 
 
-def chunk_rows(node: GraphNode) -> int:
+def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     """The rows of a chunk of a reduction over all leading axes; 0 where there are no chunks."""
     shape, last = node.operands[0].type.shape, _last(node)
     axes = [axis for axis, dim in enumerate(shape) if dim != 1]
@@ -46,9 +38,9 @@ def chunk_rows(node: GraphNode) -> int:
     if last < 0 or axes[: len(reduced)] != reduced or 0 in shape:
         return 0
     rows, columns = size(shape[: last + 1]), size(shape[last + 1 :])
-    if _is_below(rows, ROWS) or _is_below(columns, COLUMNS):
+    if _is_below(rows, limits.chunked_rows) or _is_below(columns, limits.chunked_columns):
         return 0
-    return _divisor(shape[last])
+    return _divisor(shape[last], limits)
 
 
 def _last(node: GraphNode) -> int:
@@ -61,11 +53,12 @@ def _is_below(count: object, least: int) -> bool:
     return isinstance(count, int) and count < least
 
 
-def _divisor(dim: object) -> int:
-    """What a dimension is cut into: the most up to `CHUNK` that come out even, else a few more."""
+def _divisor(dim: object, limits: FusionLimits) -> int:
+    """The rows of a chunk: the most up to `chunk_rows` that come out even, else a few more."""
     if not isinstance(dim, int):
         return 0
-    tried = [*range(CHUNK, LEAST - 1, -1), *range(CHUNK + 1, MOST + 1)]
+    fewer = range(limits.chunk_rows, limits.fewest_chunk_rows - 1, -1)
+    tried = [*fewer, *range(limits.chunk_rows + 1, limits.most_chunk_rows + 1)]
     return next((rows for rows in tried if dim % rows == 0), 0)
 
 

@@ -24,7 +24,7 @@ from weft.ir.walking import Tally, Walk, is_pure
 __all__ = ["merge_common_subexpressions"]
 
 _COMPARED = 1 << 20
-"""The most bytes of a constant that are compared with others."""
+"""The most bytes of a constant that are compared with others: a bound on the compiler's work."""
 
 
 def merge_common_subexpressions(graph: Graph, tally: Tally | None = None) -> Graph:

@@ -8,7 +8,8 @@ that no token asks for stay out of the sums, whatever stands in them.
 >>> import weft as wf
 >>> kinds = wf.spec("float32", (8, 4)), wf.spec("int64", (99,)), wf.spec("float32", (4, 6))
 >>> graph = wf.ir.trace(lambda table, i, w: wf.take(table, i, axis=0) @ w, *kinds)
->>> [str(node.results[0].type) for node in multiply_tables(graph).nodes if node.primitive is dot]
+>>> after = multiply_tables(graph, limits=PassLimits())
+>>> [str(node.results[0].type) for node in after.nodes if node.primitive is dot]
 ['f32[8, 6]']
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weft.compiler.targets.limits import PassLimits
 from weft.core.records import frozen
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
@@ -31,13 +33,10 @@ from weft.ops.movement import inverse, reshape, transpose
 
 __all__ = ["multiply_tables"]
 
-FEWER = 2
-"""How many times as many rows are looked up as the table has, at least."""
 
-
-def multiply_tables(graph: Graph, tally: Tally | None = None) -> Graph:
+def multiply_tables(graph: Graph, tally: Tally | None = None, *, limits: PassLimits) -> Graph:
     """The graph with products of tables in place of products of their rows, where they are less."""
-    return _Lookups(graph, tally).run()
+    return _Lookups(graph, tally, limits.lookups_per_row).run()
 
 
 @frozen
@@ -47,19 +46,22 @@ class Lookup:
     table: Atom
     index: Atom
 
-    @property
-    def is_long(self) -> bool:
-        """Whether rows are looked up several times."""
+    def is_long(self, times: int) -> bool:
+        """Whether rows are looked up so many times, on average."""
         rows, count = self.table.type.shape[0], self.index.type.size
-        return isinstance(rows, int) and isinstance(count, int) and FEWER * rows <= count
+        return isinstance(rows, int) and isinstance(count, int) and times * rows <= count
 
 
 class _Lookups(Walk):
     """Finds products beside lookups, in both directions of a derivative."""
 
-    def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
+    def __init__(self, graph: Graph, tally: Tally | None, lookups_per_row: int) -> None:
         super().__init__(graph, tally)
+        self.lookups_per_row = lookups_per_row
         self.uses = Counter(atom for node in graph.nodes for atom in node.operands)
+
+    def nested(self, graph: Graph) -> Graph:
+        return _Lookups(graph, self.tally, self.lookups_per_row).run()
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         found: Atom | None = None
@@ -155,7 +157,12 @@ class _Lookups(Walk):
         fits = left == (given.type.ndim - 1,) and given.type.ndim == indices[0].type.ndim + 1
         if not fits or batch or base.type.ndim != 2 or matrix.type.ndim != 2:
             return None
-        if node.params["axes"] != (0,) or start is None or start != 0 or not found.is_long:
+        if (
+            node.params["axes"] != (0,)
+            or start is None
+            or start != 0
+            or not found.is_long(self.lookups_per_row)
+        ):
             return None
         total = self.added(base, given, indices[0], node)
         params = {"contract": ((1,), right), "batch": ((), ())}
@@ -172,7 +179,7 @@ class _Lookups(Walk):
             return None
         found = Lookup(*node.operands)
         fits = found.table.type.ndim == 2 and found.table.type.dtype.is_floating
-        return found if fits and found.is_long else None
+        return found if fits and found.is_long(self.lookups_per_row) else None
 
     def added(self, table: Atom, updates: Atom, index: Atom, like: GraphNode) -> Atom:
         """What is added up for each row of a table."""

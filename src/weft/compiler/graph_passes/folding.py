@@ -33,9 +33,10 @@ __all__ = ["fold_constants"]
 
 Array = np.ndarray[Any, Any]
 SMALL = 1024
-"""The most elements that a constant computed by the compiler may have."""
+"""The most elements that a constant computed by the compiler may have, so that programs stay
+small on any machine."""
 _CHEAP = 1 << 22
-"""The most elements that are read to compute one."""
+"""The most elements that are read to compute one: a bound on the compiler's own work."""
 _EXACT = 1 << 24
 """Whole numbers below this are added without rounding in every float that reductions use."""
 

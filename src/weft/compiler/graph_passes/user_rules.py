@@ -56,8 +56,10 @@ SHAPES: tuple[tuple[int, ...], ...] = ((3, 3), (2, 3), (4,), (2, 3, 3), (2, 3, 4
 """The shapes that a rule is tried with, for all operands alike, where none are given."""
 DTYPES = (float32, float64, bfloat16)
 TRIALS = 2
+"""How often both sides of a rule are computed, with other numbers each time: a check, and no
+machine's."""
 STEPS = 512.0
-"""How many roundings apart the two sides may be."""
+"""How many roundings apart the two sides may be, on any machine."""
 OP = "rewrite"
 
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from weft.compiler.fusion.long_sums import with_blocks
 from weft.compiler.lowering.groups import Lowered
 from weft.compiler.lowering.symbolic_size import Extents
+from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import INDEX, DType, bfloat16, float16, float32, int32
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape
@@ -69,8 +70,10 @@ def kernel_of(*names: str) -> Callable[[Write], Write]:
 class Draft:
     """The state of writing the kernel of one node with one result."""
 
-    def __init__(self, node: GraphNode, producers: Producers, error: Literal) -> None:
-        self.node = node
+    def __init__(
+        self, node: GraphNode, producers: Producers, error: Literal, limits: LoweringLimits
+    ) -> None:
+        self.node, self.limits = node, limits
         self.params = node.params
         self.producers = producers
         self.extents = Extents()

@@ -6,9 +6,11 @@ and the expressions that lead to them, which of them are read elsewhere, and eve
 >>> import weft as wf
 >>> from weft.compiler.fusion.grouping import group
 >>> from weft.compiler.lowering.groups import context_of, is_lowered, lower
+>>> from weft.compiler.targets.limits import Limits
 >>> graph = wf.ir.trace(lambda x: wf.sin(wf.sin(x) @ x), wf.spec("float32", (4, 4)))
->>> context = context_of(graph)
->>> first, _, second = group(graph, is_lowered)
+>>> limits = Limits()
+>>> context = context_of(graph, limits.lowering)
+>>> first, _, second = group(graph, is_lowered, limits.fusion)
 >>> one, other = (lower(each, context, name) for each, name in ((first, "a"), (second, "b")))
 >>> one.kernel.digest == other.kernel.digest, len(context.made), other.kernel.name
 (True, 1, 'b')

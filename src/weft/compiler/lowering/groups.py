@@ -7,8 +7,11 @@ stretch are one loop.
 
 >>> import weft as wf
 >>> from weft.compiler.fusion.grouping import group
+>>> from weft.compiler.targets.limits import Limits
 >>> graph = wf.ir.trace(lambda x: x * 2 + 1, wf.spec("float32", (4, 8)))
->>> print(lower(group(graph, is_lowered)[0], context_of(graph), "k").kernel)
+>>> limits = Limits()
+>>> (fused,) = group(graph, is_lowered, limits.fusion)
+>>> print(lower(fused, context_of(graph, limits.lowering), "k").kernel)
 kernel k(v0: both f32, v1: read f32; count)
   parallel vector i < count
     v0[i] = v1[i] * 2 + 1
@@ -30,6 +33,7 @@ from weft.compiler.fusion.long_sums import with_blocks
 from weft.compiler.fusion.split_reduction import computed
 from weft.compiler.lowering.group_reuse import Signature, rebound
 from weft.compiler.lowering.symbolic_size import Extents
+from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dimensions import is_negative
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, size
@@ -53,9 +57,6 @@ from weft.ir.scalar_functions import lowered, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
 from weft.ir.walking import one_number
 
-HELD = 256 * 1024
-"""The most bytes of a row that is kept in scratch memory."""
-
 
 @frozen
 class Context:
@@ -64,13 +65,14 @@ class Context:
     producer: dict[Variable, GraphNode]
     readers: dict[Variable, list[GraphNode]]
     outputs: frozenset[Variable]
+    limits: LoweringLimits
     stored: frozenset[Variable] = frozenset()
     """The values that some group stores."""
     made: dict[Hashable, tuple[Lowered, Signature]] = field(default_factory=dict)
     """What was made of groups so far, by their signatures."""
 
 
-def context_of(graph: Graph, steps: Sequence[Step] = ()) -> Context:
+def context_of(graph: Graph, limits: LoweringLimits, steps: Sequence[Step] = ()) -> Context:
     """The context of a graph's groups, which are among its steps."""
     readers: dict[Variable, list[GraphNode]] = {}
     for node in graph.nodes:
@@ -80,7 +82,8 @@ def context_of(graph: Graph, steps: Sequence[Step] = ()) -> Context:
     outputs = frozenset(atom for atom in graph.outputs if isinstance(atom, Variable))
     groups = [step for step in steps if isinstance(step, Group)]
     stored = frozenset(v for g in groups for r in g.roots for v in (r.variable, r.target[0]))
-    return Context({v: n for n in graph.nodes for v in n.results}, readers, outputs, stored)
+    producer = {v: n for n in graph.nodes for v in n.results}
+    return Context(producer, readers, outputs, limits, stored)
 
 
 @frozen
@@ -283,7 +286,7 @@ class _Lowering:
         return {
             v: Buffer(f"s{number}", v.type.dtype, "scratch")
             for number, v in enumerate(fits)
-            if row * v.type.dtype.itemsize <= HELD
+            if row * v.type.dtype.itemsize <= self.context.limits.held_row_bytes
         }
 
     def _escapes(self, variable: Variable) -> bool:

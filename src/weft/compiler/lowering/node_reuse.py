@@ -9,7 +9,8 @@ operands. Where its writer has looked at nothing else, equal nodes have the same
 >>> f = lambda x: wf.cumsum(wf.cumsum(x, axis=1), axis=1)
 >>> first, second = wf.ir.trace(f, wf.spec("float32", (4, 8))).nodes
 >>> known, error = Repeats(), Literal(np.zeros(1, np.int32))
->>> one, other = (known.kernels(node, {}, error)[0] for node in (first, second))
+>>> write = lambda node: known.kernels(node, {}, error, LoweringLimits())[0]
+>>> one, other = write(first), write(second)
 >>> one.kernel is other.kernel, one.written == first.results, other.written == second.results
 (True, True, True)
 """
@@ -22,6 +23,7 @@ from typing import Any
 
 from weft.compiler.lowering.group_reuse import renamed
 from weft.compiler.lowering.nodes import SingleKernel, single_kernels
+from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import DType
 from weft.core.shapes import Dim
 from weft.ir.graph import GraphNode, Literal, Variable
@@ -51,20 +53,24 @@ class _Looked(Mapping[Variable, GraphNode]):
 
 
 class Repeats:
-    """The kernels of nodes, and which of them were written for equal ones."""
+    """The kernels of nodes, and which of them were written for equal ones; for one target."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[GraphNode, Literal, Kernels]] = {}
 
     def kernels(
-        self, node: GraphNode, producers: Mapping[Variable, GraphNode], error: Literal
+        self,
+        node: GraphNode,
+        producers: Mapping[Variable, GraphNode],
+        error: Literal,
+        limits: LoweringLimits,
     ) -> Kernels:
         """The kernels that compute a node; see `single_kernels`."""
         key = _key(node)
         if key in self._known:
             return _rebound(*self._known[key], node, error)
         looked = _Looked(producers)
-        made = single_kernels(node, looked, error)
+        made = single_kernels(node, looked, error, limits)
         if key is not None and made and not looked.at:
             self._known[key] = node, error, made
         return made

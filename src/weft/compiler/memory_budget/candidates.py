@@ -6,11 +6,12 @@ least time to compute again for the bytes that they free, whatever made them.
 
 >>> import weft as wf
 >>> from weft.compiler.memory_budget.model import Flow
+>>> from weft.compiler.targets.limits import Limits
 >>> def f(x, w):
 ...     for _ in range(12):
 ...         x = wf.sin(x @ w)
 ...     return x.sum()
->>> flow = Flow(wf.ir.trace(wf.grad(f), *[wf.spec("float32", (64, 64))] * 2))
+>>> flow = Flow(wf.ir.trace(wf.grad(f), *[wf.spec("float32", (64, 64))] * 2), Limits())
 >>> ladders = Ladders(flow)
 >>> flow.weigh(frozenset()).peak, ladders.cheapest(200_000).peak, ladders.smallest.peak
 (212992, 196608, 147456)
@@ -27,7 +28,8 @@ from weft.ir.graph import Variable
 __all__ = ["Ladders"]
 
 LENGTHS = 16
-"""How many lengths of segments there are."""
+"""How many lengths of segments there are. These numbers say how far is searched, not what a machine
+is good at; what it costs to compute again comes from `Rates`."""
 SHORTER = 1.4
 """How many times as many segments there are of a length than of the one before."""
 APART = 3

@@ -7,7 +7,7 @@ needs it, from values that are kept, or from other dropped ones that are then co
 
 >>> import weft as wf
 >>> f = lambda x, w: wf.sin(wf.sin(wf.sin(x @ w) @ w) @ w).sum()
->>> flow = Flow(wf.ir.trace(wf.grad(f), *[wf.spec("float32", (64, 64))] * 2))
+>>> flow = Flow(wf.ir.trace(wf.grad(f), *[wf.spec("float32", (64, 64))] * 2), Limits())
 >>> flow.weigh(frozenset()).peak, flow.weigh(frozenset(flow.candidates[:1])).peak
 (65536, 49152)
 """
@@ -21,6 +21,7 @@ from itertools import accumulate
 from weft.compiler.fusion.costs import bytes_of, flops, operations
 from weft.compiler.fusion.grouping import shares_memory, why_stored
 from weft.compiler.lowering.groups import is_lowered
+from weft.compiler.targets.limits import Limits, Rates
 from weft.core.records import frozen
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.kinds import Contraction, Control, Effect, Gather, Opaque, Scatter
@@ -29,18 +30,9 @@ from weft.ops.identity import barrier
 
 __all__ = ["Flow", "Weight", "prompt", "recomputing", "released", "values_again"]
 
-PRODUCT_RATE = 7e10
-"""Operations of a product that take about a second, on one core."""
-ATTENTION_RATE = 5.5e10
-"""Operations of attention that do, of which a causal one has half."""
-ELEMENT_RATE = 1e10
-"""Element-wise operations that do."""
-BYTE_RATE = 6e9
-"""Bytes, read or written, that do."""
 WAIT = 64
-"""After how many nodes an update has waited for something beside its product."""
-LOOP_COST = 1e9
-"""Operations that a loop or a choice is taken for, beside what is counted inside."""
+"""After how many nodes an update has waited for something beside its product; of programs, not of
+a machine."""
 
 
 @frozen
@@ -64,23 +56,27 @@ class _Sizes(dict[Variable, int]):
 class _Seconds(dict[GraphNode, float]):
     """About how long nodes take, found when they are asked for."""
 
+    def __init__(self, rates: Rates) -> None:
+        super().__init__()
+        self.rates = rates
+
     def __missing__(self, node: GraphNode) -> float:
-        self[node] = _seconds(node)
+        self[node] = _seconds(node, self.rates)
         return self[node]
 
 
 class _Facts:
     """What is known of a graph without anchors, which all its flows share."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, limits: Limits) -> None:
         nodes = graph.nodes
         self.producer = {v: node for node in nodes for v in node.results}
         self.made = {v: place for place, node in enumerate(nodes) for v in node.results}
         self.shared = {v for node in nodes if shares_memory(node) for v in node.results}
         self.free: set[Atom] = {*graph.inputs, *map(self.owner, graph.outputs)}
-        written = why_stored(graph, is_lowered)
+        written = why_stored(graph, is_lowered, limits.fusion)
         self.stored = {v for v in written if v in self.producer and v not in self.shared}
-        self.sizes, self.seconds = _Sizes(), _Seconds()
+        self.sizes, self.seconds = _Sizes(), _Seconds(limits.rates)
         self.safe = max([p for p, node in enumerate(nodes) if _may_fail(node)], default=-1)
         """The last place where something may fail."""
 
@@ -113,12 +109,13 @@ class Flow:
     def __init__(
         self,
         graph: Graph,
+        limits: Limits,
         anchors: frozenset[Variable] = frozenset(),
         start: int | None = None,
         like: Flow | None = None,
     ) -> None:
-        self.graph, self.anchors = graph, anchors
-        self._facts: _Facts = _Facts(graph) if like is None else like._facts
+        self.graph, self.limits, self.anchors = graph, limits, anchors
+        self._facts: _Facts = _Facts(graph, limits) if like is None else like._facts
         self.producer, self.shared = self._facts.producer, self._facts.shared
         self.free = self._facts.free
         self.made = dict(self._facts.made)
@@ -245,7 +242,9 @@ class Flow:
     def _cost(self, value: Variable) -> float:
         sizes, seconds = self._facts.sizes, self._facts.seconds
         moved = sum([sizes[v] for v in (value, *self._reads[value])])
-        return moved / BYTE_RATE + sum([seconds[node] for node in self.expression(value)])
+        return moved / self.limits.rates.memory_bytes + sum(
+            [seconds[node] for node in self.expression(value)]
+        )
 
     # --- what dropping does ------------------------------------------------------------------
 
@@ -295,7 +294,7 @@ class Flow:
         """The flow in which all that is carried over some places is stored, and those values."""
         kept = {value for place in places for value in self.carried(place)}
         anchors = frozenset(kept - self.stored)
-        return Flow(self.graph, anchors, self.start, self), kept
+        return Flow(self.graph, self.limits, anchors, self.start, self), kept
 
 
 def _hill(live: Sequence[int], top: int) -> range:
@@ -314,14 +313,16 @@ def _valley(live: Sequence[int], way: range) -> int | None:
     return None
 
 
-def _seconds(node: GraphNode) -> float:
+def _seconds(node: GraphNode, rates: Rates) -> float:
     """About how long a node takes on one core, beside reading and writing memory."""
     kind, count = node.primitive.kind, operations(node, {})
     if isinstance(kind, Contraction) and kind.form == "attention":
-        return count / ATTENTION_RATE / (2 if node.params.get("causal") else 1)
+        return count / rates.attention_operations / (2 if node.params.get("causal") else 1)
     if graphs_of(node):
-        return (LOOP_COST + flops(Graph((), (node,), ()))) / PRODUCT_RATE
-    return count / (PRODUCT_RATE if node.primitive.is_dear else ELEMENT_RATE)
+        inside = flops(Graph((), (node,), ()))
+        return (rates.loop_operations + inside) / rates.product_operations
+    is_dear = node.primitive.is_dear
+    return count / (rates.product_operations if is_dear else rates.element_operations)
 
 
 def _may_fail(node: GraphNode) -> bool:

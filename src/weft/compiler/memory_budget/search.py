@@ -35,6 +35,7 @@ from weft.compiler.memory_budget.model import (
 )
 from weft.compiler.pipeline import optimize
 from weft.compiler.report.memory_use import LiveValue, MemoryReport, Recomputed
+from weft.compiler.targets.limits import Limits
 from weft.compiler.targets.target import Target
 from weft.core.errors import ArgumentError, ArgumentTypeError, OutOfMemoryError
 from weft.core.records import frozen
@@ -46,7 +47,8 @@ from weft.runtime.stamps import program_sources
 __all__ = ["Fit", "fitted", "parse_bytes"]
 
 ROUNDS = 8
-"""How often the peak, once lowered, is looked for again: a program may have several."""
+"""How often the peak, once lowered, is looked for again: a program may have several. These numbers
+say how long is searched, not what a machine is good at."""
 ATTEMPTS = 5
 """How many choices are drafted for one peak, to find one whose real plan fits."""
 REFINED = 1
@@ -141,10 +143,10 @@ def fitted(graph: Graph, target: Target, budget: int, judge: Judge, outside: int
     """
     graph = optimize(graph, target)
     digest = " ".join([graph.digest(), *target.environment()])
-    known = _recalled(graph, f"{digest} in {budget}", judge)
+    known = _recalled(graph, target.limits, f"{digest} in {budget}", judge)
     if known is not None and known.peak <= budget:
         return known.fit
-    search = _Search(graph, budget, judge, outside)
+    search = _Search(graph, target.limits, budget, judge, outside)
     found = search.run() or search.lowest()
     least = _least(search, digest)
     if found is None and least.peak <= budget:
@@ -160,7 +162,7 @@ def _least(search: _Search, digest: str) -> _Plan:
     own = min(search.seen, key=lambda plan: plan.peak)
     peak, choices = _noted(f"least {digest}")
     if choices is not None and peak < own.peak:
-        known = _recalled(search.graph, f"least {digest}", search.judge)
+        known = _recalled(search.graph, search.limits, f"least {digest}", search.judge)
         if known is not None and known.peak < own.peak:
             return known
     if choices is None or peak != own.peak:
@@ -168,12 +170,12 @@ def _least(search: _Search, digest: str) -> _Plan:
     return own
 
 
-def _recalled(graph: Graph, asked: str, judge: Judge) -> _Plan | None:
+def _recalled(graph: Graph, limits: Limits, asked: str, judge: Judge) -> _Plan | None:
     """The plan of choices that were made before."""
     _, choices = _noted(asked)
     if choices is None:
         return None
-    fit = _followed(graph, choices)
+    fit = _followed(graph, limits, choices)
     return _Plan(fit, judge(fit.graph), tuple(choices))
 
 
@@ -199,13 +201,13 @@ def _key(asked: str) -> str:
     return entry_key(asked.encode(), "recomputation", program_sources())
 
 
-def _followed(graph: Graph, choices: Sequence[Choice]) -> Fit:
+def _followed(graph: Graph, limits: Limits, choices: Sequence[Choice]) -> Fit:
     """The graph after choices that were made before, round by round."""
-    fit = Fit(released(Flow(graph)) if choices else graph)
+    fit = Fit(released(Flow(graph, limits)) if choices else graph)
     for start, anchors, dropped in [choice for choice in choices if choice[0] >= 0]:
-        ordered = prompt(Flow(fit.graph))
+        ordered = prompt(Flow(fit.graph, limits))
         made = [value for node in ordered.nodes for value in node.results]
-        flow = Flow(ordered, frozenset(made[number] for number in anchors), start)
+        flow = Flow(ordered, limits, frozenset(made[number] for number in anchors), start)
         fit = _applied(fit, flow, frozenset(made[number] for number in dropped))
     return fit
 
@@ -233,15 +235,17 @@ def _recomputed(flow: Flow, value: Variable) -> Recomputed:
 class _Search:
     """The search for one graph and budget, with all plans that were seen on the way."""
 
-    def __init__(self, graph: Graph, budget: int, judge: Judge, outside: int) -> None:
-        self.graph, self.budget, self.judge = graph, budget, judge
+    def __init__(
+        self, graph: Graph, limits: Limits, budget: int, judge: Judge, outside: int
+    ) -> None:
+        self.graph, self.limits, self.budget, self.judge = graph, limits, budget, judge
         self.outside = outside
         """What arguments and results take: a guess, until a plan is there."""
         self.seen: list[_Plan] = []
 
     def run(self) -> _Plan | None:
         """The plan that fits; None if none was found."""
-        flow = Flow(self.graph)
+        flow = Flow(self.graph, self.limits)
         plan: _Plan | None = None
         if flow.weigh(frozenset()).peak + self.outside <= HOPELESS * self.budget:
             plan = self.drafted(Fit(self.graph))
@@ -268,8 +272,8 @@ class _Search:
 
         That way is the same whatever the budget, so that what one budget finds others do, too.
         """
-        fit = Fit(released(Flow(self.graph)))
-        down = _Search(self.graph, 0, self.judge, self.outside)
+        fit = Fit(released(Flow(self.graph, self.limits)))
+        down = _Search(self.graph, self.limits, 0, self.judge, self.outside)
         down.seen = self.seen
         down._descended(fit, None)
         _Round(down, fit, None).explore()
@@ -291,7 +295,7 @@ class _Round:
 
     def __init__(self, search: _Search, fit: Fit, before: _Plan | None) -> None:
         self.search, self.fit, self.before = search, fit, before
-        self.flow = Flow(prompt(Flow(fit.graph)))
+        self.flow = Flow(prompt(Flow(fit.graph, search.limits)), search.limits)
         self.ladders = Ladders(self.flow)
         self._tried: set[frozenset[Variable]] = set()
 

@@ -20,15 +20,19 @@ from dataclasses import replace
 
 from weft.compiler.plan.launch import Kind, Launch, Root, Sizes, Symbol, no_numbers
 from weft.compiler.plan.schedule import Task, schedule
+from weft.compiler.targets.limits import PlanLimits
 from weft.core.dimensions import symbols_in
 from weft.core.shapes import size, substitute
 from weft.ir.graph import Graph, Variable
 
 USUAL = 128
-"""What a size that is not known is taken for, to weigh one order against another."""
+"""What a size that is not known is taken for, to weigh one order against another; a guess about
+programs, not machines."""
 
 
-def scheduled(launches: Sequence[Launch], graph: Graph, root: Root) -> list[Launch]:
+def scheduled(
+    launches: Sequence[Launch], graph: Graph, root: Root, limits: PlanLimits
+) -> list[Launch]:
     """The launches in the order in which they run; those that run as one are one launch."""
     outside = {root(value) for value in (*graph.inputs, *graph.outputs)}
     sizes = _UsualSizes(launches)
@@ -40,9 +44,8 @@ def scheduled(launches: Sequence[Launch], graph: Graph, root: Root) -> list[Laun
     }
     inputs = set(graph.inputs)
     tasks = [_task(launch, root, sizes, inputs) for launch in launches]
-    return [
-        _grouped([launches[number] for number in numbers]) for numbers in schedule(tasks, bytes_of)
-    ]
+    order = schedule(tasks, bytes_of, limits.filling_chunks)
+    return [_grouped([launches[number] for number in numbers]) for numbers in order]
 
 
 class _UsualSizes:

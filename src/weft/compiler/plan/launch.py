@@ -43,11 +43,6 @@ Root = Callable[[Value], Value]
 Symbol = tuple[str, ...]
 """The name of a function that a target has: whose it is, and which."""
 
-ROW = 32 * 1024
-"""About how many element operations one chunk of a divided kernel should be."""
-STEP = 4096
-"""The same in the steps of a loop, between which threads do not go to sleep."""
-
 
 class Kind(StrEnum):
     """What a launch is."""
@@ -141,8 +136,8 @@ class Launch:
             yield from part.parts()
 
 
-def kernel_launch(step: Step, lowered: Lowered, row: int) -> Launch:
-    """The launch of a generated kernel, in chunks of about `row` element operations."""
+def kernel_launch(step: Step, lowered: Lowered, chunk: int) -> Launch:
+    """The launch of a generated kernel, in chunks of about `chunk` element operations."""
     kernel = lowered.kernel
     names = kernel.sizes
     if isinstance(step, Group):
@@ -156,7 +151,7 @@ def kernel_launch(step: Step, lowered: Lowered, row: int) -> Launch:
 
     def grain(sizes: Sizes) -> int:
         total = max(1, substitute_all(work, sizes))
-        return max(1, row * max(1, extent(sizes)) // total)
+        return max(1, chunk * max(1, extent(sizes)) // total)
 
     return Launch(
         Kind.LOOP,
@@ -168,7 +163,9 @@ def kernel_launch(step: Step, lowered: Lowered, row: int) -> Launch:
         extent,
         grain,
         checked=step.node if isinstance(step, Single) and _is_checked(lowered) else None,
-        work=(lambda sizes: substitute_all(work, sizes) / row) if isinstance(step, Group) else None,
+        work=(lambda sizes: substitute_all(work, sizes) / chunk)
+        if isinstance(step, Group)
+        else None,
         in_place=lowered.in_place,
         by_rows=lowered.by_rows,
         group=step if isinstance(step, Group) else None,

@@ -19,13 +19,19 @@ from weft.compiler.fusion.grouping import Group, Step, group, shares_memory
 from weft.compiler.lowering.group_reuse import Signature
 from weft.compiler.lowering.groups import Lowered, context_of, is_lowered, lower
 from weft.compiler.lowering.node_reuse import Repeats
-from weft.compiler.pipeline import VERIFYING, optimize
+from weft.compiler.pipeline import (
+    FUSION,
+    LOWERING,
+    MEMORY,
+    ROW_FUSION,
+    SCHEDULE,
+    VERIFYING,
+    optimize_with_report,
+)
 from weft.compiler.plan.control_flow import control_launch
 from weft.compiler.plan.horizontal_fusion import USUAL, scheduled
 from weft.compiler.plan.in_place import donations, places, reused
 from weft.compiler.plan.launch import (
-    ROW,
-    STEP,
     Kind,
     Launch,
     Root,
@@ -38,6 +44,7 @@ from weft.compiler.plan.launch import (
 )
 from weft.compiler.plan.program_plan import ProgramPlan, root_of, symbols_of
 from weft.compiler.plan.row_fusion import chained
+from weft.compiler.plan.stage_log import StageLog
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
@@ -46,7 +53,7 @@ from weft.runtime.memory import Lifetime, Planner
 
 @dataclass(slots=True)
 class WrittenKernels:
-    """The kernels that were written so far, of groups and of nodes; plans may share them."""
+    """The kernels of groups and nodes that were written so far; plans for one target share them."""
 
     groups: dict[Hashable, tuple[Lowered, Signature]] = field(default_factory=dict)
     nodes: Repeats = field(default_factory=Repeats)
@@ -60,6 +67,7 @@ class _Shared:
     written: WrittenKernels
     dry: bool
     """Whether kernels are written only, which is enough to plan memory."""
+    log: StageLog
     error: Literal = field(default_factory=lambda: Literal(np.zeros(1, np.int32)))
     kernels: int = 0
     """How many kernels have a name."""
@@ -77,9 +85,12 @@ def plan_program(
     """
     if draft is None:
         target.prepare(graph)
-    shared = _Shared(target, draft or WrittenKernels(), dry=draft is not None)
-    plan = plan_graph(optimize(graph, target), shared, fixed=fixed)
-    plan = replace(plan, donations=donations(plan.launches, plan.graph, plan.root))
+    optimized, reports = optimize_with_report(graph, target)
+    log = StageLog(reports)
+    shared = _Shared(target, draft or WrittenKernels(), draft is not None, log)
+    plan = plan_graph(optimized, shared, fixed=fixed)
+    donated = donations(plan.launches, plan.graph, plan.root)
+    plan = replace(plan, donations=donated, reports=log.reports())
     if VERIFYING:
         verify_plan(plan, dict.fromkeys(symbols_of(plan.graph), USUAL))
     return plan
@@ -94,19 +105,31 @@ def plan_graph(
     step: bool = False,
 ) -> ProgramPlan:
     """The plan of a graph: whole, or inside a loop or a choice."""
-    graph = shared.target.arrange(graph)
+    log, limits = shared.log, shared.target.limits
+    graph = log.run_passes(shared.target.passes, graph)
     aliases = {n.results[0]: n.operands[0] for n in graph.nodes if shares_memory(n)}
     root = partial(root_of, aliases)
-    steps = group(graph, is_lowered)
-    lowered, launches = _select(graph, steps, shared, STEP if step else ROW)
+    start = log.begin()
+    steps = group(graph, is_lowered, limits.fusion)
+    groups = [each for each in steps if isinstance(each, Group)]
+    fused = {"groups": len(groups), "nodes alone": len(steps) - len(groups)}
+    log.end(FUSION, start, len(graph.nodes), len(steps), fused)
+    chunk = limits.plan.step_chunk_operations if step else limits.plan.chunk_operations
+    start = log.begin()
+    lowered, launches = _select(graph, steps, shared, chunk)
+    log.end(LOWERING, start, len(steps), len(launches), {"kernels": len(lowered)})
     first, rest = _split_preparation(launches, graph, fixed, root)
     read_later = [value for launch in rest for value in launch.values]
-    start = _order(first, graph, root, read_later)
-    ordered = (*start, *_order(rest, graph, root))
+    once = _order(first, graph, root, shared, read_later)
+    ordered = (*once, *_order(rest, graph, root, shared))
+    start = log.begin()
     slots = _number_values(ordered, graph, root)
-    planner = Planner(live_ranges(ordered, len(start), graph, root, slots, held))
+    lives = live_ranges(ordered, len(once), graph, root, slots, held)
+    planner = Planner(lives)
+    replacing = sum(life.reuses is not None for life in lives)
+    log.end(MEMORY, start, len(slots), len(lives), {"in another's place": replacing})
     return ProgramPlan(
-        shared.target, graph, tuple(steps), tuple(lowered), ordered, len(start), tuple(fixed),
+        shared.target, graph, tuple(steps), tuple(lowered), ordered, len(once), tuple(fixed),
         aliases, shared.error, planner, slots,
     )  # fmt: skip
 
@@ -115,11 +138,11 @@ def plan_graph(
 
 
 def _select(
-    graph: Graph, steps: Sequence[Step], shared: _Shared, row: int
+    graph: Graph, steps: Sequence[Step], shared: _Shared, chunk: int
 ) -> tuple[list[Lowered], list[Launch]]:
     """The kernels of all steps, and the launches of what they and the target's own functions do."""
-    written = shared.written
-    context = replace(context_of(graph, steps), made=written.groups)
+    written, limits = shared.written, shared.target.limits.lowering
+    context = replace(context_of(graph, limits, steps), made=written.groups)
     kernels: list[Lowered] = []
     pairs: list[tuple[Step, Sequence[Lowered]]] = []
     for step in steps:
@@ -129,24 +152,24 @@ def _select(
         elif shared.target.takes(step.node):
             lowered = ()
         else:
-            lowered = written.nodes.kernels(step.node, context.producer, shared.error)
+            lowered = written.nodes.kernels(step.node, context.producer, shared.error, limits)
         shared.kernels += len(lowered)
         kernels += lowered
         if not shared.dry:
             shared.target.begin([each.kernel for each in lowered])
         pairs.append((step, lowered))
     launches = [
-        launch for step, lowered in pairs for launch in _launches(step, lowered, shared, row)
+        launch for step, lowered in pairs for launch in _launches(step, lowered, shared, chunk)
     ]
     return kernels, continue_joins(launches)
 
 
 def _launches(
-    step: Step, lowered: Sequence[Lowered], shared: _Shared, row: int
+    step: Step, lowered: Sequence[Lowered], shared: _Shared, chunk: int
 ) -> Sequence[Launch]:
     """The launches of one step."""
     if lowered:
-        own = [kernel_launch(step, each, row) for each in lowered]
+        own = [kernel_launch(step, each, chunk) for each in lowered]
         return node_kernels_in_order(own, lowered)
     assert not isinstance(step, Group)
     if shares_memory(step.node):
@@ -190,11 +213,23 @@ def _split_preparation(
 
 
 def _order(
-    launches: Sequence[Launch], graph: Graph, root: Root, read_later: Sequence[Value] = ()
+    launches: Sequence[Launch],
+    graph: Graph,
+    root: Root,
+    shared: _Shared,
+    read_later: Sequence[Value] = (),
 ) -> list[Launch]:
     """Launches fused by rows, in the order of the schedule; others read what is read later."""
-    fused = chained(launches, (*graph.outputs, *read_later), graph, root)
-    return scheduled(fused, graph, root)
+    log, limits = shared.log, shared.target.limits.plan
+    start = log.begin()
+    fused = chained(launches, (*graph.outputs, *read_later), graph, root, limits)
+    together = [each for each in fused if each.kind is Kind.ROW_FUSION]
+    log.end(ROW_FUSION, start, len(launches), len(fused), {"fused by rows": len(together)})
+    start = log.begin()
+    order = scheduled(fused, graph, root, limits)
+    grouped = [each for each in order if each.kind is Kind.GROUPED]
+    log.end(SCHEDULE, start, len(fused), len(order), {"groups that run as one": len(grouped)})
+    return order
 
 
 # --- memory --------------------------------------------------------------------------------------

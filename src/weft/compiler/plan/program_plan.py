@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.compiler.fusion.grouping import Step
+from weft.compiler.graph_passes.graph_pass import StageReport
 from weft.compiler.lowering.groups import Lowered
 from weft.compiler.plan.launch import Launch, Sizes, Value
 from weft.compiler.targets.target import Target
@@ -72,6 +73,8 @@ class ProgramPlan:
     """A number for each value that has memory."""
     donations: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """For each output the inputs whose array it may be written to, by position."""
+    reports: tuple[StageReport, ...] = ()
+    """What each stage did, from the traced graph to this plan; of a whole program alone."""
 
     def root(self, value: Value) -> Value:
         """The value whose memory a value shares."""

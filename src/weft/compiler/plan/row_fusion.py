@@ -26,24 +26,11 @@ from math import lcm
 
 from weft.compiler.plan.launch import Kind, Launch, Root, Sizes, Value, no_numbers, one
 from weft.compiler.plan.order import early
+from weft.compiler.targets.limits import PlanLimits
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Graph, Variable
 
-SCRATCH = 384 * 1024
-"""Bytes of a block's rows that should stay in cache."""
-UNIT = 256
-"""The most rows that an iteration of a kernel in a chain may have."""
-LONGEST = 6
-"""The most kernels of a chain."""
-BLOCKS = 16
-"""Into how many blocks rows are cut where no product asks for more."""
-TILE = 6
-"""What the rows of a block are a multiple of: those of a tile."""
-LEAST, MOST = 24, 96
-"""The fewest rows of a block, and the most that are rounded to."""
-LINE = 64
-"""What values in scratch memory are aligned to, in bytes."""
 STARTS = (Kind.PRODUCT, Kind.CONVOLUTION, Kind.VECTOR_PRODUCT)
 """The kinds of launches that a chain begins with."""
 EXACT = (Kind.CONVOLUTION, Kind.VECTOR_PRODUCT)
@@ -60,11 +47,15 @@ class Stage:
 
 
 def chained(
-    launches: Sequence[Launch], outputs: Sequence[Value], graph: Graph, root: Root
+    launches: Sequence[Launch],
+    outputs: Sequence[Value],
+    graph: Graph,
+    root: Root,
+    limits: PlanLimits,
 ) -> list[Launch]:
     """The launches, chains as one each, as early as they can run; `outputs` are stored."""
     order = _lazy(launches, root)
-    made = _Chains([launches[place] for place in order], outputs, graph, root).all()
+    made = _Chains([launches[place] for place in order], outputs, graph, root, limits).all()
     found = {place: launch for place, launch in zip(order, made, strict=True) if launch is not None}
     return early([found[place] for place in sorted(found)], root)
 
@@ -110,9 +101,14 @@ class _Chains:
     """What is looked up while chains are found."""
 
     def __init__(
-        self, launches: Sequence[Launch], outputs: Sequence[Value], graph: Graph, root: Root
+        self,
+        launches: Sequence[Launch],
+        outputs: Sequence[Value],
+        graph: Graph,
+        root: Root,
+        limits: PlanLimits,
     ) -> None:
-        self.launches, self.root = launches, root
+        self.launches, self.root, self.limits = launches, root, limits
         self.outputs = {root(atom) for atom in outputs}
         barriers = [node for node in graph.nodes if node.primitive.name == "barrier"]
         self.fenced: set[Value] = {node.results[0] for node in barriers}
@@ -236,8 +232,8 @@ class _Chain:
 
     def grown(self) -> _Chain:
         """The chain with as many of the launches that follow as fit, and then with sums."""
-        count = len(self.stages)
-        while count < LONGEST and any(self.added(position) for position in self.following()):
+        count, most = len(self.stages), self.chains.limits.fused_launches
+        while count < most and any(self.added(position) for position in self.following()):
             count += 1
         return self.summed()
 
@@ -309,7 +305,8 @@ class _Chain:
         made = set[Value]() if is_end(launch) else {root(v) for v in launch.writes}
         if not shared <= set(own) - whole or not made <= set(own):
             return None
-        ratios = {_ratio(known[value], own[value]) for value in shared}
+        most = self.chains.limits.most_iteration_rows
+        ratios = {_ratio(known[value], own[value], most) for value in shared}
         ratio = ratios.pop() if len(ratios) == 1 else None
         if ratio is None:
             return None
@@ -357,7 +354,10 @@ class _Chain:
             tuple(root(v) if self.is_local(v) else values.index(v) for v in stage.launch.values)
             for stage in self.stages
         )
-        return RowBlocks(tuple(self.stages), self.rows, dict(self.width), values, scratch, operands)
+        return RowBlocks(
+            tuple(self.stages), self.rows, dict(self.width), values, scratch, operands,
+            self.chains.limits,
+        )  # fmt: skip
 
     def work(self, sizes: Sizes) -> float:
         """The work of all stages."""
@@ -395,6 +395,7 @@ class RowBlocks:
     values: tuple[Value, ...]
     scratch: tuple[Value, ...]
     operands: tuple[tuple[int | Value, ...], ...]
+    limits: PlanLimits
 
     def row_bytes(self, value: Value, sizes: Sizes) -> int:
         """The bytes that one row of a value takes."""
@@ -402,24 +403,26 @@ class RowBlocks:
 
     def height(self, sizes: Sizes) -> int:
         """The rows of a block: as many as a product wants, if they stay in cache."""
+        limits = self.limits
         unit = lcm(*[_number(stage.few, sizes) for stage in self.stages])
         grains = [s.launch.grain(sizes) for s in self.stages if s.launch.kind in STARTS]
-        wanted = min(grains, default=self.rows(sizes) // BLOCKS)
+        wanted = min(grains, default=self.rows(sizes) // limits.row_blocks)
         held = sum(self.row_bytes(value, sizes) for value in self.widths)
-        fits = min(wanted, SCRATCH // max(1, held))
+        fits = min(wanted, limits.row_block_bytes // max(1, held))
         if any(stage.launch.kind in EXACT for stage in self.stages):
             return max(1, fits // unit) * unit
-        whole = lcm(unit, TILE)
-        step = whole if whole <= MOST else unit
-        return max(1, (max(LEAST, fits) + step // 2) // step) * step
+        whole = lcm(unit, limits.tile_rows)
+        step = whole if whole <= limits.most_rounded_rows else unit
+        return max(1, (max(limits.fewest_block_rows, fits) + step // 2) // step) * step
 
     def places(self, sizes: Sizes, height: int) -> tuple[dict[Value, tuple[int, int]], int]:
         """Where in scratch memory each value is, the bytes of its rows; and how much there is."""
         offsets, used = dict[Value, tuple[int, int]](), 0
+        line = self.limits.cache_line_bytes
         for value in self.scratch:
             wide = self.row_bytes(value, sizes)
             offsets[value] = used, wide
-            used += -(-wide * height // LINE) * LINE
+            used += -(-wide * height // line) * line
         return offsets, used
 
 
@@ -469,7 +472,7 @@ def _number(dim: Dimension, sizes: Sizes) -> int:
     return int(substitute(dim, dict(sizes)))
 
 
-def _ratio(width: Dimension, part: Dimension) -> tuple[Dimension, Dimension] | None:
+def _ratio(width: Dimension, part: Dimension, most: int) -> tuple[Dimension, Dimension] | None:
     """How many iterations there are for how many rows; None if it is not known to come out.
 
     Of rows without elements it is not known which of them belong to an iteration.
@@ -484,7 +487,7 @@ def _ratio(width: Dimension, part: Dimension) -> tuple[Dimension, Dimension] | N
         return None
     if width % part == 0:
         return width // part, 1
-    return (1, part // width) if part % width == 0 and part // width <= UNIT else None
+    return (1, part // width) if part % width == 0 and part // width <= most else None
 
 
 def _width(part: Dimension, ratio: tuple[Dimension, Dimension]) -> Dimension | None:

@@ -5,7 +5,7 @@ Updates of state, which nobody waits for, go to the end and are one ensemble the
 changed only where less memory is then live at once, and depends on nothing but the program.
 
 >>> tasks = [Task((), ("a",)), Task(("a",), ("b",)), Task(("a",), ("c",))]
->>> schedule(tasks, {"a": 64, "b": 64, "c": 64})
+>>> schedule(tasks, {"a": 64, "b": 64, "c": 64}, large=64.0)
 [(0,), (1, 2)]
 """
 
@@ -19,12 +19,11 @@ from weft.core.records import frozen
 Launch = tuple[int, ...]
 """The tasks that run as one, by number."""
 
-LARGE = 64.0
-"""Chunks from which a task fills the pool alone."""
 WINDOW = 8
-"""How many launches a task may be moved forward to join another."""
+"""How many launches a task may be moved forward to join another: what it moves past stays live, on
+any machine."""
 TOLERATED = 1.02
-"""How much more memory an order may need that has fewer launches."""
+"""How much more memory an order may need that has fewer launches: what users are asked to bear."""
 SLACK = 1 << 20
 """And how many bytes more, where there is little to begin with."""
 
@@ -46,16 +45,19 @@ class Task:
     replaces: Mapping[Hashable, int] = field(default_factory=dict)
 
 
-def schedule(tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> list[Launch]:
-    """The launches, in order; `sizes` are the bytes of the values that are no inputs or outputs."""
+def schedule(tasks: Sequence[Task], sizes: Mapping[Hashable, int], large: float) -> list[Launch]:
+    """The launches, in order; `sizes` are the bytes of the values that are no inputs or outputs.
+
+    A task of `large` chunks or more runs alone.
+    """
     plain: list[Launch] = [(number,) for number in range(len(tasks))]
     allowed = peak(plain, tasks, sizes) * TOLERATED + SLACK
     updates = _updates(tasks, sizes)
     late = set(updates)
     body = [number for number in range(len(tasks)) if number not in late]
-    tail = _tail(updates, tasks)
+    tail = _tail(updates, tasks, large)
     for window in (WINDOW, 0):
-        head = _ensembles(body, tasks, window)
+        head = _ensembles(body, tasks, window, large)
         if peak([*head, *tail], tasks, sizes) <= allowed:
             return [*_reordered(head, tail, tasks, sizes), *tail]
     return _reordered(plain, [], tasks, sizes)
@@ -117,14 +119,16 @@ def _is_light(task: Task, sizes: Mapping[Hashable, int]) -> bool:
     return held <= 2 * sum(task.replaces.values())
 
 
-def _tail(updates: Sequence[int], tasks: Sequence[Task]) -> list[Launch]:
+def _tail(updates: Sequence[int], tasks: Sequence[Task], large: float) -> list[Launch]:
     """The updates: large ones alone, all others as one."""
-    large: list[Launch] = [(number,) for number in updates if tasks[number].work >= LARGE]
-    small = tuple(number for number in updates if tasks[number].work < LARGE)
-    return [*large, small] if small else large
+    alone: list[Launch] = [(number,) for number in updates if tasks[number].work >= large]
+    small = tuple(number for number in updates if tasks[number].work < large)
+    return [*alone, small] if small else alone
 
 
-def _ensembles(order: Sequence[int], tasks: Sequence[Task], window: int) -> list[Launch]:
+def _ensembles(
+    order: Sequence[int], tasks: Sequence[Task], window: int, large: float
+) -> list[Launch]:
     """Tasks in order, each moved forward to the last launch in the window that it may join."""
     launches: list[list[int]] = []
     place: dict[Hashable, int] = {}
@@ -132,8 +136,8 @@ def _ensembles(order: Sequence[int], tasks: Sequence[Task], window: int) -> list
         task = tasks[number]
         earliest = max([place.get(value, -1) for value in task.reads], default=-1) + 1
         nearest = max(earliest, len(launches) - window)
-        hosts = range(len(launches) - 1, nearest - 1, -1) if _is_small(task) else ()
-        host = next((p for p in hosts if _is_small(tasks[launches[p][0]])), len(launches))
+        hosts = range(len(launches) - 1, nearest - 1, -1) if _is_small(task, large) else ()
+        host = next((p for p in hosts if _is_small(tasks[launches[p][0]], large)), len(launches))
         if host == len(launches):
             launches.append([])
         launches[host].append(number)
@@ -141,8 +145,8 @@ def _ensembles(order: Sequence[int], tasks: Sequence[Task], window: int) -> list
     return [tuple(launch) for launch in launches]
 
 
-def _is_small(task: Task) -> bool:
-    return task.joins and task.work < LARGE
+def _is_small(task: Task, large: float) -> bool:
+    return task.joins and task.work < large
 
 
 # --- order ---------------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from weft.compiler.function.value_names import UNNAMED, Names
 from weft.compiler.fusion.costs import Sizes, bytes_of, number, operations
 from weft.compiler.fusion.grouping import Group, why_stored
 from weft.compiler.lowering.groups import is_lowered
-from weft.compiler.pipeline import PassReport, optimize_with_report
+from weft.compiler.pipeline import StageReport
 from weft.compiler.plan.control_flow import Nested, staying
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
 from weft.compiler.report.memory_use import MemoryReport, Recomputed, memory_report
+from weft.compiler.report.stages import stage_lines, stage_reports
 from weft.compiler.report.text import amount, counted, place, several
 from weft.compiler.targets.target import Donation, Target, default_target
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
@@ -44,7 +45,7 @@ from weft.runtime.arena import readable
 __all__ = ["Explanation", "KernelReport", "StoredValue", "explain", "kernel_reports"]
 
 LISTED = 200
-"""How many kernels a report lists before it only counts the rest."""
+"""How many kernels a report lists before it only counts the rest; for readers, on any machine."""
 
 
 @frozen
@@ -136,12 +137,11 @@ class KernelReport:
 class Explanation:
     """What a graph was compiled to; `print` it, or read its fields.
 
-    graph: as recorded; optimized: after the passes; passes: what each run of them did.
+    graph: as recorded; optimized: after the passes.
     """
 
     graph: Graph
     plan: ProgramPlan = field(repr=False)
-    passes: tuple[PassReport, ...]
     sizes: Mapping[str, int]
     donated: tuple[Donation, ...] = ()
     """Outputs that are written to an input's own array, and those inputs."""
@@ -154,6 +154,16 @@ class Explanation:
     def optimized(self) -> Graph:
         """The graph that was cut into kernels."""
         return self.plan.graph
+
+    @cached_property
+    def stages(self) -> tuple[StageReport, ...]:
+        """What each stage did, from the graph as recorded to the executable, in order."""
+        return stage_reports(self.plan)
+
+    @property
+    def passes(self) -> tuple[StageReport, ...]:
+        """What each run of a pass did, those of the target included."""
+        return tuple(report for report in self.stages if report.is_pass)
 
     @cached_property
     def kernels(self) -> list[KernelReport]:
@@ -196,7 +206,8 @@ class Explanation:
         listed = [str(kernel) for kernel in self.kernels[:LISTED]]
         rest = len(self.kernels) - len(listed)
         more = [f"and {rest} more: see .kernels"] if rest else []
-        return "\n".join([*self._head(), "", *self._passes(), "", *listed, *more])
+        stages = [f"  {line}" for line in stage_lines(self.stages)]
+        return "\n".join([*self._head(), "", "stages", *stages, "", *listed, *more])
 
     def _head(self) -> Iterator[str]:
         kinds = [kernel.kind for kernel in self.kernels]
@@ -213,10 +224,6 @@ class Explanation:
         if self.recomputed:
             saved = readable(sum(value.bytes for value in self.recomputed))
             yield f"{len(self.recomputed)} values of {saved} are computed again to save memory"
-
-    def _passes(self) -> list[str]:
-        changed = [str(report) for report in self.passes if report.rewrites]
-        return ["passes", *[f"  {line}" for line in changed or ["nothing to do"]]]
 
 
 _KINDS = {
@@ -238,8 +245,14 @@ def explain(graph: Graph, /, **sizes: int) -> Explanation:
     sizes: n = 1000
     2.0 kFLOP, 4.0 kB read, 4.0 kB written; peak memory 8.0 kB
     <BLANKLINE>
-    passes
-      nothing to do
+    stages
+      nothing to do: inline, dead code, fold, laws, ...
+      fusion: 2 nodes -> 1 step   groups 1
+      lowering: 1 step -> 1 launch   kernels 1
+      row fusion: 1 launch -> 1 launch
+      schedule: 1 launch -> 1 launch
+      memory: 2 values -> 0 places
+      executable: 1 launch -> 1 piece of code   kernels to compile 1
     <BLANKLINE>
     k0           kernel     over [1000]                  2.0 kFLOP, 4.0 kB read, 4.0 kB written
         multiply, add
@@ -291,8 +304,7 @@ def _explanation(
     donated: Sequence[Donation] = (),
     names: Names = UNNAMED,
 ) -> Explanation:
-    passes = tuple(optimize_with_report(graph, plan.target)[1])
-    return Explanation(graph, plan, passes, dict(sizes), tuple(donated), names)
+    return Explanation(graph, plan, dict(sizes), tuple(donated), names)
 
 
 # --- kernels -----------------------------------------------------------------------------------
@@ -317,7 +329,7 @@ class _Reports:
         self.names = name_variables(graph)
         self.producer = {result: node for node in graph.nodes for result in node.results}
         self.order = {node: position for position, node in enumerate(graph.nodes)}
-        self.reasons = why_stored(graph, is_lowered)
+        self.reasons = why_stored(graph, is_lowered, plan.target.limits.fusion)
         self.groups = {
             root.target[0]: step
             for step in plan.steps

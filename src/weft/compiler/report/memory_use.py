@@ -24,7 +24,7 @@ from weft.runtime.arena import readable
 __all__ = ["LiveValue", "MemoryReport", "Recomputed", "memory_report"]
 
 LISTED = 8
-"""How many of the largest values a report lists."""
+"""How many of the largest values a report lists; for readers, on any machine."""
 BAR = 40
 
 

@@ -10,22 +10,29 @@ it was given. `docs/design/targets.md` says how to add one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
+from weft.compiler.targets.limits import Limits
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
 if TYPE_CHECKING:
+    from weft.compiler.graph_passes.graph_pass import Pass
     from weft.compiler.plan.launch import Launch
     from weft.compiler.plan.program_plan import ProgramPlan
 
 Array = np.ndarray[Any, Any]
 Donation = tuple[int, int]
 """The positions of an output and of the input whose array it is written to."""
+Span = tuple[int, int]
+"""When a launch began and ended, in the nanoseconds of `time.perf_counter_ns`."""
+Observer: TypeAlias = "Callable[[ProgramPlan, Mapping[str, int], Sequence[Span]], None]"
+"""What is told of a run: its plan, the sizes of its symbols, and the launches that were made."""
 
 
 class Executable(Protocol):
@@ -62,6 +69,10 @@ class Target(Protocol):
     def name(self) -> str:
         """The folder of the target, and what users call the device."""
 
+    @property
+    def limits(self) -> Limits:
+        """From which sizes something pays on the machine, and how large its tiles are."""
+
     def environment(self) -> tuple[str, ...]:
         """What compiled programs depend on beside their plans: the machine, the code generator."""
 
@@ -70,8 +81,9 @@ class Target(Protocol):
     def has_convolution(self, node: GraphNode) -> bool:
         """Whether a convolution has launches of the target's own once its channels are last."""
 
-    def arrange(self, graph: Graph) -> Graph:
-        """The graph with operands as the target's own launches take them; the last pass."""
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The target's own passes, which come last: operands as its own launches take them."""
 
     def takes(self, node: GraphNode) -> bool:
         """Whether a node is left to launches of the target's own, and never lowered to loops."""
@@ -100,6 +112,15 @@ class Target(Protocol):
 
     def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """The program of a graph's digest: found on disk, or compiled and stored for others."""
+
+    def watch(self, observe: Observer) -> AbstractContextManager[None]:
+        """Inside, time every launch of the target's executables, and tell of each run."""
+
+    def memory_comparison(self) -> Callable[[Array], bool] | None:
+        """What tells natively whether objects are as a table says; None where nothing does.
+
+        Tables are those of `weft.runtime.object_words`. There is none where fastcall is off.
+        """
 
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """The machine code of kernels, as text."""

@@ -1,8 +1,8 @@
 """Tables of memory words: whether tensors and containers hold what they held, in one native call.
 
-A table names places in memory and what each must hold. A native function (`entry_points.py`) goes
-through it in nanoseconds. Where in a tensor its array, node and gradient stand is not assumed but
-looked up.
+A table names places in memory and what each must hold (`weft.runtime.object_words`). A function of
+the target's goes through it in nanoseconds. Where in a tensor its array, node and gradient stand is
+not assumed but looked up.
 
 >>> import weft as wf
 >>> x, same = wf.ones(3), comparison()
@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.targets.cpu.runtime.array_fields import places
-from weft.compiler.targets.cpu.runtime.entry_points import DICT, END, LIST, WORD, entries
+from weft.compiler.targets.target import default_target
 from weft.core.unchanged import QUICKER, Held
 from weft.ir.tensor import Tensor, wrap
+from weft.runtime.object_words import DICT, END, LIST, WORD, places
 
 Array = np.ndarray[Any, Any]
 
@@ -35,12 +35,12 @@ def comparison() -> Callable[[Array], bool] | None:
 
     From then on containers of modules are compared by it, too.
     """
-    made = entries()
-    if made is None or tensor_slots() is None:
+    same = default_target().memory_comparison()
+    if same is None or tensor_slots() is None:
         return None
     if not QUICKER:
-        QUICKER.append(partial(container_check, made.same))
-    return made.same
+        QUICKER.append(partial(container_check, same))
+    return same
 
 
 def container_check(same: Callable[[Array], bool], held: Sequence[Held]) -> Callable[[], bool]:

@@ -22,7 +22,8 @@ from weft.core.settings import settings
 from weft.ir.tensor import Tensor
 
 PATIENCE = 16
-"""How much is spent on remembering calls before one is made again."""
+"""How much is spent on remembering calls before one is made again; counted in calls, and no
+machine's."""
 RENEWAL = 4
 """How many calls that are known pay for one that is remembered in the last one's place."""
 Run = Callable[[Sequence[Tensor]], Any]

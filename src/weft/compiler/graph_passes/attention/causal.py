@@ -34,7 +34,7 @@ EQUAL, NOT_EQUAL = find("equal"), find("not_equal")
 LOGICAL_NOT = find("logical_not")
 Makers = dict[Variable, GraphNode]
 _LARGEST = 1 << 24
-"""Elements of a constant that are looked at."""
+"""Elements of a constant that are looked at: a bound on the compiler's own work."""
 
 
 @frozen

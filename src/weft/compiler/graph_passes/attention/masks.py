@@ -37,8 +37,6 @@ from weft.ops.comparison import less_equal
 __all__ = ["COMPUTED", "computed_attention", "computed_attention_gradient", "computed_mask"]
 
 Array = np.ndarray[Any, Any]
-MOST = 24
-"""Operations beyond which a mask is computed once, not for each head."""
 MOVED = ("broadcast_to", "reshape")
 """What only gives a value more axes in front, or of size 1."""
 
@@ -47,12 +45,12 @@ MOVED = ("broadcast_to", "reshape")
 
 
 def computed_mask(
-    mask: Atom, makers: dict[Variable, GraphNode]
+    mask: Atom, makers: dict[Variable, GraphNode], most: int
 ) -> tuple[Graph, tuple[Atom, ...]] | None:
-    """The graph that makes a mask of less than itself, and what it makes it of."""
+    """The graph, of `most` operations, that makes a mask of less than itself, and of what."""
     if not isinstance(mask, Variable) or not _is_matrix(mask.type.shape):
         return None
-    found = _Extract(makers)
+    found = _Extract(makers, most)
     result = found.atom(mask)
     if result is None or not isinstance(result, Variable):
         return None
@@ -66,8 +64,8 @@ def _is_matrix(shape: Shape) -> bool:
 class _Extract:
     """Copies the nodes that make a mask, down to values that are no matrices."""
 
-    def __init__(self, makers: dict[Variable, GraphNode]) -> None:
-        self.makers = makers
+    def __init__(self, makers: dict[Variable, GraphNode], most: int) -> None:
+        self.makers, self.most = makers, most
         self.inputs: dict[Atom, Variable] = {}
         self.nodes: list[GraphNode] = []
         self.known: dict[Variable, Atom] = {}
@@ -92,7 +90,7 @@ class _Extract:
     def node(self, variable: Variable) -> Atom | None:
         """The result of a copied node."""
         node = self.makers.get(variable)
-        if node is None or len(self.nodes) >= MOST or not _is_inlined(node):
+        if node is None or len(self.nodes) >= self.most or not _is_inlined(node):
             return None
         operands = [self.atom(each) for each in node.operands]
         if any(each is None for each in operands):

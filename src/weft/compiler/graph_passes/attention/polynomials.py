@@ -29,7 +29,7 @@ Factor: TypeAlias = "Variable | Sum"
 Term: TypeAlias = frozenset[tuple[Factor, int]]
 Polynomial: TypeAlias = dict[Term, float]
 MOST = 8
-"""Terms beyond which an expression is not looked into."""
+"""Terms beyond which an expression is not looked into: a bound on the compiler's own work."""
 
 
 class Sum(tuple[Term]):

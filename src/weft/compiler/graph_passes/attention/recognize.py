@@ -22,6 +22,7 @@ import numpy as np
 
 from weft.compiler.graph_passes.attention.masks import COMPUTED, computed_mask
 from weft.compiler.graph_passes.attention.sites import Site, View, sites
+from weft.compiler.targets.limits import PassLimits
 from weft.core.dtypes import DType, float64
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import PRIMITIVES, Primitive
@@ -40,15 +41,12 @@ from weft.ops.movement import reshape, transpose
 
 __all__ = ["recognize_attention"]
 
-SMALL = 64
-"""Queries below which the primitive becomes products."""
 
-
-def recognize_attention(graph: Graph, tally: Tally | None = None) -> Graph:
+def recognize_attention(graph: Graph, tally: Tally | None = None, *, limits: PassLimits) -> Graph:
     """The graph with attention as one primitive, where that pays."""
-    after = _Rewrite(graph, tally).run()
+    after = _Rewrite(graph, tally, limits).run()
     # masks of what was found are looked at when they are made
-    return after if after is graph else _Rewrite(after, tally).run()
+    return after if after is graph else _Rewrite(after, tally, limits).run()
 
 
 # --- rewriting -----------------------------------------------------------------------------------
@@ -58,11 +56,6 @@ _FORMULAS: dict[Primitive, Callable[..., tuple[Tensor, ...]]] = {
     attention: plain_attention,
     attention_gradient: plain_gradient,
 }
-
-
-def _is_small(node: GraphNode) -> bool:
-    queries = node.operands[0].type.shape[-2]
-    return isinstance(queries, int) and queries < SMALL
 
 
 def _formula(node: GraphNode) -> Graph:
@@ -80,14 +73,19 @@ def _formula(node: GraphNode) -> Graph:
 class _Rewrite(Walk):
     """Puts attention, and its gradient, where the first product with their results stood."""
 
-    def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
+    def __init__(self, graph: Graph, tally: Tally | None, limits: PassLimits) -> None:
         super().__init__(graph, tally)
-        self.found = {v: site for site in sites(graph, self.tally) for v in site.results}
+        self.limits = limits
+        found = sites(graph, limits.recognized_queries, self.tally)
+        self.found = {v: site for site in found for v in site.results}
         self.made: dict[Variable, tuple[list[Atom], dict[str, Any], list[Atom]]] = {}
         self.gradients: dict[Variable, dict[str, Atom]] = {}
 
+    def nested(self, graph: Graph) -> Graph:
+        return _Rewrite(graph, self.tally, self.limits).run()
+
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
-        if node.primitive in _FORMULAS and _is_small(node):
+        if node.primitive in _FORMULAS and self.is_small(node):
             return self.splice(_formula(node), node.operands)
         if node.primitive in COMPUTED:
             return self.computing_mask(node)
@@ -102,13 +100,18 @@ class _Rewrite(Walk):
         found = self.arranged(View(found, product.order, number), node)
         return (self.converted(found, node.results[0].type.dtype, node),)
 
+    def is_small(self, node: GraphNode) -> bool:
+        """Whether attention has too few queries to be one primitive."""
+        queries = node.operands[0].type.shape[-2]
+        return isinstance(queries, int) and queries < self.limits.attention_queries
+
     def computing_mask(self, node: GraphNode) -> Sequence[Atom] | None:
         """Attention that computes its mask, if it has one that is made of less."""
         primitive, place = COMPUTED[node.primitive]
         drawn = 2 if node.params.get("kept", 1.0) < 1 else 0
         if len(node.operands) <= place + drawn:
             return None
-        found = computed_mask(node.operands[place], self.makers)
+        found = computed_mask(node.operands[place], self.makers, self.limits.mask_operations)
         if found is None:
             return None
         masking, leaves = found

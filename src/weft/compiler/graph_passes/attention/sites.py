@@ -11,7 +11,7 @@ that give the three gradients; the cotangent of the scores is recognised by its 
 >>> from weft.compiler.targets.target import target_named
 >>> for each in pipeline(target_named("cpu"))[:5]:
 ...     graph = each.run(graph, None)
->>> [(site.scale, list(site.results.values())[0][0]) for site in sites(graph)]
+>>> [(site.scale, list(site.results.values())[0][0]) for site in sites(graph, 128)]
 [(0.25, 'out')]
 """
 
@@ -43,11 +43,9 @@ from weft.ops.random_bits import DRAW
 
 __all__ = ["Product", "Site", "View", "sites"]
 
-FEWEST = 128
-"""Queries below which what is written as products stays so; twice as many where no key is hidden
-by its place, as then no block of keys can be left out. See docs/design/attention.md."""
 HIDDEN = -1e6
-"""A number that hides a key from a query which sees others, as -inf does."""
+"""A number that hides a key from a query which sees others, as -inf does; of exponentials, not of a
+machine."""
 FLOATS = (float32, float64, float16, bfloat16)
 Makers = dict[Variable, GraphNode]
 
@@ -218,7 +216,7 @@ def _softmax(node: GraphNode, makers: Makers) -> tuple[Variable, Variable] | Non
     return (scores, node.results[0]) if isinstance(scores, Variable) else None
 
 
-def _site(scores: Variable, powers: Variable, makers: Makers) -> Site | None:
+def _site(scores: Variable, powers: Variable, makers: Makers, fewest: int) -> Site | None:
     """The site of a softmax; None where its scores are no masked and scaled product."""
     if scores not in makers:
         return None
@@ -227,7 +225,7 @@ def _site(scores: Variable, powers: Variable, makers: Makers) -> Site | None:
     while isinstance(atom, Variable) and atom in makers:
         node = makers[atom]
         if node.primitive is dot:
-            return _with_product(found, node, makers)
+            return _with_product(found, node, makers, fewest)
         scaled = _scaled(node, makers)
         if scaled is not None:
             atom = scaled[0]
@@ -243,7 +241,7 @@ def _site(scores: Variable, powers: Variable, makers: Makers) -> Site | None:
     return None
 
 
-def _with_product(site: Site, node: GraphNode, makers: Makers) -> Site | None:
+def _with_product(site: Site, node: GraphNode, makers: Makers, fewest: int) -> Site | None:
     """The site with its queries and keys; None where its sizes do not pay."""
     a, b = node.operands
     contract, batch = node.params["contract"], node.params["batch"]
@@ -252,8 +250,7 @@ def _with_product(site: Site, node: GraphNode, makers: Makers) -> Site | None:
     if not single or a.type.dtype not in FLOATS or a.type.dtype is not b.type.dtype:
         return None
     queries = node.results[0].type.shape[-2]
-    fewest = 2 * FEWEST if site.offset is None else FEWEST
-    if isinstance(queries, int) and queries < fewest:
+    if isinstance(queries, int) and queries < (2 * fewest if site.offset is None else fewest):
         return None
     site.scores = node
     site.q, site.k = (
@@ -355,29 +352,34 @@ def _conjunction(condition: Atom, inverted: bool, makers: Makers) -> list[tuple[
 # --- what is made of a site ----------------------------------------------------------------------
 
 
-def sites(graph: Graph, tally: Tally | None = None) -> Iterator[Site]:
-    """The sites that can be replaced whole; the tally says why others stay."""
+def sites(graph: Graph, fewest: int, tally: Tally | None = None) -> Iterator[Site]:
+    """The sites that can be replaced whole; the tally says why others stay.
+
+    Below `fewest` queries they stay; see `PassLimits.recognized_queries`.
+    """
     makers = {v: node for node in graph.nodes for v in node.results}
     dots = [node for node in graph.nodes if node.primitive is dot]
     for node in graph.nodes if len(dots) > 1 else ():
         found = _softmax(node, makers)
         if found is None:
             continue
-        site = _site(*found, makers)
+        site = _site(*found, makers, fewest)
         if site is not None:
             _collect(site, dots, graph, makers)
-        why = _why_kept(site, found[0], graph, makers)
+        why = _why_kept(site, found[0], graph, makers, fewest)
         if site is not None and not why:
             yield site
         elif tally is not None and why and found[0] is not node.operands[0]:
             tally[f"softmax of products kept as {why}"] += 1
 
 
-def _why_kept(site: Site | None, scores: Variable, graph: Graph, makers: Makers) -> str:
+def _why_kept(
+    site: Site | None, scores: Variable, graph: Graph, makers: Makers, fewest: int
+) -> str:
     """Why a softmax stays as it is; nothing where it is attention or has nothing to do with it."""
     if site is None:
         queries = scores.type.shape[-2] if scores.type.ndim > 1 else 1
-        few = isinstance(queries, int) and queries < FEWEST
+        few = isinstance(queries, int) and queries < fewest
         other = "its scores are more than a product, scaled and masked by -inf"
         kept = "it has few queries" if few else other
         return kept if _leads_to_dot(scores, makers) else ""

@@ -16,7 +16,9 @@ graph(a: f32[3]) {
 from __future__ import annotations
 
 import math
+from functools import cache
 
+from weft.compiler.targets.limits import PassLimits
 from weft.core.dtypes import float32, float64
 from weft.core.shapes import Shape
 from weft.core.types import spec
@@ -30,12 +32,11 @@ from weft.ops.movement import broadcast_to, reshape, transpose
 from weft.ops.operands import convert_to
 from weft.ops.reduction import reduce_sum
 
-__all__ = ["reduce_less"]
+__all__ = ["divide_sums", "reduce_less"]
 
 LONG = 32 * 1024
-"""How many elements a sum has that is divided into sums of rows."""
-FEW = 8
-"""How many rows it has at least."""
+"""Terms from which a product with a vector becomes a sum in blocks: a matter of rounding, not of a
+machine."""
 Axes = tuple[int, ...]
 reduce_less = RuleSet("reduce_less")
 REDUCTIONS = {
@@ -196,21 +197,30 @@ def sum_of_sums(x: Tensor, first: Axes, second: Axes) -> Tensor | None:
     return apply(reduce_sum, x, axes=tuple(sorted([*first, *[left[axis] for axis in second]])))
 
 
-@reduce_less.rule(
-    lambda x, axes=(0, 1): apply(reduce_sum, x, axes=axes),
-    on=spec("float32", (512, 128)),
-    exact=False,
-    cases=[{"axes": (0,)}],
-)
-def sum_by_rows(x: Tensor, axes: Axes) -> Tensor | None:
-    """A long sum of floats over everything is a sum of its rows' sums, up to rounding.
+@cache
+def divide_sums(limits: PassLimits) -> RuleSet:
+    """The law that depends on how many elements are worth dividing over threads."""
+    divided = RuleSet("divide_sums")
 
-    Threads divide rows, and a product's epilogue makes their sums while its result is in cache:
-    clipping by the norm of all gradients reads none of them again.
-    """
-    count, rows = x.size, x.shape[0] if x.ndim else 0
-    if x.ndim < 2 or len(axes) != x.ndim or not x.dtype.is_floating:
-        return None
-    if not isinstance(count, int) or count < LONG or not isinstance(rows, int) or rows < FEW:
-        return None
-    return apply(reduce_sum, apply(reduce_sum, x, axes=axes[1:]), axes=(0,))
+    @divided.rule(
+        lambda x, axes=(0, 1): apply(reduce_sum, x, axes=axes),
+        on=spec("float32", (512, 128)),
+        exact=False,
+        cases=[{"axes": (0,)}],
+    )
+    def sum_by_rows(x: Tensor, axes: Axes) -> Tensor | None:
+        """A long sum of floats over everything is a sum of its rows' sums, up to rounding.
+
+        Threads divide rows, and a product's epilogue makes their sums while its result is in cache:
+        clipping by the norm of all gradients reads none of them again.
+        """
+        count, rows = x.size, x.shape[0] if x.ndim else 0
+        if x.ndim < 2 or len(axes) != x.ndim or not x.dtype.is_floating:
+            return None
+        if not isinstance(count, int) or count < limits.divided_sum_elements:
+            return None
+        if not isinstance(rows, int) or rows < limits.divided_sum_rows:
+            return None
+        return apply(reduce_sum, apply(reduce_sum, x, axes=axes[1:]), axes=(0,))
+
+    return divided

@@ -14,7 +14,8 @@
 >>> def f(w, h, xs):
 ...     return wf.scan(lambda h, x: (wf.tanh(h + x @ w), None), h, xs)[0]
 >>> kinds = [wf.spec("float32", shape) for shape in ((3, 3), (2, 3), (5, 2, 3))]
->>> [node.primitive.name for node in lighten_loops(wf.ir.trace(f, *kinds)).nodes]
+>>> graph = wf.ir.trace(f, *kinds)
+>>> [node.primitive.name for node in lighten_loops(graph, limits=PassLimits()).nodes]
 ['dot', 'scan']
 """
 
@@ -32,6 +33,7 @@ from weft.compiler.graph_passes.loops.scan_parts import (
     is_movement,
     needed_nodes,
 )
+from weft.compiler.targets.limits import PassLimits
 from weft.core.shapes import is_static
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable, structure
 from weft.ir.primitive import PRIMITIVES
@@ -43,23 +45,22 @@ from weft.ops.reduction import reduce_sum
 
 __all__ = ["lighten_loops"]
 
-GROWTH = 8
-"""How many times as large as its operand a product over all steps may be."""
-TALL = 1024
-"""Rows from which a product is as good in each step."""
 
-
-def lighten_loops(graph: Graph, tally: Tally | None = None) -> Graph:
+def lighten_loops(graph: Graph, tally: Tally | None = None, *, limits: PassLimits) -> Graph:
     """The graph with less work inside of its scans."""
-    return _Lighten(graph, tally).run()
+    return _Lighten(graph, tally, limits).run()
 
 
 class _Lighten(Walk):
     """Tries the rules on each scan until none applies."""
 
-    def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
+    def __init__(self, graph: Graph, tally: Tally | None, limits: PassLimits) -> None:
         super().__init__(graph, tally)
+        self.limits = limits
         self._courses: dict[GraphNode, tuple[object, ...]] = {}
+
+    def nested(self, graph: Graph) -> Graph:
+        return _Lighten(graph, self.tally, self.limits).run()
 
     def course(self, node: GraphNode) -> tuple[object, ...]:
         """What the carry of a scan is in each step, worked out once."""
@@ -155,7 +156,7 @@ def _before(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """What depends on constants is computed once; products of them and of xs for all steps."""
     levels = loop.levels()
     fixed = _invariants(loop, levels)
-    stepped = _early_products(loop, levels) if loop.carry else []
+    stepped = _early_products(loop, levels, walk.limits) if loop.carry else []
     if not fixed and not stepped:
         return None
     consts, xs = [v for v, _ in loop.consts], [v for v, _ in loop.xs]
@@ -224,19 +225,19 @@ def _elements(atom: Atom) -> int | None:
     return int(atom.type.size) if is_static(atom.type.shape) else None
 
 
-def _early_products(loop: Loop, levels: dict[Atom, int]) -> list[Variable]:
+def _early_products(loop: Loop, levels: dict[Atom, int], limits: PassLimits) -> list[Variable]:
     """Products of a constant and of what depends on xs, which a step reads."""
     found = []
     for node in loop.nodes:
         if node.primitive is not dot or levels[node.results[0]] != 1:
             continue
         sides = sorted(node.operands, key=lambda atom: levels.get(atom, 0))
-        if levels.get(sides[0], 0) == 0 and _pays(node, sides[1]):
+        if levels.get(sides[0], 0) == 0 and _pays(node, sides[1], limits):
             found.append(node.results[0])
     return found
 
 
-def _pays(node: GraphNode, stepped: Atom) -> bool:
+def _pays(node: GraphNode, stepped: Atom, limits: PassLimits) -> bool:
     """Whether a product over all steps is not too large, and better than one in each step."""
     made, read = _elements(node.results[0]), _elements(stepped)
     if made is None or read is None:
@@ -245,7 +246,7 @@ def _pays(node: GraphNode, stepped: Atom) -> bool:
     rows = read
     for size in inner:
         rows //= max(1, int(size))
-    return made <= GROWTH * read and rows < TALL
+    return made <= limits.step_product_growth * read and rows < limits.tall_product_rows
 
 
 def _contracted(node: GraphNode, operand: Atom) -> tuple[int, ...]:
@@ -322,16 +323,18 @@ def _late_products(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
         if sum(constant) != 1:
             continue
         stepped = node.operands[constant.index(False)]
-        if not loop.carry or not _pays_late(loop, node, stepped):
+        if not loop.carry or not _pays_late(loop, node, stepped, walk.limits):
             continue
         return _multiply_behind(walk, loop, number, node, stepped)
     return None
 
 
-def _pays_late(loop: Loop, node: GraphNode, stepped: Atom) -> bool:
+def _pays_late(loop: Loop, node: GraphNode, stepped: Atom, limits: PassLimits) -> bool:
     there = {*[variable for variable, _ in loop.xs], *loop.ys}
     made, read = _elements(node.results[0]), _elements(stepped)
-    return stepped in there or made is None or read is None or read <= GROWTH * made
+    if stepped in there or made is None or read is None:
+        return True
+    return read <= limits.step_product_growth * made
 
 
 def _multiply_behind(

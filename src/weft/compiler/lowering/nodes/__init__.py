@@ -31,6 +31,7 @@ from weft.compiler.lowering.nodes import (  # noqa: F401 (they register their ke
     scatters,
     windows,
 )
+from weft.compiler.targets.limits import LoweringLimits
 from weft.core.errors import ArgumentError, Unsupported
 from weft.ir.graph import GraphNode, Literal
 from weft.ir.kinds import Control, Movement, Reduction
@@ -60,7 +61,7 @@ def _kernel(primitive: Primitive) -> Callable[[Draft], Singles] | None:
 
 
 def single_kernels(
-    node: GraphNode, producers: Producers, error: Literal
+    node: GraphNode, producers: Producers, error: Literal, limits: LoweringLimits
 ) -> tuple[SingleKernel, ...]:
     """The kernels that compute a node, in order; none where there is none.
 
@@ -72,7 +73,7 @@ def single_kernels(
     if write is None or any(kind.is_complex for kind in kinds):
         return ()
     try:
-        found: Singles = write(Draft(node, producers, error))
+        found: Singles = write(Draft(node, producers, error, limits))
     except Unsupported:
         return ()
     if found is None:
@@ -80,9 +81,11 @@ def single_kernels(
     return found if isinstance(found, tuple) else (found,)
 
 
-def single_kernel(node: GraphNode, producers: Producers, error: Literal) -> SingleKernel | None:
+def single_kernel(
+    node: GraphNode, producers: Producers, error: Literal, limits: LoweringLimits
+) -> SingleKernel | None:
     """The kernel that computes a node alone; None where none does."""
-    found = single_kernels(node, producers, error)
+    found = single_kernels(node, producers, error, limits)
     return found[0] if len(found) == 1 and found[0].copied is None else None
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, computed, kernel_of, wide
 from weft.compiler.lowering.nodes.convolutions import few, products, zeroed
+from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir import scalars
@@ -31,24 +32,15 @@ from weft.ir.scalar_functions import lowered
 from weft.ir.scalars import Buffer, Scalar
 from weft.ops.random_bits import DRAW, philox
 
-SUMS = 16
-"""Accumulators of one pass, in vectors: rows of keys times vectors of queries."""
-LANES = 64
-"""Queries of a block, at most."""
-CAUSAL = 32
-"""The same where later keys are hidden, as a block multiplies up to the last key of any query."""
-KEYS = 64
-"""Keys of a block."""
-VECTOR = 16
 LOWEST = {float32: -3e38, float64: -1.7e308}
-"""Lower than any score but -inf."""
+"""Lower than any score but -inf: of the formats of numbers, not of a machine."""
 
 
 class Writer:
     """What the kernels of attention share: sizes, blocks of queries, and scores."""
 
     def __init__(self, draft: Draft, mask: int) -> None:
-        self.draft = draft
+        self.draft, self.limits = draft, draft.limits
         node = draft.node
         self.q, self.k, self.v = draft.operands[:3]
         self.kept = draft.params.get("kept", 1.0)
@@ -66,8 +58,11 @@ class Writer:
         self.offset = draft.params["offset"]
         self.guarded = draft.params["guarded"] or self.keys == 0
         self.dtype = computed(self.q.dtype)
-        self.lanes = _lanes(self.queries, LANES if self.offset is None else CAUSAL)
-        self.tall = 8 if self.lanes <= 2 * VECTOR else 4
+        self.lanes = _lanes(self.queries, self.offset is not None, draft.limits)
+        self.key_block = draft.limits.attention_block_keys
+        """Keys of a block."""
+        is_narrow = self.lanes <= 2 * draft.limits.vector_lanes
+        self.tall = draft.limits.accumulators // (2 if is_narrow else 4)
         self.scratch: list[Scratch] = []
 
     # what a task is about
@@ -131,10 +126,10 @@ class Writer:
         self, body: Sequence[Statement], begin: Scalar = ZERO, most: Scalar | None = None
     ) -> For:
         """Statements for each block of keys that is seen, or for some of them."""
-        count = (self.limit + (KEYS - 1)) // KEYS - begin
+        count = (self.limit + (self.key_block - 1)) // self.key_block - begin
         count = count if most is None else scalars.minimum(most, count)
         lets = [
-            Let(self.start, (begin + self.block) * KEYS),
+            Let(self.start, (begin + self.block) * self.key_block),
             Let(self.tiles, (self.here + (self.tall - 1)) // self.tall),
         ]
         return For(self.block, count, (*lets, *body))
@@ -142,7 +137,7 @@ class Writer:
     @property
     def here(self) -> Scalar:
         """How many keys of the block are seen by some query."""
-        return scalars.minimum(scalars.const(KEYS, INDEX), self.limit - self.start)
+        return scalars.minimum(scalars.const(self.key_block, INDEX), self.limit - self.start)
 
     def each(self, *stores: Statement, index: Scalar) -> For:
         """Statements for each query of the block."""
@@ -344,13 +339,15 @@ def _number(literal: Literal) -> Scalar:
     return scalars.const(literal.value.item(), literal.type.dtype)
 
 
-def _lanes(queries: Dimension, most: int) -> int:
+def _lanes(queries: Dimension, is_causal: bool, limits: LoweringLimits) -> int:
     """Queries of a block: so many that few are left over, in whole vectors."""
+    most = limits.causal_block_queries if is_causal else limits.attention_block_queries
+    vector = limits.vector_lanes
     if not isinstance(queries, int):
         return most
     blocks = max(1, -(-queries // most))
     each = -(-queries // blocks)
-    return max(VECTOR, -(-each // VECTOR) * VECTOR)
+    return max(vector, -(-each // vector) * vector)
 
 
 # --- forward -------------------------------------------------------------------------------------
@@ -366,7 +363,7 @@ class _Forward(Writer):
     def kernel(self) -> SingleKernel:
         lanes = self.lanes
         self.turned_q = self.memory("turned", self.head * lanes)
-        self.scores = self.memory("scores", KEYS * lanes)
+        self.scores = self.memory("scores", self.key_block * lanes)
         self.total = self.columns("total", self.value)
         names = ("before", "top", "sum", "factor")
         self.before, self.top, self.sum, self.factor = (self.memory(n, lanes) for n in names)

@@ -16,18 +16,13 @@ but the machine is full. Each sum is one task's, in an order that depends on siz
 from __future__ import annotations
 
 from weft.compiler.lowering.builder import ONE, ZERO, Draft, SingleKernel, is_short, kernel_of, wide
-from weft.compiler.lowering.nodes.attention import KEYS, SUMS, VECTOR, Writer
+from weft.compiler.lowering.nodes.attention import Writer
 from weft.compiler.lowering.nodes.convolutions import products, zeroed
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
 from weft.ir.loops import For, Let, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
-
-FEW = 8
-"""Heads, of all batches, below which a task takes less than one."""
-CHUNK = 4
-"""Blocks of keys that such a task takes."""
 
 
 @kernel_of("attention_gradient", "computed_attention_gradient")
@@ -50,13 +45,15 @@ class _Backward(Writer):
         self.lse, self.ct, self.delta = self.draft.operands[3:6]
         self.turned_q = self.memory("turned", self.head * lanes)
         self.turned_ct = self.memory("turned_ct", self.value * lanes)
-        self.powers, self.moved = (self.memory(n, KEYS * lanes) for n in ("powers", "moved"))
+        self.powers, self.moved = (
+            self.memory(n, self.key_block * lanes) for n in ("powers", "moved")
+        )
         self.height, self.shift = (self.memory(n, lanes) for n in ("height", "shift"))
         self.total = self.columns("total", self.head)
         self.dk = self._target(1, "dk", self.head)
         self.dv = self._target(2, "dv", self.value)
         heads = size(self.batch) * self.shared
-        split = isinstance(heads, int) and heads < FEW
+        split = isinstance(heads, int) and heads < self.limits.divided_heads
         body, tasks = self.divided() if split else (self.whole(), self.extent(heads))
         return self.finished((For(self.task, tasks, body, "parallel"),), 3)
 
@@ -81,7 +78,7 @@ class _Backward(Writer):
 
     def divided(self) -> tuple[tuple[Statement, ...], Scalar]:
         """Blocks of queries first, then blocks of keys; how many there are together."""
-        chunk = CHUNK * KEYS
+        chunk = self.limits.divided_head_key_blocks * self.key_block
         chunks = self.extent((self.keys + (chunk - 1)) // chunk)
         first = self.extent(size(self.batch) * self.heads * self.blocks)
         second = self.extent(size(self.batch) * self.shared) * chunks
@@ -107,17 +104,17 @@ class _Backward(Writer):
 
     def some_keys(self, first: Scalar, chunks: Scalar) -> tuple[Statement, ...]:
         """Some blocks of keys, with all queries that see them."""
-        chunk, rest = CHUNK * KEYS, self.task - first
+        blocks = self.limits.divided_head_key_blocks
+        chunk, rest = blocks * self.key_block, self.task - first
         most = self.extent(self.keys) - self.begin
-        many = scalars.const(CHUNK, INDEX)
+        many = scalars.const(blocks, INDEX)
+        begin = self.begin // self.key_block
         return (
             Let(self.shared_row, rest // chunks),
             Let(self.begin, rest % chunks * chunk),
             Let(self.there, scalars.minimum(scalars.const(chunk, INDEX), most)),
             *self.cleared(),
-            self.all_queries(
-                (self.key_blocks([*self.weights(), *self.dkv()], self.begin // KEYS, many),)
-            ),
+            self.all_queries((self.key_blocks([*self.weights(), *self.dkv()], begin, many),)),
             *self.stored(),
         )
 
@@ -221,8 +218,8 @@ class _Backward(Writer):
     def _onto(self, target: Buffer, weights: Buffer, rows: Buffer, width: Dimension) -> Statement:
         """Add rows of the block of queries, weighted, to each key of the block."""
         t, i, d = scalars.index("t"), scalars.index("i"), scalars.index("d")
-        narrow = isinstance(width, int) and width <= 2 * VECTOR
-        unit = SUMS // (2 if narrow else 4)
+        narrow = isinstance(width, int) and width <= 2 * self.limits.vector_lanes
+        unit = self.limits.accumulators // (2 if narrow else 4)
         lets: list[Statement] = []
         left, places, inside = [], [], []
         line = (self.row * self.extent(self.queries) + self.first + i) * self.extent(width)

@@ -19,9 +19,6 @@ from weft.ir.loops import Store
 from weft.ir.scalars import Scalar
 from weft.ops.random_bits import philox
 
-WORK = 8
-"""What a word costs, beside the operations of other kernels."""
-
 
 @kernel_of("random_bits")
 def random_bits(draft: Draft) -> SingleKernel:
@@ -38,7 +35,8 @@ def random_bits(draft: Draft) -> SingleKernel:
         stores.append(Store(draft.result, row * count + place, value, scalars.less(place, count)))
     blocks = (block, (count + (each - 1)) // each)
     loops = [blocks] if single else [(row, draft.extent(rows)), blocks]
-    return draft.kernel(nest(loops, tuple(stores)), rows * shape * WORK)
+    work = rows * shape * draft.limits.random_word_operations
+    return draft.kernel(nest(loops, tuple(stores)), work)
 
 
 def _words(draft: Draft, row: Scalar, block: Scalar) -> list[Scalar]:

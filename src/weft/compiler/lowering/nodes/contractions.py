@@ -1,7 +1,7 @@
 """Kernels of products that are not of floats: plain and blocked loops, for any order of axes.
 
 A task is a block of rows and columns of one product of a stack. It copies what it needs of both
-operands into scratch memory, whatever the order of their axes, and multiplies `ROWS` rows at a time
+operands into scratch memory, whatever the order of their axes, and multiplies a few rows at a time
 with columns in vectors. Products with a vector, and those without a sum, are plain loops.
 
 >>> import weft as wf
@@ -31,11 +31,6 @@ from weft.ir.affine_index import strides
 from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar
 from weft.ops.contraction import free_axes
-
-ROWS = 4
-"""Rows that are multiplied at a time: with four vectors, 16 accumulators."""
-BLOCK = 128
-"""Rows, and columns, of a task."""
 
 
 @frozen
@@ -129,6 +124,7 @@ class _Blocked:
         self, draft: Draft, stack: _Axes, rows: _Axes, columns: _Axes, terms: _Axes
     ) -> None:
         self.draft = draft
+        self.block, self.rows_at_once = draft.limits.product_block, draft.limits.accumulated_rows
         self.stack, self.rows, self.columns, self.terms = stack, rows, columns, terms
         self.depth = draft.extent(size(terms.shape))
         dtype = computed(draft.result.dtype)
@@ -140,25 +136,25 @@ class _Blocked:
         many, wide_ = (self._blocks(axes) for axes in (self.rows, self.columns))
         body = (
             Let(self.product, task // (many * wide_)),
-            Let(self.row, task // wide_ % many * BLOCK),
-            Let(self.column, task % wide_ * BLOCK),
+            Let(self.row, task // wide_ % many * self.block),
+            Let(self.column, task % wide_ * self.block),
             *self._packed(self.rows, 0, self.row, self.left),
             *self._packed(self.columns, 1, self.column, self.right),
             *self._multiplied(),
         )
         stack = self.draft.extent(size(self.stack.shape))
-        scratch = tuple(Scratch(each, self.depth * BLOCK) for each in (self.left, self.right))
+        scratch = tuple(Scratch(each, self.depth * self.block) for each in (self.left, self.right))
         return self.draft.kernel(
             (For(task, stack * many * wide_, body, "parallel"),), work, scratch
         )
 
     def _blocks(self, axes: _Axes) -> Scalar:
-        return self.draft.extent((size(axes.shape) + (BLOCK - 1)) // BLOCK)
+        return self.draft.extent((size(axes.shape) + (self.block - 1)) // self.block)
 
     def _part(self, axes: _Axes, start: Scalar) -> Scalar:
         """How many rows or columns a task has."""
         rest = self.draft.extent(size(axes.shape)) - start
-        return scalars.minimum(scalars.const(BLOCK, INDEX), rest)
+        return scalars.minimum(scalars.const(self.block, INDEX), rest)
 
     def _place(self, axes: _Axes, number: Scalar, steps: Sequence[Dimension]) -> Scalar:
         """Where a number that counts through axes leads."""
@@ -179,7 +175,7 @@ class _Blocked:
         loops, (at, term) = self.draft.walk("k", self.terms.shape, steps, strides(self.terms.shape))
         place = self._place(axes, start + one, getattr(axes, own))
         place = place + self._place(self.stack, self.product, shared)
-        to = term * BLOCK + one if operand else one * self.depth + term
+        to = term * self.block + one if operand else one * self.depth + term
         store = Store(target, to, wide(self.draft.operands[operand][base + at]))
         inside = nest(loops, (store,), parallel=False, vector=not operand)
         return (For(one, self._part(axes, start), (Let(base, place), *inside)),)
@@ -194,17 +190,19 @@ class _Blocked:
         lets: list[Statement] = []
         updates, stores = [], []
         base = self._place(self.stack, self.product, self.stack.out)
-        for number in range(ROWS):
+        for number in range(self.rows_at_once):
             row = scalars.local(f"row{number}", INDEX)
             place = scalars.local(f"out{number}", INDEX)
             own = self._place(self.rows, self.row + row, self.rows.out)
-            lets += [Let(row, scalars.minimum(i * ROWS + number, rows - 1)), Let(place, base + own)]
+            here = scalars.minimum(i * self.rows_at_once + number, rows - 1)
+            lets += [Let(row, here), Let(place, base + own)]
             total = scalars.local(f"sum{number}", self.left.dtype)
-            value = self.left[row * self.depth + k] * self.right[k * BLOCK + j]
+            value = self.left[row * self.depth + k] * self.right[k * self.block + j]
             updates.append(Update(total, "add", value))
             result = scalars.cast(total, self.draft.result.dtype)
             # the result's columns lie side by side, whatever axes they are made of
             stores.append(Store(self.draft.result, place + self.column + j, result))
         sums = Accumulate(k, self.depth, tuple(updates))
         inner = For(j, columns, (sums, *stores), "vector")
-        return (For(i, (rows + (ROWS - 1)) // ROWS, (*lets, inner)),)
+        count = (rows + (self.rows_at_once - 1)) // self.rows_at_once
+        return (For(i, count, (*lets, inner)),)

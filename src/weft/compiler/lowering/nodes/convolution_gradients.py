@@ -25,7 +25,7 @@ from weft.compiler.lowering.builder import (
     wide,
     within,
 )
-from weft.compiler.lowering.nodes.convolutions import PLACES, ROWS, Writer, few, products, zeroed
+from weft.compiler.lowering.nodes.convolutions import Writer, few, products, zeroed
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
@@ -33,17 +33,13 @@ from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import Accumulate, For, Let, Statement, Store
 from weft.ir.scalars import Scalar
 
-LANES, CHANNELS = 16, 32
-"""Output and input channels of one task of the gradient of the weights."""
-
-
 # --- the gradient of the input -------------------------------------------------------------------
 
 
 @kernel_of("conv_input_gradient")
 def conv_input_gradient(draft: Draft) -> SingleKernel:
     """Products of weights and cotangents, added to where their patches came from."""
-    return _Backward(draft, -1, 1, 0, PLACES).kernel()
+    return _Backward(draft, -1, 1, 0).kernel()
 
 
 class _Backward(Writer):
@@ -54,7 +50,7 @@ class _Backward(Writer):
 
     def kernel(self) -> SingleKernel:
         sizes = self.sizes
-        self.unit = few(ROWS, sizes.channels)
+        self.unit = few(self.limits.accumulated_rows, sizes.channels)
         self.cotangents = self.memory("cotangents", sizes.outputs * self.columns)
         # rows a little apart, as a power of two would put all of them into the same sets of cache
         self.pitch = sizes.outputs + 16
@@ -168,7 +164,7 @@ class _Backward(Writer):
 @kernel_of("conv_weight_gradient")
 def conv_weight_gradient(draft: Draft) -> SingleKernel:
     """Products of x and cotangents, summed over all places of all images."""
-    return _Weights(draft, 0, -1, 1, 2 * PLACES).kernel()
+    return _Weights(draft, 0, -1, 1, blocks=2).kernel()
 
 
 class _Weights(Writer):
@@ -183,8 +179,8 @@ class _Weights(Writer):
 
     def kernel(self) -> SingleKernel:
         sizes = self.sizes
-        self.lanes, self.unit = LANES, LANES
-        self.deep = few(CHANNELS, sizes.channels)
+        self.lanes, self.unit = self.limits.vector_lanes, self.limits.accumulators
+        self.deep = few(self.limits.weight_gradient_channels, sizes.channels)
         self.places = self.images * self.rows * sizes.rest
         self.frame = self._frame()
         self.depth = -(-(self.deep * sizes.taps) // self.unit) * self.unit

@@ -2,7 +2,7 @@
 
 A task takes a block of output places, of some images or of some rows of one. It copies what the
 kernel's window sees there into scratch memory, so that neighbouring places lie side by side, and
-multiplies it with rows of weights, `ROWS` at a time, places in vectors. So patches are never in
+multiplies it with rows of weights, a few at a time, places in vectors. So patches are never in
 main memory. The order of every sum depends on sizes only.
 
 >>> import weft as wf
@@ -26,6 +26,7 @@ from weft.compiler.lowering.builder import (
     wide,
     within,
 )
+from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import INDEX, int64
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
@@ -33,15 +34,6 @@ from weft.ir import scalars
 from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar
-
-ROWS = 4
-"""Rows of weights that one pass over a block multiplies: with four vectors, 16 accumulators."""
-PLACES = 256
-"""About how many output places a block has."""
-FEWEST, TASKS = 64, 8
-"""Places that a block has at least, and tasks that there should be if the images are so many."""
-CACHED = 1 << 16
-"""Elements of patches that a block may have: a quarter of the second-level cache."""
 
 
 @frozen
@@ -78,16 +70,17 @@ class Geometry:
         """Places in the kernel's window."""
         return size(self.kernel)
 
-    def block(self, places: int) -> tuple[int, Dimension]:
+    def block(self, places: int, limits: LoweringLimits) -> tuple[int, Dimension]:
         """How many images, and how many rows of each, make about so many places."""
         whole, rest = self.places, self.rest
         if not isinstance(whole, int) or not isinstance(rest, int):
             return 1, 1
         if whole > places:
             return 1, max(1, min(places // max(1, rest), int(self.counts[0])))
-        most, least = places // max(1, whole), -(-FEWEST // max(1, whole))
+        most = places // max(1, whole)
+        least = -(-limits.fewest_block_places // max(1, whole))
         if isinstance(self.images, int):
-            most = min(most, max(least, self.images // TASKS))
+            most = min(most, max(least, self.images // limits.convolution_tasks))
         return max(1, most), max(1, int(self.counts[0]))
 
 
@@ -115,10 +108,12 @@ def geometry(draft: Draft, x: int, w: int, y: int) -> Geometry:
 class Writer:
     """What the three kernels share: the loops of a block, and places in x and y."""
 
-    def __init__(self, draft: Draft, x: int, w: int, y: int, places: int) -> None:
-        self.draft = draft
+    def __init__(self, draft: Draft, x: int, w: int, y: int, blocks: int = 1) -> None:
+        """A block has the places of so many usual ones."""
+        self.draft, self.limits = draft, draft.limits
         self.sizes = geometry(draft, x, w, y)
-        self.images, self.rows = self.sizes.block(places)
+        places = blocks * draft.limits.convolution_block_places
+        self.images, self.rows = self.sizes.block(places, draft.limits)
         buffers = (*draft.operands, draft.result)
         self.x, self.w, self.y = buffers[x], buffers[w], buffers[y]
         self.dtype = computed(draft.result.dtype)
@@ -231,7 +226,7 @@ def few(rows: int, dim: Dimension) -> int:
 @kernel_of("conv")
 def conv(draft: Draft) -> SingleKernel:
     """Patches of x times weights."""
-    return _Forward(draft, 0, 1, -1, PLACES).kernel()
+    return _Forward(draft, 0, 1, -1).kernel()
 
 
 class _Forward(Writer):
@@ -239,7 +234,7 @@ class _Forward(Writer):
 
     def kernel(self) -> SingleKernel:
         sizes, columns = self.sizes, self.columns
-        self.unit = few(ROWS, sizes.outputs)
+        self.unit = few(self.limits.accumulated_rows, sizes.outputs)
         self.deep = self._deep()
         self.patches = self.memory("patches", self.deep * sizes.taps * columns)
         rows = -(-sizes.outputs // self.unit) * self.unit
@@ -259,9 +254,8 @@ class _Forward(Writer):
     def _deep(self) -> int:
         """How many channels' patches stay cached."""
         each = self.columns * self.sizes.taps
-        return few(
-            max(1, CACHED // max(1, each)) if isinstance(each, int) else 1, self.sizes.channels
-        )
+        most = self.limits.patch_elements // max(1, each) if isinstance(each, int) else 1
+        return few(max(1, most), self.sizes.channels)
 
     at_image = scalars.local("at_image", INDEX)
     at_row = scalars.local("at_row", INDEX)

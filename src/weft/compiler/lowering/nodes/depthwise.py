@@ -23,11 +23,6 @@ from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import Accumulate, For, Let, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar
 
-LANES = 16
-"""Channels of a task of the gradient of the weights."""
-MOST = 49
-"""Taps up to which a window is written out."""
-
 
 @kernel_of("conv_last")
 def conv_last(draft: Draft) -> SingleKernel | None:
@@ -56,7 +51,8 @@ def _alone(draft: Draft) -> Sizes | None:
     if sizes is None or not draft.result.dtype.is_floating:
         return None
     alone = sizes.groups > 1 and sizes.channels == sizes.outputs == 1
-    return sizes if alone and sizes.taps <= MOST else None
+    few = sizes.taps <= draft.limits.unrolled_depthwise_taps
+    return sizes if alone and few else None
 
 
 class _Writer:
@@ -144,8 +140,9 @@ class _Weights(_Writer):
     def kernel(self) -> SingleKernel:
         s, draft = self.sizes, self.draft
         x, y = draft.operands
+        lanes = draft.limits.vector_lanes  # channels of a task
         block, lane = scalars.index("block"), scalars.index("lane")
-        self.channel = block * LANES + lane
+        self.channel = block * lanes + lane
         loops = [(self.image, draft.extent(s.images)), *self.loops(s.counts)]
         at = [index for index, _ in loops[1:]]
         given = y[self.of(at, s.counts)]
@@ -162,7 +159,7 @@ class _Weights(_Writer):
         stores = [
             Store(draft.result, self.channel * s.taps + k, value) for k, value in enumerate(values)
         ]
-        many = scalars.minimum(scalars.const(LANES, INDEX), draft.extent(s.groups) - block * LANES)
+        many = scalars.minimum(scalars.const(lanes, INDEX), draft.extent(s.groups) - block * lanes)
         inner = For(lane, many, (*body, *stores), "vector")
-        outer = For(block, draft.extent(-(-s.groups // LANES)), (inner,), "parallel")
+        outer = For(block, draft.extent(-(-s.groups // lanes)), (inner,), "parallel")
         return draft.kernel((outer,), self.work())

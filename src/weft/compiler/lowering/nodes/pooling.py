@@ -34,16 +34,13 @@ from weft.ir.affine_index import strides as contiguous
 from weft.ir.loops import For, Let, Scratch, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
 
-MOST = 64
-"""Taps up to which a window is written out."""
-
 
 @kernel_of("window_max_gradient")
 def window_max_gradient(draft: Draft) -> SingleKernel | None:
     """What goes before the windows is divided over threads; channels are in vectors."""
     params = draft.params
-    window = params["window"]
-    if window[-1] != 1 or not is_static(window) or int(size(window)) > MOST:
+    window, most = params["window"], draft.limits.unrolled_window_taps
+    if window[-1] != 1 or not is_static(window) or int(size(window)) > most:
         return None
     return _Gradient(draft).kernel()
 

@@ -41,8 +41,6 @@ from weft.ir.loops import Scratch, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
 
 Combine = Callable[[Scalar, Scalar], Scalar]
-BLOCK = 64
-"""Elements of a row that one iteration of a divided loop takes: a line of cache and more."""
 
 
 @kernel_of("scatter")
@@ -93,7 +91,7 @@ def _scattered(draft: Draft, combine: Combine) -> Singles:
     found = places(draft, 2, rows, checked=False)
     body = _Updates(draft, combine, found, draft.result).divided(rest)
     update = draft.update(body, size(draft.shape(1)))
-    checked = check(Draft(draft.node, draft.producers, draft.error), 2)
+    checked = check(Draft(draft.node, draft.producers, draft.error, draft.limits), 2)
     return (update,) if checked is None else (checked, update)
 
 
@@ -131,8 +129,9 @@ class _Updates:
             step = loops[0][0] * self.draft.extent(self.draft.strides(0)[batch])
             whole = _Part([batch], [], step, ZERO)
             return nest(loops[:1], self.body(whole, rest, loops[1:]), vector=False)
-        if len(rest.loops) == 1 and _is_long(rest.loops[0][1]):
-            block, part = _blocked(rest)
+        most = self.draft.limits.scatter_block_elements
+        if len(rest.loops) == 1 and _is_long(rest.loops[0][1], most):
+            block, part = _blocked(rest, most)
             return nest([block], self.body(part, part, loops), vector=False)
         if len(rest.loops) > 1:
             part = replace(rest, loops=rest.loops[1:])
@@ -187,17 +186,17 @@ class _Total(_Updates):
         return nest([*heads, *part.loops], (store,), parallel=False)
 
 
-def _is_long(extent: Scalar) -> bool:
-    return extent.op != "const" or extent.detail >= BLOCK
+def _is_long(extent: Scalar, most: int) -> bool:
+    return extent.op != "const" or extent.detail >= most
 
 
-def _blocked(rest: _Part) -> tuple[Loop, _Part]:
-    """A row cut into blocks: the loop over them, and one of them."""
+def _blocked(rest: _Part, most: int) -> tuple[Loop, _Part]:
+    """A row cut into blocks of so many elements: the loop over them, and one of them."""
     (index, extent), block = rest.loops[0], scalars.index("block")
-    start = block * BLOCK
-    part = (index, scalars.minimum(scalars.const(BLOCK, INDEX), extent - start))
+    start = block * most
+    part = (index, scalars.minimum(scalars.const(most, INDEX), extent - start))
     moved = [moved_by(offset, index, start) for offset in (rest.offset, rest.update)]
-    return (block, (extent + (BLOCK - 1)) // BLOCK), _Part(rest.fixed, [part], *moved)
+    return (block, (extent + (most - 1)) // most), _Part(rest.fixed, [part], *moved)
 
 
 def moved_by(offset: Scalar, index: Scalar, start: Scalar) -> Scalar:

@@ -35,9 +35,6 @@ from weft.ir.affine_index import strides
 from weft.ir.loops import Accumulate, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Combine, Scalar
 
-WRITTEN = 64
-"""Taps up to which a window is written out."""
-
 
 class _Windows:
     """The loops over windows, and what a tap of one sees."""
@@ -66,7 +63,8 @@ class _Windows:
 
     def small(self) -> bool:
         """Whether a window can be written out."""
-        return is_static(self.window) and int(size(self.window)) <= WRITTEN
+        most = self.draft.limits.unrolled_window_taps
+        return is_static(self.window) and int(size(self.window)) <= most
 
     def at(self, tap: Sequence[Scalar]) -> tuple[Scalar, Scalar | None]:
         """Where a tap of the window is, counted through the last axes; whether it is inside."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
-from weft.compiler.plan.launch import ROW, Kind, Launch, Sizes, one, static, substitute_all
+from weft.compiler.graph_passes.graph_pass import Pass
+from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static, substitute_all
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import begin, environment
@@ -23,15 +25,18 @@ from weft.compiler.targets.cpu.cache.program_store import stored
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
-from weft.compiler.targets.cpu.products.forms import PANEL, Product, arranged, product_of
-from weft.compiler.targets.cpu.products.low_precision import shortened, wide_launches
+from weft.compiler.targets.cpu.products.forms import PANEL, Product, arrange_products, product_of
+from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches
 from weft.compiler.targets.cpu.products.tile_plans import TUNER
 from weft.compiler.targets.cpu.products.tuning import tuned
+from weft.compiler.targets.cpu.runtime.entry_points import entries
+from weft.compiler.targets.cpu.runtime.launch_timing import watched_launches
 from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import sort_launches
-from weft.compiler.targets.target import Executable
+from weft.compiler.targets.limits import Limits
+from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 from weft.ops.contraction import dot
@@ -44,6 +49,11 @@ class CpuTarget:
     """This computer's processor."""
 
     name = "cpu"
+    limits = Limits()
+    passes = (
+        Pass("short products", shorten_products, "those that the machine has instructions for"),
+        Pass("product operands", arrange_products, "on what is left: as native products take them"),
+    )
 
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""
@@ -52,10 +62,6 @@ class CpuTarget:
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
         return convolutions.is_native(node)
-
-    def arrange(self, graph: Graph) -> Graph:
-        """See `Target`: products of 16-bit floats by their instructions, then operands' order."""
-        return arranged(shortened(graph))
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
@@ -97,6 +103,15 @@ class CpuTarget:
         """See `Target`."""
         return stored(digest, compiled)
 
+    def watch(self, observe: Observer) -> AbstractContextManager[None]:
+        """See `Target`."""
+        return watched_launches(observe)
+
+    def memory_comparison(self) -> Callable[[Array], bool] | None:
+        """See `Target`."""
+        functions = entries()
+        return None if functions is None else functions.same
+
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """See `Target`."""
         return assembly(kernels)
@@ -131,7 +146,7 @@ def _weighed_products(
         return PANEL_CHUNKS * math.prod(shape) * 2 / PANEL
 
     def copying(sizes: Sizes) -> float:
-        return substitute_all(node.operands[1].type.size, sizes) / ROW
+        return substitute_all(node.operands[1].type.size, sizes) / CPU.limits.plan.chunk_operations
 
     return [_weighed(each, copying if each.kind is Kind.PACK else work) for each in launches]
 
@@ -141,7 +156,7 @@ def _weighed_convolution(launch: Launch, node: GraphNode) -> Launch:
         return PANEL_CHUNKS * convolutions.flops(node, sizes) / PANEL
 
     def copying(sizes: Sizes) -> float:
-        return substitute_all(launch.values[0].type.size, sizes) / ROW
+        return substitute_all(launch.values[0].type.size, sizes) / CPU.limits.plan.chunk_operations
 
     return _weighed(launch, work if launch.kind is Kind.CONVOLUTION else copying)
 

@@ -6,7 +6,9 @@ value that is read before it is written is seen in the results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from weft.compiler.plan.interpreting import NoSuchBranch, run_control
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, bytes_of, static
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
-from weft.compiler.targets.target import Donation
+from weft.compiler.targets.target import Donation, Observer, Span
 from weft.core.errors import UnsupportedError
 from weft.ir.graph import GraphNode, Literal
 from weft.ir.loop_reference import run_reference
@@ -23,6 +25,20 @@ from weft.ir.loops import Kernel
 Array = np.ndarray[Any, Any]
 UNWRITTEN = 0xFF
 """What memory is filled with: NaN, in floating-point numbers of any width."""
+
+
+OBSERVERS: list[Observer] = []
+"""What is told of every run; see `watched_launches`."""
+
+
+@contextmanager
+def watched_launches(observe: Observer) -> Iterator[None]:
+    """See `Target`: inside, every run is timed launch by launch."""
+    OBSERVERS.append(observe)
+    try:
+        yield
+    finally:
+        OBSERVERS.remove(observe)
 
 
 class PlainExecutable:
@@ -47,9 +63,15 @@ class PlainExecutable:
         inputs = [_bytes(array) for array in arrays]
         given = {graph.outputs[output]: arrays[place] for output, place in donated}
         run = _Run(self.plan, sizes, inputs, {v: _bytes(a) for v, a in given.items()})
+        spans: list[Span] = []
+        try:
+            made = run.outputs(spans)
+        finally:
+            for observe in OBSERVERS:
+                observe(self.plan, sizes, spans)
         outputs = [
             given[atom] if atom in given else _typed(data, atom, sizes)
-            for atom, data in zip(graph.outputs, run.outputs(), strict=True)
+            for atom, data in zip(graph.outputs, made, strict=True)
         ]
         if finished is not None:
             finished += outputs
@@ -80,10 +102,14 @@ class _Run:
         self.held |= given or {}
         self.held[plan.error] = self.error.view(np.uint8)
 
-    def outputs(self) -> list[Array]:
-        """The bytes of the outputs, once all launches have run."""
+    def outputs(self, spans: list[Span]) -> list[Array]:
+        """The bytes of the outputs, once all launches have run, each with its time."""
         for launch in self.plan.launches:
-            self.launch(launch)
+            start = perf_counter_ns()
+            try:
+                self.launch(launch)
+            finally:
+                spans.append((start, perf_counter_ns()))
         return [self.data(atom).copy() for atom in self.plan.graph.outputs]
 
     def data(self, value: Value) -> Array:
@@ -148,7 +174,7 @@ class _Run:
         form, node = launch.nested.form, launch.nested.node
 
         def run(number: int, inputs: list[Array]) -> list[Array]:
-            return _Run(form.plans[number], self.sizes, inputs).outputs()
+            return _Run(form.plans[number], self.sizes, inputs).outputs([])
 
         operands = [self.data(atom).copy() for atom in node.operands]
         try:

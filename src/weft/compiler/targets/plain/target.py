@@ -14,11 +14,13 @@ their reference. So it shows what a target must have at least, and tests compare
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
-from weft.compiler.targets.plain.executable import PlainExecutable
-from weft.compiler.targets.target import Executable
+from weft.compiler.targets.limits import Limits
+from weft.compiler.targets.plain.executable import PlainExecutable, watched_launches
+from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
@@ -27,6 +29,9 @@ class PlainTarget:
     """A machine that knows the loop language, and nothing else."""
 
     name = "plain"
+    limits = Limits()
+    """Those of a processor: a plan for this target is then cut as its plans are."""
+    passes = ()
 
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""
@@ -35,10 +40,6 @@ class PlainTarget:
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
         return False
-
-    def arrange(self, graph: Graph) -> Graph:
-        """See `Target`."""
-        return graph
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
@@ -64,6 +65,14 @@ class PlainTarget:
     def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`: nothing is stored."""
         return compiled()
+
+    def watch(self, observe: Observer) -> AbstractContextManager[None]:
+        """See `Target`."""
+        return watched_launches(observe)
+
+    def memory_comparison(self) -> Callable[[Array], bool] | None:
+        """See `Target`: nothing here is native."""
+        return None
 
     def listing(self, kernels: Sequence[Kernel]) -> str:
         """See `Target`: the kernels themselves."""

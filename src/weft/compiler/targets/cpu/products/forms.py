@@ -14,6 +14,7 @@ them (low_precision.py); operands in another order are transposed before.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,6 +47,7 @@ from weft.core.dtypes import (
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, size, substitute
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.walking import Tally
 from weft.ops.contraction import free_axes
 from weft.ops.conversion import convert
 from weft.ops.movement import transpose
@@ -121,9 +123,13 @@ def _turned(
     return True if rest == (inner + free if inner_last else free + inner) else None
 
 
-def arranged(graph: Graph) -> Graph:
+def arrange_products(graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph with products as native ones take them: transposed, and of wide floats."""
     nodes = [each for node in graph.nodes for each in _native(node)]
+    if tally is not None:
+        added = Counter(node.primitive.name for node in nodes)
+        added.subtract(node.primitive.name for node in graph.nodes)
+        tally.update(+added)
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
 
 

@@ -42,6 +42,7 @@ from weft.core.shapes import Dimension, size
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import Primitive, Sample
+from weft.ir.walking import Tally
 from weft.ops.contraction import Axes, dot, free_axes
 from weft.ops.conversion import convert
 
@@ -98,14 +99,17 @@ dot_wide = Primitive(
 # --- programs ------------------------------------------------------------------------------------
 
 
-def shortened(graph: Graph) -> Graph:
+def shorten_products(graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph with products of short elements as such, where the machine multiplies them."""
     if all(node.primitive is not dot for node in graph.nodes):
         return graph
     producer = {result: node for node in graph.nodes for result in node.results}
     nodes = [each for node in graph.nodes for each in _Site(node, producer).nodes()]
-    if all(node.primitive is not dot_wide for node in nodes):
+    count = sum(node.primitive is dot_wide for node in nodes)
+    if count == 0:
         return graph
+    if tally is not None:
+        tally["product of short elements"] += count
     made = Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
     return remove_dead_code(made, None)  # conversions that no product reads any more
 

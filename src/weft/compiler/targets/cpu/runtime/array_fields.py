@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from weft.core.records import frozen
+from weft.runtime.object_words import places
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
 
 
 @frozen
@@ -50,16 +50,6 @@ class Fields:
 
 def _words(address: int, count: int) -> list[int]:
     return list((ctypes.c_int64 * count).from_address(address))
-
-
-def places(objects: Sequence[T], word: Any, wanted: Callable[[T], int]) -> list[int]:
-    """How many bytes into each of some objects of a class a word has the value wanted."""
-    size = ctypes.sizeof(word)
-    return [
-        at
-        for at in range(0, type(objects[0]).__basicsize__ - size + 1, size)
-        if all(word.from_address(id(x) + at).value == wanted(x) for x in objects)
-    ]
 
 
 @cache

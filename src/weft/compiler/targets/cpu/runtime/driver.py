@@ -54,7 +54,7 @@ class Run(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Runs programs in the driver's place; see `profiling` and `checking`."""
+    """Runs programs in the driver's place; see `launch_timing` and `checking`."""
 
     every_launch: bool
     """Whether launches whose results are there from an earlier run are run all the same."""

@@ -6,6 +6,7 @@ the form of the interpreter's own ones. They ask the interpreter through its sta
 read fields whose places were looked up (`array_fields.py`). Elsewhere Python does it.
 
 >>> import numpy as np
+>>> from weft.runtime.object_words import END
 >>> held = [1.5, "a"]
 >>> table = np.array([LIST, id(held), 2, *map(id, held), END])
 >>> entries().same(table), held.append(2), entries().same(table)
@@ -26,13 +27,12 @@ from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.runtime.array_fields import fields
 from weft.core.records import frozen
 from weft.core.settings import settings
+from weft.runtime.object_words import DICT, LIST, WORD
 
 Array = np.ndarray[Any, Any]
 BLOCK = ("calls", "count", "addresses", "error", "parallel_for", "slots", "execute", "ended")
 """The words of what a launch is given: the driver's arguments, where the addresses of the arrays
 stand in its table, the driver, and how far it came."""
-END, WORD, DICT, LIST = 0, 1, 2, 3
-"""What stands first in each part of a table of `same`: nothing more, a word, a container."""
 _FUNCTIONS = (
     "Py_IncRef", "PyEval_SaveThread", "PyEval_RestoreThread",
     "PyDict_Size", "PyDict_Next", "PyList_Size", "PyList_GetItem",
@@ -229,8 +229,7 @@ class Entries:
     """`launch(block, *arrays)` runs a program: False if an array is none, or not contiguous, and
     nothing was run; None if the program has reported an error."""
     same: Callable[[Array], bool]
-    """Whether all is as a table says. A word is followed by its address and what it must hold, a
-    container by its address, how many items it has, and their addresses."""
+    """Whether all is as a table says; see `weft.runtime.object_words`."""
 
 
 class _Method(ctypes.Structure):

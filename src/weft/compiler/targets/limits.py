@@ -1,0 +1,177 @@
+"""What a machine is good at, as numbers: sizes from which something pays, tiles, and rates.
+
+Every stage that decides by such a number reads it from the limits of the target it is given, in
+the record that bears the stage's name. The defaults were measured on a core with vectors of 16
+floats, 32 vector registers and 1 MiB of second-level cache; a target gives others where it has
+them. What depends on no machine (rounding, formats, bounds on the compiler's own work) stands in
+the stage that uses it, and says so.
+
+>>> from dataclasses import replace
+>>> short = replace(Limits(), fusion=FusionLimits(expression_operations=20))
+>>> short.fusion.expression_operations, short.plan == Limits().plan
+(20, True)
+"""
+
+from __future__ import annotations
+
+from weft.core.records import frozen
+
+__all__ = ["FusionLimits", "Limits", "LoweringLimits", "PassLimits", "PlanLimits", "Rates"]
+
+
+@frozen
+class PassLimits:
+    """From which sizes a rewrite of the graph pays; read by `graph_passes`."""
+
+    attention_queries: int = 64
+    """Queries from which the primitive `attention` stays one; with fewer it becomes products."""
+    recognized_queries: int = 128
+    """Queries from which attention that is written as products becomes the primitive; twice as many
+    where no key is hidden by its place, as then no block of keys can be left out."""
+    mask_operations: int = 24
+    """Operations up to which a mask is computed for each head, and not once and then read."""
+    lookups_per_row: int = 2
+    """How many times each row of a table is looked up, on average, for the table to be multiplied
+    in place of the rows."""
+    divided_sum_elements: int = 32 * 1024
+    """Elements from which a sum over everything is made row by row, which threads divide."""
+    divided_sum_rows: int = 8
+    """Rows that such a sum has at least: fewer do not fill the threads."""
+    step_product_growth: int = 8
+    """How many times as large as its operand the product over all steps of a loop may be: what it
+    saves is lost again where it no longer fits the cache."""
+    tall_product_rows: int = 1024
+    """Rows from which a product is as fast in each step of a loop as over all steps at once."""
+
+
+@frozen
+class FusionLimits:
+    """What is computed in one kernel; read by `fusion`."""
+
+    recomputed_operations: int = 4
+    """Operations up to which a value is computed again by each reader, which is cheaper than to
+    write and read it."""
+    cached_distance: int = 16
+    """Nodes between the readers of an elementary function's value up to which it is kept: it is
+    then still in cache."""
+    expression_operations: int = 60
+    """Operations of an expression before its parts are stored: more do not fit the registers."""
+    kernel_weight: int = 1024
+    """How much one kernel may hold, in operations (elementary functions count more): the code
+    generator takes more than twice the time for twice the code."""
+    undivided_sum_elements: int = 16 * 1024
+    """Elements of a loop that may share a kernel with a sum over all of them; threads cannot
+    divide such a kernel."""
+    divided_join_elements: int = 4096
+    """Elements from which a join is stored part by part, so that no element asks where it lies."""
+    divided_join_parts: int = 16
+    """Parts of such a join at most: each is a loop with a cost of its own."""
+    chunk_rows: int = 16
+    """Rows of a chunk in which columns are summed, where they come out even."""
+    fewest_chunk_rows: int = 8
+    """Rows of a chunk at least: fewer write as much as they save."""
+    most_chunk_rows: int = 64
+    """Rows of a chunk at most: more leave too few chunks for the threads."""
+    chunked_rows: int = 64
+    """Rows from which sums over them are made in chunks."""
+    chunked_columns: int = 16
+    """Columns from which they are: fewer are no work, and no vector."""
+
+
+@frozen
+class LoweringLimits:
+    """Tiles and unrolled loops of kernels; read by `lowering`."""
+
+    vector_lanes: int = 16
+    """Floats in the widest vector register."""
+    accumulators: int = 16
+    """Vector registers that one pass adds to; the others hold operands."""
+    accumulated_rows: int = 4
+    """Rows that a product multiplies at a time: by four vectors of columns, all accumulators."""
+    held_row_bytes: int = 256 * 1024
+    """Bytes of a row up to which it is kept in scratch memory, which should stay in cache."""
+    product_block: int = 128
+    """Rows, and columns, of one task of a product."""
+    attention_block_queries: int = 64
+    """Queries of one task of attention, at most."""
+    causal_block_queries: int = 32
+    """The same where later keys are hidden: a task multiplies up to the last key of any query."""
+    attention_block_keys: int = 64
+    """Keys whose scores are in scratch memory at a time."""
+    divided_heads: int = 8
+    """Heads, of all batches, from which a task of attention's gradient takes a whole one."""
+    divided_head_key_blocks: int = 4
+    """Blocks of keys that a task takes where there are fewer heads."""
+    convolution_block_places: int = 256
+    """About how many output places one task of a convolution has."""
+    fewest_block_places: int = 64
+    """Output places that it has at least."""
+    convolution_tasks: int = 8
+    """Tasks that there should be, to fill the threads, if the images are so many."""
+    patch_elements: int = 1 << 16
+    """Elements of patches that one task copies at a time: a quarter of the second-level cache."""
+    weight_gradient_channels: int = 32
+    """Input channels of one task of the gradient of a convolution's weights."""
+    unrolled_depthwise_taps: int = 49
+    """Taps up to which the window of a depthwise convolution is written out."""
+    unrolled_window_taps: int = 64
+    """Taps up to which the window of a pooling is written out."""
+    scatter_block_elements: int = 64
+    """Elements of a row that one iteration of a divided scatter takes: a cache line and more."""
+    random_word_operations: int = 8
+    """Element operations that take as long as one random word."""
+
+
+@frozen
+class PlanLimits:
+    """Chunks, blocks of rows and groups of launches; read by `plan`."""
+
+    chunk_operations: int = 32 * 1024
+    """About how many element operations one chunk of a divided launch is."""
+    step_chunk_operations: int = 4096
+    """The same in the steps of a loop, between which threads do not go to sleep."""
+    filling_chunks: float = 64.0
+    """Chunks from which a launch fills all threads alone."""
+    row_block_bytes: int = 384 * 1024
+    """Bytes of a block of rows that fused launches pass on to each other in cache."""
+    row_blocks: int = 16
+    """Blocks that rows are cut into where no product asks for more."""
+    fewest_block_rows: int = 24
+    """Rows of a block, at least."""
+    most_rounded_rows: int = 96
+    """Rows up to which a block is rounded to whole tiles."""
+    tile_rows: int = 6
+    """Rows of a product's tile in registers."""
+    most_iteration_rows: int = 256
+    """Rows that one iteration of a fused launch may have."""
+    fused_launches: int = 6
+    """Launches that one product is fused with, at most: each wants its rows in cache."""
+    cache_line_bytes: int = 64
+    """What values in scratch memory are aligned to."""
+
+
+@frozen
+class Rates:
+    """About what one core does in a second; `memory_budget` weighs what to compute again."""
+
+    product_operations: float = 7e10
+    """Operations of products and convolutions."""
+    attention_operations: float = 5.5e10
+    """Operations of attention, of which a causal one has half."""
+    element_operations: float = 1e10
+    """Element-wise operations."""
+    memory_bytes: float = 6e9
+    """Bytes that are read or written."""
+    loop_operations: float = 1e9
+    """Operations of products that a loop or a choice is taken for, beside what it holds."""
+
+
+@frozen
+class Limits:
+    """All limits of a machine, by the stage that reads them."""
+
+    passes: PassLimits = PassLimits()
+    fusion: FusionLimits = FusionLimits()
+    lowering: LoweringLimits = LoweringLimits()
+    plan: PlanLimits = PlanLimits()
+    rates: Rates = Rates()
