@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from math import prod
 
 from weft.compiler.lowering.convolution_sizes import Sizes as ConvolutionSizes
-from weft.compiler.lowering.convolution_sizes import node_sizes
+from weft.compiler.lowering.convolution_sizes import node_sizes, sizes_of
+from weft.compiler.lowering.nodes.depthwise import is_alone
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered, plans, winograd_select
@@ -24,7 +25,7 @@ from weft.compiler.targets.cpu.convolution.plans import Plan, WeightPlan
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
-from weft.core.shapes import Dimension, substitute
+from weft.core.shapes import Dimension, Shape, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
 
@@ -58,8 +59,15 @@ def is_native(node: GraphNode) -> bool:
         return False
     if node.primitive.name != "conv_weight_gradient":
         return True
+    shapes = [_with_last(a.shape), node.results[0].type.shape, _with_last(b.shape)]
+    sizes = sizes_of(*shapes, node.params)
     dtype = float64 if a.dtype is float64 else float32
-    return _has_whole_vectors(b.shape[1] // node.params["groups"], dtype)
+    return sizes is not None and (is_alone(sizes) or _has_whole_vectors(sizes.outputs, dtype))
+
+
+def _with_last(shape: Shape) -> Shape:
+    """A shape with its channels last."""
+    return (shape[0], *shape[2:], shape[1])
 
 
 def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
