@@ -238,16 +238,16 @@ def _widened(got: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _factors(got: dict[str, Array], kept: float) -> Any:
-    """What probabilities are multiplied by, [..., shared, group, i, j]: 0, or 1 / kept."""
+def _dropped(x: Array, got: dict[str, Array], kept: float) -> Array:
+    """Powers, or their cotangents, with dropout: [..., shared, group, i, j]."""
     if kept >= 1:
-        return 1
+        return x
     q, k, key, data = (got[name] for name in ("q", "k", "key", "data"))
     shape = scores_shape(q.shape, k.shape)[data.ndim :]
     params = {"shape": shape, "dtype": uint32, "domain": DRAW}
     high = random_bits.reference(key, data, **params) >> np.uint32(8)
     stays = _in_groups(high.astype(np.float32) * np.float32(2**-24) < np.float32(kept), k.shape[-3])
-    return np.where(stays, q.dtype.type(1 / kept) if kept else 0, q.dtype.type(0))
+    return np.where(stays, x * q.dtype.type(1 / kept if kept else 0), q.dtype.type(0))
 
 
 def _attention(
@@ -263,7 +263,8 @@ def _attention(
         total = powers.sum(axis=-1)
         lse = np.where(np.isneginf(top), -np.inf, top + np.log(total))
         safe = np.where(total == 0, 1, total) if guarded or not k.shape[-2] else total
-        out = powers / safe[..., None] * _factors(got, kept) @ v[..., None, :, :]
+        # divided last: where scores are no numbers nor is the result, whatever is dropped
+        out = _dropped(powers, got, kept) @ v[..., None, :, :] / safe[..., None]
     out = out.reshape(*shape[:-1], v.shape[-1]).astype(dtype, copy=False)
     return out, lse.reshape(shape[:-1]).astype(q.dtype, copy=False)
 
@@ -278,13 +279,13 @@ def _attention_gradient(
     q, ct = _in_groups(got["q"], shared), _in_groups(got["ct"], shared)
     lse, delta = (_in_groups(got[name][..., None], shared) for name in ("lse", "delta"))
     with np.errstate(all="ignore"):
-        factor = _factors(got, kept)
         scores = _scores(q, k, got.get("mask"), offset, scale)
         powers = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
-        moved = powers * (ct @ _turned(v) * factor - delta) * q.dtype.type(scale)
+        back = _dropped(ct @ _turned(v), got, kept)
+        moved = powers * (back - delta) * q.dtype.type(scale)
         dq = (moved @ k[..., None, :, :]).reshape(shape)
         dk = (moved.swapaxes(-1, -2) @ q).sum(axis=-3)
-        dv = ((powers * factor).swapaxes(-1, -2) @ ct).sum(axis=-3)
+        dv = (_dropped(powers, got, kept).swapaxes(-1, -2) @ ct).sum(axis=-3)
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 
@@ -367,8 +368,8 @@ def plain_attention(
     empty = equal(total, 0.0)
     some = where(empty, 1.0, total)
     lse = where(empty, -np.inf, _or_zero(top) + log(some))
-    weights = plain.dropped(powers / _rows(some if guarded else total))
-    out = plain.ungrouped(plain.product(plain.grouped(weights), plain.v, 1, 0))
+    weighted = plain.product(plain.grouped(plain.dropped(powers)), plain.v, 1, 0)
+    out = plain.ungrouped(weighted) / _rows(some if guarded else total)
     return convert_to(out, q.dtype), lse
 
 
