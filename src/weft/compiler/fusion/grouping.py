@@ -160,11 +160,9 @@ class Group:
                 continue
             if member.part is not None:
                 return False
-            row = self.per_row(member)
-            own = whole[: len(self.outer)] if row else whole
+            # a root of one value per row has the loops of rows only, so it cannot be at a place
+            own = whole[: len(self.outer)] if self.per_row(member) else whole
             if tuple(i for i in index if i != Affine()) != own:
-                return False
-            if not row and self.per_row(root) and not root.is_reduction:
                 return False
         return True
 
@@ -281,13 +279,12 @@ class _Grouping:
     def _parts(self, node: GraphNode) -> Iterator[Root]:
         """The parts of a join, each a root that is stored at its place."""
         whole, axis = node.results[0], node.params["axis"]
-        count = sum(operand.type.size != 0 for operand in node.operands)
         start: Dimension = 0
-        for operand in node.operands:
+        for operand in node.operands:  # passes have left out those without elements
             same = Variable(operand.type)
             copy = GraphNode(stopped, (operand,), {}, (same,), node.location)
-            if operand.type.size != 0:
-                yield replace(self._root(copy), part=Part(whole, axis, start, count))
+            part = Part(whole, axis, start, len(node.operands))
+            yield replace(self._root(copy), part=part)
             start = start + operand.type.shape[axis]
 
     def _raise_floor(self, node: GraphNode, position: int) -> None:

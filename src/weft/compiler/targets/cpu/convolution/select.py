@@ -76,9 +76,10 @@ def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
 
 
 def flops(node: GraphNode, sizes: Sizes) -> int:
-    """The floating-point operations of a convolution."""
+    """The floating-point operations of a convolution that has launches."""
     found = node_sizes(node)
-    return 0 if found is None else int(substitute(found.flops, dict(sizes)))
+    assert found is not None
+    return int(substitute(found.flops, dict(sizes)))
 
 
 class _Direct:
