@@ -41,6 +41,9 @@ LONGEST = 60
 """How many operations an expression may have before its parts become roots."""
 DEEPEST = 120
 """How deep an expression may be, with operations that only move elements."""
+NESTED = 4
+"""How many joins may lie within each other: each reads its parts under conditions of their own, so
+that what is written doubles with every one."""
 LARGEST = 1024
 """How much a kernel may hold: what LLVM does takes more than twice the time for twice the code."""
 LOOP = 4
@@ -205,6 +208,8 @@ class _Grouping:
         self.weights: dict[Atom, int] = {}
         """How much the expressions of values hold that are not stored."""
         self.depths: dict[Atom, int] = {}
+        self.nested: dict[Atom, int] = {}
+        """How many joins lie within each other in expressions of values that are not stored."""
         self.near: dict[Atom, dict[int, None]] = {}
         """The groups, by place, that read a value of many elements, or make one."""
         self.last_read = {a: place for place, n in enumerate(graph.nodes) for a in n.operands}
@@ -327,6 +332,8 @@ class _Grouping:
         own = 1 if node.primitive.broadcasts else 0
         total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
         depth = 1 + max([self.depths.get(atom, 0) for atom in node.operands], default=0)
+        inner = max([self.nested.get(atom, 0) for atom in node.operands], default=0)
+        nested = inner + (node.primitive is concatenate)
         readers = self.readers.get(variable, 0)
         dear = is_function(node) or any(atom in self.dear for atom in node.operands)
         near = self.last_read.get(variable, place) - place <= NEAR
@@ -336,8 +343,11 @@ class _Grouping:
             stored[variable] = f"an expression of {total} operations, the most are {LONGEST}"
         elif depth > DEEPEST:
             stored[variable] = f"an expression {depth} operations deep, the most are {DEEPEST}"
+        elif nested > NESTED:
+            stored[variable] = f"{nested} joins within each other, the most are {NESTED}"
         else:
             cost[variable], self.depths[variable] = total, depth
+            self.nested[variable] = nested
             self.weights[variable] = self._weight(node)
             self.dear.update([variable] if dear else ())
 
