@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.fuzz import coverage, workers
@@ -16,6 +19,8 @@ from tests.fuzz.minimise import minimise
 from tests.fuzz.program import Input, Program, Step
 from tests.fuzz.sizes import thresholds
 
+import weft as wf
+from weft.compiler.targets.cpu.machine import LEVELS, machine_named
 from weft.ir.primitive import PRIMITIVES
 
 pytestmark = pytest.mark.slow
@@ -51,6 +56,29 @@ def test_the_script_of_a_program_runs() -> None:
 
 def test_sizes_stand_on_both_sides_of_the_thresholds_of_products() -> None:
     assert {16, 48, 64, 192, 256, 320} <= {*thresholds()}
+
+
+def test_random_numbers_of_a_program_are_the_same_in_every_way() -> None:
+    by_number = "wf.random.normal({0}.shape, dtype='float32', key=wf.random.fold_in(K, I)) * 2"
+    by_number = by_number.replace("K", "wf.random.key(3)").replace("I", "wf.sum({0} > 0)")
+    program = chain(
+        "wf.random.dropout({}, 0.3)",
+        by_number,
+        "wf.random.gamma(None, wf.abs({}) + 0.5, dtype='float64').astype('float32')",
+        "wf.random.permutation({})",
+    )
+    for transforms in ((), ("gradients",), ("rematerialised", "gradients")):
+        assert examine(replace(program, transforms=transforms), ("jit", "checked")) is None
+
+
+def test_random_numbers_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = chain("wf.tanh({})", "wf.random.uniform({0}.shape, dtype='float32') + {0}")
+    compiled = wf.jit
+    later = lambda f: compiled(lambda *xs: (wf.random.bits(), f(*xs))[1])  # noqa: E731
+    monkeypatch.setattr(wf, "jit", later)
+    failure = examine(program, ("jit",))
+    assert failure is not None
+    assert (failure.way, failure.what) == ("jit", "differs")
 
 
 # --- faults made on purpose ----------------------------------------------------------------------
@@ -142,3 +170,32 @@ def test_branches_and_launches_are_counted() -> None:
     assert branches
     assert known.issuperset(branches)
     assert "not reached: " in coverage.report(reached)
+
+
+def test_all_patterns_of_what_is_not_expected_name_something() -> None:
+    names = coverage.expected()
+    patterns = [*coverage.ELSEWHERE, *[p for need in coverage.NEEDS for p in need.patterns]]
+    stale = [p for p in patterns if not any(re.match(p, name) for name in names)]
+    assert not stale
+
+
+def test_what_needs_a_feature_is_not_unreached_where_the_machine_lacks_it() -> None:
+    triple = "x86_64-unknown-linux-gnu"
+    lesser, greater = (
+        machine_named(name, triple, LEVELS[name]) for name in ("x86-64-v3", "x86-64-v4")
+    )
+    (branch,) = [name for name in coverage.branches() if "wide is not None: true" in name]
+    assert coverage.missing_feature(branch, lesser) == "AVX-512"
+    assert coverage.missing_feature(branch, greater) is None
+    other = branch.replace(": true", ": false")
+    assert coverage.missing_feature(other, lesser) is None
+
+
+def test_several_runs_reach_together_what_each_of_them_reached(tmp_path: Path) -> None:
+    file = tmp_path / "reached.json"
+    coverage.united(file, Counter({"launch dot": 2}))
+    both = coverage.united(file, Counter({"launch dot": 1, "launch pack": 1}))
+    assert both == {"launch dot": 3, "launch pack": 1}
+    lines = coverage.report(both).splitlines()
+    assert "  not reached: launch dot" not in lines
+    assert "  not reached: launch group" in lines

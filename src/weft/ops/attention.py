@@ -242,17 +242,17 @@ def _in_float32(got: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _factors(got: dict[str, Array], kept: float) -> Any:
-    """What probabilities are multiplied by, [..., shared, group, i, j]: 0, or 1 / kept."""
+def _dropped(x: Array, got: dict[str, Array], kept: float) -> Array:
+    """Powers, or their cotangents, with dropout: [..., shared, group, i, j]."""
     if kept >= 1:
-        return 1
+        return x
     q, k, key, data = (got[name] for name in ("q", "k", "key", "data"))
     shape = scores_shape(q.shape, k.shape)[data.ndim :]
     params = {"shape": shape, "dtype": uint32, "domain": DRAW}
     # 24 bits are what a float32 holds exactly: a uniform number in [0, 1), as `dropout` draws it.
     high = random_bits.reference(key, data, **params) >> np.uint32(8)
     stays = _in_groups(high.astype(np.float32) * np.float32(2**-24) < np.float32(kept), k.shape[-3])
-    return np.where(stays, q.dtype.type(1 / kept) if kept else 0, q.dtype.type(0))
+    return np.where(stays, x * q.dtype.type(1 / kept if kept else 0), q.dtype.type(0))
 
 
 def _attention(
@@ -270,8 +270,9 @@ def _attention(
         total = powers.sum(axis=-1)
         lse = np.where(np.isneginf(top), -np.inf, top + np.log(total))
         safe = np.where(total == 0, 1, total) if guarded or not k.shape[-2] else total
-        # Weights [..., shared, group, queries, keys] times values [..., shared, 1, keys, value].
-        out = powers / safe[..., None] * _factors(got, kept) @ v[..., None, :, :]
+        # [..., shared, group, queries, keys] times values [..., shared, 1, keys, value]; divided
+        # last: where scores are no numbers nor is the result, whatever is dropped
+        out = _dropped(powers, got, kept) @ v[..., None, :, :] / safe[..., None]
     out = out.reshape(*shape[:-1], v.shape[-1]).astype(dtype, copy=False)
     return out, lse.reshape(shape[:-1]).astype(q.dtype, copy=False)
 
@@ -286,16 +287,16 @@ def _attention_gradient(
     q, ct = _in_groups(got["q"], shared), _in_groups(got["ct"], shared)
     lse, delta = (_in_groups(got[name][..., None], shared) for name in ("lse", "delta"))
     with np.errstate(all="ignore"):
-        factor = _factors(got, kept)
         scores = _scores(q, k, got.get("mask"), offset, scale)
         # Probabilities again, [..., shared, group, queries, keys]: softmax(s) = exp(s - lse).
         weights = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
         # The softmax's derivative: p · (dp - Σ dp·p), where the sum is delta.
-        dscores = weights * (ct @ _transpose_keys(v) * factor - delta) * q.dtype.type(scale)
+        back = _dropped(ct @ _transpose_keys(v), got, kept)
+        dscores = weights * (back - delta) * q.dtype.type(scale)
         dq = (dscores @ k[..., None, :, :]).reshape(shape)
         # All query heads of a group add to the one head of keys and values that they share.
         dk = (dscores.swapaxes(-1, -2) @ q).sum(axis=-3)
-        dv = ((weights * factor).swapaxes(-1, -2) @ ct).sum(axis=-3)
+        dv = (_dropped(weights, got, kept).swapaxes(-1, -2) @ ct).sum(axis=-3)
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 
@@ -379,8 +380,8 @@ def plain_attention(
     empty = equal(total, 0.0)
     nonzero_total = where(empty, 1.0, total)
     lse = where(empty, -np.inf, _or_zero(top) + log(nonzero_total))
-    weights = plain.apply_dropout(powers / _rows(nonzero_total if guarded else total))
-    out = plain.ungroup_queries(plain.product(plain.group_queries(weights), plain.v, 1, 0))
+    weighted = plain.product(plain.group_queries(plain.apply_dropout(powers)), plain.v, 1, 0)
+    out = plain.ungroup_queries(weighted) / _rows(nonzero_total if guarded else total)
     return convert_to(out, q.dtype), lse
 
 
