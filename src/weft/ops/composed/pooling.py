@@ -15,6 +15,7 @@ from weft.core.errors import ArgumentError
 from weft.core.shapes import Dimension, is_static
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.composed.convolutions import Sizes, batched, per_axis, sides, unbatched
 from weft.ops.contraction import NONE, dot
@@ -115,6 +116,7 @@ def _max_pool(
     return unbatched(window_pick(tensor, indices, rank), added), unbatched(indices, added)
 
 
+@unit
 def max_pool1d(
     x: Any,
     kernel_size: Sizes,
@@ -137,6 +139,7 @@ def max_pool1d(
     return _max_pool(op, 1, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@unit
 def max_pool2d(
     x: Any,
     kernel_size: Sizes,
@@ -156,6 +159,7 @@ def max_pool2d(
     return _max_pool(op, 2, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@unit
 def max_pool3d(
     x: Any,
     kernel_size: Sizes,
@@ -218,6 +222,7 @@ def _floating(op: str, x: Any) -> Tensor:
     return convert_to(tensor, allowed_dtype(op, tensor.dtype, "inexact", (tensor,)))
 
 
+@unit
 def avg_pool1d(
     x: Any,
     kernel_size: Sizes,
@@ -238,6 +243,7 @@ def avg_pool1d(
     return _avg_pool(op, 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@unit
 def avg_pool2d(
     x: Any,
     kernel_size: Sizes,
@@ -256,6 +262,7 @@ def avg_pool2d(
     return _avg_pool(op, 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@unit
 def avg_pool3d(
     x: Any,
     kernel_size: Sizes,
@@ -336,6 +343,7 @@ def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
     return move_axis(apply(reduce_max, taken, axes=(1,)), 0, axis)
 
 
+@unit
 def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     """The means of as many stretches of equal or nearly equal length as asked for.
 
@@ -346,6 +354,7 @@ def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool1d", 1, x, output_size)
 
 
+@unit
 def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
     """The means of a grid of rectangles; None leaves an axis as it is.
 
@@ -356,6 +365,7 @@ def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool2d", 2, x, output_size)
 
 
+@unit
 def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
     """The means of a grid of boxes; None leaves an axis as it is.
 
@@ -366,6 +376,7 @@ def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool3d", 3, x, output_size)
 
 
+@unit
 def adaptive_max_pool1d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of as many stretches as asked for.
 
@@ -376,6 +387,7 @@ def adaptive_max_pool1d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_max("adaptive_max_pool1d", 1, x, output_size)
 
 
+@unit
 def adaptive_max_pool2d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of a grid of rectangles; None leaves an axis as it is.
 
@@ -386,6 +398,7 @@ def adaptive_max_pool2d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_max("adaptive_max_pool2d", 2, x, output_size)
 
 
+@unit
 def adaptive_max_pool3d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of a grid of boxes; None leaves an axis as it is.
 

@@ -1,0 +1,130 @@
+"""Functions that run as one compiled unit where they are called eagerly; the policy is in ir/eager.
+
+>>> import weft as wf
+>>> run = compile_unit(wf.sin, (wf.zeros(3),), {})
+>>> run([wf.zeros(3)]).tolist()
+[0.0, 0.0, 0.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.function.jit import Jit
+from weft.compiler.function.program_cache import executable
+from weft.compiler.function.taped import Taped
+from weft.compiler.graph_passes.user_rules import rewrites
+from weft.compiler.targets.target import Executable
+from weft.ir.eager import Declined
+from weft.ir.reverse import recording
+from weft.ir.tape import Leaf
+from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ops.control import Marks
+from weft.ops.control_call import call_graph
+
+Run = Callable[[Sequence[Tensor]], Any]
+
+
+@lru_cache(maxsize=1024)
+def _compilations(function: Callable[..., Any]) -> Jit:
+    """What a function was compiled to, for any sizes."""
+    return Jit(function)
+
+
+def compile_unit(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    weights: Sequence[str] = (),
+) -> Run | None:
+    """What runs calls of a function, given the tensors of their arguments in order.
+
+    None where it cannot be compiled: it looks at values, writes to tensors from elsewhere, or is
+    called wrongly, and the error of the call by reference then names the user's line.
+    weights: see `unit`.
+    """
+    fresh: list[Tensor] = []
+    exact: list[Any] = []
+
+    def anew(value: Any, is_weight: bool) -> Any:
+        if isinstance(value, Tensor):
+            if is_weight or type(value._node) is Leaf:
+                exact.append((len(fresh), value.shape))
+            fresh.append(wrap(value._value))
+            return fresh[-1]
+        if type(value) in (tuple, list):
+            return type(value)(anew(each, is_weight) for each in value)
+        return value
+
+    names = function.__code__.co_varnames
+    given = tuple(
+        [anew(x, place < len(names) and names[place] in weights) for place, x in enumerate(args)]
+    )
+    named = {name: anew(value, name in weights) for name, value in kwargs.items()}
+    compilations = _compilations(function)
+    try:
+        with recording(False):
+            call = compilations._read(given, named)
+            call.kind = call.kind, *exact
+            call.distinguish(frozenset())
+            found = compilations._find(call)
+    except Exception:
+        return None
+    # The trace has no tape, so that all calls share it; a call that needs one says so when it runs.
+    found.recording = replace(found.recording, differentiable=True)
+    sources = [write.source for write in found.recording.writes]
+    if found.outside or any(source.gradient or source.handle is not None for source in sources):
+        return None
+    places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
+    if found.places is not None and not sources:
+        return UnitCall(found, [places[place] for place in found.places])
+    written = [places[source.argument] for source in sources if source.argument is not None]
+    return _unless_parts(lambda handles: found([handles[p] for p in places]), written)
+
+
+class UnitCall:
+    """Runs a function that reads its arguments and nothing else, and writes nothing."""
+
+    __slots__ = ("_found", "_places", "_program", "_taped")
+
+    def __init__(self, found: Compiled, places: list[int]) -> None:
+        self._found, self._places = found, places
+        self._program: Executable | None = None
+        self._taped: dict[Marks, Taped] = {}
+
+    def __call__(self, handles: Sequence[Tensor]) -> Any:
+        """The result for the tensors of a call's arguments."""
+        inputs = [handles[place] for place in self._places]
+        arrays = [tensor._value for tensor in inputs]
+        if rewrites():
+            outputs = list(call_graph(self._found.recording.graph, *inputs))
+        elif grad_mode.enabled and any(tensor._node is not None for tensor in inputs):
+            outputs = self._taped_for(inputs)(inputs, arrays)
+        else:
+            if self._program is None:
+                self._program = executable(self._found.recording.graph)
+            outputs = [wrap(array) for array in self._program.run(arrays)]
+        result = self._found.result
+        return outputs[result] if result is not None else self._found.recording.rebuild(outputs)
+
+    def _taped_for(self, inputs: Sequence[Tensor]) -> Taped:
+        wanted = tuple([tensor._node is not None for tensor in inputs])
+        known = self._taped.get(wanted)
+        if known is None:
+            known = self._taped[wanted] = Taped(self._found.recording.graph, wanted)
+        return known
+
+
+def _unless_parts(run: Run, written: Sequence[int]) -> Run:
+    """Decline a call that writes to a part of another tensor, which has to change with it."""
+
+    def checked(handles: Sequence[Tensor]) -> Any:
+        if any(handles[place]._origin is not None for place in written):
+            raise Declined
+        return run(handles)
+
+    return checked

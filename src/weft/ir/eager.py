@@ -1,0 +1,230 @@
+"""Eager work on large tensors: where a function runs as one compiled unit, and where by reference.
+
+This is the whole policy. A function marked as a `unit` (an activation, a normalisation, attention,
+a loss), and every primitive that is applied by itself, runs compiled when it is called eagerly, on
+arrays of the host, of which one has at least `settings.eager_elements` elements. Everything else
+is computed by reference: small tensors, calls inside of a trace, under an observer such as
+`debug.nans`, and arguments that no key can be made of. So which way a call goes depends on its
+arguments and the settings alone, never on time or on what is in a cache.
+
+The compiler fills `COMPILE`; without it all work is done by reference.
+
+>>> import weft as wf
+>>> x = wf.ones((256, 256))
+>>> with wf.settings.changed(eager="reference"):
+...     expected = wf.gelu(x)
+>>> bool((abs(wf.gelu(x) - expected) < 1e-6).all())
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, overload
+
+from weft.core.arrays import HostArray
+from weft.core.errors import WeftError
+from weft.core.settings import settings
+from weft.ir.derivatives import Tangent
+from weft.ir.dispatch import NATIVE, OBSERVERS, bind
+from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
+from weft.ir.primitive import Primitive
+from weft.ir.tape import record
+from weft.ir.tensor import Tensor, grad_mode, traces, wrap
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Run = Callable[[Sequence[Tensor]], Any]
+Compile = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Sequence[str]], Run | None]
+COMPILE: list[Compile] = []
+"""Makes what runs a call of a function, given its tensors; None where it cannot be compiled."""
+FORMS = 256
+"""How many compiled forms of one function are found at once; the oldest goes first."""
+
+WORTHWHILE: dict[type, int] = {Contraction: 4, Reduction: 16, Random: 1, Window: 1}
+"""The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
+many times `eager_elements` on. Others move elements, which NumPy does by views or as quickly, or
+are opaque."""
+CHEAP, DIFFERENTIATED = 128, 4
+"""The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
+functions whose derivative is more than one operation."""
+
+_SIMPLE = frozenset([int, bool, str, type(None)])
+
+
+@overload
+def unit(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]: ...
+@overload
+def unit(
+    *, weights: Sequence[str]
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]: ...
+
+
+def unit(f: Any = None, *, weights: Sequence[str] = ()) -> Any:
+    """Mark a function of tensors and settings as one unit of eager work.
+
+    weights: the arguments that are parts of a model. A program is compiled for their sizes, of which
+    there are few; the sizes of other arguments become symbols when they are seen to change.
+    """
+    if f is None:
+        return lambda function: unit(function, weights=weights)
+    forms = Forms(f, weights)
+
+    @wraps(f)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if traces.stack or traces.keeper is not None or OBSERVERS:
+            return f(*args, **kwargs)
+        run, handles = forms.find(args, kwargs)
+        if run is None:
+            return f(*args, **kwargs)
+        try:
+            return run(handles)
+        except (WeftError, Declined):  # an index out of range, say: the reference names the line
+            return f(*args, **kwargs)
+
+    return function
+
+
+class Forms:
+    """The compiled forms of one function, by all that they depend on."""
+
+    __slots__ = ("_by_key", "_function", "_weights")
+
+    def __init__(self, function: Callable[..., Any], weights: Sequence[str] = ()) -> None:
+        self._function, self._weights = function, weights
+        self._by_key: dict[Hashable, Run | None] = {}
+
+    def find(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Run | None, Sequence[Tensor]]:
+        """What runs a call, and its tensors; None where it is to run by reference."""
+        handles: list[Tensor] = []
+        parts: list[Any] = []
+        least = settings.eager_elements
+        try:
+            is_large = _read(args, handles, parts, least)
+            if kwargs:
+                parts.extend(kwargs)
+                is_large = _read(kwargs.values(), handles, parts, least) or is_large
+        except Declined:
+            return None, ()
+        if not is_large or settings.eager != "native" or not settings.compiler:
+            return None, ()
+        key = tuple(parts)
+        try:
+            return self._by_key[key], handles
+        except KeyError:
+            pass
+        except TypeError:  # an argument that cannot be hashed
+            return None, ()
+        made = COMPILE[0](self._function, args, kwargs, self._weights) if COMPILE else None
+        while len(self._by_key) >= FORMS:
+            self._by_key.pop(next(iter(self._by_key)), None)
+        self._by_key[key] = made
+        return made, handles
+
+
+_primitives: dict[Hashable, Forms] = {}
+"""The compiled forms of primitives with their parameters."""
+
+
+def times_large(primitive: Primitive) -> int:
+    """From how many times `eager_elements` on a primitive runs compiled; 0 for never."""
+    if type(primitive.kind) is not Elementwise:
+        return WORTHWHILE.get(type(primitive.kind), 0)
+    rules = primitive.derivatives
+    is_curved = type(rules) is tuple and any(isinstance(rule, Tangent) for rule in rules)
+    return DIFFERENTIATED if is_curved else CHEAP
+
+
+def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
+    """The result of a primitive by itself, compiled; None where it is to run by reference."""
+    times = times_large(primitive)
+    if not times or traces.stack:
+        return None
+    least = settings.eager_elements * times
+    if all(array.size < least or not array.flags.c_contiguous for array in arrays):
+        return None
+    key = primitive.name, *[static_key(pair) for pair in params.items()]
+    try:
+        forms = _primitives.get(key)
+    except TypeError:
+        return None
+    if forms is None:
+        forms = _primitives[key] = Forms(lambda *operands: bind(primitive, *operands, **params))
+        while len(_primitives) > FORMS:
+            _primitives.pop(next(iter(_primitives)), None)
+    run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
+    return None if run is None else run(handles)
+
+
+NATIVE.append(run_primitive)
+
+
+def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Tensor | None]:
+    """What computes an element-wise primitive of large tensors, with its place on the tape.
+
+    None where it is to run by reference. Where a derivative is no more than the cotangent, or its
+    product with an operand, the tape keeps the primitive itself; others are compiled both ways.
+    """
+    forms = Forms(lambda *operands: bind(primitive, *operands))
+
+    def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
+        if traces.stack or traces.keeper is not None or OBSERVERS:
+            return None
+        if not all(operand._value.flags.c_contiguous for operand in operands):
+            return None
+        run, handles = forms.find(operands, {})
+        if run is None:
+            return None
+        if not primitive.is_multilinear or not grad_mode.enabled:
+            result: Tensor = run(handles)
+            return result
+        result = run([wrap(handle._value) for handle in handles])
+        if any(handle._node is not None for handle in handles):
+            record(primitive, {}, operands, result)
+        return result
+
+    return compute
+
+
+class Declined(Exception):
+    """A call must run by reference: a tensor is traced, elsewhere, or a part that it writes to."""
+
+
+def _read(values: Any, handles: list[Tensor], parts: list[Any], least: int) -> bool:
+    """Add tensors to handles, and what a program depends on to parts; whether any is large."""
+    is_large = False
+    for value in values:
+        kind = type(value)
+        if kind is Tensor:
+            array = value._value
+            if type(array) is not HostArray:
+                raise Declined
+            handles.append(value)
+            parts.append(array.dtype)
+            parts.append(array.shape)
+            is_large = is_large or array.size >= least
+        elif kind in _SIMPLE:
+            parts.append(kind)
+            parts.append(value)
+        elif isinstance(value, Tensor):
+            raise Declined
+        elif kind is tuple or kind is list:
+            parts.append(kind)
+            parts.append(len(value))
+            is_large = _read(value, handles, parts, least) or is_large
+        else:
+            parts.append(static_key(value))
+    return is_large
+
+
+def static_key(value: Any) -> Hashable:
+    """A setting as part of a key: -0.0 is another number than 0.0, and 1 another than True."""
+    kind = type(value)
+    if kind is float or kind is complex:
+        return kind, repr(value)
+    if kind is tuple or kind is list:
+        return kind, tuple([static_key(each) for each in value])
+    return kind, value
