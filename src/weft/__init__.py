@@ -517,6 +517,11 @@ def _compile_unit(*call: _Any) -> _Any:
     return _import_module("weft.compiler.function.units").compile_unit(*call)
 
 
+def _jit(f: _Any) -> _Any:
+    return _import_module("weft.compiler.function.jit").jit(f)
+
+
 _eager.COMPILE.append(_compile_unit)
+_eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])
 _tracebacks.install()

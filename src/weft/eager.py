@@ -9,6 +9,6 @@
 0.0
 """
 
-from weft.ir.eager import unit
+from weft.ir.eager import unit, update_unit
 
-__all__ = ["unit"]
+__all__ = ["unit", "update_unit"]

@@ -39,6 +39,8 @@ Run = Callable[[Sequence[Tensor]], Any]
 Compile = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Sequence[str]], Run | None]
 COMPILE: list[Compile] = []
 """Makes what runs a call of a function, given its tensors; None where it cannot be compiled."""
+JIT: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+"""Compiles a function with the state that it writes; filled where `COMPILE` is."""
 FORMS = 256
 """How many compiled forms of one function are found at once; the oldest goes first."""
 
@@ -64,11 +66,15 @@ def unit(
 def unit(f: Any = None, *, weights: Sequence[str] = ()) -> Any:
     """Mark a function of tensors and settings as one unit of eager work.
 
-    weights: the arguments that are parts of a model. A program is compiled for their sizes, of which
-    there are few; the sizes of other arguments become symbols when they are seen to change.
+    weights: the arguments that are parts of a model. Programs are compiled for their sizes, of
+    which there are few; sizes of other arguments become symbols when they are seen to change.
     """
     if f is None:
-        return lambda function: unit(function, weights=weights)
+        return lambda function: _unit(function, weights)
+    return _unit(f, weights)
+
+
+def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
     forms = Forms(f, weights)
 
     @wraps(f)
@@ -84,6 +90,32 @@ def unit(f: Any = None, *, weights: Sequence[str] = ()) -> Any:
             return f(*args, **kwargs)
 
     return function
+
+
+def update_unit(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that writes to the tensors of its arguments, such as an optimiser's update.
+
+    It runs as one compiled unit whatever the sizes; who calls it asks whether that is worth it.
+    """
+    compiled: list[Callable[..., Any]] = []
+
+    @wraps(f)
+    def function(*args: Any) -> Any:
+        if traces.stack or traces.keeper is not None or OBSERVERS or not is_native():
+            return f(*args)
+        if not compiled:
+            compiled.append(JIT[0](f))
+        try:
+            return compiled[0](*args)
+        except WeftError:  # in tracing, before anything is written: the reference names the line
+            return f(*args)
+
+    return function
+
+
+def is_native() -> bool:
+    """Whether large tensors are worked on by compiled code."""
+    return settings.eager == "native" and settings.compiler and bool(COMPILE)
 
 
 class Forms:
@@ -109,7 +141,7 @@ class Forms:
                 is_large = _read(kwargs.values(), handles, parts, least) or is_large
         except Declined:
             return None, ()
-        if not is_large or settings.eager != "native" or not settings.compiler:
+        if not is_large or not is_native():
             return None, ()
         key = tuple(parts)
         try:
@@ -118,7 +150,7 @@ class Forms:
             pass
         except TypeError:  # an argument that cannot be hashed
             return None, ()
-        made = COMPILE[0](self._function, args, kwargs, self._weights) if COMPILE else None
+        made = COMPILE[0](self._function, args, kwargs, self._weights)
         while len(self._by_key) >= FORMS:
             self._by_key.pop(next(iter(self._by_key)), None)
         self._by_key[key] = made
