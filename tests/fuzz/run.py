@@ -4,7 +4,8 @@
 there is one. `wide` computes in float64 throughout and is what all others are measured against;
 `noisy` does so too and moves each value by a little more than rounding would, so that it says how
 much rounding may change the results. `torch` runs the same text with PyTorch behind the names.
-`plain` runs small programs by the plain target, whose plans nothing but NumPy computes.
+`native` is eager too, with every function and primitive of whatever size as a compiled unit; all
+others compute by reference where they are eager. `plain` runs small programs by the plain target, whose plans nothing but NumPy computes.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def _by_plain_target(f: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _mode(way: str, tuned: bool) -> Iterator[None]:
     checked = CHECKED() if way == "checked" else nullcontext()
-    with settings.changed(tuning=tuned), np.errstate(all="ignore"), checked:
+    eager = {"eager": "native", "eager_elements": 1} if way == "native" else {"eager": "reference"}
+    with settings.changed(tuning=tuned, **eager), np.errstate(all="ignore"), checked:
         yield
 
 

@@ -79,7 +79,7 @@ def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
 
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if traces.stack or traces.keeper is not None or OBSERVERS:
+        if traces.stack or OBSERVERS:
             return f(*args, **kwargs)
         run, handles = forms.find(args, kwargs)
         if run is None:
@@ -115,7 +115,29 @@ def update_unit(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_native() -> bool:
     """Whether large tensors are worked on by compiled code."""
-    return settings.eager == "native" and settings.compiler and bool(COMPILE)
+    return (
+        settings.eager == "native"
+        and settings.compiler
+        and not traces.by_reference
+        and bool(COMPILE)
+    )
+
+
+def by_reference(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Mark a function whose results must have the same bits for any size.
+
+    So samples are: those of a smaller shape are the first ones of a larger one.
+    """
+
+    @wraps(f)
+    def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        before, traces.by_reference = traces.by_reference, True
+        try:
+            return f(*args, **kwargs)
+        finally:
+            traces.by_reference = before
+
+    return function
 
 
 class Forms:
@@ -203,7 +225,7 @@ def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Te
     forms = Forms(lambda *operands: bind(primitive, *operands))
 
     def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
-        if traces.stack or traces.keeper is not None or OBSERVERS:
+        if traces.stack or OBSERVERS:
             return None
         if not all(operand._value.flags.c_contiguous for operand in operands):
             return None
@@ -230,7 +252,7 @@ def _read(values: Any, handles: list[Tensor], parts: list[Any], least: int) -> b
     is_large = False
     for value in values:
         kind = type(value)
-        if kind is Tensor:
+        if kind is Tensor or isinstance(value, Tensor):  # a handle may be lifted, by a checkpoint
             array = value._value
             if type(array) is not HostArray:
                 raise Declined
@@ -241,8 +263,6 @@ def _read(values: Any, handles: list[Tensor], parts: list[Any], least: int) -> b
         elif kind in _SIMPLE:
             parts.append(kind)
             parts.append(value)
-        elif isinstance(value, Tensor):
-            raise Declined
         elif kind is tuple or kind is list:
             parts.append(kind)
             parts.append(len(value))

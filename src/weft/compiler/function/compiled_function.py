@@ -185,7 +185,6 @@ class Compiled:
         return (
             _HOST.issuperset(map(type, arrays))
             and not traces.stack
-            and traces.keeper is None
             and settings.compiler
             and not OBSERVERS
             and not rewrites()

@@ -32,7 +32,7 @@ from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Elementwise, Movement
 from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tape import LARGE, Node, Projection, hollow
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, traces, wrap
 from weft.ir.tracing import interpret, live
 from weft.ir.walking import is_pure
 from weft.ops.control import Marks, closed, cotangent_graph, inexact, marked, placed, silent
@@ -235,7 +235,12 @@ class Taped:
 
     def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
         """The outputs, with one node of the tape behind them."""
-        found = self._forward.run(arrays)
+        keeper = traces.keeper
+        found = (
+            self._forward.run(arrays)
+            if keeper is None
+            else keeper.unit(self._cut.forward, lambda: self._forward.run(arrays))
+        )
         count = len(self.graph.outputs)
         values = tuple(
             [

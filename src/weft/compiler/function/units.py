@@ -22,7 +22,7 @@ from weft.compiler.targets.target import Executable
 from weft.ir.eager import Declined
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
-from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
 from weft.ops.control import Marks
 from weft.ops.control_call import call_graph
 
@@ -120,11 +120,13 @@ class UnitCall:
 
 
 def _unless_parts(run: Run, written: Sequence[int]) -> Run:
-    """Decline a call that writes to a part of another tensor, which has to change with it."""
+    """Tell who watches what is written; decline to write to a part, whose whole has to change."""
 
     def checked(handles: Sequence[Tensor]) -> Any:
         if any(handles[place]._origin is not None for place in written):
             raise Declined
+        for place in written:
+            about_to_write(handles[place])
         return run(handles)
 
     return checked
