@@ -25,6 +25,7 @@ from weft.ir.dispatch import apply, compute
 from weft.ir.graph import Graph, Variable
 from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import Primitive
+from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
 from weft.ops.control_call import call
 from weft.ops.debugging import without_short_paths
@@ -115,22 +116,25 @@ class _Run:
             return self._outside(*call)
         return self.result(primitive, results, lambda: self._outside(*call))
 
-    def unit(self, graph: Graph, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """The arrays that a compiled unit of the function gives; see compiler/function/taped.py.
+    def unit(
+        self, graph: Graph, arrays: Sequence[Any], compute: Callable[[], Sequence[Any]]
+    ) -> Sequence[Any]:
+        """What a compiled unit of the function gives for arrays; see compiler/function/taped.py.
 
-        They are kept where the policy wants a result of any operation in it.
+        It is kept where the policy wants a result of any operation in it.
         """
 
         def outside() -> Sequence[Any]:
             traces.keeper = self.outer
             try:
-                return compute() if self.outer is None else self.outer.unit(graph, compute)
+                return compute() if self.outer is None else self.outer.unit(graph, arrays, compute)
             finally:
                 traces.keeper = self
 
-        if not any(self.wanted(n.primitive.name, _types_of(n.results)) for n in graph.nodes):
+        known = specialize(graph, [wrap(array).type for array in arrays])
+        if not any(self.wanted(n.primitive.name, _types_of(n.results)) for n in known.nodes):
             return outside()
-        made = self.result(call, graph.output_types, lambda: tuple(map(wrap, outside())))
+        made = self.result(call, known.output_types, lambda: tuple(map(wrap, outside())))
         return [tensor._value for tensor in made]
 
     def _outside(self, *call: Any) -> Any:

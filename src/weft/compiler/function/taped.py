@@ -235,12 +235,7 @@ class Taped:
 
     def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
         """The outputs, with one node of the tape behind them."""
-        keeper = traces.keeper
-        found = (
-            self._forward.run(arrays)
-            if keeper is None
-            else keeper.unit(self._cut.forward, lambda: self._forward.run(arrays))
-        )
+        found = run_kept(self._cut.forward, self._forward, arrays)
         count = len(self.graph.outputs)
         values = tuple(
             [
@@ -294,6 +289,14 @@ class Taped:
             return known._value
         kind = wrap(node.out[index]).type
         return np.zeros(kind.shape, kind.dtype.numpy)
+
+
+def run_kept(graph: Graph, program: Executable, arrays: Sequence[Array]) -> Sequence[Array]:
+    """Run a program; in a function that will be run again, its results may be kept."""
+    if traces.keeper is None:
+        return program.run(arrays)
+    found: Sequence[Array] = traces.keeper.unit(graph, arrays, lambda: program.run(arrays))
+    return found
 
 
 def _without_value(array: Array) -> Any:

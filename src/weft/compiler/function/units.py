@@ -16,7 +16,7 @@ from typing import Any
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
 from weft.compiler.function.program_cache import executable
-from weft.compiler.function.taped import Taped
+from weft.compiler.function.taped import Taped, run_kept
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.ir.eager import Declined
@@ -107,7 +107,8 @@ class UnitCall:
         else:
             if self._program is None:
                 self._program = executable(self._found.recording.graph)
-            outputs = [wrap(array) for array in self._program.run(arrays)]
+            graph = self._found.recording.graph
+            outputs = [wrap(array) for array in run_kept(graph, self._program, arrays)]
         result = self._found.result
         return outputs[result] if result is not None else self._found.recording.rebuild(outputs)
 
