@@ -5,7 +5,8 @@ there is one. `wide` computes in float64 throughout and is what all others are m
 `noisy` does so too and moves each value by a little more than rounding would, so that it says how
 much rounding may change the results. `torch` runs the same text with PyTorch behind the names.
 `native` is eager too, with every function and primitive of whatever size as a compiled unit; all
-others compute by reference where they are eager. `plain` runs small programs by the plain target, whose plans nothing but NumPy computes.
+others compute by reference where they are eager. `plain` runs small programs by the plain target,
+whose plans nothing but NumPy computes.
 """
 
 from __future__ import annotations

@@ -27,6 +27,9 @@ from weft.ops.control import Marks
 from weft.ops.control_call import call_graph
 
 Run = Callable[[Sequence[Tensor]], Any]
+MOST = 64
+"""How often a function is compiled; one that is called with ever new settings then goes on by
+reference where it is called with another one."""
 
 
 @lru_cache(maxsize=1024)
@@ -66,6 +69,8 @@ def compile_unit(
     )
     named = {name: anew(value, name in weights) for name, value in kwargs.items()}
     compilations = _compilations(function)
+    if len(compilations.compilations) >= MOST:
+        return None
     try:
         with recording(False):
             call = compilations._read(given, named)
