@@ -29,14 +29,18 @@ from weft.core.settings import settings
 from weft.ir.derivatives import Tangent
 from weft.ir.dispatch import NATIVE, OBSERVERS, bind
 from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
-from weft.ir.primitive import Primitive
+from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Run = Callable[[Sequence[Tensor]], Any]
-Compile = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Sequence[str]], Run | None]
+Orders = dict[int, tuple[int, ...]]
+"""The order in which the axes of tensors lie in memory, by the place of the tensor."""
+Compile = Callable[
+    [Callable[..., Any], tuple[Any, ...], dict[str, Any], Sequence[str], Orders], Run | None
+]
 COMPILE: list[Compile] = []
 """Makes what runs a call of a function, given its tensors; None where it cannot be compiled."""
 JIT: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
@@ -88,6 +92,30 @@ def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
             return run(handles)
         except (WeftError, Declined):  # an index out of range, say: the reference names the line
             return f(*args, **kwargs)
+
+    return function
+
+
+def view_unit(f: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """Mark a function that gives views of a tensor: only the way back from them is one unit."""
+    forms = Forms(f)
+
+    @wraps(f)
+    def function(*args: Any, **kwargs: Any) -> list[Tensor]:
+        first = args[0] if args else None
+        if type(first) is not Tensor or first._node is None or not grad_mode.enabled:
+            return f(*args, **kwargs)
+        if traces.stack or traces.keeper is not None or OBSERVERS:
+            return f(*args, **kwargs)
+        run, handles = forms.find(args, kwargs)
+        if run is None or not hasattr(run, "attach"):
+            return f(*args, **kwargs)
+        grad_mode.enabled = False
+        try:
+            results = f(*args, **kwargs)
+        finally:
+            grad_mode.enabled = True
+        return results if run.attach(handles, results) else f(*args, **kwargs)
 
     return function
 
@@ -153,30 +181,33 @@ class Forms:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Run | None, Sequence[Tensor]]:
         """What runs a call, and its tensors; None where it is to run by reference."""
-        handles: list[Tensor] = []
-        parts: list[Any] = []
-        least = settings.eager_elements
+        call = Arguments()
         try:
-            is_large = _read(args, handles, parts, least)
+            call.read(args)
             if kwargs:
-                parts.extend(kwargs)
-                is_large = _read(kwargs.values(), handles, parts, least) or is_large
+                call.parts.extend(kwargs)
+                call.read(kwargs.values())
         except Declined:
             return None, ()
-        if not is_large or not is_native():
+        if not call.is_large or not is_native():
             return None, ()
-        key = tuple(parts)
+        key = tuple(call.parts)
         try:
-            return self._by_key[key], handles
+            run = self._by_key[key]
         except KeyError:
-            pass
+            run = self._compile(key, args, kwargs, call.orders)
         except TypeError:  # an argument that cannot be hashed
             return None, ()
-        made = COMPILE[0](self._function, args, kwargs, self._weights)
+        return run, call.handles if not call.orders or run is None else call.as_stored()
+
+    def _compile(
+        self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], orders: Orders
+    ) -> Run | None:
+        run = COMPILE[0](self._function, args, kwargs, self._weights, orders)
         while len(self._by_key) >= FORMS:
             self._by_key.pop(next(iter(self._by_key)), None)
-        self._by_key[key] = made
-        return made, handles
+        self._by_key[key] = run
+        return run
 
 
 _primitives: dict[Hashable, Forms] = {}
@@ -198,7 +229,7 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     if not times or traces.stack:
         return None
     least = settings.eager_elements * times
-    if all(array.size < least or not array.flags.c_contiguous for array in arrays):
+    if all(array.size < least or not array.flags.forc for array in arrays):
         return None
     key = primitive.name, *[static_key(pair) for pair in params.items()]
     try:
@@ -247,29 +278,68 @@ class Declined(Exception):
     """A call must run by reference: a tensor is traced, elsewhere, or a part that it writes to."""
 
 
-def _read(values: Any, handles: list[Tensor], parts: list[Any], least: int) -> bool:
-    """Add tensors to handles, and what a program depends on to parts; whether any is large."""
-    is_large = False
-    for value in values:
-        kind = type(value)
-        if kind is Tensor or isinstance(value, Tensor):  # a handle may be lifted, by a checkpoint
-            array = value._value
-            if type(array) is not HostArray:
-                raise Declined
-            handles.append(value)
-            parts.append(array.dtype)
-            parts.append(array.shape)
-            is_large = is_large or array.size >= least
-        elif kind in _SIMPLE:
-            parts.append(kind)
-            parts.append(value)
-        elif kind is tuple or kind is list:
-            parts.append(kind)
-            parts.append(len(value))
-            is_large = _read(value, handles, parts, least) or is_large
-        else:
-            parts.append(static_key(value))
-    return is_large
+class Arguments:
+    """The arguments of a call, taken apart: its tensors, and what its program depends on."""
+
+    __slots__ = ("handles", "is_large", "orders", "parts")
+
+    def __init__(self) -> None:
+        self.handles: list[Tensor] = []
+        self.parts: list[Any] = []
+        self.orders: Orders = {}
+        """Of tensors whose axes lie in memory in another order, that order."""
+        self.is_large = False
+
+    def read(self, values: Any) -> None:
+        """Take values apart."""
+        least, parts = settings.eager_elements, self.parts
+        for value in values:
+            kind = type(value)
+            if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint
+                array = value._value
+                if type(array) is not HostArray:
+                    raise Declined
+                parts.append(array.dtype)
+                parts.append(array.shape)
+                if array.size >= least:
+                    self.is_large = True
+                if not array.flags.c_contiguous:
+                    order = memory_order(array)
+                    parts.append(order)
+                    if order is not None:
+                        self.orders[len(self.handles)] = order
+                self.handles.append(value)
+            elif kind in _SIMPLE:
+                parts.append(kind)
+                parts.append(value)
+            elif kind is tuple or kind is list:
+                parts.append(kind)
+                parts.append(len(value))
+                self.read(value)
+            else:
+                parts.append(static_key(value))
+
+    def as_stored(self) -> list[Tensor]:
+        """The tensors, each with its axes in the order of memory."""
+        transpose = PRIMITIVES["transpose"]
+        return [
+            bind(transpose, handle, order=self.orders[place]) if place in self.orders else handle
+            for place, handle in enumerate(self.handles)
+        ]
+
+
+def memory_order(array: Any) -> tuple[int, ...] | None:
+    """The order in which the axes of an array lie in memory; None for their own, or no one order.
+
+    >>> import numpy as np
+    >>> memory_order(np.zeros((2, 3, 4)).transpose(2, 0, 1)), memory_order(np.zeros((4, 6))[:, :3])
+    ((1, 2, 0), None)
+    """
+    strides = array.strides
+    if min(strides, default=1) <= 0:
+        return None
+    order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+    return None if order == tuple(range(len(strides))) else order
 
 
 def static_key(value: Any) -> Hashable:

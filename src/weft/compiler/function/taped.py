@@ -236,7 +236,18 @@ class Taped:
     def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
         """The outputs, with one node of the tape behind them."""
         found = run_kept(self._cut.forward, self._forward, arrays)
-        count = len(self.graph.outputs)
+        results = [wrap(array) for array in found[: len(self.graph.outputs)]]
+        self.attach(inputs, arrays, results, found)
+        return results
+
+    def attach(
+        self,
+        inputs: Sequence[Tensor],
+        arrays: Sequence[Array],
+        results: Sequence[Tensor],
+        found: Sequence[Array],
+    ) -> None:
+        """Give results, found with what is saved behind them, one node of the tape."""
         values = tuple(
             [
                 array if kept else _without_value(array)
@@ -250,13 +261,15 @@ class Taped:
             ]
         )
         parents = tuple([tensor._node for tensor in inputs])
-        node = Node(call, self._params, (*values, *found[count:]), parents, outs)
-        results = []
-        for index in range(count):
-            array = found[index]
-            is_inexact = array.dtype.kind not in "biu"
-            results.append(wrap(array, Projection(node, index) if is_inexact else None))
-        return results
+        node = Node(call, self._params, (*values, *found[len(results) :]), parents, outs)
+        for index, result in enumerate(results):
+            if found[index].dtype.kind not in "biu":
+                result._node = Projection(node, index)
+
+    @property
+    def saves_nothing(self) -> bool:
+        """Whether the way back needs inputs, outputs and cotangents alone."""
+        return len(self._cut.forward.outputs) == len(self.graph.outputs)
 
     def pull(
         self, node: Node, cotangents: dict[int, Tensor], wanted: Sequence[bool]
