@@ -22,7 +22,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -56,20 +56,25 @@ def main() -> None:
     present = installed(arguments.python, EAGER)
     homes = {n: home for n, home in present.items() if n in (arguments.frameworks or EAGER)}
     results = _settings(arguments)
+    write = partial(_write, results, arguments.output or (RESULTS if arguments.json else None))
     alone = arguments.memory or arguments.first
     if arguments.all or not alone:
-        _measure_times(homes, arguments, results)
+        _measure_times(homes, arguments, results, write)
     if arguments.all or arguments.memory:
         _measure_fresh("memory", MEASURED_MEMORY, measuring.memory, homes, arguments, results)
+        write()
     if arguments.all or arguments.first:
         _measure_fresh("first", MEASURED_FIRST, measuring.start_up, homes, arguments, results)
     results["load_after"] = os.getloadavg()
+    write()
     _print_report(results)
-    path = arguments.output or (RESULTS if arguments.json else None)
+
+
+def _write(results: dict[str, Any], path: Path | None) -> None:
+    """Write the results so far, if they are to be written."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        say(f"written: {path}")
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,18 +92,22 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure_times(
-    homes: dict[str, Path], arguments: argparse.Namespace, results: dict[str, Any]
+    homes: dict[str, Path],
+    arguments: argparse.Namespace,
+    results: dict[str, Any],
+    write: Callable[[], None],
 ) -> None:
-    """Put the rows of all groups into the results."""
+    """Put the rows of all groups into the results, and write each as soon as it is there."""
     results["groups"] = {}
     with ExitStack() as stack:
         caches = Path(stack.enter_context(TemporaryDirectory()))
         workers = _start_workers(homes, arguments, caches, stack, results)
         for group, members in names(arguments.sizes).items():
-            chosen = [name for name in members if _is_wanted(name, group, arguments.only)]
-            rows = {name: _measure_row(name, workers, arguments) for name in chosen}
-            if rows:
-                results["groups"][group] = rows
+            for name in members:
+                if _is_wanted(name, group, arguments.only):
+                    rows = results["groups"].setdefault(group, {})
+                    rows[name] = _measure_row(name, workers, arguments)
+                    write()
 
 
 def _start_workers(

@@ -18,8 +18,8 @@ from suite.processes import WorkerFailure, WorkerProcess
 Row = dict[str, dict[str, Any]]
 """What was found for each framework."""
 
-PLANNED_AGAIN = 0.05
-"""Seconds of a step below which more of them are tried to see how long it takes."""
+LONG_STEP = 0.1
+"""Seconds from which a step is measured without others before it."""
 LONGEST_TURN = 2.0
 """How many times as long as planned a turn may become on a busy machine."""
 FEWEST_ROUNDS = 3
@@ -123,8 +123,8 @@ def memory(workload: str, start: Callable[[Path], WorkerProcess]) -> dict[str, A
     """The most memory of a few steps in a fresh process, and what the import brought."""
     with TemporaryDirectory() as folder, start(Path(folder)) as worker:
         hello = _asked(worker, "hello")
-        prepared = _asked(worker, "prepare", workload=workload)
-        answer = _asked(worker, "memory", steps=3)
+        prepared = _asked(worker, "prepare", workload=workload, checked=1)
+        answer = _asked(worker, "memory", steps=2)
         failed = [each["error"] for each in (hello, prepared, answer) if "error" in each]
         return {"error": failed[0]} if failed else {**hello, **answer}
 
@@ -158,11 +158,14 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def _plan(worker: WorkerProcess, pace: Pace) -> dict[str, int]:
-    step = max(1e-7, min(_asked(worker, "time", samples=2, calls=1).get("wall", [1.0])))
-    if step < PLANNED_AGAIN:  # two samples may both have met a busy moment
+    """How a worker's turns are measured: a long step is no faster for a call before it."""
+    alone = _asked(worker, "time", samples=1, calls=1, warm=False).get("wall", [1.0])
+    step = max(1e-7, min(alone))
+    if step < LONG_STEP:  # one sample may have met a busy moment
         step = min([step, *_asked(worker, "time", samples=10, calls=1).get("wall", [])])
     calls = max(1, int(pace.sample / step))
-    return {"calls": calls, "samples": min(LARGEST_TURN, max(1, int(pace.turn / (step * calls))))}
+    samples = min(LARGEST_TURN, max(1, int(pace.turn / (step * calls))))
+    return {"calls": calls, "samples": samples, "warm": step < LONG_STEP}
 
 
 def _asked(worker: WorkerProcess, do: str, **request: Any) -> dict[str, Any]:

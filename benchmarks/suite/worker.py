@@ -56,7 +56,7 @@ class Worker:
             "import_bytes": peak_bytes(),
         }
 
-    def prepare(self, workload: str) -> dict[str, Any]:
+    def prepare(self, workload: str, checked: int = CHECKED) -> dict[str, Any]:
         """Build a workload; the seconds to its first result, and the first values."""
         chosen = self.workload = self.find_workload(workload)
         if self.framework.side not in chosen.sides:
@@ -67,22 +67,25 @@ class Worker:
         built = time.perf_counter()
         values = [self._value()]
         first = time.perf_counter()
-        values += [self._value() for _ in range(CHECKED - 1)]
+        values += [self._value() for _ in range(checked - 1)]
         return {"build_seconds": built - start, "first_seconds": first - built, "values": values}
 
-    def time(self, samples: int, calls: int, limit: float = math.inf) -> dict[str, Any]:
+    def time(
+        self, samples: int, calls: int, limit: float = math.inf, warm: bool = True
+    ) -> dict[str, Any]:
         """Seconds per call: of the wall clock for each sample, of the processor for all together.
 
-        limit: seconds after which no further sample begins, for a machine that is busy. Linux
-        counts other threads' time in steps of its own clock, a few milliseconds: too coarse for a
-        sample.
+        limit: seconds after which no further sample begins, for a machine that is busy. warm: one
+        call before, as others had the caches. Linux counts other threads' time in steps of its own
+        clock, a few milliseconds: too coarse for a sample.
         """
         step = self.step
         assert step is not None
         walls = []
         gc.collect()
         gc.disable()
-        step()
+        if warm:
+            step()
         processor, last = time.process_time(), time.perf_counter() + limit
         while len(walls) < samples and not (walls and time.perf_counter() > last):
             wall = time.perf_counter()
