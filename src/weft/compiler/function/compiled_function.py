@@ -38,7 +38,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
 from weft.ir.graph import Graph
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
-from weft.ops.control import Marks
+from weft.ops.control import Marks, silent
 from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR
 
@@ -188,7 +188,13 @@ class Compiled:
             and settings.compiler
             and not OBSERVERS
             and not rewrites()
+            and self._is_pure
         )
+
+    @property
+    def _is_pure(self) -> bool:
+        """Whether a run shows nothing; a derivative would show it again, or not at all."""
+        return silent(self.recording.graph) is self.recording.graph
 
     def _taped_for(self, inputs: Sequence[Tensor]) -> Taped:
         """The two programs for calls in which these inputs have a place on the tape."""

@@ -27,7 +27,7 @@ from weft.ir.eager import Declined, Orders
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
-from weft.ops.control import Marks
+from weft.ops.control import Marks, silent
 from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
@@ -114,6 +114,8 @@ def compile_unit(
     found.recording = replace(found.recording, differentiable=True)
     sources = [write.source for write in found.recording.writes]
     if any(source.gradient or source.handle is not None for source in sources):
+        return None
+    if silent(found.recording.graph) is not found.recording.graph:
         return None
     places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
     if found.places is not None and not sources:

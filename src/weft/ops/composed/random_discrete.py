@@ -501,7 +501,6 @@ def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None) -> Tensor:
     return bernoulli(1.0 - p, check_shape(op, shape), key=taken(op, key))
 
 
-@eager.unit
 def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -> Tensor:
     """x with elements set to 0 with the chance `p`, the rest divided by 1 - p; x if not training.
 
@@ -525,5 +524,10 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -
         return tensor
     if p == 1:
         return zeros(tensor.type)
-    stays = dropout_mask(tensor.shape, p, key=taken(op, key))
-    return where(stays, divide(tensor, 1.0 - p), zeros(tensor.type))
+    return _dropped(tensor, p, key)
+
+
+@eager.unit
+def _dropped(x: Tensor, p: float, key: Key) -> Tensor:
+    stays = dropout_mask(x.shape, p, key=taken("random.dropout", key))
+    return where(stays, divide(x, 1.0 - p), zeros(x.type))
