@@ -26,7 +26,7 @@ from weft.ir.primitive import PRIMITIVES
 pytestmark = pytest.mark.slow
 
 PROGRAMS, PARTS = 500, 20
-WAYS = ("jit", "checked", "plain", "torch")
+WAYS = ("jit", "native", "checked", "plain", "torch")
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -324,7 +324,7 @@ def test_the_softmax_of_an_input_is_no_attention() -> None:
 def test_scores_that_are_no_numbers_are_not_lost_by_dropout(
     number: float, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_pass, "SMALL", small)
+    change_pass_limits(monkeypatch, attention_queries=small)
     q, k, v = (wf.asarray(x[0]) for x in drawn("small"))
     q = wf.where(wf.arange(5)[:, None] > 0, number, q)
 

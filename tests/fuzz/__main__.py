@@ -19,7 +19,7 @@ CRASH = "WEFT_FUZZ_CRASH"
 """The seed at which a child dies on purpose."""
 ALIKE = 3
 """How many failures of one kind are made small."""
-WAYS = ("jit", "checked", "plain", "torch")
+WAYS = ("jit", "native", "checked", "plain", "torch")
 MEMORY = 12 << 30
 """How many bytes a child may have: a step that asks for more raises, and another is drawn."""
 

@@ -4,7 +4,9 @@
 graphs and plans verified. `wide` computes in float64 throughout and is what all others are measured
 against; `noisy` does so too and moves each value by a little more than rounding would, so that it
 says how much rounding may change the results. `torch` runs the same text with PyTorch behind the
-names. `plain` runs small programs by the plain target, whose plans nothing but NumPy computes.
+names. `native` is eager too, with every function and primitive of whatever size as a compiled unit;
+all others compute by reference where they are eager. `plain` runs small programs by the plain
+target, whose plans nothing but NumPy computes.
 """
 
 from __future__ import annotations
@@ -99,9 +101,10 @@ def _by_plain_target(f: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _mode(way: str, tuned: bool) -> Iterator[None]:
     checked = CHECKED() if way == "checked" else nullcontext()
+    eager = {"eager": "native", "eager_elements": 1} if way == "native" else {"eager": "reference"}
     VERIFYING.extend([True] if way == "checked" else [])
     try:
-        with settings.changed(tuning=tuned), np.errstate(all="ignore"), checked:
+        with settings.changed(tuning=tuned, **eager), np.errstate(all="ignore"), checked:
             yield
     finally:
         VERIFYING.clear()

@@ -52,6 +52,11 @@ class Settings:
     Whether somebody does is told by counts of references. Off, all results get memory of their own.
     """
 
+    eager: str = os.environ.get("WEFT_EAGER", "native")
+    """How large tensors are worked on without `jit`: "native" or "reference"; see ir/eager.py."""
+    eager_elements: int = int(os.environ.get("WEFT_EAGER_ELEMENTS", "1024"))
+    """From how many elements on a tensor is large: functions of it run compiled."""
+
     @contextmanager
     def changed(self, **values: Any) -> Iterator[Settings]:
         """Change settings inside a `with` block, for this thread; an assignment is for all."""

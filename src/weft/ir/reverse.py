@@ -225,13 +225,19 @@ def _propagate_all(
 ) -> None:
     """`_propagate` for primitives with several results, or with one rule for all operands."""
     primitive = node.primitive
+    wanted = [parent in live for parent in node.parents]
+    compiled = None if attach else node.params.get("pull")
+    if compiled is not None:
+        backs = compiled.pull(node, cotangent, wanted)
+        if backs is not None:
+            _accumulate_all(cotangents, node, backs, wanted)
+            return
     out: Any
     if primitive.multiple:
         cotangent = _all_results(node, cotangent)
         out = tuple(_result(node, index, attach) for index in range(len(node.out)))
     else:
         out = wrap(node.out, node if attach else None)
-    wanted = [parent in live for parent in node.parents]
     if isinstance(primitive.derivatives, Joint):
         backs = primitive.derivatives.vjp(cotangent, out, operands, wanted, **node.params)
     else:
@@ -239,6 +245,12 @@ def _propagate_all(
             pull(primitive, index, cotangent, out, operands, node.params) if want else None
             for index, want in enumerate(wanted)
         ]
+    _accumulate_all(cotangents, node, backs, wanted)
+
+
+def _accumulate_all(
+    cotangents: dict[Any, Any], node: Node, backs: Sequence[Tensor | None], wanted: Sequence[bool]
+) -> None:
     for parent, back, want in zip(node.parents, backs, wanted, strict=True):
         if want and back is not None:
             _accumulate(cotangents, parent, back)

@@ -120,6 +120,8 @@ class Traces(threading.local):
         """Those of them that take calls without operands; see dispatch.py."""
         self.keeper: Any = None
         """What sees each call in a function that will be run again; see checkpoint.py."""
+        self.by_reference = False
+        """Whether large tensors are worked on as small ones are; see eager.py."""
 
 
 traces = Traces()

@@ -252,7 +252,8 @@ def _dropped(x: Array, got: dict[str, Array], kept: float) -> Array:
     # 24 bits are what a float32 holds exactly: a uniform number in [0, 1), as `dropout` draws it.
     high = random_bits.reference(key, data, **params) >> np.uint32(8)
     stays = _in_groups(high.astype(np.float32) * np.float32(2**-24) < np.float32(kept), k.shape[-3])
-    return np.where(stays, x * q.dtype.type(1 / kept if kept else 0), q.dtype.type(0))
+    scaled: Array = x * q.dtype.type(1 / kept if kept else 0)
+    return np.where(stays, scaled, q.dtype.type(0))
 
 
 def _attention(

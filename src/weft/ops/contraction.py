@@ -93,7 +93,7 @@ def _dot(a: Array, b: Array, contract: Axes, batch: Axes) -> Any:
     if is_narrow(a.dtype):
         wide = _dot(a.astype(np.float32), b.astype(np.float32), contract, batch)
         return np.asarray(wide).astype(a.dtype)
-    if contract == ROWS_BY_COLUMNS and a.ndim == 2 and b.ndim == 2:
+    if contract == ROWS_BY_COLUMNS and not batch[0] and a.ndim == 2 and b.ndim == 2:
         return _product(a, b)
     free_a = free_axes(a.ndim, contract[0], batch[0])
     free_b = free_axes(b.ndim, contract[1], batch[1])
@@ -266,6 +266,8 @@ dot = Primitive(
         _sample((), (3,), NONE, NONE),
         _sample((2, 0), (0, 4), ROWS_BY_COLUMNS, NONE),
         _sample((2, 3), (3, 2), ROWS_BY_COLUMNS, NONE, "complex64"),
+        _sample((4, 3), (3, 4), ROWS_BY_COLUMNS, ((0,), (1,))),
+        _sample((4, 3), (3, 4), ROWS_BY_COLUMNS, ((0,), (1,)), "complex64"),
         _sample((2, 3), (4, 3), ((1,), (1,)), NONE, "int64"),
     ],
     mistakes=_mistakes,

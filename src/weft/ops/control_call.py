@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.shapes import Dimension
+from weft.core.shapes import Dimension, is_static
 from weft.core.types import TensorType, spec
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import joint
@@ -30,13 +30,16 @@ from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor
 from weft.ops.control import (
     Array,
+    Marks,
     batched_graph,
     batched_outputs,
     closed_graph,
     cotangent_graph,
     inexact,
+    marked,
     moving_outputs,
     place_marked,
+    remember,
     run,
     tangent_graph,
 )
@@ -70,11 +73,31 @@ def _call_vjp(
     primals: Sequence[Tensor],
     wanted: Sequence[bool],
     graph: Graph,
+    pull: object = None,
 ) -> list[Tensor | None]:
+    """The derivative as a call of a graph that computes anew what it needs of the forward one.
+
+    pull: what a compiled call has for first derivatives alone, see `ir/reverse.py`. Such a call
+    keeps saved values behind its operands, and of operands that the derivative does not read
+    only the type.
+    """
+    primals = primals[: len(graph.inputs)]
     asked = tuple(w and d for w, d in zip(wanted, inexact(primals), strict=True))
     given = [cotangent for cotangent in cotangents if cotangent is not None]
-    derived = cotangent_graph(graph, asked)
-    return place_marked(apply_multiple(call, *primals, *given, graph=derived), asked)
+    derived, read = _read_inputs(cotangent_graph(graph, asked))
+    operands = marked([*primals, *given], read)
+    return place_marked(apply_multiple(call, *operands, graph=derived), asked)
+
+
+@remember
+def _read_inputs(graph: Graph) -> tuple[Graph, Marks]:
+    """A graph without the inputs that it does not read, and which these are not.
+
+    An input of which only the size counts stays.
+    """
+    read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
+    marks = tuple(v in read or not is_static(v.type.shape) for v in graph.inputs)
+    return Graph(tuple(marked(graph.inputs, marks)), graph.nodes, graph.outputs), marks
 
 
 def _batch_call(

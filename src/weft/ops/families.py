@@ -29,15 +29,17 @@ from weft.core.dtypes import (
     uint8,
 )
 from weft.core.errors import DTypeError, ShapeError, Unsupported
+from weft.core.settings import settings
 from weft.core.shapes import Dimension, broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import apply, quiet
+from weft.ir.eager import large_elementwise, times_large
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
-from weft.ir.tensor import Tensor, grad_mode
+from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.operands import DTYPE_CLASSES, promote_operands, wrong_dtype
 
 Array = np.ndarray[Any, Any]
@@ -246,10 +248,16 @@ def _long_path(
 def _unary(
     primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
 ) -> Function:
+    times, large = times_large(primitive), large_elementwise(primitive)
+
     def function(x: Any, /) -> Tensor:
         if type(x) is Tensor:
             a = x._value
             if type(a) is HostArray and a.dtype in fast:
+                if a.size >= settings.eager_elements * times:
+                    found = large((x,))
+                    if found is not None:
+                        return found
                 try:
                     value = quiet(kernel, a)
                 except RuntimeError:
@@ -278,6 +286,7 @@ def _binary(
     slow: Function,
 ) -> Function:
     """`weak` are the dtypes that a Python float may stand beside."""
+    times, large = times_large(primitive), large_elementwise(primitive)
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor and type(x2) is Tensor:
@@ -286,11 +295,20 @@ def _binary(
                 return slow(x1, x2)
             if a.dtype is not b.dtype or a.dtype not in fast:
                 return slow(x1, x2)
+            least = settings.eager_elements * times
+            if a.size >= least or b.size >= least:
+                found = large((x1, x2))
+                if found is not None:
+                    return found
             node, other = x1._node, x2._node
         elif type(x1) is Tensor:
             a, b = x1._value, _as_float(x2)
             if type(b) is not float or type(a) is not HostArray or a.dtype not in weak:
                 return slow(x1, x2)
+            if a.size >= settings.eager_elements * times:
+                found = large((x1, wrap(np.array(b, a.dtype))))
+                if found is not None:
+                    return found
             node, other = x1._node, None
         else:
             a = _as_float(x1)
@@ -299,6 +317,10 @@ def _binary(
             b = x2._value
             if type(b) is not HostArray or b.dtype not in weak:
                 return slow(x1, x2)
+            if b.size >= settings.eager_elements * times:
+                found = large((wrap(np.array(a, b.dtype)), x2))
+                if found is not None:
+                    return found
             node, other = None, x2._node
         try:
             value = quiet(kernel, a, b)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
 import weft as wf
+from weft.eager import update_unit
 from weft.optim.checks import (
     check_count,
     check_known,
@@ -235,8 +236,17 @@ class Optimizer:
         """
         self._check_parameters()
         loss = None if closure is None else _evaluate(closure)
+        self._check_scaled()
+        least = wf.settings.eager_elements
+        if not rows and any(p.size >= least for p in self.parameters):
+            _apply_compiled(self)
+        else:
+            self._apply(rows)
+        return loss
+
+    def _apply(self, rows: Sequence[Rows] = ()) -> None:
+        """One update of everything, by operations on tensors alone."""
         with wf.no_grad(), wf.ir.scope(type(self).__name__, phase="update"):
-            self._check_scaled()
             tables = [self._read_rows(each) for each in rows]
             gradients, apply = self._prepare_gradients([p.grad for p in self.parameters], tables)
             step = self._count_step(apply)
@@ -244,7 +254,6 @@ class Optimizer:
             self._update(gradients, settings, apply)
             for table, gradient in zip(tables, gradients[len(self.state) :], strict=True):
                 self._update_rows(table, gradient, settings, apply)
-        return loss
 
     def _prepare_gradients(
         self, dense: list[wf.Tensor | None], tables: list[_Table]
@@ -372,6 +381,12 @@ class Optimizer:
         extra = [f"  {k}={v!r}" for k, v in given.items() if v is not None and v is not False]
         shown = [line for line in extra if line != "  accumulate=1"]
         return "\n".join([*lines, *shown, ")"])
+
+
+@update_unit
+def _apply_compiled(optimizer: Optimizer) -> None:
+    """One update, as one compiled unit where it is done eagerly."""
+    optimizer._apply()
 
 
 class _Table(NamedTuple):

@@ -22,9 +22,12 @@ from weft.core.errors import GradientError
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, compute
+from weft.ir.graph import Graph, Variable
 from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import Primitive
+from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
+from weft.ops.control_call import call
 from weft.ops.debugging import without_short_paths
 from weft.ops.identity import barrier
 
@@ -113,6 +116,27 @@ class _Run:
             return self._process_outside(*call)
         return self.result(primitive, results, lambda: self._process_outside(*call))
 
+    def unit(
+        self, graph: Graph, arrays: Sequence[Any], compute: Callable[[], Sequence[Any]]
+    ) -> Sequence[Any]:
+        """What a compiled unit of the function gives for arrays; see compiler/function/taped.py.
+
+        It is kept where the policy wants a result of any operation in it.
+        """
+
+        def outside() -> Sequence[Any]:
+            traces.keeper = self.outer
+            try:
+                return compute() if self.outer is None else self.outer.unit(graph, arrays, compute)
+            finally:
+                traces.keeper = self
+
+        known = specialize(graph, [wrap(array).type for array in arrays])
+        if not any(self.wanted(n.primitive.name, _types_of(n.results)) for n in known.nodes):
+            return outside()
+        made = self.result(call, known.output_types, lambda: tuple(map(wrap, outside())))
+        return [tensor._value for tensor in made]
+
     def _process_outside(self, *call: Any) -> Any:
         """A call as it is done where the function is called."""
         traces.keeper = self.outer
@@ -191,6 +215,10 @@ class SecondRun(_Run):
             raise _replay_error(kept, Kept(primitive.name, types, ()))
         tensors = tuple(_fence_value(value) for value in kept.values)
         return tensors if primitive.multiple else tensors[0]
+
+
+def _types_of(values: Sequence[Variable]) -> tuple[TensorType, ...]:
+    return tuple([value.type for value in values])
 
 
 def _fence_value(value: Any) -> Tensor:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
+from weft.eager import unit
 from weft.nn.functional.checks import check_range, choose, values_of
 from weft.nn.functional.losses import REDUCTIONS, reduce_losses
 
 
+@unit
 def cross_entropy(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -49,6 +51,7 @@ def cross_entropy(
     return _of_probabilities(logs, target, weight, reduction, label_smoothing, axis)
 
 
+@unit
 def nll_loss(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -148,6 +151,7 @@ def _check_weight(op: str, x: wf.Tensor, weight: wf.Tensor, axis: int) -> None:
         )
 
 
+@unit
 def multi_margin_loss(
     x: wf.Tensor, target: wf.Tensor, p: int = 1, margin: float = 1.0, reduction: str = "mean"
 ) -> wf.Tensor:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
+from weft.eager import unit
 from weft.nn.functional.checks import check_range, choose, needs_axes, values_of
 
 
+@unit(weights=("weight",))
 def embedding(index: wf.Tensor, weight: wf.Tensor, padding_idx: int | None = None) -> wf.Tensor:
     """The rows of weight [count, width] at index [...]: [..., width].
 

@@ -14,6 +14,7 @@ import math
 import numpy as np
 
 import weft as wf
+from weft.eager import unit
 from weft.nn.functional.checks import choose, refuse_where, same_shape
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -27,6 +28,7 @@ def reduce_losses(op: str, losses: wf.Tensor, reduction: str) -> wf.Tensor:
     return wf.mean(losses) if reduction == "mean" else wf.sum(losses)
 
 
+@unit
 def mse_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """(x - target)².
 
@@ -37,6 +39,7 @@ def mse_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Ten
     return reduce_losses("mse_loss", wf.square(x - target), reduction)
 
 
+@unit
 def l1_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """|x - target|.
 
@@ -47,6 +50,7 @@ def l1_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tens
     return reduce_losses("l1_loss", wf.abs(x - target), reduction)
 
 
+@unit
 def smooth_l1_loss(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", beta: float = 1.0
 ) -> wf.Tensor:
@@ -60,6 +64,7 @@ def smooth_l1_loss(
     return huber_loss(x, target, reduction, beta) / beta
 
 
+@unit
 def huber_loss(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", delta: float = 1.0
 ) -> wf.Tensor:
@@ -103,6 +108,7 @@ def binary_cross_entropy(
     )
 
 
+@unit
 def binary_cross_entropy_with_logits(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -125,6 +131,7 @@ def binary_cross_entropy_with_logits(
     return reduce_losses("binary_cross_entropy_with_logits", losses, reduction)
 
 
+@unit
 def kl_div(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", log_target: bool = False
 ) -> wf.Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
+from weft.eager import unit
 
 Axes = tuple[int, ...]
 
@@ -52,6 +53,7 @@ def _needs_channels(op: str, x: wf.Tensor, least: int = 2) -> None:
         )
 
 
+@unit(weights=("running_mean", "running_var", "weight", "bias"))
 def batch_norm(
     x: wf.Tensor,
     running_mean: wf.Tensor | None = None,
@@ -109,6 +111,7 @@ def _check_count(x: wf.Tensor) -> None:
         )
 
 
+@unit(weights=("running_mean", "running_var", "weight", "bias"))
 def instance_norm(
     x: wf.Tensor,
     running_mean: wf.Tensor | None = None,
@@ -138,6 +141,7 @@ def instance_norm(
     return _scale_and_shift(y, weight, bias, shape).astype(x.dtype)
 
 
+@unit(weights=("weight", "bias"))
 def layer_norm(
     x: wf.Tensor,
     normalized_shape: int | Sequence[int],
@@ -158,6 +162,7 @@ def layer_norm(
     )
 
 
+@unit(weights=("weight",))
 def rms_norm(
     x: wf.Tensor,
     normalized_shape: int | Sequence[int],
@@ -189,6 +194,7 @@ def _last_axes(op: str, x: wf.Tensor, shape: int | Sequence[int]) -> tuple[int, 
     return wanted
 
 
+@unit(weights=("weight", "bias"))
 def group_norm(
     x: wf.Tensor,
     num_groups: int,
@@ -219,6 +225,7 @@ def group_norm(
     return _scale_and_shift(y, weight, bias, _channel_shape(x)).astype(x.dtype)
 
 
+@unit
 def local_response_norm(
     x: wf.Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> wf.Tensor:

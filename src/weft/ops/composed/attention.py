@@ -16,6 +16,7 @@ from weft.core.errors import ArgumentError, ShapeError, UnsupportedError, WeftEr
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.arithmetic import multiply
 from weft.ops.attention import attention
@@ -28,6 +29,7 @@ __all__ = ["scaled_dot_product_attention"]
 _OP = "scaled_dot_product_attention"
 
 
+@unit
 def scaled_dot_product_attention(
     q: Any,
     k: Any,

@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.core.errors import ArgumentError, ShapeError
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.convolution import Padding, conv, conv_input_gradient
 from weft.ops.movement import is_below, pad, reshape
@@ -165,6 +166,7 @@ def _convolve(
     return without_batch_axis(_plus_bias(op, out, offset), added)
 
 
+@unit(weights=("weight", "bias"))
 def conv1d(
     x: Any,
     weight: Any,
@@ -187,6 +189,7 @@ def conv1d(
     return _convolve("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
 
 
+@unit(weights=("weight", "bias"))
 def conv2d(
     x: Any,
     weight: Any,
@@ -205,6 +208,7 @@ def conv2d(
     return _convolve("conv2d", 2, x, weight, bias, stride, padding, dilation, groups)
 
 
+@unit(weights=("weight", "bias"))
 def conv3d(
     x: Any,
     weight: Any,
@@ -302,6 +306,7 @@ def _split_output_padding(
     return sides, rest, beyond
 
 
+@unit(weights=("weight", "bias"))
 def conv_transpose1d(
     x: Any,
     weight: Any,
@@ -328,6 +333,7 @@ def conv_transpose1d(
     )
 
 
+@unit(weights=("weight", "bias"))
 def conv_transpose2d(
     x: Any,
     weight: Any,
@@ -350,6 +356,7 @@ def conv_transpose2d(
     )
 
 
+@unit(weights=("weight", "bias"))
 def conv_transpose3d(
     x: Any,
     weight: Any,

@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.core.dtypes import float32
 from weft.core.errors import ArgumentError
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import abs, divide, multiply, negative, square
 from weft.ops.comparison import equal, isfinite, isnan, less, less_equal
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 
+@unit
 def reciprocal(x: Any, /) -> Tensor:
     """1 divided by each element.
 
@@ -71,6 +73,7 @@ def isneginf(x: Any, /) -> Tensor:
     return equal(*promote_operands("isneginf", (x, -math.inf), "float"))
 
 
+@unit
 def isclose(
     x1: Any, x2: Any, /, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
@@ -86,6 +89,7 @@ def isclose(
     return logical_or(near, logical_and(isnan(a), isnan(b))) if equal_nan else near
 
 
+@unit
 def nan_to_num(
     x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
@@ -106,6 +110,7 @@ def nan_to_num(
     return where(isnan(tensor), nan, below)
 
 
+@unit
 def lerp(start: Any, end: Any, weight: Any, /) -> Tensor:
     """Linear interpolation: start where the weight is 0, exactly end where it is 1.
 
@@ -147,6 +152,7 @@ def _in_single(function: Callable[..., Tensor], x: Tensor) -> Tensor:
 _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)]
 
 
+@unit
 def sinc(x: Any, /) -> Tensor:
     """sin(πx) / (πx), and 1 at 0, with all its derivatives.
 
@@ -168,6 +174,7 @@ def _sinc(x: Tensor) -> Tensor:
     return where(small, near + 1.0, sin(away) / away)
 
 
+@unit
 def softplus(x: Any, /) -> Tensor:
     """log(1 + exp(x)), without overflow: a smooth `relu`.
 
@@ -178,6 +185,7 @@ def softplus(x: Any, /) -> Tensor:
     return logaddexp(x, 0.0)
 
 
+@unit
 def log_sigmoid(x: Any, /) -> Tensor:
     """log(sigmoid(x)), accurate where the sigmoid is close to 0.
 
@@ -188,6 +196,7 @@ def log_sigmoid(x: Any, /) -> Tensor:
     return negative(logaddexp(negative(*promote_operands("log_sigmoid", (x,), "float")), 0.0))
 
 
+@unit
 def logit(x: Any, /) -> Tensor:
     """log(x / (1 - x)): the inverse of `sigmoid`.
 
@@ -199,6 +208,7 @@ def logit(x: Any, /) -> Tensor:
     return log(x) - log1p(-x)
 
 
+@unit
 def silu(x: Any, /) -> Tensor:
     """x·sigmoid(x), also called swish.
 
@@ -209,6 +219,7 @@ def silu(x: Any, /) -> Tensor:
     return multiply(x, sigmoid(x))
 
 
+@unit
 def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     """x·Φ(x) with the normal distribution function Φ; approximate="tanh" is the older formula.
 

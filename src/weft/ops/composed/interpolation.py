@@ -16,6 +16,7 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import is_static
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.composed.convolutions import per_axis
 from weft.ops.composed.pooling import (
@@ -34,6 +35,7 @@ _LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
 _AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
 
 
+@unit
 def interpolate(
     x: Any,
     size: int | Sequence[int] | None = None,

@@ -13,6 +13,7 @@ from weft.core.dimensions import is_zero
 from weft.core.errors import ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import maximum, negative
 from weft.ops.composed.norms import vector_norm
@@ -44,6 +45,7 @@ def _less_maximum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return x - keep_reduced(apply(reduce_max, stop_gradient(x), axes=axes), x, axes)
 
 
+@unit
 def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """Exponentials divided by their sum along an axis: positive numbers that add up to 1.
 
@@ -58,6 +60,7 @@ def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     return powers / _sum(powers, axes)
 
 
+@unit
 def log_softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """The logarithm of `softmax`, without the loss of digits that taking it afterwards has.
 
@@ -70,6 +73,7 @@ def log_softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     return shifted - log(_sum(exp(shifted), axes))
 
 
+@unit
 def softmin(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """`softmax` of the negative: small elements get large shares.
 
@@ -81,6 +85,7 @@ def softmin(x: Any, /, *, axis: Axis = -1) -> Tensor:
     return softmax(negative(tensor), axis=axis)
 
 
+@unit
 def normalize(x: Any, /, *, ord: float = 2, axis: Axis = -1, eps: float = 1e-12) -> Tensor:
     """The tensor divided by its norm along axes, which is taken as at least `eps`.
 
@@ -92,6 +97,7 @@ def normalize(x: Any, /, *, ord: float = 2, axis: Axis = -1, eps: float = 1e-12)
     return tensor / maximum(vector_norm(tensor, axis=axes, ord=ord, keepdims=True), eps)
 
 
+@unit
 def cosine_similarity(x1: Any, x2: Any, /, *, axis: int = -1, eps: float = 1e-8) -> Tensor:
     """The cosine of the angle between vectors along an axis; norms are taken as at least `eps`.
 
@@ -106,6 +112,7 @@ def cosine_similarity(x1: Any, x2: Any, /, *, axis: int = -1, eps: float = 1e-8)
     return apply(reduce_sum, products, axes=(place,))
 
 
+@unit
 def glu(x: Any, /, *, axis: int = -1) -> Tensor:
     """The gated linear unit: the first half along an axis times the sigmoid of the second.
 

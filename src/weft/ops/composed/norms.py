@@ -16,6 +16,7 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import normalize_axes
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.reverse import zeros
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import abs, conj
@@ -33,6 +34,7 @@ __all__ = ["matrix_norm", "norm", "vector_norm"]
 Axes = tuple[int, ...]
 
 
+@unit
 def vector_norm(
     x: Operand,
     /,

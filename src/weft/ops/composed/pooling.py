@@ -15,6 +15,7 @@ from weft.core.errors import ArgumentError
 from weft.core.shapes import Dimension, is_static
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.composed.convolutions import (
     Sizes,
@@ -123,6 +124,7 @@ def _max_pool(
     )
 
 
+@unit
 def max_pool1d(
     x: Any,
     kernel_size: Sizes,
@@ -145,6 +147,7 @@ def max_pool1d(
     return _max_pool(op, 1, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@unit
 def max_pool2d(
     x: Any,
     kernel_size: Sizes,
@@ -164,6 +167,7 @@ def max_pool2d(
     return _max_pool(op, 2, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@unit
 def max_pool3d(
     x: Any,
     kernel_size: Sizes,
@@ -226,6 +230,7 @@ def _inexact_operand(op: str, x: Any) -> Tensor:
     return convert_to(tensor, allowed_dtype(op, tensor.dtype, "inexact", (tensor,)))
 
 
+@unit
 def avg_pool1d(
     x: Any,
     kernel_size: Sizes,
@@ -246,6 +251,7 @@ def avg_pool1d(
     return _avg_pool(op, 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@unit
 def avg_pool2d(
     x: Any,
     kernel_size: Sizes,
@@ -264,6 +270,7 @@ def avg_pool2d(
     return _avg_pool(op, 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@unit
 def avg_pool3d(
     x: Any,
     kernel_size: Sizes,
@@ -344,6 +351,7 @@ def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
     return move_axis(apply(reduce_max, taken, axes=(1,)), 0, axis)
 
 
+@unit
 def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     """The means of as many stretches of equal or nearly equal length as asked for.
 
@@ -354,6 +362,7 @@ def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool1d", 1, x, output_size)
 
 
+@unit
 def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
     """The means of a grid of rectangles; None leaves an axis as it is.
 
@@ -364,6 +373,7 @@ def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool2d", 2, x, output_size)
 
 
+@unit
 def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
     """The means of a grid of boxes; None leaves an axis as it is.
 
@@ -374,6 +384,7 @@ def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool3d", 3, x, output_size)
 
 
+@unit
 def adaptive_max_pool1d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of as many stretches as asked for.
 
@@ -384,6 +395,7 @@ def adaptive_max_pool1d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_max("adaptive_max_pool1d", 1, x, output_size)
 
 
+@unit
 def adaptive_max_pool2d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of a grid of rectangles; None leaves an axis as it is.
 
@@ -394,6 +406,7 @@ def adaptive_max_pool2d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_max("adaptive_max_pool2d", 2, x, output_size)
 
 
+@unit
 def adaptive_max_pool3d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of a grid of boxes; None leaves an axis as it is.
 

@@ -26,6 +26,7 @@ from weft.core.shapes import (
 )
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
 from weft.ops.contraction import NONE, ROWS_BY_COLUMNS, dot, plain_product
@@ -48,6 +49,7 @@ __all__ = [
 # --- matrices ----------------------------------------------------------------------------------
 
 
+@unit
 def matmul(x1: Any, x2: Any, /) -> Tensor:
     """The matrix product over the last axis of x1 and the last but one of x2.
 
@@ -144,6 +146,7 @@ def matrix_transpose(x: Any, /) -> Tensor:
 # --- inner and outer products ------------------------------------------------------------------
 
 
+@unit
 def tensordot(
     x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> Tensor:
@@ -195,6 +198,7 @@ def _paired_axes(
     return left, right
 
 
+@unit
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
     """The inner product Σ conj(x1)·x2 along an axis; the other axes broadcast.
 
@@ -270,6 +274,7 @@ Labels = tuple[str, ...]
 """One label per axis: a letter, or "...0", "...1", … for the axes that an ellipsis stands for."""
 
 
+@unit
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     """The sum of products that a formula describes, as in "ij,jk->ik".
 

@@ -22,6 +22,7 @@ from weft.core.dtypes import DType, bool_, float32, float64, uint32, uint64
 from weft.core.errors import ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, size
 from weft.ir.dispatch import apply
+from weft.ir.eager import by_reference
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.comparison import greater_equal, less, less_equal
@@ -174,6 +175,7 @@ def uniform(
     return scale_and_shift(drawn, low, high - low if numbers else subtract(high, low), target)
 
 
+@by_reference
 def normal(
     shape: Any = None, mean: Any = 0.0, std: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -191,6 +193,7 @@ def normal(
     )
 
 
+@by_reference
 def exponential(
     shape: Any = None, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -211,6 +214,7 @@ def exponential(
     )
 
 
+@by_reference
 def gumbel(
     shape: Any = None, loc: Any = 0.0, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -230,6 +234,7 @@ def gumbel(
     )
 
 
+@by_reference
 def laplace(
     shape: Any = None, loc: Any = 0.0, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -249,6 +254,7 @@ def laplace(
     return scale_and_shift(multiply(side, distance), loc, scale, target)
 
 
+@by_reference
 def truncated_normal(
     shape: Any = None,
     low: Any = -2.0,
@@ -285,6 +291,7 @@ def truncated_normal(
     return convert_to(minimum(maximum(drawn, low), high), target)
 
 
+@by_reference
 def multivariate_normal(
     mean: Any, cov: Any, shape: Any = (), *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -377,6 +384,7 @@ def standard_gamma(key: Tensor, concentration: Tensor, shape: Shape) -> tuple[Te
     return accepted, where(small, boost, 0.0)
 
 
+@by_reference
 def gamma(
     shape: Any = None,
     concentration: Any = 1.0,
@@ -402,6 +410,7 @@ def gamma(
     return scale_and_shift(multiply(x, exp(boost)), 0.0, scale, target)
 
 
+@by_reference
 def beta(
     shape: Any = None, a: Any = 1.0, b: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -421,6 +430,7 @@ def beta(
     return convert_to(divide(1.0, add(1.0, exp(ratio))), target)
 
 
+@by_reference
 def dirichlet(concentration: Any, shape: Any = (), *, dtype: Any = None, key: Key = None) -> Tensor:
     """Vectors of non-negative numbers that add up to 1; `shape` counts vectors in front.
 

@@ -16,8 +16,10 @@ from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, DType, as_dtype, float32, float64, int64, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
+from weft.ir import eager
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import by_reference
 from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import greater, greater_equal, less, less_equal
@@ -160,6 +162,7 @@ def _is_share(p: Any) -> Any:
     return (p >= 0) & (p <= 1)
 
 
+@by_reference
 def categorical(logits: Any, axis: int = -1, shape: Any = None, *, key: Key = None) -> Tensor:
     """Positions along an axis, chosen in proportion to exp(logits).
 
@@ -242,6 +245,7 @@ def _rows(x: Tensor, index: Tensor, axis: int) -> Tensor:
     return move_axis(apply(gather, x, index, axes=(axis,)), 0, axis)
 
 
+@by_reference
 def choice(
     x: Any,
     shape: Any = (),
@@ -329,6 +333,7 @@ def _gather_along(source: Tensor, index: Tensor, axis: int) -> Tensor:
 # --- counts ------------------------------------------------------------------------------------
 
 
+@by_reference
 def poisson(shape: Any = None, rate: Any = 1.0, *, dtype: Any = None, key: Key = None) -> Tensor:
     """Numbers of events in a time in which `rate` are expected; int64.
 
@@ -415,6 +420,7 @@ def _is_rejected(
     return logical_and(logical_not(inside), logical_or(outside, above))
 
 
+@by_reference
 def binomial(
     shape: Any = None, n: Any = 1, p: Any = 0.5, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -518,5 +524,10 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -
         return tensor
     if p == 1:
         return zeros(tensor.type)
-    stays = dropout_mask(tensor.shape, p, key=key_or_next(op, key))
-    return where(stays, divide(tensor, 1.0 - p), zeros(tensor.type))
+    return _drop_elements(tensor, p, key)
+
+
+@eager.unit
+def _drop_elements(x: Tensor, p: float, key: Key) -> Tensor:
+    stays = dropout_mask(x.shape, p, key=key_or_next("random.dropout", key))
+    return where(stays, divide(x, 1.0 - p), zeros(x.type))

@@ -15,6 +15,7 @@ import numpy as np
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import view_unit
 from weft.ir.parts import as_part
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
@@ -199,6 +200,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     return cut_axis(x, place, low, low + length)
 
 
+@view_unit
 def split(x: Operand, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Parts of equal size, where a number is given, or the parts between given places.
 
@@ -233,6 +235,7 @@ def _equal_parts(x: Tensor, count: int, axis: int) -> list[Tensor]:
     return [cut_axis(x, axis, i * part, (i + 1) * part) for i in range(count)]
 
 
+@view_unit
 def chunk(x: Operand, chunks: int, axis: int = 0) -> list[Tensor]:
     """At most that many parts of equal size, the last one smaller where it does not come out even.
 

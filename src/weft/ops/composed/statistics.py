@@ -20,6 +20,7 @@ from weft.core.dtypes import DType, as_dtype, bool_, float32, float64, int64, re
 from weft.core.errors import ArgumentError, AxisError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis, size
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
 from weft.ops import cumulative, reduction
@@ -132,6 +133,7 @@ def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fa
     return _reduce_axes(reduction.reduce_prod, wide, _axes("prod", tensor, axis), keepdims)
 
 
+@unit
 def nansum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The sum of the elements that are not NaN.
 
@@ -262,6 +264,7 @@ def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return convert_to(out, tensor.dtype)
 
 
+@unit
 def nanmean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean of the elements that are not NaN.
 
@@ -303,6 +306,7 @@ def _variance(op: str, x: Any, axis: Axis, correction: float, keepdims: bool) ->
     return _reduce_axes(reduction.reduce_sum, squares, axes, keepdims) / freedom
 
 
+@unit
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """The variance: the mean square deviation from the mean, divided by n - correction.
 
@@ -314,6 +318,7 @@ def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
     return convert_to(_variance("var", x, axis, correction, keepdims), dtype)
 
 
+@unit
 def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """The standard deviation; where it is 0, its derivative is taken as 0.
 
@@ -328,6 +333,7 @@ def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
     return convert_to(root, dtype)
 
 
+@unit
 def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The logarithm of the sum of exponentials, without overflow; -inf for no elements.
 
@@ -493,6 +499,7 @@ def cumulative_prod(
     return _cumulate("cumulative_prod", cumulative.cumulative_prod, x, axis, dtype, initial)
 
 
+@unit
 def cumulative_logsumexp(x: Any, /, *, axis: int | None = None) -> Tensor:
     """The logarithm of the running sum of exponentials, without overflow.
 

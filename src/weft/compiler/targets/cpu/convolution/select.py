@@ -62,8 +62,8 @@ def is_native(node: GraphNode, most_taps: int) -> bool:
         return False
     if node.primitive.name != "conv_weight_gradient":
         return True
-    shapes = [_with_last(a.shape), node.results[0].type.shape, _with_last(b.shape)]
-    sizes = sizes_of(*shapes, node.params)
+    weight = node.results[0].type.shape
+    sizes = sizes_of(_with_last(a.shape), weight, _with_last(b.shape), node.params)
     dtype = float64 if a.dtype is float64 else float32
     if sizes is None:
         return False
