@@ -28,6 +28,9 @@ PLAIN ?= $(addprefix tests/compiler/test_,calls.py donation.py known_calls.py) \
     tests/optim/test_training.py tests/train/test_trainer.py
 # More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
 PEERS ?=
+# Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
+BENCH ?=
+EAGER ?=
 
 VENV := .venv/.complete
 VENV_BENCH := .venv-bench/.complete
@@ -91,8 +94,8 @@ lint: $(VENV)  ## ruff's rules, ruff's format, mypy in strict mode
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyTorch and JAX (a large download the first time); BENCH="--quick"
-	.venv-bench/bin/python benchmarks/eager.py
+bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyTorch and JAX (a large download the first time); BENCH="--quick" EAGER="--quick"
+	.venv-bench/bin/python benchmarks/eager.py --all --json $(EAGER)
 	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
 
 bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card

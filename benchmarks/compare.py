@@ -31,6 +31,7 @@ sys.path.insert(0, str(HERE))
 
 from suite import measuring, report  # noqa: E402
 from suite.frameworks import FRAMEWORKS, installed  # noqa: E402
+from suite.machine import processor_name  # noqa: E402
 from suite.plot import picture  # noqa: E402
 from suite.processes import WorkerFailure, WorkerProcess  # noqa: E402
 from suite.workloads import WORKLOADS  # noqa: E402
@@ -82,7 +83,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 def _begun(arguments: argparse.Namespace) -> dict[str, Any]:
     """An empty result, with what an earlier run wrote if it is to be resumed."""
     found: dict[str, Any] = {
-        "machine": {"cpu": _processor(), "python": platform.python_version()},
+        "machine": {"cpu": processor_name(), "python": platform.python_version()},
         "settings": {"rounds": arguments.rounds, "quick": arguments.quick},
         "threads": arguments.threads,
         "load_before": os.getloadavg(),
@@ -134,7 +135,8 @@ def _measure(
 ) -> None:
     """One workload: times, values, and Weft's kernels."""
     start, load = time.perf_counter(), os.getloadavg()
-    row = measuring.measure(name, workers, arguments.rounds, arguments.quick, say)
+    pace = measuring.QUICK if arguments.quick else measuring.Pace()
+    row = measuring.measure(name, workers, arguments.rounds, pace, say)
     if not row:
         return
     found["rows"][name] = row
@@ -219,13 +221,6 @@ def say(text: str) -> None:
 def _wanted(name: str, only: Iterable[str] | None) -> bool:
     """Whether a name, or the beginning of it, was asked for."""
     return not only or any(name == part or name.startswith(f"{part}-") for part in only)
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
 
 
 def _cores() -> int:

@@ -130,7 +130,7 @@ def pull(primitive: Primitive, sample: Sample) -> None:
     """Reverse mode from some cotangents."""
     f, xs = moving(primitive, sample)
     results, pullback = reverse.vjp(f, *xs)
-    pullback([reverse.filled(r.shape, r.dtype, 1) for r in results])
+    pullback([reverse.filled_tensor(r.shape, r.dtype, 1) for r in results])
 
 
 def twice(primitive: Primitive, sample: Sample) -> None:
@@ -139,7 +139,7 @@ def twice(primitive: Primitive, sample: Sample) -> None:
 
     def pulled(*inner: Tensor) -> list[Tensor]:
         results, pullback = reverse.vjp(f, *inner)
-        backs = pullback([reverse.filled(r.shape, r.dtype, 1) for r in results])
+        backs = pullback([reverse.filled_tensor(r.shape, r.dtype, 1) for r in results])
         return reverse.or_zeros(backs, inner)
 
     forward.jvp(pulled, xs, [wrap(np.ones_like(x._value)) for x in xs])

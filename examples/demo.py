@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,12 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     network = trainer.checkpoint_folder.latest()
     print(f"loss on unseen text: {history.last['val_loss']:.3f} (guessing: {math.log(65):.3f})")
     print(f"the curve is in {plot}, the network in {network}")
-    print(NEXT)
+    print(NEXT.format(python=os.path.relpath(sys.executable)))
     return {"first loss": history["val_loss"][0], "loss": history.last["val_loss"]}
 
 
 NEXT = """
-What to try next:
+What to try next, where python is {python}:
   python examples/demo.py --resume --seconds 120     go on from the checkpoint
   python examples/shakespeare.py                     the larger one: a few minutes, loss below 1.6
   python examples/digits.py --model lenet            images; examples/ has many such files

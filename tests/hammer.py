@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from weft.runtime.compile_queue import BACKGROUND
+
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
@@ -19,11 +21,13 @@ def times(count: int) -> int:
 @contextmanager
 def restless() -> Iterator[None]:
     """Let the interpreter change threads as often as it can inside a `with` block."""
+    BACKGROUND.finish()  # which changes the interval and gives back what it has found
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         yield
     finally:
+        BACKGROUND.finish()
         sys.setswitchinterval(before)
 
 

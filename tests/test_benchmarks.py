@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -34,14 +35,81 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda name: importlib.import_module(f"suite.{name}")
 
 
-def test_the_eager_benchmark_times_every_case_and_writes_it_down(tmp_path: Path) -> None:
+def test_the_eager_benchmark_times_every_workload_and_writes_it_down(tmp_path: Path) -> None:
     output = tmp_path / "eager.json"
-    result = run("eager.py", "--rounds", "2", "--output", str(output))
-    times = json.loads(output.read_text(encoding="utf-8"))["nanoseconds"]
-    assert len(times) == 9
-    for case, row in times.items():
-        assert 0 < row["Weft"]["best"] <= row["Weft"]["median"], case
-        assert case in result.stdout
+    options = ["--all", "--quick", "--rounds", "1", "--frameworks", "weft"]
+    result = run("eager.py", *options, "--output", str(output))
+    written = json.loads(output.read_text(encoding="utf-8"))
+    counts = {group: len(rows) for group, rows in written["groups"].items()}
+    assert counts == {"small": 5, "functions": 52, "training": 6, "inference": 3}
+    for rows in written["groups"].values():
+        for name, row in rows.items():
+            assert 0 < row["times"]["weft"]["wall"]["best"], name
+            assert row["differences"] == {"weft": 0.0}, name
+    assert "gelu, 1K, both ways" in result.stdout
+    for name in ("gpt", "resnet"):
+        memory = written["memory"][name]["weft"]
+        assert memory["peak_bytes"] > memory["import_bytes"] > 0, name
+    for caches in ("cold", "warm"):
+        assert written["first"]["lenet-adam"]["weft"][caches]["first_seconds"] > 0
+
+
+def test_the_eager_benchmark_runs_what_was_asked_for_and_leaves_the_results_alone() -> None:
+    results = BENCHMARKS / "results" / "eager.json"
+    before = results.read_bytes()
+    options = ["--quick", "--rounds", "1", "--frameworks", "weft", "--weft", "reference"]
+    result = run("eager.py", *options, "--only", "concat", "chain", "--sizes", "2K", "4K")
+    titles = [line.split("  ")[0] for line in result.stdout.splitlines() if " ±" in line]
+    concats = ["concat, 2K", "concat, 4K", "concat, 2K, both ways", "concat, 4K, both ways"]
+    chains = ["20 operations, 4 elements", "20 operations, 4 elements, both ways"]
+    assert [title for title in titles if not title.startswith("µs")] == [*chains, *concats]
+    assert "WEFT_EAGER=reference" in result.stdout
+    assert results.read_bytes() == before
+
+
+def test_functions_and_their_sizes_are_read_from_a_name(suite: Any) -> None:
+    functions = suite("eager.functions")
+    assert functions.parts("split_heads-64K-backward") == ("split_heads", 1 << 16, True)
+    assert functions.parts("conv2d-196K") == ("conv2d", 8 * 32 * 28 * 28, False)
+    for size in (*functions.SIZES, 1000):
+        assert functions.count(functions.label(size)) == size
+    with pytest.raises(KeyError, match="nothing-1K"):
+        suite("eager").workload("nothing-1K")
+
+
+def test_operands_have_about_as_many_elements_as_the_name_says(suite: Any) -> None:
+    functions, workload = suite("eager.functions"), suite("eager").workload
+    for name in functions.names(functions.SIZES):
+        key, count, _ = functions.parts(name)
+        arrays = workload(name).task(False, False).data
+        first = next(iter(arrays.values()))
+        size = first.size * (64 if key == "embedding" else 2 if key == "concat" else 1)
+        assert 0.75 * count <= size <= count, name
+
+
+def test_a_side_whose_values_differ_is_not_timed(suite: Any) -> None:
+    measuring = suite("measuring")
+    row = {"weft": {"values": [[1.0, 2.0]]}, "torch": {"values": [[1.0, 2.1]]}}
+    measuring._refuse_differences(row, 1e-3)
+    assert "error" not in row["weft"]
+    assert row["torch"]["error"] == "values differ by 5.0e-02, more than 1e-03"
+
+
+def test_the_digest_of_gradients_sees_each_array_in_its_own_size(suite: Any) -> None:
+    digest = suite("eager.functions").sampled
+    large, small = np.full(1000, 1e4), np.arange(1000) * 1e-4
+    changed = small.copy()
+    changed[-1] += 1e-3
+    one, other = np.array(digest([large, small])), np.array(digest([large, changed]))
+    assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
+
+
+def test_memory_is_compared_above_the_import(suite: Any) -> None:
+    digest = suite("eager.report").memory_digest
+    own = {"import_bytes": 50, "peak_bytes": 150}
+    other = {"import_bytes": 200, "peak_bytes": 300}
+    assert digest({"weft": own, "torch": other}) == {"peak": 0.5, "above_import": 1.0}
+    assert digest({"weft": own, "torch": {"error": "it failed"}}) == {}
 
 
 def test_the_comparison_measures_workloads_in_a_process_of_their_own(tmp_path: Path) -> None:

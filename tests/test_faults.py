@@ -435,7 +435,9 @@ def _any_dual(self: forward.ForwardTrace, tensor: Tensor) -> Any:
 
 
 def _all_emptied(primitive: Any, values: Any, out: Any) -> Any:
-    return tuple(tape._emptied(value) for value in values), tape._emptied(out)
+    return tuple(tape._without_large_value(value) for value in values), tape._without_large_value(
+        out
+    )
 
 
 def _in_memory(tensor: Tensor, result: Tensor, op: str) -> Tensor:
@@ -555,12 +557,12 @@ LIBRARY_FAULTS = [
     ),
     Fault(
         "perturbations of different levels confused",
-        lambda: patched((forward.ForwardTrace, "split"), value=_any_dual),
+        lambda: patched((forward.ForwardTrace, "primal_and_tangent"), value=_any_dual),
         perturbations_are_kept_apart,
     ),
     Fault(
         "a leaked tensor that is not called so",
-        lambda: patched((dispatch, "leaked"), value=lambda value, purpose: KeyError(purpose)),
+        lambda: patched((dispatch, "leak_error"), value=lambda value, purpose: KeyError(purpose)),
         leaks_are_refused,
     ),
     Fault(
@@ -630,7 +632,7 @@ LIBRARY_FAULTS = [
     ),
     Fault(
         "a batch that forgets a user's rule",
-        lambda: patched((custom, "_batched"), value=lambda rule: custom._SAMPLE_RULE),
+        lambda: patched((custom, "_batched_rule"), value=lambda rule: custom._SAMPLE_RULE),
         custom_rules_hold_under_vmap,
     ),
     Fault(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.fuzz import coverage, workers
@@ -16,19 +19,21 @@ from tests.fuzz.minimise import minimise
 from tests.fuzz.program import Input, Program, Step
 from tests.fuzz.sizes import thresholds
 
+import weft as wf
+from weft.compiler.targets.cpu.machine import LEVELS, machine_named
 from weft.ir.primitive import PRIMITIVES
 
 pytestmark = pytest.mark.slow
 
 PROGRAMS, PARTS = 500, 20
-WAYS = ("jit", "checked", "plain", "torch")
+WAYS = ("jit", "native", "checked", "plain", "torch")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs_agree_in_every_way_of_running_them(part: int) -> None:
     count = PROGRAMS // PARTS
     seeds = range(part * count, (part + 1) * count)
-    found = list(workers.search(seeds, 1, WAYS, time.monotonic() + 600))
+    found = list(workers.search(seeds, 1, WAYS, time.monotonic() + 3600))
     failures = {seed: failure for seed, failure, _ in found if failure is not None}
     print("again: python -m tests.fuzz --minimise SEED")
     assert len(found) == count
@@ -51,6 +56,29 @@ def test_the_script_of_a_program_runs() -> None:
 
 def test_sizes_stand_on_both_sides_of_the_thresholds_of_products() -> None:
     assert {16, 48, 64, 192, 256, 320} <= {*thresholds()}
+
+
+def test_random_numbers_of_a_program_are_the_same_in_every_way() -> None:
+    by_number = "wf.random.normal({0}.shape, dtype='float32', key=wf.random.fold_in(K, I)) * 2"
+    by_number = by_number.replace("K", "wf.random.key(3)").replace("I", "wf.sum({0} > 0)")
+    program = chain(
+        "wf.random.dropout({}, 0.3)",
+        by_number,
+        "wf.random.gamma(None, wf.abs({}) + 0.5, dtype='float64').astype('float32')",
+        "wf.random.permutation({})",
+    )
+    for transforms in ((), ("gradients",), ("rematerialised", "gradients")):
+        assert examine(replace(program, transforms=transforms), ("jit", "checked")) is None
+
+
+def test_random_numbers_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = chain("wf.tanh({})", "wf.random.uniform({0}.shape, dtype='float32') + {0}")
+    compiled = wf.jit
+    later = lambda f: compiled(lambda *xs: (wf.random.bits(), f(*xs))[1])  # noqa: E731
+    monkeypatch.setattr(wf, "jit", later)
+    failure = examine(program, ("jit",))
+    assert failure is not None
+    assert (failure.way, failure.what) == ("jit", "differs")
 
 
 # --- faults made on purpose ----------------------------------------------------------------------
@@ -114,7 +142,7 @@ print(failure, len(small.steps))
 
 def test_a_child_that_dies_is_attributed_to_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_FUZZ_CRASH", "3")
-    found = list(workers.search(range(2, 5), 1, ("jit",), time.monotonic() + 120))
+    found = list(workers.search(range(2, 5), 1, ("jit",), time.monotonic() + 1200))
     failures = {seed: failure for seed, failure, _ in found if failure is not None}
     assert [*failures] == [3]
     assert "ends with -11" in failures[3]
@@ -133,7 +161,7 @@ def test_rounding_is_no_failure_and_a_wrong_element_is_one() -> None:
 
 def test_branches_and_launches_are_counted() -> None:
     reached: Counter[str] = Counter()
-    for _, _, more in workers.search(range(40, 46), 1, ("jit",), time.monotonic() + 120, True):
+    for _, _, more in workers.search(range(40, 46), 1, ("jit",), time.monotonic() + 1200, True):
         reached += more
     assert reached["launch group"]
     assert any(name.startswith("primitive ") for name in reached)
@@ -142,3 +170,32 @@ def test_branches_and_launches_are_counted() -> None:
     assert branches
     assert known.issuperset(branches)
     assert "not reached: " in coverage.report(reached)
+
+
+def test_all_patterns_of_what_is_not_expected_name_something() -> None:
+    names = coverage.expected()
+    patterns = [*coverage.ELSEWHERE, *[p for need in coverage.NEEDS for p in need.patterns]]
+    stale = [p for p in patterns if not any(re.match(p, name) for name in names)]
+    assert not stale
+
+
+def test_what_needs_a_feature_is_not_unreached_where_the_machine_lacks_it() -> None:
+    triple = "x86_64-unknown-linux-gnu"
+    lesser, greater = (
+        machine_named(name, triple, LEVELS[name]) for name in ("x86-64-v3", "x86-64-v4")
+    )
+    (branch,) = [name for name in coverage.branches() if "wide is not None: true" in name]
+    assert coverage.missing_feature(branch, lesser) == "AVX-512"
+    assert coverage.missing_feature(branch, greater) is None
+    other = branch.replace(": true", ": false")
+    assert coverage.missing_feature(other, lesser) is None
+
+
+def test_several_runs_reach_together_what_each_of_them_reached(tmp_path: Path) -> None:
+    file = tmp_path / "reached.json"
+    coverage.united(file, Counter({"launch dot": 2}))
+    both = coverage.united(file, Counter({"launch dot": 1, "launch pack": 1}))
+    assert both == {"launch dot": 3, "launch pack": 1}
+    lines = coverage.report(both).splitlines()
+    assert "  not reached: launch dot" not in lines
+    assert "  not reached: launch group" in lines

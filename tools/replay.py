@@ -41,7 +41,7 @@ def record(folder: Path, only: list[str]) -> None:
         (folder / part).mkdir(parents=True)
     start, count = time.perf_counter(), 0
     wf.set_num_threads(2)
-    with without_machine_code(), wf.settings.changed(tuning=False):
+    with without_machine_code(), wf.settings.changed(tuning=False, eager="reference"):
         for name, explanation in explanations(only):
             reading = read(explanation)
             _write(folder / f"{name}.txt", reading.text)

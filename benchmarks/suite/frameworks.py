@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,13 @@ FRAMEWORKS = {
     "keras-xla": Framework("Keras (TF, XLA)", "keras", "keras", compiled=True),
     "onnx": Framework("ONNX Runtime", "onnxruntime", "onnx", compiled=True),
 }
+EAGER = {
+    "weft": Framework("Weft", "weft", "weft"),
+    "torch": FRAMEWORKS["torch"],
+    "jax": Framework("JAX", "jax", "jax"),
+    "numpy": Framework("NumPy", "numpy", "numpy"),
+}
+"""Those that work operation by operation, without a compiler around the step."""
 
 
 def interpreters(named: Iterable[Path]) -> list[Path]:
@@ -40,14 +47,16 @@ def interpreters(named: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(path.absolute() for path in found))
 
 
-def installed(named: Iterable[Path]) -> dict[str, Path]:
+def installed(
+    named: Iterable[Path], frameworks: Mapping[str, Framework] = FRAMEWORKS
+) -> dict[str, Path]:
     """For each framework that is there, the first interpreter that has it."""
-    modules = sorted({framework.module for framework in FRAMEWORKS.values()})
+    modules = sorted({framework.module for framework in frameworks.values()})
     homes: dict[str, Path] = {}
     for interpreter in interpreters(named):
         for module in _present(interpreter, modules):
             homes.setdefault(module, interpreter)
-    return {n: homes[f.module] for n, f in FRAMEWORKS.items() if f.module in homes}
+    return {n: homes[f.module] for n, f in frameworks.items() if f.module in homes}
 
 
 def _present(interpreter: Path, modules: list[str]) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -17,6 +19,14 @@ SUMS = 16
 """Independent sums: more than the latency of a fused operation times its units."""
 NAMED = 8
 """How many kernels a profile names."""
+
+
+def processor_name() -> str:
+    """The processor, as it calls itself."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
 
 
 def limits(quick: bool) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from suite.frameworks import FRAMEWORKS
+from suite.frameworks import EAGER, FRAMEWORKS
 
 HERE = Path(__file__).parents[1]
 PATIENCE = 300.0
@@ -24,13 +24,22 @@ class WorkerFailure(RuntimeError):
 
 
 class WorkerProcess:
-    """One framework's process; `ask` sends a request and waits for its answer."""
+    """One framework's process; `ask` sends a request and waits for its answer.
+
+    eager: the workloads of the eager mode, without compilation.
+    """
 
     def __init__(
-        self, name: str, interpreter: Path, threads: int, caches: Path, quick: bool
+        self,
+        name: str,
+        interpreter: Path,
+        threads: int,
+        caches: Path,
+        quick: bool,
+        eager: bool = False,
     ) -> None:
-        self.name, self.title = name, FRAMEWORKS[name].title
-        flags = ["--quick"] if quick else []
+        self.name, self.title = name, (EAGER if eager else FRAMEWORKS)[name].title
+        flags = ["--quick"] * quick + ["--eager"] * eager
         self._command = [str(interpreter), "-m", "suite.worker", name, *flags]
         self._environment = environment(threads, caches)
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115

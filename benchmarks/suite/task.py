@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,23 @@ class Task:
     data: Arrays = field(default_factory=dict)
 
 
+def sums(arrays: Sequence[np.ndarray]) -> list[float]:
+    """A result as a few numbers: itself if it is small, else sums that see every element."""
+    (array,) = (np.asarray(array, np.float64).ravel() for array in arrays)
+    if array.size <= 128:
+        return [float(value) for value in array]
+    waves = np.cos(np.arange(array.size) * 0.7)
+    return [float(array @ waves), float(np.abs(array).sum())]
+
+
 @dataclass(frozen=True)
 class Workload:
     """What is measured: sizes, inputs, operations, and one function per framework.
 
     tolerance: the largest relative difference of the values that the sides compute; counted in
     floating-point operations and bytes is what any program must do at least. aim: Weft's time at
-    most, as a multiple of the best of the rivals'; without names, of all peers'.
+    most, as a multiple of the best of the rivals'; without names, of all peers'. digest: what is
+    compared of a result, which is one array or several.
     """
 
     title: str
@@ -46,6 +56,7 @@ class Workload:
     tolerance: float = 1e-3
     aim: float | None = None
     rivals: tuple[str, ...] = ()
+    digest: Callable[[Sequence[np.ndarray]], list[float]] = sums
 
     def task(self, quick: bool, compiled: bool) -> Task:
         """The inputs, the same for every framework."""

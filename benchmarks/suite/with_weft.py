@@ -1,4 +1,4 @@
-"""Weft: a module, an optimiser and one compiled step."""
+"""Weft: a module, an optimiser and one step, compiled or eager."""
 
 from __future__ import annotations
 
@@ -25,35 +25,43 @@ def tensors(arrays: Arrays) -> list[Any]:
     return [wf.asarray(array) for array in arrays.values()]
 
 
-def training(net: Any, optimizer: Any, loss: Callable[..., Any], data: list[Any]) -> Step:
-    """One step: forward, backward and update as one program."""
-    import weft as wf
+def training(
+    task: Task, net: Any, optimizer: Any, loss: Callable[..., Any], data: list[Any]
+) -> Step:
+    """One step: forward, backward and update; as one program if the task is compiled."""
 
-    @wf.jit
     def step(net: Any, optimizer: Any, *data: Any) -> Any:
         value = loss(net, *data)
         optimizer.minimize(value)
         return value
 
-    return lambda: step(net, optimizer, *data)
+    ready = compiled(task, step)
+    return lambda: ready(net, optimizer, *data)
 
 
-def applying(net: Any, data: list[Any]) -> Step:
+def applying(task: Task, net: Any, data: list[Any]) -> Step:
     """The forward pass alone."""
-    return calling(lambda net, *data: net(*data), net, *data)
+    return calling(task, lambda net, *data: net(*data), net, *data)
 
 
-def calling(function: Callable[..., Any], *operands: Any) -> Step:
-    """A compiled function on its operands, without gradients."""
+def calling(task: Task, function: Callable[..., Any], *operands: Any) -> Step:
+    """A function on its operands, without gradients."""
     import weft as wf
 
-    compiled = wf.jit(function)
+    ready = compiled(task, function)
 
     def step() -> Any:
         with wf.no_grad():
-            return compiled(*operands)
+            return ready(*operands)
 
     return step
+
+
+def compiled(task: Task, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under `jit`, if the task asks for it."""
+    import weft as wf
+
+    return wf.jit(function) if task.compiled else function
 
 
 def classification(net: Any, x: Any, y: Any) -> Any:

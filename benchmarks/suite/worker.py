@@ -2,7 +2,8 @@
 
     python -m suite.worker torch --quick
 
-A worker sleeps while others are measured. What a framework prints goes to standard error.
+With `--eager` it has the workloads of the eager mode and compiles nothing. A worker sleeps while
+others are measured. What a framework prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import argparse
 import gc
 import importlib
 import json
+import math
 import os
 import resource
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
-import numpy as np
-
-from suite.frameworks import FRAMEWORKS
-from suite.task import Step
+from suite.frameworks import EAGER, FRAMEWORKS
+from suite.task import Step, Task, Workload
 
 CHECKED = 4
 """How many first values are compared with those of the other frameworks."""
@@ -31,16 +33,20 @@ CHECKED = 4
 class Worker:
     """The current workload, and what can be asked about it."""
 
-    def __init__(self, name: str, quick: bool) -> None:
-        self.framework, self.quick = FRAMEWORKS[name], quick
+    def __init__(self, name: str, quick: bool, eager: bool = False) -> None:
+        self.framework, self.quick = (EAGER if eager else FRAMEWORKS)[name], quick
         start = time.perf_counter()
         module = importlib.import_module(self.framework.module)
         self.import_seconds = time.perf_counter() - start
         self.version = str(module.__version__)
         _set_threads(self.framework.module, module)
         self.side: Any = importlib.import_module(f"suite.with_{self.framework.side}")
-        self.workloads = importlib.import_module("suite.workloads").WORKLOADS
+        self.find_workload = _workload_finder(eager)
         self.step: Step | None = None
+        self.task: Task | None = None
+        self.workload: Workload | None = None
+        gc.collect()
+        gc.freeze()  # the libraries' own objects: collections before turns need not visit them
 
     def hello(self) -> dict[str, Any]:
         """What was loaded, how long it took, and what it brought to memory."""
@@ -50,46 +56,61 @@ class Worker:
             "import_bytes": peak_bytes(),
         }
 
-    def prepare(self, workload: str) -> dict[str, Any]:
+    def prepare(self, workload: str, checked: int = CHECKED) -> dict[str, Any]:
         """Build a workload; the seconds to its first result, and the first values."""
-        chosen = self.workloads[workload]
+        chosen = self.workload = self.find_workload(workload)
         if self.framework.side not in chosen.sides:
             return {"absent": f"no {workload} for {self.framework.title}"}
-        task = chosen.task(self.quick, self.framework.compiled)
+        task = self.task = chosen.task(self.quick, self.framework.compiled)
         start = time.perf_counter()
         self.step = chosen.sides[self.framework.side](task)
         built = time.perf_counter()
         values = [self._value()]
         first = time.perf_counter()
-        values += [self._value() for _ in range(CHECKED - 1)]
+        values += [self._value() for _ in range(checked - 1)]
         return {"build_seconds": built - start, "first_seconds": first - built, "values": values}
 
-    def time(self, samples: int, calls: int) -> dict[str, Any]:
+    def time(
+        self, samples: int, calls: int, limit: float = math.inf, warm: bool = True
+    ) -> dict[str, Any]:
         """Seconds per call: of the wall clock for each sample, of the processor for all together.
 
-        Linux counts other threads' time in steps of its own clock, a few milliseconds: too coarse
-        for a sample.
+        limit: seconds after which no further sample begins, for a machine that is busy. warm: one
+        call before, as others had the caches. Linux counts other threads' time in steps of its own
+        clock, a few milliseconds: too coarse for a sample.
         """
         step = self.step
         assert step is not None
         walls = []
         gc.collect()
         gc.disable()
-        step()
-        processor = time.process_time()
-        for _ in range(samples):
+        if warm:
+            step()
+        processor, last = time.process_time(), time.perf_counter() + limit
+        while len(walls) < samples and not (walls and time.perf_counter() > last):
             wall = time.perf_counter()
             for _ in range(calls):
                 step()
             walls.append((time.perf_counter() - wall) / calls)
         processor = time.process_time() - processor
         gc.enable()
-        return {"wall": walls, "processor": [processor / (samples * calls)]}
+        return {"wall": walls, "processor": [processor / (len(walls) * calls)]}
 
     def drop(self) -> dict[str, Any]:
         """Forget the workload; the most memory that the process has had so far."""
-        self.step = None
+        self.step = self.task = self.workload = None
         gc.collect()
+        return {"peak_bytes": peak_bytes()}
+
+    def memory(self, steps: int) -> dict[str, Any]:
+        """The most memory during some steps, without the arrays that the weights came from."""
+        assert self.step is not None
+        assert self.task is not None
+        self.task.weights.clear()
+        gc.collect()
+        _reset_peak()
+        for _ in range(steps):
+            self.step()
         return {"peak_bytes": peak_bytes()}
 
     def machine(self) -> dict[str, Any]:
@@ -101,13 +122,12 @@ class Worker:
         return dict(importlib.import_module("suite.machine").kernels(self.step, calls))
 
     def _value(self) -> list[float]:
-        """A result as a few numbers: itself if it is small, else sums that see every element."""
+        """The result of a step as a few numbers."""
         assert self.step is not None
-        array = np.asarray(self.side.as_numpy(self.step()), np.float64).ravel()
-        if array.size <= 128:
-            return [float(value) for value in array]
-        waves = np.cos(np.arange(array.size) * 0.7)
-        return [float(array @ waves), float(np.abs(array).sum())]
+        assert self.workload is not None
+        result = self.step()
+        parts = result if isinstance(result, tuple) else (result,)
+        return self.workload.digest([self.side.as_numpy(part) for part in parts])
 
 
 def peak_bytes() -> int:
@@ -119,9 +139,24 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _reset_peak() -> None:
+    """Let the system forget the most memory that the process had; Linux does it when asked so."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def _workload_finder(eager: bool) -> Callable[[str], Workload]:
+    """The function from a name to its workload; an unknown name is a KeyError."""
+    if eager:
+        return cast(Callable[[str], Workload], importlib.import_module("suite.eager").workload)
+    return cast(
+        Callable[[str], Workload], importlib.import_module("suite.workloads").WORKLOADS.__getitem__
+    )
+
+
 def _set_threads(name: str, module: Any) -> None:
     threads = int(os.environ["OMP_NUM_THREADS"])
-    if name == "torch":
+    if name in ("torch", "weft"):
         module.set_num_threads(threads)
     elif name == "keras":
         configuration = importlib.import_module("tensorflow").config.threading
@@ -144,12 +179,14 @@ def serve(worker: Worker, requests: TextIO, answers: TextIO) -> None:
 def main() -> None:
     """Keep the pipe to the controller to ourselves; nobody else may print there."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("framework", choices=FRAMEWORKS)
+    parser.add_argument("framework", choices=FRAMEWORKS | EAGER)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--eager", action="store_true")
     arguments = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    serve(Worker(arguments.framework, arguments.quick), sys.stdin, answers)
+    worker = Worker(arguments.framework, arguments.quick, arguments.eager)
+    serve(worker, sys.stdin, answers)
 
 
 if __name__ == "__main__":

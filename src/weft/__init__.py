@@ -64,10 +64,11 @@ from weft.core.errors import (
     UnsupportedError,
     WeftError,
 )
-from weft.core.names import unknown as _unknown
+from weft.core.names import unknown_name as _unknown
 from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec
+from weft.ir import eager as _eager
 from weft.ir.tensor import Tensor
 from weft.ops import debugging as _debugging  # noqa: F401  registers its primitives
 from weft.ops.arithmetic import (
@@ -511,5 +512,16 @@ def __dir__() -> list[str]:
     return __all__
 
 
+def _compile_unit(*call: _Any) -> _Any:
+    """Load the compiler for the first large eager operation."""
+    return _import_module("weft.compiler.function.units").compile_unit(*call)
+
+
+def _jit(f: _Any) -> _Any:
+    return _import_module("weft.compiler.function.jit").jit(f)
+
+
+_eager.COMPILE.append(_compile_unit)
+_eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])
 _tracebacks.install()

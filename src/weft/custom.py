@@ -48,11 +48,11 @@ from weft.ops.defining import (
     Elementwise,
     Operator,
     check_name,
+    checked_rule,
     elementwise,
-    named,
+    operands_by_name,
     primitive,
     refuse,
-    ruled,
     type_of,
 )
 from weft.ops.families import elementwise_samples
@@ -123,10 +123,10 @@ def native(
     implementation = Native(name, kernels, kinds, reference)
     rule = _type_rule(implementation, library, type_rule, shape, results)
     dense = isinstance(type_rule, Elementwise)
-    return Definition(name, takes, type_rule or rule, results, dense).made(
+    return Definition(name, takes, type_rule or rule, results, dense).make_operator(
         doc=doc or f"The operation {name}, by a kernel of a library.",
         type_rule=rule,
-        reference=_computed(implementation, rule, results),
+        reference=_kernel_function(implementation, rule, results),
         derivatives=derivatives,
         batch=batch,
         samples=samples or (lambda: _samples(implementation, takes, type_rule)),
@@ -149,10 +149,10 @@ def _arguments(
         count = sum(kind <= Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
     declared = {k: REQUIRED if isinstance(v, type) else v for k, v in attributes.items()}
 
-    def fitted(op: str, key: str, default: Any, value: Any) -> Any:
-        return _fitted(op, key, attributes[key], value)
+    def fit_argument(op: str, key: str, default: Any, value: Any) -> Any:
+        return _fit_attribute(op, key, attributes[key], value)
 
-    return Arguments(count or 1, declared, fitted)
+    return Arguments(count or 1, declared, fit_argument)
 
 
 def _kind(op: str, name: str, declared: Any) -> int:
@@ -171,7 +171,7 @@ def _kind(op: str, name: str, declared: Any) -> int:
     return found
 
 
-def _fitted(op: str, name: str, declared: Any, value: Any) -> Any:
+def _fit_attribute(op: str, name: str, declared: Any, value: Any) -> Any:
     """An attribute's value in the kind that was declared; refused where it is of another."""
     several = isinstance(declared, (tuple, list))
     kind = _kind(op, name, declared)
@@ -275,7 +275,7 @@ def _type_rule(
     if shape is not None:
         assert library is not None
         rule = _by_shape_function(implementation, library.symbol(shape), results)
-    inner = ruled(name, rule, results)
+    inner = checked_rule(name, rule, results)
 
     def type_rule(*types: TensorType, **params: Any) -> Any:
         implementation.kernel(types)
@@ -285,7 +285,7 @@ def _type_rule(
                 name,
                 "operands of a kernel have different shapes",
                 expected="one shape",
-                got=named(types),
+                got=operands_by_name(types),
                 fix="broadcast them first: wf.broadcast_arrays(x1, x2)",
             )
         return kinds
@@ -302,7 +302,7 @@ def _by_shape_function(implementation: Native, address: int, results: int) -> Ru
                 implementation.name,
                 "the shape function needs to know all sizes",
                 expected="sizes that are numbers",
-                got=named(types),
+                got=operands_by_name(types),
                 fix="give a type rule in Python, which can compute with symbols",
             )
         found = shapes_by_rule(address, types, results, implementation.values(params))
@@ -311,7 +311,7 @@ def _by_shape_function(implementation: Native, address: int, results: int) -> Ru
                 implementation.name,
                 found,
                 expected="operands that the shape function takes",
-                got=named(types),
+                got=operands_by_name(types),
                 fix=f"see what the shape function of {implementation.name} checks",
             )
         return found[0] if results == 1 else tuple(found)
@@ -319,7 +319,7 @@ def _by_shape_function(implementation: Native, address: int, results: int) -> Ru
     return rule
 
 
-def _computed(implementation: Native, rule: Rule, results: int) -> Rule:
+def _kernel_function(implementation: Native, rule: Rule, results: int) -> Rule:
     """The kernel as a function of arrays."""
 
     def compute(*arrays: Array, **params: Any) -> Any:

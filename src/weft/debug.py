@@ -25,7 +25,7 @@ from weft.ops.debugging import (
     Place,
     debug_breakpoint,
     debug_print,
-    formatted,
+    format_value,
     observed_for_nan,
     places,
     wrong_text,
@@ -56,7 +56,7 @@ def print(text: str, /, *values: Any, **named: Any) -> None:
             got={"text": text},
             fix='wf.debug.print("x = {}", x)',
         )
-    written, tensors = _Places(text, values, named).filled()
+    written, tensors = _Places(text, values, named).filled_text()
     apply(debug_print, *tensors, text=written, rows=0)
 
 
@@ -69,9 +69,11 @@ class _Places:
         self.used: set[int] = set()
         self.next = 0
 
-    def filled(self) -> tuple[str, list[Tensor]]:
+    def filled_text(self) -> tuple[str, list[Tensor]]:
         """The text with places 0, 1, … for tensors alone, and these tensors."""
-        written = "".join(_escaped(part.before) + self._place(part) for part in places(self.text))
+        written = "".join(
+            _escape_braces(part.before) + self._place(part) for part in places(self.text)
+        )
         if len(self.used) < len(self.values):
             raise wrong_text(f"{len(self.values)} values for {len(self.used)} places", self.text)
         return written, self.tensors
@@ -81,7 +83,7 @@ class _Places:
             return ""
         value = self._value(place.field)
         if not isinstance(value, Tensor):
-            return _escaped(formatted(place, value))
+            return _escape_braces(format_value(place, value))
         position = next((i for i, t in enumerate(self.tensors) if t is value), len(self.tensors))
         self.tensors += [value] if position == len(self.tensors) else []
         conversion = f"!{place.conversion}" if place.conversion else ""
@@ -101,7 +103,7 @@ class _Places:
         return self.values[position]
 
 
-def _escaped(text: str) -> str:
+def _escape_braces(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 

@@ -89,7 +89,7 @@ def save(
     arrays = {name: _array(name, tensor) for name, tensor in tensors.items()}
     if paired := [name for name, array in arrays.items() if array.dtype.kind == "c"]:
         notes[COMPLEX] = json.dumps(paired)
-    _write_file(place, {name: _real(array) for name, array in arrays.items()}, notes)
+    _write_file(place, {name: _as_real_array(array) for name, array in arrays.items()}, notes)
 
 
 def load(path: str | os.PathLike[str], *, map_file: bool = False, metadata: bool = False) -> Any:
@@ -104,10 +104,10 @@ def load(path: str | os.PathLike[str], *, map_file: bool = False, metadata: bool
     tensors, notes = _read_file(place, map_file)
     try:
         for name in json.loads(notes.get(COMPLEX, "[]")):
-            tensors[name] = _joined(tensors[name])
+            tensors[name] = _join_complex(tensors[name])
         tree = _build(json.loads(notes[TREE]), tensors) if TREE in notes else tensors
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise _damaged(place, "its own notes about the tree do not fit its tensors") from None
+        raise _damaged_file(place, "its own notes about the tree do not fit its tensors") from None
     own = {name: text for name, text in notes.items() if name not in (TREE, COMPLEX)}
     return (tree, own) if metadata else tree
 
@@ -242,7 +242,7 @@ def _array(name: str, tensor: Tensor) -> Array:
     return host_array(tensor, "save")
 
 
-def _real(array: Array) -> Array:
+def _as_real_array(array: Array) -> Array:
     """Complex numbers as pairs on a new last axis; everything contiguous and little-endian."""
     if array.dtype.kind == "c":
         parts = np.float32 if array.dtype.itemsize == 8 else np.float64
@@ -293,7 +293,7 @@ def _read_file(path: Path, map_file: bool) -> tuple[dict[str, Tensor], dict[str,
             entries, notes, start = _read_header(path, file, size)
             if map_file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                parts = {name: _mapped(data, start, entry) for name, entry in entries.items()}
+                parts = {name: _map_tensor(data, start, entry) for name, entry in entries.items()}
             else:
                 ordered = sorted(entries.items(), key=lambda item: item[1].begin)
                 parts = {name: _elements(path, file, entry) for name, entry in ordered}
@@ -306,7 +306,7 @@ def _read_file(path: Path, map_file: bool) -> tuple[dict[str, Tensor], dict[str,
             fix="check the path",
         ) from None
     except MemoryError:
-        raise _damaged(path, f"its {size} bytes are more than the memory holds") from None
+        raise _damaged_file(path, f"its {size} bytes are more than the memory holds") from None
     return {name: _tensor(parts[name], entry) for name, entry in entries.items()}, notes
 
 
@@ -315,21 +315,23 @@ def _read_header(
 ) -> tuple[dict[str, Entry], dict[str, str], int]:
     """The tensors and notes of a file, and where the elements begin; all of it checked."""
     if size < 8:
-        raise _damaged(path, f"it has {size} bytes, too few for a header")
+        raise _damaged_file(path, f"it has {size} bytes, too few for a header")
     length = int.from_bytes(file.read(8), "little")
     if length > LONGEST_HEADER:
-        raise _damaged(path, f"its header is said to have {length} bytes; is it another format?")
+        raise _damaged_file(
+            path, f"its header is said to have {length} bytes; is it another format?"
+        )
     if 8 + length > size:
-        raise _damaged(path, f"it ends within its header of {length} bytes")
+        raise _damaged_file(path, f"it ends within its header of {length} bytes")
     text = file.read(length)
     header = parse_json(
         "load", path, text, "a whole safetensors file", "its header", object_pairs_hook=_unique
     )
     if not isinstance(header, dict):
-        raise _damaged(path, "its header is not a JSON object")
+        raise _damaged_file(path, "its header is not a JSON object")
     notes = header.pop("__metadata__", {})
     if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
-        raise _damaged(path, "its metadata is not text by name")
+        raise _damaged_file(path, "its metadata is not text by name")
     entries = {name: _entry(path, name, value) for name, value in header.items()}
     _check_covered(path, entries, size - 8 - length)
     return entries, notes, 8 + length
@@ -346,9 +348,11 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     try:
         kind, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
     except (TypeError, KeyError, ValueError):
-        raise _damaged(path, f"the entry of {name!r} has no dtype, shape and offsets") from None
+        raise _damaged_file(
+            path, f"the entry of {name!r} has no dtype, shape and offsets"
+        ) from None
     if not isinstance(shape, list) or not all(_is_size(n) for n in (*shape, begin, end)):
-        raise _damaged(path, f"the shape or offsets of {name!r} are not sizes")
+        raise _damaged_file(path, f"the shape or offsets of {name!r} are not sizes")
     if not isinstance(kind, str) or kind not in BY_NAME:
         raise UnsupportedError(
             "load",
@@ -359,9 +363,11 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
         )
     dtype = BY_NAME[kind]
     if len(shape) > MOST_AXES or not _is_size(math.prod([n or 1 for n in shape]) * dtype.itemsize):
-        raise _damaged(path, f"{name!r} has a shape that no tensor has")
+        raise _damaged_file(path, f"{name!r} has a shape that no tensor has")
     if end - begin != math.prod(shape) * dtype.itemsize:
-        raise _damaged(path, f"{name!r} has {end - begin} bytes, which is not its shape's size")
+        raise _damaged_file(
+            path, f"{name!r} has {end - begin} bytes, which is not its shape's size"
+        )
     return Entry(dtype, tuple(shape), begin, end)
 
 
@@ -374,23 +380,23 @@ def _check_covered(path: Path, entries: Mapping[str, Entry], size: int) -> None:
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
-            raise _damaged(path, f"the bytes of {name!r} overlap others, or leave a hole")
+            raise _damaged_file(path, f"the bytes of {name!r} overlap others, or leave a hole")
         end = entry.end
     if end > size:
-        raise _damaged(path, f"it is cut off: {size} of {end} bytes of elements are there")
+        raise _damaged_file(path, f"it is cut off: {size} of {end} bytes of elements are there")
     if end < size:
-        raise _damaged(path, f"{size - end} bytes at its end belong to nothing")
+        raise _damaged_file(path, f"{size - end} bytes at its end belong to nothing")
 
 
 def _elements(path: Path, file: BinaryIO, entry: Entry) -> Array:
     """The bytes of the next tensor, in memory of its own."""
     array = np.empty(entry.end - entry.begin, np.uint8)
     if file.readinto(array.data) != array.size:  # type: ignore[attr-defined]
-        raise _damaged(path, "it became shorter while it was read")
+        raise _damaged_file(path, "it became shorter while it was read")
     return array
 
 
-def _mapped(data: Any, start: int, entry: Entry) -> Array:
+def _map_tensor(data: Any, start: int, entry: Entry) -> Array:
     """The bytes of a tensor where they lie in a mapped file."""
     array = np.frombuffer(data, np.uint8, entry.end - entry.begin, start + entry.begin)
     # Kernels want elements where the machine reads them in one go.
@@ -405,7 +411,7 @@ def _tensor(array: Array, entry: Entry) -> Tensor:
     return wrap(array.view(stored).astype(form, copy=False).reshape(entry.shape))
 
 
-def _joined(pairs: Tensor) -> Tensor:
+def _join_complex(pairs: Tensor) -> Tensor:
     array = pairs._value
     wide = np.complex64 if array.dtype == np.float32 else np.complex128
     if array.shape[-1:] != (2,) or array.dtype.kind != "f":
@@ -413,7 +419,7 @@ def _joined(pairs: Tensor) -> Tensor:
     return wrap(np.ascontiguousarray(array).view(wide).reshape(array.shape[:-1]))
 
 
-def _damaged(path: Path, reason: str) -> ArgumentError:
+def _damaged_file(path: Path, reason: str) -> ArgumentError:
     return damaged(
         "load",
         path,

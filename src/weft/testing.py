@@ -81,15 +81,15 @@ def numeric_jvp(f: Flat, primals: Sequence[Tensor], tangents: Sequence[Tensor]) 
     """The directional derivative by central differences."""
     step = 1e-2 if _is_narrow([*primals, *f(*primals)]) else 1e-6
 
-    def shifted(sign: float) -> list[Array]:
+    def outputs_at(sign: float) -> list[Array]:
         moved = [
             wrap(np.asarray(p._value + sign * step * t._value, p._value.dtype))
             for p, t in zip(primals, tangents, strict=True)
         ]
         return [np.asarray(result._value) for result in f(*moved)]
 
-    pairs = zip(shifted(1.0), shifted(-1.0), strict=True)
-    return [(_wide(above) - _wide(below)) / (2 * step) for above, below in pairs]
+    pairs = zip(outputs_at(1.0), outputs_at(-1.0), strict=True)
+    return [(_in_double(above) - _in_double(below)) / (2 * step) for above, below in pairs]
 
 
 def _is_narrow(tensors: Sequence[Tensor]) -> bool:
@@ -97,7 +97,7 @@ def _is_narrow(tensors: Sequence[Tensor]) -> bool:
     return any(tensor.dtype.bits // (1 + tensor.dtype.is_complex) < 64 for tensor in tensors)
 
 
-def _wide(array: Array) -> Array:
+def _in_double(array: Array) -> Array:
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
@@ -135,7 +135,7 @@ def _check_orders(
     if "reverse" in modes:
         _check_adjoint(f, xs, tangents, expected, generator, limit)
     if order > 1 and "reverse" in modes:
-        _check_orders(_pulled(f, xs, generator), xs, order - 1, modes, limit * 10)
+        _check_orders(_pullback_function(f, xs, generator), xs, order - 1, modes, limit * 10)
 
 
 def _check_adjoint(
@@ -150,9 +150,9 @@ def _check_adjoint(
     results, pullback = reverse.vjp(f, *xs)
     cotangents = [_random_like(generator, result) for result in results]
     backs = pullback(cotangents)
-    left = sum(_inner(ct._value, p) for ct, p in zip(cotangents, pushed, strict=True))
+    left = sum(_inner_product(ct._value, p) for ct, p in zip(cotangents, pushed, strict=True))
     right = sum(
-        _inner(back._value, t._value)
+        _inner_product(back._value, t._value)
         for back, t in zip(backs, tangents, strict=True)
         if back is not None
     )
@@ -161,16 +161,16 @@ def _check_adjoint(
     _close("reverse mode", np.asarray(right), np.asarray(left), limit)
 
 
-def _pulled(f: Flat, xs: Sequence[Tensor], generator: np.random.Generator) -> Flat:
+def _pullback_function(f: Flat, xs: Sequence[Tensor], generator: np.random.Generator) -> Flat:
     """x -> Jᴴ(x) ct for fixed ct: the function whose derivative is f's second."""
     cotangents = [_random_like(generator, result) for result in f(*xs)]
 
-    def pulled(*inner: Tensor) -> list[Tensor]:
+    def pullback_at(*inner: Tensor) -> list[Tensor]:
         _, pullback = reverse.vjp(f, *inner)
         backs = pullback(cotangents)
         return [b if b is not None else x * 0.0 for b, x in zip(backs, inner, strict=True)]
 
-    return pulled
+    return pullback_at
 
 
 def _random_like(generator: np.random.Generator, tensor: Tensor) -> Tensor:
@@ -180,8 +180,8 @@ def _random_like(generator: np.random.Generator, tensor: Tensor) -> Tensor:
     return wrap(np.asarray(array).astype(tensor.dtype.numpy))
 
 
-def _inner(a: Array, b: Array) -> float:
-    return float(np.sum(np.conj(_wide(np.asarray(a))) * _wide(np.asarray(b))).real)
+def _inner_product(a: Array, b: Array) -> float:
+    return float(np.sum(np.conj(_in_double(np.asarray(a))) * _in_double(np.asarray(b))).real)
 
 
 def _array(tangent: Tensor | None, result: Tensor) -> Array:
@@ -191,8 +191,8 @@ def _array(tangent: Tensor | None, result: Tensor) -> Array:
 def _close(what: str, found: Array, expected: Array, limit: float) -> None:
     scale = 1.0 + float(np.max(np.abs(expected), initial=0.0))
     np.testing.assert_allclose(
-        _wide(np.asarray(found)), _wide(np.asarray(expected)), rtol=limit, atol=limit * scale,
-        err_msg=what,
+        _in_double(np.asarray(found)), _in_double(np.asarray(expected)),
+        rtol=limit, atol=limit * scale, err_msg=what,
     )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def _of_operands(
 def _wide_operands(primitive: Primitive, sample: Sample) -> list[Array]:
     """The operands in double precision, where the primitive takes that."""
     arrays = [np.asarray(x) for x in sample.operands]
-    wide = [_widened(array) for array in arrays]
+    wide = [_widen_array(array) for array in arrays]
     try:
         primitive.type_rule(*[wrap(array).type for array in wide], **sample.params)
     except WeftError:
@@ -280,7 +280,7 @@ def _wide_operands(primitive: Primitive, sample: Sample) -> list[Array]:
     return wide
 
 
-def _widened(array: Array) -> Array:
+def _widen_array(array: Array) -> Array:
     dtype = from_numpy(array.dtype)
     if not dtype.is_inexact:
         return array
@@ -293,7 +293,7 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
         return
     operands = [np.asarray(x) for x in sample.operands]
     for axes in _batch_axes(operands):
-        variants = [operands, [_varied(x) for x in operands]]
+        variants = [operands, [_other_values(x) for x in operands]]
         stacked = [
             wrap(x if axis is None else np.stack([v[i] for v in variants], axis))
             for i, (x, axis) in enumerate(zip(operands, axes, strict=True))
@@ -303,7 +303,7 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
             result = bind(primitive, *xs, **sample.params)
             return result if primitive.multiple else (result,)
 
-        found = [_at_front(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
+        found = [_batch_axis_first(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
         for position in range(2):
             chosen = [
                 wrap(x if axis is None else variants[position][i])
@@ -314,7 +314,7 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
                 _close(f"batched along {axes}", one[position], other._value, 1e-4)
 
 
-def _at_front(tensor: Tensor, axis: int | None) -> Array:
+def _batch_axis_first(tensor: Tensor, axis: int | None) -> Array:
     array = host_array(tensor, "vmap")
     return np.stack([array, array]) if axis is None else np.moveaxis(array, axis, 0)
 
@@ -330,7 +330,7 @@ def _batch_axes(operands: Sequence[Array]) -> Iterator[tuple[int | None, ...]]:
         yield tuple(operand.ndim for operand in operands)
 
 
-def _varied(array: Array) -> Array:
+def _other_values(array: Array) -> Array:
     """Other values of the same dtype that are as valid as the given ones."""
     if from_numpy(array.dtype).is_inexact:
         return np.asarray(array * 0.875).astype(array.dtype)
@@ -395,7 +395,7 @@ def close_in_ulps(found: Array, expected: Array, least: float = 0.0) -> None:
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
     with np.errstate(invalid="ignore"):
-        apart = np.abs(_wide(found) - _wide(expected))
+        apart = np.abs(_in_double(found) - _in_double(expected))
     one = expected.dtype.type(1)
     epsilon = float(np.nextafter(one, one + one)) - 1.0
     exempt = np.isnan(expected) | (apart <= ULPS * epsilon * least)

@@ -317,3 +317,25 @@ def test_the_softmax_of_an_input_is_no_attention() -> None:
     names = {node.primitive.name for node in optimize(graph, CPU).nodes}
     assert "dot" in names
     assert "attention" not in names
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_no_numbers_are_not_lost_by_dropout(
+    number: float, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_pass_limits(monkeypatch, attention_queries=small)
+    q, k, v = (wf.asarray(x[0]) for x in drawn("small"))
+    q = wf.where(wf.arange(5)[:, None] > 0, number, q)
+
+    def attend(*operands: Any) -> Any:
+        return wf.scaled_dot_product_attention(*operands, dropout=0.8, key=wf.random.key(3))
+
+    weights = wf.random.dropout(
+        wf.softmax(q @ wf.matrix_transpose(k) * 0.5, axis=-1), 0.8, key=wf.random.key(3)
+    )
+    assert not wf.all(wf.any(wf.isnan(weights), axis=-1)[:, 1:]), "a whole row is dropped"
+    wanted = (weights @ v).numpy()[:, :1]
+    for found in (attend(q, k, v).numpy(), wf.jit(attend)(q, k, v).numpy()):
+        assert np.isnan(found[:, 1:]).all()
+        np.testing.assert_allclose(found[:, :1], wanted, rtol=1e-12)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import gc
 import sys
 import threading
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft import nn
@@ -342,7 +342,7 @@ def test_a_compiled_function_keeps_no_module_alive() -> None:
             step(net, x)
     assert step._repeated.last is not None
     del net
-    gc.collect()
+    wait_for_quiet()
     assert seen() is None
     assert weight() is None
 
@@ -354,7 +354,7 @@ def test_a_function_keeps_no_argument_alive() -> None:
     for _ in range(2):
         step({"a": [a]}, wf.ones(5))
     del a
-    gc.collect()
+    wait_for_quiet()
     assert seen() is None
 
 

@@ -427,7 +427,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a plan lets a result take any place it is hinted at",
         memory,
-        "_reused",
+        "_reused_operands",
         lambda f: (
             lambda buffers, places, sizes: {
                 n: m

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import peak_bytes
 
 import weft as wf
 from weft.compiler.targets.cpu.target import compile_program
@@ -376,16 +376,13 @@ def test_the_memory_of_a_loop_is_known_before() -> None:
     report, program = fast.memory(*arguments), fast.program(*arguments)
     assert any(value.name == "inside scan" for value in report.values)
     arrays = [x.numpy() for x in arguments]
-    program.run(arrays)
-    program.release()
-    tracemalloc.start()
-    try:
-        outputs = program.run(arrays)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert outputs
-    assert report.allocated == pytest.approx(peak, rel=0.02)
+
+    def run() -> list[np.ndarray]:
+        program.release()
+        return program.run(arrays)
+
+    assert run()
+    assert report.allocated == pytest.approx(peak_bytes(run), rel=0.02)
 
 
 def test_loops_are_timed_and_shown() -> None:

@@ -186,6 +186,26 @@ def test_narrow_vectors_without_masks_agree(
         gathered.functions.cache_clear()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_gradients_of_channels_alone_have_a_kernel_on_machines_without_masks(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(host(), masked=False)
+    monkeypatch.setattr(calls, "host", lambda: machine)
+    gradient = wf.grad(
+        lambda w, x: (wf.conv2d(x, w, padding=1, groups=5) ** 2).sum().astype("float32")
+    )
+    w, x = (
+        wf.tensor(drawn(n, *s)).astype(dtype) for n, s in enumerate([(5, 1, 3, 3), (2, 5, 6, 7)])
+    )
+    program = compile_program(wf.ir.trace(gradient, w, x))
+    kernels = [each.kernel.name for each in program.plan.lowered]
+    assert "conv_last_weight_gradient" in kernels
+    wanted = gradient(w, x).astype("float64").numpy()
+    found = wf.jit(gradient)(w, x).astype("float64").numpy()
+    assert error(found, wanted) < (2e-2 if dtype == "bfloat16" else 1e-5)
+
+
 def test_the_matrices_of_winograd_make_a_convolution() -> None:
     x, w = drawn(0, 6, dtype="float64"), drawn(1, 3, dtype="float64")
     made = winograd.OUTPUT @ ((winograd.WEIGHT @ w) * (winograd.INPUT @ x))

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler.fusion.grouping import why_stored
+from weft.compiler.lowering.groups import is_lowered
+from weft.compiler.pipeline import optimize
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.runtime.program import Program
-from weft.compiler.targets.cpu.target import compile_program
+from weft.compiler.targets.cpu.target import CPU, compile_program
 from weft.core.dtypes import float32
 from weft.ir import scalars
 from weft.ir.scalars import Buffer
@@ -176,3 +179,16 @@ def test_a_part_that_uses_its_values_often_is_written_once(monkeypatch: pytest.M
     guarded = scalars.guarded(x, scalars.less(scalars.index("i"), scalars.index("j")))
     assert len(scalars.ordered(guarded)) > 24
     assert len(made) < 60
+
+
+def test_joins_within_joins_are_stored_before_what_is_written_doubles_too_often() -> None:
+    def f(x: Any) -> Any:
+        for _ in range(40):
+            x = wf.flip(wf.roll(x, 1, axis=-1))
+        return x
+
+    x = wf.asarray(np.arange(12.0).reshape(3, 4))
+    graph = optimize(wf.ir.trace(f, x), CPU)
+    reasons = why_stored(graph, is_lowered).values()
+    assert any("joins within each other" in reason for reason in reasons)
+    np.testing.assert_array_equal(wf.jit(f)(x).numpy(), f(x).numpy())

@@ -7,13 +7,13 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft import nn
@@ -303,10 +303,7 @@ def test_nothing_is_kept_alive() -> None:
     seen = [weakref.ref(each) for each in (net.weight._value, x, x._value)]
     net.weight.set_(wf.ones((2, 3)))
     del x
-    for _ in range(40):  # what compiles beside may be at work
-        gc.collect()
-        if any(each() is not None for each in seen):
-            time.sleep(0.05)
+    wait_for_quiet()
     assert all(each() is None for each in seen)
 
 

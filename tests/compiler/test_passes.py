@@ -578,9 +578,9 @@ def training_step(layers: int) -> Graph:
 @pytest.mark.slow
 def test_the_time_to_optimize_grows_with_the_graph_and_no_faster() -> None:
     def seconds(graph: Graph) -> float:
-        start = time.process_time()
+        start = time.thread_time()
         optimize(graph, CPU)
-        return time.process_time() - start
+        return time.thread_time() - start
 
     small, large = training_step(layers=5), training_step(layers=20)
     assert len(large.nodes) > 3000

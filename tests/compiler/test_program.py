@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.compiler.targets.cpu.target import compile_program
@@ -152,7 +152,7 @@ def test_the_same_bits_come_out_for_any_number_of_threads(rng: np.random.Generat
 def test_all_sizes_of_a_program_share_one_block_of_memory() -> None:
     kind = wf.spec("float32", ("n", 64))
     program = compile_program(wf.ir.trace(lambda x: wf.exp(x) @ x.T @ x, kind))
-    gc.collect()  # or programs of other tests may give back their memory meanwhile
+    wait_for_quiet()  # or programs of other tests may give back their memory meanwhile
     before = account.current
     for size in (200, 300, 100, 250):
         program.run([np.ones((size, 64), np.float32)])

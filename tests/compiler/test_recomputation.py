@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.compiler.function import program_cache
@@ -35,7 +35,7 @@ def forget_programs() -> None:
     """Have programs of other tests give back their memory now, and not meanwhile."""
     program_cache._executables.clear()
     program_cache._program.cache_clear()
-    gc.collect()
+    wait_for_quiet()
 
 
 def weights(depth: int) -> list[wf.Tensor]:

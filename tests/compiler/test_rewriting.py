@@ -413,9 +413,9 @@ def test_time_grows_with_the_size_of_the_graph_only() -> None:
         graph = wf.ir.trace(chain, wf.spec("float32", (3,)))
         best = 9.0
         for _ in range(3):
-            start = time.process_time()
+            start = time.thread_time()
             assert len(LAWS.apply(graph).nodes) == count // 2
-            best = min(best, time.process_time() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     assert seconds(5000) < 12 * seconds(1000) + 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.compiler.targets.cpu.cache import kernels, program_store
@@ -215,9 +215,9 @@ def test_machine_code_goes_when_no_program_holds_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernels, "RECENT", 0)
     program = compile_program(wf.ir.trace(lambda x: wf.exp(x) * 1.375, wf.spec("float32", (3,))))
     (address,) = [program.maker.address(launch) for launch in program.plan.launches]
-    gc.collect()
+    wait_for_quiet()
     assert origin(address) is not None
     assert program.run([np.zeros(3, np.float32)])[0].tolist() == [1.375] * 3
     del program
-    gc.collect()
+    wait_for_quiet()
     assert origin(address) is None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+from tests.quiet import wait_for_quiet
 
 from weft.compiler.function.fastcall.memory_words import container_check
 from weft.compiler.targets.cpu.runtime.entry_points import entries
@@ -52,9 +52,9 @@ CHANGES: dict[str, Callable[[list[Any], dict[Any, Any]], Any]] = {
 def test_a_change_is_seen(way: str, change: str) -> None:
     values, named = [1.5, "x"], {"a": 1.5, "b": "x"}
     contents = Contents([{}, values, [], named, []])
-    assert contents.unchanged()
+    assert contents.is_unchanged()
     CHANGES[change](values, named)
-    assert not contents.unchanged()
+    assert not contents.is_unchanged()
 
 
 def test_what_is_put_back_is_unchanged(way: str) -> None:
@@ -62,23 +62,23 @@ def test_what_is_put_back_is_unchanged(way: str) -> None:
     contents = Contents([values, held])
     first, value = values[0], held["a"]
     values[0] = held["a"] = None
-    assert not contents.unchanged()
+    assert not contents.is_unchanged()
     values[0], held["a"] = first, value
-    assert contents.unchanged()
+    assert contents.is_unchanged()
 
 
 def test_a_container_is_added_later(way: str) -> None:
     values, more = [1.5], [2.5]
     contents = Contents([values])
-    assert contents.unchanged()
+    assert contents.is_unchanged()
     contents.add(more)
-    assert contents.unchanged()
+    assert contents.is_unchanged()
     more.append(1)
-    assert not contents.unchanged()
+    assert not contents.is_unchanged()
 
 
 def test_nothing_is_unchanged(way: str) -> None:
-    assert Contents().unchanged()
+    assert Contents().is_unchanged()
 
 
 def test_asking_leaves_no_references(way: str) -> None:
@@ -86,16 +86,16 @@ def test_asking_leaves_no_references(way: str) -> None:
     contents = Contents([marks, dict.fromkeys("ab", marks[0])])
     before = [sys.getrefcount(each) for each in (*marks, contents)]
     for _ in range(1000):
-        contents.unchanged()
+        contents.is_unchanged()
     assert [sys.getrefcount(each) for each in (*marks, contents)] == before
-    gc.collect()
-    assert contents.unchanged()
+    wait_for_quiet()
+    assert contents.is_unchanged()
 
 
 def test_large_containers(way: str) -> None:
     values = [object() for _ in range(1000)]
     named = {f"n{i}": each for i, each in enumerate(values)}
     contents = Contents([values, named])
-    assert contents.unchanged()
+    assert contents.is_unchanged()
     named["n999"] = object()
-    assert not contents.unchanged()
+    assert not contents.is_unchanged()

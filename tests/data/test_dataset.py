@@ -24,7 +24,7 @@ from weft.data import (
     random_split,
 )
 from weft.data.prefetch import Prefetcher
-from weft.data.scope import loading
+from weft.data.scope import load_item
 
 
 class Pair(NamedTuple):
@@ -89,7 +89,7 @@ def test_shuffling_a_stream_stays_within_the_buffer_and_changes_with_the_epoch()
     order = list(stream)
     assert sorted(order) == list(range(100)) != order
     assert all(item <= position + 9 for position, item in enumerate(order))
-    with loading(seed=0, epoch=1, index=0):
+    with load_item(seed=0, epoch=1, index=0):
         assert list(stream) != order
     assert list(stream) == order
 
@@ -130,10 +130,10 @@ def test_two_random_maps_do_not_draw_the_same_numbers() -> None:
 
 def test_a_cache_holds_what_the_first_epoch_would_draw() -> None:
     noisy = transforms.Numbers(3).map(transforms.noisy, random=True)
-    with loading(seed=4, epoch=0, index=1):
+    with load_item(seed=4, epoch=0, index=1):
         expected = noisy[1]
     late = noisy.cache()
-    with loading(seed=4, epoch=7, index=1):
+    with load_item(seed=4, epoch=7, index=1):
         np.testing.assert_array_equal(late[1], expected)
 
 

@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -194,16 +196,37 @@ def test_a_pass_left_early_ends_its_workers() -> None:
         break
 
 
+def is_waiting_for_a_batch(thread: int) -> bool:
+    frame: FrameType | None = sys._current_frames()[thread]
+    modules = []
+    while frame is not None:
+        modules.append(frame.f_globals["__name__"])
+        frame = frame.f_back
+    return modules[0] == "threading" and "weft.data.loader" in modules
+
+
 def test_an_interrupt_cleans_up() -> None:
     loader = DataLoader(transforms.Numbers(20).map(transforms.wait_for_ever), 2, num_workers=1)
     iterator = iter(loader)
     assert next(iterator).tolist() == [0, 1]
     assert next(iterator).tolist() == [2, 3]
     main = threading.main_thread().ident
-    with pytest.raises(KeyboardInterrupt):
-        # The third batch never comes: whenever the signal arrives, it finds us waiting.
-        threading.Timer(0.2, signal.pthread_kill, [main, signal.SIGINT]).start()
-        next(iterator)
+    assert main is not None
+
+    def interrupt() -> None:
+        while not is_waiting_for_a_batch(main):
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    # A shell's job in the background ignores the signal, and its processes inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            # The third batch never comes: the signal arrives when we wait for it.
+            threading.Thread(target=interrupt).start()
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert multiprocessing.active_children() == []
 
 

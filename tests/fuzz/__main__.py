@@ -19,7 +19,7 @@ CRASH = "WEFT_FUZZ_CRASH"
 """The seed at which a child dies on purpose."""
 ALIKE = 3
 """How many failures of one kind are made small."""
-WAYS = ("jit", "checked", "plain", "torch")
+WAYS = ("jit", "native", "checked", "plain", "torch")
 MEMORY = 12 << 30
 """How many bytes a child may have: a step that asks for more raises, and another is drawn."""
 
@@ -48,6 +48,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="when to stop")
     parser.add_argument("--ways", default=",".join(WAYS), help="what is compared with eager mode")
     parser.add_argument("--coverage", action="store_true", help="count what was reached")
+    parser.add_argument("--union", type=Path, help="a file of what all runs that name it reached")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts of what failed")
     parser.add_argument("--minimise", type=int, metavar="SEED", help="make one program small")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one program as it is")
@@ -73,6 +74,7 @@ def _search(options: argparse.Namespace, ways: tuple[str, ...]) -> int:
     seconds = time.monotonic() - begun
     print(f"{count} programs in {seconds:.0f} s, {len(failures)} failed", *sorted(failures))
     if options.coverage:
+        reached = reached if options.union is None else coverage.united(options.union, reached)
         print(coverage.report(reached), flush=True)
     for seed in _first_of_each_kind(failures):
         print(_minimised(seed, ways, options.keep), flush=True)

@@ -62,7 +62,9 @@ class Failure:
         return f"{self.way}: {self.what}" + (f" ({self.detail})" if self.detail else "")
 
 
-def examine(program: Program, ways: Sequence[str] = ("jit", "checked", "torch")) -> Failure | None:
+def examine(
+    program: Program, ways: Sequence[str] = ("jit", "native", "checked", "torch")
+) -> Failure | None:
     """The first failure of a program; None where all agree, or where it cannot be run eagerly."""
     eager = run(program, "eager")
     if all(isinstance(each, Exception) for each in eager):

@@ -16,6 +16,8 @@ def product(draw: Draw) -> str:
     """A product of two values, or of one with itself, in any order of axes."""
     if draw.chance(0.25):
         return _outer(draw)
+    if draw.chance(0.3) and any(v.kind in "iu" and v.ndim == 2 for v in draw.values):
+        return _whole(draw)
     a = draw.value("fiuc", 2, 4, where=lambda v: v.size * v.shape[-2] <= MULTIPLICATIONS)
     if draw.chance(0.3):
         options = (
@@ -46,8 +48,6 @@ def product(draw: Draw) -> str:
     if not rights:
         raise NoOperand
     b = draw.one_of(rights)
-    if a.kind in "iu" and draw.chance(0.7):
-        return f"{a.name}.astype(wf.int32) @ {b.name}.astype(wf.int32)"
     options = (
         "{a} @ {b}",
         "wf.matmul({a}, {b})",
@@ -59,8 +59,28 @@ def product(draw: Draw) -> str:
         "wf.tanh({a}[0] @ {b}) + 1",
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
+        "wf.checkpoint(lambda q: wf.tanh(q @ {b}))({a})",
+        "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",
     )
     return draw.one_of(options).format(a=a.name, b=b.name)
+
+
+def _whole(draw: Draw) -> str:
+    """A product of whole numbers, in wider sums: of inputs, what is moved, and constants."""
+    a = draw.value("iu", 2, 2, where=lambda v: v.size * max(v.shape) <= MULTIPLICATIONS)
+    fits = [v for v in draw.values if v.kind in "iu" and v.ndim == 2 and v.shape[0] == a.shape[1]]
+    b = draw.one_of(fits).name if fits else f"wf.matrix_transpose({a.name})"
+    numbers = f"np.arange(int({a.name}.shape[1]) * 3).reshape(-1, 3) % {draw.one_of([100, 300])}"
+    options = (
+        "{a}.astype(wf.{d}) @ {b}.astype(wf.{d})",
+        "{a}.astype(wf.{d}) @ wf.matrix_transpose({a}.astype(wf.{d}))",
+        "{a}.astype(wf.{d})[::-1] @ {b}.astype(wf.{d})[:, 1:]",
+        "({a}.astype(wf.{d}) + 1) @ {b}.astype(wf.{d})",
+        "{a}.astype(wf.{d}) @ wf.asarray({n}).astype(wf.{d})",
+        "wf.matrix_transpose({a}) @ {a}",
+    )
+    dtype = draw.one_of(["int32", "int32", "int64"])
+    return draw.one_of(options).format(a=a.name, b=b, d=dtype, n=numbers)
 
 
 def _is_affordable(a: Value, b: Value, inner: int, largest: int) -> bool:
@@ -96,20 +116,61 @@ def _outer(draw: Draw) -> str:
 
 
 def attend(draw: Draw) -> str:
-    """Attention, as one call or written out."""
+    """Attention, as one call or written out, with masks that are there or follow from less."""
     v = draw.value("f", 2, 4, where=lambda v: v.size <= 8192)
-    head = "{v}" if v.ndim > 2 else "{v}[None]"
+    h = v.name if v.ndim > 2 else f"{v.name}[None]"
+    k = _keys(draw, v, h)
+    mask = draw.one_of(MASKS) if draw.chance(0.6) else ""
     options = (
-        "wf.scaled_dot_product_attention({h}, {h}, {h})",
-        "wf.scaled_dot_product_attention({h}, {h}[..., :2, :], {h}[..., :2, :])",
-        "wf.scaled_dot_product_attention({h}, {h}, wf.sin({h}), causal=True)",
-        "wf.scaled_dot_product_attention({h}, {h} * 0.5, {h}, scale=0.3)",
-        "wf.softmax({h} @ wf.matrix_transpose({h}) * 0.2, axis=-1) @ {h}",
-        "wf.softmax(wf.where(wf.tril({h} @ wf.matrix_transpose({h})) != 0, 0.2, -1e9), axis=-1) "
-        "@ {h}",
-        "wf.scaled_dot_product_attention({h}, {h}, {h}, {h} @ wf.matrix_transpose({h}) * 0.5)",
+        "wf.scaled_dot_product_attention({h}, {k}, {k}{m})",
+        "wf.scaled_dot_product_attention({h}, {k}, wf.sin({k}){m}, causal=True)",
+        "wf.scaled_dot_product_attention({h}, {k}, {k}{m}, causal=True, aligned='end')",
+        "wf.scaled_dot_product_attention({h}, {k} * 0.5, {k}{m}, scale=0.3)",
+        "wf.scaled_dot_product_attention({h}, {k}, {k}[..., :1]{m})",
+        "wf.scaled_dot_product_attention({h}, {k}, {k}{m}, scale=wf.sigmoid(wf.mean({h})))",
+        "wf.scaled_dot_product_attention({h}, {k}, {k}{m}, dropout=0.3, key=wf.random.key(3))",
+        "wf.softmax({h} @ wf.matrix_transpose({k}) * 0.2, axis=-1) @ {k}",
     )
-    return draw.one_of(options).format(h=head.format(v=v.name))
+    if mask.startswith("("):  # truth values
+        options += (
+            "wf.softmax(wf.where({n}, {h} @ wf.matrix_transpose({k}), -1e9), axis=-1) @ {k}",
+        ) * 2
+    text = draw.one_of(options).replace("{m}", f", {mask}" if mask else "").replace("{n}", mask)
+    for name, part in (("{i}", ROWS), ("{j}", COLUMNS)):
+        text = text.replace(name, part)
+    return text.replace("{h}", h).replace("{k}", k)
+
+
+ROWS, COLUMNS = "wf.arange({h}.shape[-2])[:, None]", "wf.arange({k}.shape[-2])"
+"""The numbers of queries, and of keys."""
+MASKS = (
+    "(wf.abs({i} - {j}) < 3)",
+    "({i} + 1 >= {j})",
+    "({i} // 4 == {j} // 4)",
+    "({h}[..., :1] >= wf.matrix_transpose({k}[..., :1]))",
+    "({h} @ wf.matrix_transpose({k}) > 0)",
+    "-0.1 * wf.abs({i} - {j}).astype({h}.dtype)",
+    "wf.where({i} < {j}, -1.5, 0.25).astype({h}.dtype)",
+    "{h} @ wf.matrix_transpose({k}) * 0.5",
+    "wf.tanh({h}[..., :1]) * wf.matrix_transpose({k}[..., :1])",
+)
+"""Which keys a query sees, or what is added to its scores: most follow from rows and columns."""
+
+
+def _keys(draw: Draw, v: Value, h: str) -> str:
+    """Keys for some queries: the same, a part of them, or of another value."""
+    fits = [
+        f"{x.name}"
+        for x in draw.values
+        if (x.ndim, x.dtype) == (v.ndim, v.dtype)
+        and (*x.shape[:-2], x.shape[-1]) == (*v.shape[:-2], v.shape[-1])
+        and x.size <= 8192
+    ]
+    parts = [h, f"{h}[..., :2, :]", f"{h}[..., :1, :, :]"]
+    if draw.chance(0.5):
+        return draw.one_of([h, *parts])
+    other = draw.one_of(fits)
+    return other if v.ndim > 2 else f"{other}[None]"
 
 
 # --- convolutions --------------------------------------------------------------------------------
@@ -133,6 +194,9 @@ def convolve(draw: Draw) -> str:
     w = draw.one_of(weights)
     if draw.chance(0.3):
         return f"wf.conv{dims}d({x.name}, {w.name}, padding={draw.one_of([0, 1])})"
+    if draw.chance(0.05):
+        given = ", ".join(f"wf.round({each.name} * 3).astype(wf.int32)" for each in (x, w))
+        return f"wf.conv{dims}d({given}, padding=1)"
     k = draw.one_of([1, 2, 3, 3, 5])
     cut = ", ".join(f":{k}" for _ in range(dims))
     stride, dilation = draw.one_of([1, 1, 2]), draw.one_of([1, 1, 2])

@@ -11,10 +11,12 @@ import ast
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -46,18 +48,73 @@ SELECTOR = (
 REACHED: Counter[str] = Counter()
 
 ELSEWHERE = {
-    r"branch \S*low_precision:": "needs AVX-512's dot instructions, which few machines have",
-    r"branch \S*gemv:\d+ (kind\.width|lanes)": "a machine has lanes, or has none",
     r"branch \S*forms:.*(function|library) is None: true": "NumPy brings a BLAS along here",
     r"branch \S*forms:.*before <= 1": "threads of the BLAS are the machine's choice",
     r"branch \S*tile_plans:.*gemm_address.*: false": "NumPy brings a BLAS along here",
     r"branch \S*tile_plans:\d+ (rest|self\.packed|self\.form)": "a plan's text, for the disk",
     r"branch \S*target:.*primitive\.native": "a user's library: tests/custom",
     r"branch \S*nodes:.*found\[0\]\.copied": "asked by tests of primitives alone",
+    r"branch \S*nodes:.*Reduction \| Control.*: false": "refused: tests/compiler/test_kinds.py",
+    r"branch \S*split_reduction:\d+ each\.": "a user's reduction: tests/compiler/test_kinds.py",
+    r"branch \S*split_reduction:.*lower is None: false": "likewise",
+    r"branch \S*low_precision:\d+ words is None: true": "refused: tests of primitives alone",
+    r"branch \S*launch:.*isinstance\(value, Graph\): true": "a loop that fails, as no program may",
     r"primitive debug_": "prints and stops: tests/test_debug.py",
     r"primitive eig$": "the phase of an eigenvector is free: tests/ops/test_linalg.py",
 }
 """What no program is expected to reach, as patterns, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What cannot be reached on a machine that lacks something, as patterns."""
+
+    feature: str
+    is_there: Callable[[Any], bool]
+    """Whether a machine has it."""
+    patterns: tuple[str, ...]
+
+
+NEEDS = (
+    Need(
+        "AVX-512",
+        lambda machine: machine.width == 16,
+        (
+            r"branch \S*low_precision:\d+ (words\.terms|self\.is_|not self\.is_|side|turned)",
+            r"branch \S*low_precision:\d+ (kind\.dtype is|form is None|isinstance\(left)",
+            r"branch \S*low_precision:\d+ self\.node\.results",
+            r"branch \S*low_precision:.*(is_held\(words\)|is not dot_wide for node.*): false",
+            r"branch \S*low_precision:\d+ b\.dtype\.itemsize == 1: false",
+            r"branch \S*low_precision:.*has_instruction.*: true",
+            r"branch \S*low_precision:\d+ words is None or product is None: false",
+            r"branch \S*target:\d+ wide is not None: true",
+        ),
+    ),
+    Need(
+        "32 registers of vectors, which AVX-512 and ARM have",
+        lambda machine: machine.registers == 32,
+        (r"branch \S*gemv:.*registers == 32: true",),
+    ),
+    Need(
+        "16 registers of vectors, which x86-64 has without AVX-512",
+        lambda machine: machine.registers == 16,
+        (r"branch \S*gemv:.*registers == 32: false",),
+    ),
+    Need(
+        "a processor without vectors",
+        lambda machine: machine.width == 1,
+        (r"branch \S*gemv:\d+ (v\.type\.width == 1: true|lanes > 1: false)",),
+    ),
+    Need(
+        "a processor with vectors",
+        lambda machine: machine.width > 1,
+        (
+            r"branch \S*gemv:\d+ (v\.type\.width == 1: false|lanes > 1: true)",
+            r"branch \S*gemv:\d+ width == 1: ",
+        ),
+    ),
+)
+"""What depends on the machine that code is made for."""
 
 
 def take() -> dict[str, int]:
@@ -65,6 +122,14 @@ def take() -> dict[str, int]:
     found = dict(REACHED)
     REACHED.clear()
     return found
+
+
+def united(file: Path, reached: Counter[str]) -> Counter[str]:
+    """What this run and the runs before it reached; the file is written anew."""
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    both = Counter(before) + reached
+    file.write_text(json.dumps(both, indent=0, sort_keys=True), encoding="utf-8")
+    return both
 
 
 # --- branches ------------------------------------------------------------------------------------
@@ -227,15 +292,34 @@ def expected() -> list[str]:
     return [*found, *branches()]
 
 
+def missing_feature(name: str, machine: Any) -> str | None:
+    """What a machine lacks that a branch needs; None where the branch can be reached on it."""
+    lacking = (need for need in NEEDS if not need.is_there(machine))
+    found = (each.feature for each in lacking if any(re.match(p, name) for p in each.patterns))
+    return next(found, None)
+
+
 def report(reached: Counter[str]) -> str:
-    """How much was reached, and all that was not."""
-    lines = []
+    """How much was reached, what this machine cannot reach and why, and all else that was not."""
+    from weft.compiler.targets.cpu.machine import host, level_of
+
+    lines, left = [], 0
     every = expected()
     for kind in ("primitive", "launch", "node", "branch"):
         named = [name for name in every if name.split()[0] == kind]
         named = [name for name in named if not any(re.match(p, name) for p in ELSEWHERE)]
         missed = [name for name in named if not reached[name]]
-        lines.append(f"{kind}: {len(named) - len(missed)} of {len(named)} reached")
-        lines += [f"  not reached: {name}" for name in missed]
+        lacking = {name: missing_feature(name, host()) for name in missed}
+        unreached = [name for name, feature in lacking.items() if feature is None]
+        possible = len(named) - len(missed) + len(unreached)
+        lines.append(f"{kind}: {len(named) - len(missed)} of {possible} reached")
+        lines += [f"  not reached: {name}" for name in unreached]
+        lines += [
+            f"  cannot occur on this machine, needs {feature}: {name}"
+            for name, feature in lacking.items()
+            if feature is not None
+        ]
+        left += len(unreached)
     seen = sorted({name for name in reached if name.startswith("launch ")})
-    return "\n".join([*lines, "seen: " + ", ".join(seen)])
+    machine = f"machine: {host().processor}, {level_of(host())}"
+    return "\n".join([*lines, "seen: " + ", ".join(seen), machine, f"unreached: {left or 'none'}"])

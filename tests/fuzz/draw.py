@@ -45,6 +45,8 @@ class Draw:
     bodies: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Functions that loops may call again, by name."""
     counter: int = 0
+    is_alone: bool = True
+    """Whether nobody else asks the global generator while the program runs."""
 
     def one_of(self, options: Sequence[Any]) -> Any:
         """An option."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.draw import Draw
+from tests.fuzz.draw import Draw, Value
 
 # --- element by element --------------------------------------------------------------------------
 
@@ -191,6 +191,31 @@ def truth(draw: Draw) -> str:
     return draw.one_of(options).format(a=a.name, b=b.name)
 
 
+def fix(draw: Draw) -> str:
+    """A value with a constant, which is written into the program."""
+    v = draw.value("f", 1, where=lambda v: v.size > 0)
+    options = (
+        "{v} * wf.reshape(constant({v}), {v}.shape)",
+        "wf.checkpoint(lambda q: wf.reshape(q, {v}.shape) * {v})(constant({v}))",
+        "wf.checkpoint(lambda q: wf.tanh(wf.reshape(q, {v}.shape)) + 1)(constant({v})) - {v}",
+        "wf.index_add(constant({v}), 0, wf.arange({v}.size) // 2, wf.reshape({v}, -1))",
+        "wf.scatter(constant({v}), 0, wf.arange({v}.size)[::-1] // 2 * 2, wf.reshape({v}, -1))",
+        "wf.take(constant({v}), wf.argsort(wf.reshape({v}, -1)))",
+        "constant({v}[0]) @ wf.reshape({v}[0], -1)",
+    )
+    if v.ndim > 2 and draw.chance(0.4):
+        options = ("F.group_norm(wf.reshape(constant({v}), {v}.shape) + {v}[:, :1], {g})",)
+    return draw.one_of(options).format(v=v.name, g=_groups(draw, v))
+
+
+def _groups(draw: Draw, v: Value) -> str:
+    """How many groups the channels of a value are divided into."""
+    if v.ndim < 2:
+        return "1"
+    parts = [part for part in range(1, v.shape[1] + 1) if v.shape[1] % part == 0] or [1]
+    return f"{v.name}.shape[1] // {draw.one_of(parts)}"
+
+
 FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -290,11 +315,11 @@ def normalise(draw: Draw) -> str:
         options += [
             "F.batch_norm({v}, training=True)",
             "F.group_norm({v}, 1)",
-            "F.group_norm({v}, {v}.shape[1])",
+            "F.group_norm({v}, {g})",
             "F.local_response_norm({v}, 2)",
             "F.instance_norm({v})",
         ]
-    return draw.one_of(options).format(v=v.name, a=draw.axis(v))
+    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=_groups(draw, v))
 
 
 def sort(draw: Draw) -> str:
@@ -378,6 +403,16 @@ def move(draw: Draw) -> str:
     return draw.one_of(options).format(v=v.name, a=a)
 
 
+JOINS = [
+    "(lambda c: wf.stack([{v} + c[::2], wf.cumulative_sum(c, axis=0)[::2]]))"
+    "(wf.concat([{o}, {v} * 2], axis=0))",
+    "(lambda c: wf.concat([wf.sin({v}) * c[1::2], wf.sort(c, axis=0)], axis=0))"
+    "(wf.concat([{o}, {v}], axis=0))",
+    "(lambda c: c + wf.concat([{v} * c[::2], {o}], axis=0))(wf.concat([{v}, {o}], axis=0))",
+]
+"""Joins that are read as a whole, and at places of several parts by what reads a part as well."""
+
+
 def join(draw: Draw) -> str:
     """Several values side by side; often parts of one."""
     v = draw.value("fiubc", 1)
@@ -401,7 +436,18 @@ def join(draw: Draw) -> str:
             "wf.concat([{v}, wf.sin({v})], axis={a})",
             "wf.concat([{v} * 2, {o} + 1, {v}], axis=-1)",
         ]
+        if draw.chance(0.4):
+            options = JOINS
+    wide = [x for x in draw.values if _is_twice(x, v)]
+    if v.kind == "f" and wide and draw.chance(0.5):
+        w = draw.one_of(wide).name
+        options = [f"{w}[::2] + {{v}}", f"wf.sin({{v}}) * {w}[1::2]", f"{w}[::-2] - {{o}}"]
     return draw.one_of(options).format(v=v.name, o=o, a=a)
+
+
+def _is_twice(x: Value, v: Value) -> bool:
+    """Whether a value may be two of another's shape, one behind the other."""
+    return x.dtype == v.dtype and x.shape == (2 * v.shape[0], *v.shape[1:])
 
 
 def index(draw: Draw) -> str:

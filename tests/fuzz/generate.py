@@ -37,9 +37,11 @@ def generate(seed: int) -> Program:
     ending = _ending(rng)
     scene = scenes.scene(rng)
     sizes, inputs = scenes.inputs(rng, scene, ending)
+    wf.random.seed(seed)  # steps may ask the global generator
     drawn = _Growing(rng, scene, sizes, inputs)
+    drawn.draw.is_alone = ending != "thread"
     least, most = LENGTHS[int(rng.choice(len(LENGTHS), p=(0.72, 0.21, 0.07)))]
-    transforms = () if drawn.is_odd else _transforms(rng, ending)
+    transforms = () if drawn.is_odd else _transforms(rng, ending, scene.transforms)
     longest = scene.longest if len(transforms) < 2 else TRANSFORMED
     for _ in range(min(longest, int(rng.integers(least, most + 1)))):
         drawn.grow()
@@ -47,12 +49,16 @@ def generate(seed: int) -> Program:
 
 
 def _ending(rng: np.random.Generator) -> str:
-    return str(rng.choice(ENDINGS, p=(0.58, 0.12, 0.08, 0.08, 0.08, 0.04, 0.02)))
+    return str(rng.choice(ENDINGS, p=(0.53, 0.13, 0.08, 0.08, 0.08, 0.04, 0.02, 0.04)))
 
 
-def _transforms(rng: np.random.Generator, ending: str) -> tuple[str, ...]:
+def _transforms(
+    rng: np.random.Generator, ending: str, liked: Sequence[tuple[str, ...]]
+) -> tuple[str, ...]:
     if ending in ("state", "train"):
         return ()
+    if liked and rng.random() < 0.5:
+        return liked[int(rng.integers(len(liked)))]
     count = int(rng.choice(4, p=(0.5, 0.35, 0.12, 0.03)))
     count = min(count, 1) if ending == "sizes" else count
     chosen = [str(rng.choice(TRANSFORMS, p=(0.45, 0.2, 0.15, 0.12, 0.08))) for _ in range(count)]
@@ -120,8 +126,8 @@ class _Growing:
         """The program of all steps: its outputs are what nobody reads, and a few others."""
         read = {name for step in self.steps for name in step.reads}
         outputs = [step.name for step in self.steps if step.name not in read]
-        if self.steps and self.rng.random() < 0.3:
-            outputs.append(self.steps[int(self.rng.integers(len(self.steps)))].name)
+        count = int(self.rng.choice(4, p=(0.6, 0.2, 0.1, 0.1))) if self.steps else 0
+        outputs += [self.steps[int(self.rng.integers(len(self.steps)))].name for _ in range(count)]
         if not any(value.kind == "f" for value in self.draw.values if value.name in outputs):
             outputs.append(next(v.name for v in reversed(self.draw.values) if v.kind == "f"))
         steps = list(self.steps)

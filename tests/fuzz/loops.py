@@ -57,6 +57,28 @@ def _spaced(text: str) -> str:
     return text.replace(",", ", ").replace("( - ", "(-").replace("=  ", "= ")
 
 
+COUNTS = (2, 3, 7, 20, 50)
+"""How often a function is applied, one call after the other."""
+MOVES = (
+    "wf.flip({q})",
+    "wf.roll({q}, 1, axis=-1)",
+    "wf.pad({q}, [(0, 0)] * ({q}.ndim - 1) + [(1, 0)])[..., :-1]",
+    "wf.flip(wf.pad({q}, [(0, 0)] * ({q}.ndim - 1) + [(2, 0)])[..., 1:-1])",
+    "wf.concat([{q}[..., 1:], {q}[..., :1]], axis=-1)",
+)
+"""What moves elements and keeps the shape."""
+
+
+def repeat(draw: Draw) -> str:
+    """A function applied many times, as the layers of a deep model are: nothing but expressions."""
+    v = draw.value("f", 1, 3, where=lambda v: 0 < v.size <= 4000)
+    options = [*MOVES, *MOVES, *[_spaced(each) for each in BODIES]]
+    body = draw.one_of(options).format(q="q", c="0.75")
+    if draw.chance(0.3):
+        body = draw.one_of(MOVES).replace("{q}", f"({body})")
+    return f"repeated(lambda q: {body}, {v.name}, {draw.one_of(COUNTS)})"
+
+
 def control(draw: Draw) -> tuple[tuple[str, ...], str]:
     """A loop or a choice: the functions it calls, and the expression."""
     v = draw.value("f", 0, 3, where=lambda v: v.size <= 4000)

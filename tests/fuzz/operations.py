@@ -19,6 +19,7 @@ from tests.fuzz.elements import (
     complexes,
     convert,
     cumulate,
+    fix,
     index,
     join,
     look_up,
@@ -32,7 +33,8 @@ from tests.fuzz.elements import (
     unary,
     whole,
 )
-from tests.fuzz.loops import control
+from tests.fuzz.loops import control, repeat
+from tests.fuzz.randoms import randomise
 
 FAMILIES: dict[Callable[[Draw], Any], float] = {
     unary: 5,
@@ -62,5 +64,8 @@ FAMILIES: dict[Callable[[Draw], Any], float] = {
     algebra: 0.4,
     sample: 0.7,
     control: 2.0,
+    randomise: 0.7,
+    repeat: 0.7,
+    fix: 0.5,
 }
 """How often each family is drawn, relative to the others."""

@@ -15,11 +15,14 @@ from textwrap import indent
 
 from tests.fuzz import script
 
-ENDINGS = ("call", "sizes", "alias", "state", "train", "thread", "tuned")
+ENDINGS = ("call", "sizes", "alias", "state", "train", "thread", "tuned", "studied")
 """How a program is called: plainly; with other sizes too; with one tensor in two places; so that
 its inputs change in place; as the loss of a training loop; in a second thread; with products that
-are made in the way that was measured to be the fastest."""
+are made in the way that was measured to be the fastest; explained, and in less memory."""
 NAME = re.compile(r"\bx\d+\b")
+NAMED = ("sampled", "doubled", "repeated", "constant", "weights")
+"""The helpers that steps may call."""
+RANDOM = re.compile(r"wf\.random\.(?!key|split|fold_in)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +121,10 @@ class Program:
         """The functions of `tests.fuzz.script` that the script needs."""
         found = ["numbers", *self.transforms]
         found += ["trained"] if self.ending == "train" else []
+        found += ["studied"] if self.ending == "studied" else []
         found += ["total"] if {"gradients", "trained"} & {*found} else []
         text = self.function()
-        found += [name for name in ("sampled", "doubled", "weights") if f"{name}(" in text]
+        found += [name for name in NAMED if f"{name}(" in text]
         found += ["weights"] if {"total", "tangents"} & {*found} else []
         return [name for name in script.PARTS if name in found]
 
@@ -135,26 +139,38 @@ class Program:
             head += "from weft.ir.dispatch import bind\nfrom weft.ir.primitive import PRIMITIVES\n"
         return "\n\n".join([head, *parts, self.function(), f"{self.values}\n{self._ending()}\n"])
 
+    @property
+    def _seeded(self) -> str:
+        """What stands before a call, so that all calls draw the same random numbers."""
+        return "wf.random.seed(5) or " if RANDOM.search(self.function()) else ""
+
     def _ending(self) -> str:
+        seeded = self._seeded
         if self.ending == "train":
-            ways = [f"trained(f, {way}, {self.optimizer!r})" for way in ("lambda g: g", "wf.jit")]
+            ways = [
+                f"{seeded}trained(f, {way}, {self.optimizer!r})"
+                for way in ("lambda g: g", "wf.jit")
+            ]
             return _SHOW.format(
                 one=f"{ways[0]}({self.arguments})", other=f"{ways[1]}({self.arguments})"
             )
         if self.ending == "state":
             copies = ", ".join(f"{each.name}.clone()" for each in self.inputs)
-            return _STATE.format(copies=copies)
+            return _STATE.format(copies=copies, seeded=seeded)
         calls = [self.arguments]
         if self.ending == "alias":
             calls.append(", ".join(self.aliased))
-        shown = "\n".join(_SHOW.format(one=f"f({xs})", other=f"g({xs})") for xs in calls)
+        shown = "\n".join(
+            _SHOW.format(one=f"{seeded}f({xs})", other=f"{seeded}g({xs})") for xs in calls
+        )
         if self.ending == "thread":
             shown = f"{_THREAD.format(call=f'g({self.arguments})')}\n{shown}\nthread.join()"
         if self.ending == "tuned":
             shown = f"wf.settings.tuning = True\n{shown}"
         again = self.other_sizes()[1:] if self.ending == "sizes" else []
         more = [f"{replace(self, sizes=sizes).values}\n{shown}" for sizes in again]
-        return "\n".join(["g = wf.jit(f)", shown, *more])
+        way = "studied" if self.ending == "studied" else "wf.jit"
+        return "\n".join([f"g = {way}(f)", shown, *more])
 
     @property
     def aliased(self) -> list[str]:
@@ -184,7 +200,7 @@ _STATE = """\
 a, b = ({copies},), ({copies},)
 g = wf.jit(f)
 for _ in range(3):
-    for x, y in zip([*f(*a), *a], [*g(*b), *b], strict=True):
+    for x, y in zip([*({seeded}f(*a)), *a], [*({seeded}g(*b)), *b], strict=True):
         far = np.abs(np.asarray(x, complex) - np.asarray(y, complex))
         print(x.dtype, x.shape, np.max(far, initial=0))"""
 

@@ -1,10 +1,12 @@
 """A program, run in one of several ways; each gives what the calls of the program return.
 
-`eager` and `jit` are the library's own. `checked` is `jit` in the compiler's checking mode, where
-there is one. `wide` computes in float64 throughout and is what all others are measured against;
-`noisy` does so too and moves each value by a little more than rounding would, so that it says how
-much rounding may change the results. `torch` runs the same text with PyTorch behind the names.
-`plain` runs small programs by the plain target, whose plans nothing but NumPy computes.
+`eager` and `jit` are the library's own. `checked` is `jit` in the compiler's checking mode, with
+graphs and plans verified. `wide` computes in float64 throughout and is what all others are measured
+against; `noisy` does so too and moves each value by a little more than rounding would, so that it
+says how much rounding may change the results. `torch` runs the same text with PyTorch behind the
+names. `native` is eager too, with every function and primitive of whatever size as a compiled unit;
+all others compute by reference where they are eager. `plain` runs small programs by the plain
+target, whose plans nothing but NumPy computes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tests.fuzz.generate import namespace
 from tests.fuzz.program import Program
 
 import weft as wf
+from weft.compiler.pipeline import VERIFYING
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.plain.target import PLAIN
 from weft.core.settings import settings
@@ -38,6 +41,8 @@ Result = list[Array] | Exception
 NARROW = re.compile(r"wf\.(float16|bfloat16|float32|complex64)\b")
 SMALL = 32
 """The most elements of an input that the plain target is given."""
+SEED = 5
+"""Where the global generator begins in each way."""
 CALLS = 3
 """How often a function that has state is called."""
 
@@ -57,6 +62,9 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
             "sampled": _wide_sampled,
             "noisy": _Noise(number, noise),
         }
+    if way == "noisy":
+        noisy = space["noisy"]
+        space["repeated"] = lambda f, x, count: script.repeated(lambda y: noisy(f(y)), x, count)
     if way == "torch":
         odd = any(each.layout == "odd" for each in program.inputs)
         if twin is None or odd or program.ending in ("state", "train"):
@@ -66,9 +74,12 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
     if way == "plain" and (program.elements > SMALL or not is_plain(program)):
         raise Unusable("the interpreter of loops would take too long")
     exec(text, space)
+    wf.random.seed(SEED)
     with _mode(way, program.ending == "tuned"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        turn = {"jit": wf.jit, "checked": wf.jit, "plain": _by_plain_target}.get(way, lambda f: f)
+        compiled = script.studied if program.ending == "studied" else wf.jit
+        ways = {"jit": compiled, "checked": compiled, "plain": _by_plain_target}
+        turn = ways.get(way, lambda f: f)
         return list(_calls(program, space, values, turn))
 
 
@@ -90,8 +101,13 @@ def _by_plain_target(f: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _mode(way: str, tuned: bool) -> Iterator[None]:
     checked = CHECKED() if way == "checked" else nullcontext()
-    with settings.changed(tuning=tuned), np.errstate(all="ignore"), checked:
-        yield
+    eager = {"eager": "native", "eager_elements": 1} if way == "native" else {"eager": "reference"}
+    VERIFYING.extend([True] if way == "checked" else [])
+    try:
+        with settings.changed(tuning=tuned, **eager), np.errstate(all="ignore"), checked:
+            yield
+    finally:
+        VERIFYING.clear()
 
 
 CHECKED = getattr(wf.testing, "checked_memory", nullcontext)

@@ -34,6 +34,8 @@ class Scene:
     share: float = 1.0
     longest: int = 45
     """The most steps."""
+    transforms: tuple[tuple[str, ...], ...] = ()
+    """Transforms one of which is taken by half of the programs."""
 
 
 def size(rng: Generator, most: int = 130) -> int:
@@ -60,7 +62,7 @@ def _product_sizes(rng: Generator) -> dict[str, int]:
 
 def _image_sizes(rng: Generator) -> dict[str, int]:
     if rng.random() < 0.35:  # for Winograd's method, which needs channels and tiles enough
-        wide = (31, 32, 32, 48, 64, 64)
+        wide = (31, 32, 32, 40, 48, 64, 64, 96)
         sizes = {"A": (4, 8, 9, 12, 17), "B": wide, "C": wide, "D": (3,), "E": (1, 2, 9)}
         return {name: int(rng.choice(options)) for name, options in sizes.items()}
     channels = (1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 63, 64, 65)
@@ -70,6 +72,28 @@ def _image_sizes(rng: Generator) -> dict[str, int]:
         "C": int(rng.choice(channels)),
         "D": int(rng.choice([1, 2, 3, 3, 3, 5, 7])),
         "E": int(rng.choice([1, 2, 3, 8, 9])),
+    }
+
+
+def _wide_image_sizes(rng: Generator) -> dict[str, int]:
+    """Channels whose transformed weights are too many to stay in cache."""
+    wide = (336, 344, 352, 384)
+    return {"A": 4, "B": int(rng.choice(wide)), "C": int(rng.choice(wide)), "D": 3, "E": 8}
+
+
+def _line_sizes(rng: Generator) -> dict[str, int]:
+    sizes = {"A": (4095, 4097, 9000), "B": (3, 8, 16), "C": (3, 8, 17), "D": (1, 3, 5), "E": (1, 2)}
+    return {name: int(rng.choice(options)) for name, options in sizes.items()}
+
+
+def _row_sizes(rng: Generator) -> dict[str, int]:
+    """Rows that are summed chunk by chunk, and blocks of them that are multiplied."""
+    rows, columns = (63, 64, 64, 80, 128, 130, 192, 256), (15, 16, 16, 17, 32, 48, 64)
+    return {
+        "A": int(rng.choice(rows)),
+        "B": int(rng.choice(columns)),
+        "C": int(rng.choice(columns)),
+        "D": int(rng.choice([1, 2, 3])),
     }
 
 
@@ -88,6 +112,7 @@ def _head_sizes(rng: Generator) -> dict[str, int]:
     }
 
 
+GRADIENTS = ("gradients",), ("gradients",), ("rematerialised", "gradients"), ("compiled",)
 SCENES = (
     Scene(
         (("A", "B"), ("B", "C"), ("B",), ("A", "B"), ("A",), ("D", "A", "B"), (),
@@ -101,7 +126,21 @@ SCENES = (
     ),
     Scene(
         (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "C", "A"), ("B", "C", "D")),
-        _image_sizes, ("convolve", "convolve", "pool", "normalise"), 300_000, 0.12, 9,
+        _image_sizes, ("convolve", "convolve", "pool", "normalise"), 300_000, 0.12, 9, GRADIENTS,
+    ),
+    Scene(
+        (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("E", "B", "A", "A"), ("C",)),
+        _wide_image_sizes, ("convolve",) * 6, 1_500_000, 0.01, 2, GRADIENTS,
+    ),
+    Scene(
+        (("E", "C", "A"), ("B", "C", "D"), ("C",), ("E", "C", "A")),
+        _line_sizes, ("convolve", "convolve", "pool"), 400_000, 0.015, 4, GRADIENTS,
+    ),
+    Scene(
+        (("A", "B"), ("A", "B"), ("B", "A"), ("B",), ("A",), ("B", "C"), ("D", "A", "B")),
+        _row_sizes,
+        ("reduce", "reduce", "binary", "product", "product", "normalise", "move", "join"),
+        80_000, 0.1, 14, GRADIENTS,
     ),
     Scene(
         (("A",), ("A",), ("B",), ("A", "C"), ("C",)),

@@ -16,9 +16,8 @@ from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
 
 PARTS = (
-    "numbers", "sampled", "doubled", "weights", "total", "gradients", "tangents", "batched",
-    "rematerialised",
-    "compiled", "trained",
+    "numbers", "sampled", "doubled", "repeated", "constant", "weights", "total", "gradients",
+    "tangents", "batched", "rematerialised", "compiled", "trained", "studied",
 )  # fmt: skip
 """The names below that scripts may need, in the order in which they stand there."""
 Function = Callable[..., Any]
@@ -53,6 +52,9 @@ def sampled(name: str, number: int, scale: Any) -> Any:
         if sample.derivative and x.dtype.is_inexact:
             operands[place] = x * (1 + 1e-3 * wf.tanh(wf.mean(scale))).astype(x.dtype)
             break
+    else:
+        never = wf.any(scale > float("inf"))  # so that the sample is no constant of the program
+        operands[:1] = [wf.where(never, wf.zeros_like(x), x) for x in operands[:1]]
     return bind(PRIMITIVES[name], *operands, **sample.params)
 
 
@@ -60,6 +62,17 @@ def doubled(x: Any) -> Any:
     double = wf.custom_derivative(lambda x: x * 2)
     double.jvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * 3))
     return double(x)
+
+
+def repeated(f: Function, x: Any, count: int) -> Any:
+    for _ in range(count):
+        x = f(x)
+    return x
+
+
+def constant(x: Any) -> Any:
+    flat = np.linspace(-1.0, 1.0, int(np.prod([int(size) for size in x.shape])))
+    return wf.asarray(flat).astype(x.dtype)
 
 
 def weights(x: Any) -> Any:
@@ -137,5 +150,19 @@ def trained(f: Function, way: Function, optimizer: str) -> Function:
 
         step = way(step)
         return [*[step(*rest).detach() for _ in range(3)], *[x.detach() for x in w]]
+
+    return g
+
+
+def studied(f: Function) -> Function:
+    step = wf.jit(f)
+
+    def g(*xs: Any) -> Any:
+        assert str(step.explain(*xs))
+        peak = step.memory(*xs).peak
+        try:
+            return wf.jit(f, memory=max(1, peak * 4 // 5))(*xs)
+        except MemoryError:
+            return step(*xs)
 
     return g

@@ -13,9 +13,9 @@ import pytest
 
 import weft as wf
 from weft import models
-from weft.models.merging import joined
+from weft.models.merging import merge_pieces
 from weft.models.tokenization import byte_letters
-from weft.models.unicode import portable
+from weft.models.unicode import portable_pattern
 
 TABLES = Path(__file__).parents[3] / "shared" / "datasets" / "tokenizers"
 here = pytest.mark.skipif(not TABLES.exists(), reason="the tables are not here")
@@ -40,7 +40,7 @@ def gpt2_tables() -> tuple[dict[str, int], list[tuple[str, str]]]:
             found = ranks.get(a + b, limit)
             return found if found < limit else None
 
-        left, right = joined([piece[i : i + 1] for i in range(len(piece))], rank)
+        left, right = merge_pieces([piece[i : i + 1] for i in range(len(piece))], rank)
         return written(left), written(right)
 
     merges = [merge(piece, rank) for piece, rank in ranks.items() if len(piece) > 1]
@@ -144,7 +144,7 @@ def test_a_long_text_is_joined_as_by_the_plain_rule(rng: np.random.Generator) ->
                 break
             _, at = min(found)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        assert joined(text, lambda a, b: ranks.get((a, b))) == parts
+        assert merge_pieces(text, lambda a, b: ranks.get((a, b))) == parts
 
 
 def test_llama_3s_pattern_can_be_read() -> None:
@@ -152,5 +152,5 @@ def test_llama_3s_pattern_can_be_read() -> None:
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    found = [match[0] for match in portable(pattern).finditer("It's 12345 naïve!!\n\n  ok")]
+    found = [match[0] for match in portable_pattern(pattern).finditer("It's 12345 naïve!!\n\n  ok")]
     assert found == ["It", "'s", " ", "123", "45", " naïve", "!!\n\n", " ", " ok"]

@@ -187,6 +187,8 @@ def test_vecdot_conjugates_its_first_operand() -> None:
     a, b = normal(2, 1, 4, dtype="complex64"), normal(3, 4, dtype="complex64")
     agree(wf.vecdot(wf.asarray(a), wf.asarray(b)), (a.conj() * b).sum(-1))
     agree(wf.vecdot(wf.asarray(b), wf.asarray(b), axis=0), (b.conj() * b).sum(0))
+    along_first = wf.jit(lambda x, y: wf.vecdot(x, y, axis=0))
+    agree(along_first(wf.asarray(b), wf.asarray(b)), (b.conj() * b).sum(0))
 
 
 def test_products_work_under_vmap() -> None:

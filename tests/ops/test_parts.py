@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 
@@ -210,7 +210,7 @@ def test_a_part_does_not_keep_its_whole_alive() -> None:
     x = wf.ones((2, 3))
     part, handle = x[0], weakref.ref(x)
     del x
-    gc.collect()
+    wait_for_quiet()
     assert handle() is None
     part[0] = 5.0
     assert part.tolist() == [5.0, 1.0, 1.0]

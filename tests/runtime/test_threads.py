@@ -13,6 +13,7 @@ from time import perf_counter, process_time, sleep
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 from weft.compiler.targets.cpu.runtime.thread_pool import PARALLEL_FOR, source, thread_pool
 from weft.core.errors import ArgumentError, ArgumentTypeError
@@ -149,10 +150,13 @@ def test_several_python_threads_may_call_at_once(pool: Pool, kernels: dict[str, 
 def test_threads_sleep_when_there_is_nothing_to_do(pool: Pool, kernels: dict[str, int]) -> None:
     set_num_threads(4)
     run(pool, kernels["add"], np.zeros(1000, np.int64), 1000, 1)
-    sleep(0.05)
-    before = process_time()
-    sleep(0.3)
-    assert process_time() - before < 0.1
+    wait_for_quiet()
+    busy = []
+    for _ in range(5):  # in some of them other threads of this process may work
+        before = process_time()
+        sleep(0.1)
+        busy.append(process_time() - before)
+    assert min(busy) < 0.03
 
 
 def test_threads_that_slept_are_woken(pool: Pool, kernels: dict[str, int]) -> None:
@@ -252,7 +256,7 @@ assert thread_pool().threads() == 2
 
 def fresh_python(program: str) -> str:
     command = [sys.executable, "-W", "error", "-c", PROGRAM + textwrap.dedent(program)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return result.stdout
@@ -322,7 +326,7 @@ def test_a_fork_in_the_middle_of_a_range_leaves_a_working_child() -> None:
 def test_importing_the_pools_python_half_does_not_import_llvm() -> None:
     program = "import sys, weft.runtime.threads; print('llvmlite' in sys.modules)"
     command = [sys.executable, "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert result.stdout == "False\n"
 
 

@@ -1,7 +1,8 @@
 """A training that is killed again and again, and its twin that is not; run by test_killing.py.
 
 Prints one line for each process: how it was to end, and how it did. Every training is a process
-of its own, forked before anything was computed, so that SIGKILL leaves it no last word.
+of its own, forked before anything was computed, so that the signal that kills it, sent by itself or
+by its own timer, leaves it no last word.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ class Net(wf.nn.Module):
 
 
 class Slow(wf.train.Callback):
-    """Tells when the first step is over, and takes its time, so that moments lie apart."""
+    """From its first step on it has so long to live, and takes its time, so that moments differ."""
 
-    pipe = 0
+    life = 0.0
 
     def on_step_end(self, trainer: wf.train.Trainer) -> None:
-        if self.pipe:
-            os.write(self.pipe, b".")
+        if Slow.life:
+            if not signal.getitimer(signal.ITIMER_REAL)[0]:
+                signal.setitimer(signal.ITIMER_REAL, Slow.life)  # nobody handles its signal
             time.sleep(SECONDS)
 
 
@@ -90,11 +92,11 @@ def killed_at(name: str, number: int) -> None:
 
 def attempt(folder: Path, kill: str, options: dict[str, object]) -> bool:
     """Run the training in a process; whether it came to its end."""
-    begun, tell = os.pipe()
     process = os.fork()
     if process == 0:
         try:
-            Slow.pipe = tell if kill.startswith("time") else 0
+            if kill.startswith("time"):
+                Slow.life = float(kill.split()[1])
             if kill.startswith("call"):
                 _, name, number = kill.split()
                 killed_at(name, int(number))
@@ -103,10 +105,6 @@ def attempt(folder: Path, kill: str, options: dict[str, object]) -> bool:
         except BaseException as error:
             sys.stderr.write(f"{error!r}\n")
             os._exit(1)
-    if kill.startswith("time"):
-        os.read(begun, 1)
-        time.sleep(float(kill.split()[1]))
-        os.kill(process, signal.SIGKILL)
     status = os.waitpid(process, 0)[1]
     ended = "killed" if os.WIFSIGNALED(status) else f"ended {os.WEXITSTATUS(status)}"
     print(f"{kill or 'alone'}: {ended}", flush=True)
@@ -121,7 +119,7 @@ def main(place: Path, seed: int, accumulate: int) -> None:
     dice = random.Random(seed)
     kills = [f"call fsync {dice.randrange(0, 14)}"]
     kills += [f"call rename {dice.randrange(0, 3)}", f"call replace {dice.randrange(0, 8)}"]
-    kills += [f"time {dice.uniform(0.0, 0.12):.3f}" for _ in range(2)]
+    kills += [f"time {dice.uniform(0.001, 0.12):.3f}" for _ in range(2)]
     dice.shuffle(kills)
     for kill in kills:
         attempt(place / "killed", kill, options)

@@ -8,6 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.core.errors import ArgumentTypeError, DTypeError, GradientError, ShapeError
@@ -166,10 +167,10 @@ def test_values_on_the_tape_are_freed_by_backward() -> None:
     kept = weakref.ref(y._value)
     loss = (y * y).sum()
     del y
-    gc.collect()
+    wait_for_quiet()
     assert kept() is not None
     loss.backward()
-    gc.collect()
+    wait_for_quiet()
     assert kept() is None
 
 
@@ -179,7 +180,7 @@ def test_large_values_that_no_derivative_needs_are_not_kept() -> None:
     kept = weakref.ref(y._value)
     loss = (y + 1.0).sum()
     del y
-    gc.collect()
+    wait_for_quiet()
     assert kept() is None
     loss.backward()
     assert x.grad[0].item() == 2.0
@@ -199,7 +200,7 @@ def test_what_is_not_kept_does_not_change_a_gradient(monkeypatch: pytest.MonkeyP
 
 
 def test_a_tape_that_nobody_holds_is_collected_without_the_collector() -> None:
-    gc.collect()
+    wait_for_quiet()
     gc.disable()
     try:
         x = leaf(np.ones(4, np.float32))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.ir.reverse import reachable
@@ -58,10 +58,10 @@ def test_values_inside_are_not_kept() -> None:
 
     x = wf.tensor([0.3, 0.4], requires_grad=True)
     result = wf.checkpoint(f)(x)
-    gc.collect()
+    wait_for_quiet()
     assert inside[0]() is None
     plain = f(x)
-    gc.collect()
+    wait_for_quiet()
     assert inside[1]() is not None
     del plain
     result.sum().backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.ir.dispatch import OBSERVERS
@@ -151,10 +151,10 @@ def test_what_is_kept_stays_and_the_rest_goes() -> None:
 
     x = wf.eye(4).requires_grad_()
     result = wf.checkpoint(f, policy="products")(x)
-    gc.collect()
+    wait_for_quiet()
     assert [each() is not None for each in inside] == [True, False]
     del result
-    gc.collect()
+    wait_for_quiet()
     assert inside[0]() is None
 
 
@@ -320,7 +320,7 @@ def test_values_that_are_written_over_inside_are_not_kept() -> None:
 
     x = wf.tensor([0.3, 0.4], requires_grad=True)
     result = wf.checkpoint(f)(x)
-    gc.collect()
+    wait_for_quiet()
     assert inside[0]() is None
     result.sum().backward()
     np.testing.assert_allclose(x.grad.numpy(), np.exp([0.3, 0.4]), rtol=1e-6)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.core.errors import (
@@ -277,7 +278,7 @@ def test_derivatives_leave_no_cycles_behind() -> None:
     )
     for run in runs:
         run()
-        gc.collect()
+        wait_for_quiet()
         gc.disable()
         try:
             run()
@@ -855,7 +856,7 @@ def test_a_tensor_with_a_tangent_does_not_leave_the_framework() -> None:
 
 
 def recorded_nodes() -> int:
-    gc.collect()
+    wait_for_quiet()
     return sum(type(each) is Node for each in gc.get_objects())
 
 

@@ -25,7 +25,7 @@ def in_weft(task: Task) -> Step:
     def chain(x: Any, weight: Any, bias: Any) -> Any:
         return F.softmax(F.gelu(F.layer_norm(x, x.shape[-1], weight, bias)), axis=-1)
 
-    return with_weft.calling(chain, *with_weft.tensors(task.data))
+    return with_weft.calling(task, chain, *with_weft.tensors(task.data))
 
 
 def in_torch(task: Task) -> Step:

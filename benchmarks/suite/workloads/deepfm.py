@@ -53,10 +53,9 @@ def in_weft(task: Task) -> Step:
     data = with_weft.tensors(task.data)
     if not task.training:
         score = lambda net, rows, dense: net.score(net.table(rows), dense)  # noqa: E731
-        return with_weft.calling(score, net, *data)
+        return with_weft.calling(task, score, net, *data)
     optimizer = wf.optim.Adagrad(net.parameters(), lr=RATE)
 
-    @wf.jit
     def step(net: Any, optimizer: Any, rows: Any, dense: Any, clicks: Any) -> Any:
         vectors = wf.optim.take_rows(net.table.weight, rows)
         score = net.score(vectors, dense)
@@ -66,7 +65,8 @@ def in_weft(task: Task) -> Step:
         optimizer.zero_grad()
         return loss
 
-    return lambda: step(net, optimizer, *data)
+    ready = with_weft.compiled(task, step)
+    return lambda: ready(net, optimizer, *data)
 
 
 def in_torch(task: Task) -> Step:

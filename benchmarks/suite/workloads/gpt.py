@@ -66,9 +66,9 @@ def in_weft(task: Task) -> Step:
     net = weft_net(task)
     data = with_weft.tensors(task.data)
     if not task.training:
-        return with_weft.applying(net, data)
+        return with_weft.applying(task, net, data)
     optimizer = wf.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY)
-    return with_weft.training(net, optimizer, with_weft.classification, data)
+    return with_weft.training(task, net, optimizer, with_weft.classification, data)
 
 
 def torch_net(task: Task) -> Any:

@@ -11,6 +11,8 @@ from suite import with_jax, with_keras, with_onnx, with_torch, with_weft
 from suite.task import Arrays, Step, Task, Workload, draw, linear_shapes, normal, training_flops
 
 RATE = 0.01
+ADAM, ADAM_RATE = "Adam", 1e-3
+"""The other rule that `sizes["rule"]` may name, on Weft's side and PyTorch's."""
 FLAT = 50 * 4 * 4
 
 
@@ -43,9 +45,12 @@ def in_weft(task: Task) -> Step:
     net = with_weft.loaded(wf.models.LeNet(), task)
     data = with_weft.tensors(task.data)
     if not task.training:
-        return with_weft.applying(net, data)
-    optimizer = wf.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
-    return with_weft.training(net, optimizer, with_weft.classification, data)
+        return with_weft.applying(task, net, data)
+    if task.sizes.get("rule") == ADAM:
+        optimizer: Any = wf.optim.Adam(net.parameters(), lr=ADAM_RATE)
+    else:
+        optimizer = wf.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
+    return with_weft.training(task, net, optimizer, with_weft.classification, data)
 
 
 def in_torch(task: Task) -> Step:
@@ -69,7 +74,10 @@ def in_torch(task: Task) -> Step:
     data = with_torch.tensors(task.data)
     if not task.training:
         return with_torch.applying(task, net, data)
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, fused=True)
+    if task.sizes.get("rule") == ADAM:
+        optimizer: Any = torch.optim.Adam(net.parameters(), lr=ADAM_RATE, fused=True)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, fused=True)
     return with_torch.training(task, net, optimizer, with_torch.classification, data)
 
 

@@ -78,7 +78,7 @@ def in_weft(task: Task) -> Step:
     config = wf.models.BERTConfig(**{n: task.sizes[n] for n in names}, pooler=False)
     net = with_weft.loaded(wf.models.BERT(config), task)
     embed = lambda net, tokens: net.embed(tokens)  # noqa: E731
-    return with_weft.calling(embed, net, *with_weft.tensors(task.data))
+    return with_weft.calling(task, embed, net, *with_weft.tensors(task.data))
 
 
 def in_torch(task: Task) -> Step:

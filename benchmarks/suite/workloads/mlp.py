@@ -37,9 +37,9 @@ def in_weft(task: Task) -> Step:
     net = with_weft.loaded(wf.models.MLP(task.sizes["widths"]), task)
     data = with_weft.tensors(task.data)
     if not task.training:
-        return with_weft.applying(net, data)
+        return with_weft.applying(task, net, data)
     optimizer = wf.optim.Adam(net.parameters(), lr=RATE)
-    return with_weft.training(net, optimizer, with_weft.classification, data)
+    return with_weft.training(task, net, optimizer, with_weft.classification, data)
 
 
 def in_torch(task: Task) -> Step:

@@ -30,7 +30,7 @@ def product(left: Any, right: Any) -> Any:
 
 def in_weft(task: Task) -> Step:
     """Weft."""
-    return with_weft.calling(product, *with_weft.tensors(task.data))
+    return with_weft.calling(task, product, *with_weft.tensors(task.data))
 
 
 def in_torch(task: Task) -> Step:

@@ -88,9 +88,9 @@ def in_weft(task: Task) -> Step:
     net = with_weft.loaded(net, task)
     data = with_weft.tensors(task.data)
     if not task.training:
-        return with_weft.applying(net, data)
+        return with_weft.applying(task, net, data)
     optimizer = wf.optim.SGD(net.parameters(), lr=RATE, momentum=0.9)
-    return with_weft.training(net, optimizer, with_weft.classification, data)
+    return with_weft.training(task, net, optimizer, with_weft.classification, data)
 
 
 def torch_net(sizes: Mapping[str, Any]) -> Any:

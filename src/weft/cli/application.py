@@ -63,9 +63,9 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, and exit with 2."""
-        self.exit(2, f"error: {self._explained(message)}\n  see: {self.prog} --help\n")
+        self.exit(2, f"error: {self._explain_message(message)}\n  see: {self.prog} --help\n")
 
-    def _explained(self, message: str) -> str:
+    def _explain_message(self, message: str) -> str:
         """The message, or where a name is wrong, the nearest that is right."""
         wrong = re.search(r"unrecognized arguments: ([^\s=]+)", message)
         choice = re.search(r"COMMAND: invalid choice: '([^']*)'", message)
@@ -215,11 +215,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except Exception as error:
-        sys.stderr.write(_told(error, getattr(flags, "traceback", False)))
+        sys.stderr.write(_error_text(error, getattr(flags, "traceback", False)))
         return 1
 
 
-def _told(error: Exception, whole: bool) -> str:
+def _error_text(error: Exception, whole: bool) -> str:
     """An error of a program: with the user's own lines, or with all."""
     if whole:
         return "".join(traceback.format_exception(error))

@@ -1,7 +1,7 @@
 """What the commands do.
 
->>> from weft.cli.commands import rounded
->>> rounded({"loss": 0.123456789, "name": "x"})
+>>> from weft.cli.commands import round_numbers
+>>> round_numbers({"loss": 0.123456789, "name": "x"})
 {'loss': 0.123457, 'name': 'x'}
 """
 
@@ -89,7 +89,7 @@ def evaluate(flags: Namespace) -> int:
     trainer, parts = trained(flags)
     held_out = "validation_data" if parts.get("validation_data") is not None else "train_data"
     require(parts, flags.program, "loss", held_out)
-    found = rounded(trainer.evaluate(parts[held_out], batch_size=flags.batch_size))
+    found = round_numbers(trainer.evaluate(parts[held_out], batch_size=flags.batch_size))
     if flags.json:
         say(json.dumps(found))
     else:
@@ -220,12 +220,12 @@ def _array_in(path: Path, file: Any, size: int) -> Any:
     return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def round_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers to six digits, arrays as lists."""
-    return {name: _rounded(value) for name, value in numbers.items()}
+    return {name: _round_value(value) for name, value in numbers.items()}
 
 
-def _rounded(value: Any) -> Any:
+def _round_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return float(f"{value:.6g}") if isinstance(value, float) else value

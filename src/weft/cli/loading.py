@@ -55,7 +55,7 @@ def load(program: str, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{next(iter(settings))}=... has nothing to set"
             )
         return {name: getattr(found, name) for name in PARTS if hasattr(found, name)}
-    parts = found(**checked(found, settings))
+    parts = found(**check_settings(found, settings))
     if not isinstance(parts, Mapping):
         raise Mistake(f"{program}: build(...) returned {type(parts).__name__}, not a dictionary")
     for name in parts:
@@ -79,7 +79,7 @@ def find(program: str) -> Any:
         if path.exists():
             raise Mistake(f"{place} is not a Python file")
         return program_of(place)
-    module = _imported(path)
+    module = _import_file(path)
     if attribute and not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]
         raise unknown_key(f"object in {place}", attribute, public)
@@ -89,7 +89,7 @@ def find(program: str) -> Any:
     return chosen
 
 
-def _imported(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise Mistake(f"no such file: {path}")
     spec = spec_from_file_location(path.stem, path)
@@ -118,17 +118,17 @@ def settings_of(build: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: None if p.default is Parameter.empty else p.default for p in named}
 
 
-def checked(build: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def check_settings(build: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, with numbers as the defaults have them; an unknown one is refused."""
     known = settings_of(build)
     kinds = [p.kind for p in signature(build).parameters.values()]
     for key in settings:
         if key not in known and Parameter.VAR_KEYWORD not in kinds:
             raise unknown_key("setting", key, known)
-    return {key: _fitted(key, value, known.get(key)) for key, value in settings.items()}
+    return {key: _fit_setting(key, value, known.get(key)) for key, value in settings.items()}
 
 
-def _fitted(key: str, value: Any, default: Any) -> Any:
+def _fit_setting(key: str, value: Any, default: Any) -> Any:
     """A value of the default's kind: 1 will do for 1.0, but a text not for a number."""
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

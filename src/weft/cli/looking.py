@@ -19,7 +19,7 @@ from typing import Any
 import weft as wf
 from weft.cli.commands import say, trained
 from weft.cli.configuration import configured
-from weft.cli.loading import checked, find, load
+from weft.cli.loading import check_settings, find, load
 from weft.cli.mistakes import Mistake, unknown_key
 from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
@@ -58,7 +58,7 @@ def show(flags: Namespace) -> int:
     if flags.tensorboard:
         say(f"events: {wf.tools.write_graph_events(explained, flags.tensorboard)}")
     if flags.graph:
-        profile = None if flags.no_measure else _measured(step, arguments)
+        profile = None if flags.no_measure else _profile_step(step, arguments)
         say(f"graph: {wf.tools.show(explained, flags.graph, profile=profile)}")
     return 0
 
@@ -98,8 +98,8 @@ def _network(program: str, flags: Namespace) -> dict[str, Any]:
             raise Mistake(f"{program} is made already: --set has nothing to set")
         return {"model": found}
     if isclass(found) and issubclass(found, wf.nn.Module):
-        return {"model": found(**checked(found, settings))}
-    parts = found(**checked(found, settings)) if callable(found) else load(program, settings)
+        return {"model": found(**check_settings(found, settings))}
+    parts = found(**check_settings(found, settings)) if callable(found) else load(program, settings)
     parts = {"model": parts} if isinstance(parts, wf.nn.Module) else dict(parts)
     if "model" not in parts:
         raise Mistake(f"{program} does not define model: name a module, such as {program}:net")
@@ -152,7 +152,7 @@ def _mean_square(outputs: Any, *targets: Any) -> wf.Tensor:
 def _inputs(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
     """Tensors of the types that were given, else the inputs of the first batch."""
     if flags.input:
-        return tuple(_drawn(each) for each in flags.input)
+        return tuple(_input_tensor(each) for each in flags.input)
     found = _batch(parts, flags)
     return None if found is None else found[0]
 
@@ -176,7 +176,7 @@ def _example_types(parts: dict[str, Any], flags: Namespace) -> list[wf.TensorTyp
     return [kind.with_shape((wf.symbol("batch"), *kind.shape[1:])) for kind in types]
 
 
-def _drawn(text: str) -> wf.Tensor:
+def _input_tensor(text: str) -> wf.Tensor:
     kind = parsed_type(text)
     symbols = [str(size) for size in kind.shape if not isinstance(size, int)]
     if symbols:
@@ -227,12 +227,12 @@ def _program(
 
 def _targets(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...]:
     if flags.target:
-        return tuple(_drawn(each) for each in flags.target)
+        return tuple(_input_tensor(each) for each in flags.target)
     found = None if flags.input else _batch(parts, flags)
     return () if found is None or found[1] is None else (found[1],)
 
 
-def _measured(step: Any, arguments: Sequence[Any]) -> Any:
+def _profile_step(step: Any, arguments: Sequence[Any]) -> Any:
     step(*arguments)
     with wf.tools.profile() as profile:
         for _ in range(RUNS):

@@ -42,7 +42,7 @@ def _operator(
     def method(self: Dim, other: DimensionLike) -> Result:
         value = _dimension(other)
         if value is None and isinstance(other, Number):
-            raise _undecided(self, f"the value of {self._text()}")
+            raise _undecided_error(self, f"the value of {self._text()}")
         return NotImplemented if value is None else rule(self, value)
 
     return method
@@ -65,7 +65,7 @@ def _order(
 
 def _by_value(self: Dim, *operands: object) -> NoReturn:
     """A method that no symbolic size has an answer to: the value must be known."""
-    raise _undecided(self, f"the value of {self._text()}")
+    raise _undecided_error(self, f"the value of {self._text()}")
 
 
 @frozen
@@ -319,25 +319,25 @@ def floor_divide(a: Dimension, b: Dimension) -> Dimension:
         return a // b if b else _refuse_zero(a)
     if b == 0:
         _refuse_zero(a)
-    if _leading(b) < 0:
+    if _leading_coefficient(b) < 0:
         return floor_divide(-a, -b)
-    if isinstance(b, int) and _leading(a) < 0:  # floor(-x/b) = -floor((x + b - 1)/b)
+    if isinstance(b, int) and _leading_coefficient(a) < 0:  # floor(-x/b) = -floor((x + b - 1)/b)
         return -floor_divide(-a + b - 1, b)
     quotient, remainder = divide(a, b)
     return quotient + _proper_quotient(remainder, b)
 
 
-def _leading(dim: Dimension) -> int:
+def _leading_coefficient(dim: Dimension) -> int:
     return dim if isinstance(dim, int) else dim.terms[0][1]
 
 
 def divide(a: Dimension, b: Dimension) -> tuple[Dimension, Dimension]:
     """Polynomials q and r with a = b*q + r, as much of a as possible being in q."""
-    (lead, scale), pending = _highest(_terms(b)), _terms(a)
+    (lead, scale), pending = _highest_term(_terms(b)), _terms(a)
     quotient, remainder = Terms(), Terms()
     while pending:
-        monomial, coefficient = _highest(pending)
-        rest = _without(monomial, lead)
+        monomial, coefficient = _highest_term(pending)
+        rest = _divide_monomial(monomial, lead)
         if rest is None or not coefficient // scale:
             remainder[monomial] = pending.pop(monomial)
             continue
@@ -349,12 +349,12 @@ def divide(a: Dimension, b: Dimension) -> tuple[Dimension, Dimension]:
     return _normal(quotient), _normal(remainder)
 
 
-def _highest(terms: Terms) -> tuple[Monomial, int]:
+def _highest_term(terms: Terms) -> tuple[Monomial, int]:
     monomial = min(terms, key=_rank)
     return monomial, terms[monomial]
 
 
-def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
+def _divide_monomial(monomial: Monomial, factor: Monomial) -> Monomial | None:
     """The monomial divided by the factor, or None where it is not a multiple."""
     rest = list(monomial)
     for atom in factor:
@@ -510,7 +510,7 @@ def _for_this_call(difference: Dimension, relation: Relation, question: str, gua
     """
     guards = active_guards(symbols_in(difference)) if guarded else None
     if guards is None or isinstance(difference, int):
-        raise _undecided(difference, f"whether {question}")
+        raise _undecided_error(difference, f"whether {question}")
     guard = Guard(difference, relation, _answer(difference, relation, guards.sizes))
     guards.answers[guard] = None
     return guard.answer
@@ -527,7 +527,7 @@ def holds(guard: Guard, sizes: Mapping[str, int]) -> bool:
     return _answer(guard.difference, guard.relation, sizes) is guard.answer
 
 
-def _undecided(dim: Dimension, wanted: str) -> TraceError:
+def _undecided_error(dim: Dimension, wanted: str) -> TraceError:
     names = ", ".join(sorted(symbols_in(dim)))
     return TraceError(
         "dimension",

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.core.errors import DTypeError
-from weft.core.names import nearest
+from weft.core.names import nearest_name
 from weft.core.records import frozen
 
 Kind = Literal["bool", "signed", "unsigned", "float", "complex"]
@@ -121,7 +121,7 @@ def _from_foreign(value: object) -> DType:
     try:
         return BY_NUMPY[np.dtype(value if value is not None else object)]  # type: ignore[call-overload]
     except (TypeError, KeyError, ValueError, SyntaxError, Warning):
-        meant = nearest(str(value), [d.name for d in DTYPES]) or DEFAULT_FLOAT.name
+        meant = nearest_name(str(value), [d.name for d in DTYPES]) or DEFAULT_FLOAT.name
         raise DTypeError(
             "dtype",
             "unknown element type",
@@ -143,8 +143,8 @@ def promote(op: str, a: DType, b: DType) -> DType:
     if a is b:
         return a
     if _RANK[a.kind] != _RANK[b.kind]:
-        return _across(a, b)
-    joined = _within(a, b)
+        return _promote_across_kinds(a, b)
+    joined = _promote_within_kind(a, b)
     if joined is None:
         raise DTypeError(
             op,
@@ -156,13 +156,13 @@ def promote(op: str, a: DType, b: DType) -> DType:
     return joined
 
 
-def _across(a: DType, b: DType) -> DType:
+def _promote_across_kinds(a: DType, b: DType) -> DType:
     low, high = (a, b) if _RANK[a.kind] < _RANK[b.kind] else (b, a)
     wide_float = low.kind == "float" and low.bits == 64
     return complex128 if high.kind == "complex" and wide_float else high
 
 
-def _within(a: DType, b: DType) -> DType | None:
+def _promote_within_kind(a: DType, b: DType) -> DType | None:
     if a.kind == b.kind and a.bits != b.bits:
         return a if a.bits > b.bits else b
     if a.kind == "float":  # float16 with bfloat16

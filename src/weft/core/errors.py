@@ -178,13 +178,13 @@ def describe(value: object) -> str:
         return f"ndarray {value.dtype}{list(value.shape)}"
     if isinstance(value, str):
         return value
-    return shown(value)
+    return short_repr(value)
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """The repr of a value, cut short; what has none is named by its class.
 
-    >>> shown("text"), shown(list(range(100)))[-12:]
+    >>> short_repr("text"), short_repr(list(range(100)))[-12:]
     ("'text'", '9, 20, 21...')
     """
     try:

@@ -167,11 +167,11 @@ class Unpacked(gzip.GzipFile):
 
     def read(self, size: int | None = -1) -> bytes:
         """See `gzip`."""
-        return self._counted(lambda: super(Unpacked, self).read(self._bounded(size)))
+        return self._read_counted(lambda: super(Unpacked, self).read(self._allowed_size(size)))
 
     def read1(self, size: int = -1) -> bytes:
         """See `gzip`."""
-        return self._counted(lambda: super(Unpacked, self).read1(self._bounded(size)))
+        return self._read_counted(lambda: super(Unpacked, self).read1(self._allowed_size(size)))
 
     def readinto(self, buffer: Any) -> int:
         """See `gzip`."""
@@ -186,10 +186,10 @@ class Unpacked(gzip.GzipFile):
         finally:
             self._packed.close()
 
-    def _bounded(self, size: int | None) -> int:
+    def _allowed_size(self, size: int | None) -> int:
         return self._left + 1 if size is None or size < 0 else min(size, self._left + 1)
 
-    def _counted(self, read: Callable[[], bytes]) -> bytes:
+    def _read_counted(self, read: Callable[[], bytes]) -> bytes:
         try:
             content = read()
         except (OSError, EOFError, zlib.error) as error:

@@ -42,7 +42,7 @@ class Location:
     phase: str = field(default=FORWARD, compare=False)
 
     def __str__(self) -> str:
-        return f"{_short(self.file)}:{self.line}, in {self.function}"
+        return f"{_short_path(self.file)}:{self.line}, in {self.function}"
 
     def source(self) -> str:
         """The source line with the expression underlined; empty where there is no source."""
@@ -116,6 +116,6 @@ def _position(code: CodeType, instruction: int) -> tuple[int | None, int | None,
     return None, None, None
 
 
-def _short(file: str) -> str:
+def _short_path(file: str) -> str:
     relative = os.path.relpath(file) if os.path.isabs(file) else file
     return file if relative.startswith("..") else relative

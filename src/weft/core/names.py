@@ -1,9 +1,9 @@
 """Names that are not there: what the user probably meant.
 
->>> from weft.core.names import nearest
->>> nearest("sofmax", ["softmax", "softmin", "sort"])
+>>> from weft.core.names import nearest_name
+>>> nearest_name("sofmax", ["softmax", "softmin", "sort"])
 'softmax'
->>> nearest("xyz", ["softmax", "softmin", "sort"])
+>>> nearest_name("xyz", ["softmax", "softmin", "sort"])
 ''
 """
 
@@ -61,19 +61,19 @@ ELSEWHERE: dict[str, str] = {
 """What NumPy's, PyTorch's and JAX's names are called here."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known: Iterable[str]) -> str:
     """The known name that a wrong one is most like, empty where none is."""
     difflib = import_module("difflib")  # only a mistake needs it
     matches: list[str] = difflib.get_close_matches(name, list(known), 1)
     return matches[0] if matches else ""
 
 
-def unknown(op: str, name: str, known: Iterable[str], owner: str) -> NameUnknownError:
+def unknown_name(op: str, name: str, known: Iterable[str], owner: str) -> NameUnknownError:
     """The error for a name that `owner` does not have."""
     names = [each for each in known if not each.startswith("_")]
     other = ELSEWHERE.get(name, "")
     here = other if other.partition(".")[0].partition("(")[0] in names else ""
-    meant = here or nearest(name, names)
+    meant = here or nearest_name(name, names)
     return NameUnknownError(
         op,
         f"nothing is called {name!r}",

@@ -56,9 +56,9 @@ def frozen(
         every = fields(cls)
         methods = {"__init__": _initialiser(cls, every), **_guards(cls, {f.name for f in every})}
         if slots:
-            methods |= _copying(tuple(f.name for f in every))
+            methods |= _state_methods(tuple(f.name for f in every))
         if repr:
-            methods["__repr__"] = _shown([f.name for f in every if f.repr])
+            methods["__repr__"] = _repr_method([f.name for f in every if f.repr])
         if eq:
             methods |= _comparison([f.name for f in every if f.compare])
         for name, method in methods.items():
@@ -119,7 +119,7 @@ def _guards(cls: Any, names: set[str]) -> dict[str, Any]:
     return {"__setattr__": assign, "__delattr__": delete}
 
 
-def _copying(names: tuple[str, ...]) -> dict[str, Any]:
+def _state_methods(names: tuple[str, ...]) -> dict[str, Any]:
     """State for copies and pickles of a class with slots."""
 
     def get_state(self: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def _copying(names: tuple[str, ...]) -> dict[str, Any]:
     return {"__getstate__": get_state, "__setstate__": set_state}
 
 
-def _shown(names: list[str]) -> Any:
+def _repr_method(names: list[str]) -> Any:
     def show(self: Any) -> str:
         parts = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"{type(self).__qualname__}({parts})"

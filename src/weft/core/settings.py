@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.core.errors import NameUnknownError
 from weft.core.forks import in_child, renewed
-from weft.core.names import nearest
+from weft.core.names import nearest_name
 
 
 @dataclass(slots=True)
@@ -52,12 +52,17 @@ class Settings:
     Whether somebody does is told by counts of references. Off, all results get memory of their own.
     """
 
+    eager: str = os.environ.get("WEFT_EAGER", "native")
+    """How large tensors are worked on without `jit`: "native" or "reference"; see ir/eager.py."""
+    eager_elements: int = int(os.environ.get("WEFT_EAGER_ELEMENTS", "1024"))
+    """From how many elements on a tensor is large: functions of it run compiled."""
+
     @contextmanager
     def changed(self, **values: Any) -> Iterator[Settings]:
         """Change settings inside a `with` block, for this thread; an assignment is for all."""
         for name in values:
             if name not in _names():
-                raise _unknown(name)
+                raise _unknown_setting(name)
         before = _here.values
         _enter(1)
         _here.values = {**before, **values}
@@ -69,24 +74,24 @@ class Settings:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _names():
-            raise _unknown(name)
+            raise _unknown_setting(name)
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        raise _unknown(name)
+        raise _unknown_setting(name)
 
 
 def _names() -> list[str]:
     return [field.name for field in fields(Settings)]
 
 
-def _unknown(name: str) -> NameUnknownError:
+def _unknown_setting(name: str) -> NameUnknownError:
     return NameUnknownError(
         "settings",
         f"no setting is called {name!r}",
         expected="one of " + ", ".join(_names()),
         got={"name": name},
-        fix=f"wf.settings.{nearest(name, _names()) or _names()[0]}",
+        fix=f"wf.settings.{nearest_name(name, _names()) or _names()[0]}",
     )
 
 

@@ -29,7 +29,7 @@ from weft.core.dimensions import (
     symbol,
     symbols_in,
 )
-from weft.core.errors import ArgumentTypeError, AxisError, ShapeError, WeftError, shown
+from weft.core.errors import ArgumentTypeError, AxisError, ShapeError, WeftError, short_repr
 from weft.core.innermost import Innermost
 from weft.core.locations import Location, user_location
 from weft.core.records import frozen
@@ -152,7 +152,7 @@ def require_equal(
     3
     """
     if equal(a, b):
-        return _resolved(a)
+        return _resolve_dimension(a)
     raise mismatch(op, a, b, what=what, expected=expected, got=got, fix=fix)
 
 
@@ -185,7 +185,7 @@ def _solve_pattern(
     return (dim - rest) // slope if slope != 0 and two == rest + 2 * slope else None
 
 
-def _resolved(dim: Dimension) -> Dimension:
+def _resolve_dimension(dim: Dimension) -> Dimension:
     unifier: Unifier | None = Unifier.innermost.get()
     return dim if unifier is None or isinstance(dim, int) else unifier.resolve(dim)
 
@@ -224,7 +224,7 @@ def mismatch(
     """The error for two sizes that differ, naming the earlier places that decided them."""
     unifier: Unifier | None = Unifier.innermost.get()
     causes = unifier.causes(a, b) if unifier else []
-    difference = _resolved(a) - _resolved(b)
+    difference = _resolve_dimension(a) - _resolve_dimension(b)
     differ = isinstance(difference, int) or is_negative(difference) or is_negative(-difference)
     relation = "!=" if differ else "is not known to equal"
     note = "; ".join([f"{where}{a} {relation} {b}", *map(str, causes)])
@@ -293,7 +293,7 @@ def _check_count(op: str, found: Shape, shape: object) -> Shape:
             op,
             "no tensor has this shape",
             expected=f"at most {MOST_AXES} axes, and a number of elements that memory can hold",
-            got={"shape": shown(shape)},
+            got={"shape": short_repr(shape)},
             fix="write the sizes that are meant",
         )
     return found
@@ -312,7 +312,7 @@ def check_size(op: str, name: str, value: object) -> Dimension:
             op,
             f"{name} is not a number of elements",
             expected="an integer of at least 0",
-            got={name: shown(value)},
+            got={name: short_repr(value)},
             fix=f"{name}=10",
         )
     return size
@@ -321,7 +321,7 @@ def check_size(op: str, name: str, value: object) -> Dimension:
 def _check_dimension(op: str, dim: object, shape: object) -> Dimension:
     value = _integer(dim)
     if value is None:
-        _refuse_shape(op, shape, f"{shown(dim)} is not an integer")
+        _refuse_shape(op, shape, f"{short_repr(dim)} is not an integer")
     if (isinstance(value, int) and value < 0) or is_negative(value):
         raise ShapeError(
             op,
@@ -362,7 +362,7 @@ def _refuse_shape(op: str, shape: object, problem: str) -> NoReturn:
         op,
         problem,
         expected="an integer or a sequence of integers",
-        got={"shape": shown(shape)},
+        got={"shape": short_repr(shape)},
         fix="round sizes down with n // 2 or int(n), as in shape=(2, 3)",
     )
 
@@ -394,7 +394,7 @@ def _broadcast_axis(
         elif not equal(result, dim):
             raise _broadcast_error(op, axis, shapes, (owner, index), got)
         else:
-            result = _resolved(result)
+            result = _resolve_dimension(result)
     return result
 
 
@@ -442,7 +442,7 @@ def normalize_axis(op: str, axis: object, ndim: int, got: Mapping[str, object]) 
     """
     index = None if isinstance(axis, bool) else _integer(axis)
     if not isinstance(index, int):
-        raise _axis_error(op, f"axis {shown(axis)} is not an integer", axis, ndim, got)
+        raise _axis_error(op, f"axis {short_repr(axis)} is not an integer", axis, ndim, got)
     if not -ndim <= index < ndim:
         raise _axis_error(op, f"axis {index} is out of range", axis, ndim, got)
     return index % ndim
@@ -477,4 +477,4 @@ def _axis_error(
     else:
         fix = "leave axis out: there is only one element"
     expected = f"an integer from {-ndim} to {ndim - 1}" if ndim else "no axis: there is none"
-    return AxisError(op, problem, expected=expected, got={**got, "axis": shown(axis)}, fix=fix)
+    return AxisError(op, problem, expected=expected, got={**got, "axis": short_repr(axis)}, fix=fix)

@@ -173,7 +173,7 @@ def register_node(
     [('left', 1), ('right[0]', 2)]
     """
 
-    def split(node: T) -> Parts:
+    def split_node(node: T) -> Parts:
         found = flatten(node)
         if isinstance(found, Parts):  # remembered by the class, and checked when it was made
             return found
@@ -185,7 +185,7 @@ def register_node(
         named = dict(zip(structure.keys, children, strict=True))
         return unflatten(structure.kind or cls, named, structure.static)
 
-    _register(cls, Container(split, join, _show_call))
+    _register(cls, Container(split_node, join, _show_call))
 
 
 def take_apart(node: Any) -> Parts | None:
@@ -308,7 +308,7 @@ def _dataclass_container(cls: Any) -> Container:
     names = [f.name for f in fields(cls) if not f.metadata.get("static")]
     static_names = [f.name for f in fields(cls) if f.metadata.get("static")]
 
-    def split(node: Any) -> Parts:
+    def split_dataclass(node: Any) -> Parts:
         static = tuple([(name, getattr(node, name)) for name in static_names])
         _check_static(cls, static)
         return Parts(tuple(names), [getattr(node, name) for name in names], static)
@@ -320,7 +320,7 @@ def _dataclass_container(cls: Any) -> Container:
             object.__setattr__(node, name, value)
         return node
 
-    return Container(split, join, _show_call)
+    return Container(split_dataclass, join, _show_call)
 
 
 def _check_static(cls: type, static: Hashable) -> None:

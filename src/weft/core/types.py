@@ -9,7 +9,7 @@ f32[32, 784]
 from __future__ import annotations
 
 from weft.core.dtypes import DType, as_dtype
-from weft.core.errors import ArgumentTypeError, shown
+from weft.core.errors import ArgumentTypeError, short_repr
 from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, Shape, check_size, size, symbol
 
@@ -56,7 +56,7 @@ def spec(dtype: object, shape: tuple[int | str | Dim | None, ...] = ()) -> Tenso
             "spec",
             "the shape is not a tuple",
             expected="a tuple of sizes and names of sizes",
-            got={"shape": shown(shape)},
+            got={"shape": short_repr(shape)},
             fix='wf.spec("float32", ("batch", 784))',
         )
     dims = (symbol(f"dim{i}") if d is None else d for i, d in enumerate(shape))

@@ -2,10 +2,10 @@
 
 >>> layers, names = [object(), object()], {"a": 1.0}
 >>> before = Contents([layers, names])
->>> before.unchanged()
+>>> before.is_unchanged()
 True
 >>> layers.reverse()
->>> before.unchanged()
+>>> before.is_unchanged()
 False
 """
 
@@ -49,7 +49,7 @@ class Contents:
         self._held += chain.from_iterable(found)
         self._check = None
 
-    def unchanged(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether each container holds the same objects in the same order."""
         if QUICKER:
             if self._check is None:

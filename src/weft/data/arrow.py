@@ -34,7 +34,7 @@ def read_parquet(path: str | Path, *, columns: Sequence[str] | None = None) -> T
     """A Parquet file as arrays by column; missing numbers become NaN."""
     package = _parquet("read_parquet")
     chosen = None if columns is None else list(columns)
-    with open_file("read_parquet", path) as source, _naming("read_parquet", path):
+    with open_file("read_parquet", path) as source, _name_file_in_errors("read_parquet", path):
         file = package.ParquetFile(source)
         _check_columns("read_parquet", path, file.schema_arrow.names, columns)
         _check_room("read_parquet", path, source, file.metadata, chosen)
@@ -44,7 +44,7 @@ def read_parquet(path: str | Path, *, columns: Sequence[str] | None = None) -> T
 def read_arrow(path: str | Path, *, columns: Sequence[str] | None = None) -> Table:
     """A file in Arrow's own format as arrays by column."""
     package = require("pyarrow", "pyarrow", "read_arrow")
-    with open_file("read_arrow", path) as source, _naming("read_arrow", path):
+    with open_file("read_arrow", path) as source, _name_file_in_errors("read_arrow", path):
         reader = package.ipc.open_file(source)
         _check_columns("read_arrow", path, reader.schema.names, columns)
         table = package.Table.from_batches(_batches(path, source, reader), reader.schema)
@@ -85,7 +85,10 @@ class ParquetRows(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         package = _parquet("ParquetRows")
         for path in self.paths:
-            with open_file("ParquetRows", path) as source, _naming("ParquetRows", path):
+            with (
+                open_file("ParquetRows", path) as source,
+                _name_file_in_errors("ParquetRows", path),
+            ):
                 file = package.ParquetFile(source)
                 _check_columns("ParquetRows", path, file.schema_arrow.names, self.columns)
                 for part in file.iter_batches(batch_size=self.fetch, columns=self.columns):
@@ -128,7 +131,7 @@ def _parquet(purpose: str) -> Any:
 
 
 @contextmanager
-def _naming(op: str, path: str | Path) -> Iterator[None]:
+def _name_file_in_errors(op: str, path: str | Path) -> Iterator[None]:
     """Say which file it is that pyarrow does not understand."""
     try:
         yield
@@ -178,14 +181,14 @@ def _column(name: str, column: Any) -> npt.NDArray[Any]:
         )
     if isinstance(array[0] if len(array) else "", str):
         return text_array("from_arrow", f"column {name}", array.tolist())
-    return _stacked(name, array)
+    return _stack_cells(name, array)
 
 
 def _is_flat(column: Any) -> bool:
     return not hasattr(column, "num_chunks")  # a chunked array has no such choice to make
 
 
-def _stacked(name: str, cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _stack_cells(name: str, cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Lists of one length as rows; of several lengths they stay objects, to be padded."""
     shapes = {np.shape(cell) for cell in cells}
     if len(shapes) == 1 and not isinstance(cells[0], bytes | dict):

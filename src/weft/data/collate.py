@@ -51,10 +51,10 @@ def pad_collate(items: Sequence[Any], *, value: float = 0, multiple_of: int = 1)
     [[1, 2, 3], [4, 0, 0]]
     """
 
-    def padded(arrays: list[Array], path: str, names: Sequence[int]) -> Array:
+    def pad_arrays(arrays: list[Array], path: str, names: Sequence[int]) -> Array:
         return _pad(arrays, path, names, value, multiple_of)
 
-    return _collate(items, range(len(items)), "", padded)
+    return _collate(items, range(len(items)), "", pad_arrays)
 
 
 def collate_items(items: Sequence[Any], names: Sequence[int]) -> Any:
@@ -77,7 +77,7 @@ def convert_leaves(tree: Any, convert: Callable[[Array], Any]) -> Any:
     if isinstance(tree, Mapping):
         return {key: convert_leaves(value, convert) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return _like(tree, [convert_leaves(value, convert) for value in tree])
+        return _same_container(tree, [convert_leaves(value, convert) for value in tree])
     return tree
 
 
@@ -107,7 +107,9 @@ def _collate_mappings(items: Sequence[Any], names: Sequence[int], path: str, sta
     keys = items[0].keys()
     for name, item in zip(names, items, strict=True):
         if item.keys() != keys:
-            raise _unlike(path, names[0], list(keys), name, list(item.keys()), "the same keys")
+            raise _difference_error(
+                path, names[0], list(keys), name, list(item.keys()), "the same keys"
+            )
     return {
         key: _collate([item[key] for item in items], names, f"{path}[{key!r}]", stack)
         for key in keys
@@ -120,13 +122,15 @@ def _collate_sequences(items: Sequence[Any], names: Sequence[int], path: str, st
     for name, item in zip(names, items, strict=True):
         if len(item) != length:
             fix = "give arrays instead of lists: map(np.asarray), then collate=wf.data.pad_collate"
-            raise _unlike(path, names[0], length, name, len(item), "the same number of parts", fix)
+            raise _difference_error(
+                path, names[0], length, name, len(item), "the same number of parts", fix
+            )
     columns = zip(*items, strict=True)
     parts = [_collate(part, names, f"{path}[{i}]", stack) for i, part in enumerate(columns)]
-    return _like(items[0], parts)
+    return _same_container(items[0], parts)
 
 
-def _like(container: tuple[Any, ...] | list[Any], parts: list[Any]) -> Any:
+def _same_container(container: tuple[Any, ...] | list[Any], parts: list[Any]) -> Any:
     if isinstance(container, list):
         return parts
     return type(container)._make(parts) if hasattr(container, "_make") else tuple(parts)
@@ -136,7 +140,7 @@ def _check_kinds(items: Sequence[Any], names: Sequence[int], path: str) -> None:
     kind = type(items[0])
     for name, item in zip(names, items, strict=True):
         if type(item) is not kind:
-            raise _unlike(path, names[0], kind, name, type(item), "items of one kind")
+            raise _difference_error(path, names[0], kind, name, type(item), "items of one kind")
 
 
 def _array(value: Any, name: int, path: str) -> Array:
@@ -196,7 +200,7 @@ def _pad(
     return batch
 
 
-def _unlike(
+def _difference_error(
     path: str, first: int, has: object, other: int, instead: object, expected: str, fix: str = ""
 ) -> wf.WeftError:
     return wf.ArgumentError(

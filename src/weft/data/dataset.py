@@ -21,7 +21,7 @@ import numpy.typing as npt
 import weft as wf
 from weft.data.collate import Collate, collate_items, convert_leaves
 from weft.data.prefetch import Prefetcher
-from weft.data.scope import generator_of, is_loading, item_generator, loading, place
+from weft.data.scope import generator_of, is_loading, item_generator, load_item, place
 
 Indices = npt.NDArray[np.int64]
 
@@ -105,7 +105,7 @@ class Dataset(ABC):
         >>> [int(x) for x in ArrayDataset([1, 2, 3]).take(2)]
         [1, 2]
         """
-        return Subset(self, np.arange(min(natural("take", "count", count), len(self))))
+        return Subset(self, np.arange(min(check_natural("take", "count", count), len(self))))
 
     def skip(self, count: int) -> Subset:
         """All but the first items.
@@ -114,7 +114,9 @@ class Dataset(ABC):
         >>> [int(x) for x in ArrayDataset([1, 2, 3]).skip(2)]
         [3]
         """
-        return Subset(self, np.arange(min(natural("skip", "count", count), len(self)), len(self)))
+        return Subset(
+            self, np.arange(min(check_natural("skip", "count", count), len(self)), len(self))
+        )
 
     def repeat(self, times: int) -> Dataset:
         """All items, several times over.
@@ -123,7 +125,7 @@ class Dataset(ABC):
         >>> [int(x) for x in ArrayDataset([1, 2]).repeat(2)]
         [1, 2, 1, 2]
         """
-        return Repeated(self, natural("repeat", "times", times))
+        return Repeated(self, check_natural("repeat", "times", times))
 
     def concat(self, *others: Dataset) -> Dataset:
         """The items of this dataset, then those of the others.
@@ -203,7 +205,7 @@ class Mapped(View):
 
     def __getitem__(self, index: int, /) -> Any:
         if not is_loading():
-            with loading(0, 0, index):
+            with load_item(0, 0, index):
                 return self[index]
         item = self.base[index]
         return self.function(item, item_generator()) if self.random else self.function(item)
@@ -242,25 +244,25 @@ class Filtered(View):
         self._found: Subset | None = None
 
     @property
-    def kept(self) -> Subset:
+    def subset(self) -> Subset:
         """The items that passed; what is random in them is judged as in the first epoch."""
         if self._found is None:
             self._found = Subset(self.base, [i for i in range(len(self.base)) if self._holds(i)])
         return self._found
 
     def _holds(self, index: int) -> bool:
-        with loading(place().seed, 0, index):
+        with load_item(place().seed, 0, index):
             return bool(self.predicate(self.base[index]))
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.subset)
 
     def __getitem__(self, index: int, /) -> Any:
-        return self.kept[index]
+        return self.subset[index]
 
     def gather(self, indices: Indices) -> Any:
         """A whole batch at once, where the data behind allow it."""
-        return self.kept.gather(indices)
+        return self.subset.gather(indices)
 
 
 class Batched(View):
@@ -343,7 +345,7 @@ class Cached(View):
         row = checked_index(index, len(self))
         if row not in self._kept:
             # Not of this epoch: the value would depend on when it was first asked for, and where.
-            with loading(place().seed, 0, row):
+            with load_item(place().seed, 0, row):
                 self._kept[row] = self.base[row]
         return self._kept[row]
 
@@ -473,7 +475,7 @@ def positive(op: str, name: str, value: int) -> int:
     return _at_least(1, op, name, value)
 
 
-def natural(op: str, name: str, value: int) -> int:
+def check_natural(op: str, name: str, value: int) -> int:
     """A whole number from 0, or an error in the name of `op`."""
     return _at_least(0, op, name, value)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.data.collate import Collate, collate_items
 from weft.data.dataset import Dataset, Indices
-from weft.data.scope import loading
+from weft.data.scope import load_item
 from weft.data.stream import IterableDataset, Thunk, Thunks
 
 Fetcher = Callable[[int, int, Indices | None], Any]
@@ -46,7 +46,7 @@ class Job:
             return StreamFetcher(self, self.dataset)
         return ItemFetcher(self, self.dataset)
 
-    def collated(self, items: list[Any], names: Sequence[int]) -> Any:
+    def collate_batch(self, items: list[Any], names: Sequence[int]) -> Any:
         """Items as a batch; a dataset that is not to be batched gives single items."""
         if self.batch_size is None:
             return items[0] if self.collate is None else self.collate(items[0])
@@ -63,17 +63,17 @@ class ItemFetcher:
     def __call__(self, epoch: int, number: int, indices: Indices | None) -> Any:
         """The batch of this number; `indices` are None for a stream."""
         if indices is None or len(indices) == 0:
-            return self.job.collated([], [])
+            return self.job.collate_batch([], [])
         if self.job.collate is None and self.job.batch_size is not None:
             whole = self.dataset.gather(indices)
             if whole is not None:
                 return whole
         names = indices.tolist()
-        return self.job.collated([self._item(epoch, index) for index in names], names)
+        return self.job.collate_batch([self._item(epoch, index) for index in names], names)
 
     def _item(self, epoch: int, index: int) -> Any:
         try:
-            with loading(self.job.seed, epoch, index):
+            with load_item(self.job.seed, epoch, index):
                 return self.dataset[index]
         except Exception as error:
             error.add_note(f"while loading item {index} of the dataset (epoch {epoch})")
@@ -102,12 +102,12 @@ class StreamFetcher:
         if not group or (self.job.drop_last and len(group) < self._size):
             return End
         items = [self._compute(thunk, start + i) for i, thunk in enumerate(group)]
-        return self.job.collated(items, range(start, start + len(items)))
+        return self.job.collate_batch(items, range(start, start + len(items)))
 
     def _walk(self, count: int) -> Thunks:
         for _ in range(count):
             try:
-                with loading(self.job.seed, self._epoch or 0, self._position):
+                with load_item(self.job.seed, self._epoch or 0, self._position):
                     found = list(islice(self._thunks, 1))
             except Exception as error:
                 self._epoch = None
@@ -120,7 +120,7 @@ class StreamFetcher:
 
     def _compute(self, thunk: Thunk, index: int) -> Any:
         try:
-            with loading(self.job.seed, self._epoch or 0, index):
+            with load_item(self.job.seed, self._epoch or 0, index):
                 return thunk()
         except Exception as error:
             error.add_note(f"while loading item {index} of the stream (epoch {self._epoch})")

@@ -29,16 +29,16 @@ def read_idx(path: str | Path) -> npt.NDArray[Any]:
     packed = Path(path).suffix == ".gz"
     raw = unpack_gzip("read_idx", path) if packed else read_bytes("read_idx", path)
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _DTYPES:
-        raise _broken(path, "the file is not in IDX format", raw[:4])
+        raise _format_error(path, "the file is not in IDX format", raw[:4])
     dtype, rank = np.dtype(_DTYPES[raw[2]]), raw[3]
     start = 4 + 4 * rank
     shape = np.frombuffer(raw[4:start], ">u4", count=min(rank, len(raw[4:start]) // 4)).tolist()
     if len(shape) != rank or len(raw) != start + math.prod(shape) * dtype.itemsize:
-        raise _broken(path, "the file has another length than it says", shape)
+        raise _format_error(path, "the file has another length than it says", shape)
     try:
         values = np.frombuffer(raw, dtype, offset=min(start, len(raw))).reshape(shape)
     except ValueError as error:
-        raise _broken(path, f"no array has this shape: {error}", shape) from None
+        raise _format_error(path, f"no array has this shape: {error}", shape) from None
     return values.astype(dtype.newbyteorder("="))
 
 
@@ -57,7 +57,7 @@ def from_idx(images: str | Path, labels: str | Path) -> ArrayDataset:
     return ArrayDataset(scaled[:, None], numbers.astype(np.int64))
 
 
-def _broken(path: str | Path, problem: str, found: object) -> wf.WeftError:
+def _format_error(path: str | Path, problem: str, found: object) -> wf.WeftError:
     return wf.ArgumentError(
         "read_idx",
         problem,

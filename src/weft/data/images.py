@@ -63,7 +63,7 @@ class ImageFolder(Dataset):
         return read_image(path, size=self.size, mode=self.mode), label
 
 
-def _opened(pillow: Any, file: Any) -> Any:
+def _open_image(pillow: Any, file: Any) -> Any:
     """An image whose pixels are not read yet, if it is not too large."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
@@ -80,7 +80,7 @@ def read_image(
     """One image as float32[channels, height, width] from 0 to 1."""
     pillow: Any = require("PIL.Image", "pillow", "read_image")
     try:
-        with open_file("read_image", path) as file, _opened(pillow, file) as image:
+        with open_file("read_image", path) as file, _open_image(pillow, file) as image:
             chosen = image.convert(mode)
             if size is not None:
                 chosen = chosen.resize((size[1], size[0]), pillow.Resampling.BILINEAR)

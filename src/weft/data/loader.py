@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.collate import Collate, convert_leaves
-from weft.data.dataset import Dataset, Indices, natural, positive
+from weft.data.dataset import Dataset, Indices, check_natural, positive
 from weft.data.fetching import End, Fetcher, Job
 from weft.data.prefetch import Prefetcher
 from weft.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
@@ -81,11 +81,11 @@ class DataLoader:
         start_method: str = "spawn",
     ) -> None:
         self.dataset = as_dataset(dataset)
-        self.num_workers = natural("DataLoader", "num_workers", num_workers)
+        self.num_workers = check_natural("DataLoader", "num_workers", num_workers)
         self.prefetch = (
             2 * (num_workers > 0)
             if prefetch is None
-            else natural("DataLoader", "prefetch", prefetch)
+            else check_natural("DataLoader", "prefetch", prefetch)
         )
         if batch_size is not None:
             positive("DataLoader", "batch_size", batch_size)
@@ -96,7 +96,7 @@ class DataLoader:
         self._job = Job(self.dataset, batch_size, drop_last, collate, seed, worker_init)
         self._batches = _batch_sampler(self._job, shuffle, sampler, batch_sampler)
         self._convert: Callable[[Any], Any] = (
-            _same if numpy else lambda array: _tensor(array, device)
+            _as_is if numpy else lambda array: _tensor(array, device)
         )
         self._plan: tuple[int, list[Indices]] | None = None
         self._pool: Pool | None = None
@@ -128,7 +128,11 @@ class DataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be the whole of this epoch."""
-        self._epoch, self._batch, self._begun = natural("DataLoader", "epoch", epoch), 0, False
+        self._epoch, self._batch, self._begun = (
+            check_natural("DataLoader", "epoch", epoch),
+            0,
+            False,
+        )
 
     def state_dict(self) -> dict[str, int | None]:
         """Where the consumer is, as plain numbers: what it has received, not what was prefetched.
@@ -156,12 +160,12 @@ class DataLoader:
                 got={"state": sorted(state) if isinstance(state, Mapping) else type(state)},
                 fix="save what loader.state_dict() returned",
             )
-        epoch = natural("DataLoader.load_state_dict", "epoch", state["epoch"] or 0)
+        epoch = check_natural("DataLoader.load_state_dict", "epoch", state["epoch"] or 0)
         for key, value in self._identity(epoch).items():
             if state[key] != value:
                 raise _other_run(key, state[key], value)
         self.set_epoch(epoch)
-        self._batch = natural("DataLoader.load_state_dict", "batch", state["batch"] or 0)
+        self._batch = check_natural("DataLoader.load_state_dict", "batch", state["batch"] or 0)
 
     def close(self) -> None:
         """End the worker processes that `persistent_workers` keeps."""
@@ -172,14 +176,14 @@ class DataLoader:
     def _identity(self, epoch: int) -> dict[str, int | None]:
         """What has to be the same for a state to mean the same batches."""
         length = len(self.dataset) if isinstance(self.dataset, Dataset) else None
-        plan = self._planned(epoch)
+        plan = self._batches_of_epoch(epoch)
         order = None
         if plan is not None:
             joined = np.concatenate([[len(indices), *indices] for indices in plan])
             order = zlib.crc32(joined.astype("<i8").tobytes())
         return {"seed": self.seed, "batch_size": self.batch_size, "length": length, "order": order}
 
-    def _planned(self, epoch: int) -> list[Indices] | None:
+    def _batches_of_epoch(self, epoch: int) -> list[Indices] | None:
         """The batches of an epoch, by index; drawn once, so that all who ask see the same."""
         if self._batches is None:
             return None
@@ -188,7 +192,7 @@ class DataLoader:
         return self._plan[1]
 
     def _tasks(self, epoch: int, start: int) -> Tasks:
-        plan = self._planned(epoch)
+        plan = self._batches_of_epoch(epoch)
         if plan is None:
             return ((number, None) for number in count(start))
         return ((number, plan[number]) for number in range(start, len(plan)))
@@ -219,7 +223,7 @@ class _Pass(Iterator[Any]):
         if pool is not None:
             source = pool.batches(epoch, tasks)
         else:
-            source = _computed_here(loader._job.fetcher(), epoch, tasks)
+            source = _compute_batches(loader._job.fetcher(), epoch, tasks)
         self._source = Prefetcher(source, loader.prefetch) if loader.prefetch else source
         # Also when this object is forgotten, and before the interpreter ends under a thread.
         self._release = weakref.finalize(self, _let_go, loader, pool, self._source)
@@ -235,7 +239,7 @@ class _Pass(Iterator[Any]):
             raise
         except BaseException as error:
             self.close()
-            raise _located(error) from error.__cause__
+            raise _relocate_error(error) from error.__cause__
         self._delivered += 1
         if self._is_current():
             self._loader._batch = self._delivered
@@ -250,7 +254,7 @@ class _Pass(Iterator[Any]):
 
     def _finish(self) -> None:
         if self._delivered == 0:
-            raise _nothing(self._loader.dataset)
+            raise _empty_error(self._loader.dataset)
         if self._is_current():
             self._loader.set_epoch(self._epoch + 1)
 
@@ -263,7 +267,7 @@ def _let_go(loader: DataLoader, pool: Pool | None, source: Any) -> None:
         loader._give_back(pool)
 
 
-def _computed_here(fetch: Fetcher, epoch: int, tasks: Tasks) -> Iterator[Any]:
+def _compute_batches(fetch: Fetcher, epoch: int, tasks: Tasks) -> Iterator[Any]:
     for number, indices in tasks:
         batch = fetch(epoch, number, indices)
         if batch is End:
@@ -271,7 +275,7 @@ def _computed_here(fetch: Fetcher, epoch: int, tasks: Tasks) -> Iterator[Any]:
         yield batch
 
 
-def _located(error: BaseException) -> BaseException:
+def _relocate_error(error: BaseException) -> BaseException:
     """An error about a batch, made in a thread or a worker, points to who asked for the batch."""
     if isinstance(error, wf.WeftError) and error.op in _OWN_OPERATIONS:
         error.at = type(error)("", "", expected="", got={}, fix="").at
@@ -292,7 +296,7 @@ def _batch_sampler(
     if (sampler is not None) + (batch_sampler is not None) + shuffle > 1:
         raise _two_orders(shuffle, sampler, batch_sampler)
     if len(job.dataset) == 0:
-        raise _nothing(job.dataset)
+        raise _empty_error(job.dataset)
     if batch_sampler is not None:
         return batch_sampler
     if sampler is None:
@@ -300,11 +304,11 @@ def _batch_sampler(
         sampler = drawn if shuffle else SequentialSampler(job.dataset)
     batches = BatchSampler(sampler, job.batch_size or 1, drop_last=job.drop_last)
     if len(batches) == 0:
-        raise _nothing(job.dataset, "drop_last leaves no batch", f"batch_size={job.batch_size}")
+        raise _empty_error(job.dataset, "drop_last leaves no batch", f"batch_size={job.batch_size}")
     return batches
 
 
-def _same(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _as_is(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
@@ -346,7 +350,9 @@ def _two_orders(shuffle: bool, sampler: object, batch_sampler: object) -> wf.Wef
     )
 
 
-def _nothing(dataset: Any, problem: str = "the dataset is empty", why: str = "") -> wf.WeftError:
+def _empty_error(
+    dataset: Any, problem: str = "the dataset is empty", why: str = ""
+) -> wf.WeftError:
     length = len(dataset) if isinstance(dataset, Dataset) else 0
     return wf.ArgumentError(
         "DataLoader",

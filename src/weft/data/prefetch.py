@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from weft.data.scope import Place, at, is_loading, place
+from weft.data.scope import Place, at_place, is_loading, place
 
 _JOIN_SECONDS = 5.0
 
@@ -95,7 +95,7 @@ class _Buffer:
 def _fill(source: Iterator[Any], buffer: _Buffer, where: Place | None) -> None:
     end: BaseException = StopIteration()
     try:
-        with at(where) if where else nullcontext():
+        with at_place(where) if where else nullcontext():
             for result in source:
                 if not buffer.put(result):
                     break

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import weft as wf
-from weft.data.dataset import Indices, natural, positive, whole_numbers
+from weft.data.dataset import Indices, check_natural, positive, whole_numbers
 from weft.data.scope import generator_of
 
 
@@ -188,9 +188,11 @@ class DistributedSampler(Sampler):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        self.base = dataset if isinstance(dataset, Sampler) else _ordered(dataset, shuffle, seed)
+        self.base = (
+            dataset if isinstance(dataset, Sampler) else _item_sampler(dataset, shuffle, seed)
+        )
         self.count = positive("DistributedSampler", "count", count)
-        self.rank = natural("DistributedSampler", "rank", rank)
+        self.rank = check_natural("DistributedSampler", "rank", rank)
         self.drop_last = drop_last
         if rank >= count:
             raise wf.ArgumentError(
@@ -233,7 +235,7 @@ class BatchSampler:
     def batches(self, epoch: int) -> list[Indices]:
         """The batches of this epoch, in order."""
         order = whole_numbers("sampler", self.sampler.indices(epoch))
-        return _cut(order, self.batch_size, self.drop_last)
+        return _cut_batches(order, self.batch_size, self.drop_last)
 
 
 class BucketSampler(BatchSampler):
@@ -268,9 +270,11 @@ class BucketSampler(BatchSampler):
     def batches(self, epoch: int) -> list[Indices]:
         """The batches of this epoch, in order."""
         found: list[Indices] = []
-        for part in _cut(self.sampler.indices(epoch), self.batch_size * self.stretch, False):
+        for part in _cut_batches(
+            self.sampler.indices(epoch), self.batch_size * self.stretch, False
+        ):
             by_length = part[np.argsort(self.lengths[part], kind="stable")]
-            found += _cut(by_length, self.batch_size, self.drop_last)
+            found += _cut_batches(by_length, self.batch_size, self.drop_last)
         order = generator_of(self.seed, epoch, 1).permutation(len(found))
         return [found[i] for i in order]
 
@@ -301,11 +305,11 @@ def _size(op: str, dataset: Sized | int) -> int:
     return size
 
 
-def _ordered(dataset: Sized | int, shuffle: bool, seed: int) -> Sampler:
+def _item_sampler(dataset: Sized | int, shuffle: bool, seed: int) -> Sampler:
     return RandomSampler(dataset, seed=seed) if shuffle else SequentialSampler(dataset)
 
 
-def _cut(order: Indices, size: int, drop_last: bool) -> list[Indices]:
+def _cut_batches(order: Indices, size: int, drop_last: bool) -> list[Indices]:
     end = len(order) - len(order) % size if drop_last else len(order)
     return [order[start : start + size] for start in range(0, end, size)]
 

@@ -4,10 +4,10 @@ A transform that draws random numbers must not care which process runs it, or af
 item. So each item has a generator of its own, made from (seed, epoch, index): `map(f, random=True)`
 passes it as second argument, and code that is called deeper asks for it with `item_generator()`.
 
->>> from weft.data.scope import item_generator, loading
->>> with loading(seed=0, epoch=3, index=17):
+>>> from weft.data.scope import item_generator, load_item
+>>> with load_item(seed=0, epoch=3, index=17):
 ...     first = item_generator().integers(1000)
->>> with loading(seed=0, epoch=3, index=17):
+>>> with load_item(seed=0, epoch=3, index=17):
 ...     again = item_generator().integers(1000)
 >>> bool(first == again)
 True
@@ -60,13 +60,13 @@ _current = _Current()
 _worker: list[WorkerInfo] = []
 
 
-def loading(seed: int, epoch: int, index: int, stage: int = 0) -> AbstractContextManager[None]:
+def load_item(seed: int, epoch: int, index: int, stage: int = 0) -> AbstractContextManager[None]:
     """Everything inside loads this item."""
-    return at(Place(seed, epoch, index, stage))
+    return at_place(Place(seed, epoch, index, stage))
 
 
 @contextmanager
-def at(place: Place) -> Iterator[None]:
+def at_place(place: Place) -> Iterator[None]:
     """Everything inside loads the item of this place."""
     outside = _current.place, _current.generator
     _current.place, _current.generator = place, None

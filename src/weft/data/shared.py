@@ -62,10 +62,10 @@ def lay_out(tree: Any) -> Layout:
             array = np.asarray(part)
             if array.dtype.hasobject:
                 return array
-            offset, size = size, size + _aligned(array.nbytes)
+            offset, size = size, size + _aligned_size(array.nbytes)
             arrays.append((offset, array))
             return Placed(offset, array.dtype, array.shape)
-        return _rebuilt(part, divide)
+        return _rebuild_container(part, divide)
 
     skeleton = divide(tree)
     return Layout(skeleton, arrays, size)
@@ -83,7 +83,7 @@ def read_from(memory: Any, skeleton: Any) -> Any:
     def join(part: Any) -> Any:
         if isinstance(part, Placed):
             return np.ndarray(part.shape, part.dtype, memory, part.offset).copy()
-        return _rebuilt(part, join)
+        return _rebuild_container(part, join)
 
     return join(skeleton)
 
@@ -153,7 +153,9 @@ class Desk:
 
     def _memory(self, offer: Offer, size: int) -> SharedMemory:
         if offer.name is None or offer.size < size:
-            self._replace(offer.slot, _created(offer.next_name, int(size * _SLACK) + _ALIGNMENT))
+            self._replace(
+                offer.slot, _create_memory(offer.next_name, int(size * _SLACK) + _ALIGNMENT)
+            )
         elif offer.slot not in self._open or self._open[offer.slot].name != offer.name:
             self._replace(offer.slot, SharedMemory(offer.name))
         return self._open[offer.slot]
@@ -180,7 +182,7 @@ class Parcel:
         self.name = f"{prefix}-data"
         self._memory: SharedMemory | None = None
         if layout.size:
-            self._memory = _created(self.name, layout.size)
+            self._memory = _create_memory(self.name, layout.size)
             write_into(self._memory.buf, layout)
 
     def label(self) -> tuple[bytes, str | None, list[Placed]]:
@@ -209,7 +211,7 @@ def new_prefix() -> str:
     return f"weft{os.getpid()}{secrets.token_hex(3)}"
 
 
-def _created(name: str, size: int) -> SharedMemory:
+def _create_memory(name: str, size: int) -> SharedMemory:
     try:
         return SharedMemory(name, create=True, size=size)
     except FileExistsError:  # left by a batch that failed while it was being written
@@ -224,7 +226,7 @@ def _remove(memory: SharedMemory) -> None:
         memory.unlink()
 
 
-def _rebuilt(part: Any, convert: Any) -> Any:
+def _rebuild_container(part: Any, convert: Any) -> Any:
     if isinstance(part, Mapping):
         return {key: convert(value) for key, value in part.items()}
     if isinstance(part, tuple) and hasattr(part, "_make"):
@@ -234,5 +236,5 @@ def _rebuilt(part: Any, convert: Any) -> Any:
     return part
 
 
-def _aligned(size: int) -> int:
+def _aligned_size(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT

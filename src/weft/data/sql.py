@@ -67,7 +67,7 @@ class SQLRows(IterableDataset):
             yield from self._rows(connection)
 
     def _rows(self, connection: Any) -> Iterator[dict[str, Any]]:
-        with closing(_executed(connection, self.query, self.parameters)) as cursor:
+        with closing(_execute_query(connection, self.query, self.parameters)) as cursor:
             names = [column[0] for column in cursor.description]
             while rows := cursor.fetchmany(self.fetch):
                 for row in rows:
@@ -79,13 +79,13 @@ def read_sql(
 ) -> dict[str, npt.NDArray[Any]]:
     """All rows of a query at once, as arrays by column; for `ArrayDataset`."""
     _advise_order(query)
-    with closing(_executed(connection, query, tuple(parameters))) as cursor:
+    with closing(_execute_query(connection, query, tuple(parameters))) as cursor:
         names = [column[0] for column in cursor.description]
         columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
     return {name: _column(name, values) for name, values in zip(names, columns, strict=True)}
 
 
-def _executed(connection: Any, query: str, parameters: tuple[Any, ...]) -> Any:
+def _execute_query(connection: Any, query: str, parameters: tuple[Any, ...]) -> Any:
     cursor = connection.cursor()
     try:
         cursor.execute(query, parameters)

@@ -27,9 +27,17 @@ import numpy as np
 
 import weft as wf
 from weft.data.collate import Collate, collate_items
-from weft.data.dataset import ArrayDataset, Dataset, Indexed, natural, positive
+from weft.data.dataset import ArrayDataset, Dataset, Indexed, check_natural, positive
 from weft.data.prefetch import Prefetcher
-from weft.data.scope import Place, at, generator_of, is_loading, item_generator, loading, place
+from weft.data.scope import (
+    Place,
+    at_place,
+    generator_of,
+    is_loading,
+    item_generator,
+    load_item,
+    place,
+)
 
 Thunk = Callable[[], Any]
 Thunks = Iterator[Thunk]
@@ -57,7 +65,7 @@ class IterableDataset(ABC):
     def thunks(self) -> Thunks:
         """The items, each as a function that computes it when called."""
         for item in self:
-            yield partial(_same, item)
+            yield partial(_identity, item)
 
     def map(self, function: Callable[..., Any], *, random: bool = False) -> IterableDataset:
         """Each item through a function; with `random` it also gets the item's generator.
@@ -107,7 +115,7 @@ class IterableDataset(ABC):
         >>> list(from_iterable(range(5)).take(2))
         [0, 1]
         """
-        return SlicedStream(self, 0, natural("take", "count", count))
+        return SlicedStream(self, 0, check_natural("take", "count", count))
 
     def skip(self, count: int) -> IterableDataset:
         """All but the first items.
@@ -116,7 +124,7 @@ class IterableDataset(ABC):
         >>> list(from_iterable(range(5)).skip(3))
         [3, 4]
         """
-        return SlicedStream(self, natural("skip", "count", count), None)
+        return SlicedStream(self, check_natural("skip", "count", count), None)
 
     def repeat(self, times: int | None = None) -> IterableDataset:
         """The stream several times over, or for ever; each time is shuffled and drawn anew.
@@ -125,7 +133,9 @@ class IterableDataset(ABC):
         >>> list(from_iterable([1, 2]).repeat().take(5))
         [1, 2, 1, 2, 1]
         """
-        return RepeatedStream(self, None if times is None else natural("repeat", "times", times))
+        return RepeatedStream(
+            self, None if times is None else check_natural("repeat", "times", times)
+        )
 
     def concat(self, *others: IterableDataset) -> IterableDataset:
         """The items of this stream, then those of the others.
@@ -280,7 +290,7 @@ class MappedStream(StreamView):
 
     def _apply(self, compute: Thunk, mine: Place) -> Any:
         item = compute()
-        with at(mine):
+        with at_place(mine):
             return self.function(item, item_generator()) if self.random else self.function(item)
 
 
@@ -296,7 +306,7 @@ class FilteredStream(StreamView):
         for compute in self.base.thunks():
             item = compute()
             if self.predicate(item):
-                yield partial(_same, item)
+                yield partial(_identity, item)
 
 
 class BatchedStream(StreamView):
@@ -374,7 +384,7 @@ class RepeatedStream(StreamView):
         for repetition in count() if self.times is None else range(self.times):
             position = -1
             epoch = now.epoch + repetition * _REPETITION
-            for position, compute in enumerate(_under(now.seed, epoch, self.base)):  # noqa: B007
+            for position, compute in enumerate(_thunks_of_epoch(now.seed, epoch, self.base)):  # noqa: B007
                 yield compute
             if position < 0:
                 return  # an empty stream, which would be repeated for ever
@@ -419,7 +429,7 @@ class ZippedStream(_JoinedStream):
     def thunks(self) -> Thunks:
         """Tuples of one of each part."""
         for group in zip(*(part.thunks() for part in self.parts), strict=False):
-            yield partial(_together, group)
+            yield partial(_compute_group, group)
 
 
 class CachedStream(StreamView):
@@ -438,7 +448,7 @@ class CachedStream(StreamView):
             yield from self._kept
             return
         kept: list[Thunk] = []
-        for compute in _under(place().seed, 0, self.base):
+        for compute in _thunks_of_epoch(place().seed, 0, self.base):
             kept.append(_Once(compute))
             yield kept[-1]
         self._kept = kept  # only a pass that came to its end has seen all items
@@ -458,7 +468,7 @@ class PrefetchedStream(StreamView):
             return
         with closing(Prefetcher(iter(self.base), self.ahead)) as items:
             for item in items:
-                yield partial(_same, item)
+                yield partial(_identity, item)
 
 
 class _Once:
@@ -474,20 +484,20 @@ class _Once:
         return self._item
 
 
-def _under(seed: int, epoch: int, stream: IterableDataset) -> Thunks:
+def _thunks_of_epoch(seed: int, epoch: int, stream: IterableDataset) -> Thunks:
     """The stream's thunks as of another epoch."""
     source = stream.thunks()
     for position in count():
-        with loading(seed, epoch, position):
+        with load_item(seed, epoch, position):
             compute = next(source, None)
         if compute is None:
             return
         yield compute
 
 
-def _same(item: Any) -> Any:
+def _identity(item: Any) -> Any:
     return item
 
 
-def _together(group: tuple[Thunk, ...]) -> tuple[Any, ...]:
+def _compute_group(group: tuple[Thunk, ...]) -> tuple[Any, ...]:
     return tuple(compute() for compute in group)

@@ -74,7 +74,7 @@ def read_csv(
     if Path(path).suffix == ".gz":  # cells take far more room than their text
         with Unpacked("read_csv", path, UNPACKED_TEXT) as packed:
             packed.check()
-    with _opened(path, form) as (names, rows):
+    with _open_table(path, form) as (names, rows):
         chosen = _positions(path, names, [*(columns or names), *dtypes, *fill])
         cells = list(zip(*rows, strict=True)) or [()] * len(names)
     found: Table = {}
@@ -139,7 +139,7 @@ class CSVRows(IterableDataset):
         self.form = Form(header, delimiter, encoding, missing, skip_rows)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        with _opened(self.path, self.form) as (names, rows):
+        with _open_table(self.path, self.form) as (names, rows):
             wanted = self.columns or names
             chosen = _positions(self.path, names, [*wanted, *self.dtypes])
             for number, row in enumerate(rows):
@@ -172,14 +172,14 @@ class _Column(NamedTuple):
             cells = [str(fill) if gap else cell for cell, gap in zip(cells, gaps, strict=True)]
             gaps = [False] * len(cells)
         if dtype is None:
-            return self._inferred(cells, gaps)
-        return self._converted(cells, gaps, np.dtype(dtype))
+            return self._infer_array(cells, gaps)
+        return self._convert_array(cells, gaps, np.dtype(dtype))
 
     def _gaps(self) -> list[bool]:
         words = frozenset(self.missing)
         return [cell in words for cell in self.cells]
 
-    def _inferred(self, cells: Sequence[str], gaps: list[bool]) -> npt.NDArray[Any]:
+    def _infer_array(self, cells: Sequence[str], gaps: list[bool]) -> npt.NDArray[Any]:
         lowered = {cell.lower() for cell in cells[:100]}
         if cells and lowered <= _BOOLEANS.keys() and {c.lower() for c in cells} <= _BOOLEANS.keys():
             return np.array([_BOOLEANS[cell.lower()] for cell in cells])
@@ -193,7 +193,7 @@ class _Column(NamedTuple):
         except ValueError:
             return text_array("read_csv", f"{self.path}, column {self.name}", cells)
 
-    def _converted(
+    def _convert_array(
         self, cells: Sequence[str], gaps: list[bool], dtype: np.dtype[Any]
     ) -> npt.NDArray[Any]:
         if dtype.kind in "iub" and any(gaps):
@@ -227,9 +227,9 @@ def _fits(cell: str, dtype: np.dtype[Any]) -> bool:
 
 
 @contextmanager
-def _opened(path: str | Path, form: Form) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
+def _open_table(path: str | Path, form: Form) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
     """The names of the columns, and the rows after them, each as long as the names."""
-    with _text(Path(path), form.encoding) as file, _naming(path):
+    with _text(Path(path), form.encoding) as file, _name_file_in_errors(path):
         lines = _lines(path, file)
         for _ in range(form.skip_rows):
             next(lines, None)
@@ -267,7 +267,7 @@ def _lines(path: str | Path, file: TextIO) -> Iterator[str]:
 
 
 @contextmanager
-def _naming(path: str | Path) -> Iterator[None]:
+def _name_file_in_errors(path: str | Path) -> Iterator[None]:
     """Say which file it is that is no table."""
     try:
         yield

@@ -49,7 +49,7 @@ class Tokenizer(ABC):
 
     @classmethod
     @abstractmethod
-    def _restored(cls, settings: dict[str, Any]) -> Self:
+    def _from_settings(cls, settings: dict[str, Any]) -> Self:
         """A tokenizer of what a file holds."""
 
     def save(self, path: str | Path) -> None:
@@ -63,7 +63,7 @@ class Tokenizer(ABC):
         try:
             settings = read_json(f"{cls.__name__}.load", path)
             if settings.pop("kind") == cls.__name__:
-                return cls._restored(settings)
+                return cls._from_settings(settings)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise _not_a_tokenizer(cls, path, error) from error
         raise _not_a_tokenizer(cls, path, "of another kind")
@@ -113,7 +113,7 @@ class CharacterTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
         """One character per token."""
-        return "".join(self.vocabulary[i] for i in _checked(tokens, self.vocabulary_size))
+        return "".join(self.vocabulary[i] for i in _check_tokens(tokens, self.vocabulary_size))
 
     def _token_of_unknown(self, text: str, position: int) -> int:
         if self.unknown is not None:
@@ -130,7 +130,7 @@ class CharacterTokenizer(Tokenizer):
         return {"vocabulary": self.vocabulary, "unknown": self.unknown}
 
     @classmethod
-    def _restored(cls, settings: dict[str, Any]) -> Self:
+    def _from_settings(cls, settings: dict[str, Any]) -> Self:
         return cls(settings["vocabulary"], unknown=settings["unknown"])
 
 
@@ -153,13 +153,13 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
         """The bytes as text; what is not UTF-8 becomes the replacement character."""
-        return bytes(_checked(tokens, 256)).decode("utf-8", errors="replace")
+        return bytes(_check_tokens(tokens, 256)).decode("utf-8", errors="replace")
 
     def _settings(self) -> dict[str, Any]:
         return {}
 
     @classmethod
-    def _restored(cls, settings: dict[str, Any]) -> Self:
+    def _from_settings(cls, settings: dict[str, Any]) -> Self:
         return cls()
 
 
@@ -202,7 +202,7 @@ class BytePairTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of pieces."""
-        ids = _checked(tokens, self.vocabulary_size)
+        ids = _check_tokens(tokens, self.vocabulary_size)
         return str(self.inner.decode(ids, skip_special_tokens=False))
 
     def save(self, path: str | Path) -> None:
@@ -229,7 +229,7 @@ class BytePairTokenizer(Tokenizer):
         return {"tokenizer": self.inner.to_str()}
 
     @classmethod
-    def _restored(cls, settings: dict[str, Any]) -> Self:
+    def _from_settings(cls, settings: dict[str, Any]) -> Self:
         return cls(_package().Tokenizer.from_str(settings["tokenizer"]))
 
 
@@ -237,7 +237,7 @@ def _package() -> Any:
     return require("tokenizers", "tokenizers", "BytePairTokenizer")
 
 
-def _checked(tokens: Sequence[int] | npt.NDArray[Any], size: int) -> list[int]:
+def _check_tokens(tokens: Sequence[int] | npt.NDArray[Any], size: int) -> list[int]:
     array = np.asarray(tokens, np.int64).reshape(-1)
     outside = np.flatnonzero((array < 0) | (array >= size))
     if len(outside):

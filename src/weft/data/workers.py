@@ -109,7 +109,7 @@ class Pool:
         self._free = list(range(self._window))
         self._run = 0
         self._wake_up, self._waker = multiprocessing.Pipe(duplex=False)
-        self._parcel = _packed(self._prefix, job)
+        self._parcel = _pack_job(self._prefix, job)
         self._workers: list[_Worker] = []
         resources = (self._workers, self._slots, self._parcel, [self._wake_up, self._waker])
         self._finalizer = weakref.finalize(self, _clean_up, os.getpid(), *resources)
@@ -170,7 +170,7 @@ class Pool:
             try:
                 worker.pipe.send(task)
             except OSError:
-                self._lost(worker)
+                self._raise_lost(worker)
         return True
 
     def _receive(self, ready: dict[int, Any]) -> bool:
@@ -183,7 +183,7 @@ class Pool:
             try:
                 message = worker.pipe.recv()
             except (EOFError, OSError):
-                self._lost(worker)
+                self._raise_lost(worker)
             self._note(worker, message, ready)
         return True
 
@@ -201,7 +201,7 @@ class Pool:
         if run == self._run:
             ready[number] = batch
 
-    def _lost(self, worker: _Worker) -> NoReturn:
+    def _raise_lost(self, worker: _Worker) -> NoReturn:
         worker.process.join(_JOIN_SECONDS)
         error = _death(worker)
         self.close()
@@ -219,7 +219,7 @@ def describe_exit(code: int | None) -> str:
     return f"was killed by signal {-code}"
 
 
-def _packed(prefix: str, job: Job) -> Parcel:
+def _pack_job(prefix: str, job: Job) -> Parcel:
     try:
         return Parcel(prefix, job)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -394,10 +394,10 @@ def _answer(task: Task, fetch: Any, desk: Desk, info: WorkerInfo) -> Done:
 def _failure(error: BaseException, info: WorkerInfo) -> Failure:
     error.add_note(f"in worker {info.index} of {info.count} (pid {os.getpid()})")
     text = "".join(traceback.format_exception(error))
-    return Failure(_pickled(error), text, type(error).__name__)
+    return Failure(_pickle_error(error), text, type(error).__name__)
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _pickle_error(error: BaseException) -> bytes | None:
     with suppress(Exception):
         data = pickle.dumps(error)
         if type(pickle.loads(data)) is type(error):

@@ -53,7 +53,7 @@ class Operation:
     def outputs(self) -> tuple[wf.Tensor, ...]:
         """The tensors that it makes."""
         pairs = zip(self.tensors, self.results, strict=True)
-        return tuple([self.graph._standing(tensor, result) for tensor, result in pairs])
+        return tuple([self.graph._handle_of(tensor, result) for tensor, result in pairs])
 
     @property
     def at(self) -> Any:
@@ -79,7 +79,7 @@ class Graph:
     """Operations that are defined now and run later, by `wf.Session`."""
 
     def __init__(self) -> None:
-        self.builder = Recorder(self._recorded)
+        self.builder = Recorder(self._add_node)
         self.builder.graph = self
         self.names = Names()
         self.outputs: list[wf.Tensor] = []
@@ -164,17 +164,17 @@ class Graph:
 
     def global_variables(self) -> list[wf.Tensor]:
         """All variables, with those of modules and optimisers."""
-        return [self._standing(cell.handle, cell.variable) for cell in self.cells()]
+        return [self._handle_of(cell.handle, cell.variable) for cell in self.cells()]
 
     def trainable_variables(self) -> list[wf.Tensor]:
         """The variables that optimisers change."""
-        return [self._standing(cell.handle, cell.variable) for cell in self.cells(trainable=True)]
+        return [self._handle_of(cell.handle, cell.variable) for cell in self.cells(trainable=True)]
 
     def maker(self, variable: wf.ir.Variable) -> Operation | None:
         """The operation that makes a variable."""
         return self._makers.get(variable)
 
-    def _standing(self, tensor: wf.Tensor | None, variable: wf.ir.Variable) -> wf.Tensor:
+    def _handle_of(self, tensor: wf.Tensor | None, variable: wf.ir.Variable) -> wf.Tensor:
         """The handle that was given out for a variable, unless it stands for something else now."""
         if tensor is not None:
             cell = self.builder.cell_of(tensor)
@@ -268,7 +268,7 @@ class Graph:
             assert each.target is not None
             earlier = found.get(each.target)
             if earlier is not None and earlier not in self.needed([each], fed):
-                raise _unordered(earlier, each)
+                raise _unordered_error(earlier, each)
             found[each.target] = each
         return found
 
@@ -300,7 +300,7 @@ class Graph:
 
     # --- what the builder tells ---
 
-    def _recorded(self, node: wf.ir.GraphNode, tensors: Sequence[wf.Tensor]) -> None:
+    def _add_node(self, node: wf.ir.GraphNode, tensors: Sequence[wf.Tensor]) -> None:
         self._name_cells()
         kind, name, target = self._next or (node.primitive.name, node.primitive.name, None)
         self._next = None
@@ -419,7 +419,7 @@ def reset_default_graph() -> None:
         graph.__exit__()
 
 
-def found() -> Graph | None:
+def entered_graph() -> Graph | None:
     """The innermost graph that is entered; None where there is none."""
     builder = wf.staging.entered()
     return builder.graph if isinstance(builder, Recorder) else None
@@ -427,7 +427,7 @@ def found() -> Graph | None:
 
 def current() -> Graph:
     """The innermost graph that is entered, or the default one."""
-    return found() or default_graph()
+    return entered_graph() or default_graph()
 
 
 def _unknown_operation(name: Any, known: Mapping[str, Operation]) -> wf.NameUnknownError:
@@ -461,7 +461,7 @@ def _not_an_operation(op: str, given: Any) -> wf.GraphError:
     )
 
 
-def _unordered(first: Operation, second: Operation) -> wf.GraphError:
+def _unordered_error(first: Operation, second: Operation) -> wf.GraphError:
     assert first.target is not None
     return wf.GraphError(
         "graph",

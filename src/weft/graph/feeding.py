@@ -29,7 +29,7 @@ def read_feed(name: str, kind: wf.TensorType, declared: Sequence[Any], value: An
         )
     given = _read(name, kind, value).detach()
     if given.dtype is not kind.dtype:
-        given = _converted(name, kind, given)
+        given = _convert_fed_value(name, kind, given)
     wanted = kind.shape
     fits = len(wanted) == given.ndim and all(
         isinstance(a, wf.Dim) or a == b for a, b in zip(wanted, given.shape, strict=True)
@@ -38,7 +38,7 @@ def read_feed(name: str, kind: wf.TensorType, declared: Sequence[Any], value: An
         raise wf.ShapeError(
             "run",
             f"{name} is fed a value of another shape",
-            expected=f"{name}: {kind.dtype.name} of shape {_shown(declared, wanted)}",
+            expected=f"{name}: {kind.dtype.name} of shape {_declared_shape(declared, wanted)}",
             got={name: given},
             fix=f"reshape what is fed as {name}, or declare it with None for sizes that vary",
         )
@@ -80,7 +80,7 @@ def check_sizes(
             )
 
 
-def _converted(name: str, kind: wf.TensorType, given: wf.Tensor) -> wf.Tensor:
+def _convert_fed_value(name: str, kind: wf.TensorType, given: wf.Tensor) -> wf.Tensor:
     """The value in the placeholder's dtype, where that is a wider kind of number, or the same."""
     if _level(given.dtype) > _level(kind.dtype) or kind.dtype is wf.bool:
         raise _wrong_dtype(name, kind, given)
@@ -106,7 +106,7 @@ def _wrong_dtype(name: str, kind: wf.TensorType, given: wf.Tensor) -> wf.DTypeEr
     )
 
 
-def _shown(declared: Sequence[Any], wanted: Sequence[Any]) -> str:
+def _declared_shape(declared: Sequence[Any], wanted: Sequence[Any]) -> str:
     """A shape as it was declared, where it is still open."""
     pairs = zip(declared, wanted, strict=True)
     return str(tuple([d if isinstance(w, wf.Dim) else w for d, w in pairs]))

@@ -45,7 +45,7 @@ def save_graph(graph: Graph, path: Any, session: Session | None = None) -> None:
         )
     graph.builder.settle_if_entered()
     operations = graph.operations
-    described = json.dumps(_described(graph, operations))
+    described = json.dumps(_description_of(graph, operations))
     text = _program(graph, operations)
     values = (session or Session(graph)).cell_values()
     tensors = {f"cell.{number}": value for number, value in enumerate(values)}
@@ -64,7 +64,7 @@ def _program(graph: Graph, operations: Sequence[Operation]) -> str:
     return str(whole if sizes is None else wf.staging.resolved(whole, sizes))
 
 
-def _described(graph: Graph, operations: Sequence[Operation]) -> dict[str, Any]:
+def _description_of(graph: Graph, operations: Sequence[Operation]) -> dict[str, Any]:
     places = {operation: number for number, operation in enumerate(operations)}
     cells = {cell: number for number, cell in enumerate(graph.builder.cells)}
     return {
@@ -101,7 +101,7 @@ def load_graph(path: Any) -> Graph:
     """The graph in a file; a file that is not whole, or not for this version, is refused."""
     tensors, notes = wf.load(path, metadata=True)
     if not isinstance(tensors, dict) or TEXT not in notes or NUMBER not in notes:
-        raise _refused(path, "it holds no graph", "save one: graph.save(path, session)")
+        raise _file_error(path, "it holds no graph", "save one: graph.save(path, session)")
     version = notes[NUMBER]
     if not (version.isdecimal() and len(version) < 10) or int(version) > VERSION:
         raise wf.UnsupportedError(
@@ -112,7 +112,7 @@ def load_graph(path: Any) -> Graph:
             fix="install the newer Weft that wrote it, or save the graph with this one",
         )
     if notes.get(CHECKSUM) != checksum(notes, tensors):
-        raise _refused(path, "its content is not what was written: the checksum differs")
+        raise _file_error(path, "its content is not what was written: the checksum differs")
     try:
         program = wf.ir.parse(notes[TEXT])
         _check_harmless(path, program)
@@ -122,13 +122,13 @@ def load_graph(path: Any) -> Graph:
             RecursionError, MemoryError, AssertionError) as error:  # fmt: skip
         if isinstance(error, wf.WeftError) and error.op == "Graph.load":
             raise
-        raise _refused(path, f"its parts do not fit each other: {_first_line(error)}") from None
+        raise _file_error(path, f"its parts do not fit each other: {_first_line(error)}") from None
 
 
 def _check_harmless(path: Any, program: wf.ir.Graph) -> None:
     """Refuse what would stop the program of whoever runs a stranger's graph."""
     if any(node.primitive.name == "debug_breakpoint" for node in program.nodes):
-        raise _refused(path, "it holds a breakpoint", "leave wf.debug.breakpoint out, and save")
+        raise _file_error(path, "it holds a breakpoint", "leave wf.debug.breakpoint out, and save")
     for inner in program.subgraphs():
         _check_harmless(path, inner)
 
@@ -191,7 +191,7 @@ class _Reader:
     def input(self, kind: str, name: str) -> None:
         variable = next(self.inputs)
         if kind == "placeholder":
-            self.values[variable] = placed(self.made, name, variable.type)
+            self.values[variable] = place_input(self.made, name, variable.type)
             return
         number = len(self.made.builder.cells)
         value = self.tensors[f"cell.{number}"]
@@ -212,7 +212,7 @@ def _variables(atoms: Sequence[Atom]) -> list[wf.ir.Variable]:
     return found
 
 
-def placed(graph: Graph, name: str, kind: wf.TensorType) -> Placeholder:
+def place_input(graph: Graph, name: str, kind: wf.TensorType) -> Placeholder:
     """A placeholder of a type whose sizes have names already."""
     made = Placeholder()
     operation = graph.add("placeholder", name)
@@ -223,7 +223,7 @@ def placed(graph: Graph, name: str, kind: wf.TensorType) -> Placeholder:
     return made
 
 
-def _refused(path: Any, problem: str, fix: str = "copy or save the file again") -> wf.WeftError:
+def _file_error(path: Any, problem: str, fix: str = "copy or save the file again") -> wf.WeftError:
     return wf.GraphError(
         "Graph.load",
         f"the file is refused: {problem}",
@@ -270,7 +270,7 @@ def graph_of(program: wf.ir.Graph, names: Sequence[str], given: dict[str, Any]) 
 
 def _made_input(graph: Graph, name: str, kind: wf.TensorType, given: dict[str, Any]) -> wf.Tensor:
     if name not in given:
-        return placed(graph, name, kind)
+        return place_input(graph, name, kind)
     handle, value = wf.Tensor(), wf.asarray(given[name], dtype=kind.dtype)
     if value.shape != kind.shape:
         raise wf.ShapeError(

@@ -45,7 +45,7 @@ class Plan:
         pattern = tuple([min(2, size) for tensor in fed for size in tensor.shape])
         found = self.programs.get(pattern)
         if found is None:
-            found = self.programs[pattern] = self._made()
+            found = self.programs[pattern] = self._make_step()
         values: list[wf.Tensor] = found(*tensors)
         return values
 
@@ -54,7 +54,7 @@ class Plan:
         """How often it was compiled."""
         return sum([len(getattr(each, "compilations", ())) for each in self.programs.values()])
 
-    def _made(self) -> Any:
+    def _make_step(self) -> Any:
         program, count = self.program, self.fetched
         places = [len(self.fed) + self.cells.index(cell) for cell in self.assigned]
 

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Self
 
 import weft as wf
-from weft.graph.building import Graph, found
+from weft.graph.building import Graph, entered_graph
 from weft.graph.feeding import check_sizes, read_feed
 from weft.graph.plans import Fetched, Plan, initial_values, make_plan, next_key, read_fetch
 
@@ -30,7 +30,7 @@ class Session:
     """Runs parts of a graph; `with wf.Session(graph) as session:` closes it at the end."""
 
     def __init__(self, graph: Graph | wf.ir.Graph | None = None) -> None:
-        chosen = found() if graph is None else graph
+        chosen = entered_graph() if graph is None else graph
         chosen = Graph.of(chosen) if isinstance(chosen, wf.ir.Graph) else chosen
         if not isinstance(chosen, Graph):
             raise _no_graph(graph)

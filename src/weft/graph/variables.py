@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import weft as wf
-from weft.graph.building import Graph, Operation, current, found
+from weft.graph.building import Graph, Operation, current, entered_graph
 from weft.graph.names import checked_name
 
 __all__ = [
@@ -119,21 +119,21 @@ class Variable(wf.Tensor):
         ...     session.run(double).tolist(), session.run(w).tolist()
         ([2.0, 4.0], [2.0, 4.0])
         """
-        return self._assigned(name, value)
+        return self._assign_value(name, value)
 
     def assign_add(self, value: Any, name: str = "assign_add") -> wf.Tensor:
         """Add to the variable in every run that fetches the result, the new value."""
-        return self._assigned(name, value, wf.add)
+        return self._assign_value(name, value, wf.add)
 
     def assign_sub(self, value: Any, name: str = "assign_sub") -> wf.Tensor:
         """Subtract from the variable in every run that fetches the result, the new value."""
-        return self._assigned(name, value, wf.subtract)
+        return self._assign_value(name, value, wf.subtract)
 
     def read_value(self) -> wf.Tensor:
         """The value as a tensor of its own; after assignments that must have happened, theirs."""
         return self._graph.builder.identity(self)
 
-    def _assigned(self, op: str, given: Any, combine: Any = None) -> wf.Tensor:
+    def _assign_value(self, op: str, given: Any, combine: Any = None) -> wf.Tensor:
         value = wf.asarray(given) if not isinstance(given, wf.Tensor) else given
         value = value if combine is None else combine(self, value)
         if not isinstance(given, wf.Tensor) and combine is None:
@@ -149,7 +149,7 @@ class Variable(wf.Tensor):
         kind = self._graph.builder.resolve(value.type)
         if kind.shape != self.shape:
             if combine is not None or kind.shape != ():
-                raise _misshapen(op, self.name, self, value)
+                raise _shape_error(op, self.name, self, value)
             value = wf.broadcast_to(value, self.shape)
         return self._graph.assign(self._cell, value.detach(), f"{self.name.split('/')[-1]}/{op}")
 
@@ -230,13 +230,13 @@ def global_variables() -> list[wf.Tensor]:
     ...     len(wf.global_variables()), len(wf.trainable_variables())
     (2, 1)
     """
-    graph = found()
+    graph = entered_graph()
     return [] if graph is None else graph.global_variables()
 
 
 def trainable_variables() -> list[wf.Tensor]:
     """The variables of the present graph that optimisers change."""
-    graph = found()
+    graph = entered_graph()
     return [] if graph is None else graph.trainable_variables()
 
 
@@ -269,7 +269,7 @@ def adopt(module: Any) -> None:
     graph._name_cells()
 
 
-def _misshapen(op: str, name: str, variable: wf.Tensor, value: wf.Tensor) -> wf.ShapeError:
+def _shape_error(op: str, name: str, variable: wf.Tensor, value: wf.Tensor) -> wf.ShapeError:
     return wf.ShapeError(
         op,
         f"the value has another shape than {name}",

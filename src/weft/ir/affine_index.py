@@ -37,11 +37,11 @@ class Affine:
         factors = dict(self.terms)
         for loop, factor in other.terms:
             factors[loop] = factors.get(loop, 0) + factor
-        return Affine(_sorted(factors), self.constant + other.constant)
+        return Affine(_nonzero_factors(factors), self.constant + other.constant)
 
     def __mul__(self, factor: Dimension) -> Affine:
         scaled = {loop: each * factor for loop, each in self.terms}
-        return Affine(_sorted(scaled), self.constant * factor)
+        return Affine(_nonzero_factors(scaled), self.constant * factor)
 
     def factor(self, loop: int) -> Dimension:
         """By how much the index moves when a loop moves by one."""
@@ -66,7 +66,7 @@ class Affine:
         return " + ".join(parts)
 
 
-def _sorted(factors: dict[int, Dimension]) -> tuple[tuple[int, Dimension], ...]:
+def _nonzero_factors(factors: dict[int, Dimension]) -> tuple[tuple[int, Dimension], ...]:
     return tuple((loop, factor) for loop, factor in sorted(factors.items()) if factor != 0)
 
 
@@ -95,4 +95,4 @@ def offset(index: Sequence[Affine], shape: Shape) -> Affine:
                 factors[loop] = factors.get(loop, 0) + factor * step
             constant = constant + position.constant * step
         step = step * dim
-    return Affine(_sorted(factors), constant)
+    return Affine(_nonzero_factors(factors), constant)

@@ -1,4 +1,7 @@
-"""Batching: one axis that a function does not see.
+"""Batching: running a function on a whole batch, whose axis the function does not see.
+
+A traced tensor holds the whole batch and shows the shape of one element. Each primitive's batching
+rule gets the whole tensors with the places of their batch axes, and gives results with theirs.
 
 >>> import weft as wf
 >>> wf.vmap(lambda x: x.sum())(wf.ones((2, 3))).tolist()
@@ -20,7 +23,7 @@ from weft.ir.tensor import Tensor, Trace, Traced, wrap
 
 
 class Batched(Traced):
-    """A tensor with a hidden axis."""
+    """A tensor whose axis `axis` is hidden: its type is that of one element of the batch."""
 
     __slots__ = ("axis", "tensor")
     tensor: Tensor
@@ -52,8 +55,8 @@ class BatchTrace(Trace):
         value.axis = axis
         return wrap(value)
 
-    def split(self, tensor: Tensor) -> tuple[Tensor, int | None]:
-        """The tensor with the hidden axis shown, and where it is."""
+    def tensor_and_axis(self, tensor: Tensor) -> tuple[Tensor, int | None]:
+        """The whole tensor and the place of its batch axis, which is None if it has none."""
         value = tensor._value
         if isinstance(value, Batched) and value.trace is self:
             return value.tensor, value.axis
@@ -67,7 +70,7 @@ class BatchTrace(Trace):
         if isinstance(rule, Unsupported):
             got = {f"x{i + 1}": operand for i, operand in enumerate(operands)}
             raise rule.error(primitive.name, "a batching rule", got)
-        pairs = [self.split(operand) for operand in operands]
+        pairs = [self.tensor_and_axis(operand) for operand in operands]
         tensors = tuple(tensor for tensor, _ in pairs)
         out, axes = rule(self.size, tensors, tuple(axis for _, axis in pairs), **params)
         if primitive.multiple:
@@ -85,7 +88,7 @@ def vmap(
     trace = BatchTrace(size)
     with running(trace):
         inner = [trace.tensor(x, axis) for x, axis in zip(arguments, axes, strict=True)]
-        return [trace.split(result) for result in f(*inner)]
+        return [trace.tensor_and_axis(result) for result in f(*inner)]
 
 
 def move_axis(tensor: Tensor, source: int, destination: int) -> Tensor:

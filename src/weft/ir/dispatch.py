@@ -27,7 +27,7 @@ from weft.ir.derivatives import Joint
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
-from weft.ir.tensor import Tensor, Trace, grad_mode, leaked, traces, wrap
+from weft.ir.tensor import Tensor, Trace, grad_mode, leak_error, traces, wrap
 
 _quiet_context = contextvars.copy_context()
 _quiet_context.run(np.seterr, all="ignore")
@@ -41,6 +41,11 @@ OBSERVERS: list[Observer] = []
 
 The short paths of the families do not ask: who adds an observer closes them, as debug.py does.
 """
+
+
+Native = Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]
+NATIVE: list[Native] = []
+"""Computes a primitive by compiled code, or gives None; see eager.py."""
 
 
 @contextmanager
@@ -78,9 +83,13 @@ class _Outside:
 def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     """Apply a primitive to tensors: a tensor, or a tuple of them."""
     types = primitive.type_rule(*[operand.type for operand in operands], **params)
-    trace = deepest(operands, primitive.name)
+    trace = deepest_trace(operands, primitive.name)
     if traces.stack:
-        trace = _staging(primitive, params, operands) if trace is None else _claimed(trace)
+        trace = (
+            _trace_of_constants(primitive, params, operands)
+            if trace is None
+            else _claiming_trace(trace)
+        )
     if traces.keeper is None:
         result = compute(primitive, operands, params, types, trace)
     else:
@@ -120,6 +129,10 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     for array in arrays:
         if type(array) is not HostArray:
             raise _no_target(primitive, arrays)
+    if NATIVE and not OBSERVERS:
+        found = NATIVE[0](primitive, arrays, params)
+        if found is not None:
+            return found
     try:
         if isinstance(primitive.derivatives, Joint):
             result = primitive.reference(*arrays, **params)
@@ -184,7 +197,7 @@ def _observe(primitive: Primitive, arrays: Sequence[Any], result: Any) -> None:
         observe(primitive, arrays, results, None)
 
 
-def deepest(operands: Sequence[Tensor], purpose: str) -> Trace | None:
+def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
     """The deepest trace among the operands'; None when all are concrete."""
     found: Trace | None = None
     for operand in operands:
@@ -195,13 +208,13 @@ def deepest(operands: Sequence[Tensor], purpose: str) -> Trace | None:
                 continue
             trace: Trace = value.trace
             if not trace.active:
-                raise leaked(value, purpose)
+                raise leak_error(value, purpose)
             if found is None or trace.level > found.level:
                 found = trace
     return found
 
 
-def _staging(
+def _trace_of_constants(
     primitive: Primitive, params: dict[str, Any], operands: tuple[Tensor, ...]
 ) -> Trace | None:
     """The trace for a call on nothing but constants: usually none, and it is computed at once.
@@ -214,7 +227,7 @@ def _staging(
     return traces.recording[-1] if traces.recording else None
 
 
-def _claimed(trace: Trace) -> Trace:
+def _claiming_trace(trace: Trace) -> Trace:
     """The trace itself, or the innermost one that records, where that takes all calls inside it."""
     inner = traces.recording[-1] if traces.recording else trace
     return inner if inner.claims and inner.level > trace.level else trace

@@ -80,7 +80,7 @@ class ForwardTrace(Trace):
         value.tangent = tangent
         return wrap(value)
 
-    def split(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    def primal_and_tangent(self, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tensor's value and tangent in this trace."""
         value = tensor._value
         if isinstance(value, Dual) and value.trace is self:
@@ -91,7 +91,7 @@ class ForwardTrace(Trace):
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
-        pairs = [self.split(operand) for operand in operands]
+        pairs = [self.primal_and_tangent(operand) for operand in operands]
         primals = [primal for primal, _ in pairs]
         out, tangents = push(primitive, primals, [tangent for _, tangent in pairs], params)
         if primitive.multiple:
@@ -172,5 +172,5 @@ def jvp(
     trace = ForwardTrace()
     with running(trace):
         arguments = [trace.tensor(p, t) for p, t in zip(primals, tangents, strict=True)]
-        pairs = [trace.split(result) for result in f(*arguments)]
+        pairs = [trace.primal_and_tangent(result) for result in f(*arguments)]
     return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]

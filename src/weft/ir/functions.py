@@ -41,7 +41,7 @@ def trace_function(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
     >>> trace_function(lambda x: x + wf.zeros(3), wf.spec("float32", ("batch",))).input_types
     (f32[3],)
     """
-    return _traced(_Call.of(f, args, kwargs), whole=False)
+    return _trace_call(_Call.from_arguments(f, args, kwargs), whole=False)
 
 
 def trace_whole(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
@@ -51,10 +51,10 @@ def trace_whole(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
     >>> len(trace_whole(lambda x: (wf.sin(x), wf.cos(x))[0], wf.spec("float32", ())).nodes)
     2
     """
-    return _traced(_Call.of(f, args, kwargs), whole=True)
+    return _trace_call(_Call.from_arguments(f, args, kwargs), whole=True)
 
 
-def _traced(call: _Call, whole: bool) -> Graph:
+def _trace_call(call: _Call, whole: bool) -> Graph:
     def flat(*tensors: Tensor) -> list[Tensor]:
         return [_tensor("trace", leaf) for leaf in trees.leaves(call.run(tensors))]
 
@@ -88,7 +88,7 @@ def infer(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> infer(lambda x, w: x @ w, wf.spec("float32", ("batch", "n")), wf.spec("float32", (784, 10)))
     f32[batch, 10]
     """
-    call = _Call.of(f, args, kwargs)
+    call = _Call.from_arguments(f, args, kwargs)
     recorder = AbstractTrace()
     with running(recorder), Guards({}), Unifier() as unifier:
         inputs = [recorder.tensor(_type("infer", leaf)) for leaf in call.operands()]
@@ -107,7 +107,9 @@ class _Call:
     places: list[int]
 
     @classmethod
-    def of(cls, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    def from_arguments(
+        cls, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Call:
         leaves, structure = trees.flatten((args, kwargs))
         positional = len(trees.leaves(args))
         places = [

@@ -129,7 +129,7 @@ def structure(graph: Graph) -> str:
     lines = [_declare(graph.inputs, numbers, kinds)]
     for node in graph.nodes:
         operands = ",".join([_refer(atom, numbers) for atom in node.operands])
-        params = [f"{k}={param_text(v, _nested)}" for k, v in sorted(node.params.items())]
+        params = [f"{k}={param_text(v, _nested_structure)}" for k, v in sorted(node.params.items())]
         results = _declare(node.results, numbers, kinds)
         name = node.primitive.name + node.primitive.fingerprint
         lines.append(f"{results}={name}({operands};{','.join(params)})")
@@ -168,7 +168,7 @@ def _refer(atom: Atom, numbers: dict[Variable, int]) -> str:
     return f"{atom.type}#{hashlib.sha256(literal_bytes(atom)).hexdigest()}"
 
 
-def _nested(graph: Graph) -> str:
+def _nested_structure(graph: Graph) -> str:
     return "{" + structure(graph) + "}"
 
 

@@ -64,7 +64,7 @@ class Lifting:
         return self
 
     @property
-    def outer(self) -> Lifting | None:
+    def enclosing_block(self) -> Lifting | None:
         """The block around this one."""
         return self._outer[1]
 
@@ -159,7 +159,7 @@ def _forget_other_threads() -> None:
     own, block = list[Lifting](), here.block
     while block is not None:
         own.append(block)
-        block = block.outer
+        block = block.enclosing_block
     others = {other for blocks in _blocks.values() for other in blocks} - {*own}
     _lock._at_fork_reinit()  # type: ignore[attr-defined]
     for other in others:

@@ -31,7 +31,7 @@ from weft.ir.loops import (
     Update,
     has_loops,
 )
-from weft.ir.numerics import converted
+from weft.ir.numerics import convert_numbers
 from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, ordered
 
 Array = np.ndarray[Any, Any]
@@ -98,7 +98,7 @@ class _Run:
                 case Store():
                     self._store(statement)
                 case For():
-                    self._for(statement, in_vector)
+                    self._run_for(statement, in_vector)
                 case Accumulate():
                     self._accumulate(statement, in_vector)
 
@@ -106,9 +106,9 @@ class _Run:
         done: Values = {}
         if store.where is None or self.value(store.where, done):
             offset = int(self.value(store.offset, done))
-            self.memory[store.buffer][_inside(offset)] = self.value(store.value, done)
+            self.memory[store.buffer][_checked_offset(offset)] = self.value(store.value, done)
 
-    def _for(self, loop: For, in_vector: bool) -> None:
+    def _run_for(self, loop: For, in_vector: bool) -> None:
         extent = int(self.value(loop.extent, {}))
         begin, end = self.range if loop.is_parallel else (0, None)
         for i in range(begin, extent if end is None else end):
@@ -121,9 +121,9 @@ class _Run:
         in_order = in_vector or has_loops(loop.body)
         for position, update in enumerate(loop.updates):
             values = [row[position] for row in rows]
-            total = _ordered(update, values) if in_order else _partial(update, values)
+            total = _reduce_in_order(update, values) if in_order else _partial(update, values)
             if update.init is not None:
-                total = _combined(update, self.value(update.init, {}), total)
+                total = _combine_two(update, self.value(update.init, {}), total)
             self.variables[update.variable] = total
 
     def _iteration(self, loop: Accumulate, i: int, in_vector: bool) -> list[list[Any]]:
@@ -162,10 +162,10 @@ class _Run:
     def _load(self, x: Scalar, done: Values) -> Any:
         if len(x.args) > 1 and not done[x.args[1]]:
             return done[x.args[2]]
-        return self.memory[x.detail][_inside(int(done[x.args[0]]))]
+        return self.memory[x.detail][_checked_offset(int(done[x.args[0]]))]
 
 
-def _inside(offset: int) -> int:
+def _checked_offset(offset: int) -> int:
     if offset < 0:
         raise IndexError(f"offset {offset} is negative")
     return offset
@@ -180,31 +180,31 @@ def convert(x: Any, dtype: DType) -> Any:
     """
     if dtype is bool_:
         return np.bool_(x != 0)
-    return converted(np.asarray(x), dtype.numpy)[()]
+    return convert_numbers(np.asarray(x), dtype.numpy)[()]
 
 
 # --- the order of accumulation -------------------------------------------------------------------
 
 
-def _combined(update: Update, x: Any, y: Any) -> Any:
+def _combine_two(update: Update, x: Any, y: Any) -> Any:
     return update.value.dtype.numpy.type(INSTRUCTIONS[update.combine].reference(x, y))
 
 
-def _ordered(update: Update, values: list[Any]) -> Any:
+def _reduce_in_order(update: Update, values: list[Any]) -> Any:
     total = identity(update.combine, update.value.dtype)
     for value, *times in values:
         if times:
             fused = INSTRUCTIONS["fma"].reference(value, *times, total)
             total = update.value.dtype.numpy.type(fused)
         else:
-            total = _combined(update, total, value)
+            total = _combine_two(update, total, value)
     return total
 
 
 def _partial(update: Update, values: list[Any]) -> Any:
     """64 partial results, combined as a tree; see the module `loops`."""
-    parts = [_ordered(update, values[lane::PARTIALS]) for lane in range(PARTIALS)]
+    parts = [_reduce_in_order(update, values[lane::PARTIALS]) for lane in range(PARTIALS)]
     while len(parts) > 1:
         half = len(parts) // 2
-        parts = [_combined(update, parts[i], parts[i + half]) for i in range(half)]
+        parts = [_combine_two(update, parts[i], parts[i + half]) for i in range(half)]
     return parts[0]

@@ -64,10 +64,10 @@ class _Check:
                     "a count of sizes",
                     {"buffer": str(each.buffer), "count": str(each.count)},
                 )
-        self._outermost()
+        self._check_parallel_loops()
         self._body(kernel.body, frozenset())
 
-    def _outermost(self) -> None:
+    def _check_parallel_loops(self) -> None:
         body = self.kernel.body
         parallel = [s for s in walk(body) if isinstance(s, For) and s.is_parallel]
         allowed = [s for s in body if isinstance(s, Let) or s in parallel]
@@ -82,17 +82,17 @@ class _Check:
         for statement in body:
             match statement:
                 case Let(variable, value):
-                    self._scoped(statement, (value,), scope)
-                    scope |= {self._local(variable, value, scope)}
+                    self._check_scope(statement, (value,), scope)
+                    scope |= {self._check_local(variable, value, scope)}
                 case Store():
                     self._store(statement, scope)
                 case For():
-                    self._for(statement, scope)
+                    self._check_for(statement, scope)
                 case Accumulate():
                     scope = self._accumulate(statement, scope)
 
     def _store(self, store: Store, scope: frozenset[Scalar]) -> None:
-        self._scoped(store, tuple(expressions(store)), scope)
+        self._check_scope(store, tuple(expressions(store)), scope)
         self._index("an offset", store.offset)
         known = (*self.kernel.buffers, *(s.buffer for s in self.kernel.scratch))
         if store.buffer not in known or store.buffer.access == "read":
@@ -110,7 +110,7 @@ class _Check:
         if store.where is not None and store.where.dtype is not bool_:
             self._fail("a condition is not a bool", "a bool", {"where": store.where.dtype})
 
-    def _for(self, loop: For, scope: frozenset[Scalar]) -> None:
+    def _check_for(self, loop: For, scope: frozenset[Scalar]) -> None:
         self._loop(loop, scope)
         if loop.kind == "unrolled":
             whole = loop.extent.op == "const" and loop.extent.detail <= LONGEST_UNROLLED
@@ -122,12 +122,12 @@ class _Check:
                 )
         outer = self._vectors
         if loop.is_vector:
-            self._independent(loop)
+            self._check_independent_iterations(loop)
             self._vectors = (*outer, loop.index)
         self._body(loop.body, scope | {loop.index})
         self._vectors = outer
 
-    def _independent(self, loop: For) -> None:
+    def _check_independent_iterations(self, loop: For) -> None:
         """A vector loop holds no other, and reads what it writes at the same offset only."""
         inner = [s for s in walk(loop.body) if isinstance(s, For) and s.is_vector]
         if self._vectors or inner:
@@ -148,15 +148,15 @@ class _Check:
 
     def _accumulate(self, loop: Accumulate, scope: frozenset[Scalar]) -> frozenset[Scalar]:
         self._loop(loop, scope)
-        inner = scope | {loop.index} | _defined(loop.body)
+        inner = scope | {loop.index} | _defined_locals(loop.body)
         self._body(loop.body, scope | {loop.index})
         for update in loop.updates:
             self._update(update)
-            self._scoped(loop, update.taken, inner)
+            self._check_scope(loop, update.taken, inner)
             if update.init is not None:
-                self._scoped(loop, (update.init,), scope)
+                self._check_scope(loop, (update.init,), scope)
         for update in loop.updates:
-            scope |= {self._local(update.variable, update.value, scope)}
+            scope |= {self._check_local(update.variable, update.value, scope)}
         return scope
 
     def _update(self, update: Update) -> None:
@@ -183,7 +183,7 @@ class _Check:
             )
 
     def _loop(self, loop: For | Accumulate, scope: frozenset[Scalar]) -> None:
-        self._scoped(loop, (loop.extent,), scope)
+        self._check_scope(loop, (loop.extent,), scope)
         self._index("an extent", loop.extent)
         if loop.index.op != "index" or loop.index in scope:
             self._fail("a loop's index is taken", "an index of its own", {"index": str(loop.index)})
@@ -194,7 +194,7 @@ class _Check:
                 {"extent": str(loop.extent)},
             )
 
-    def _local(self, variable: Scalar, value: Scalar, scope: frozenset[Scalar]) -> Scalar:
+    def _check_local(self, variable: Scalar, value: Scalar, scope: frozenset[Scalar]) -> Scalar:
         names = {v.detail for v in scope}
         if variable.op != "local" or variable.detail in names:
             self._fail(
@@ -214,7 +214,7 @@ class _Check:
         if x.dtype is not INDEX:
             self._fail(f"{what} is not an int64", "an int64 expression", {"x": x.dtype})
 
-    def _scoped(
+    def _check_scope(
         self, statement: Statement, values: tuple[Scalar, ...], scope: frozenset[Scalar]
     ) -> None:
         for value in values:
@@ -226,9 +226,9 @@ class _Check:
                     note=f"in {_brief(statement)}",
                     fix=f"put the statement inside For({missing}, ...)",
                 )
-            self._known(value)
+            self._check_loads_and_sizes(value)
 
-    def _known(self, value: Scalar) -> None:
+    def _check_loads_and_sizes(self, value: Scalar) -> None:
         """Loads are from buffers, and sizes are sizes, of this kernel."""
         known = {*self.kernel.buffers, *(s.buffer for s in self.kernel.scratch)}
         for x in ordered(value):
@@ -261,7 +261,7 @@ def _loads(x: Scalar, buffers: frozenset[Buffer]) -> list[Scalar]:
     return [each for each in ordered(x) if each.op == "load" and each.detail in buffers]
 
 
-def _defined(body: tuple[Statement, ...]) -> frozenset[Scalar]:
+def _defined_locals(body: tuple[Statement, ...]) -> frozenset[Scalar]:
     lets = {s.variable for s in body if isinstance(s, Let)}
     return frozenset(
         lets | {u.variable for s in body if isinstance(s, Accumulate) for u in s.updates}

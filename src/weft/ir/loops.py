@@ -249,18 +249,20 @@ class _Writer:
 
     def lines(self) -> Iterator[str]:
         kernel = self._kernel
-        buffers = ", ".join(f"{self._bound(b)}: {b.access} {b.dtype}" for b in kernel.buffers)
-        sizes = ", ".join(self._bound(size(name)) for name in kernel.sizes)
+        buffers = ", ".join(
+            f"{self._introduced_name(b)}: {b.access} {b.dtype}" for b in kernel.buffers
+        )
+        sizes = ", ".join(self._introduced_name(size(name)) for name in kernel.sizes)
         yield f"kernel {self._title()}({buffers}; {sizes})"
         for scratch in kernel.scratch:
-            name, count = self._bound(scratch.buffer), self._text(scratch.count)
+            name, count = self._introduced_name(scratch.buffer), self._text(scratch.count)
             yield f"  scratch {name}: {scratch.buffer.dtype}[{count}]"
         yield from self._body(kernel.body, "  ")
 
     def _title(self) -> str:
         return self._kernel.name
 
-    def _bound(self, thing: Scalar | Buffer) -> str:
+    def _introduced_name(self, thing: Scalar | Buffer) -> str:
         """The name of a buffer or variable, where it is introduced."""
         return str(thing.name if isinstance(thing, Buffer) else thing.detail)
 
@@ -272,18 +274,18 @@ class _Writer:
             if isinstance(statement, For | Accumulate):
                 yield from self._loop(statement, indent)
             else:
-                yield from self._with_repeated(tuple(expressions(statement)), indent)
-                yield indent + self._plain(statement)
+                yield from self._lines_of_shared(tuple(expressions(statement)), indent)
+                yield indent + self._simple_statement(statement)
                 self._forget()
 
     def _loop(self, loop: For | Accumulate, indent: str) -> Iterator[str]:
         kind = loop.kind if isinstance(loop, For) else "accumulate"
         extent = self._text(loop.extent)
-        yield f"{indent}{kind} {self._bound(loop.index)} < {extent}"
+        yield f"{indent}{kind} {self._introduced_name(loop.index)} < {extent}"
         yield from self._body(loop.body, indent + "  ")
         if isinstance(loop, Accumulate):
             values = tuple(each for update in loop.updates for each in update.taken)
-            yield from self._with_repeated(values, indent + "  ")
+            yield from self._lines_of_shared(values, indent + "  ")
             for update in loop.updates:
                 yield f"{indent}  {self._update(update)}"
             self._forget()
@@ -292,19 +294,22 @@ class _Writer:
         value = " times ".join([self._text(each) for each in update.taken])
         start = "" if update.init is None else f" from {self._text(update.init)}"
         variable = update.variable
-        return f"{self._bound(variable)}: {variable.dtype} {update.combine}= {value}{start}"
+        return (
+            f"{self._introduced_name(variable)}: {variable.dtype} {update.combine}= {value}{start}"
+        )
 
-    def _plain(self, statement: Let | Store) -> str:
+    def _simple_statement(self, statement: Let | Store) -> str:
         value = self._text(statement.value)
         if isinstance(statement, Let):
-            return f"let {self._bound(statement.variable)}: {statement.variable.dtype} = {value}"
+            variable = self._introduced_name(statement.variable)
+            return f"let {variable}: {statement.variable.dtype} = {value}"
         guard = "" if statement.where is None else f" where {self._text(statement.where)}"
         name = self._names.get(statement.buffer, statement.buffer.name)
         return f"{name}[{self._text(statement.offset)}] = {value}{guard}"
 
-    def _with_repeated(self, roots: tuple[Scalar, ...], indent: str) -> Iterator[str]:
+    def _lines_of_shared(self, roots: tuple[Scalar, ...], indent: str) -> Iterator[str]:
         """Lines for long parts that occur more than once, and for the depths of deep ones."""
-        for number, x in enumerate(_repeated(roots)):
+        for number, x in enumerate(_shared_subexpressions(roots)):
             line = f"{indent}%{number} = {self._text(x)}"
             self._names[x] = f"%{number}"
             yield line
@@ -313,7 +318,7 @@ class _Writer:
         self._names = {x: name for x, name in self._names.items() if name[0] != "%"}
 
 
-def _repeated(roots: tuple[Scalar, ...]) -> Iterator[Scalar]:
+def _shared_subexpressions(roots: tuple[Scalar, ...]) -> Iterator[Scalar]:
     """The subexpressions that get a line of their own, operands first."""
     nodes = ordered(*roots)
     uses = Counter(arg for x in nodes for arg in x.args) + Counter(roots)

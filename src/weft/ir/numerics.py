@@ -10,7 +10,7 @@ What NumPy gives for these depends on the processor, the layout and the position
 
 >>> maximum(np.array([-0.0, 0.0]), np.array([0.0, -0.0])).tolist()
 [0.0, 0.0]
->>> converted(np.array([1e10, -1.9, np.nan, -np.inf]), np.dtype("int8")).tolist()
+>>> convert_numbers(np.array([1e10, -1.9, np.nan, -np.inf]), np.dtype("int8")).tolist()
 [127, -1, 0, -128]
 """
 
@@ -72,7 +72,7 @@ def _zero(dtype: DType) -> Array:
     return np.zeros((), dtype)
 
 
-def largest(x: Array, axes: tuple[int, ...]) -> Any:
+def maximum_over(x: Array, axes: tuple[int, ...]) -> Any:
     """The greatest element over axes."""
     out = np.maximum.reduce(x, axis=axes)
     if _zeros_are_right(out, None):
@@ -80,7 +80,7 @@ def largest(x: Array, axes: tuple[int, ...]) -> Any:
     return np.where(out == 0, _zeros(np.signbit(x).all(axis=axes), x.dtype), out)
 
 
-def smallest(x: Array, axes: tuple[int, ...]) -> Any:
+def minimum_over(x: Array, axes: tuple[int, ...]) -> Any:
     """The least element over axes."""
     out = np.minimum.reduce(x, axis=axes)
     if _zeros_are_right(out, None):
@@ -114,7 +114,7 @@ def sign(x: Any) -> Any:
 # --- conversions -------------------------------------------------------------------------------
 
 
-def converted(x: Any, dtype: DType) -> Any:
+def convert_numbers(x: Any, dtype: DType) -> Any:
     """The numbers in another dtype; complex ones stay complex."""
     if dtype.kind in "iu" and x.dtype.kind not in "biu":
         return _to_integers(x, dtype)

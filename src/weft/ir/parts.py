@@ -40,7 +40,7 @@ def as_part(result: Tensor, whole: Tensor, how: Any) -> Tensor:
     how: the part's key, an expression in x, or a function that gives either, and its options.
     """
     if result is not whole:
-        result._origin = (ref(whole), how, living(whole._origin))
+        result._origin = (ref(whole), how, living_origin(whole._origin))
     return result
 
 
@@ -51,11 +51,11 @@ def as_choice(result: Tensor, sources: Sequence[Tensor]) -> None:
     """
     for source in sources:
         if source is not result:
-            result._origin = (ref(source), CHOSEN, living(result._origin))
-            source._origin = (ref(result), CHOSEN, living(source._origin))
+            result._origin = (ref(source), CHOSEN, living_origin(result._origin))
+            source._origin = (ref(result), CHOSEN, living_origin(source._origin))
 
 
-def chosen_from(origin: Any) -> list[Tensor]:
+def possible_origins(origin: Any) -> list[Tensor]:
     """The living tensors that a tensor with this origin may be."""
     found = []
     while origin is not None:
@@ -67,7 +67,7 @@ def chosen_from(origin: Any) -> list[Tensor]:
 
 def refuse_choice(op: str, tensor: Tensor) -> None:
     """Refuse any write to a tensor that may be another one, which is alive."""
-    others = chosen_from(tensor._origin)
+    others = possible_origins(tensor._origin)
     if others:
         raise ArgumentError(
             op,
@@ -78,7 +78,7 @@ def refuse_choice(op: str, tensor: Tensor) -> None:
         )
 
 
-def living(origin: Any) -> Any:
+def living_origin(origin: Any) -> Any:
     """The nearest tensor of an origin that is alive, with those behind it: dead ones are dropped.
 
     So a chain of parts, each of the one before, does not grow with its length.
@@ -90,7 +90,7 @@ def living(origin: Any) -> Any:
 
 def refuse_part(op: str, tensor: Tensor, key: Any = None) -> None:
     """Refuse a write to a part of a tensor that is alive; `key` is that of an assignment."""
-    origin = living(tensor._origin)
+    origin = living_origin(tensor._origin)
     if origin is None:
         return
     refuse_choice(op, tensor)
@@ -100,11 +100,11 @@ def refuse_part(op: str, tensor: Tensor, key: Any = None) -> None:
         "a part of another tensor was written to",
         expected="a write to the whole tensor, or to a tensor of its own",
         got={"part": tensor, "whole": origin[0]()},
-        fix=_advice(op, _said(origin[1]) if near else None, key),
+        fix=_advice(op, _description_of(origin[1]) if near else None, key),
     )
 
 
-def _said(how: Any) -> Any:
+def _description_of(how: Any) -> Any:
     """How a part was taken, as a key or an expression."""
     if type(how) is tuple and len(how) == 2 and callable(how[0]):
         return how[0](**how[1])

@@ -34,7 +34,7 @@ from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 
 AnyNode = Node | Leaf | Projection
 GENERATIONS = 100
-"""How many gradients, each at values made by the one before, are kept without a word."""
+"""How many gradients, each at values computed from the one before, are kept without a warning."""
 
 
 class recording(ContextDecorator):  # noqa: N801  a context manager, called as a function is
@@ -58,7 +58,7 @@ class recording(ContextDecorator):  # noqa: N801  a context manager, called as a
 
 
 def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
-    """All nodes behind the roots, latest first."""
+    """All nodes that the roots were computed from, latest first: an order to go back in."""
     seen: set[AnyNode] = set()
     stack = [root for root in roots if root is not None]
     while stack:
@@ -69,7 +69,7 @@ def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
     return sorted(seen, key=_number, reverse=True)
 
 
-def between(
+def nodes_between(
     roots: Sequence[AnyNode | None], stops: Sequence[AnyNode], oldest: int
 ) -> tuple[list[AnyNode], bool]:
     """The nodes on a way from the roots back to the stops, latest first.
@@ -77,21 +77,23 @@ def between(
     Also whether the roots depend on anything else: nodes numbered before `oldest`, or a leaf.
     """
     live: set[AnyNode] = set(stops)
-    found: set[AnyNode] = set()
+    visited: set[AnyNode] = set()
     elsewhere = False
     stack = [root for root in roots if root is not None]
+    # Back from the roots: parents have smaller numbers, so older nodes lead to no stop.
     while stack:
         node = stack.pop()
-        if node in found:
+        if node in visited:
             continue
         if node in live:
-            found.add(node)
+            visited.add(node)
         elif node.number < oldest or (type(node) is Leaf and not node.parents):
             elsewhere = True
         else:
-            found.add(node)
+            visited.add(node)
             stack.extend(parent for parent in node.parents if parent is not None)
-    ascending = sorted(found, key=_number)
+    # Forward again: a node is on a way where one of its parents is.
+    ascending = sorted(visited, key=_number)
     for node in ascending:
         if any(parent in live for parent in node.parents):
             live.add(node)
@@ -130,17 +132,19 @@ def _backpropagate(
     tracing: bool,
 ) -> dict[AnyNode, Tensor]:
     live = frozenset(order)
+    # Of a node with several results, which Projections lead to, a dictionary of their cotangents.
     cotangents: dict[Any, Any] = {}
     for root, seed in seeds:
         if root in live:
             _accumulate(cotangents, root, seed)
     leaves: dict[AnyNode, Tensor] = {}
+    # Latest first: when a node's turn comes, all that was computed from it has added its part.
     for node in order:
         cotangent = cotangents.pop(node, None)
         if cotangent is None:
             continue
         if node.hooks:
-            cotangent = _hooked(node.hooks, cotangent)
+            cotangent = _apply_hooks(node.hooks, cotangent)
         if node in ends:
             leaves[node] = cotangent
         elif type(node) is Node:
@@ -171,10 +175,11 @@ def _accumulate(cotangents: dict[Any, Any], key: Any, cotangent: Tensor) -> None
     cotangents[key] = cotangent if before is None else before + cotangent
 
 
-def _hooked(hooks: list[Hook], cotangent: Tensor) -> Tensor:
+def _apply_hooks(hooks: list[Hook], cotangent: Tensor) -> Tensor:
+    """The cotangent after all hooks; a hook that returns None leaves it as it is."""
     for hook in hooks:
-        changed = hook(cotangent)
-        cotangent = cotangent if changed is None else changed
+        replacement = hook(cotangent)
+        cotangent = cotangent if replacement is None else replacement
     return cotangent
 
 
@@ -188,7 +193,7 @@ def _propagate(
     """Add what one node passes back to the cotangents of its parents."""
     values, parents, params = node.values, node.parents, node.params
     if values is None:
-        raise _freed(node.primitive)
+        raise _freed_tape_error(node.primitive)
     if attach:
         operands: list[Any] = [
             value if type(value) is float else wrap(value, parent)
@@ -218,15 +223,21 @@ def _propagate_all(
     cotangent: Any,
     attach: bool,
 ) -> None:
-    """The same for primitives with several results, and those with one rule for all operands."""
+    """`_propagate` for primitives with several results, or with one rule for all operands."""
     primitive = node.primitive
+    wanted = [parent in live for parent in node.parents]
+    compiled = None if attach else node.params.get("pull")
+    if compiled is not None:
+        backs = compiled.pull(node, cotangent, wanted)
+        if backs is not None:
+            _accumulate_all(cotangents, node, backs, wanted)
+            return
     out: Any
     if primitive.multiple:
         cotangent = _all_results(node, cotangent)
         out = tuple(_result(node, index, attach) for index in range(len(node.out)))
     else:
         out = wrap(node.out, node if attach else None)
-    wanted = [parent in live for parent in node.parents]
     if isinstance(primitive.derivatives, Joint):
         backs = primitive.derivatives.vjp(cotangent, out, operands, wanted, **node.params)
     else:
@@ -234,6 +245,12 @@ def _propagate_all(
             pull(primitive, index, cotangent, out, operands, node.params) if want else None
             for index, want in enumerate(wanted)
         ]
+    _accumulate_all(cotangents, node, backs, wanted)
+
+
+def _accumulate_all(
+    cotangents: dict[Any, Any], node: Node, backs: Sequence[Tensor | None], wanted: Sequence[bool]
+) -> None:
     for parent, back, want in zip(node.parents, backs, wanted, strict=True):
         if want and back is not None:
             _accumulate(cotangents, parent, back)
@@ -290,7 +307,7 @@ def pull(
 def _diagonal(
     rule: Callable[..., Tensor], cotangent: Tensor, out: Tensor, operands: list[Tensor], params: Any
 ) -> Tensor:
-    """A rule t -> d·t, turned into ct -> conj(d)·ct."""
+    """The adjoint of a rule t -> d·t, which is ct -> conj(d)·ct = conj(d·conj(ct))."""
     if not cotangent.dtype.is_complex:
         return rule(cotangent, out, *operands, **params)
     conj = PRIMITIVES["conj"]
@@ -298,7 +315,11 @@ def _diagonal(
 
 
 def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> Tensor | None:
-    """The adjoint of a linear function of one tensor, applied to the cotangent of its result."""
+    """The adjoint of a linear function of one tensor, applied to the cotangent of its result.
+
+    The function is run on a tensor without a value, which puts it on the tape, and the tape is gone
+    back over. A linear function's adjoint needs no value of its argument.
+    """
     trace = AbstractTrace(stages=False)
     with running(trace), recording(True):
         argument = trace.tensor(kind)
@@ -310,7 +331,7 @@ def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> T
             else [(results, cotangent)]
         )
         seeds = [(r._node, ct) for r, ct in pairs if r is not None and ct is not None]
-        order, _ = between([root for root, _ in seeds], [leaf], leaf.number)
+        order, _ = nodes_between([root for root, _ in seeds], [leaf], leaf.number)
         back = backpropagate(order, seeds, stops=[leaf]).get(leaf)
     if back is not None and getattr(back._value, "trace", None) is trace:
         raise AssertionError("a derivative rule read the value of the tangent it is linear in")
@@ -331,26 +352,28 @@ def vjp(
     with recording(True):
         results = list(f(*inner))
     oldest = min((leaf.number for leaf in leaves), default=0)
-    order, elsewhere = between([result._node for result in results], leaves, oldest)
+    order, elsewhere = nodes_between([result._node for result in results], leaves, oldest)
     elsewhere = elsewhere or any(leaf.parents for leaf in leaves)
 
     def pullback(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         seeds = [(r._node, ct) for r, ct in zip(results, cotangents, strict=True) if ct is not None]
+        # The way back goes on the tape only where an outer derivative may go through it.
         outer = elsewhere or any(ct._node is not None for _, ct in seeds)
         deeper = any(_is_traced(tensor) for tensor in (*results, *[ct for _, ct in seeds]))
         with recording((outer or deeper) and grad_mode.enabled):
-            found = backpropagate(order, seeds, stops=leaves, attach=outer)
-        return [found.get(leaf) for leaf in leaves]
+            by_leaf = backpropagate(order, seeds, stops=leaves, attach=outer)
+        return [by_leaf.get(leaf) for leaf in leaves]
 
-    shown = results if elsewhere else [wrap(result._value) for result in results]
-    return shown, pullback
+    # Results that no outer tape leads to are given without a node, so that memory can be freed.
+    visible_results = results if elsewhere else [wrap(result._value) for result in results]
+    return visible_results, pullback
 
 
 def _count_generation(leaves: Sequence[Leaf]) -> None:
     """Note how many derivatives led to these arguments, and warn of a loop that keeps them all.
 
-    The latest derivative among the arguments' ancestors is found by going back from the latest
-    node, which stops before anything that is older.
+    The latest derivative that an argument was computed from is found by going back from the latest
+    node; older nodes are not looked at.
     """
     sources = {id(leaf.parents[0]): leaf.parents[0] for leaf in leaves if leaf.parents}
     heap = [(-node.number, node) for node in sources.values() if type(node) is not Leaf]
@@ -382,13 +405,13 @@ def _warn_of_growth() -> None:
 
 
 def _is_traced(tensor: Tensor) -> bool:
-    """Whether a trace stands behind the value, and perhaps an outer tape behind the trace."""
+    """Whether the value belongs to a trace, behind which there may be an outer tape."""
     return isinstance(tensor._value, Traced)
 
 
 def zeros(kind: TensorType) -> Tensor:
     """A tensor of zeros of that type."""
-    return filled(kind.shape, kind.dtype, 0)
+    return filled_tensor(kind.shape, kind.dtype, 0)
 
 
 def or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
@@ -396,7 +419,7 @@ def or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Ten
     return [zeros(x.type) if f is None else f for f, x in zip(found, like, strict=True)]
 
 
-def filled(shape: Shape, dtype: DType, value: float) -> Tensor:
+def filled_tensor(shape: Shape, dtype: DType, value: float) -> Tensor:
     """A tensor of one value."""
     return apply(PRIMITIVES["full"], shape=shape, dtype=dtype, value=value)
 
@@ -411,12 +434,12 @@ def sum_to(tensor: Tensor, shape: Shape) -> Tensor:
     )
     if axes:
         tensor = apply(PRIMITIVES["reduce_sum"], tensor, axes=axes)
-    if tensor.shape != shape:  # stretched axes are gone, and come back with size 1
+    if tensor.shape != shape:  # the sum has dropped the stretched axes, which have size 1
         tensor = apply(PRIMITIVES["reshape"], tensor, shape=shape)
     return tensor
 
 
-def _freed(primitive: Primitive) -> GradientError:
+def _freed_tape_error(primitive: Primitive) -> GradientError:
     return GradientError(
         "backward",
         "the tape was freed by an earlier backward",

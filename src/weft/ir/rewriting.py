@@ -133,11 +133,11 @@ def _pattern(
         if atom.value.ndim:
             fail("a constant in the left side has axes", "numbers as constants")
         value = atom.value.item()
-        name = next((n for n, sample in holes.items() if _alike(sample, value)), None)
+        name = next((n for n, sample in holes.items() if _same_parameter(sample, value)), None)
         return Constant(value) if name is None else Hole(name)
 
     def param(value: Any) -> Any:
-        name = next((n for n, sample in holes.items() if _alike(sample, value)), None)
+        name = next((n for n, sample in holes.items() if _same_parameter(sample, value)), None)
         return value if name is None else Hole(name)
 
     for node in graph.nodes:
@@ -168,7 +168,7 @@ def _fits(pattern: Pattern, kind: Kind) -> bool:
     return kind[1] or isinstance(pattern, Place)
 
 
-def _alike(sample: Any, value: Any) -> bool:
+def _same_parameter(sample: Any, value: Any) -> bool:
     return bool(isinstance(sample, tuple) == isinstance(value, tuple) and sample == value)
 
 
@@ -193,7 +193,7 @@ def _solve(goals: Goals, found: Found, walk: _RuleWalk) -> Found | None:
     if type(pattern) is Constant:
         return _solve(rest, found, walk) if _same_number(pattern.value, number.item()) else None
     assert type(pattern) is Hole
-    noted = _noted(found, pattern.name, number.item())
+    noted = _with_hole(found, pattern.name, number.item())
     return None if noted is None else _solve(rest, noted, walk)
 
 
@@ -205,7 +205,7 @@ def _solve_call(
     for key, wanted in pattern.params:
         given = node.params[key]
         if type(wanted) is Hole:
-            noted = _noted(found, wanted.name, given)
+            noted = _with_hole(found, wanted.name, given)
             if noted is None:
                 return None
             found = noted
@@ -221,7 +221,7 @@ def _solve_call(
     return None
 
 
-def _noted(found: Found, name: str, value: Any) -> Found | None:
+def _with_hole(found: Found, name: str, value: Any) -> Found | None:
     """What was found, and a hole's value; None where the hole has another already."""
     if name not in found:
         return {**found, name: value}
@@ -328,7 +328,7 @@ class RuleSet:
             count = len(parameters) - len(holes)
             types = (on,) * count if isinstance(on, TensorType) else tuple(on)
             rule = replace(
-                _checked(name or right.__name__, left, right, types, holes, lone),
+                _check_rule(name or right.__name__, left, right, types, holes, lone),
                 exact=exact,
                 signed_zeros=signed_zeros,
                 domain=domain,
@@ -363,20 +363,20 @@ def loosened(pattern: Call) -> Call:
     """The pattern with any numbers and any parameters."""
     fresh = count()
 
-    def loose(part: Pattern) -> Pattern:
+    def loosen_part(part: Pattern) -> Pattern:
         if type(part) is Place:
             return part
         return loosen(part) if type(part) is Call else Hole(f"#{next(fresh)}")
 
     def loosen(call: Call) -> Call:
-        parts = {id(part): loose(part) for _, part in call.plans[0]}
+        parts = {id(part): loosen_part(part) for _, part in call.plans[0]}
         plans = tuple([tuple([(i, parts[id(p)]) for i, p in plan]) for plan in call.plans])
         return replace(call, plans=plans, params=())
 
     return loosen(pattern)
 
 
-def _checked(
+def _check_rule(
     name: str,
     left: Program,
     right: Program,
@@ -398,7 +398,7 @@ def _checked(
              "samples that are passed on as they are, each its own")  # fmt: skip
     kinds: list[TensorType] = []
 
-    def replaced(*operands: Tensor) -> list[Tensor]:
+    def right_side(*operands: Tensor) -> list[Tensor]:
         result = right(*operands, **holes)
         if result is None:
             fail("the rule declines its own sample", "a sample for which the law holds")
@@ -406,7 +406,7 @@ def _checked(
         kinds.append(tensor.type)
         return [tensor]
 
-    trace(replaced, types)
+    trace(right_side, types)
     wanted = graph.output_types[0]
     if kinds[0] != wanted and not (pattern.primitive.broadcasts and _spreads(kinds[0], wanted)):
         fail(f"the right side is of type {kinds[0]}", f"the type of the left side, {wanted}")
@@ -485,7 +485,7 @@ class _RuleWalk(Walk):
         self.rules = rules
         self.depth = 0
         self.recorder = _Recorder(self)
-        self.uses = _uses(graph)
+        self.uses = _use_counts(graph)
         self._kinds: dict[Atom, Kind] = {}
 
     def nested(self, graph: Graph) -> Graph:
@@ -519,15 +519,15 @@ class _RuleWalk(Walk):
         for rule in self.rules.candidates(node.primitive, kinds):
             found = _solve_call(rule.pattern, node, None, {}, self)
             if found is not None and rule.at is not None:
-                found = self._matched_again(rule, node, found)
-            atom = None if found is None else self._replaced(rule, node, found)
+                found = self._match_again(rule, node, found)
+            atom = None if found is None else self._replacement(rule, node, found)
             if atom is not None:
                 self.tally[rule.name] += 1
                 self.uses.subtract(node.operands)
                 return (atom,)
         return None
 
-    def _matched_again(self, rule: Rule, node: GraphNode, found: Found) -> Found | None:
+    def _match_again(self, rule: Rule, node: GraphNode, found: Found) -> Found | None:
         """What the left side finds as it is for operands of the types found.
 
         A hole's sample may also stand elsewhere by chance, as a size, so that what the holes hold
@@ -550,13 +550,13 @@ class _RuleWalk(Walk):
         self._kinds[atom] = kind
         return kind
 
-    def _replaced(self, rule: Rule, node: GraphNode, found: Found) -> Atom | None:
+    def _replacement(self, rule: Rule, node: GraphNode, found: Found) -> Atom | None:
         self.recorder.at = node.location
         self.depth += 1
         try:
             tensors = [self.recorder.tensor(found[index]) for index in range(len(rule.types))]
             result = rule.right(*tensors, **{name: found[name] for name in rule.holes})
-            return None if result is None else self._fitted(rule, node, result)
+            return None if result is None else self._in_type_of_node(rule, node, result)
         except TraceError as error:
             if error.op != "dimension":
                 raise
@@ -564,7 +564,7 @@ class _RuleWalk(Walk):
         finally:
             self.depth -= 1
 
-    def _fitted(self, rule: Rule, node: GraphNode, result: Tensor | Number) -> Atom:
+    def _in_type_of_node(self, rule: Rule, node: GraphNode, result: Tensor | Number) -> Atom:
         """The result in the type of the node, which may be left to broadcasting."""
         wanted = node.results[0].type
         tensor = result if isinstance(result, Tensor) else _scalar(result, wanted)
@@ -587,7 +587,7 @@ class _RuleWalk(Walk):
         return self.recorder.atom(spread)
 
 
-def _uses(graph: Graph) -> Counter[Atom]:
+def _use_counts(graph: Graph) -> Counter[Atom]:
     """How often each atom is an operand or an output."""
     uses: Counter[Atom] = Counter(chain.from_iterable([node.operands for node in graph.nodes]))
     uses.update(graph.outputs)

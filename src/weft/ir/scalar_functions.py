@@ -63,10 +63,10 @@ def lowered(
         raise Unsupported(primitive.lower.reason)
     if dtype.is_complex or any(x.dtype.is_complex for x in operands):
         raise Unsupported(NO_COMPLEX.reason)
-    return cast(primitive.lower(scalars, *map(_computable, operands), **params), dtype)
+    return cast(primitive.lower(scalars, *map(_in_computed_dtype, operands), **params), dtype)
 
 
-def _computable(x: Scalar) -> Scalar:
+def _in_computed_dtype(x: Scalar) -> Scalar:
     """x in a dtype that has arithmetic."""
     return cast(x, float32) if x.dtype.is_floating and x.dtype.bits == 16 else x
 

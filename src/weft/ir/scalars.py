@@ -188,10 +188,10 @@ def node(op: str, dtype: DType, args: tuple[Scalar, ...] = (), detail: Any = Non
     if found is not None:
         return found
     with _LOCK:  # two threads must not make two of one node
-        return _NODES.setdefault(key, _made(op, dtype, args, detail))
+        return _NODES.setdefault(key, _new_scalar(op, dtype, args, detail))
 
 
-def _made(op: str, dtype: DType, args: tuple[Scalar, ...], detail: Any) -> Scalar:
+def _new_scalar(op: str, dtype: DType, args: tuple[Scalar, ...], detail: Any) -> Scalar:
     made = object.__new__(Scalar)
     place = object.__setattr__
     place(made, "op", op)
@@ -199,13 +199,13 @@ def _made(op: str, dtype: DType, args: tuple[Scalar, ...], detail: Any) -> Scala
     place(made, "args", args)
     place(made, "detail", detail)
     own = frozenset({made}) if op in _VARIABLES else _NOTHING
-    place(made, "variables", _joined(own, [arg.variables for arg in args]))
+    place(made, "variables", _union_of(own, [arg.variables for arg in args]))
     read = frozenset({detail}) if op == "load" else _NOTHING
-    place(made, "buffers", _joined(read, [arg.buffers for arg in args]))
+    place(made, "buffers", _union_of(read, [arg.buffers for arg in args]))
     return made
 
 
-def _joined(own: frozenset[Any], parts: list[frozenset[Any]]) -> frozenset[Any]:
+def _union_of(own: frozenset[Any], parts: list[frozenset[Any]]) -> frozenset[Any]:
     """The union; an operand's own set where nothing is added, as there are many nodes."""
     for part in parts:
         if not part <= own:
@@ -271,7 +271,7 @@ def rounded(x: Scalar, dtype: DType) -> Scalar:
 def bitcast(x: Scalar, dtype: DType) -> Scalar:
     """The same bits as another dtype of the same width."""
     if x.dtype.bits != dtype.bits or bool_ in (x.dtype, dtype):
-        raise _wrong("bitcast", "dtypes of the same width", (x,))
+        raise _operand_error("bitcast", "dtypes of the same width", (x,))
     return x if x.dtype is dtype else node("bitcast", dtype, (x,))
 
 
@@ -279,7 +279,7 @@ def select(condition: Scalar, x: Operand, y: Operand) -> Scalar:
     """x where the condition holds, y elsewhere; both are computed."""
     x, y = _operands("select", (x, y))
     if condition.dtype is not bool_:
-        raise _wrong("select", "a bool to choose by", (condition, x, y))
+        raise _operand_error("select", "a bool to choose by", (condition, x, y))
     if x is y:
         return x
     return node("select", x.dtype, (condition, x, y))
@@ -294,14 +294,14 @@ def _operands(op: str, operands: tuple[Operand, ...]) -> tuple[Scalar, ...]:
     """The operands in one dtype: that of the scalars; Python numbers are made to fit."""
     dtype = next((x.dtype for x in operands if isinstance(x, Scalar)), None)
     if dtype is None:
-        raise _wrong(op, "at least one Scalar", operands)
+        raise _operand_error(op, "at least one Scalar", operands)
     made = tuple(x if isinstance(x, Scalar) else const(x, dtype) for x in operands)
     if any(x.dtype is not dtype for x in made):
-        raise _wrong(op, "operands of one dtype", made)
+        raise _operand_error(op, "operands of one dtype", made)
     return made
 
 
-def _wrong(op: str, expected: str, operands: tuple[Any, ...]) -> DTypeError:
+def _operand_error(op: str, expected: str, operands: tuple[Any, ...]) -> DTypeError:
     return DTypeError(
         op,
         "a scalar instruction does not take these operands",
@@ -326,9 +326,9 @@ def _define(
     def make(*operands: Operand) -> Scalar:
         args = _operands(name, operands)
         if args[0].dtype not in dtypes or len(args) != arity:
-            raise _wrong(name, f"{arity} of {taken}", args)
+            raise _operand_error(name, f"{arity} of {taken}", args)
         if args[0].dtype is INDEX:
-            folded = _folded(name, args)
+            folded = _simplified_index(name, args)
             if folded is not None:
                 return folded
         return node(name, args[0].dtype if result == "same" else bool_, args)
@@ -360,7 +360,7 @@ def _through_double(function: Callable[..., Any]) -> Reference:
     return reference
 
 
-def _fused(x: Any, y: Any, z: Any) -> Any:
+def _fused_multiply_add(x: Any, y: Any, z: Any) -> Any:
     """x·y + z with one rounding; in double precision only nearly so."""
     if isinstance(x, np.float32):
         exact = np.longdouble(x) * np.longdouble(y) + np.longdouble(z)
@@ -379,7 +379,7 @@ negative = _define("negative", 1, NUMBERS, np.negative)
 absolute = _define("absolute", 1, NUMBERS, np.absolute)
 minimum = _define("minimum", 2, ORDERED, numerics.minimum)
 maximum = _define("maximum", 2, ORDERED, numerics.maximum)
-fma = _define("fma", 3, FLOATS, _fused)
+fma = _define("fma", 3, FLOATS, _fused_multiply_add)
 sqrt = _define("sqrt", 1, FLOATS, np.sqrt)
 floor = _define("floor", 1, FLOATS, np.floor)
 ceil = _define("ceil", 1, FLOATS, np.ceil)
@@ -435,7 +435,7 @@ lgamma = _function("lgamma", 1, _in_double(math.lgamma))
 # --- integers of indices -------------------------------------------------------------------------
 
 
-def _folded(op: str, args: tuple[Scalar, ...]) -> Scalar | None:
+def _simplified_index(op: str, args: tuple[Scalar, ...]) -> Scalar | None:
     """The simpler form of index arithmetic, which is all that is folded: floats keep their bits."""
     if all(arg.op == "const" for arg in args):
         reference = INSTRUCTIONS[op].reference
@@ -563,7 +563,7 @@ def _render(x: Scalar, names: Names) -> tuple[str, int]:
     if x.op in _INFIX:
         return _infix(x, names)
     if x.op in _PREFIX:
-        return _PREFIX[x.op] + _tight(x.args[0], names, 8), 8
+        return _PREFIX[x.op] + _parenthesise(x.args[0], names, 8), 8
     parts = [render(arg, names) for arg in x.args]
     if x.op == "load":
         guard = f", where {parts[1]} else {parts[2]}" if len(parts) > 1 else ""
@@ -575,11 +575,11 @@ def _render(x: Scalar, names: Names) -> tuple[str, int]:
 
 def _infix(x: Scalar, names: Names) -> tuple[str, int]:
     symbol, binding = _INFIX[x.op]
-    left = _tight(x.args[0], names, binding + (binding == 1))
-    return f"{left} {symbol} {_tight(x.args[1], names, binding + 1)}", binding
+    left = _parenthesise(x.args[0], names, binding + (binding == 1))
+    return f"{left} {symbol} {_parenthesise(x.args[1], names, binding + 1)}", binding
 
 
-def _tight(x: Scalar, names: Names, least: int) -> str:
+def _parenthesise(x: Scalar, names: Names, least: int) -> str:
     text, binding = _render(x, names)
     return text if binding >= least else f"({text})"
 

@@ -92,8 +92,8 @@ class HollowTrace(Trace):
     ) -> Any:
         """See `Trace`."""
         if primitive.multiple:
-            return tuple(hollow(each) for each in types)
-        return hollow(types)
+            return tuple(hollow_tensor(each) for each in types)
+        return hollow_tensor(types)
 
 
 class Hollow(Traced):
@@ -105,7 +105,7 @@ class Hollow(Traced):
 _HOLLOW_TRACE = HollowTrace()
 
 
-def hollow(kind: TensorType) -> Tensor:
+def hollow_tensor(kind: TensorType) -> Tensor:
     """A tensor that has a type and no value."""
     value = Hollow()
     value.trace = _HOLLOW_TRACE
@@ -153,15 +153,17 @@ def keep(primitive: Primitive, values: tuple[Any, ...], out: Any) -> tuple[tuple
         for index, kind in enumerate(kinds)
     ]
     pairs = zip(values, needed, strict=True)
-    return tuple(value if need else _emptied(value) for value, need in pairs), _emptied(out)
+    return tuple(
+        value if need else _without_large_value(value) for value, need in pairs
+    ), _without_large_value(out)
 
 
 def _is_large(value: Any) -> bool:
     return is_concrete(value) and value.nbytes >= LARGE
 
 
-def _emptied(value: Any) -> Any:
-    return hollow(wrap(value).type)._value if _is_large(value) else value
+def _without_large_value(value: Any) -> Any:
+    return hollow_tensor(wrap(value).type)._value if _is_large(value) else value
 
 
 def rebind(tensor: Tensor, result: Tensor, op: str) -> Tensor:

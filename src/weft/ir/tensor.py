@@ -120,6 +120,8 @@ class Traces(threading.local):
         """Those of them that take calls without operands; see dispatch.py."""
         self.keeper: Any = None
         """What sees each call in a function that will be run again; see checkpoint.py."""
+        self.by_reference = False
+        """Whether large tensors are worked on as small ones are; see eager.py."""
 
 
 traces = Traces()
@@ -287,12 +289,12 @@ def host_array(tensor: Tensor, purpose: str) -> np.ndarray[Any, Any]:
     if type(value) in CONCRETE:
         raise not_on_host(purpose, tensor)
     if not value.trace.active:
-        raise leaked(value, purpose)
+        raise leak_error(value, purpose)
     array: np.ndarray[Any, Any] = value.host_array(purpose)
     return array
 
 
-def leaked(value: Traced, purpose: str) -> LeakError:
+def leak_error(value: Traced, purpose: str) -> LeakError:
     """The error for a traced tensor that outlived its trace."""
     where = value.trace.location
     return LeakError(

@@ -145,7 +145,7 @@ class _Parser:
             fix="compare with the text that print(graph) gives",
         )
 
-    def separated(self, end: str, item: Callable[[], T]) -> list[T]:
+    def comma_list(self, end: str, item: Callable[[], T]) -> list[T]:
         """Items with commas between them, up to an end mark, which is taken."""
         items: list[T] = []
         while not self.skip(end):
@@ -170,12 +170,12 @@ class _Parser:
         known: dict[str, Variable] = {}
         self.require("graph")
         self.require("(")
-        inputs = self.separated(")", lambda: self.declaration(known))
+        inputs = self.comma_list(")", lambda: self.declaration(known))
         self.require("{")
         nodes = []
         while not self.skip("return"):
             nodes.append(self.node(known))
-        outputs = self.separated("}", lambda: self.operand(known))
+        outputs = self.comma_list("}", lambda: self.operand(known))
         return Graph(tuple(inputs), tuple(nodes), tuple(outputs))
 
     def declaration(self, known: dict[str, Variable]) -> Variable:
@@ -190,14 +190,14 @@ class _Parser:
     def node(self, known: dict[str, Variable]) -> GraphNode:
         """A node: results = primitive(operands, key=parameter)."""
         declared: dict[str, Variable] = {}
-        results = self.separated("=", lambda: self.declaration(declared))
+        results = self.comma_list("=", lambda: self.declaration(declared))
         token = self.take("name", "the name of a primitive")
         if token.text not in PRIMITIVES:
             self.fail("the name of a primitive, one in wf.ir.PRIMITIVES", token)
         self.require("(")
         operands: list[Atom] = []
         params: dict[str, Any] = {}
-        self.separated(")", lambda: self.argument(known, operands, params))
+        self.comma_list(")", lambda: self.argument(known, operands, params))
         for name in declared:
             if name in known:
                 self.fail(f"a name other than {name}, which is taken", token)
@@ -249,11 +249,11 @@ class _Parser:
         if len(shape) < kind.ndim:
             self.fail("a constant whose size is known")
         if self.next.kind == "bytes":
-            return Literal(self.packed(kind.dtype, shape))
+            return Literal(self.packed_elements(kind.dtype, shape))
         elements = list(self.elements(kind.dtype, shape))
         return Literal(np.array(elements, kind.dtype.numpy).reshape(shape))
 
-    def packed(self, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def packed_elements(self, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """The elements of a constant from their bytes in hexadecimal."""
         token = self.take("bytes", "bytes in hexadecimal")
         count = int(np.prod(shape, dtype=object))
@@ -299,7 +299,7 @@ class _Parser:
         if token.text == "graph":
             return self.graph()
         if self.skip("("):
-            return tuple(self.separated(")", self.parameter))
+            return tuple(self.comma_list(")", self.parameter))
         if token.kind == "type":
             return self.type()
         self.advance()

@@ -67,13 +67,15 @@ class Walk:
         """The graph after the walk, without the nodes that nothing needs any more."""
         for node in self.graph.nodes:
             results = node.results
-            atoms = self.put(self._renewed(node))
+            atoms = self.put(self._renamed_node(node))
             if atoms is not results:
                 self._follow(results, atoms)
         if not self.changed:
             return self.graph
         outputs = tuple([self.renamed(atom) for atom in self.graph.outputs])
-        return _live(Graph(self.graph.inputs, tuple(self.nodes), outputs, self.graph.name))
+        return _without_dead_nodes(
+            Graph(self.graph.inputs, tuple(self.nodes), outputs, self.graph.name)
+        )
 
     def put(self, node: GraphNode) -> Sequence[Atom]:
         """Add a node, or what it is replaced by; gives what stands for its results."""
@@ -121,7 +123,7 @@ class Walk:
         while isinstance(atom, Variable) and atom not in self._numbers:
             node = self.makers.get(atom)
             if node is None or not keeps_elements(node):
-                self._numbers[atom] = None if node is None else _number_made(node)
+                self._numbers[atom] = None if node is None else _fill_number(node)
                 break
             behind.append(atom)
             atom = node.operands[0]
@@ -142,7 +144,7 @@ class Walk:
             if atom is not variable:
                 self._renamed[variable] = atom
 
-    def _renewed(self, node: GraphNode) -> GraphNode:
+    def _renamed_node(self, node: GraphNode) -> GraphNode:
         """The node with operands renamed and graphs walked."""
         renamed = self._renamed
         if not renamed.keys().isdisjoint(node.operands):
@@ -169,7 +171,7 @@ class Walk:
         return value if all(a is b for a, b in zip(new, value, strict=True)) else new
 
 
-def _live(graph: Graph) -> Graph:
+def _without_dead_nodes(graph: Graph) -> Graph:
     """The graph without pure nodes that no output needs; `tracing.live`, with less ceremony."""
     needed = set(graph.outputs)
     kept: list[GraphNode] = []
@@ -234,7 +236,7 @@ def same_atom(a: Atom, b: Atom) -> bool:
     return same and (a.value is b.value or a.value.tobytes() == b.value.tobytes())
 
 
-def _number_made(node: GraphNode) -> Array | None:
+def _fill_number(node: GraphNode) -> Array | None:
     """The number that a node makes a tensor of."""
     kind = node.primitive.kind
     if node.operands or not isinstance(kind, Movement) or kind.fill is None:

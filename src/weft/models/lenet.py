@@ -22,7 +22,7 @@ class LeNet(nn.Module):
     def __init__(
         self, classes: int = 10, size: int = 28, channels: int = 1, padding: int = 0
     ) -> None:
-        side = _halved(_halved(size, padding), padding)
+        side = _halved_side(_halved_side(size, padding), padding)
         if side < 1:
             raise wf.ArgumentError(
                 "LeNet",
@@ -45,6 +45,6 @@ class LeNet(nn.Module):
         return y
 
 
-def _halved(size: int, padding: int) -> int:
+def _halved_side(size: int, padding: int) -> int:
     """The side after one convolution and one pooling."""
     return (size + 2 * padding - 4) // 2

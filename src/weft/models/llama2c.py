@@ -35,17 +35,17 @@ def load_llama2c(path: str | PathLike[str]) -> Llama:
     config, is_tied = _read_config(path, data)
     shapes = _shapes(config)
     if len(data) % 4 or len(data) == SIZES.size:
-        raise _damaged(path, f"{len(data) - SIZES.size} bytes are not whole numbers")
+        raise _damaged_file(path, f"{len(data) - SIZES.size} bytes are not whole numbers")
     flat = np.frombuffer(data, "<f4", offset=SIZES.size)
     tables = config.context * config.head_width  # two tables of angles, computed here anew
     head = 0 if is_tied else config.vocabulary * config.width
     if flat.size != sum(map(math.prod, shapes.values())) + tables + head:
-        raise _damaged(path, f"{flat.size} numbers do not make a model of these sizes")
-    arrays = dict(_cut(flat, shapes))
+        raise _damaged_file(path, f"{flat.size} numbers do not make a model of these sizes")
+    arrays = dict(_cut_weights(flat, shapes))
     if not is_tied:
         arrays["head"] = flat[-head:].reshape(config.vocabulary, config.width)
     net = Llama(config)
-    net.load_state_dict(dict(_named(arrays, config)))
+    net.load_state_dict(dict(_named_weights(arrays, config)))
     return net
 
 
@@ -60,11 +60,11 @@ def load_llama2c_tokenizer(path: str | PathLike[str], size: int | None = None) -
             score, length = struct.unpack_from("<fi", data, place)
             place += 8 + length
             if length < 0 or place > len(data):
-                raise _damaged(path, f"piece {len(pieces)} is cut off")
+                raise _damaged_file(path, f"piece {len(pieces)} is cut off")
             pieces.append(data[place - length : place])
             scores.append(score)
     except struct.error:
-        raise _damaged(path, f"piece {len(pieces)} is cut off") from None
+        raise _damaged_file(path, f"piece {len(pieces)} is cut off") from None
     return PieceTokenizer(pieces, scores)
 
 
@@ -76,11 +76,11 @@ def half_split(rows: Array, heads: int) -> Array:
 
 def _read_config(path: Any, data: bytes) -> tuple[LlamaConfig, bool]:
     if len(data) < SIZES.size:
-        raise _damaged(path, f"it has {len(data)} bytes")
+        raise _damaged_file(path, f"it has {len(data)} bytes")
     width, hidden, layers, heads, kv_heads, vocabulary, context = SIZES.unpack_from(data)
     sizes = (width, hidden, layers, heads, kv_heads, abs(vocabulary), context)
     if min(sizes) < 1 or max(sizes) > 1 << 24 or width % heads or heads % kv_heads:
-        raise _damaged(path, f"its sizes are {sizes}")
+        raise _damaged_file(path, f"its sizes are {sizes}")
     named = {"vocabulary": abs(vocabulary), "width": width, "hidden": hidden, "layers": layers}
     is_tied = vocabulary > 0
     more = {"heads": heads, "kv_heads": kv_heads, "context": context, "tied": is_tied}
@@ -106,7 +106,7 @@ def _shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _cut(flat: Array, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Array]]:
+def _cut_weights(flat: Array, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Array]]:
     place = 0
     for name, shape in shapes.items():
         end = place + math.prod(shape)
@@ -114,7 +114,7 @@ def _cut(flat: Array, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str,
         place = end
 
 
-def _named(arrays: dict[str, Array], config: LlamaConfig) -> Iterator[tuple[str, Array]]:
+def _named_weights(arrays: dict[str, Array], config: LlamaConfig) -> Iterator[tuple[str, Array]]:
     heads = {"self_attn.q_proj": config.heads, "self_attn.k_proj": config.kv_heads}
     for name, array in arrays.items():
         if name == "head":
@@ -127,7 +127,7 @@ def _named(arrays: dict[str, Array], config: LlamaConfig) -> Iterator[tuple[str,
                 yield f"model.layers.{number}.{name}.weight", turned
 
 
-def _damaged(path: Any, reason: str) -> wf.ArgumentError:
+def _damaged_file(path: Any, reason: str) -> wf.ArgumentError:
     return wf.ArgumentError(
         "load_llama2c",
         f"the file is damaged or of another kind: {reason}",

@@ -1,8 +1,8 @@
 """Byte pairs: pieces of text joined two by two, the best pair first.
 
->>> from weft.models.merging import joined
+>>> from weft.models.merging import merge_pieces
 >>> ranks = {("l", "o"): 0, ("lo", "w"): 1}
->>> joined(["s", "l", "o", "w"], lambda a, b: ranks.get((a, b)))
+>>> merge_pieces(["s", "l", "o", "w"], lambda a, b: ranks.get((a, b)))
 ['s', 'low']
 """
 
@@ -15,7 +15,7 @@ from typing import TypeVar
 Piece = TypeVar("Piece", str, bytes)
 
 
-def joined(pieces: list[Piece], rank: Callable[[Piece, Piece], float | None]) -> list[Piece]:
+def merge_pieces(pieces: list[Piece], rank: Callable[[Piece, Piece], float | None]) -> list[Piece]:
     """Pieces, with neighbours joined in the order of rank, lower first, then from the left.
 
     A heap of pairs and links between neighbours: n pieces take about n log n steps.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.tokenizers import Tokenizer, Tokens
-from weft.models.merging import joined
+from weft.models.merging import merge_pieces
 
 BYTE_PIECE = re.compile(rb"<0x([0-9A-F]{2})>")
 
@@ -60,7 +60,7 @@ class PieceTokenizer(Tokenizer):
         for letter in letters:
             is_known = letter in self._tokens
             pieces += [letter] if is_known else [b"<0x%02X>" % byte for byte in letter]
-        found = joined(pieces, self._rank)
+        found = merge_pieces(pieces, self._rank)
         return [self._tokens.get(piece, 0) for piece in found]
 
     def _rank(self, a: bytes, b: bytes) -> float | None:
@@ -86,7 +86,7 @@ class PieceTokenizer(Tokenizer):
         return {"pieces": pieces} | rest
 
     @classmethod
-    def _restored(cls, settings: dict[str, Any]) -> Self:
+    def _from_settings(cls, settings: dict[str, Any]) -> Self:
         pieces = [piece.encode("latin-1") for piece in settings.pop("pieces")]
         return cls(pieces, **settings)
 
@@ -107,7 +107,7 @@ def split_added(text: str, added: Mapping[str, int]) -> Iterator[tuple[str, int 
             yield part, added.get(part)
 
 
-def numbered(vocabulary: Mapping[str, int], piece: str) -> int:
+def token_of_piece(vocabulary: Mapping[str, int], piece: str) -> int:
     """The token of a piece, which must be one of the vocabulary's."""
     if piece not in vocabulary:
         raise wf.BoundsError(

@@ -4,8 +4,8 @@
 
 Nothing is downloaded, and no pickle is opened.
 
->>> from weft.models.pretrained import renamed
->>> renamed("gpt2", {"transformer.wte.weight": 1, "transformer.h.0.attn.bias": 2})
+>>> from weft.models.pretrained import rename_entries
+>>> rename_entries("gpt2", {"transformer.wte.weight": 1, "transformer.h.0.attn.bias": 2})
 {'wte.weight': 1}
 """
 
@@ -94,7 +94,7 @@ def load_pretrained(folder: str | PathLike[str], dtype: Any = None) -> Pretraine
             got={"folder": str(folder)},
             fix="build the network yourself, and net.load_state_dict(wf.load(path))",
         )
-    state = renamed(kind, read_weights(place))
+    state = rename_entries(kind, read_weights(place))
     net = FAMILIES[kind].build(config, state)
     if dtype is not None:
         net.to(dtype)
@@ -113,25 +113,27 @@ def read_weights(folder: str | PathLike[str]) -> dict[str, wf.Tensor]:
         return _tensors(place / "model.safetensors")
     parts = field_of(_read_json(index), "weight_map")
     if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts.values()):
-        raise _unreadable(index, "its weight_map is not the names of files by the names of tensors")
+        raise _unreadable_file(
+            index, "its weight_map is not the names of files by the names of tensors"
+        )
     found: dict[str, wf.Tensor] = {}
     for name in sorted(set(parts.values())):
         if not is_plain_name(name):
-            raise _unreadable(index, f"a part lies outside the folder: {name}")
+            raise _unreadable_file(index, f"a part lies outside the folder: {name}")
         found |= _tensors(place / name)
     if lost := sorted(set(parts) - set(found)):
-        raise _unreadable(index, f"no part holds {', '.join(lost[:4])}")
+        raise _unreadable_file(index, f"no part holds {', '.join(lost[:4])}")
     return found
 
 
 def _tensors(path: Path) -> dict[str, wf.Tensor]:
     found = wf.load(path)
     if not isinstance(found, dict) or not all(isinstance(x, wf.Tensor) for x in found.values()):
-        raise _unreadable(path, "it does not hold tensors by name")
+        raise _unreadable_file(path, "it does not hold tensors by name")
     return found
 
 
-def renamed(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
+def rename_entries(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """The entries by our names: without the prefix, and without what is no weight."""
     family = FAMILIES[kind]
     short = {name.removeprefix(family.prefix): value for name, value in state.items()}
@@ -142,13 +144,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = read_json("load_pretrained", path)
     except (OSError, wf.ArgumentError) as error:
-        raise _unreadable(path, getattr(error, "problem", str(error))) from error
+        raise _unreadable_file(path, getattr(error, "problem", str(error))) from error
     if not isinstance(found, dict):
-        raise _unreadable(path, "it is no JSON object")
+        raise _unreadable_file(path, "it is no JSON object")
     return found
 
 
-def _unreadable(path: Path, reason: str) -> wf.ArgumentError:
+def _unreadable_file(path: Path, reason: str) -> wf.ArgumentError:
     return wf.ArgumentError(
         "load_pretrained",
         f"{path.name} cannot be read: {reason}",

@@ -35,10 +35,12 @@ def hashed(ids: wf.Tensor, rows: int) -> wf.Tensor:
     features = wf.arange(ids.shape[1]).astype(wf.uint32)
     low = wf.bitwise_and(ids, 0xFFFFFFFF).astype(wf.uint32)
     high = wf.bitwise_and(wf.bitwise_right_shift(ids, 32), 0xFFFFFFFF).astype(wf.uint32)
-    return wf.remainder(_mixed(low + _mixed(high + _mixed(features + 1))), rows).astype(wf.int64)
+    return wf.remainder(_mix_bits(low + _mix_bits(high + _mix_bits(features + 1))), rows).astype(
+        wf.int64
+    )
 
 
-def _mixed(x: wf.Tensor) -> wf.Tensor:
+def _mix_bits(x: wf.Tensor) -> wf.Tensor:
     """Bits of uint32 [...] spread over all places; products wrap around."""
     for shift, multiplier in zip((16, 15), MULTIPLIERS, strict=True):
         x = wf.bitwise_xor(x, wf.bitwise_right_shift(x, shift))

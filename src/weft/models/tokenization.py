@@ -23,9 +23,9 @@ import numpy.typing as npt
 import weft as wf
 from weft.data.tokenizers import Tokenizer, Tokens
 from weft.files import read_json
-from weft.models.merging import joined
-from weft.models.pieces import PieceTokenizer, lookup, numbered, split_added
-from weft.models.unicode import portable
+from weft.models.merging import merge_pieces
+from weft.models.pieces import PieceTokenizer, lookup, split_added, token_of_piece
+from weft.models.unicode import portable_pattern
 from weft.models.wordpiece import WordPieceTokenizer
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -62,7 +62,7 @@ class ByteLevelTokenizer(Tokenizer):
     ) -> None:
         self.vocabulary, self.added = dict(vocabulary), dict(added or {})
         self.pattern, self.merges = pattern, [(a, b) for a, b in merges]
-        portable(pattern)  # refuses what is none
+        portable_pattern(pattern)  # refuses what is none
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
         letters = {letter: byte for byte, letter in enumerate(byte_letters())}
         self._bytes = {
@@ -83,7 +83,7 @@ class ByteLevelTokenizer(Tokenizer):
         tokens: list[int] = []
         for part, special in split_added(text, self.added):
             if special is None:
-                for match in portable(self.pattern).finditer(part):
+                for match in portable_pattern(self.pattern).finditer(part):
                     tokens += self._word(match[0])
             else:
                 tokens.append(special)
@@ -92,8 +92,8 @@ class ByteLevelTokenizer(Tokenizer):
     def _word(self, word: str) -> list[int]:
         if word not in self._known:
             letters = [byte_letters()[byte] for byte in word.encode("utf-8", "replace")]
-            pieces = joined(letters, lambda a, b: self._ranks.get((a, b)))
-            self._known[word] = [numbered(self.vocabulary, piece) for piece in pieces]
+            pieces = merge_pieces(letters, lambda a, b: self._ranks.get((a, b)))
+            self._known[word] = [token_of_piece(self.vocabulary, piece) for piece in pieces]
         return self._known[word]
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
@@ -106,7 +106,7 @@ class ByteLevelTokenizer(Tokenizer):
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def _restored(cls, settings: dict[str, Any]) -> Self:
+    def _from_settings(cls, settings: dict[str, Any]) -> Self:
         return cls(**settings)
 
 
@@ -127,7 +127,7 @@ def read_tokenizer(path: str | PathLike[str]) -> Tokenizer:
             return ByteLevelTokenizer(model["vocab"], _merges(model), added, _pattern(data))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         told = getattr(error, "problem", f"{type(error).__name__}: {error}")
-        raise _unreadable(path, told) from error
+        raise _unreadable_file(path, told) from error
     raise wf.UnsupportedError(
         "read_tokenizer",
         f"there is no code for a tokenizer of the kind {kind}",
@@ -175,7 +175,7 @@ def _pieces(model: Mapping[str, Any], added: Mapping[str, int]) -> PieceTokenize
     return PieceTokenizer(pieces, scores, added.get("<s>", 1), added)
 
 
-def _unreadable(path: Any, reason: str) -> wf.ArgumentError:
+def _unreadable_file(path: Any, reason: str) -> wf.ArgumentError:
     return wf.ArgumentError(
         "read_tokenizer",
         f"the file is damaged or of another kind: {reason}",

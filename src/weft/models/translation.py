@@ -51,7 +51,7 @@ class Seq2Seq(nn.Module):
         """source [batch, n], target [batch, m] -> what follows each of target [batch, m, words]."""
         memory, hidden = self.encode(source)
         decoded = self.transformer.decoder(
-            self._embedded(self.target, target),
+            self._embed_tokens(self.target, target),
             memory,
             memory_key_padding_mask=hidden,
             tgt_is_causal=True,
@@ -62,20 +62,20 @@ class Seq2Seq(nn.Module):
     def encode(self, source: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
         """What source becomes [batch, n, width], and where it is padding [batch, n]."""
         hidden = wf.equal(source, self.padding)
-        embedded = self._embedded(self.source, source)
+        embedded = self._embed_tokens(self.source, source)
         return self.transformer.encoder(embedded, src_key_padding_mask=hidden), hidden
 
     def decode(
         self, token: wf.Tensor, memory: wf.Tensor, hidden: wf.Tensor, cache: Caches
     ) -> tuple[wf.Tensor, Caches]:
         """One more token [batch] -> what may follow [batch, words], and the next cache."""
-        x = self._embedded(self.target, wf.expand_dims(token, axis=1), cache[0].length)
+        x = self._embed_tokens(self.target, wf.expand_dims(token, axis=1), cache[0].length)
         decoded, cache = self.transformer.decoder(
             x, memory, memory_key_padding_mask=hidden, cache=cache
         )
         return self.head(decoded[:, -1]), cache
 
-    def _embedded(self, table: nn.Module, tokens: wf.Tensor, start: Any = 0) -> Any:
+    def _embed_tokens(self, table: nn.Module, tokens: wf.Tensor, start: Any = 0) -> Any:
         return self.dropout(self.positions(table(tokens) * math.sqrt(self.width), start))
 
     def translate(self, source: wf.Tensor, begin: int, end: int, longest: int) -> wf.Tensor:
@@ -84,11 +84,11 @@ class Seq2Seq(nn.Module):
         self.eval()
         try:
             with wf.no_grad():
-                return self._translated(wf.asarray(source), batch, begin, end, longest)
+                return self._translate_batch(wf.asarray(source), batch, begin, end, longest)
         finally:
             self.train(was_training)
 
-    def _translated(
+    def _translate_batch(
         self, source: wf.Tensor, batch: int, begin: int, end: int, longest: int
     ) -> wf.Tensor:
         memory, hidden = self.encode(source)

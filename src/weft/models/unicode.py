@@ -1,7 +1,7 @@
 r"""Patterns with Unicode classes, which Python's own regular expressions do not have.
 
->>> from weft.models.unicode import portable
->>> portable(r"\p{L}+|\p{N}{1,2}|\s+").findall("añ ½12³")
+>>> from weft.models.unicode import portable_pattern
+>>> portable_pattern(r"\p{L}+|\p{N}{1,2}|\s+").findall("añ ½12³")
 ['añ', ' ', '½1', '2³']
 """
 
@@ -28,13 +28,13 @@ PART = re.compile(
 
 
 @cache
-def portable(pattern: str) -> re.Pattern[str]:
+def portable_pattern(pattern: str) -> re.Pattern[str]:
     r"""A pattern with \p{L}, \p{N}, \s as the Rust and Oniguruma libraries read them."""
     if _repeats_a_repeat(pattern):
-        raise _refused(pattern, "it repeats a group that repeats, which may take forever")
+        raise _pattern_error(pattern, "it repeats a group that repeats, which may take forever")
     inside = False
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace_class(match: re.Match[str]) -> str:
         nonlocal inside
         if match["bracket"]:
             inside = match["bracket"] == "["
@@ -47,9 +47,9 @@ def portable(pattern: str) -> re.Pattern[str]:
         return f"[^{SPACES}]" if match["space"] else match[0]
 
     try:
-        return re.compile(CLASS.sub(replaced, pattern))
+        return re.compile(CLASS.sub(replace_class, pattern))
     except (re.error, OverflowError, RecursionError) as error:
-        raise _refused(pattern, str(error)) from None
+        raise _pattern_error(pattern, str(error)) from None
 
 
 def _repeats_a_repeat(pattern: str) -> bool:
@@ -73,7 +73,7 @@ def _repeats_a_repeat(pattern: str) -> bool:
     return False
 
 
-def _refused(pattern: str, reason: str) -> wf.ArgumentError:
+def _pattern_error(pattern: str, reason: str) -> wf.ArgumentError:
     return wf.ArgumentError(
         "tokenizer",
         f"the pattern of words cannot be used: {reason}",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import weft as wf
 from weft.data.tokenizers import Tokenizer, Tokens
-from weft.models.pieces import numbered
+from weft.models.pieces import token_of_piece
 
 CHINESE = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
@@ -76,7 +76,7 @@ class WordPieceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> Tokens:
         """The pieces of a text, without the tokens at its ends."""
-        tokens = [token for word in self._split(text) for token in self._pieces(word)]
+        tokens = [token for word in self._split_words(text) for token in self._pieces(word)]
         return np.array(tokens, np.int64)
 
     def batch(self, texts: Sequence[str], longest: int = 512) -> tuple[wf.Tensor, wf.Tensor]:
@@ -102,11 +102,11 @@ class WordPieceTokenizer(Tokenizer):
         return " ".join(words)
 
     def _token(self, word: str) -> int:
-        return numbered(self.vocabulary, word)
+        return token_of_piece(self.vocabulary, word)
 
-    def _split(self, text: str) -> list[str]:
+    def _split_words(self, text: str) -> list[str]:
         """Normalised words and marks."""
-        clean = "".join(self._cleaned(text))
+        clean = "".join(self._clean_characters(text))
         if self.strip_accents:
             parts = unicodedata.normalize("NFD", clean)
             clean = "".join(c for c in parts if unicodedata.category(c) != "Mn")
@@ -114,7 +114,7 @@ class WordPieceTokenizer(Tokenizer):
         spaced = "".join(f" {c} " if _is_mark(c) else c for c in clean)
         return spaced.split()
 
-    def _cleaned(self, text: str) -> Iterator[str]:
+    def _clean_characters(self, text: str) -> Iterator[str]:
         """Characters without control codes, all blanks alike, Chinese ones set apart."""
         for c in text:
             if c in "\t\n\r" or c.isspace():
@@ -144,7 +144,7 @@ class WordPieceTokenizer(Tokenizer):
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def _restored(cls, settings: dict[str, Any]) -> Self:
+    def _from_settings(cls, settings: dict[str, Any]) -> Self:
         return cls(**settings)
 
 

@@ -132,7 +132,7 @@ from weft.nn.rearrangement import (
     ZeroPad3d,
 )
 from weft.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from weft.nn.state import nearest as _nearest
+from weft.nn.state import nearest_name as _nearest
 from weft.nn.summary import Summary
 from weft.nn.transformer import (
     Transformer,

@@ -113,14 +113,14 @@ class MultiheadAttention(Module):
         self.in_proj_weight = self.q_proj_weight = None
         self.k_proj_weight = self.v_proj_weight = None
         if self.kdim == self.vdim == self.embed_dim:
-            self.in_proj_weight = self._drawn((q + k + v, self.embed_dim), dtype)
+            self.in_proj_weight = self._new_weight((q + k + v, self.embed_dim), dtype)
         else:
-            self.q_proj_weight = self._drawn((q, self.embed_dim), dtype)
-            self.k_proj_weight = self._drawn((k, self.kdim), dtype)
-            self.v_proj_weight = self._drawn((v, self.vdim), dtype)
+            self.q_proj_weight = self._new_weight((q, self.embed_dim), dtype)
+            self.k_proj_weight = self._new_weight((k, self.kdim), dtype)
+            self.v_proj_weight = self._new_weight((v, self.vdim), dtype)
         self.in_proj_bias = Parameter(wf.zeros(q + k + v, dtype=dtype)) if bias else None
 
-    def _drawn(self, shape: tuple[int, int], dtype: Any) -> wf.Tensor:
+    def _new_weight(self, shape: tuple[int, int], dtype: Any) -> wf.Tensor:
         return init.xavier_uniform_(Parameter(wf.empty(shape, dtype=dtype)))
 
     def new_cache(self, batch: int, capacity: int, dtype: Any = None) -> KeyValueCache:
@@ -151,7 +151,7 @@ class MultiheadAttention(Module):
         value = key if value is None else value
         alone = query.ndim == 2
         self._check(query, key, value)
-        q, k, v = self._projected(*(self._batched(x, alone) for x in (query, key, value)))
+        q, k, v = self._project_heads(*(self._batch_first(x, alone) for x in (query, key, value)))
         drop = self.dropout if self.training else 0.0
         if cache is not None:
             other = key is not query or value is not query or need_weights
@@ -162,10 +162,10 @@ class MultiheadAttention(Module):
         mask = self._mask(q, k, key_padding_mask, attn_mask, alone)
         if not need_weights:
             out = F.scaled_dot_product_attention(q, k, v, mask, causal=is_causal, dropout=drop)
-            return self._joined(out, alone), None
+            return self._join_heads(out, alone), None
         weights = F.attention_weights(q, k, mask, causal=is_causal)
         dropped = F.dropout(weights, drop, self.training)
-        out = self._joined(dropped @ repeated_heads(v, q), alone)
+        out = self._join_heads(dropped @ repeated_heads(v, q), alone)
         shown = wf.mean(weights, axis=1) if average_attn_weights else weights
         return out, shown[0] if alone else shown
 
@@ -183,13 +183,13 @@ class MultiheadAttention(Module):
                 fix=f"MultiheadAttention({query.shape[-1] if query.ndim else 1}, num_heads)",
             )
 
-    def _batched(self, x: wf.Tensor, alone: bool) -> wf.Tensor:
+    def _batch_first(self, x: wf.Tensor, alone: bool) -> wf.Tensor:
         """[batch, time, width]."""
         if alone:
             return wf.expand_dims(x, axis=0)
         return x if self.batch_first else wf.swapaxes(x, 0, 1)
 
-    def _projected(
+    def _project_heads(
         self, query: wf.Tensor, key: wf.Tensor, value: wf.Tensor
     ) -> tuple[wf.Tensor, wf.Tensor, wf.Tensor]:
         """Queries, keys and values: [batch, heads, time, head]."""
@@ -216,7 +216,7 @@ class MultiheadAttention(Module):
         split = wf.reshape(x, (*x.shape[:2], -1, self.head_dim))
         return wf.swapaxes(split, 1, 2)
 
-    def _joined(self, out: wf.Tensor, alone: bool) -> wf.Tensor:
+    def _join_heads(self, out: wf.Tensor, alone: bool) -> wf.Tensor:
         """[batch, heads, time, head] -> the projected output, in the input's layout."""
         joined = wf.reshape(wf.swapaxes(out, 1, 2), (out.shape[0], out.shape[2], self.embed_dim))
         y = self.out_proj(joined)
@@ -239,7 +239,7 @@ class MultiheadAttention(Module):
         seen = F.causal_mask(q.shape[2], after.key.shape[2], cache.length)
         keys, values = after.key.astype(q.dtype), after.value.astype(q.dtype)
         out = F.scaled_dot_product_attention(q, keys, values, seen, dropout=drop)
-        return self._joined(out, alone), after
+        return self._join_heads(out, alone), after
 
     def _mask(
         self,

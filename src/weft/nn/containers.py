@@ -26,7 +26,7 @@ class _Row(Module):
         for name, _ in list(self.named_children()):
             delattr(self, name)
         for index, module in enumerate(modules):
-            setattr(self, str(index), _checked(type(self).__name__, module))
+            setattr(self, str(index), _check_module(type(self).__name__, module))
 
     def __len__(self) -> int:
         return len(self._row())
@@ -41,10 +41,10 @@ class _Row(Module):
     def __getitem__(self, index: int | slice) -> Module | Self:
         row = self._row()
         if isinstance(index, slice):
-            return self._like(row[index])
+            return self._same_container(row[index])
         return row[self._index(index, len(row))]
 
-    def _like(self, modules: list[Module]) -> Self:
+    def _same_container(self, modules: list[Module]) -> Self:
         return type(self)(*modules)
 
     def _index(self, index: int, length: int) -> int:
@@ -61,7 +61,7 @@ class _Row(Module):
     def __setitem__(self, index: int, module: Module) -> None:
         names = [name for name, _ in self.named_children()]
         name = names[self._index(index, len(names))]
-        setattr(self, name, _checked(type(self).__name__, module))
+        setattr(self, name, _check_module(type(self).__name__, module))
 
     def __delitem__(self, index: int) -> None:
         row = self._row()
@@ -70,7 +70,7 @@ class _Row(Module):
 
     def append(self, module: Module) -> Self:
         """Add a module at the end."""
-        setattr(self, str(len(self)), _checked(type(self).__name__, module))
+        setattr(self, str(len(self)), _check_module(type(self).__name__, module))
         return self
 
     def extend(self, modules: Iterable[Module]) -> Self:
@@ -101,7 +101,7 @@ class Sequential(_Row):
     def __init__(self, *modules: Any) -> None:
         if len(modules) == 1 and isinstance(modules[0], Mapping):
             for name, module in modules[0].items():
-                setattr(self, name, _checked("Sequential", module))
+                setattr(self, name, _check_module("Sequential", module))
         else:
             self._refill(modules)
 
@@ -124,7 +124,7 @@ class ModuleList(_Row):
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         self._refill(modules)
 
-    def _like(self, modules: list[Module]) -> Self:
+    def _same_container(self, modules: list[Module]) -> Self:
         return type(self)(modules)
 
 
@@ -155,7 +155,7 @@ class ModuleDict(Module):
                 got={"name": name},
                 fix=f"call it {name}_",
             )
-        setattr(self, name, _checked("ModuleDict", module))
+        setattr(self, name, _check_module("ModuleDict", module))
 
     def __delitem__(self, name: str) -> None:
         delattr(self, name)
@@ -187,7 +187,7 @@ class ModuleDict(Module):
             self[name] = module
 
 
-def _checked(op: str, module: Any) -> Module:
+def _check_module(op: str, module: Any) -> Module:
     if not isinstance(module, Module):
         raise wf.ArgumentTypeError(
             op,

@@ -138,11 +138,11 @@ class _Conv(_Convolution):
         """[batch, in, *spatial] -> [batch, out, *spatial'], or without batch."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
-            x, padding = self._padded(x), 0
+            x, padding = self._pad_input(x), 0
         options = self.stride, padding, self.dilation, self.groups
         return type(self).function(x, self.weight, self.bias, *options)
 
-    def _padded(self, x: wf.Tensor) -> wf.Tensor:
+    def _pad_input(self, x: wf.Tensor) -> wf.Tensor:
         widths = [(0, 0)] * (x.ndim - self.rank) + self._edges()
         return wf.pad(x, widths, MODES[self.padding_mode])
 

@@ -173,7 +173,7 @@ class Guard:
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
-        if self.is_blind or not self._held.unchanged():
+        if self.is_blind or not self._held.is_unchanged():
             return False
         changes = Changes.count
         if self._changes != changes:
@@ -203,16 +203,16 @@ def is_module(value: Any) -> bool:
 
 def lay_out(module: Any) -> Layout:
     """The layout of a module, remembered until something in it is another object."""
-    pair = (module.__dict__["_layout"] or _remembered(module)).pair
+    pair = (module.__dict__["_layout"] or _remembered_layout(module)).pair
     if pair is not None and pair[1].holds():
         return pair[0]
     folding = _Folding()
     found = folding.run(module)
-    _remembered(module).pair = found, folding.guard
+    _remembered_layout(module).pair = found, folding.guard
     return found
 
 
-def _remembered(module: Any) -> Remembered:
+def _remembered_layout(module: Any) -> Remembered:
     """Where a module's layout is kept: one object as long as the module is there."""
     known: Remembered | None = module.__dict__["_layout"]
     if known is None:
@@ -220,7 +220,7 @@ def _remembered(module: Any) -> Remembered:
     return known
 
 
-def dotted(prefix: str, name: object) -> str:
+def dotted_name(prefix: str, name: object) -> str:
     """A name below a prefix."""
     return f"{prefix}.{name}" if prefix else str(name)
 
@@ -230,7 +230,7 @@ def leaf_names(structure: wf.tree.TreeStructure, prefix: str) -> Iterator[str]:
     if structure.kind is None:
         yield prefix
     for key, child in zip(structure.keys, structure.children, strict=True):
-        yield from leaf_names(child, dotted(prefix, key))
+        yield from leaf_names(child, dotted_name(prefix, key))
 
 
 class _Folding:
@@ -269,7 +269,7 @@ class _Folding:
         if known is None:
             self.numbers[id(module)] = len(self.numbers)
             self.modules.append((prefix, module))
-            _remembered(module)
+            _remembered_layout(module)
             self.guard.watch(module)
         self.open.add(id(module))
         items = self._items(module, prefix)
@@ -285,7 +285,7 @@ class _Folding:
         named.sort(key=lambda item: is_module(item[1]))
         items = [(name, self._part(module, name, value, prefix)) for name, value in named]
         inner = [(name, tuple(module.__dict__[name].items())) for name in DICTIONARIES]
-        items += [(name, self._static(value)) for name, value in inner]
+        items += [(name, self._static_part(value)) for name, value in inner]
         return tuple(items)
 
     def _part(self, owner: Any, name: str, value: Any, prefix: str) -> Part:
@@ -295,7 +295,7 @@ class _Folding:
             # 0.0 and -0.0 are equal and not the same; NaN is the same and not equal
             return Static((type(value), value.hex() if type(value) is float else value), value)
         if is_module(value):
-            return self.module(value, dotted(prefix, name))
+            return self.module(value, dotted_name(prefix, name))
         return self._container(owner, name, value, prefix)
 
     def _container(self, owner: Any, name: str, value: Any, prefix: str) -> Part:
@@ -307,17 +307,17 @@ class _Folding:
             for local, leaf in zip(names, leaves, strict=True)
         ]
         if not any(held):
-            return self._static(value)
+            return self._static_part(value)
         self.seen_changes = False
         parts = [
-            self._held(owner, local, leaf, prefix) if is_held else self._static(leaf)
+            self._fold_member(owner, local, leaf, prefix) if is_held else self._static_part(leaf)
             for local, leaf, is_held in zip(names, leaves, held, strict=True)
         ]
         return Branch(structure, tuple(parts))
 
-    def _held(self, owner: Any, local: str, leaf: Any, prefix: str) -> Part:
+    def _fold_member(self, owner: Any, local: str, leaf: Any, prefix: str) -> Part:
         if is_module(leaf):
-            return self.module(leaf, dotted(prefix, local))
+            return self.module(leaf, dotted_name(prefix, local))
         owner._roles.setdefault(local, role_of(leaf))
         return self._slot(owner, local, leaf, prefix)
 
@@ -327,10 +327,10 @@ class _Folding:
             self.tensors.append(tensor)
             if isinstance(tensor, wf.Tensor):  # another leaf, such as None, may stand anywhere
                 self.indices[id(tensor)] = index
-        self.places.append(Place(dotted(prefix, local), owner._roles[local], index, owner))
+        self.places.append(Place(dotted_name(prefix, local), owner._roles[local], index, owner))
         return Slot(index)
 
-    def _static(self, value: Any) -> Static:
+    def _static_part(self, value: Any) -> Static:
         try:
             hash(value)
         except TypeError:
@@ -372,7 +372,7 @@ class _Unfolding:
     """One module put together."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        self.tensors = _distinct(tensors)
+        self.tensors = _distinct_handles(tensors)
         self.modules: list[Any] = []
         self.makers: dict[type, Callable[[Any], Any]] = {
             Static: lambda part: part.value,
@@ -397,7 +397,7 @@ class _Unfolding:
         return module
 
 
-def _distinct(tensors: Sequence[Any]) -> list[Any]:
+def _distinct_handles(tensors: Sequence[Any]) -> list[Any]:
     """The tensors, each with a handle of its own, so that what was not tied does not become so."""
     seen: set[int] = set()
     found = []

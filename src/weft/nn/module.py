@@ -36,7 +36,7 @@ from weft.nn.layout import (
     TRANSIENT,
     Changes,
     Place,
-    dotted,
+    dotted_name,
     is_module,
     lay_out,
     put_together,
@@ -44,8 +44,8 @@ from weft.nn.layout import (
     role_of,
     take_apart,
 )
-from weft.nn.naming import called
-from weft.nn.state import Mismatch, check_state, nearest, written
+from weft.nn.naming import enter_module
+from weft.nn.state import Mismatch, check_state, nearest_name, write_entry
 from weft.nn.summary import Summary, summarize
 
 Hook = Callable[..., Any]
@@ -112,7 +112,7 @@ class Module:
         if wf.staging.BUILDING and wf.staging.entered() is not None:
             wf.graph.adopt(self)
         if is_tracing():
-            with called(self):
+            with enter_module(self):
                 return self._run(args, kwargs)
         return self._run(args, kwargs)
 
@@ -140,7 +140,7 @@ class Module:
                 old.set_(value)
                 return
             if role == PARAMETER and role_of(value) != PARAMETER:
-                raise _unlearned(self, name, value)
+                raise _not_a_parameter(self, name, value)
             kept = role if role == TRANSIENT else None
             self._roles[name] = PARAMETER if role_of(value) == PARAMETER else kept or BUFFER
         else:
@@ -157,7 +157,7 @@ class Module:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         known = [each for each in dir(self) if not each.startswith("_")]
-        meant = nearest(name, known)
+        meant = nearest_name(name, known)
         raise wf.NameUnknownError(
             type(self).__name__,
             f"this module has nothing called {name!r}",
@@ -215,7 +215,7 @@ class Module:
         ['weight', 'bias']
         """
         for name, tensor in self._places((PARAMETER,), recurse):
-            yield dotted(prefix, name), tensor
+            yield dotted_name(prefix, name), tensor
 
     def parameters(self, recurse: bool = True) -> Iterator[wf.Tensor]:
         """The parameters, each once.
@@ -230,7 +230,7 @@ class Module:
     ) -> Iterator[tuple[str, wf.Tensor]]:
         """The tensors that are not learned, with their dotted names."""
         for name, tensor in self._places((BUFFER, TRANSIENT), recurse):
-            yield dotted(prefix, name), tensor
+            yield dotted_name(prefix, name), tensor
 
     def buffers(self, recurse: bool = True) -> Iterator[wf.Tensor]:
         """The tensors that are not learned."""
@@ -243,7 +243,7 @@ class Module:
         ['', '0', '1']
         """
         for name, module in lay_out(self).modules:
-            yield dotted(prefix, name) if name else prefix, module
+            yield dotted_name(prefix, name) if name else prefix, module
 
     def modules(self) -> Iterator[Module]:
         """This module and all inside it, each once."""
@@ -280,7 +280,7 @@ class Module:
         """
         layout = lay_out(self)
         return {
-            dotted(prefix, place.name): layout.tensors[place.index].detach()
+            dotted_name(prefix, place.name): layout.tensors[place.index].detach()
             for place in layout.places
             if place.role != TRANSIENT
         }
@@ -300,7 +300,7 @@ class Module:
         mismatch = check_state(places, layout.tensors, state, strict)
         for place in places:
             if place.name in state:
-                written(layout.tensors[place.index], state[place.name])
+                write_entry(layout.tensors[place.index], state[place.name])
         return mismatch
 
     def train(self, mode: bool = True) -> Self:
@@ -425,7 +425,7 @@ def _convert(tensor: wf.Tensor, target: Any) -> None:
         tensor.set_(converted)
 
 
-def _unlearned(owner: Module, name: str, value: wf.Tensor) -> wf.ArgumentTypeError:
+def _not_a_parameter(owner: Module, name: str, value: wf.Tensor) -> wf.ArgumentTypeError:
     return wf.ArgumentTypeError(
         type(owner).__name__,
         f"the parameter {name} would be replaced by a tensor that is not one",
@@ -436,7 +436,7 @@ def _unlearned(owner: Module, name: str, value: wf.Tensor) -> wf.ArgumentTypeErr
 
 
 def _unknown_name(op: str, name: str, known: Any) -> wf.NameUnknownError:
-    meant = nearest(name, known)
+    meant = nearest_name(name, known)
     return wf.NameUnknownError(
         op,
         f"the module has nothing called {name!r}",
@@ -461,10 +461,10 @@ def functional_call(net: Module, params: Any, *args: Any, **kwargs: Any) -> Any:
     layout = lay_out(net)
     tensors = list(layout.tensors)
     places = {place.name: place for place in layout.places}
-    for name, value in _named(params):
+    for name, value in _named_tensors(params):
         if name not in places:
             raise _unknown_name("functional_call", name, places)
-        tensors[places[name].index] = _fitting(places[name], layout.tensors, value)
+        tensors[places[name].index] = _check_shape(places[name], layout.tensors, value)
     return put_together(layout.skeleton, tensors)(*args, **kwargs)
 
 
@@ -478,7 +478,7 @@ def _no_module(net: Any) -> wf.ArgumentTypeError:
     )
 
 
-def _named(params: Any) -> Iterator[tuple[str, Any]]:
+def _named_tensors(params: Any) -> Iterator[tuple[str, Any]]:
     """Dotted names and tensors in a dictionary, a nested tree of them, or a module."""
     if is_module(params):
         yield from params._places((PARAMETER, BUFFER, TRANSIENT), True)
@@ -497,12 +497,12 @@ def _named(params: Any) -> Iterator[tuple[str, Any]]:
 def _entries(params: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in params.items():
         if isinstance(value, Mapping):
-            yield from _entries(value, dotted(prefix, name))
+            yield from _entries(value, dotted_name(prefix, name))
         else:
-            yield dotted(prefix, name), value
+            yield dotted_name(prefix, name), value
 
 
-def _fitting(place: Place, tensors: tuple[Any, ...], value: Any) -> wf.Tensor:
+def _check_shape(place: Place, tensors: tuple[Any, ...], value: Any) -> wf.Tensor:
     tensor = wf.asarray(value)
     own = tensors[place.index]
     if tensor.shape != own.shape:

@@ -42,9 +42,9 @@ _calls = Calls()
 
 
 @contextmanager
-def called(module: Any) -> Iterator[None]:
+def enter_module(module: Any) -> Iterator[None]:
     """Trace a module's call under its name."""
-    call, name = _named(module)
+    call, name = _call_and_name(module)
     _calls.stack.append(call)
     try:
         with wf.ir.entered(name):
@@ -53,7 +53,7 @@ def called(module: Any) -> Iterator[None]:
         _calls.stack.pop()
 
 
-def _named(module: Any) -> tuple[Call, str]:
+def _call_and_name(module: Any) -> tuple[Call, str]:
     """What is called, and its name in what calls it."""
     caller = _calls.stack[-1] if _calls.stack else None
     own = None if caller is None else caller.names.get(id(module))

@@ -18,7 +18,7 @@ from weft.nn.module import Module
 Sizes = int | Sequence[int]
 
 
-def fixed(value: Any) -> Any:
+def hashable_size(value: Any) -> Any:
     """Lists as tuples, so that they are part of a program's key."""
     return tuple(value) if isinstance(value, list) else value
 
@@ -53,9 +53,9 @@ class _MaxPool(_Pool):
         return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
-        self.kernel_size = fixed(kernel_size)
-        self.stride = self.kernel_size if stride is None else fixed(stride)
-        self.padding, self.dilation = fixed(padding), fixed(dilation)
+        self.kernel_size = hashable_size(kernel_size)
+        self.stride = self.kernel_size if stride is None else hashable_size(stride)
+        self.padding, self.dilation = hashable_size(padding), hashable_size(dilation)
         self.return_indices, self.ceil_mode = return_indices, ceil_mode
 
 
@@ -92,9 +92,9 @@ class _AvgPool(_Pool):
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:
-        self.kernel_size = fixed(kernel_size)
-        self.stride = self.kernel_size if stride is None else fixed(stride)
-        self.padding = fixed(padding)
+        self.kernel_size = hashable_size(kernel_size)
+        self.stride = self.kernel_size if stride is None else hashable_size(stride)
+        self.padding = hashable_size(padding)
         self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
 
 
@@ -124,7 +124,7 @@ class _AdaptivePool(_Pool):
     names = ("output_size",)
 
     def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
-        self.output_size = fixed(output_size)
+        self.output_size = hashable_size(output_size)
 
 
 class AdaptiveAvgPool1d(_AdaptivePool):

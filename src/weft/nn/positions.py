@@ -13,11 +13,11 @@ from typing import Any
 import weft as wf
 from weft.nn import functional as F  # noqa: N812
 from weft.nn import init
-from weft.nn.functional.checks import within
+from weft.nn.functional.checks import check_range
 from weft.nn.module import Module, Parameter
 
 
-def _even(op: str, width: int) -> int:
+def _check_even(op: str, width: int) -> int:
     if width < 2 or width % 2:
         raise wf.ArgumentError(
             op,
@@ -54,7 +54,7 @@ class RotaryPosition(Module):
     """
 
     def __init__(self, width: int, base: float = 10000.0, interleaved: bool = False) -> None:
-        self.width = _even("RotaryPosition", width)
+        self.width = _check_even("RotaryPosition", width)
         self.base, self.interleaved = base, interleaved
 
     def forward(self, x: wf.Tensor, start: Any = 0) -> wf.Tensor:
@@ -84,7 +84,7 @@ class LearnedPosition(Module):
     def forward(self, x: wf.Tensor, start: Any = 0) -> wf.Tensor:
         """[..., time, width] -> the same shape; the first element stands at position `start`."""
         _check_width(self, x)
-        positions = within(
+        positions = check_range(
             "LearnedPosition", wf.arange(x.shape[-2]) + start, self.capacity, "position"
         )
         return x + wf.take(self.weight, positions, axis=0)
@@ -102,7 +102,7 @@ class SinusoidalPosition(Module):
     """
 
     def __init__(self, width: int, base: float = 10000.0) -> None:
-        self.width, self.base = _even("SinusoidalPosition", width), base
+        self.width, self.base = _check_even("SinusoidalPosition", width), base
 
     def forward(self, x: wf.Tensor, start: Any = 0) -> wf.Tensor:
         """[..., time, width] -> the same shape; the first element stands at position `start`."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import weft as wf
 from weft.nn import functional as F  # noqa: N812
 from weft.nn.module import Module
-from weft.nn.pooling import fixed
+from weft.nn.pooling import hashable_size
 
 
 class Identity(Module):
@@ -85,7 +85,7 @@ class Upsample(Module):
         mode: str = "nearest",
         align_corners: bool = False,
     ) -> None:
-        self.size, self.scale_factor = fixed(size), fixed(scale_factor)
+        self.size, self.scale_factor = hashable_size(size), hashable_size(scale_factor)
         self.mode, self.align_corners = mode, align_corners
 
     def forward(self, x: wf.Tensor) -> wf.Tensor:

@@ -99,7 +99,7 @@ class _Recurrent(Module):
         """
         alone = x.ndim == 2
         x = self._time_first(x, alone)  # [time, batch, input]
-        given = self._initial(x, state, alone)
+        given = self._initial_state(x, state, alone)
         lengths = self._checked_lengths(x, lengths)
         lasts: list[State] = []
         for layer in range(self.num_layers):
@@ -107,12 +107,17 @@ class _Recurrent(Module):
                 x = F.dropout(x, self.dropout, self.training)
             x, ends = self._layer(layer, x, given, lengths)
             lasts += ends
+        # For each kind of state, [layers · directions, batch, hidden].
         stacked = tuple(wf.stack(list(column)) for column in zip(*lasts, strict=True))
         return self._results(x, stacked, alone)
 
     def _layer(
         self, layer: int, x: wf.Tensor, given: State, lengths: wf.Tensor | None
     ) -> tuple[wf.Tensor, list[State]]:
+        """One layer's outputs, [time, batch, directions · hidden], and each direction's last state.
+
+        PyTorch numbers the states of a layer's two directions one after the other.
+        """
         outputs, ends = [], []
         for direction, suffix in enumerate(self._suffixes(layer)):
             number = layer * self._directions + direction
@@ -124,6 +129,7 @@ class _Recurrent(Module):
         return outputs[0] if len(outputs) == 1 else wf.concat(outputs, axis=-1), ends
 
     def _time_first(self, x: wf.Tensor, alone: bool) -> wf.Tensor:
+        """The input as [time, batch, input]; a single sequence is a batch of one."""
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
             order = "batch, time" if self.batch_first else "time, batch"
             raise wf.ShapeError(
@@ -137,7 +143,8 @@ class _Recurrent(Module):
             return wf.expand_dims(x, axis=1)
         return wf.swapaxes(x, 0, 1) if self.batch_first else x
 
-    def _initial(self, x: wf.Tensor, state: Any, alone: bool) -> State:
+    def _initial_state(self, x: wf.Tensor, state: Any, alone: bool) -> State:
+        """The states to begin with, [layers · directions, batch, hidden] each; zeros by default."""
         shape = (self.num_layers * self._directions, x.shape[1], self.hidden_size)
         if state is None:
             return (wf.zeros(shape, dtype=x.dtype),) * self.states
@@ -170,6 +177,7 @@ class _Recurrent(Module):
         return given
 
     def _results(self, y: wf.Tensor, stacked: State, alone: bool) -> Any:
+        """The outputs in the layout of the input, and the state as PyTorch gives it."""
         if alone:
             y = wf.squeeze(y, axis=1)
             stacked = tuple(wf.squeeze(part, axis=1) for part in stacked)
@@ -265,9 +273,11 @@ class _RecurrentCell(Module):
         if state is None:
             state = (wf.zeros(shape, dtype=x.dtype),) * self.states
         parts = tuple(state) if isinstance(state, (tuple, list)) else (state,)
-        gates = F.linear(x, self.weight_ih, self.bias_ih)
-        after = STEPS[self._cell](gates, F.linear(parts[0], self.weight_hh, self.bias_hh), parts)
-        return after if self.states > 1 else after[0]
+        # The parts of all gates from the input and from the state: [batch, gates · hidden].
+        from_input = F.linear(x, self.weight_ih, self.bias_ih)
+        from_state = F.linear(parts[0], self.weight_hh, self.bias_hh)
+        next_state = STEPS[self._cell](from_input, from_state, parts)
+        return next_state if self.states > 1 else next_state[0]
 
     def extra_repr(self) -> str:
         """See `Module`."""

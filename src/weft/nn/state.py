@@ -1,7 +1,7 @@
 """Loading a state dictionary: what does not fit is told exactly, and nothing is loaded then.
 
->>> from weft.nn.state import nearest
->>> nearest("layers.0.wieght", ["layers.0.weight", "layers.1.weight"])
+>>> from weft.nn.state import nearest_name
+>>> nearest_name("layers.0.wieght", ["layers.0.weight", "layers.1.weight"])
 'layers.0.weight'
 """
 
@@ -25,7 +25,7 @@ class Mismatch(NamedTuple):
     unexpected: list[str]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known: Iterable[str]) -> str:
     """The known name that a wrong one is most like, empty where none is."""
     matches = difflib.get_close_matches(name, list(known), 1, 0.5)
     return matches[0] if matches else ""
@@ -62,26 +62,28 @@ def _misfit(
 ) -> wf.WeftError:
     kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
     found = {kind: names for kind, names in kinds.items() if names}
-    pairs = [(wrong, nearest(wrong, missing)) for wrong in unexpected]
+    pairs = [(wrong, nearest_name(wrong, missing)) for wrong in unexpected]
     meant = [f"{wrong} -> {right}" for wrong, right in pairs if right]
-    renaming = f"rename entries: {_listed(meant)}" if meant else "load the state of such a module"
+    renaming = (
+        f"rename entries: {_list_names(meant)}" if meant else "load the state of such a module"
+    )
     made = wf.ShapeError if misshapen else wf.ArgumentError
     return made(
         "load_state_dict",
         "the entries do not fit this module: "
         + ", ".join(f"{len(names)} {kind}" for kind, names in found.items()),
         expected="an entry of the right shape for each name in net.state_dict()",
-        got={kind: _listed(names) for kind, names in found.items()},
+        got={kind: _list_names(names) for kind, names in found.items()},
         fix=renaming if misshapen or not strict else f"{renaming}; or pass strict=False",
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     rest = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + rest
 
 
-def written(tensor: wf.Tensor, value: Any) -> None:
+def write_entry(tensor: wf.Tensor, value: Any) -> None:
     """Give a handle the value of an entry, in its own dtype; foreign memory is copied."""
     source = value.detach() if isinstance(value, wf.Tensor) else wf.tensor(value)
     with wf.no_grad():

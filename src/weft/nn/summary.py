@@ -68,8 +68,8 @@ class Summary:
         widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
         lines = [_line(line, widths) for line in cells]
         learned = f"parameters {self.parameters:,}, of which {self.learned:,} are learned"
-        lines.append(f"{learned}: {readable(self.parameter_bytes)}")
-        activations = readable(self.activation_bytes)
+        lines.append(f"{learned}: {readable_size(self.parameter_bytes)}")
+        activations = readable_size(self.activation_bytes)
         lines.append(f"operations {self.operations:,}, activations {activations}")
         return "\n".join(lines)
 
@@ -79,7 +79,7 @@ class Summary:
 def _cells(row: Row) -> tuple[str, ...]:
     own = row.name.rpartition(".")[2]
     label = f"{'  ' * row.depth}{own}: {row.kind}" if row.name else row.kind
-    counts = f"{row.parameters:,}", f"{row.operations:,}", readable(row.memory)
+    counts = f"{row.parameters:,}", f"{row.operations:,}", readable_size(row.memory)
     return label, row.output, *counts
 
 
@@ -89,10 +89,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([*left, *right])
 
 
-def readable(count: float) -> str:
+def readable_size(count: float) -> str:
     """A number of bytes with its unit.
 
-    >>> readable(512), readable(3 * 1024 * 1024)
+    >>> readable_size(512), readable_size(3 * 1024 * 1024)
     ('512 B', '3.0 MiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -153,24 +153,24 @@ def _calls(net: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call
 
     def run(copy: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         for name, module in lay_out(copy).modules:
-            module.__dict__["forward"] = _noting(name, module, module.forward, calls)
+            module.__dict__["forward"] = _noting_forward(name, module, module.forward, calls)
         return wf.tree.leaves(copy(*given, **named))
 
     wf.ir.infer(run, net, args, kwargs)
     return calls
 
 
-def _noting(
+def _noting_forward(
     name: str, module: Any, forward: Callable[..., Any], calls: list[Call]
 ) -> Callable[..., Any]:
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def note_and_forward(*args: Any, **kwargs: Any) -> Any:
         call = Call(name, module, _types((args, kwargs)), None)
         calls.append(call)
         result = forward(*args, **kwargs)
         call.result = _types(result)
         return result
 
-    return noted
+    return note_and_forward
 
 
 def _types(tree: Any) -> Any:
@@ -188,7 +188,7 @@ def _cost(module: Any, call: Call, known: dict[Any, int]) -> int:
     leaves, structure = wf.tree.flatten(call.given)
     key = layout.skeleton, tuple(x.type for x in layout.tensors), structure, tuple(map(str, leaves))
     if key not in known:
-        known[key] = wf.flops(wf.ir.trace(_called, _Held(module), *call.given))
+        known[key] = wf.flops(wf.ir.trace(_call_copy, _Held(module), *call.given))
     return known[key]
 
 
@@ -199,7 +199,7 @@ class _Held:
         self.module = module
 
 
-def _called(held: _Held, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_copy(held: _Held, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     layout = lay_out(held.module)
     copy = put_together(layout.skeleton, [tensor.clone() for tensor in layout.tensors])
     return wf.tree.leaves(copy(*args, **kwargs))

@@ -59,14 +59,14 @@ class _TransformerLayer(Module):
     def _sublayers(self) -> int:
         return 2
 
-    def _around(self, number: int, x: wf.Tensor, sublayer: Any) -> wf.Tensor:
+    def _apply_sublayer(self, number: int, x: wf.Tensor, sublayer: Any) -> wf.Tensor:
         """A sublayer with its norm and residual sum: before it or after it."""
         norm, dropout = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
         if self.norm_first:
             return wf.add(x, dropout(sublayer(norm(x))))
         return norm(x + dropout(sublayer(x)))  # type: ignore[no-any-return]
 
-    def _attending(
+    def _attention_sublayer(
         self,
         mask: wf.Tensor | None,
         padding: wf.Tensor | None,
@@ -114,8 +114,8 @@ class TransformerEncoderLayer(_TransformerLayer):
     ) -> Any:
         """[time, batch, width], or as `batch_first` says; with a cache also the next cache."""
         kept: list[Any] = []
-        attend = self._attending(src_mask, src_key_padding_mask, is_causal, cache, kept)
-        x = self._around(2, self._around(1, src, attend), self._feed_forward)
+        attend = self._attention_sublayer(src_mask, src_key_padding_mask, is_causal, cache, kept)
+        x = self._apply_sublayer(2, self._apply_sublayer(1, src, attend), self._feed_forward)
         return x if cache is None else (x, kept[0])
 
 
@@ -146,14 +146,16 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> Any:
         """tgt attends to itself and to memory; with a cache the result has the next one, too."""
         kept: list[Any] = []
-        attend = self._attending(tgt_mask, tgt_key_padding_mask, tgt_is_causal, cache, kept)
+        attend = self._attention_sublayer(
+            tgt_mask, tgt_key_padding_mask, tgt_is_causal, cache, kept
+        )
 
         def attend_memory(x: wf.Tensor) -> wf.Tensor:
             masks = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
             return self.multihead_attn(x, memory, memory, **masks)[0]  # type: ignore[no-any-return]
 
-        x = self._around(2, self._around(1, tgt, attend), attend_memory)
-        x = self._around(3, x, self._feed_forward)
+        x = self._apply_sublayer(2, self._apply_sublayer(1, tgt, attend), attend_memory)
+        x = self._apply_sublayer(3, x, self._feed_forward)
         return x if cache is None else (x, kept[0])
 
 
@@ -168,7 +170,7 @@ class _Stack(Module):
         """A cache for each layer."""
         return [layer.new_cache(batch, capacity, dtype) for layer in self.layers]
 
-    def _through(self, x: wf.Tensor, caches: Any, *args: Any, **options: Any) -> Any:
+    def _apply_layers(self, x: wf.Tensor, caches: Any, *args: Any, **options: Any) -> Any:
         after = []
         for number, layer in enumerate(self.layers):
             if caches is None:
@@ -198,7 +200,7 @@ class TransformerEncoder(_Stack):
     ) -> Any:
         """Through all layers; with caches, also the next caches."""
         options = {"src_key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
-        return self._through(src, cache, src_mask=mask, **options)
+        return self._apply_layers(src, cache, src_mask=mask, **options)
 
 
 class TransformerDecoder(_Stack):
@@ -222,7 +224,7 @@ class TransformerDecoder(_Stack):
             "tgt_key_padding_mask": tgt_key_padding_mask,
             "memory_key_padding_mask": memory_key_padding_mask,
         }
-        return self._through(tgt, cache, memory, tgt_is_causal=tgt_is_causal, **masks)
+        return self._apply_layers(tgt, cache, memory, tgt_is_causal=tgt_is_causal, **masks)
 
 
 class Transformer(Module):

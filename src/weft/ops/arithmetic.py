@@ -27,7 +27,7 @@ from weft.ir.primitive import PRIMITIVES, Lower
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal, less
 from weft.ops.families import Function, elementwise
-from weft.ops.operands import alias, as_integer, convert_to, promoted, wrong_dtype
+from weft.ops.operands import alias, as_integer, convert_to, promote_operands, wrong_dtype
 from weft.ops.selection import where
 
 __all__ = [
@@ -150,7 +150,7 @@ def positive(x: Any, /) -> Tensor:
     >>> wf.positive(wf.tensor([1.0, -2.0])).tolist()
     [1.0, -2.0]
     """
-    return alias(*promoted("positive", (x,), "number"))
+    return alias(*promote_operands("positive", (x,), "number"))
 
 
 # --- complex numbers ---------------------------------------------------------------------------
@@ -195,7 +195,7 @@ imag: Function = elementwise(
 )
 
 
-def _joined(x1: Array, x2: Array) -> Array:
+def _complex_array(x1: Array, x2: Array) -> Array:
     out = np.empty(np.broadcast_shapes(x1.shape, x2.shape), np.result_type(x1, np.complex64))
     out.real = x1
     out.imag = x2
@@ -206,7 +206,7 @@ complex_: Function = elementwise(
     "complex",
     doc="The complex numbers with these real and imaginary parts.",
     example="[1.0, 2.0], [3.0, 0.0] -> [(1+3j), (2+0j)]",
-    reference=_joined,
+    reference=_complex_array,
     derivatives=[additive(lambda ct, x1, x2: real(ct)), additive(lambda ct, x1, x2: imag(ct))],
     lower=functions.NO_COMPLEX,
     dtypes="parts",
@@ -274,7 +274,7 @@ sign: Function = elementwise(
 # --- the greater and the lesser ----------------------------------------------------------------
 
 
-def _chosen(t: Tensor, lost: Tensor, mine: Any, other: Any) -> Tensor:
+def _tangent_of_chosen(t: Tensor, lost: Tensor, mine: Any, other: Any) -> Tensor:
     """Nothing of the tangent where this operand lost; half of it where both are equal."""
     return where(equal(mine, other), t * 0.5, where(lost, 0.0, t))
 
@@ -288,8 +288,8 @@ maximum: Function = elementwise(
     reference=numerics.maximum,
     kernel=numerics.maximum,
     derivatives=[
-        tangent(lambda t, out, x1, x2: _chosen(t, less(x1, x2), x1, x2)),
-        tangent(lambda t, out, x1, x2: _chosen(t, less(x2, x1), x2, x1)),
+        tangent(lambda t, out, x1, x2: _tangent_of_chosen(t, less(x1, x2), x1, x2)),
+        tangent(lambda t, out, x1, x2: _tangent_of_chosen(t, less(x2, x1), x2, x1)),
     ],
     lower=lambda scalar, x1, x2: scalar.maximum(x1, x2),
     dtypes="ordered",
@@ -304,8 +304,8 @@ minimum: Function = elementwise(
     reference=numerics.minimum,
     kernel=numerics.minimum,
     derivatives=[
-        tangent(lambda t, out, x1, x2: _chosen(t, less(x2, x1), x1, x2)),
-        tangent(lambda t, out, x1, x2: _chosen(t, less(x1, x2), x2, x1)),
+        tangent(lambda t, out, x1, x2: _tangent_of_chosen(t, less(x2, x1), x1, x2)),
+        tangent(lambda t, out, x1, x2: _tangent_of_chosen(t, less(x1, x2), x2, x1)),
     ],
     lower=lambda scalar, x1, x2: scalar.minimum(x1, x2),
     dtypes="ordered",
@@ -432,7 +432,7 @@ def round(x: Any, /, *, decimals: int = 0) -> Tensor:
     if decimals == 0:
         return _round(x)
     scale = 10.0 ** builtins.min(builtins.abs(decimals), 308)
-    (x,) = promoted("round", (x,), "inexact")
+    (x,) = promote_operands("round", (x,), "inexact")
     wide = convert_to(x, float32) if x.dtype.is_floating and x.dtype.bits == 16 else x
     rounded = divide(_round(wide * scale), scale) if decimals > 0 else _round(wide / scale) * scale
     return convert_to(rounded, x.dtype)

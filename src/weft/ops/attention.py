@@ -144,7 +144,7 @@ def scores_shape(q: Shape, k: Shape) -> Shape:
     return (*q[:-1], k[-2])
 
 
-def _named(operands: Sequence[Any], *more: str, kept: float) -> dict[str, Any]:
+def _operands_by_name(operands: Sequence[Any], *more: str, kept: float) -> dict[str, Any]:
     """Operands by name; there may be a mask, and there is a key where probabilities are dropped."""
     drawn = ("key", "data") if kept < 1 else ()
     names = ("q", "k", "v", *more)
@@ -169,7 +169,7 @@ def _check_key(op: str, got: dict[str, TensorType]) -> None:
 def _attention_type(
     *operands: TensorType, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[TensorType, TensorType]:
-    got = _named(operands, kept=kept)
+    got = _operands_by_name(operands, kept=kept)
     _check("attention", got)
     q, v = got["q"], got["v"]
     out = q.with_shape((*q.shape[:-1], v.shape[-1]))
@@ -179,7 +179,7 @@ def _attention_type(
 def _gradient_type(
     *operands: TensorType, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[TensorType, TensorType, TensorType]:
-    got = _named(operands, "lse", "ct", "delta", kept=kept)
+    got = _operands_by_name(operands, "lse", "ct", "delta", kept=kept)
     _check("attention_gradient", got)
     out, rows = _attention_type(
         *[got[name] for name in ("q", "k", "v")], offset=offset, scale=scale, guarded=guarded
@@ -200,25 +200,28 @@ def _gradient_type(
 
 def _scores(q: Array, k: Array, mask: Array | None, offset: Any, scale: float) -> Array:
     """Scores in the dtype of sums, -inf where a key is hidden: [..., shared, group, i, j]."""
-    scores: Array = q @ _turned(k) * q.dtype.type(scale)
+    # Queries [..., shared, group, i, head] times keys [..., shared, 1, head, j].
+    scores: Array = q @ _transpose_keys(k) * q.dtype.type(scale)
     if mask is not None:
-        hidden = _grouped(mask, k.shape[-3], q.shape[-3], scores.ndim)
-        scores = np.where(hidden, scores, -np.inf) if mask.dtype == bool else scores + hidden
+        grouped_mask = _group_mask(mask, k.shape[-3], q.shape[-3], scores.ndim)
+        is_boolean = mask.dtype == bool
+        scores = np.where(grouped_mask, scores, -np.inf) if is_boolean else scores + grouped_mask
     if offset is not None:
         i, j = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
         scores = np.where(j <= i[:, None] + offset, scores, -np.inf)
     return scores.astype(q.dtype, copy=False)
 
 
-def _grouped(mask: Array, shared: int, group: int, ndim: int) -> Array:
+def _group_mask(mask: Array, shared: int, group: int, ndim: int) -> Array:
     """The mask with its axis of heads, if it has more than one, divided into groups."""
+    # Axes of size 1 in front, up to [..., heads, queries, keys].
     wide = mask.reshape(*[1] * (ndim - 1 - mask.ndim), *mask.shape)
     heads = wide.shape[-3]
     groups = (shared, group) if heads > 1 else (1, 1)
     return wide.reshape(*wide.shape[:-3], *groups, *wide.shape[-2:])
 
 
-def _turned(x: Array) -> Array:
+def _transpose_keys(x: Array) -> Array:
     """Keys or values as [..., shared, 1, head, keys]."""
     return x[..., None, :, :].swapaxes(-1, -2)
 
@@ -229,41 +232,48 @@ def _in_groups(x: Array, shared: int) -> Array:
     return x.reshape(*x.shape[:-3], shared, heads // max(1, shared), *x.shape[-2:])
 
 
-def _widened(got: dict[str, Array]) -> dict[str, Array]:
+def _in_float32(got: dict[str, Array]) -> dict[str, Array]:
+    """16-bit operands as float32; what is float32 already, or no number, stays as it is."""
     narrow = got["q"].dtype.itemsize == 2
-    kept = ("lse", "delta", "key", "data")
+    unchanged = ("lse", "delta", "key", "data")
     return {
-        name: x.astype(np.float32) if narrow and x.dtype != bool and name not in kept else x
+        name: x.astype(np.float32) if narrow and x.dtype != bool and name not in unchanged else x
         for name, x in got.items()
     }
 
 
-def _factors(got: dict[str, Array], kept: float) -> Any:
-    """What probabilities are multiplied by, [..., shared, group, i, j]: 0, or 1 / kept."""
+def _dropped(x: Array, got: dict[str, Array], kept: float) -> Array:
+    """Powers, or their cotangents, with dropout: [..., shared, group, i, j]."""
     if kept >= 1:
-        return 1
+        return x
     q, k, key, data = (got[name] for name in ("q", "k", "key", "data"))
     shape = scores_shape(q.shape, k.shape)[data.ndim :]
     params = {"shape": shape, "dtype": uint32, "domain": DRAW}
+    # 24 bits are what a float32 holds exactly: a uniform number in [0, 1), as `dropout` draws it.
     high = random_bits.reference(key, data, **params) >> np.uint32(8)
     stays = _in_groups(high.astype(np.float32) * np.float32(2**-24) < np.float32(kept), k.shape[-3])
-    return np.where(stays, q.dtype.type(1 / kept) if kept else 0, q.dtype.type(0))
+    scaled: Array = x * q.dtype.type(1 / kept if kept else 0)
+    return np.where(stays, scaled, q.dtype.type(0))
 
 
 def _attention(
     *operands: Array, offset: Any, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Array, Array]:
     dtype, shape = operands[0].dtype, operands[0].shape
-    got = _widened(_named(operands, kept=kept))
+    got = _in_float32(_operands_by_name(operands, kept=kept))
     q, k, v = (got[name] for name in "qkv")
     with np.errstate(all="ignore"):
+        # [..., shared, group, queries, keys]; rows without a key are -inf throughout.
         scores = _scores(_in_groups(q, k.shape[-3]), k, got.get("mask"), offset, scale)
         top = scores.max(axis=-1, initial=-np.inf)
+        # The maximum is subtracted so that no power overflows; -inf less -inf would be NaN.
         powers = np.exp(scores - np.where(np.isneginf(top), 0, top)[..., None])
         total = powers.sum(axis=-1)
         lse = np.where(np.isneginf(top), -np.inf, top + np.log(total))
         safe = np.where(total == 0, 1, total) if guarded or not k.shape[-2] else total
-        out = powers / safe[..., None] * _factors(got, kept) @ v[..., None, :, :]
+        # [..., shared, group, queries, keys] times values [..., shared, 1, keys, value]; divided
+        # last: where scores are no numbers nor is the result, whatever is dropped
+        out = _dropped(powers, got, kept) @ v[..., None, :, :] / safe[..., None]
     out = out.reshape(*shape[:-1], v.shape[-1]).astype(dtype, copy=False)
     return out, lse.reshape(shape[:-1]).astype(q.dtype, copy=False)
 
@@ -272,19 +282,22 @@ def _attention_gradient(
     *operands: Array, offset: Any, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Array, Array, Array]:
     dtype, shape = operands[0].dtype, operands[0].shape
-    got = _widened(_named(operands, "lse", "ct", "delta", kept=kept))
+    got = _in_float32(_operands_by_name(operands, "lse", "ct", "delta", kept=kept))
     k, v = got["k"], got["v"]
     shared = k.shape[-3]
     q, ct = _in_groups(got["q"], shared), _in_groups(got["ct"], shared)
     lse, delta = (_in_groups(got[name][..., None], shared) for name in ("lse", "delta"))
     with np.errstate(all="ignore"):
-        factor = _factors(got, kept)
         scores = _scores(q, k, got.get("mask"), offset, scale)
-        powers = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
-        moved = powers * (ct @ _turned(v) * factor - delta) * q.dtype.type(scale)
-        dq = (moved @ k[..., None, :, :]).reshape(shape)
-        dk = (moved.swapaxes(-1, -2) @ q).sum(axis=-3)
-        dv = ((powers * factor).swapaxes(-1, -2) @ ct).sum(axis=-3)
+        # Probabilities again, [..., shared, group, queries, keys]: softmax(s) = exp(s - lse).
+        weights = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
+        # The softmax's derivative: p · (dp - Σ dp·p), where the sum is delta.
+        back = _dropped(ct @ _transpose_keys(v), got, kept)
+        dscores = weights * (back - delta) * q.dtype.type(scale)
+        dq = (dscores @ k[..., None, :, :]).reshape(shape)
+        # All query heads of a group add to the one head of keys and values that they share.
+        dk = (dscores.swapaxes(-1, -2) @ q).sum(axis=-3)
+        dv = (_dropped(weights, got, kept).swapaxes(-1, -2) @ ct).sum(axis=-3)
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 
@@ -292,7 +305,7 @@ def _attention_gradient(
 
 
 class _Plain:
-    """Attention made of products, with the queries of a group one after the other."""
+    """Attention made of products; the heads of a group lie one after the other as more queries."""
 
     def __init__(self, got: dict[str, Tensor], kept: float) -> None:
         q, k, v = (got[name] for name in "qkv")
@@ -300,33 +313,33 @@ class _Plain:
         self.key, self.data, self.kept = got.get("key"), got.get("data"), kept
         self.shared, self.stack = k.shape[-3], q.ndim - 2
         self.k, self.v = (convert_to(x, wide_dtype(x.dtype)) for x in (k, v))
-        self.q = self.grouped(q)
+        self.q = self.group_queries(q)
 
-    def grouped(self, x: Tensor) -> Tensor:
+    def group_queries(self, x: Tensor) -> Tensor:
         """Queries as [..., shared, group · queries, last], in the dtype of sums."""
         group = 0 if self.shared == 0 else self.shape[-3] // self.shared
         shape = (*x.shape[:-3], self.shared, group * x.shape[-2], x.shape[-1])
         return apply(reshape, convert_to(x, wide_dtype(x.dtype)), shape=shape)
 
-    def ungrouped(self, x: Tensor) -> Tensor:
-        """The way back: [..., heads, queries, last]."""
+    def ungroup_queries(self, x: Tensor) -> Tensor:
+        """The inverse of `group_queries`: [..., heads, queries, last]."""
         return apply(reshape, x, shape=(*self.shape[:-1], x.shape[-1]))
 
     def product(self, a: Tensor, b: Tensor, left: int, right: int) -> Tensor:
-        """The matrices of each stack multiplied, along axes counted from the first of theirs."""
+        """a times b in each stack, summed over axis `left` of a's matrices and `right` of b's."""
         contract, axes = ((self.stack + left,), (self.stack + right,)), tuple(range(self.stack))
         return apply(dot, a, b, contract=contract, batch=(axes, axes))
 
     def scores(self, offset: Offset, scale: float) -> Tensor:
         """[..., heads, queries, keys], -inf where a key is hidden."""
-        s = self.ungrouped(self.product(self.q, self.k, 1, 1)) * scale
+        s = self.ungroup_queries(self.product(self.q, self.k, 1, 1)) * scale
         if self.mask is not None and self.mask.dtype is bool_:
             s = where(self.mask, s, -np.inf)
         elif self.mask is not None:
             s = s + convert_to(self.mask, s.dtype)
-        return s if offset is None else where(_visible(s.shape, offset), s, -np.inf)
+        return s if offset is None else where(_causal_mask(s.shape, offset), s, -np.inf)
 
-    def dropped(self, x: Tensor) -> Tensor:
+    def apply_dropout(self, x: Tensor) -> Tensor:
         """[..., heads, queries, keys] with the factors of dropout."""
         if self.key is None or self.data is None:
             return x
@@ -336,13 +349,14 @@ class _Plain:
         return where(less(drawn, self.kept), x / self.kept if self.kept else x * 0.0, 0.0)
 
 
-def _visible(shape: Shape, offset: Dimension) -> Tensor:
+def _causal_mask(shape: Shape, offset: Dimension) -> Tensor:
     """Whether key j is not after query i + offset."""
     i, j = (apply(iota, shape=tuple(shape[-2:]), dtype=INDEX, axis=axis) for axis in (0, 1))
     return less_equal(j, i + offset)
 
 
 def _rows(x: Tensor) -> Tensor:
+    """A number for each query, [..., queries, 1], to broadcast along the keys."""
     return apply(reshape, x, shape=(*x.shape, 1))
 
 
@@ -355,20 +369,20 @@ def plain_attention(
     *operands: Tensor, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """What `attention` computes, made of products and exponentials."""
-    plain, q = _Plain(_named(operands, kept=kept), kept), operands[0]
+    plain, q = _Plain(_operands_by_name(operands, kept=kept), kept), operands[0]
     scores = plain.scores(offset, scale)
     last = (scores.ndim - 1,)
     if is_zero(plain.k.shape[-2]):
-        top = reverse.filled(q.shape[:-1], scores.dtype, -np.inf)
+        top = reverse.filled_tensor(q.shape[:-1], scores.dtype, -np.inf)
     else:
         top = apply(reduce_max, stop_gradient(scores), axes=last)
-    powers = exp(scores - _rows(_or_zero(top)))
-    total = apply(reduce_sum, powers, axes=last)
+    powers = exp(scores - _rows(_or_zero(top)))  # [..., heads, queries, keys]
+    total = apply(reduce_sum, powers, axes=last)  # [..., heads, queries]
     empty = equal(total, 0.0)
-    some = where(empty, 1.0, total)
-    lse = where(empty, -np.inf, _or_zero(top) + log(some))
-    weights = plain.dropped(powers / _rows(some if guarded else total))
-    out = plain.ungrouped(plain.product(plain.grouped(weights), plain.v, 1, 0))
+    nonzero_total = where(empty, 1.0, total)
+    lse = where(empty, -np.inf, _or_zero(top) + log(nonzero_total))
+    weighted = plain.product(plain.group_queries(plain.apply_dropout(powers)), plain.v, 1, 0)
+    out = plain.ungroup_queries(weighted) / _rows(nonzero_total if guarded else total)
     return convert_to(out, q.dtype), lse
 
 
@@ -376,16 +390,17 @@ def plain_gradient(
     *operands: Tensor, offset: Offset, scale: float, guarded: bool, kept: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `attention_gradient` computes, made of products and exponentials."""
-    got = _named(operands, "lse", "ct", "delta", kept=kept)
+    got = _operands_by_name(operands, "lse", "ct", "delta", kept=kept)
     plain, q, lse = _Plain(got, kept), got["q"], got["lse"]
     scores = plain.scores(offset, scale)
-    powers = exp(scores - _rows(_or_zero(lse) if guarded else lse))
-    back = plain.grouped(got["ct"])
-    moved = plain.dropped(plain.ungrouped(plain.product(back, plain.v, 1, 1)))
-    moved = plain.grouped(powers * (moved - _rows(got["delta"])) * scale)
-    dq = plain.ungrouped(plain.product(moved, plain.k, 1, 0))
-    dk = plain.product(moved, plain.q, 0, 0)
-    dv = plain.product(plain.grouped(plain.dropped(powers)), back, 0, 0)
+    weights = exp(scores - _rows(_or_zero(lse) if guarded else lse))  # [..., heads, queries, keys]
+    ct = plain.group_queries(got["ct"])  # [..., shared, group · queries, value]
+    dweights = plain.apply_dropout(plain.ungroup_queries(plain.product(ct, plain.v, 1, 1)))
+    dscores = plain.group_queries(weights * (dweights - _rows(got["delta"])) * scale)
+    dq = plain.ungroup_queries(plain.product(dscores, plain.k, 1, 0))
+    # The sum over the rows of a group runs over its query heads too.
+    dk = plain.product(dscores, plain.q, 0, 0)
+    dv = plain.product(plain.group_queries(plain.apply_dropout(weights)), ct, 0, 0)
     return convert_to(dq, q.dtype), convert_to(dk, q.dtype), convert_to(dv, q.dtype)
 
 
@@ -396,7 +411,7 @@ Formula = Callable[..., tuple[Tensor, ...]]
 Found = Sequence[Tensor | None]
 
 
-def _pushed(formula: Formula) -> Callable[..., tuple[Tensor | None, ...]]:
+def _forward_rule(formula: Formula) -> Callable[..., tuple[Tensor | None, ...]]:
     """Forward mode through the plain formula."""
 
     def push(primals: Sequence[Tensor], tangents: Found, out: Any, **params: Any) -> Any:
@@ -406,7 +421,7 @@ def _pushed(formula: Formula) -> Callable[..., tuple[Tensor | None, ...]]:
     return push
 
 
-def _pulled(formula: Formula) -> Callable[..., Found]:
+def _reverse_rule(formula: Formula) -> Callable[..., Found]:
     """Reverse mode through the plain formula."""
 
     def pull(
@@ -419,30 +434,34 @@ def _pulled(formula: Formula) -> Callable[..., Found]:
     return pull
 
 
-def _back(
+def _attention_reverse(
     cotangents: Found, out: Sequence[Tensor], primals: Sequence[Tensor], wanted: Any, **params: Any
 ) -> Found:
-    """By `attention_gradient`; a mask that wants a gradient is as large as the scores anyway."""
-    named = _named(primals, kept=params.get("kept", 1.0))
+    """By `attention_gradient`; by the plain formula where the mask needs a gradient.
+
+    A mask's gradient is as large as the scores, so that `attention_gradient` would save nothing.
+    """
+    named = _operands_by_name(primals, kept=params.get("kept", 1.0))
     if "mask" in named and wanted[3] and primals[3].dtype.is_inexact:
-        return _pulled(plain_attention)(cotangents, out, primals, wanted, **params)
-    ct, moved = cotangents
+        return _reverse_rule(plain_attention)(cotangents, out, primals, wanted, **params)
+    ct, lse_cotangent = cotangents
     assert ct is not None
-    assert moved is not None
+    assert lse_cotangent is not None
     result, lse = out
     last = (result.ndim - 1,)
     wide = [convert_to(x, lse.dtype) for x in (ct, result)]
-    delta = apply(reduce_sum, wide[0] * wide[1], axes=last) - moved
+    # Σⱼ dp[i, j] · p[i, j] is ct[i] · out[i], as out is p · v; the derivative of lse is p.
+    delta = apply(reduce_sum, wide[0] * wide[1], axes=last) - lse_cotangent
     q, k, v, *rest = primals
-    found = apply_multiple(attention_gradient, q, k, v, lse, ct, delta, *rest, **params)
-    return [*found, *[None for _ in rest]]
+    gradients = apply_multiple(attention_gradient, q, k, v, lse, ct, delta, *rest, **params)
+    return [*gradients, *[None for _ in rest]]
 
 
 # --- batching ----------------------------------------------------------------------------------
 
 
 def _batch(count: int, primitive_of: Callable[[], Primitive]) -> Callable[..., Any]:
-    """The batch axis is one more in front; a mask gets axes up to there."""
+    """The batch axis is one more in front; a mask gets axes of size 1 between it and its own."""
 
     def batch(
         size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], **params: Any
@@ -468,36 +487,36 @@ _PLAIN: dict[str, Any] = {"offset": None, "scale": 0.5, "guarded": False}
 _KEYS, _DATA = np.array([[5, 6]], np.uint32), np.array([1 << 33], np.uint64)
 
 
-def _drawn(*shape: int, dtype: Any = np.float32) -> Array:
+def _sample_array(*shape: int, dtype: Any = np.float32) -> Array:
     seed = sum(shape) + 31 * len(shape)
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
 def _mask() -> Array:
-    """Each key is hidden from some query, and one query sees none."""
+    """A mask that hides each key from some query, and all keys from one query."""
     return np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]], bool)
 
 
 def _cases() -> list[tuple[tuple[Array, ...], dict[str, Any]]]:
-    q, k, v = _drawn(2, 3, 4), _drawn(2, 4, 4) * 2, _drawn(2, 4, 2)
-    shared = _drawn(1, 1, 4, 4), _drawn(1, 1, 4, 3)
-    wide = _drawn(1, 2, 3, 4)
+    q, k, v = _sample_array(2, 3, 4), _sample_array(2, 4, 4) * 2, _sample_array(2, 4, 2)
+    shared = _sample_array(1, 1, 4, 4), _sample_array(1, 1, 4, 3)
+    wide = _sample_array(1, 2, 3, 4)
     return [
         ((q, k, v), _PLAIN),
         ((q, k, v), {**_PLAIN, "offset": 1}),
         ((wide, *shared), {**_PLAIN, "offset": 0, "scale": 1.0}),
-        ((wide, *shared, _drawn(2, 1, 4)), _PLAIN),
+        ((wide, *shared, _sample_array(2, 1, 4)), _PLAIN),
         ((q, k, v, _mask()), {**_PLAIN, "guarded": True}),
         ((q, k, v, _mask()[2:]), _PLAIN),
-        ((q, k, v, _drawn(3, 4)), {**_PLAIN, "offset": -1, "guarded": True}),
+        ((q, k, v, _sample_array(3, 4)), {**_PLAIN, "offset": -1, "guarded": True}),
         ((q, k, v, _KEYS[0], _DATA[0]), {**_PLAIN, "kept": 0.6}),
-        ((wide, *shared, _drawn(3, 4), _KEYS, _DATA), {**_PLAIN, "offset": 0, "kept": 0.3}),
+        ((wide, *shared, _sample_array(3, 4), _KEYS, _DATA), {**_PLAIN, "offset": 0, "kept": 0.3}),
     ]
 
 
 def _samples() -> list[Sample]:
-    empty = _drawn(1, 2, 3), _drawn(1, 0, 3), _drawn(1, 0, 2)
-    narrow = tuple(_drawn(1, 2, 4, dtype=np.float16) for _ in range(3))
+    empty = _sample_array(1, 2, 3), _sample_array(1, 0, 3), _sample_array(1, 0, 2)
+    narrow = tuple(_sample_array(1, 2, 4, dtype=np.float16) for _ in range(3))
     return [
         *[Sample(operands, params) for operands, params in _cases() if _sees(operands, params)],
         Sample(empty, _PLAIN, derivative=False),
@@ -506,7 +525,7 @@ def _samples() -> list[Sample]:
 
 
 def _sees(operands: tuple[Array, ...], params: dict[str, Any]) -> bool:
-    """Whether each query sees a key: there are no differences of an lse of -inf."""
+    """Whether each query sees a key: finite differences need a finite lse."""
     return bool(np.isfinite(_attention(*operands, **params)[1]).all())
 
 
@@ -515,22 +534,22 @@ def _gradient_samples() -> list[Sample]:
     for forward_operands, params in _cases():
         q, k, v, *mask = forward_operands
         out, lse = _attention(*forward_operands, **params)
-        ct = _drawn(*out.shape)
+        ct = _sample_array(*out.shape)
         operands = (q, k, v, lse, ct, (ct * out).sum(-1), *mask)
         samples.append(Sample(operands, params, _sees(forward_operands, params)))
     return samples
 
 
 def _mistakes() -> list[Mistake]:
-    q, k, v = _drawn(2, 3, 4), _drawn(2, 5, 4), _drawn(2, 5, 2)
+    q, k, v = _sample_array(2, 3, 4), _sample_array(2, 5, 4), _sample_array(2, 5, 2)
     return [
         Mistake((q[0], k[0], v[0]), _PLAIN, ShapeError, "not stacks of heads"),
         Mistake((q, k, v.astype(np.float64)), _PLAIN, DTypeError, "not defined for this dtype"),
         Mistake((q[..., :3], k, v), _PLAIN, ShapeError, "sizes of a head"),
         Mistake((q, k, v[:, :4]), _PLAIN, ShapeError, "numbers of keys"),
         Mistake((q, k[:1], v), _PLAIN, ShapeError, "numbers of heads"),
-        Mistake((_drawn(3, 3, 4), k, v), _PLAIN, ShapeError, "not a multiple"),
-        Mistake((q, k, v, _drawn(4, 5)), _PLAIN, ShapeError, "does not broadcast"),
+        Mistake((_sample_array(3, 3, 4), k, v), _PLAIN, ShapeError, "not a multiple"),
+        Mistake((q, k, v, _sample_array(4, 5)), _PLAIN, ShapeError, "does not broadcast"),
         Mistake((q, k, v, np.ones((3, 5), np.int32)), _PLAIN, DTypeError, "neither of truth"),
         Mistake(
             (q, k, v, _KEYS[0, :1], _DATA[0]), {**_PLAIN, "kept": 0.5}, ShapeError, "not two words"
@@ -554,7 +573,7 @@ attention: Primitive = Primitive(
     kind=Contraction(_operations(1, 1), "attention"),
     type_rule=_attention_type,
     reference=_attention,
-    derivatives=joint(jvp=_pushed(plain_attention), vjp=_back),
+    derivatives=joint(jvp=_forward_rule(plain_attention), vjp=_attention_reverse),
     batch=_batch(3, lambda: attention),
     samples=_samples,
     mistakes=_mistakes,
@@ -567,7 +586,7 @@ attention_gradient: Primitive = Primitive(
     kind=Contraction(_operations(3, 2), "attention"),
     type_rule=_gradient_type,
     reference=_attention_gradient,
-    derivatives=joint(jvp=_pushed(plain_gradient), vjp=_pulled(plain_gradient)),
+    derivatives=joint(jvp=_forward_rule(plain_gradient), vjp=_reverse_rule(plain_gradient)),
     batch=_batch(6, lambda: attention_gradient),
     samples=_gradient_samples,
     multiple=True,

@@ -24,10 +24,10 @@ from weft.ir.derivatives import additive, every, linear
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import Mistake, Primitive, Sample
-from weft.ir.reverse import filled, zeros
+from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
 from weft.ops.elementwise import add
-from weft.ops.indexing import NO_DERIVATIVE, along_front, counting, gather, scatter
+from weft.ops.indexing import NO_DERIVATIVE, along_front, count_up, gather, scatter
 from weft.ops.movement import broadcast_to, check_one_dtype, is_below, reshape
 from weft.ops.selection import clip
 
@@ -89,7 +89,7 @@ def _box_indices(starts: Sequence[Tensor], shape: Shape, sizes: Shape) -> list[T
     for axis, (start, dim, part) in enumerate(zip(starts, shape, sizes, strict=True)):
         low = clip(start, 0, operator.index(dim - part))
         column = apply(reshape, low, shape=(batch, *[1] * len(sizes)))
-        line = apply(reshape, counting(part), shape=(part, *[1] * (len(sizes) - axis - 1)))
+        line = apply(reshape, count_up(part), shape=(part, *[1] * (len(sizes) - axis - 1)))
         indices.append(apply(broadcast_to, add(column, line), shape=(batch, *sizes)))
     return indices
 
@@ -100,7 +100,7 @@ def _batch_dynamic_slice(
     x, *starts = operands
     if all(place is None for place in places[1:]):
         front = to_front(size, x, places[0])
-        zero = filled((), INDEX, 0)
+        zero = filled_tensor((), INDEX, 0)
         return apply(dynamic_slice, front, zero, *starts, sizes=(size, *sizes)), 0
     fronts = [to_front(size, s, place) for s, place in zip(starts, places[1:], strict=True)]
     if places[0] is None:
@@ -116,7 +116,7 @@ def _unslice(ct: Tensor, x: Tensor, *starts: Tensor, sizes: Shape) -> Tensor:
     return apply(dynamic_update_slice, zeros(x.type), ct, *starts)
 
 
-def _at(*starts: int) -> tuple[Array, ...]:
+def _start_arrays(*starts: int) -> tuple[Array, ...]:
     return tuple([np.array(start, np.int64) for start in starts])
 
 
@@ -129,13 +129,15 @@ dynamic_slice: Primitive = Primitive(
     derivatives=every(lambda operand: linear(_unslice) if operand == 0 else NO_DERIVATIVE),
     batch=_batch_dynamic_slice,
     samples=lambda: [
-        Sample((_ramp(4, 5), *_at(1, 2)), {"sizes": (2, 3)}),
-        Sample((_ramp(4, 5), *_at(9, -3)), {"sizes": (2, 3)}),
-        Sample((_ramp(3), *_at(1)), {"sizes": (0,)}),
+        Sample((_ramp(4, 5), *_start_arrays(1, 2)), {"sizes": (2, 3)}),
+        Sample((_ramp(4, 5), *_start_arrays(9, -3)), {"sizes": (2, 3)}),
+        Sample((_ramp(3), *_start_arrays(1)), {"sizes": (0,)}),
         Sample((_ramp(),), {"sizes": ()}),
     ],
     mistakes=lambda: [
-        Mistake((_ramp(3), *_at(0)), {"sizes": (4,)}, ShapeError, "larger than the tensor"),
+        Mistake(
+            (_ramp(3), *_start_arrays(0)), {"sizes": (4,)}, ShapeError, "larger than the tensor"
+        ),
         Mistake((_ramp(3),), {"sizes": (2,)}, ArgumentError, "not one start"),
         Mistake((_ramp(3), np.array(0.0)), {"sizes": (2,)}, DTypeError, "starts must be int64"),
     ],
@@ -148,7 +150,7 @@ def _dynamic_update_type(x: TensorType, update: TensorType, *starts: TensorType)
     return x
 
 
-def _box_updated(x: Array, update: Array, *starts: Array) -> Array:
+def _update_box(x: Array, update: Array, *starts: Array) -> Array:
     out = np.array(x)
     out[_box(x.shape, starts, update.shape)] = update
     return out
@@ -160,7 +162,7 @@ def _batch_dynamic_update(
     x, update = [to_front(size, o, p) for o, p in zip(operands[:2], places[:2], strict=True)]
     starts = operands[2:]
     if all(place is None for place in places[2:]):
-        return apply(dynamic_update_slice, x, update, filled((), INDEX, 0), *starts), 0
+        return apply(dynamic_update_slice, x, update, filled_tensor((), INDEX, 0), *starts), 0
     fronts = [to_front(size, s, place) for s, place in zip(starts, places[2:], strict=True)]
     indices = _box_indices(fronts, x.shape[1:], update.shape[1:])
     indices = [along_front(indices[0]), *indices]
@@ -180,20 +182,20 @@ dynamic_update_slice: Primitive = Primitive(
     "x with a box replaced by update, at starts that are data, moved to lie inside x.",
     kind=Scatter(checked=False),
     type_rule=_dynamic_update_type,
-    reference=_box_updated,
+    reference=_update_box,
     derivatives=every(
         lambda operand: (additive(_clear_box), additive(_read_box), NO_DERIVATIVE)[min(operand, 2)]
     ),
     batch=_batch_dynamic_update,
     samples=lambda: [
-        Sample((_ramp(4, 5), _ramp(2, 3), *_at(1, 2))),
-        Sample((_ramp(4, 5), _ramp(2, 3), *_at(9, -3))),
-        Sample((_ramp(3), _ramp(0), *_at(1))),
+        Sample((_ramp(4, 5), _ramp(2, 3), *_start_arrays(1, 2))),
+        Sample((_ramp(4, 5), _ramp(2, 3), *_start_arrays(9, -3))),
+        Sample((_ramp(3), _ramp(0), *_start_arrays(1))),
         Sample((_ramp(), _ramp())),
     ],
     mistakes=lambda: [
-        Mistake((_ramp(3), _ramp(4), *_at(0)), {}, ShapeError, "larger than the tensor"),
+        Mistake((_ramp(3), _ramp(4), *_start_arrays(0)), {}, ShapeError, "larger than the tensor"),
         Mistake((_ramp(3), _ramp(2)), {}, ArgumentError, "not one start"),
-        Mistake((_ramp(3), np.ones(2), *_at(0)), {}, DTypeError, "different dtypes"),
+        Mistake((_ramp(3), np.ones(2), *_start_arrays(0)), {}, DTypeError, "different dtypes"),
     ],
 )

@@ -93,13 +93,13 @@ def _dot(a: Array, b: Array, contract: Axes, batch: Axes) -> Any:
     if is_narrow(a.dtype):
         wide = _dot(a.astype(np.float32), b.astype(np.float32), contract, batch)
         return np.asarray(wide).astype(a.dtype)
-    if contract == ROWS_BY_COLUMNS and a.ndim == 2 and b.ndim == 2:
+    if contract == ROWS_BY_COLUMNS and not batch[0] and a.ndim == 2 and b.ndim == 2:
         return _product(a, b)
     free_a = free_axes(a.ndim, contract[0], batch[0])
     free_b = free_axes(b.ndim, contract[1], batch[1])
     if not contract[0]:
         left = a.transpose(*batch[0], *free_a)
-        return left[(..., *[None] * len(free_b))] * _spaced(b, batch[1], free_b, len(free_a))
+        return left[(..., *[None] * len(free_b))] * _with_gap(b, batch[1], free_b, len(free_a))
     pairs = sorted(zip(*contract, strict=True))
     left = _matrices(a, batch[0], free_a, [pair[0] for pair in pairs])
     right = _matrices(b, batch[1], free_b, [pair[1] for pair in pairs])
@@ -121,7 +121,7 @@ def _product(left: Array, right: Array) -> Any:
     return total.astype(left.dtype)
 
 
-def _spaced(b: Array, batch: Sequence[int], free: Sequence[int], gap: int) -> Array:
+def _with_gap(b: Array, batch: Sequence[int], free: Sequence[int], gap: int) -> Array:
     """The right operand with axes of size 1 where the left one's free axes are."""
     turned = b.transpose(*batch, *free)
     stack = len(batch)
@@ -145,7 +145,7 @@ def _conj(x: Tensor) -> Tensor:
     return conj(x) if x.dtype.is_complex else x
 
 
-def _back_left(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
+def _left_cotangent(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
     """The cotangent of the left operand: ct times b over b's free axes."""
     stack = tuple(range(len(batch[0])))
     free_a = free_axes(a.ndim, contract[0], batch[0])
@@ -153,7 +153,7 @@ def _back_left(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) ->
     columns = tuple(range(len(stack) + len(free_a), ct.ndim))
     back = apply(dot, ct, _conj(b), contract=(columns, free_b), batch=(stack, batch[1]))
     paired = [left for _, left in sorted(zip(contract[1], contract[0], strict=True))]
-    return _placed(back, (*batch[0], *free_a, *paired))
+    return _place_axes(back, (*batch[0], *free_a, *paired))
 
 
 def _back_right(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
@@ -164,10 +164,10 @@ def _back_right(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -
     rows = tuple(range(len(stack), len(stack) + len(free_a)))
     back = apply(dot, _conj(a), ct, contract=(free_a, rows), batch=(batch[0], stack))
     paired = [right for _, right in sorted(zip(contract[0], contract[1], strict=True))]
-    return _placed(back, (*batch[1], *paired, *free_b))
+    return _place_axes(back, (*batch[1], *paired, *free_b))
 
 
-def _placed(x: Tensor, places: tuple[int, ...]) -> Tensor:
+def _place_axes(x: Tensor, places: tuple[int, ...]) -> Tensor:
     """Axis i of x put at position places[i]."""
     order = inverse(places)
     return x if order == tuple(range(x.ndim)) else apply(transpose, x, order=order)
@@ -182,7 +182,7 @@ def _batch_dot(
 ) -> tuple[Tensor, int]:
     fronts = [x if i is None else move_axis(x, i, 0) for x, i in zip(operands, axes, strict=True)]
     shifts = [axis is not None for axis in axes]
-    contract, batch = _shifted(contract, shifts), _shifted(batch, shifts)
+    contract, batch = _shift_axes(contract, shifts), _shift_axes(batch, shifts)
     if all(shifts):
         batch = ((0, *batch[0]), (0, *batch[1]))
         return apply(dot, *fronts, contract=contract, batch=batch), 0
@@ -191,7 +191,7 @@ def _batch_dot(
     return out, len(batch[0]) if shifts[0] else out.ndim - columns
 
 
-def _shifted(axes: Axes, by: Sequence[int]) -> Axes:
+def _shift_axes(axes: Axes, by: Sequence[int]) -> Axes:
     return tuple([axis + by[0] for axis in axes[0]]), tuple([axis + by[1] for axis in axes[1]])
 
 
@@ -251,7 +251,7 @@ dot = Primitive(
     kind=Contraction(_operations, "product"),
     type_rule=_dot_type,
     reference=_dot,
-    derivatives=[linear(_back_left), linear(_back_right)],
+    derivatives=[linear(_left_cotangent), linear(_back_right)],
     batch=_batch_dot,
     samples=lambda: [
         _sample((2, 3), (3, 4), ROWS_BY_COLUMNS, NONE),
@@ -266,6 +266,8 @@ dot = Primitive(
         _sample((), (3,), NONE, NONE),
         _sample((2, 0), (0, 4), ROWS_BY_COLUMNS, NONE),
         _sample((2, 3), (3, 2), ROWS_BY_COLUMNS, NONE, "complex64"),
+        _sample((4, 3), (3, 4), ROWS_BY_COLUMNS, ((0,), (1,))),
+        _sample((4, 3), (3, 4), ROWS_BY_COLUMNS, ((0,), (1,)), "complex64"),
         _sample((2, 3), (4, 3), ((1,), (1,)), NONE, "int64"),
     ],
     mistakes=_mistakes,

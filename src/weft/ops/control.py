@@ -6,9 +6,9 @@ structure of the graph they come from, so a loop that is traced anew derives not
 
 >>> import numpy as np
 >>> from weft.core.types import spec
->>> from weft.ops.control import closed, run
+>>> from weft.ops.control import closed_graph, run
 >>> from weft.ops.elementwise import sin
->>> graph = closed(lambda x: [sin(x)], [spec("float32")])
+>>> graph = closed_graph(lambda x: [sin(x)], [spec("float32")])
 >>> run(graph, (np.float32(0.0),))[0].item()
 0.0
 """
@@ -63,7 +63,7 @@ def run(graph: Graph, arrays: Iterable[Array]) -> tuple[Array, ...]:
     return tuple(map(read, graph.outputs))
 
 
-def closed(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Graph:
+def closed_graph(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Graph:
     """The graph of a function that closes over nothing but concrete tensors."""
     return trace(f, types).closed()
 
@@ -73,7 +73,7 @@ def marked(values: Iterable[T], marks: Iterable[bool]) -> list[T]:
     return [value for value, mark in zip(values, marks, strict=True) if mark]
 
 
-def placed(values: Iterable[T], marks: Iterable[bool]) -> list[T | None]:
+def place_marked(values: Iterable[T], marks: Iterable[bool]) -> list[T | None]:
     """The values at the marked places, None at the others: undoes `marked`."""
     rest = iter(values)
     return [next(rest) if mark else None for mark in marks]
@@ -96,7 +96,7 @@ def settle(step: Callable[[Marks], Marks], marks: Marks) -> Marks:
     return marks
 
 
-def parted(values: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
+def split_by_counts(values: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
     """The values in groups of so many each."""
     ends = list(accumulate(counts))
     return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -107,11 +107,11 @@ def parted(values: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
 
 def silent(graph: Graph) -> Graph:
     """The graph without what it only shows: a derivative computes again what has been shown."""
-    return graph if all(map(is_pure, graph.nodes)) else _silenced(graph)
+    return graph if all(map(is_pure, graph.nodes)) else _without_shown_nodes(graph)
 
 
 @remember
-def _silenced(graph: Graph) -> Graph:
+def _without_shown_nodes(graph: Graph) -> Graph:
     read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
     shown = [n for n in graph.nodes if n.primitive.impure and read.isdisjoint(n.results)]
     nodes = [_silent_node(node) for node in graph.nodes if node not in shown]
@@ -133,21 +133,21 @@ def _silent_value(value: Any) -> Any:
 # --- forward mode ------------------------------------------------------------------------------
 
 
-def pushed(
+def tangent_outputs(
     graph: Graph, primals: Sequence[Tensor], tangents: Iterable[Tensor], moving: Marks
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Outputs and their tangents, given the tangents of the inputs that move."""
-    return jvp(partial(interpret, silent(graph)), primals, placed(tangents, moving))
+    return jvp(partial(interpret, silent(graph)), primals, place_marked(tangents, moving))
 
 
 @remember
-def moved(graph: Graph, moving: Marks) -> Marks:
+def moving_outputs(graph: Graph, moving: Marks) -> Marks:
     """Which outputs move when these inputs do."""
     space = AbstractTrace()
     with running(space):
         primals = [space.tensor(kind) for kind in graph.input_types]
         tangents = [space.tensor(kind) for kind in marked(graph.input_types, moving)]
-        _, found = pushed(graph, primals, tangents, moving)
+        _, found = tangent_outputs(graph, primals, tangents, moving)
     return tuple(each is not None for each in found)
 
 
@@ -157,16 +157,16 @@ def tangent_graph(graph: Graph, moving: Marks, wanted: Marks) -> Graph:
     count = len(moving)
 
     def tangents(*values: Tensor) -> list[Tensor]:
-        outputs, found = pushed(graph, values[:count], values[count:], moving)
+        outputs, found = tangent_outputs(graph, values[:count], values[count:], moving)
         return or_zeros(marked(found, wanted), marked(outputs, wanted))
 
-    return closed(tangents, [*graph.input_types, *marked(graph.input_types, moving)])
+    return closed_graph(tangents, [*graph.input_types, *marked(graph.input_types, moving)])
 
 
 # --- reverse mode ------------------------------------------------------------------------------
 
 
-def pulled(
+def input_cotangents(
     graph: Graph, inputs: Sequence[Tensor], cotangents: Iterable[Tensor], wanted: Marks
 ) -> list[Tensor]:
     """Cotangents of the wanted inputs, given those of the outputs that have derivatives."""
@@ -178,7 +178,7 @@ def pulled(
 
     varying = marked(inputs, wanted)
     _, pullback = vjp(outputs, *varying)
-    return or_zeros(pullback(placed(cotangents, inexact(graph.output_types))), varying)
+    return or_zeros(pullback(place_marked(cotangents, inexact(graph.output_types))), varying)
 
 
 @remember
@@ -186,8 +186,8 @@ def cotangent_graph(graph: Graph, wanted: Marks) -> Graph:
     """Inputs and cotangents of the outputs, to the cotangents of the wanted inputs."""
     count = len(wanted)
     outputs = graph.output_types
-    return closed(
-        lambda *values: pulled(graph, values[:count], values[count:], wanted),
+    return closed_graph(
+        lambda *values: input_cotangents(graph, values[:count], values[count:], wanted),
         [*graph.input_types, *marked(outputs, inexact(outputs))],
     )
 
@@ -199,7 +199,7 @@ def _batch_type(size: Dimension, kind: TensorType, mark: bool) -> TensorType:
     return kind.with_shape((size, *kind.shape)) if mark else kind
 
 
-def spread_over(
+def batched_interpretation(
     graph: Graph, size: Dimension, inputs: Sequence[Tensor], marks: Marks
 ) -> list[tuple[Tensor, int | None]]:
     """Outputs with their batch axes, given inputs of which the marked have one in front."""
@@ -207,13 +207,13 @@ def spread_over(
 
 
 @remember
-def spread(graph: Graph, marks: Marks, size: Dimension) -> Marks:
+def batched_outputs(graph: Graph, marks: Marks, size: Dimension) -> Marks:
     """Which outputs have a batch axis when these inputs do."""
     space = AbstractTrace()
     with running(space):
         pairs = zip(graph.input_types, marks, strict=True)
         inputs = [space.tensor(_batch_type(size, kind, mark)) for kind, mark in pairs]
-        found = spread_over(graph, size, inputs, marks)
+        found = batched_interpretation(graph, size, inputs, marks)
     return tuple(axis is not None for _, axis in found)
 
 
@@ -222,14 +222,14 @@ def batched_graph(graph: Graph, size: Dimension, marks: Marks, wanted: Marks) ->
     """The graph over a batch: marked inputs have, and wanted outputs get, the batch axis first."""
 
     def outputs(*inputs: Tensor) -> list[Tensor]:
-        found = spread_over(graph, size, inputs, marks)
+        found = batched_interpretation(graph, size, inputs, marks)
         return [
             to_front(size, tensor, axis) if want else tensor
             for (tensor, axis), want in zip(found, wanted, strict=True)
         ]
 
     pairs = zip(graph.input_types, marks, strict=True)
-    return closed(outputs, [_batch_type(size, kind, mark) for kind, mark in pairs])
+    return closed_graph(outputs, [_batch_type(size, kind, mark) for kind, mark in pairs])
 
 
 # --- types -------------------------------------------------------------------------------------

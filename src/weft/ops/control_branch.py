@@ -25,14 +25,14 @@ from weft.ir.tensor import Tensor
 from weft.ops.control import (
     Array,
     batched_graph,
-    closed,
+    batched_outputs,
+    closed_graph,
     cotangent_graph,
     inexact,
-    moved,
-    placed,
+    moving_outputs,
+    place_marked,
     require_types,
     run,
-    spread,
     tangent_graph,
     union,
 )
@@ -82,10 +82,10 @@ def _switch(index: Array, *operands: Array, branches: Branches, rows: int) -> tu
     if rows == 0:
         return run(branches[int(index)], operands)
     results = [run(branch, operands) for branch in branches]
-    return tuple(_chosen(index, column) for column in zip(*results, strict=True))
+    return tuple(_choose_rows(index, column) for column in zip(*results, strict=True))
 
 
-def _chosen(index: Array, column: Sequence[Array]) -> Array:
+def _choose_rows(index: Array, column: Sequence[Array]) -> Array:
     """Each row from the array that its index names."""
     choice = index.reshape(index.shape + (1,) * (column[0].ndim - index.ndim))
     result = column[0]
@@ -102,12 +102,14 @@ def _switch_jvp(
     rows: int,
 ) -> list[Tensor | None]:
     moving = tuple(tangent is not None for tangent in tangents[1:])
-    wanted = union(*[moved(branch, moving) for branch in branches])
+    wanted = union(*[moving_outputs(branch, moving) for branch in branches])
     if not any(wanted):
         return [None] * len(wanted)
     graphs = tuple(tangent_graph(branch, moving, wanted) for branch in branches)
     given = [tangent for tangent in tangents[1:] if tangent is not None]
-    return placed(apply_multiple(switch, *primals, *given, branches=graphs, rows=rows), wanted)
+    return place_marked(
+        apply_multiple(switch, *primals, *given, branches=graphs, rows=rows), wanted
+    )
 
 
 def _switch_vjp(
@@ -122,7 +124,7 @@ def _switch_vjp(
     graphs = tuple(cotangent_graph(branch, asked) for branch in branches)
     given = [cotangent for cotangent in cotangents if cotangent is not None]
     found = apply_multiple(switch, *primals, *given, branches=graphs, rows=rows)
-    return [None, *placed(found, asked)]
+    return [None, *place_marked(found, asked)]
 
 
 def _batch_switch(
@@ -139,7 +141,7 @@ def _batch_switch(
     """
     if axes[0] is None and rows == 0:
         marks = tuple(axis is not None for axis in axes[1:])
-        wanted = union(*[spread(branch, marks, size) for branch in branches])
+        wanted = union(*[batched_outputs(branch, marks, size) for branch in branches])
         pairs = zip(operands, axes, strict=True)
         fronts = [x if axis is None else move_axis(x, axis, 0) for x, axis in pairs]
     else:
@@ -154,9 +156,9 @@ def _batch_switch(
 def _sample_branches() -> Branches:
     kinds = [spec("float64"), spec("float64", (3,))]
     return (
-        closed(lambda a, x: [sin(x), a], kinds),
-        closed(lambda a, x: [multiply(a, x), exp(a)], kinds),
-        closed(lambda a, x: [cos(multiply(x, x)), multiply(a, a)], kinds),
+        closed_graph(lambda a, x: [sin(x), a], kinds),
+        closed_graph(lambda a, x: [multiply(a, x), exp(a)], kinds),
+        closed_graph(lambda a, x: [cos(multiply(x, x)), multiply(a, a)], kinds),
     )
 
 
@@ -166,7 +168,7 @@ def _samples() -> list[Sample]:
     params = {"branches": branches, "rows": 0}
     by_row = tuple(batched_graph(b, 2, (True, True), (True, True)) for b in branches)
     rows = (np.array([2, 1]), np.array([0.4, -0.6], np.float64), np.stack([x, x + 1]))
-    counted = closed(lambda n, x: [multiply(x, x), n], [spec("int64"), spec("float64", (2,))])
+    counted = closed_graph(lambda n, x: [multiply(x, x), n], [spec("int64"), spec("float64", (2,))])
     return [
         *[Sample((np.array(i), np.asarray(scale), x), params) for i in range(3)],
         Sample(rows, {"branches": by_row, "rows": 1}),

@@ -4,9 +4,9 @@ The compiler puts its own evaluator in `EVALUATOR`; without it a graph is run no
 
 >>> import weft as wf
 >>> from weft.core.types import spec
->>> from weft.ops.control import closed
+>>> from weft.ops.control import closed_graph
 >>> from weft.ops.control_call import call_graph
->>> graph = closed(lambda x: [wf.sin(x) * 2], [spec("float32")])
+>>> graph = closed_graph(lambda x: [wf.sin(x) * 2], [spec("float32")])
 >>> call_graph(graph, wf.tensor(0.0))[0].item()
 0.0
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.shapes import Dimension
+from weft.core.shapes import Dimension, is_static
 from weft.core.types import TensorType, spec
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import joint
@@ -30,14 +30,17 @@ from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor
 from weft.ops.control import (
     Array,
+    Marks,
     batched_graph,
-    closed,
+    batched_outputs,
+    closed_graph,
     cotangent_graph,
     inexact,
-    moved,
-    placed,
+    marked,
+    moving_outputs,
+    place_marked,
+    remember,
     run,
-    spread,
     tangent_graph,
 )
 from weft.ops.elementwise import multiply, sin
@@ -56,12 +59,12 @@ def _call_jvp(
     primals: Sequence[Tensor], tangents: Sequence[Tensor | None], out: Any, graph: Graph
 ) -> list[Tensor | None]:
     moving = tuple(tangent is not None for tangent in tangents)
-    wanted = moved(graph, moving)
+    wanted = moving_outputs(graph, moving)
     if not any(wanted):
         return [None] * len(wanted)
     given = [tangent for tangent in tangents if tangent is not None]
     derived = tangent_graph(graph, moving, wanted)
-    return placed(apply_multiple(call, *primals, *given, graph=derived), wanted)
+    return place_marked(apply_multiple(call, *primals, *given, graph=derived), wanted)
 
 
 def _call_vjp(
@@ -70,18 +73,38 @@ def _call_vjp(
     primals: Sequence[Tensor],
     wanted: Sequence[bool],
     graph: Graph,
+    pull: object = None,
 ) -> list[Tensor | None]:
+    """The derivative as a call of a graph that computes anew what it needs of the forward one.
+
+    pull: what a compiled call has for first derivatives alone, see `ir/reverse.py`. Such a call
+    keeps saved values behind its operands, and of operands that the derivative does not read
+    only the type.
+    """
+    primals = primals[: len(graph.inputs)]
     asked = tuple(w and d for w, d in zip(wanted, inexact(primals), strict=True))
     given = [cotangent for cotangent in cotangents if cotangent is not None]
-    derived = cotangent_graph(graph, asked)
-    return placed(apply_multiple(call, *primals, *given, graph=derived), asked)
+    derived, read = _read_inputs(cotangent_graph(graph, asked))
+    operands = marked([*primals, *given], read)
+    return place_marked(apply_multiple(call, *operands, graph=derived), asked)
+
+
+@remember
+def _read_inputs(graph: Graph) -> tuple[Graph, Marks]:
+    """A graph without the inputs that it does not read, and which these are not.
+
+    An input of which only the size counts stays.
+    """
+    read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
+    marks = tuple(v in read or not is_static(v.type.shape) for v in graph.inputs)
+    return Graph(tuple(marked(graph.inputs, marks)), graph.nodes, graph.outputs), marks
 
 
 def _batch_call(
     size: Dimension, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], graph: Graph
 ) -> tuple[tuple[Tensor, ...], list[int | None]]:
     marks = tuple(axis is not None for axis in axes)
-    wanted = spread(graph, marks, size)
+    wanted = batched_outputs(graph, marks, size)
     pairs = zip(operands, axes, strict=True)
     fronts = [x if axis is None else move_axis(x, axis, 0) for x, axis in pairs]
     out = apply_multiple(call, *fronts, graph=batched_graph(graph, size, marks, wanted))
@@ -90,7 +113,7 @@ def _batch_call(
 
 def _samples() -> list[Sample]:
     kinds = [spec("float64", (3,)), spec("float64")]
-    graph = closed(lambda x, a: [sin(multiply(x, a)), multiply(x, x)], kinds)
+    graph = closed_graph(lambda x, a: [sin(multiply(x, a)), multiply(x, x)], kinds)
     return [Sample((np.array([0.3, -1.1, 0.8]), np.array(0.7)), {"graph": graph})]
 
 

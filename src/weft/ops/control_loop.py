@@ -30,20 +30,20 @@ from weft.ops.control import (
     Array,
     Marks,
     batched_graph,
-    closed,
+    batched_outputs,
+    closed_graph,
     inexact,
+    input_cotangents,
     marked,
-    moved,
-    parted,
-    placed,
-    pulled,
-    pushed,
+    moving_outputs,
+    place_marked,
     remember,
     require_types,
     run,
     settle,
     silent,
-    spread,
+    split_by_counts,
+    tangent_outputs,
 )
 from weft.ops.control_branch import switch
 from weft.ops.conversion import convert
@@ -55,7 +55,7 @@ __all__: list[str] = []
 # --- scan --------------------------------------------------------------------------------------
 
 
-def _stacked(kind: TensorType, length: Dimension) -> TensorType:
+def _stacked_type(kind: TensorType, length: Dimension) -> TensorType:
     return kind.with_shape((length, *kind.shape))
 
 
@@ -81,7 +81,7 @@ def _scan_type(
     require_types("scan", "operands", graph.input_types, [*operands[:held], *steps])
     outputs = graph.output_types
     require_types("scan", "carry", operands[num_consts:held], outputs[:num_carry])
-    return (*outputs[:num_carry], *[_stacked(y, length) for y in outputs[num_carry:]])
+    return (*outputs[:num_carry], *[_stacked_type(y, length) for y in outputs[num_carry:]])
 
 
 def _scan(
@@ -113,9 +113,9 @@ def _scan_jvp(
     """A scan whose carry holds the tangents of the carry beside it."""
     held = num_consts + num_carry
     moving = tuple(tangent is not None for tangent in tangents)
-    moving = _settled(moved, graph, num_consts, num_carry, moving)
-    found = moved(graph, moving)[num_carry:]
-    consts, carry, xs = _beside(primals, tangents, moving, num_consts, held)
+    moving = _settle_marks(moving_outputs, graph, num_consts, num_carry, moving)
+    found = moving_outputs(graph, moving)[num_carry:]
+    consts, carry, xs = _with_tangents(primals, tangents, moving, num_consts, held)
     results = apply_multiple(
         scan,
         *consts,
@@ -127,10 +127,10 @@ def _scan_jvp(
         length=length,
         reverse=reverse,
     )
-    return placed(results[num_carry:], moving[num_consts:held] + found)
+    return place_marked(results[num_carry:], moving[num_consts:held] + found)
 
 
-def _settled(
+def _settle_marks(
     rule: Callable[[Graph, Marks], Marks],
     graph: Graph,
     num_consts: int,
@@ -143,7 +143,7 @@ def _settled(
     return before + settle(lambda m: rule(graph, before + m + after)[:num_carry], carry) + after
 
 
-def _beside(
+def _with_tangents(
     primals: Sequence[Tensor],
     tangents: Sequence[Tensor | None],
     moving: Marks,
@@ -169,13 +169,13 @@ def _tangent_step(
     counts = (num_consts, sum(fixed), num_carry, sum(varied), len(stepped), sum(stepped))
 
     def step(*values: Tensor) -> list[Tensor]:
-        c, tc, s, ts, x, tx = parted(values, counts)
-        outputs, slopes = pushed(graph, [*c, *s, *x], [*tc, *ts, *tx], moving)
+        c, tc, s, ts, x, tx = split_by_counts(values, counts)
+        outputs, slopes = tangent_outputs(graph, [*c, *s, *x], [*tc, *ts, *tx], moving)
         return [*outputs[:num_carry], *or_zeros(marked(slopes, wanted), marked(outputs, wanted))]
 
     kinds = graph.input_types
     parts = [(kinds[:num_consts], fixed), (kinds[num_consts:held], varied), (kinds[held:], stepped)]
-    return closed(step, [k for part, marks in parts for k in (*part, *marked(part, marks))])
+    return closed_graph(step, [k for part, marks in parts for k in (*part, *marked(part, marks))])
 
 
 def _scan_vjp(
@@ -215,13 +215,13 @@ def _scan_vjp(
         **params,
         reverse=not reverse,
     )
-    return placed(back, asked)
+    return place_marked(back, asked)
 
 
 @remember
 def _saving_step(graph: Graph, num_consts: int, num_carry: int) -> Graph:
     """The step whose y is the carry that it was given."""
-    return closed(
+    return closed_graph(
         lambda *values: [
             *interpret(silent(graph), *values)[:num_carry],
             *values[num_consts : num_consts + num_carry],
@@ -246,12 +246,12 @@ def _cotangent_step(graph: Graph, num_consts: int, num_carry: int, asked: Marks)
     parts = [kinds[:num_consts], sums, ct_carry, kinds[num_consts:held], kinds[held:], ct_ys]
 
     def step(*values: Tensor) -> list[Tensor]:
-        c, totals, ct_s, s, x, ct_y = parted(values, [len(part) for part in parts])
-        found = pulled(graph, [*c, *s, *x], [*ct_s, *ct_y], asked)
+        c, totals, ct_s, s, x, ct_y = split_by_counts(values, [len(part) for part in parts])
+        found = input_cotangents(graph, [*c, *s, *x], [*ct_s, *ct_y], asked)
         added = [add(a, b) for a, b in zip(totals, found[: len(totals)], strict=True)]
         return [*added, *found[len(totals) :]]
 
-    return closed(step, [kind for part in parts for kind in part])
+    return closed_graph(step, [kind for part in parts for kind in part])
 
 
 def _batch_scan(
@@ -267,8 +267,8 @@ def _batch_scan(
     """The batch axis is first inside a step, so it stands behind the steps' axis in xs and ys."""
     held = num_consts + num_carry
     marks = tuple(axis is not None for axis in axes)
-    rule = partial(spread, size=size)
-    marks = _settled(rule, graph, num_consts, num_carry, marks)
+    rule = partial(batched_outputs, size=size)
+    marks = _settle_marks(rule, graph, num_consts, num_carry, marks)
     found = rule(graph, marks)[num_carry:]
     fronts = [
         to_front(size, x, axis) if mark else x
@@ -298,9 +298,9 @@ def _scan_samples() -> list[Sample]:
         return [h, multiply(h, x)]
 
     vector = spec("float64", (2,))
-    graph = closed(step, [spec("float64"), vector, vector])
+    graph = closed_graph(step, [spec("float64"), vector, vector])
     number = spec("float64")
-    counting = closed(
+    counting = closed_graph(
         lambda n, total, x: [add(n, n), add(total, x)], [spec("int32"), number, number]
     )
     w, h = np.array(0.6, np.float64), np.array([0.2, -0.5], np.float64)
@@ -373,9 +373,9 @@ def _while_jvp(
     """A loop whose carry holds the tangents of the carry beside it."""
     num_carry = len(primals) - num_consts
     moving = tuple(tangent is not None for tangent in tangents)
-    moving = _settled(moved, body, num_consts, num_carry, moving)
+    moving = _settle_marks(moving_outputs, body, num_consts, num_carry, moving)
     step = _tangent_step(body, num_consts, num_carry, moving, ())
-    consts, carry = _beside(primals, tangents, moving, num_consts)
+    consts, carry = _with_tangents(primals, tangents, moving, num_consts)
     results = apply_multiple(
         while_,
         *consts,
@@ -385,7 +385,7 @@ def _while_jvp(
         num_consts=len(consts),
         max_steps=max_steps,
     )
-    return placed(results[num_carry:], moving[num_consts:])
+    return place_marked(results[num_carry:], moving[num_consts:])
 
 
 @remember
@@ -396,13 +396,13 @@ def _beside_tangents(
     counts = (num_consts, sum(moving[:num_consts]), len(moving) - num_consts)
 
     def test(*values: Tensor) -> tuple[Tensor, ...]:
-        consts, _, carry, _ = parted(values, (*counts, len(values) - sum(counts)))
+        consts, _, carry, _ = split_by_counts(values, (*counts, len(values) - sum(counts)))
         return interpret(silent(cond), *consts, *carry)
 
-    return closed(test, kinds)
+    return closed_graph(test, kinds)
 
 
-def _kept(kinds: Sequence[TensorType], num_consts: int) -> Graph:
+def _identity_body(kinds: Sequence[TensorType], num_consts: int) -> Graph:
     """The graph of (constants, carry) that returns the carry as it is."""
     inputs = tuple(Variable(kind) for kind in kinds)
     return Graph(inputs, (), inputs[num_consts:])
@@ -443,13 +443,13 @@ def _while_vjp(
 @remember
 def _step_or_stay(cond: Graph, body: Graph, num_consts: int) -> Graph:
     """The body if the condition holds; otherwise the carry as it is."""
-    branches = (_kept(body.input_types, num_consts), body)
+    branches = (_identity_body(body.input_types, num_consts), body)
 
     def step(*values: Tensor) -> Sequence[Tensor]:
         active = apply(convert, interpret(cond, *values)[0], dtype=int32)
         return apply_multiple(switch, active, *values, branches=branches, rows=0)
 
-    return closed(step, body.input_types)
+    return closed_graph(step, body.input_types)
 
 
 def _batch_while(
@@ -463,9 +463,11 @@ def _batch_while(
 ) -> tuple[tuple[Tensor, ...], list[int | None]]:
     """A loop that all elements leave together, or one that runs as long as any of them does."""
     marks = tuple(axis is not None for axis in axes)
-    marks = _settled(partial(spread, size=size), body, num_consts, len(marks) - num_consts, marks)
+    marks = _settle_marks(
+        partial(batched_outputs, size=size), body, num_consts, len(marks) - num_consts, marks
+    )
     fixed, varied = marks[:num_consts], marks[num_consts:]
-    (apart,) = spread(cond, marks, size)
+    (apart,) = batched_outputs(cond, marks, size)
     if apart:
         varied = (True,) * len(varied)
         test, step = _any_row(size, cond, fixed + varied), _by_row(size, cond, body, fixed, varied)
@@ -491,7 +493,7 @@ def _any_row(size: Dimension, cond: Graph, marks: Marks) -> Graph:
         holds = apply(convert, interpret(by_row, *values)[0], dtype=int32)
         return [apply(convert, apply(reduce_sum, holds, axes=(0,)), dtype=bool_)]
 
-    return closed(test, by_row.input_types)
+    return closed_graph(test, by_row.input_types)
 
 
 @remember
@@ -500,7 +502,7 @@ def _by_row(size: Dimension, cond: Graph, body: Graph, fixed: Marks, varied: Mar
     by_row = batched_graph(cond, size, fixed + varied, (True,))
     every = (True,) * len(fixed + varied)
     step = batched_graph(body, size, every, varied)
-    branches = (_kept(step.input_types, len(fixed)), step)
+    branches = (_identity_body(step.input_types, len(fixed)), step)
 
     def body_of_some(*values: Tensor) -> Sequence[Tensor]:
         holds = apply(convert, interpret(by_row, *values)[0], dtype=int32)
@@ -508,14 +510,14 @@ def _by_row(size: Dimension, cond: Graph, body: Graph, fixed: Marks, varied: Mar
         rows = [to_front(size, value, 0 if mark else None) for value, mark in pairs]
         return apply_multiple(switch, holds, *rows, branches=branches, rows=1)
 
-    return closed(body_of_some, by_row.input_types)
+    return closed_graph(body_of_some, by_row.input_types)
 
 
 def _while_samples() -> list[Sample]:
     kinds = [spec("float64"), spec("int32"), spec("float64", (2,))]
-    cond = closed(lambda w, n, x: [apply(convert, n, dtype=bool_)], kinds)
+    cond = closed_graph(lambda w, n, x: [apply(convert, n, dtype=bool_)], kinds)
     one = np.array(1, np.int32)
-    body = closed(lambda w, n, x: [subtract(n, one), sin(multiply(w, x))], kinds)
+    body = closed_graph(lambda w, n, x: [subtract(n, one), sin(multiply(w, x))], kinds)
     w, x = np.array(0.8, np.float64), np.array([0.4, -0.9], np.float64)
     params = {"cond": cond, "body": body, "num_consts": 1, "max_steps": 4}
     return [

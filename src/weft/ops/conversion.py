@@ -20,7 +20,7 @@ from weft.ir import ranges
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Elementwise
-from weft.ir.numerics import converted
+from weft.ir.numerics import convert_numbers
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.operands import alias, as_tensor
@@ -30,10 +30,10 @@ __all__ = ["astype", "bitcast"]
 Array = np.ndarray[Any, Any]
 
 
-def _converted(x: Array, dtype: DType) -> Any:
+def _convert_array(x: Array, dtype: DType) -> Any:
     if x.dtype.kind == "c" and not (dtype.is_complex or dtype is dtypes.bool_):
         x = x.real
-    found: Array = converted(x, dtype.numpy)
+    found: Array = convert_numbers(x, dtype.numpy)
     return found
 
 
@@ -43,7 +43,7 @@ convert: Primitive = Primitive(
     "complex numbers lose their imaginary part.",
     kind=Elementwise(bounds=ranges.of_conversion),
     type_rule=lambda x, dtype: TensorType(dtype, x.shape),
-    reference=_converted,
+    reference=_convert_array,
     derivatives=[linear(lambda ct, x, dtype: apply(convert, ct, dtype=x.dtype))],
     batch=lambda size, operands, axes, dtype: (apply(convert, operands[0], dtype=dtype), axes[0]),
     samples=lambda: [

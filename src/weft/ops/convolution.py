@@ -60,7 +60,7 @@ def window_count(
 def window_counts(
     spatial: Shape, window: Shape, strides: Sequence[int], padding: Padding, dilation: Sequence[int]
 ) -> Any:
-    """`window_count` of each axis: integers where sizes are."""
+    """`window_count` of each axis; integers where all sizes are integers."""
     return tuple(map(window_count, spatial, window, strides, padding, dilation))
 
 
@@ -219,7 +219,7 @@ def _check_counts(op: str, got: dict[str, object], found: Shape, wanted: Shape) 
 # --- references --------------------------------------------------------------------------------
 
 
-def padded(x: Array, padding: Padding, value: Any = 0) -> Array:
+def pad_array(x: Array, padding: Padding, value: Any = 0) -> Array:
     """The array with a constant around its last axes."""
     if not any(map(any, padding)):
         return x
@@ -230,7 +230,7 @@ def padded(x: Array, padding: Padding, value: Any = 0) -> Array:
     return out
 
 
-def inner(x: Array, spatial: Sequence[int], padding: Padding) -> Array:
+def crop_padding(x: Array, spatial: Sequence[int], padding: Padding) -> Array:
     """The array without the padding around its last axes."""
     inside: list[Any] = [slice(low, low + d) for d, (low, _) in zip(spatial, padding, strict=True)]
     return x[(..., *inside)]
@@ -245,7 +245,7 @@ def windows(
 ) -> Array:
     """A view [..., *window, *counts] of a padded array: element k of window p, along each axis."""
     lead = x.ndim - len(window)
-    steps = x.strides[lead:]
+    steps = x.strides[lead:]  # bytes from one element to the next
     within = [step * d for step, d in zip(steps, dilation, strict=True)]
     between = [step * s for step, s in zip(steps, strides, strict=True)]
     return np.lib.stride_tricks.as_strided(
@@ -262,7 +262,10 @@ def positions(
     strides: Sequence[int],
     dilation: Sequence[int],
 ) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """For each element k of a window: k, and where all windows have it in a padded array."""
+    """Each element k of a window, with the slice of a padded array that holds it for all windows.
+
+    The slice has the shape [..., *counts].
+    """
     for k in product(*map(range, window)):
         starts = [i * d for i, d in zip(k, dilation, strict=True)]
         spans = zip(starts, strides, counts, strict=True)
@@ -272,12 +275,12 @@ def positions(
 def _in_float32(reference: Callable[..., Any]) -> Callable[..., Any]:
     """16-bit floats are multiplied and added in float32."""
 
-    def widened(a: Array, b: Array, **params: Any) -> Any:
+    def wide_reference(a: Array, b: Array, **params: Any) -> Any:
         if is_narrow(a.dtype):
             return reference(a.astype(np.float32), b.astype(np.float32), **params).astype(a.dtype)
         return reference(a, b, **params)
 
-    return widened
+    return wide_reference
 
 
 def _chunks(count: int, bytes_each: int) -> Iterator[slice]:
@@ -291,10 +294,12 @@ def _conv(x: Array, w: Array, strides: Any, padding: Padding, dilation: Any, gro
     kernel = w.shape[2:]
     counts = window_counts(x.shape[2:], kernel, strides, padding, dilation)
     out = np.zeros((len(x), groups, w.shape[0] // groups, prod(counts)), x.dtype)
+    # [groups, O / groups, C / groups · kernel]
     matrix = w.reshape(groups, w.shape[0] // groups, -1 if w.size else 0)
     depth = matrix.shape[-1]
     for part in _chunks(len(x) if depth else 0, groups * depth * prod(counts) * x.itemsize):
-        view = windows(padded(x[part], padding), kernel, counts, strides, dilation)
+        # [n, C, *kernel, *counts], copied to [n, groups, C / groups · kernel, out]
+        view = windows(pad_array(x[part], padding), kernel, counts, strides, dilation)
         columns = view.reshape(len(view), groups, depth, prod(counts))
         np.matmul(matrix, columns, out=out[part])
     return out.reshape(len(x), w.shape[0], *counts)
@@ -308,14 +313,16 @@ def _input_gradient(
     channels = w.shape[1] * groups
     full = [d + low + high for d, (low, high) in zip(spatial, padding, strict=True)]
     out = np.zeros((len(y), channels, *full), y.dtype)
+    # [groups, C / groups · kernel, O / groups]
     matrix = w.reshape(groups, w.shape[0] // groups, w.shape[1] * prod(kernel)).swapaxes(1, 2)
     for part in _chunks(len(y), channels * prod(kernel) * prod(counts) * y.itemsize):
         images = len(y[part])
         stack = y[part].reshape(images, groups, w.shape[0] // groups, prod(counts))
         columns = np.matmul(matrix, stack).reshape(images, channels, *kernel, *counts)
+        # Windows overlap, so each element of the kernel adds to its places in turn.
         for k, place in positions(kernel, counts, strides, dilation):
             out[part][place] += columns[(slice(None), slice(None), *k)]
-    return inner(out, spatial, padding)
+    return crop_padding(out, spatial, padding)
 
 
 @_in_float32
@@ -327,9 +334,11 @@ def _weight_gradient(
     depth = per_group * prod(kernel)
     out = np.zeros((groups, y.shape[1] // groups, depth), x.dtype)
     for part in _chunks(len(x), groups * depth * prod(counts) * x.itemsize):
-        view = windows(padded(x[part], padding), kernel, counts, strides, dilation)
+        view = windows(pad_array(x[part], padding), kernel, counts, strides, dilation)
         places = len(view) * prod(counts)
+        # [n, C, *kernel, *counts] -> [C, *kernel, n, *counts] -> [groups, depth, n · out]
         columns = np.moveaxis(view, 0, 1 + len(kernel)).reshape(groups, depth, places)
+        # [n, O, *counts] -> [O, n, *counts] -> [groups, O / groups, n · out]
         rows = np.moveaxis(y[part], 0, 1).reshape(groups, y.shape[1] // groups, places)
         out += np.matmul(rows, columns.swapaxes(1, 2))
     return out.reshape(y.shape[1], per_group, *kernel)
@@ -360,23 +369,25 @@ _SHARED = {  # the index that two of x, w and y share: its axis in each, and whe
 }
 
 
-def _folded(x: Tensor, batch: int, axis: int, groups: int) -> Tensor:
+def _fold_batch(x: Tensor, batch: int, axis: int, groups: int) -> Tensor:
     """The batch axis merged into another axis, inside its groups: [g, a] -> [g, batch, a]."""
     front = move_axis(x, batch, 0)
     size, shape = front.shape[0], front.shape[1:]
-    split = (size, *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
-    moved = move_axis(apply(reshape, front, shape=split), 0, axis + 1)
-    merged = (*shape[:axis], shape[axis] * size, *shape[axis + 1 :])
-    return apply(reshape, moved, shape=merged)
+    # [batch, ..., groups · a, ...] -> [batch, ..., groups, a, ...] -> [..., groups, batch, a, ...]
+    split_shape = (size, *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
+    batch_in_groups = move_axis(apply(reshape, front, shape=split_shape), 0, axis + 1)
+    merged_shape = (*shape[:axis], shape[axis] * size, *shape[axis + 1 :])
+    return apply(reshape, batch_in_groups, shape=merged_shape)
 
 
-def _unfolded(x: Tensor, size: Dimension, axis: int, groups: int) -> Tensor:
-    """The batch axis taken out again, to the front."""
+def _unfold_batch(x: Tensor, size: Dimension, axis: int, groups: int) -> Tensor:
+    """The inverse of `_fold_batch`, with the batch axis in front."""
     rest = x.shape[axis] // (size * groups)
-    split = (*x.shape[:axis], groups, size, rest, *x.shape[axis + 1 :])
-    front = move_axis(apply(reshape, x, shape=split), axis + 1, 0)
-    merged = (size, *x.shape[:axis], groups * rest, *x.shape[axis + 1 :])
-    return apply(reshape, front, shape=merged)
+    # [..., groups · batch · a, ...] -> [..., groups, batch, a, ...] -> [batch, ..., groups, a, ...]
+    split_shape = (*x.shape[:axis], groups, size, rest, *x.shape[axis + 1 :])
+    front = move_axis(apply(reshape, x, shape=split_shape), axis + 1, 0)
+    merged_shape = (size, *x.shape[:axis], groups * rest, *x.shape[axis + 1 :])
+    return apply(reshape, front, shape=merged_shape)
 
 
 def _batch(
@@ -388,23 +399,27 @@ def _batch(
     /,
     **params: Any,
 ) -> tuple[Tensor, int]:
-    """The batch becomes part of an axis that one operand shares with the result, or groups.
+    """The batch axis as a part of one that the convolution has anyway.
 
-    `roles` names what the two operands and the result are.
+    Where one operand has a batch, that is the axis which it shares with the result; where both
+    have one, each element of the batch is a group of its own. `roles` names what the two operands
+    and the result are.
     """
     groups, result = params["groups"], roles[2]
     axes = {role: (axis, 1) for role, axis in _CHANNEL_AXIS.items()}
     if None in places:
         role = roles[0] if places[0] is not None else roles[1]
         shared = _SHARED["".join(sorted(role + result, key="xwy".index))]
-        axes = {name: (axis, groups if split else 1) for name, (axis, split) in shared.items()}
+        axes = {
+            name: (axis, groups if has_groups else 1) for name, (axis, has_groups) in shared.items()
+        }
     else:
         params = {**params, "groups": size * groups}
     folded = [
-        x if place is None else _folded(x, place, *axes[role])
+        x if place is None else _fold_batch(x, place, *axes[role])
         for x, place, role in zip(operands, places, roles[:2], strict=True)
     ]
-    return _unfolded(apply(primitive_of(), *folded, **params), size, *axes[result]), 0
+    return _unfold_batch(apply(primitive_of(), *folded, **params), size, *axes[result]), 0
 
 
 # --- samples -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def _iota_type(shape: Shape, dtype: DType, axis: int) -> TensorType:
     return TensorType(dtype, shape)
 
 
-def _counted(shape: tuple[int, ...], dtype: DType, axis: int) -> np.ndarray[Any, Any]:
+def _count_along(shape: tuple[int, ...], dtype: DType, axis: int) -> np.ndarray[Any, Any]:
     line = np.arange(shape[axis]).astype(dtype.numpy)
     return np.broadcast_to(line.reshape(-1, *[1] * (len(shape) - axis - 1)), shape)
 
@@ -48,7 +48,7 @@ iota: Primitive = Primitive(
     "Each element's position along one axis: 0, 1, 2, …",
     kind=Movement(reads.of_iota, by_place=True),
     type_rule=_iota_type,
-    reference=_counted,
+    reference=_count_along,
     derivatives=(),
     batch=lambda size, operands, axes, /, **params: (apply(iota, **params), None),
     samples=lambda: [

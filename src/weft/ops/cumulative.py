@@ -106,7 +106,7 @@ def _samples() -> list[Sample]:
     ]
 
 
-def _running(ufunc: np.ufunc) -> Callable[..., Array]:
+def _running_reference(ufunc: np.ufunc) -> Callable[..., Array]:
     """Running results: of floats in double precision, where each is rounded once."""
 
     def reference(x: Array, axis: int, reverse: bool) -> Array:
@@ -132,7 +132,7 @@ def is_narrow(dtype: np.dtype[Any]) -> bool:
 cumulative_sum: Primitive = cumulative(
     "cumulative_sum",
     doc="The sum of each element and all before it, or after it in reverse.",
-    reference=_running(np.add),
+    reference=_running_reference(np.add),
     derivative=linear(
         lambda ct, x, axis, reverse: apply(cumulative_sum, ct, axis=axis, reverse=not reverse)
     ),
@@ -140,7 +140,7 @@ cumulative_sum: Primitive = cumulative(
 )
 
 
-def previous(x: Tensor, axis: int, reverse: bool, first: float) -> Tensor:
+def shift_by_one(x: Tensor, axis: int, reverse: bool, first: float) -> Tensor:
     """The tensor moved on by one place along an axis, with a constant in the first place."""
     sides = (0, 1, 0) if reverse else (1, 0, 0)
     padding = tuple([sides if each == axis else (0, 0, 0) for each in range(x.ndim)])
@@ -176,10 +176,10 @@ def _recurrence(a: Array, b: Array, axis: int, reverse: bool) -> Array:
     return np.moveaxis(out, 0, axis)
 
 
-def _recurrence_back(ct: Tensor, a: Tensor, b: Tensor, axis: int, reverse: bool) -> Tensor:
+def _recurrence_cotangent(ct: Tensor, a: Tensor, b: Tensor, axis: int, reverse: bool) -> Tensor:
     """The adjoint runs the other way: c[k] = ct[k] + conj(a[k+1])·c[k+1]."""
     factors = conj(a) if a.dtype.is_complex else a
-    moved = previous(factors, axis, not reverse, 0)
+    moved = shift_by_one(factors, axis, not reverse, 0)
     return apply(linear_recurrence, moved, ct, axis=axis, reverse=not reverse)
 
 
@@ -219,12 +219,12 @@ linear_recurrence: Primitive = Primitive(
             lambda t, out, a, b, axis, reverse: apply(
                 linear_recurrence,
                 a,
-                t * previous(out, axis, reverse, 0),
+                t * shift_by_one(out, axis, reverse, 0),
                 axis=axis,
                 reverse=reverse,
             )
         ),
-        linear(_recurrence_back),
+        linear(_recurrence_cotangent),
     ],
     batch=_batch_recurrence,
     samples=_recurrence_samples,
@@ -241,10 +241,14 @@ linear_recurrence: Primitive = Primitive(
 cumulative_prod = cumulative(
     "cumulative_prod",
     doc="The product of each element and all before it, or after it in reverse.",
-    reference=_running(np.multiply),
+    reference=_running_reference(np.multiply),
     derivative=tangent(
         lambda t, out, x, axis, reverse: apply(
-            linear_recurrence, x, t * previous(out, axis, reverse, 1), axis=axis, reverse=reverse
+            linear_recurrence,
+            x,
+            t * shift_by_one(out, axis, reverse, 1),
+            axis=axis,
+            reverse=reverse,
         )
     ),
     dtypes="number",
@@ -257,7 +261,7 @@ cumulative_prod = cumulative(
 
 def _log_sums_tangent(t: Tensor, out: Tensor, x: Tensor, axis: int, reverse: bool) -> Tensor:
     """t[k] weighs exp(x[k] - out[k]); what came before fades by exp(out[k-1] - out[k])."""
-    before = previous(out, axis, reverse, -float("inf"))
+    before = shift_by_one(out, axis, reverse, -float("inf"))
     level = where(equal(out, -float("inf")), 0.0, out)
     fading, weight = exp(before - level), exp(x - level)
     return apply(linear_recurrence, fading, t * weight, axis=axis, reverse=reverse)
@@ -266,7 +270,7 @@ def _log_sums_tangent(t: Tensor, out: Tensor, x: Tensor, axis: int, reverse: boo
 cumulative_logsumexp = cumulative(
     "cumulative_logsumexp",
     doc="The logarithm of the sum of exponentials of each element and all before it.",
-    reference=_running(np.logaddexp),
+    reference=_running_reference(np.logaddexp),
     derivative=tangent(_log_sums_tangent),
     dtypes="float",
 )
@@ -274,7 +278,7 @@ cumulative_logsumexp = cumulative(
 
 def _position_so_far(extreme: np.ufunc) -> Callable[..., Array]:
     """Where the extreme of all elements so far stands; among equals the latest, as in PyTorch."""
-    running = _running(extreme)
+    running = _running_reference(extreme)
 
     def reference(x: Array, axis: int, reverse: bool) -> Array:
         best = running(x, axis, reverse)
@@ -282,8 +286,8 @@ def _position_so_far(extreme: np.ufunc) -> Callable[..., Array]:
         count = x.shape[axis]
         places = np.arange(count).reshape(-1, *[1] * (x.ndim - axis - 1))
         if reverse:
-            return _running(np.minimum)(np.where(here, places, count), axis, True)
-        return _running(np.maximum)(np.where(here, places, 0), axis, False)
+            return _running_reference(np.minimum)(np.where(here, places, count), axis, True)
+        return _running_reference(np.maximum)(np.where(here, places, 0), axis, False)
 
     return reference
 

@@ -156,7 +156,7 @@ def _is_number(field: str) -> bool:
     return field.isascii() and field.isdecimal() and len(field) < 10
 
 
-def formatted(place: Place, value: Any) -> str:
+def format_value(place: Place, value: Any) -> str:
     """A value as a place shows it."""
     try:
         return format(_CONVERSIONS[place.conversion](value), place.form)
@@ -230,7 +230,7 @@ def _print(*arrays: Array, text: str, rows: int) -> Array:
         for place in parts:
             line += place.before
             if place.field is not None:
-                line += formatted(place, Shown(values[int(place.field)]))
+                line += format_value(place, Shown(values[int(place.field)]))
         sys.stdout.write(line + "\n")
     return np.asarray(True)
 
@@ -410,10 +410,10 @@ def refuse_nan(
 ) -> None:
     """Raise at the user's line where a result holds NaN; constants are what they are."""
     if arrays and any(map(has_nan, results)):
-        raise nan_found(primitive.name, arrays, results, location) from None
+        raise nan_error(primitive.name, arrays, results, location) from None
 
 
-def nan_found(
+def nan_error(
     op: str, arrays: Sequence[Any], results: Sequence[Any], location: Location | None
 ) -> NanError:
     """The error for a result that holds NaN, made here or already given."""
@@ -489,9 +489,9 @@ def _close_short_paths(more: int) -> None:
     with _ShortPaths.lock:
         _ShortPaths.closed += more
         for module in (families, contraction):
-            module.quiet = _closed if _ShortPaths.closed else quiet  # type: ignore[attr-defined]
+            module.quiet = _no_short_path if _ShortPaths.closed else quiet  # type: ignore[attr-defined]
 
 
-def _closed(*_: Any) -> Any:
+def _no_short_path(*_: Any) -> Any:
     """Stands in the place of a short path: what it does must be seen, so the long way is taken."""
     raise RuntimeError

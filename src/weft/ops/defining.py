@@ -33,7 +33,7 @@ import numpy as np
 
 from weft.core.dtypes import BY_NUMPY, from_numpy
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, Unsupported, WeftError
-from weft.core.names import nearest
+from weft.core.names import nearest_name
 from weft.core.records import frozen
 from weft.core.shapes import broadcast_shapes
 from weft.core.types import TensorType
@@ -48,7 +48,7 @@ from weft.ir.scalar_functions import why_not_lowered
 from weft.ir.tensor import Tensor
 from weft.ops.composed.control import map as map_elements
 from weft.ops.families import ELEMENTWISE, RESULTS, Domain, batch_broadcast, elementwise_samples
-from weft.ops.operands import DTYPE_CLASSES, as_tensor, promoted, wrong_dtype
+from weft.ops.operands import DTYPE_CLASSES, as_tensor, promote_operands, wrong_dtype
 
 __all__ = ["Elementwise", "Operator", "elementwise", "primitive"]
 
@@ -78,7 +78,7 @@ class Elementwise:
         allowed, result = frozenset(DTYPE_CLASSES[self.dtypes]), RESULTS[self.result]
 
         def type_rule(*types: TensorType, **params: Any) -> TensorType:
-            got = named(types)
+            got = operands_by_name(types)
             if any(kind.dtype not in allowed or kind.dtype is not types[0].dtype for kind in types):
                 raise wrong_dtype(name, self.dtypes, got)
             shape = broadcast_shapes(name, [kind.shape for kind in types], got)
@@ -102,7 +102,7 @@ def elementwise(
     """
     for name, given, known in (("dtypes", dtypes, DTYPE_CLASSES), ("result", result, RESULTS)):
         if given not in known:
-            meant = nearest(str(given), list(known)) or next(iter(known))
+            meant = nearest_name(str(given), list(known)) or next(iter(known))
             raise ArgumentError(
                 "elementwise",
                 f"{name} is not a class of dtypes",
@@ -128,7 +128,7 @@ class Arguments:
     @property
     def defaults(self) -> dict[str, Any]:
         """The attributes that need not be given."""
-        return {k: plain(v) for k, v in self.attributes.items() if v is not REQUIRED}
+        return {k: plain_value(v) for k, v in self.attributes.items() if v is not REQUIRED}
 
     def params(self, op: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes of a call, in the order of the definition."""
@@ -172,7 +172,7 @@ def arguments_of(op: str, reference: Callable[..., Any]) -> Arguments:
 
 def _attribute(op: str, name: str, value: Any) -> Any:
     """An attribute as it stands in graphs."""
-    made = plain(value)
+    made = plain_value(value)
     try:
         param_text(made, str)
     except WeftError:
@@ -186,10 +186,10 @@ def _attribute(op: str, name: str, value: Any) -> Any:
     return made
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Lists as tuples, NumPy's numbers as Python's."""
     if isinstance(value, (list, tuple)):
-        return tuple(plain(each) for each in value)
+        return tuple(plain_value(each) for each in value)
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -212,14 +212,14 @@ class Operator:
                 name,
                 "another number of operands",
                 expected=f"{wanted} operands",
-                got=named(operands) or {"operands": "none"},
-                fix=f"{name}({', '.join(named(('',) * wanted))})",
+                got=operands_by_name(operands) or {"operands": "none"},
+                fix=f"{name}({', '.join(operands_by_name(('',) * wanted))})",
             )
         params = self.arguments.params(name, attributes)
         if self._dtypes is not None and operands:
-            tensors = promoted(name, operands, self._dtypes)
+            tensors = promote_operands(name, operands, self._dtypes)
             if self._dense:
-                tensors = _spread(name, tensors)
+                tensors = _broadcast_tensors(name, tensors)
             return bind(self.primitive, *tensors, **params)
         return bind(self.primitive, *[as_tensor(name, x) for x in operands], **params)
 
@@ -279,12 +279,12 @@ def primitive(
     }  # fmt: skip
 
     def define(f: Callable[..., Any]) -> Operator:
-        return _defined(f, name or getattr(f, "__name__", ""), type_rule, results, slots)
+        return _define_operator(f, name or getattr(f, "__name__", ""), type_rule, results, slots)
 
     return define if reference is None else define(reference)
 
 
-def _defined(
+def _define_operator(
     reference: Callable[..., Any], name: str, given: Any, results: int, slots: dict[str, Any]
 ) -> Operator:
     """The operator of a reference and what else was given."""
@@ -294,11 +294,11 @@ def _defined(
                expected="type_rule, a function from the operands' types to the result's",
                got={"type_rule": given},
                fix="@wf.primitive(type_rule=lambda x: x)")  # fmt: skip
-    rule = ruled(name, given, results)
-    return Definition(name, arguments_of(name, reference), given, results).made(
+    rule = checked_rule(name, given, results)
+    return Definition(name, arguments_of(name, reference), given, results).make_operator(
         doc=(getdoc(reference) or f"The operation {name}.").partition("\n")[0],
         type_rule=rule,
-        reference=referred(name, reference, rule, results),
+        reference=checked_reference(name, reference, rule, results),
         fingerprint=LOCAL + uuid4().hex,
         **slots,
     )
@@ -315,7 +315,7 @@ class Definition:
     dense: bool = False
     """Whether element-wise operands are broadcast before the operation sees them."""
 
-    def made(
+    def make_operator(
         self,
         *,
         derivatives: Any,
@@ -432,14 +432,14 @@ class Definition:
         except Exception as error:
             refuse(self.name, "the scalar expression cannot be written",
                    expected="lower(scalars, x, ...) made of functions of weft.ir.scalars",
-                   got={"error": f"{type(error).__name__}: {error}", **named(kinds)},
+                   got={"error": f"{type(error).__name__}: {error}", **operands_by_name(kinds)},
                    fix="use the operators of scalars, or functions such as scalars.exp(x)",
                    cause=error)  # fmt: skip
 
 
-def _spread(name: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _broadcast_tensors(name: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Tensors of one shape, by broadcasting."""
-    shape = broadcast_shapes(name, [x.shape for x in tensors], named(tensors))
+    shape = broadcast_shapes(name, [x.shape for x in tensors], operands_by_name(tensors))
     spread = PRIMITIVES["broadcast_to"]
     return tuple(x if x.shape == shape else bind(spread, x, shape=shape) for x in tensors)
 
@@ -452,7 +452,7 @@ def _sample(given: Any) -> Sample:
 # --- rules that are derived ----------------------------------------------------------------------
 
 
-def ruled(name: str, rule: Rule | Elementwise, results: int) -> Rule:
+def checked_rule(name: str, rule: Rule | Elementwise, results: int) -> Rule:
     """A type rule whose results are looked at before anything relies on them."""
     if isinstance(rule, Elementwise):
         return rule.rule(name)
@@ -465,26 +465,26 @@ def ruled(name: str, rule: Rule | Elementwise, results: int) -> Rule:
         if len(several) != results or not all(isinstance(kind, TensorType) for kind in several):
             refuse(name, "the type rule does not give the types of the results",
                    expected=f"{results} wf.TensorType" + (" in a tuple" if results != 1 else ""),
-                   got={"returned": kinds, **named(types)},
+                   got={"returned": kinds, **operands_by_name(types)},
                    fix="return wf.TensorType(x.dtype, x.shape)")  # fmt: skip
         return several if results != 1 else several[0]
 
     return type_rule
 
 
-def referred(name: str, reference: Callable[..., Any], rule: Rule, results: int) -> Rule:
+def checked_reference(name: str, reference: Callable[..., Any], rule: Rule, results: int) -> Rule:
     """A reference that cannot write to its operands, and gives what the type rule says."""
 
     def refer(*arrays: Array, **params: Any) -> Any:
         ruled = rule(*[type_of(array) for array in arrays], **params)
         found = reference(*[_read_only(array) for array in arrays], **params)
         if results == 1:
-            return _fitting(name, found, ruled, arrays)
+            return _check_result(name, found, ruled, arrays)
         if not isinstance(found, (tuple, list)) or len(found) != results:
             refuse(name, "the reference gives another number of results",
                    expected=f"a tuple of {results} arrays", got={"returned": type(found).__name__},
                    fix=f"return {results} arrays, or change results=")  # fmt: skip
-        return tuple(_fitting(name, f, k, arrays) for f, k in zip(found, ruled, strict=True))
+        return tuple(_check_result(name, f, k, arrays) for f, k in zip(found, ruled, strict=True))
 
     return refer
 
@@ -495,7 +495,7 @@ def _read_only(array: Array) -> Array:
     return view
 
 
-def _fitting(name: str, found: Any, ruled: TensorType, arrays: Sequence[Array]) -> Array:
+def _check_result(name: str, found: Any, ruled: TensorType, arrays: Sequence[Array]) -> Array:
     """A result in memory of its own, if it has the ruled type."""
     array = np.asarray(found)
     if array.shape != ruled.shape or array.dtype != ruled.dtype.numpy:
@@ -503,7 +503,7 @@ def _fitting(name: str, found: Any, ruled: TensorType, arrays: Sequence[Array]) 
         refuse(name, "the reference contradicts the type rule",
                expected=f"{ruled}, as the type rule says of these operands",
                got={"result": type_of(array) if known else array,
-                    **named([type_of(a) for a in arrays])},
+                    **operands_by_name([type_of(a) for a in arrays])},
                fix="correct the type rule, or convert the result: result.astype(x.dtype)",
                error=DTypeError if known and array.shape == ruled.shape else ArgumentError,
         )  # fmt: skip
@@ -550,7 +550,7 @@ def type_of(array: Array) -> TensorType:
     return TensorType(from_numpy(array.dtype), array.shape)
 
 
-def named(operands: Sequence[Any]) -> dict[str, Any]:
+def operands_by_name(operands: Sequence[Any]) -> dict[str, Any]:
     """Operands under the names that errors call them by."""
     return {"x": operands[0]} if len(operands) == 1 else {
         f"x{index + 1}": each for index, each in enumerate(operands)

@@ -1,8 +1,9 @@
 """Determinants of stacks of square matrices, and their derivatives at singular matrices too.
 
-The derivative of the determinant is the adjugate, adj(A) = det(A) A⁻¹ where A⁻¹ exists. Both it
-and its own derivative are computed from singular values, which no zero can spoil; derivatives
-beyond, which equal singular values would spoil, from inverses of matrices around it.
+The derivative of the determinant is the adjugate, adj(A) = det(A) A⁻¹ where A⁻¹ exists. The
+adjugate and its derivative are computed from singular values, which may be zero. Higher derivatives
+would divide by differences of singular values, which may be equal; they are computed from inverses
+of matrices around A.
 
 >>> import weft as wf
 >>> float(wf.linalg.det(wf.tensor([[1.0, 2.0], [3.0, 4.0]])).numpy().round(4))
@@ -30,7 +31,7 @@ from weft.ops.matrices import (
     Array,
     batch_stacks,
     by_numpy,
-    cut,
+    cut_last_axis,
     identity,
     imaginary_part,
     matrix_transpose,
@@ -91,8 +92,10 @@ det: Primitive = Primitive(
 
 def _adjugate(x: Array) -> Array:
     """adj(U S Vᴴ) = det(U) det(Vᴴ) V adj(S) Uᴴ, where adj(S) holds the products of all others."""
-    u, s, vh = np.linalg.svd(x)
+    u, s, vh = np.linalg.svd(x)  # s: [..., n]
     ones = np.ones_like(s[..., :1])
+    # The product of all others without a division, as a singular value may be zero:
+    # what stands before the i-th, times what stands after it.
     before = np.cumprod(np.concatenate([ones, s[..., :-1]], -1), -1)
     after = np.cumprod(np.concatenate([ones, s[..., :0:-1]], -1), -1)[..., ::-1]
     phase = np.linalg.det(u) * np.linalg.det(vh)
@@ -144,17 +147,18 @@ def _slope_type(x: TensorType, t: TensorType) -> TensorType:
 
 
 def _slope(x: Array, t: Array) -> Array:
-    """In the bases of singular vectors, where x is diagonal, so every minor is a product.
+    """The derivative in the bases of singular vectors, where x is diagonal and minors are products.
 
-    With M the products of all singular values but two and E = Uᴴ dA V: off the diagonal -M E,
-    on it M times the diagonal of E.
+    Let M[i, j] be the product of all singular values but the i-th and j-th, and E = Uᴴ dA V. The
+    derivative is -M E off the diagonal, and M times the diagonal of E on it.
     """
     u, s, vh = np.linalg.svd(x)
     left, right = np.conj(np.swapaxes(u, -1, -2)), np.conj(np.swapaxes(vh, -1, -2))
-    moved = np.matmul(left, np.matmul(t, right))
+    in_bases = np.matmul(left, np.matmul(t, right))  # E: [..., n, n]
     minors = _products_without_pairs(s)
-    diagonal = np.einsum("...ii->...i", moved)
-    inner = -minors * moved
+    diagonal = np.einsum("...ii->...i", in_bases)
+    inner = -minors * in_bases
+    # einsum gives a view of the diagonal, which is written to.
     np.einsum("...ii->...i", inner)[...] = np.einsum("...ij,...j->...i", minors, diagonal)
     phase = np.linalg.det(u) * np.linalg.det(vh)
     slopes: Array = np.matmul(right, np.matmul(inner, left)) * phase[..., None, None]
@@ -165,13 +169,13 @@ def _products_without_pairs(s: Array) -> Array:
     """[..., i, j]: the product of all elements but the i-th and j-th; zero for i = j."""
     n = s.shape[-1]
     others = ~np.eye(n, dtype=bool)
-    kept = others[:, None, :] & others[None, :, :]
-    factors = np.where(kept, s[..., None, None, :], s.dtype.type(1))
+    is_factor = others[:, None, :] & others[None, :, :]  # [i, j, k]: k is neither i nor j
+    factors = np.where(is_factor, s[..., None, None, :], s.dtype.type(1))
     return np.asarray(np.where(others, factors.prod(-1), s.dtype.type(0)))
 
 
-def _slope_back(ct: Tensor, x: Tensor, t: Tensor) -> Tensor:
-    """tr(G · slope(x, t)) is the second derivative of det along G and t, whose order is free."""
+def _slope_cotangent(ct: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    """tr(G · slope(x, t)) is the second derivative of det along G and t, so they may be swapped."""
     base = conj(x) if x.dtype.is_complex else x
     return matrix_transpose(apply(adjugate_slope, base, matrix_transpose(ct)))
 
@@ -179,17 +183,18 @@ def _slope_back(ct: Tensor, x: Tensor, t: Tensor) -> Tensor:
 def _slope_tangent(s: Tensor, out: Tensor, x: Tensor, t: Tensor) -> Tensor:
     """The second derivative of the adjugate along s and t, at any matrix.
 
-    It is a polynomial of the matrix, so its value at x is the mean of those at x + z·R on a circle
-    of numbers z around 0. There matrices have an inverse P, as R = U Vᴴ adds to every singular
-    value; and with Q = P s and W = P t it is det · ((tr Q tr W - tr QW) 1 - tr Q W - tr W Q + QW +
-    WQ) P. What R and the circle are does not matter, so they have no derivative.
+    It is a polynomial in the elements of the matrix, so its value at x is the mean of its values at
+    x + z·R for numbers z on a circle around 0. With R = U Vᴴ, which adds to every singular value,
+    the matrices on the circle have an inverse P. With Q = P s and W = P t the second derivative is
+    det · ((tr Q tr W - tr QW) 1 - tr Q W - tr W Q + QW + WQ) P. The mean does not depend on R and
+    the circle, so they have no derivative.
     """
     if x.shape[-1] == 0:
         return s
-    around = _around(x)
+    around = _nearby_matrices(x)  # [count, ..., n, n]
     inverse = apply(inv, around)
     wide = around.dtype
-    q, w = (product(inverse, _repeated(convert_to(each, wide), around)) for each in (s, t))
+    q, w = (product(inverse, _broadcast_like(convert_to(each, wide), around)) for each in (s, t))
     both, other = product(q, w), product(w, q)
     one = identity(x.shape[-1], wide)
     traced = _number(trace_of(q) * trace_of(w) - trace_of(both)) * one
@@ -200,21 +205,23 @@ def _slope_tangent(s: Tensor, out: Tensor, x: Tensor, t: Tensor) -> Tensor:
 
 
 def _number(x: Tensor) -> Tensor:
-    """A number for each matrix, as a factor of it."""
+    """A number for each matrix, [..., 1, 1], to multiply the matrix by."""
     return apply(reshape, x, shape=(*x.shape, 1, 1))
 
 
-def _repeated(x: Tensor, like: Tensor) -> Tensor:
+def _broadcast_like(x: Tensor, like: Tensor) -> Tensor:
     return apply(broadcast_to, x, shape=like.shape)
 
 
-def _around(x: Tensor) -> Tensor:
-    """Well conditioned matrices around each of x, on a new first axis: as many as are needed."""
+def _nearby_matrices(x: Tensor) -> Tensor:
+    """Well conditioned matrices on a circle around each of x: [count, ..., n, n]."""
     wide, n = complex_of(x.dtype), int(x.shape[-1])
     u, s, vh = apply_multiple(svd, apply(stopped, x), full=True)
-    radius = apply(reshape, cut(s, 0, 1), shape=(*x.shape[:-2], 1, 1)) * 2.0
+    # Twice the largest singular value: those on the circle are then one to three times as large.
+    radius = apply(reshape, cut_last_axis(s, 0, 1), shape=(*x.shape[:-2], 1, 1)) * 2.0
     radius = where(equal(radius, 0.0), 1.0, radius)
     turn = convert_to(product(u, vh), wide) * convert_to(radius, wide)
+    # The polynomial has degree n - 3, and the mean of more points than its degree is exact.
     count = max(n - 2, 1)
     angles = np.exp(2j * np.pi * np.arange(count) / count).reshape(count, *[1] * x.ndim)
     around: Tensor = convert_to(x, wide) + turn * angles.astype(wide.numpy)
@@ -228,7 +235,7 @@ adjugate_slope: Primitive = Primitive(
     lower=BY_LAPACK,
     type_rule=_slope_type,
     reference=by_numpy("adjugate_slope", _slope),
-    derivatives=[tangent(_slope_tangent), linear(_slope_back)],
+    derivatives=[tangent(_slope_tangent), linear(_slope_cotangent)],
     batch=batch_stacks(lambda: adjugate_slope),
     samples=lambda: [
         Sample((well_conditioned(3, 3), well_conditioned(3, 3)[::-1].copy())),

@@ -44,7 +44,7 @@ def _values(array: np.ndarray[Any, Any], prefix: str = "") -> str:
     )
 
 
-def _escaped(text: str) -> str:
+def _escape_html(text: str) -> str:
     """Text as HTML; the standard library's own escape brings tables that take 2 ms to import."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -52,9 +52,9 @@ def _escaped(text: str) -> str:
 def page(tensor: Tensor) -> str:
     """A small table of the values, with the type above it."""
     value = tensor._value
-    title = f"<b>{_escaped(str(tensor.type))}</b> on {tensor.device}"
+    title = f"<b>{_escape_html(str(tensor.type))}</b> on {tensor.device}"
     if isinstance(value, Traced):
-        return f"<div>{title}, traced by {_escaped(value.trace.name)}</div>"
+        return f"<div>{title}, traced by {_escape_html(value.trace.name)}</div>"
     value = to_host(value)
     if value.ndim == 0 or value.ndim > 2 or value.size == 0:
         return f"<div>{title}<pre>{_values(value)}</pre></div>"
@@ -69,7 +69,7 @@ def _row(row: np.ndarray[Any, Any]) -> str:
     return cells + ("<td>…</td>" if row.shape[0] > _CELLS else "")
 
 
-def formatted(tensor: Tensor, specification: str) -> str:
+def format_tensor(tensor: Tensor, specification: str) -> str:
     """`format(x, ".3f")` of a tensor with one element; without a specification its text."""
     value = tensor._value
     if specification and not isinstance(value, Traced) and tensor.size == 1:

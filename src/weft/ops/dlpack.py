@@ -4,8 +4,8 @@ NumPy speaks the protocol for the dtypes it has. A bfloat16 array crosses as one
 whose label is changed on the way: one byte of the structure that the capsule points to.
 
 >>> import numpy as np
->>> from weft.ops.dlpack import exported
->>> type(exported(np.zeros(2, np.float32), (1, 0), None)).__name__
+>>> from weft.ops.dlpack import export_capsule
+>>> type(export_capsule(np.zeros(2, np.float32), (1, 0), None)).__name__
 'PyCapsule'
 """
 
@@ -75,7 +75,7 @@ def _element_type(capsule: Any) -> _ElementType:
     return label
 
 
-def exported(value: Array, max_version: tuple[int, int] | None, copy: bool | None) -> Any:
+def export_capsule(value: Array, max_version: tuple[int, int] | None, copy: bool | None) -> Any:
     """A capsule of an array's memory.
 
     Whoever knows DLPack 1.0 is told that the memory is read-only; others must leave it alone, and
@@ -86,13 +86,13 @@ def exported(value: Array, max_version: tuple[int, int] | None, copy: bool | Non
         array.flags.writeable = False
         capsule = array.__dlpack__(max_version=VERSION, copy=copy)
     else:
-        capsule = _writable(array, copy).__dlpack__()
+        capsule = _writable_array(array, copy).__dlpack__()
     if value.dtype == bfloat16.numpy:
         _element_type(capsule).code = _BFLOAT
     return capsule
 
 
-def _writable(array: Array, copy: bool | None) -> Array:
+def _writable_array(array: Array, copy: bool | None) -> Array:
     if copy or not (array.flags.writeable or copy is False):
         return array.copy()
     if array.flags.writeable:
@@ -119,7 +119,7 @@ class _Capsule:
         return CPU_KIND, 0
 
 
-def imported(obj: Any) -> Array:
+def import_array(obj: Any) -> Array:
     """An array on another library's memory; NumPy's errors are for the caller to translate."""
     try:
         return np.from_dlpack(obj)

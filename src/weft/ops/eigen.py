@@ -1,8 +1,8 @@
 """Eigenvalues and eigenvectors of stacks of square matrices.
 
-The vectors of equal eigenvalues are not unique; they contribute zero to derivatives instead of
-dividing by zero. The phase of an eigenvector is free: derivatives are those of functions that do
-not depend on it.
+The vectors of equal eigenvalues are not unique; a pair of them contributes zero to derivatives,
+where the formula would divide by zero. The phase of an eigenvector is arbitrary: derivatives hold
+for functions that do not depend on it.
 
 >>> import weft as wf
 >>> wf.linalg.eigvalsh(wf.tensor([[2.0, 0.0], [0.0, 1.0]])).tolist()
@@ -137,18 +137,19 @@ def _eig(x: Array) -> tuple[Array, Array]:
 
 
 def _in_eigenbasis(t: Tensor, v: Tensor) -> Tensor:
-    """V⁻¹ dA V, the motion of x as its eigenvectors see it."""
-    pushed = t if t.dtype is v.dtype else apply(convert, t, dtype=v.dtype)
-    return apply(solve, v, product(pushed, v))
+    """V⁻¹ dA V: the tangent of x in the basis of its eigenvectors."""
+    tangent_of_x = t if t.dtype is v.dtype else apply(convert, t, dtype=v.dtype)
+    return apply(solve, v, product(tangent_of_x, v))
 
 
 def _eig_tangent(t: Tensor, out: Pair, x: Tensor) -> Pair:
     """As for eigh, with V⁻¹ for Vᴴ; the vectors keep their length and their phase."""
     w, v = out
     inner = _in_eigenbasis(t, v)
-    moved = product(v, inner * reciprocal_or_zero(columns(w) - rows(w)))
-    along = apply(reduce_sum, conj(v) * moved, axes=(v.ndim - 2,))
-    return diagonal_of(inner), moved - v * columns(along)
+    dv = product(v, inner * reciprocal_or_zero(columns(w) - rows(w)))
+    # NumPy's vectors have length 1: what lies along each vector is taken off its motion.
+    along = apply(reduce_sum, conj(v) * dv, axes=(v.ndim - 2,))
+    return diagonal_of(inner), dv - v * columns(along)
 
 
 def _complex_samples(derivative: bool) -> list[Sample]:

@@ -359,7 +359,7 @@ log10: Function = elementwise(
 )
 
 
-def _ahead(mine: Any, other: Any) -> Tensor:
+def _exponent_difference(mine: Any, other: Any) -> Tensor:
     """The difference of two exponents, 0 where both are the same infinity."""
     same = logical_and(equal(mine, other), isinf(mine))
     return where(same, 0.0, subtract(mine, other))
@@ -372,8 +372,8 @@ logaddexp: Function = elementwise(
     commutative=True,
     reference=np.logaddexp,
     derivatives=[
-        tangent(lambda t, out, x1, x2: t * sigmoid(_ahead(x1, x2))),
-        tangent(lambda t, out, x1, x2: t * sigmoid(_ahead(x2, x1))),
+        tangent(lambda t, out, x1, x2: t * sigmoid(_exponent_difference(x1, x2))),
+        tangent(lambda t, out, x1, x2: t * sigmoid(_exponent_difference(x2, x1))),
     ],
     lower=lambda scalar, x1, x2: functions.add_exponentials(x1, x2),
     dtypes="float",
@@ -471,7 +471,7 @@ atan: Function = elementwise(
 )
 
 
-def _turned(t: Tensor, x1: Any, x2: Any, side: Any) -> Tensor:
+def _angle_tangent(t: Tensor, x1: Any, x2: Any, side: Any) -> Tensor:
     """t·side / (x1² + x2²), without overflow on the way, and 0 at the origin."""
     length = hypot(x1, x2)
     length = where(equal(length, 0.0), 1.0, length)
@@ -484,8 +484,8 @@ atan2: Function = elementwise(
     example="[0.0, 0.0], [1.0, 2.0] -> [0.0, 0.0]",
     reference=np.arctan2,
     derivatives=[
-        tangent(lambda t, out, x1, x2: _turned(t, x1, x2, x2)),
-        tangent(lambda t, out, x1, x2: negative(_turned(t, x1, x2, x1))),
+        tangent(lambda t, out, x1, x2: _angle_tangent(t, x1, x2, x2)),
+        tangent(lambda t, out, x1, x2: negative(_angle_tangent(t, x1, x2, x1))),
     ],
     lower=lambda scalar, x1, x2: scalar.atan2(x1, x2),
     dtypes="float",

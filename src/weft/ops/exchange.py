@@ -29,7 +29,7 @@ from weft.ir.forward import has_derivative
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, gradient_touched, host_array, wrap
 from weft.ops.conversion import astype
-from weft.ops.dlpack import CPU_KIND, exported
+from weft.ops.dlpack import CPU_KIND, export_capsule
 
 Array = np.ndarray[Any, Any]
 
@@ -107,12 +107,12 @@ def truth(x: Tensor) -> bool:
 
 def as_integer(x: Tensor) -> int:
     """`int(x)` of a tensor with one element."""
-    return int(_real(x, "int()"))
+    return int(_real_number(x, "int()"))
 
 
 def as_float(x: Tensor) -> float:
     """`float(x)` of a tensor with one element."""
-    return float(_real(x, "float()"))
+    return float(_real_number(x, "float()"))
 
 
 def as_complex(x: Tensor) -> complex:
@@ -130,10 +130,10 @@ def index(x: Tensor) -> int:
             got={"x": x},
             fix='convert it first: x.astype("int64")',
         )
-    return int(_real(x, "index"))
+    return int(_real_number(x, "index"))
 
 
-def _real(x: Tensor, purpose: str) -> Any:
+def _real_number(x: Tensor, purpose: str) -> Any:
     if x.dtype.is_complex:
         raise DTypeError(
             purpose,
@@ -186,7 +186,7 @@ def dlpack(
             got={"stream": stream, "dl_device": dl_device},
             fix="leave stream= and dl_device= out",
         )
-    return exported(host_array(x, "__dlpack__"), max_version, copy)
+    return export_capsule(host_array(x, "__dlpack__"), max_version, copy)
 
 
 def dlpack_device(x: Tensor) -> tuple[int, int]:
@@ -196,7 +196,7 @@ def dlpack_device(x: Tensor) -> tuple[int, int]:
     return CPU_KIND, 0
 
 
-def reduced(x: Tensor) -> tuple[Any, ...]:
+def reduce_tensor(x: Tensor) -> tuple[Any, ...]:
     """What a pickle holds: bytes, shape, dtype, and whether a gradient is required."""
     value = host_array(x, "pickle")
     leaf = type(x._node) is Leaf
@@ -204,7 +204,7 @@ def reduced(x: Tensor) -> tuple[Any, ...]:
 
 
 def restored(data: bytes, shape: tuple[int, ...], dtype: str, leaf: bool) -> Tensor:
-    """The tensor that `reduced` described."""
+    """The tensor that `reduce_tensor` described."""
     flat = np.frombuffer(bytearray(data), as_dtype(dtype).numpy)
     tensor = wrap(flat.reshape(shape))
     if leaf:
@@ -212,13 +212,13 @@ def restored(data: bytes, shape: tuple[int, ...], dtype: str, leaf: bool) -> Ten
     return tensor
 
 
-def copied(x: Tensor, memo: Any = None) -> Tensor:
+def copy_handle(x: Tensor, memo: Any = None) -> Tensor:
     """A new handle on the same value: a leaf stays a leaf, on its own."""
     tensor = wrap(x._value, x._node)
     if type(x._node) is Leaf:
         tensor._node = Leaf(tensor)
         gradient_touched(x, written=False)
-        tensor._grad = None if x._grad is None else copied(x._grad)
+        tensor._grad = None if x._grad is None else copy_handle(x._grad)
     return tensor
 
 

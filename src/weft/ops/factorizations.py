@@ -33,7 +33,7 @@ from weft.ops.matrices import (
     batch_stacks,
     by_numpy,
     columns,
-    cut,
+    cut_last_axis,
     diagonal_matrix,
     diagonal_of,
     first_columns,
@@ -48,7 +48,7 @@ from weft.ops.matrices import (
     reciprocal_or_zero,
     require_matrix,
     rows,
-    smaller,
+    smaller_side,
     square_type,
     upper_part,
 )
@@ -104,7 +104,7 @@ cholesky: Primitive = Primitive(
 def _lu_type(x: TensorType) -> tuple[TensorType, TensorType, TensorType]:
     require_matrix("lu", x)
     *stack, m, n = x.shape
-    k = smaller(m, n)
+    k = smaller_side(m, n)
     shapes = (*stack, m, m), (*stack, m, k), (*stack, k, n)
     return x.with_shape(shapes[0]), x.with_shape(shapes[1]), x.with_shape(shapes[2])
 
@@ -130,12 +130,12 @@ def _lu(x: Array) -> tuple[Array, Array, Array]:
     return tuple(part.reshape(*stack, *part.shape[1:]) for part in parts)  # type: ignore[return-value]
 
 
-def _squared(x: Tensor, side: Dimension) -> Tensor:
+def _make_square(x: Tensor, side: Dimension) -> Tensor:
     """A matrix made square: the identity continues its diagonal."""
     height, width = x.shape[-2:]
     if height == side and width == side:
         return x
-    depth = smaller(height, width)
+    depth = smaller_side(height, width)
     none = tuple((0, 0, 0) for _ in x.shape[:-2])
     grown = (*none, (0, side - height, 0), (0, side - width, 0))
     tail = apply(pad, identity(side - depth, x.dtype), padding=((depth, 0, 0),) * 2, value=0.0)
@@ -146,7 +146,7 @@ def _lu_tangent(t: Tensor, out: Triple, x: Tensor) -> tuple[Tensor | None, ...]:
     """With C = L⁻¹ Pᵀ dA U⁻¹: dL = L tril(C, -1), dU = triu(C) U."""
     permutation, lower, upper = out
     m, n = x.shape[-2:]
-    full_lower, full_upper = _squared(lower, m), _squared(upper, n)
+    full_lower, full_upper = _make_square(lower, m), _make_square(upper, n)
     moved = product(matrix_transpose(permutation), t)
     inner = apply(triangular_solve, full_lower, moved, lower=True, unit=True)
     inner = solve_upper_right(inner, full_upper)
@@ -182,7 +182,7 @@ lu: Primitive = Primitive(
 def _qr_type(x: TensorType, complete: bool) -> tuple[TensorType, TensorType]:
     require_matrix("qr", x)
     *stack, m, n = x.shape
-    k = m if complete else smaller(m, n)
+    k = m if complete else smaller_side(m, n)
     return x.with_shape((*stack, m, k)), x.with_shape((*stack, k, n))
 
 
@@ -199,7 +199,7 @@ def _qr_tangent(t: Tensor, out: Pair, x: Tensor, complete: bool) -> Pair:
     if m == n:
         return moved, top
     whole = product(adjoint(moved), x) + product(adjoint(q), t)
-    return moved, apply(concatenate, top, cut(whole, m, n), axis=x.ndim - 1)
+    return moved, apply(concatenate, top, cut_last_axis(whole, m, n), axis=x.ndim - 1)
 
 
 def _tall_qr_tangent(t: Tensor, q: Tensor, r: Tensor) -> Pair:
@@ -250,14 +250,14 @@ qr: Primitive = Primitive(
 
 def _svdvals_type(x: TensorType) -> TensorType:
     require_matrix("svdvals", x)
-    shape = (*x.shape[:-2], smaller(x.shape[-2], x.shape[-1]))
+    shape = (*x.shape[:-2], smaller_side(x.shape[-2], x.shape[-1]))
     return TensorType(real_of(x.dtype), shape)
 
 
 def _svd_type(x: TensorType, full: bool) -> tuple[TensorType, TensorType, TensorType]:
     require_matrix("svd", x)
     *stack, m, n = x.shape
-    k = smaller(m, n)
+    k = smaller_side(m, n)
     u = x.with_shape((*stack, m, m if full else k))
     vh = x.with_shape((*stack, n if full else k, n))
     return u, _svdvals_type(x), vh
@@ -276,13 +276,15 @@ def _svd_tangent(t: Tensor, out: Triple, x: Tensor, full: bool) -> Triple:
     if t.dtype.is_complex:
         phase = diagonal_matrix(imaginary_part(diagonal_of(inner)))
         turn_u = turn_u + phase * inverse
-    moved_u = _turned(product(t, v), out[0], u, turn_u, inverse)
-    moved_v = _turned(product(adjoint(t), u), adjoint(out[2]), v, turn_v, inverse)
+    moved_u = _vector_tangent(product(t, v), out[0], u, turn_u, inverse)
+    moved_v = _vector_tangent(product(adjoint(t), u), adjoint(out[2]), v, turn_v, inverse)
     ds = real_part(diagonal_of(inner), s.dtype)
     return moved_u, ds, adjoint(moved_v)
 
 
-def _turned(pushed: Tensor, every: Tensor, basis: Tensor, turn: Tensor, inverse: Tensor) -> Tensor:
+def _vector_tangent(
+    pushed: Tensor, every: Tensor, basis: Tensor, turn: Tensor, inverse: Tensor
+) -> Tensor:
     """The motion of singular vectors: inside their span by `turn`, out of it as x pushes them.
 
     `every` are all vectors of a full decomposition: those after the basis give way as little
@@ -294,7 +296,7 @@ def _turned(pushed: Tensor, every: Tensor, basis: Tensor, turn: Tensor, inverse:
     moved = moved + (pushed - product(basis, product(adjoint(basis), pushed))) * inverse
     if every.shape[-1] == basis.shape[-1]:
         return moved
-    rest = cut(every, basis.shape[-1], every.shape[-1])
+    rest = cut_last_axis(every, basis.shape[-1], every.shape[-1])
     given = -product(basis, product(adjoint(moved), rest))
     return apply(concatenate, moved, given, axis=moved.ndim - 1)
 

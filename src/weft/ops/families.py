@@ -29,16 +29,18 @@ from weft.core.dtypes import (
     uint8,
 )
 from weft.core.errors import DTypeError, ShapeError, Unsupported
+from weft.core.settings import settings
 from weft.core.shapes import Dimension, broadcast_shapes
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import apply, quiet
+from weft.ir.eager import large_elementwise, times_large
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
-from weft.ir.tensor import Tensor, grad_mode
-from weft.ops.operands import DTYPE_CLASSES, promoted, wrong_dtype
+from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ops.operands import DTYPE_CLASSES, promote_operands, wrong_dtype
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Tensor]
@@ -110,20 +112,20 @@ def elementwise(
         cost=cost,
     )
     fast = frozenset(dtype.numpy for dtype in DTYPE_CLASSES[exact or dtypes])
-    slow = _slow(primitive, dtypes, otherwise, unlike)
+    slow = _long_path(primitive, dtypes, otherwise, unlike)
     weak = fast & _PLAIN if kernel or isinstance(reference, np.ufunc) else frozenset()
     if count == 1:
         function = _unary(primitive, kernel or reference, fast, slow)
     else:
         function = _binary(primitive, kernel or reference, fast, weak, slow)
-    return _published(function, primitive, example)
+    return _publish_function(function, primitive, example)
 
 
-def _published(function: Function, primitive: Primitive, example: str) -> Function:
+def _publish_function(function: Function, primitive: Primitive, example: str) -> Function:
     """The function that users call, under the name of its primitive and with its text."""
     function.__name__ = function.__qualname__ = primitive.name
     function.__module__ = "weft"
-    function.__doc__ = documented(primitive.name, primitive.doc, example)
+    function.__doc__ = docstring_with_example(primitive.name, primitive.doc, example)
     function.primitive = primitive  # type: ignore[attr-defined]
     return function
 
@@ -136,24 +138,24 @@ def _type_rule(
     def type_rule(*types: TensorType) -> TensorType:
         dtype, shape = types[0].dtype, types[0].shape
         if dtype not in allowed or any(t.dtype is not dtype for t in types):
-            raise wrong_dtype(name, dtypes, _named(types))
+            raise wrong_dtype(name, dtypes, _types_by_name(types))
         if any(t.shape != shape for t in types):
-            shape = broadcast_shapes(name, [t.shape for t in types], _named(types))
+            shape = broadcast_shapes(name, [t.shape for t in types], _types_by_name(types))
         return TensorType(result_dtype(dtype), shape)
 
     return type_rule
 
 
-def documented(name: str, doc: str, example: str) -> str:
+def docstring_with_example(name: str, doc: str, example: str) -> str:
     """A function's docstring with its example as a doctest."""
     if not example:
         return doc
     given, _, expected = example.partition(" -> ")
-    operands = ", ".join(f"wf.tensor({part})" for part in _split(given))
+    operands = ", ".join(f"wf.tensor({part})" for part in _split_operands(given))
     return f"{doc}\n\n>>> import weft as wf\n>>> wf.{name}({operands}).tolist()\n{expected}\n"
 
 
-def _split(given: str) -> list[str]:
+def _split_operands(given: str) -> list[str]:
     """The operands of an example: lists side by side."""
     return [part if part.endswith("]") else part + "]" for part in given.split("], ")]
 
@@ -172,7 +174,7 @@ def _mistakes(arity: int, dtypes: str) -> list[Mistake]:
     return mistakes
 
 
-def _named(types: Sequence[object]) -> dict[str, object]:
+def _types_by_name(types: Sequence[object]) -> dict[str, object]:
     if len(types) == 1:
         return {"x": types[0]}
     return {f"x{index + 1}": kind for index, kind in enumerate(types)}
@@ -203,10 +205,10 @@ def batch_broadcast(
     if len(known) == len(ranks) == 1 and all(a is not None or o.ndim == 0 for o, a in pairs):
         return apply(primitive, *operands, **params), known.pop()
     rank = max(operand.ndim - (axis is not None) for operand, axis in pairs)
-    return apply(primitive, *[_aligned(o, a, rank) for o, a in pairs], **params), 0
+    return apply(primitive, *[_align_batch(o, a, rank) for o, a in pairs], **params), 0
 
 
-def _aligned(operand: Tensor, axis: int | None, rank: int) -> Tensor:
+def _align_batch(operand: Tensor, axis: int | None, rank: int) -> Tensor:
     if axis is None:
         return operand
     front = move_axis(operand, axis, 0)
@@ -217,7 +219,7 @@ def _aligned(operand: Tensor, axis: int | None, rank: int) -> Tensor:
     return apply(PRIMITIVES["reshape"], front, shape=shape)
 
 
-def _slow(
+def _long_path(
     primitive: Primitive,
     allowed: str,
     otherwise: Function | None,
@@ -229,11 +231,13 @@ def _slow(
 
     def promote(*operands: Any) -> Tensor:
         found = None if unlike is None else unlike(*operands)
-        return apply(primitive, *promoted(name, operands, allowed)) if found is None else found
+        return (
+            apply(primitive, *promote_operands(name, operands, allowed)) if found is None else found
+        )
 
     def promote_unless_other(*operands: Any) -> Tensor:
         assert otherwise is not None
-        tensors = promoted(name, operands)
+        tensors = promote_operands(name, operands)
         if tensors[0].dtype in choices:
             return apply(primitive, *tensors)
         return otherwise(*tensors)
@@ -244,10 +248,16 @@ def _slow(
 def _unary(
     primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
 ) -> Function:
+    times, large = times_large(primitive), large_elementwise(primitive)
+
     def function(x: Any, /) -> Tensor:
         if type(x) is Tensor:
             a = x._value
             if type(a) is HostArray and a.dtype in fast:
+                if a.size >= settings.eager_elements * times:
+                    found = large((x,))
+                    if found is not None:
+                        return found
                 try:
                     value = quiet(kernel, a)
                 except RuntimeError:
@@ -259,7 +269,7 @@ def _unary(
                 tensor._grad = tensor._origin = None
                 node = x._node
                 if node is not None and grad_mode.enabled:
-                    tensor._node = recorded(primitive, (a,), (node,), value)
+                    tensor._node = tape_node(primitive, (a,), (node,), value)
                 else:
                     tensor._node = None
                 return tensor
@@ -276,6 +286,7 @@ def _binary(
     slow: Function,
 ) -> Function:
     """`weak` are the dtypes that a Python float may stand beside."""
+    times, large = times_large(primitive), large_elementwise(primitive)
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor and type(x2) is Tensor:
@@ -284,11 +295,20 @@ def _binary(
                 return slow(x1, x2)
             if a.dtype is not b.dtype or a.dtype not in fast:
                 return slow(x1, x2)
+            least = settings.eager_elements * times
+            if a.size >= least or b.size >= least:
+                found = large((x1, x2))
+                if found is not None:
+                    return found
             node, other = x1._node, x2._node
         elif type(x1) is Tensor:
             a, b = x1._value, _as_float(x2)
             if type(b) is not float or type(a) is not HostArray or a.dtype not in weak:
                 return slow(x1, x2)
+            if a.size >= settings.eager_elements * times:
+                found = large((x1, wrap(np.array(b, a.dtype))))
+                if found is not None:
+                    return found
             node, other = x1._node, None
         else:
             a = _as_float(x1)
@@ -297,6 +317,10 @@ def _binary(
             b = x2._value
             if type(b) is not HostArray or b.dtype not in weak:
                 return slow(x1, x2)
+            if b.size >= settings.eager_elements * times:
+                found = large((wrap(np.array(a, b.dtype)), x2))
+                if found is not None:
+                    return found
             node, other = None, x2._node
         try:
             value = quiet(kernel, a, b)
@@ -308,7 +332,7 @@ def _binary(
         tensor._value = value
         tensor._grad = tensor._origin = None
         if (node is not None or other is not None) and grad_mode.enabled:
-            tensor._node = recorded(primitive, (a, b), (node, other), value)
+            tensor._node = tape_node(primitive, (a, b), (node, other), value)
         else:
             tensor._node = None
         return tensor
@@ -321,7 +345,7 @@ def _as_float(x: Any) -> Any:
     return float(x) if type(x) is int and -_EXACT < x < _EXACT else x
 
 
-def recorded(
+def tape_node(
     primitive: Primitive, values: tuple[Any, ...], parents: tuple[Any, ...], out: Array
 ) -> Node | None:
     """The tape node of a short path's result; None where it has no derivative."""

@@ -1,8 +1,8 @@
 """Discrete Fourier transforms: complex to complex, real to half a spectrum, and back.
 
-All are linear. The adjoint of a transform is the transform in the other direction, scaled the
-other way. Half a spectrum stands for a whole one, in which all frequencies but the first (and, for
-an even length, the last) occur twice; the adjoints count them so.
+All are linear. The adjoint of a transform is the transform in the other direction, with the scale
+on the other side. Half a spectrum stands for a whole one, in which all frequencies but the first
+(and, for an even length, the last) occur twice. The adjoints multiply or divide by these counts.
 
 >>> import weft as wf
 >>> wf.fft.rfft(wf.ones(4)).tolist()
@@ -24,7 +24,7 @@ from weft.ir.derivatives import linear
 from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
 from weft.ops.families import batch_each
 from weft.ops.movement import pad, reshape
@@ -129,14 +129,15 @@ fft: Primitive = Primitive(
 )
 
 
-def _resized(x: TensorType, axis: int, size: Dimension, dtype: DType) -> TensorType:
+def _resized_type(x: TensorType, axis: int, size: Dimension, dtype: DType) -> TensorType:
     return TensorType(dtype, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
 
 
 def _occurrences(n: Dimension, ndim: int, axis: int, dtype: DType) -> Tensor:
     """How often each frequency of half a spectrum occurs in the whole one, along an axis."""
+    # [1, 2, …, 2, 1] for an even length, [1, 2, …, 2] for an odd one.
     last = 1 - n % 2
-    inner = filled((n // 2 - last,), dtype, 2)
+    inner = filled_tensor((n // 2 - last,), dtype, 2)
     counts = bind(pad, inner, padding=((1, last, 0),), value=1.0)
     shape = tuple(n // 2 + 1 if position == axis else 1 for position in range(ndim))
     return apply(reshape, counts, shape=shape)
@@ -144,10 +145,11 @@ def _occurrences(n: Dimension, ndim: int, axis: int, dtype: DType) -> Tensor:
 
 def _rfft_type(x: TensorType, axis: int, norm: str) -> TensorType:
     _require("rfft", x, False, (axis,))
-    return _resized(x, axis, x.shape[axis] // 2 + 1, complex_of(x.dtype))
+    return _resized_type(x, axis, x.shape[axis] // 2 + 1, complex_of(x.dtype))
 
 
 def _adjoint_rfft(ct: Tensor, x: Tensor, axis: int, norm: str) -> Tensor:
+    # irfft adds each inner frequency twice, once for each half of the spectrum.
     counts = _occurrences(x.shape[axis], x.ndim, axis, x.dtype)
     return apply(irfft, ct / counts, axis=axis, n=x.shape[axis], norm=OPPOSITE[norm])
 
@@ -187,7 +189,7 @@ def _irfft_type(x: TensorType, axis: int, n: Dimension, norm: str) -> TensorType
             got={"x": x, "n": n},
             fix="pad or slice the spectrum to n // 2 + 1 frequencies",
         )
-    return _resized(x, axis, n, real_of(x.dtype))
+    return _resized_type(x, axis, n, real_of(x.dtype))
 
 
 def _adjoint_irfft(ct: Tensor, x: Tensor, axis: int, n: Dimension, norm: str) -> Tensor:

@@ -16,7 +16,7 @@ from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
 from weft.ir.forward import Dual
 from weft.ir.kinds import Movement
-from weft.ir.parts import living
+from weft.ir.parts import living_origin
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import movement_reads as reads
@@ -60,5 +60,5 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     while isinstance(value, Dual) and value.trace.active:
         value = value.primal._value  # without a tangent a value is its own dual number
     part = wrap(value if is_concrete(value) else apply(stopped, wrap(value))._value)
-    part._origin = (ref(x), "x.detach()", x._origin and living(x._origin))
+    part._origin = (ref(x), "x.detach()", x._origin and living_origin(x._origin))
     return part

@@ -28,7 +28,7 @@ from weft.ir.derivatives import OperandDerivative, additive, constant, every, li
 from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
-from weft.ir.reverse import filled, zeros
+from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal
 from weft.ops.creation import iota
@@ -48,7 +48,7 @@ NO_DERIVATIVE = constant("an index is a place, not a quantity")
 # --- what reading and writing share ------------------------------------------------------------
 
 
-def counting(count: Dimension) -> Tensor:
+def count_up(count: Dimension) -> Tensor:
     """The integers from 0 to count - 1."""
     return apply(iota, shape=(count,), dtype=INDEX, axis=0)
 
@@ -57,20 +57,20 @@ def extent(dim: Dimension) -> Tensor:
     """A dimension as a tensor; a symbolic one is counted when its size is known."""
     if isinstance(dim, int):
         return scalar_tensor("index", dim, INDEX)
-    return apply(PRIMITIVES["reduce_sum"], filled((dim,), INDEX, 1), axes=(0,))
+    return apply(PRIMITIVES["reduce_sum"], filled_tensor((dim,), INDEX, 1), axes=(0,))
 
 
 def _rest(ndim: int, axes: Axes) -> Axes:
     return tuple([axis for axis in range(ndim) if axis not in axes])
 
 
-def _named(x: object, indices: Sequence[object]) -> dict[str, Any]:
+def _operands_by_name(x: object, indices: Sequence[object]) -> dict[str, Any]:
     return {"x": x} | {f"index{i + 1}": index for i, index in enumerate(indices)}
 
 
 def _kept_shape(op: str, x: TensorType, indices: Sequence[TensorType], axes: Axes) -> Shape:
     """Index shape and then the axes not indexed, or an error for indices that do not fit."""
-    got = _named(x, indices)
+    got = _operands_by_name(x, indices)
     if not axes or len(axes) != len(indices) or not set(axes) <= set(range(x.ndim)):
         raise AxisError(
             op,
@@ -148,7 +148,7 @@ def out_of_range(op: str, index: int, axis: int, dim: Dimension) -> BoundsError:
 # --- gather ------------------------------------------------------------------------------------
 
 
-def _gathered(x: Array, *indices: Array, axes: Axes) -> Array:
+def _gather_rows(x: Array, *indices: Array, axes: Axes) -> Array:
     check_bounds("gather", x.shape, indices, axes)
     moved = x.transpose(*axes, *_rest(x.ndim, axes))
     return np.take(moved, indices[0], axis=0) if len(axes) == 1 else moved[indices]
@@ -172,7 +172,7 @@ def _batch_gather(
 def along_front(index: Tensor) -> Tensor:
     """The index that addresses the batch axis: 0, 1, … along the front of another index."""
     count = index.shape[0]
-    column = apply(reshape, counting(count), shape=(count, *[1] * (index.ndim - 1)))
+    column = apply(reshape, count_up(count), shape=(count, *[1] * (index.ndim - 1)))
     return apply(broadcast_to, column, shape=index.shape)
 
 
@@ -209,7 +209,7 @@ gather: Primitive = Primitive(
     "The elements of x at index tensors that address `axes`: index shape, then the other axes.",
     kind=Gather(checked=True),
     type_rule=lambda x, *indices, axes: x.with_shape(_kept_shape("gather", x, indices, axes)),
-    reference=_gathered,
+    reference=_gather_rows,
     derivatives=every(_gather_derivative),
     batch=_batch_gather,
     samples=lambda: [
@@ -251,7 +251,7 @@ def _scatter_type(
     return x
 
 
-def _scattered(
+def _scatter_rows(
     op: str, write: Write, x: Array, updates: Array, indices: tuple[Array, ...], axes: Axes
 ) -> Array:
     """Write rows of updates into a copy of x, one after the other in row-major order of index."""
@@ -333,9 +333,9 @@ def _only_last(
     if unique or size(indices[0].shape) == 1:
         return values
     shape = indices[0].shape
-    own = apply(reshape, counting(size(shape)), shape=shape)
+    own = apply(reshape, count_up(size(shape)), shape=shape)
     heads = tuple(range(len(axes)))
-    canvas = filled(tuple([x.shape[axis] for axis in axes]), INDEX, 0)
+    canvas = filled_tensor(tuple([x.shape[axis] for axis in axes]), INDEX, 0)
     written = apply(scatter, canvas, own, *indices, axes=heads, unique=False)
     is_last = equal(apply(gather, written, *indices, axes=heads), own)
     mask = apply(reshape, is_last, shape=shape + (1,) * (values.ndim - len(shape)))
@@ -360,7 +360,7 @@ scatter: Primitive = Primitive(
     "`unique` promises that no place is written twice.",
     kind=Scatter(checked=True),
     type_rule=lambda *types, axes, unique: _scatter_type("scatter", "any", *types, axes=axes),
-    reference=lambda x, updates, *indices, axes, unique: _scattered(
+    reference=lambda x, updates, *indices, axes, unique: _scatter_rows(
         "scatter", _write_last, x, updates, indices, axes
     ),
     derivatives=every(
@@ -380,7 +380,7 @@ scatter_add: Primitive = Primitive(
     "x with the updates added at the indices; all of several for one place count.",
     kind=Scatter(checked=True),
     type_rule=lambda *types, axes: _scatter_type("scatter_add", "number", *types, axes=axes),
-    reference=lambda x, updates, *indices, axes: _scattered(
+    reference=lambda x, updates, *indices, axes: _scatter_rows(
         "scatter_add", _write_sum, x, updates, indices, axes
     ),
     derivatives=every(
@@ -430,7 +430,7 @@ def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
         doc,
         kind=Scatter(checked=True),
         type_rule=lambda *types, axes: _scatter_type(name, "real", *types, axes=axes),
-        reference=lambda x, updates, *indices, axes: _scattered(
+        reference=lambda x, updates, *indices, axes: _scatter_rows(
             name, write, x, updates, indices, axes
         ),
         derivatives=every(derivative),

@@ -28,7 +28,7 @@ from weft.ir.derivatives import linear, tangent
 from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import Movement
 from weft.ir.primitive import Mistake, Primitive, Sample
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.arithmetic import conj
 from weft.ops.contraction import dot
@@ -118,7 +118,7 @@ def require_system(op: str, a: TensorType, b: TensorType) -> TensorType:
     return b
 
 
-def smaller(rows: Dimension, columns: Dimension) -> Dimension:
+def smaller_side(rows: Dimension, columns: Dimension) -> Dimension:
     """The smaller side of a matrix."""
     return rows if rows == columns or rows < columns else columns
 
@@ -170,13 +170,13 @@ def by_numpy(op: str, f: Callable[..., Any], failure: Failure = DIVERGED) -> Cal
                 fix=failure.fix,
             ) from None
         if isinstance(results, tuple):
-            return tuple(_narrowed(each, dtype) for each in results)
-        return _narrowed(results, dtype)
+            return tuple(_narrow_result(each, dtype) for each in results)
+        return _narrow_result(results, dtype)
 
     return reference
 
 
-def _narrowed(result: Any, dtype: np.dtype[Any]) -> Array:
+def _narrow_result(result: Any, dtype: np.dtype[Any]) -> Array:
     array = np.asarray(result)
     narrow = dtype.itemsize == 2 and array.dtype == np.float32
     return array.astype(dtype) if narrow else array
@@ -238,11 +238,11 @@ def diagonal_of(x: Tensor, offset: int = 0) -> Tensor:
     if offset and (height <= down or width <= right):
         length: Dimension = 0
     else:
-        length = smaller(height - down, width - right)
+        length = smaller_side(height - down, width - right)
     if is_zero(length):
-        return cut(_flat(x), 0, 0, width + 1)
+        return cut_last_axis(_flat(x), 0, 0, width + 1)
     start = down * width + right
-    return cut(_flat(x), start, start + (length - 1) * (width + 1) + 1, width + 1)
+    return cut_last_axis(_flat(x), start, start + (length - 1) * (width + 1) + 1, width + 1)
 
 
 def diagonal_matrix(d: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def diagonal_matrix(d: Tensor) -> Tensor:
 
 def identity(n: Dimension, dtype: DType) -> Tensor:
     """The identity matrix."""
-    return diagonal_matrix(filled((n,), dtype, 1))
+    return diagonal_matrix(filled_tensor((n,), dtype, 1))
 
 
 def trace_of(x: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def trace_of(x: Tensor) -> Tensor:
     return apply(dot, x, one, contract=((last - 1, last), (0, 1)), batch=((), ()))
 
 
-def cut(x: Tensor, start: Dimension, stop: Dimension, stride: Dimension = 1) -> Tensor:
+def cut_last_axis(x: Tensor, start: Dimension, stop: Dimension, stride: Dimension = 1) -> Tensor:
     """Elements of the last axis."""
     before = x.shape[:-1]
     return apply(
@@ -278,12 +278,16 @@ def cut(x: Tensor, start: Dimension, stop: Dimension, stride: Dimension = 1) -> 
 
 def first_columns(x: Tensor, count: Dimension) -> Tensor:
     """The first columns of each matrix."""
-    return x if x.shape[-1] == count else cut(x, 0, count)
+    return x if x.shape[-1] == count else cut_last_axis(x, 0, count)
 
 
 def first_rows(x: Tensor, count: Dimension) -> Tensor:
     """The first rows of each matrix."""
-    return x if x.shape[-2] == count else matrix_transpose(cut(matrix_transpose(x), 0, count))
+    return (
+        x
+        if x.shape[-2] == count
+        else matrix_transpose(cut_last_axis(matrix_transpose(x), 0, count))
+    )
 
 
 def real_part(x: Tensor, dtype: DType) -> Tensor:

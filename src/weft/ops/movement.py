@@ -161,7 +161,7 @@ flip: Primitive = Primitive(
 # --- reshape and broadcast ---------------------------------------------------------------------
 
 
-def _kept(old: Shape, new: Shape) -> str:
+def _common_first(old: Shape, new: Shape) -> str:
     """The first dimension, where both shapes have the same."""
     return f"{old[0]}, " if old and new and old[0] == new[0] else ""
 
@@ -174,7 +174,7 @@ def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
             expected="shapes with the same number of elements",
             got={"x": x, "shape": list(shape)},
             note=f"{size(x.shape)} != {size(shape)}",
-            fix=f"let one dimension be found: x.reshape({_kept(x.shape, shape)}-1)",
+            fix=f"let one dimension be found: x.reshape({_common_first(x.shape, shape)}-1)",
         )
     return x.with_shape(shape)
 
@@ -438,7 +438,7 @@ def bounds(shape: Shape, starts: Shape, strides: Shape) -> dict[str, Shape]:
     return {"starts": starts, "stops": stops, "strides": strides}
 
 
-def _updated(x: Array, update: Array, starts: Any, strides: Any) -> Array:
+def _update_array(x: Array, update: Array, starts: Any, strides: Any) -> Array:
     out = np.array(x)
     cuts = bounds(update.shape, starts, strides)
     out[tuple([slice(*each) for each in zip(*cuts.values(), strict=True)])] = update
@@ -458,7 +458,7 @@ update_slice: Primitive = Primitive(
     "x with the elements start, start + stride, … of each axis replaced by those of update.",
     kind=Movement(),
     type_rule=_update_type,
-    reference=_updated,
+    reference=_update_array,
     derivatives=[
         additive(lambda ct, x, update, **at: bind(update_slice, ct, zeros(update.type), **at)),
         additive(lambda ct, x, update, **at: bind(slice_, ct, **bounds(update.shape, **at))),
@@ -507,22 +507,22 @@ def _padded_shape(shape: Shape, padding: Padding) -> Shape:
     )
 
 
-def _inside(shape: Shape, padding: Padding) -> dict[str, Shape]:
+def _slice_of_elements(shape: Shape, padding: Padding) -> dict[str, Shape]:
     """Where the elements stand in the padded tensor, as parameters of `slice`."""
     starts = tuple([low for low, _, _ in padding])
     return bounds(shape, starts, tuple([between + 1 for _, _, between in padding]))
 
 
-def _padded(x: Array, padding: Any, value: float) -> Array:
+def _pad_array(x: Array, padding: Any, value: float) -> Array:
     out = np.full(_padded_shape(x.shape, padding), value, x.dtype)
-    inside = _inside(x.shape, padding)
+    inside = _slice_of_elements(x.shape, padding)
     out[tuple([slice(*each) for each in zip(*inside.values(), strict=True)])] = x
     return out
 
 
 def _pad_tangent(t: Tensor, out: Tensor, x: Tensor, padding: Padding, value: float) -> Tensor:
     """The tangent among zeros; not `pad` itself, which is linear only for a value of 0."""
-    inside = _inside(x.shape, padding)
+    inside = _slice_of_elements(x.shape, padding)
     del inside["stops"]
     return apply(update_slice, zeros(out.type), t, **inside)
 
@@ -537,7 +537,7 @@ pad: Primitive = Primitive(
         by_place=True,
     ),
     type_rule=_pad_type,
-    reference=_padded,
+    reference=_pad_array,
     derivatives=[tangent(_pad_tangent)],
     batch=batch_each(
         lambda: pad,
@@ -557,7 +557,7 @@ pad: Primitive = Primitive(
 )
 
 
-def _full(shape: Shape, dtype: DType, value: Any) -> Array:
+def _full_array(shape: Shape, dtype: DType, value: Any) -> Array:
     return np.full(shape, value, dtype.numpy)
 
 
@@ -566,7 +566,7 @@ full: Primitive = Primitive(
     "A tensor of one value.",
     kind=Movement(reads.of_full, fill=lambda params: params["value"]),
     type_rule=lambda shape, dtype, value: TensorType(dtype, shape),
-    reference=_full,
+    reference=_full_array,
     derivatives=(),
     batch=lambda size, operands, axes, /, **params: (bind(full, **params), None),
     samples=lambda: [

@@ -155,7 +155,7 @@ def as_integer(op: str, name: str, value: object) -> int:
     if not isinstance(value, bool):
         with suppress(TypeError, ValueError, IndexError):
             return operator.index(value)  # type: ignore[arg-type]
-    raise _unfit(op, name, value, "an integer", f"{name}=1")
+    raise _argument_error(op, name, value, "an integer", f"{name}=1")
 
 
 def as_number(op: str, name: str, value: object) -> float:
@@ -167,7 +167,7 @@ def as_number(op: str, name: str, value: object) -> float:
     if isinstance(value, (np.floating, np.integer, np.ndarray)):
         with suppress(TypeError, ValueError):
             return float(value)
-    raise _unfit(op, name, value, "a real number", f"{name}=1.0")
+    raise _argument_error(op, name, value, "a real number", f"{name}=1.0")
 
 
 def constant_array(op: str, name: str, x: Tensor) -> np.ndarray[Any, Any]:
@@ -221,24 +221,28 @@ def as_sequence(op: str, name: str, value: object) -> tuple[Any, ...]:
     """An argument that lists something, as a tuple."""
     is_array = isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0
     if isinstance(value, range) and value[LONGEST_LIST:]:
-        raise _unfit(op, name, value, f"a list of at most {LONGEST_LIST}", f"{name}=(0, 1)")
+        raise _argument_error(
+            op, name, value, f"a list of at most {LONGEST_LIST}", f"{name}=(0, 1)"
+        )
     if is_array or isinstance(value, (tuple, list, range)):
         return tuple(value)  # type: ignore[arg-type]
-    raise _unfit(op, name, value, "a tuple or a list", f"{name}=(0, 1)")
+    raise _argument_error(op, name, value, "a tuple or a list", f"{name}=(0, 1)")
 
 
 def check_function(op: str, f: object) -> None:
     """Refuse as a function what cannot be called."""
     if not callable(f):
-        raise _unfit(op, "f", f, "a function", f"wf.{op}(lambda x: ...)")
+        raise _argument_error(op, "f", f, "a function", f"wf.{op}(lambda x: ...)")
 
 
-def _unfit(op: str, name: str, value: object, kind: str, fix: str) -> ArgumentTypeError:
+def _argument_error(op: str, name: str, value: object, kind: str, fix: str) -> ArgumentTypeError:
     shown = repr(value) if isinstance(value, str) else value
     return ArgumentTypeError(op, f"{name} is not {kind}", expected=kind, got={name: shown}, fix=fix)
 
 
-def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[Tensor, ...]:
+def promote_operands(
+    op: str, values: Sequence[Operand], allowed: str = "any"
+) -> tuple[Tensor, ...]:
     """Tensors of one dtype: the operands' common one, which the operation is defined for.
 
     Integers given to an operation on floating-point numbers become the default float. What NumPy
@@ -259,7 +263,9 @@ def promoted(op: str, values: Sequence[Operand], allowed: str = "any") -> tuple[
         else as_tensor(op, v, f"x{i + 1}" if len(values) > 1 else "x")
         for i, (v, s) in enumerate(zip(values, scalars, strict=True))
     ]
-    kinds: list[Any] = [_weak(t) if s else t.dtype for t, s in zip(tensors, scalars, strict=True)]
+    kinds: list[Any] = [
+        _weak_number(t) if s else t.dtype for t, s in zip(tensors, scalars, strict=True)
+    ]
     dtype = allowed_dtype(op, result_type(op, kinds), allowed, values)
     return tuple(
         scalar_tensor(op, t, dtype) if s else convert_to(t, dtype)
@@ -276,7 +282,7 @@ def _is_numpy_float(value: Operand) -> bool:
     return isinstance(value, (float, complex)) and isinstance(value, np.generic)
 
 
-def _weak(value: Scalar | Dim) -> Scalar:
+def _weak_number(value: Scalar | Dim) -> Scalar:
     return 1 if isinstance(value, Dim) else value
 
 

@@ -199,7 +199,7 @@ def seed_key(seed: int) -> Tensor:
     return wrap(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
 
 
-def folded(key: Tensor, data: Tensor) -> Tensor:
+def fold_key(key: Tensor, data: Tensor) -> Tensor:
     """The key that a key and data (uint64) make together."""
     return apply(random_bits, key, data, shape=(2,), dtype=uint32, domain=FOLD)
 
@@ -250,7 +250,7 @@ class Generator:
             )
         with self._lock:
             handle = self._handle()
-            key = folded(wrap(self.key._value), wrap(handle._value))
+            key = fold_key(wrap(self.key._value), wrap(handle._value))
             handle._value = add(wrap(handle._value), _ONE)._value
         return key
 

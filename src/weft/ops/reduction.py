@@ -30,7 +30,7 @@ from weft.ir.primitive import Lower, Mistake, Primitive, Sample
 from weft.ir.scalars import Combine
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal
-from weft.ops.cumulative import cumulative_prod, is_narrow, previous
+from weft.ops.cumulative import cumulative_prod, is_narrow, shift_by_one
 from weft.ops.families import batch_each
 from weft.ops.movement import broadcast_to, inverse, reshape, transpose
 from weft.ops.operands import DTYPE_CLASSES, convert_to, wrong_dtype
@@ -46,15 +46,17 @@ def reduced_type(x: TensorType, axes: Axes) -> TensorType:
     return x.with_shape(tuple([dim for axis, dim in enumerate(x.shape) if axis not in axes]))
 
 
-def spread(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
+def repeat_reduced(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
     """A reduction's result repeated along the reduced axes."""
     if not axes:
         return reduced
     leading = axes[-1] == len(axes) - 1  # what broadcasting adds by itself
-    return apply(broadcast_to, reduced if leading else kept(reduced, like, axes), shape=like.shape)
+    return apply(
+        broadcast_to, reduced if leading else keep_reduced(reduced, like, axes), shape=like.shape
+    )
 
 
-def kept(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
+def keep_reduced(reduced: Tensor, like: Tensor, axes: Axes) -> Tensor:
     """A reduction's result with the reduced axes kept, of size 1."""
     shape = tuple([1 if axis in axes else dim for axis, dim in enumerate(like.shape)])
     return apply(reshape, reduced, shape=shape) if axes else reduced
@@ -157,7 +159,7 @@ def _mistakes(dtypes: str, identity: bool) -> list[Mistake]:
     return mistakes
 
 
-def _accumulated(reduce: Callable[[Array, Axes], Any]) -> Callable[..., Any]:
+def _wide_reduction(reduce: Callable[[Array, Axes], Any]) -> Callable[..., Any]:
     """A reduction in the operand's own dtype, or in float32 for 16-bit floats."""
 
     def reference(x: Array, axes: Axes) -> Any:
@@ -171,8 +173,8 @@ def _accumulated(reduce: Callable[[Array, Axes], Any]) -> Callable[..., Any]:
 reduce_sum = reduction(
     "reduce_sum",
     doc="The sum over axes.",
-    reference=_accumulated(numerics.total),
-    derivative=linear(lambda ct, x, axes: spread(ct, x, axes)),
+    reference=_wide_reduction(numerics.total),
+    derivative=linear(lambda ct, x, axes: repeat_reduced(ct, x, axes)),
     combine="add",
     dtypes="number",
     identity=True,
@@ -182,7 +184,7 @@ reduce_sum = reduction(
 
 def _extreme_tangent(t: Tensor, out: Tensor, x: Tensor, axes: Axes) -> Tensor:
     """The mean of the tangents of the elements that are the extreme."""
-    chosen = convert_to(equal(x, spread(out, x, axes)), t.dtype)
+    chosen = convert_to(equal(x, repeat_reduced(out, x, axes)), t.dtype)
     total = apply(reduce_sum, t * chosen, axes=axes)
     return total / apply(reduce_sum, chosen, axes=axes)
 
@@ -195,7 +197,7 @@ _ORDERED = [
 reduce_max = reduction(
     "reduce_max",
     doc="The largest element over axes; its derivative is shared evenly among equals.",
-    reference=numerics.largest,
+    reference=numerics.maximum_over,
     derivative=tangent(_extreme_tangent),
     combine="maximum",
     dtypes="ordered",
@@ -206,7 +208,7 @@ reduce_max = reduction(
 reduce_min = reduction(
     "reduce_min",
     doc="The smallest element over axes; its derivative is shared evenly among equals.",
-    reference=numerics.smallest,
+    reference=numerics.minimum_over,
     derivative=tangent(_extreme_tangent),
     combine="minimum",
     dtypes="ordered",
@@ -234,13 +236,13 @@ def _product_before(line: Tensor, reverse: bool) -> Tensor:
     """Along the last axis, the product of the elements before each, or after each."""
     axis = line.ndim - 1
     products = apply(cumulative_prod, line, axis=axis, reverse=reverse)
-    return previous(products, axis, reverse, 1)
+    return shift_by_one(products, axis, reverse, 1)
 
 
 reduce_prod = reduction(
     "reduce_prod",
     doc="The product over axes.",
-    reference=_accumulated(lambda x, axes: np.multiply.reduce(x, axis=axes, dtype=x.dtype)),
+    reference=_wide_reduction(lambda x, axes: np.multiply.reduce(x, axis=axes, dtype=x.dtype)),
     derivative=tangent(
         lambda t, out, x, axes: apply(reduce_sum, t * _product_of_others(x, axes), axes=axes)
     ),

@@ -24,14 +24,14 @@ from weft.ir.kinds import Elementwise
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, grad_mode, wrap
 from weft.ops.comparison import greater, greater_equal, less, less_equal
-from weft.ops.families import batch_broadcast, recorded
+from weft.ops.families import batch_broadcast, tape_node
 from weft.ops.logic import logical_and
 from weft.ops.operands import (
     DTYPE_CLASSES,
     alias,
     as_tensor,
     convert_to,
-    promoted,
+    promote_operands,
     scalar_tensor,
     wrong_dtype,
 )
@@ -124,15 +124,19 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
             chosen = _short_where(mask, x1, x2)
             if chosen is not None:
                 return chosen
-    return apply(select, as_tensor("where", condition, "condition"), *promoted("where", (x1, x2)))
+    return apply(
+        select, as_tensor("where", condition, "condition"), *promote_operands("where", (x1, x2))
+    )
 
 
 def _short_where(mask: Array, x1: Any, x2: Any) -> Tensor | None:
     """`where` at once, for concrete tensors of one dtype, one of which may be a Python float."""
     a = x1._value if type(x1) is Tensor else x1
     b = x2._value if type(x2) is Tensor else x2
-    plain = type(a) is HostArray and (b.dtype is a.dtype if type(b) is HostArray else _weak(b, a))
-    if not plain and not (type(b) is HostArray and _weak(a, b)):
+    plain = type(a) is HostArray and (
+        b.dtype is a.dtype if type(b) is HostArray else _is_weak(b, a)
+    )
+    if not plain and not (type(b) is HostArray and _is_weak(a, b)):
         return None
     try:
         value = np.where(mask, a, b)
@@ -142,10 +146,10 @@ def _short_where(mask: Array, x1: Any, x2: Any) -> Tensor | None:
     other = x2._node if type(x2) is Tensor else None
     if (node is None and other is None) or not grad_mode.enabled:
         return wrap(value)
-    return wrap(value, recorded(select, (mask, a, b), (None, node, other), value))
+    return wrap(value, tape_node(select, (mask, a, b), (None, node, other), value))
 
 
-def _weak(scalar: Any, array: Array) -> bool:
+def _is_weak(scalar: Any, array: Array) -> bool:
     return type(scalar) is float and array.dtype.kind in "fc"
 
 
@@ -228,8 +232,8 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
         return alias(tensor)
     dtype = _clip_dtype(tensor, [bound for bound in (min, max) if bound is not None])
     lowest, highest = _extremes(dtype)
-    low = scalar_tensor("clip", lowest, dtype) if min is None else _bound(min, dtype, "min")
-    high = scalar_tensor("clip", highest, dtype) if max is None else _bound(max, dtype, "max")
+    low = scalar_tensor("clip", lowest, dtype) if min is None else _clip_bound(min, dtype, "min")
+    high = scalar_tensor("clip", highest, dtype) if max is None else _clip_bound(max, dtype, "max")
     return apply(clamp, convert_to(tensor, dtype), low, high)
 
 
@@ -237,7 +241,7 @@ def _clip_dtype(x: Tensor, bounds: Sequence[Any]) -> DType:
     """The dtype of x, except where an integer meets a floating-point bound."""
     if x.dtype.is_integer:
         fractions = any(map(_has_fraction, bounds))
-        tensors = promoted("clip", (x, *bounds), "real") if fractions else (x,)
+        tensors = promote_operands("clip", (x, *bounds), "real") if fractions else (x,)
         return tensors[0].dtype
     return x.dtype
 
@@ -254,7 +258,7 @@ def _extremes(dtype: DType) -> tuple[Any, Any]:
     return int(info.min), int(info.max)
 
 
-def _bound(bound: Any, dtype: DType, name: str) -> Tensor:
+def _clip_bound(bound: Any, dtype: DType, name: str) -> Tensor:
     """A bound in the dtype of x; an integer beyond its range becomes the nearest within it."""
     lowest, highest = _extremes(dtype)
     if type(bound) in (bool, int) and dtype.is_integer:

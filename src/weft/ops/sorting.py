@@ -27,7 +27,7 @@ from weft.ir.kinds import Search, Sort
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.families import batch_each
-from weft.ops.indexing import counting, gather
+from weft.ops.indexing import count_up, gather
 from weft.ops.movement import broadcast_to, check_one_dtype, is_below, reshape
 
 __all__: list[str] = []
@@ -47,7 +47,7 @@ def along_axis(indices: Tensor, axis: int, shape: Shape) -> list[Tensor]:
         if each == axis:
             found.append(bind(broadcast_to, indices, shape=shape))
         else:
-            line = bind(reshape, counting(dim), shape=(dim, *[1] * (len(shape) - each - 1)))
+            line = bind(reshape, count_up(dim), shape=(dim, *[1] * (len(shape) - each - 1)))
             found.append(bind(broadcast_to, line, shape=shape))
     return found
 
@@ -69,14 +69,14 @@ def _check_axis(op: str, x: TensorType, axis: int) -> None:
         )
 
 
-def comparable(x: Array) -> Array:
+def sortable_array(x: Array) -> Array:
     """The array in a dtype whose order NumPy knows: bfloat16 as float32."""
     return x.astype(np.float32) if x.dtype.kind == "V" else x
 
 
 def order_of(x: Array, axis: int, descending: bool) -> Array:
     """The stable order along an axis."""
-    keys = comparable(x)
+    keys = sortable_array(x)
     if not descending:
         return np.argsort(keys, axis=axis, kind="stable")
     turned = np.argsort(np.flip(keys, axis), axis=axis, kind="stable")
@@ -96,9 +96,9 @@ def _argsort_type(x: TensorType, axis: int, descending: bool) -> TensorType:
     return x.with_dtype(INDEX)
 
 
-def _sorted(x: Array, axis: int, descending: bool) -> Array:
+def _sort_stable(x: Array, axis: int, descending: bool) -> Array:
     """Stable, which zeros of both signs show: turned before and after where it descends."""
-    keys = np.flip(comparable(x), axis) if descending else comparable(x)
+    keys = np.flip(sortable_array(x), axis) if descending else sortable_array(x)
     ascending = np.sort(keys, axis=axis, kind="stable").astype(x.dtype, copy=False)
     return np.flip(ascending, axis) if descending else ascending
 
@@ -111,7 +111,7 @@ def _shift(size: Dimension, axis: int, **params: Any) -> dict[str, Any]:
     return {"axis": axis + 1, **params}
 
 
-def _shuffled(*shape: int) -> Array:
+def _shuffled_sample(*shape: int) -> Array:
     """Distinct numbers far enough apart for finite differences, in no order."""
     count = int(np.prod(shape))
     order = np.random.default_rng(count).permutation(count)
@@ -120,9 +120,9 @@ def _shuffled(*shape: int) -> Array:
 
 def _sort_samples() -> list[Sample]:
     return [
-        Sample((_shuffled(5),), {"axis": 0, "descending": False}),
-        Sample((_shuffled(3, 4),), {"axis": 1, "descending": True}),
-        Sample((_shuffled(3, 2, 2),), {"axis": 0, "descending": False}),
+        Sample((_shuffled_sample(5),), {"axis": 0, "descending": False}),
+        Sample((_shuffled_sample(3, 4),), {"axis": 1, "descending": True}),
+        Sample((_shuffled_sample(3, 2, 2),), {"axis": 0, "descending": False}),
         Sample((np.array([3, 1, 3, 2]),), {"axis": 0, "descending": True}),
         Sample((np.zeros((2, 0), np.float32),), {"axis": 1, "descending": False}),
     ]
@@ -130,7 +130,7 @@ def _sort_samples() -> list[Sample]:
 
 def _sort_mistakes() -> list[Mistake]:
     params = {"axis": 1, "descending": False}
-    return [Mistake((_shuffled(3),), params, AxisError, "out of range")]
+    return [Mistake((_shuffled_sample(3),), params, AxisError, "out of range")]
 
 
 sort: Primitive = Primitive(
@@ -139,7 +139,7 @@ sort: Primitive = Primitive(
     kind=Sort(values=True),
     lower=OF_TARGET,
     type_rule=_sort_type,
-    reference=_sorted,
+    reference=_sort_stable,
     derivatives=[tangent(_sort_tangent)],
     batch=batch_each(lambda: sort, _shift),
     samples=_sort_samples,
@@ -212,14 +212,18 @@ top_k: Primitive = Primitive(
     derivatives=[tangent(_top_k_tangent)],
     batch=_batch_top_k,
     samples=lambda: [
-        Sample((_shuffled(5),), {"k": 2, "axis": 0, "largest": True}),
-        Sample((_shuffled(3, 4),), {"k": 3, "axis": 0, "largest": False}),
-        Sample((_shuffled(2, 3),), {"k": 0, "axis": 1, "largest": True}),
+        Sample((_shuffled_sample(5),), {"k": 2, "axis": 0, "largest": True}),
+        Sample((_shuffled_sample(3, 4),), {"k": 3, "axis": 0, "largest": False}),
+        Sample((_shuffled_sample(2, 3),), {"k": 0, "axis": 1, "largest": True}),
         Sample((np.array([1, 3, 3, 2]),), {"k": 3, "axis": 0, "largest": True}),
     ],
     mistakes=lambda: [
-        Mistake((_shuffled(3),), {"k": 4, "axis": 0, "largest": True}, ArgumentError, "no 4"),
-        Mistake((_shuffled(3),), {"k": 1, "axis": 1, "largest": True}, AxisError, "out of range"),
+        Mistake(
+            (_shuffled_sample(3),), {"k": 4, "axis": 0, "largest": True}, ArgumentError, "no 4"
+        ),
+        Mistake(
+            (_shuffled_sample(3),), {"k": 1, "axis": 1, "largest": True}, AxisError, "out of range"
+        ),
     ],
     multiple=True,
 )
@@ -260,8 +264,8 @@ def _searchsorted_type(x: TensorType, values: TensorType, side: str) -> TensorTy
     return values.with_dtype(INDEX)
 
 
-def _searchsorted(x: Array, values: Array, side: Any) -> Array:
-    keys, wanted = comparable(x), comparable(values)
+def _search_rows(x: Array, values: Array, side: Any) -> Array:
+    keys, wanted = sortable_array(x), sortable_array(values)
     if x.ndim == 1:
         return np.searchsorted(keys, wanted, side)
     out = np.zeros(values.shape, np.int64)
@@ -304,14 +308,31 @@ searchsorted: Primitive = Primitive(
         "a search in a line is no loop over elements: a target has code of its own for it"
     ),
     type_rule=_searchsorted_type,
-    reference=_searchsorted,
+    reference=_search_rows,
     derivatives=[constant(_DISCRETE), constant(_DISCRETE)],
     batch=_batch_searchsorted,
     samples=_search_samples,
     mistakes=lambda: [
-        Mistake((_shuffled(3), _shuffled(2, 2)), {"side": "left"}, ShapeError, "different ranks"),
-        Mistake((_shuffled(3), _shuffled(2)), {"side": "up"}, ArgumentError, "unknown side"),
-        Mistake((_shuffled(3), np.zeros(2)), {"side": "left"}, DTypeError, "different dtypes"),
-        Mistake((_shuffled(2, 3), _shuffled(3, 3)), {"side": "left"}, ShapeError, "leading axes"),
+        Mistake(
+            (_shuffled_sample(3), _shuffled_sample(2, 2)),
+            {"side": "left"},
+            ShapeError,
+            "different ranks",
+        ),
+        Mistake(
+            (_shuffled_sample(3), _shuffled_sample(2)),
+            {"side": "up"},
+            ArgumentError,
+            "unknown side",
+        ),
+        Mistake(
+            (_shuffled_sample(3), np.zeros(2)), {"side": "left"}, DTypeError, "different dtypes"
+        ),
+        Mistake(
+            (_shuffled_sample(2, 3), _shuffled_sample(3, 3)),
+            {"side": "left"},
+            ShapeError,
+            "leading axes",
+        ),
     ],
 )

@@ -30,7 +30,7 @@ from weft.ops.comparison import equal, less_equal
 from weft.ops.elementary import exp, log, log1p
 from weft.ops.families import Function, elementwise
 from weft.ops.logic import logical_and
-from weft.ops.operands import DTYPE_CLASSES, as_integer, promoted, wrong_dtype
+from weft.ops.operands import DTYPE_CLASSES, as_integer, promote_operands, wrong_dtype
 from weft.ops.selection import where
 
 __all__ = [
@@ -161,7 +161,7 @@ def polygamma(n: int, x: Any, /) -> Tensor:
     n = as_integer("polygamma", "n", n)
     if n == 0:
         return digamma(x)
-    return apply(_polygamma, *promoted("polygamma", (x,), "float"), order=n)
+    return apply(_polygamma, *promote_operands("polygamma", (x,), "float"), order=n)
 
 
 # --- products with logarithms ------------------------------------------------------------------
@@ -184,7 +184,7 @@ xlogy: Function = elementwise(
     example="[0.0, 1.0], [0.0, 1.0] -> [0.0, 0.0]",
     reference=partial(_times_log, logarithm=np.log),
     derivatives=[
-        tangent(lambda t, out, x1, x2: t * log(_unless_nothing(x1, x2, 1.0, 0.0))),
+        tangent(lambda t, out, x1, x2: t * log(_with_neutral(x1, x2, 1.0, 0.0))),
         tangent(lambda t, out, x1, x2: t * _share(x1, x2)),
     ],
     lower=lambda scalar, x1, x2: times_unless_zero(x1, x2, x1 * scalar.log(x2)),
@@ -199,7 +199,7 @@ xlog1py: Function = elementwise(
     example="[0.0, 1.0], [-1.0, 0.0] -> [0.0, 0.0]",
     reference=partial(_times_log, logarithm=np.log1p),
     derivatives=[
-        tangent(lambda t, out, x1, x2: t * log1p(_unless_nothing(x1, x2, 0.0, -1.0))),
+        tangent(lambda t, out, x1, x2: t * log1p(_with_neutral(x1, x2, 0.0, -1.0))),
         tangent(lambda t, out, x1, x2: t * _share(x1, x2 + 1.0)),
     ],
     lower=lambda scalar, x1, x2: times_unless_zero(x1, x2, x1 * scalar.log1p(x2)),
@@ -209,7 +209,7 @@ xlog1py: Function = elementwise(
 )
 
 
-def _unless_nothing(x: Any, y: Any, neutral: float, edge: float) -> Tensor:
+def _with_neutral(x: Any, y: Any, neutral: float, edge: float) -> Tensor:
     """y, but the number with logarithm 0 where x is 0 and y has no logarithm."""
     return where(logical_and(equal(x, 0.0), less_equal(y, edge)), neutral, y)
 
@@ -254,7 +254,7 @@ def i0(x: Any, /) -> Tensor:
     >>> wf.i0(wf.tensor([0.0])).tolist()
     [1.0]
     """
-    (x,) = promoted("i0", (x,), "float")
+    (x,) = promote_operands("i0", (x,), "float")
     return exp(abs(x)) * i0e(x)
 
 
@@ -265,5 +265,5 @@ def i1(x: Any, /) -> Tensor:
     >>> wf.i1(wf.tensor([0.0])).tolist()
     [0.0]
     """
-    (x,) = promoted("i1", (x,), "float")
+    (x,) = promote_operands("i1", (x,), "float")
     return exp(abs(x)) * i1e(x)

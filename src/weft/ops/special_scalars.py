@@ -43,10 +43,10 @@ def _in_double(function: Callable[[Scalar], Scalar]) -> Callable[[Scalar], Scala
     """The function of a float64, for the other dtypes too."""
 
     @wraps(function)
-    def rounded(x: Scalar) -> Scalar:
+    def through_double(x: Scalar) -> Scalar:
         return cast(function(cast(x, float64)), x.dtype)
 
-    return rounded
+    return through_double
 
 
 @_in_double

@@ -97,16 +97,16 @@ def _erf_near(x: Array) -> Array:
 def _erfc_beyond(y: Array) -> Array:
     """erfc of numbers above `_NEAR`; exp(-y²) in two factors, the first of them exact."""
     y = np.minimum(y, 30.0)  # erfc is 0 in double precision from 27 on
-    scaled = _piecewise(y, ~(y > 4.0), _middle, _far)
+    scaled = _piecewise(y, ~(y > 4.0), _erfc_middle, _erfc_far)
     coarse = np.trunc(y * 16.0) / 16.0
     return np.exp(-np.square(coarse)) * np.exp(-(y - coarse) * (y + coarse)) * scaled
 
 
-def _middle(y: Array) -> Array:
+def _erfc_middle(y: Array) -> Array:
     return np.asarray(polynomial(_MIDDLE_ABOVE, y) / polynomial(_MIDDLE_BELOW, y))
 
 
-def _far(y: Array) -> Array:
+def _erfc_far(y: Array) -> Array:
     inverse = 1.0 / np.square(y)
     ratio = polynomial(_FAR_ABOVE, inverse) / polynomial(_FAR_BELOW, inverse)
     return np.asarray((1.0 / math.sqrt(math.pi) - inverse * ratio) / y)
@@ -121,11 +121,11 @@ def erf(x: Array) -> Array:
 def erfc(x: Array) -> Array:
     """1 - erf(x), accurate where that is tiny."""
 
-    def beyond(x: Array) -> Array:
+    def erfc_tail(x: Array) -> Array:
         tail = _erfc_beyond(np.abs(x))
         return np.where(x < 0.0, 2.0 - tail, tail)
 
-    return _piecewise(x, np.abs(x) <= _NEAR, lambda x: 1.0 - _erf_near(x), beyond)
+    return _piecewise(x, np.abs(x) <= _NEAR, lambda x: 1.0 - _erf_near(x), erfc_tail)
 
 
 def erfinv(p: Array) -> Array:
@@ -192,14 +192,14 @@ def lgamma(x: Array) -> Array:
     def positive(x: Array) -> Array:
         return _piecewise(x, x < 8.0, _lgamma_small, _lgamma_large)
 
-    def reflected(x: Array) -> Array:
+    def lgamma_negative(x: Array) -> Array:
         apart = np.abs(x - np.rint(x))
         mirrored = math.log(math.pi) - np.log(np.sin(math.pi * apart)) - positive(1.0 - x)
         # whole numbers have no finite value, however large; next to 0 it is that of 1/|x|
         mirrored = np.where(x > -1e-20, -np.log(-x), mirrored)
         return np.where((apart == 0.0) | (x == -np.inf), np.inf, mirrored)
 
-    return _piecewise(x, ~(x < 0.0), positive, reflected)
+    return _piecewise(x, ~(x < 0.0), positive, lgamma_negative)
 
 
 _DIGAMMA = (*(-number / (2 * k) for k, number in _DESCENDING), 0.0)
@@ -217,23 +217,23 @@ def _digamma_positive(x: Array) -> Array:
 def digamma(x: Array) -> Array:
     """The derivative of log Γ, not a number at the negative whole numbers."""
 
-    def reflected(x: Array) -> Array:
+    def digamma_negative(x: Array) -> Array:
         apart = x - np.rint(x)
         mirrored = _digamma_positive(1.0 - x) - math.pi / np.tan(math.pi * apart)
         return np.where(apart == 0.0, np.nan, mirrored)
 
-    return _piecewise(x, ~(x < 0.0), _digamma_positive, reflected)
+    return _piecewise(x, ~(x < 0.0), _digamma_positive, digamma_negative)
 
 
 def polygamma(x: Array, order: int) -> Array:
     """The derivative of digamma of an order of at least 1."""
     factor = (-1.0) ** (order + 1) * math.factorial(order)
 
-    def reflected(x: Array) -> Array:
+    def polygamma_negative(x: Array) -> Array:
         slope = _cotangent_derivative(order, x - np.rint(x))
         return np.asarray((-1.0) ** order * factor * zeta(order + 1, 1.0 - x) - math.pi * slope)
 
-    return _piecewise(x, ~(x < 0.0), lambda x: factor * zeta(order + 1, x), reflected)
+    return _piecewise(x, ~(x < 0.0), lambda x: factor * zeta(order + 1, x), polygamma_negative)
 
 
 def _cotangent_derivative(order: int, x: Array) -> Array:

@@ -1,7 +1,7 @@
 """Windows: reductions over a window that slides along the last axes.
 
-`window`, `strides`, `padding` and `dilation` have one entry for each of the last axes; all axes
-before them are walked through. Padding counts as nothing: 0 in a sum, no candidate for a maximum.
+`window`, `strides`, `padding` and `dilation` have one entry for each of the last axes; the axes
+before them are batch axes. Padding counts as nothing: 0 in a sum, no candidate for a maximum.
 
 >>> import weft as wf
 >>> wf.max_pool1d(wf.tensor([[[1.0, 3.0, 2.0, 0.0]]]), 2).tolist()
@@ -27,7 +27,14 @@ from weft.ir.kinds import Search, Window
 from weft.ir.numerics import maximum
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
-from weft.ops.convolution import Padding, check_windows, inner, padded, positions, window_counts
+from weft.ops.convolution import (
+    Padding,
+    check_windows,
+    crop_padding,
+    pad_array,
+    positions,
+    window_counts,
+)
 from weft.ops.cumulative import is_narrow
 from weft.ops.indexing import along_front, gather
 from weft.ops.movement import reshape
@@ -97,11 +104,14 @@ _CASES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
 
 
 def _samples(derivative: bool = True) -> list[Sample]:
-    return [Sample((_scrambled(shape),), params, derivative=derivative) for shape, params in _CASES]
+    return [
+        Sample((_scrambled_sample(shape),), params, derivative=derivative)
+        for shape, params in _CASES
+    ]
 
 
-def _scrambled(shape: tuple[int, ...]) -> Array:
-    """Distinct values, well apart, in no order."""
+def _scrambled_sample(shape: tuple[int, ...]) -> Array:
+    """Distinct values in no order, far enough apart for finite differences."""
     count = prod(shape)
     return (np.arange(count) * 7 % 61 / 8 - 2).astype(np.float32).reshape(shape)
 
@@ -135,8 +145,9 @@ def _window_sum(
 ) -> Array:
     lead = x.ndim - len(window)
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
-    wide = padded(x.astype(np.float32) if is_narrow(x.dtype) else x, padding)
+    wide = pad_array(x.astype(np.float32) if is_narrow(x.dtype) else x, padding)
     out = np.zeros((*x.shape[:lead], *counts), wide.dtype)
+    # One element of the window at a time, for all windows at once: slices [..., *counts].
     for _, place in positions(window, counts, strides, dilation):
         out += wide[place]
     return out.astype(x.dtype, copy=False)
@@ -167,7 +178,7 @@ def _spread_type(
     return y.with_shape((*y.shape[:lead], *spatial))
 
 
-def _window_spread(
+def _spread_windows(
     y: Array, spatial: Sizes, window: Sizes, strides: Sizes, padding: Padding, dilation: Sizes
 ) -> Array:
     lead = y.ndim - len(window)
@@ -176,7 +187,7 @@ def _window_spread(
     out = np.zeros((*y.shape[:lead], *full), wide.dtype)
     for _, place in positions(window, y.shape[lead:], strides, dilation):
         out[place] += wide
-    return inner(out, spatial, padding).astype(y.dtype, copy=False)
+    return crop_padding(out, spatial, padding).astype(y.dtype, copy=False)
 
 
 def _spread_samples() -> list[Sample]:
@@ -184,7 +195,7 @@ def _spread_samples() -> list[Sample]:
     for shape, params in _CASES:
         spatial = shape[len(shape) - len(params["window"]) :]
         counts = window_counts(spatial, **params)
-        y = _scrambled((*shape[: len(shape) - len(spatial)], *counts))
+        y = _scrambled_sample((*shape[: len(shape) - len(spatial)], *counts))
         samples.append(Sample((y,), {"spatial": spatial, **params}))
     return samples
 
@@ -212,7 +223,7 @@ window_spread: Primitive = Primitive(
     "The transpose of window_sum: each element added to all places of its window.",
     kind=Window(None),
     type_rule=_spread_type,
-    reference=_window_spread,
+    reference=_spread_windows,
     derivatives=[linear(lambda ct, y, spatial, **rest: apply(window_sum, ct, **rest))],
     batch=_batch(lambda: window_spread),
     samples=_spread_samples,
@@ -236,7 +247,7 @@ def _max_type(op: str) -> Callable[..., TensorType]:
     return type_rule
 
 
-def _lowest(dtype: np.dtype[Any]) -> Any:
+def _lowest_value(dtype: np.dtype[Any]) -> Any:
     return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
 
 
@@ -245,8 +256,8 @@ def _window_max(
 ) -> Array:
     lead = x.ndim - len(window)
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
-    lowest = _lowest(x.dtype)
-    around = padded(x, padding, lowest)
+    lowest = _lowest_value(x.dtype)
+    around = pad_array(x, padding, lowest)
     out = np.full((*x.shape[:lead], *counts), lowest, x.dtype)
     for _, place in positions(window, counts, strides, dilation):
         out = maximum(out, around[place])
@@ -260,13 +271,16 @@ def _window_argmax(
     lead = x.ndim - len(window)
     counts = window_counts(x.shape[lead:], window, strides, padding, dilation)
     wide = x.astype(np.float32) if is_narrow(x.dtype) else x
-    around = padded(wide, padding, _lowest(wide.dtype))
-    flat = padded(np.arange(prod(x.shape[lead:])).reshape(x.shape[lead:]), padding, -1)
-    best = np.full((*x.shape[:lead], *counts), _lowest(wide.dtype), wide.dtype)
+    padded = pad_array(wide, padding, _lowest_value(wide.dtype))
+    # The number of each element, [*spatial], with -1 for padding.
+    numbers = pad_array(np.arange(prod(x.shape[lead:])).reshape(x.shape[lead:]), padding, -1)
+    best = np.full((*x.shape[:lead], *counts), _lowest_value(wide.dtype), wide.dtype)
     out = np.full(best.shape, -1, np.int64)
     for _, place in positions(window, counts, strides, dilation):
-        value, index = around[place], flat[place]
+        value, index = padded[place], numbers[place]
+        # NaN exceeds all numbers, and the first NaN stays.
         better = (value > best) | ((value != value) & (best == best))
+        # The first real element wins over padding, even where it is as low as padding.
         better |= (out < 0) & (index >= 0)
         np.copyto(best, value, where=better)
         np.copyto(out, index, where=better)
@@ -274,16 +288,17 @@ def _window_argmax(
 
 
 def window_pick(x: Tensor, index: Tensor, spatial: int) -> Tensor:
-    """The elements of x at places counted through its last `spatial` axes."""
+    """The elements of x whose numbers, counted through its last `spatial` axes, are given."""
     lead = x.ndim - spatial
     rows, area = size(x.shape[:lead]), size(x.shape[lead:])
     flat = apply(reshape, x, shape=(rows, area))
-    places = apply(reshape, index, shape=(rows, size(index.shape[lead:])))
+    places = apply(reshape, index, shape=(rows, size(index.shape[lead:])))  # [rows, windows]
     picked = apply(gather, flat, along_front(places), places, axes=(0, 1))
     return apply(reshape, picked, shape=index.shape)
 
 
 def _max_tangent(t: Tensor, out: Tensor, x: Tensor, window: Sizes, **params: Any) -> Tensor:
+    """The tangent of the element that is the largest; of the first one where several are."""
     index = apply(window_argmax, x, window=window, **params)
     return window_pick(t, index, len(window))
 

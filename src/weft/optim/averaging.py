@@ -33,7 +33,7 @@ class ExponentialMovingAverage:
 
     def __init__(self, model: Any, decay: float = 0.999, warmup: bool = False) -> None:
         check_fraction("ExponentialMovingAverage", "decay", decay)
-        named = _named(model)
+        named = _named_parameters(model)
         for name, parameter in named.items():
             if parameter.requires_grad:  # frozen ones stay where they are, and so does their copy
                 check_parameter("ExponentialMovingAverage", name, parameter)
@@ -97,7 +97,7 @@ class ExponentialMovingAverage:
         return f"ExponentialMovingAverage(decay={self.decay}, {count} parameters)"
 
 
-def _named(model: Any) -> dict[str, wf.Tensor]:
+def _named_parameters(model: Any) -> dict[str, wf.Tensor]:
     if hasattr(model, "named_parameters"):
         return dict(model.named_parameters())
     found = model if isinstance(model, Mapping) else dict(enumerate(model))

@@ -36,7 +36,7 @@ def minimize_in_graph(optimizer: Optimizer, loss: wf.Tensor) -> Any:
 
 def _minimize(optimizer: Optimizer, graph: Any, loss: wf.Tensor) -> Any:
     if optimizer.is_deferred:
-        optimizer.take(_learned(type(optimizer).__name__, graph, loss))
+        optimizer.take(_learned_variables(type(optimizer).__name__, graph, loss))
     for name, handle in named_tensors(optimizer):
         graph.builder.adopt_cell(handle, name, follows=".lr" in name)
     for parameter in optimizer.parameters:
@@ -46,7 +46,7 @@ def _minimize(optimizer: Optimizer, graph: Any, loss: wf.Tensor) -> Any:
         graph.operation_of(graph.assign(cell, value, f"update/{cell.name}"))
         for cell, value in graph.builder.written()
     ]
-    return graph.add("group", "minimize", controls=[*updates, *_others(graph, loss)])
+    return graph.add("group", "minimize", controls=[*updates, *_state_updates(graph, loss)])
 
 
 def _step(optimizer: Optimizer, loss: wf.Tensor) -> None:
@@ -65,7 +65,7 @@ def _step(optimizer: Optimizer, loss: wf.Tensor) -> None:
             parameter.grad = old
 
 
-def _learned(op: str, graph: Any, loss: wf.Tensor) -> dict[str, wf.Tensor]:
+def _learned_variables(op: str, graph: Any, loss: wf.Tensor) -> dict[str, wf.Tensor]:
     """The trainable variables that a loss depends on, by name."""
     pairs = [(cell.name, cell.handle) for cell in graph.cells(trainable=True)]
     held = [(name, owner) for name, owner in pairs if owner is not None]
@@ -77,7 +77,7 @@ def _learned(op: str, graph: Any, loss: wf.Tensor) -> dict[str, wf.Tensor]:
     return found
 
 
-def _others(graph: Any, loss: wf.Tensor) -> list[Any]:
+def _state_updates(graph: Any, loss: wf.Tensor) -> list[Any]:
     """The updates of modules' state, such as running means, that need nothing more to be fed."""
     fed = {x for x in graph.needed([graph.operation_of(loss)]) if x.kind == "placeholder"}
     last = {update.target: update for update in graph.updates}

@@ -52,7 +52,7 @@ class History:
             self.changes = [*self.changes, change][-limit:]
             self.steps = [*self.steps, step][-limit:]
 
-    def downhill(self, gradient: wf.Tensor) -> wf.Tensor:
+    def descent_direction(self, gradient: wf.Tensor) -> wf.Tensor:
         """−H g by the two loops of Nocedal (1980), where H is the learned inverse Hessian."""
         direction = -gradient
         weights: list[float] = []
@@ -134,7 +134,7 @@ class LBFGS(Optimizer):
         first = self._evaluate(closure)
         here, used = first, 1
         for _ in range(options["max_iterations"]):
-            if _largest(here.gradient) <= options["tolerance_grad"]:
+            if _largest_magnitude(here.gradient) <= options["tolerance_grad"]:
                 break
             before = here
             here, evaluations = self._iterate(closure, here, options["max_evaluations"] - used)
@@ -149,7 +149,7 @@ class LBFGS(Optimizer):
         begins = history.gradient is None
         if not begins:
             history.learn(here.gradient, options["history"])
-        direction = history.downhill(here.gradient)
+        direction = history.descent_direction(here.gradient)
         history.gradient, history.direction = here.gradient, direction
         size = options["lr"].item()
         if begins:
@@ -180,7 +180,9 @@ class LBFGS(Optimizer):
             return Point(at, there.loss, dot(there.gradient, direction), there.gradient)
 
         start = Point(0.0, here.loss, slope, here.gradient)
-        tolerance = self.groups[0].options["tolerance_change"] / max(_largest(direction), 1e-300)
+        tolerance = self.groups[0].options["tolerance_change"] / max(
+            _largest_magnitude(direction), 1e-300
+        )
         found, evaluations = strong_wolfe(evaluate, start, size, tolerance, max(left, 1))
         self._move(origin, direction, found.size)
         return found, evaluations
@@ -189,7 +191,7 @@ class LBFGS(Optimizer):
         """Whether neither the parameters nor the loss change any more."""
         history, tolerance = self._history, self.groups[0].options["tolerance_change"]
         assert history.direction is not None
-        moved = _largest(history.direction) * abs(history.size)
+        moved = _largest_magnitude(history.direction) * abs(history.size)
         return bool(moved <= tolerance) or abs(here.loss - before.loss) < tolerance
 
     def _evaluate(self, closure: Closure) -> Here:
@@ -268,7 +270,7 @@ def dot(a: wf.Tensor, b: wf.Tensor) -> float:
     return float((a * b).sum().item())
 
 
-def _largest(x: wf.Tensor) -> float:
+def _largest_magnitude(x: wf.Tensor) -> float:
     return float(wf.abs(x).max().item())
 
 

@@ -66,7 +66,7 @@ def _zoom(
     low, high = (one, other) if one.loss <= other.loss else (other, one)
     slow = False
     while used <= limit and abs(high.size - low.size) >= tolerance:
-        size, slow = _inside(one, other, slow)
+        size, slow = _step_inside(one, other, slow)
         point = evaluate(size)
         used += 1
         if not _falls(start, point) or point.loss >= low.loss:
@@ -82,7 +82,7 @@ def _zoom(
     return low, used
 
 
-def _inside(one: Point, other: Point, slow: bool) -> tuple[float, bool]:
+def _step_inside(one: Point, other: Point, slow: bool) -> tuple[float, bool]:
     """A place within an interval, kept off its ends where the last one was near an end too."""
     least, most = sorted((one.size, other.size))
     size = cubic_minimum(one, other, least, most)

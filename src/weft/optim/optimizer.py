@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
 import weft as wf
+from weft.eager import update_unit
 from weft.optim.checks import (
     check_count,
     check_known,
@@ -151,11 +152,11 @@ class Optimizer:
         self._begin(parameters, options)
 
     def _begin(self, parameters: Parameters, options: dict[str, Any]) -> None:
-        self.groups = self._divided(read_groups(type(self).__name__, parameters, options))
+        self.groups = self._divide_groups(read_groups(type(self).__name__, parameters, options))
         self.steps = wf.tensor(0)
-        self.state = [self._initial(p, g.options) for g in self.groups for p in g.parameters]
+        self.state = [self._initial_state(p, g.options) for g in self.groups for p in g.parameters]
         self.scaling = LossScale() if self.precision == "float16" else None
-        self.waiting = _Waiting.over(self.parameters) if self.accumulate > 1 else None
+        self.waiting = _Waiting.zeros_for(self.parameters) if self.accumulate > 1 else None
 
     @property
     def is_deferred(self) -> bool:
@@ -168,7 +169,7 @@ class Optimizer:
         self._begin(parameters, self._options)
         del self._options
 
-    def _divided(self, groups: list[Group]) -> list[Group]:
+    def _divide_groups(self, groups: list[Group]) -> list[Group]:
         """The groups, where a subclass treats some parameters in another way than the rest."""
         return groups
 
@@ -180,9 +181,9 @@ class Optimizer:
         """The state that the rule keeps for each parameter, with its initial value."""
         raise NotImplementedError
 
-    def _initial(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
+    def _initial_state(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
         slots = self.slots(options).items()
-        return {name: wf.full(p.shape, value, dtype=_wide(p)) for name, value in slots}
+        return {name: wf.full(p.shape, value, dtype=_wide_dtype(p)) for name, value in slots}
 
     @property
     def parameters(self) -> list[wf.Tensor]:
@@ -235,18 +236,26 @@ class Optimizer:
         """
         self._check_parameters()
         loss = None if closure is None else _evaluate(closure)
+        self._check_scaled()
+        least = wf.settings.eager_elements
+        if not rows and any(p.size >= least for p in self.parameters):
+            _apply_compiled(self)
+        else:
+            self._apply(rows)
+        return loss
+
+    def _apply(self, rows: Sequence[Rows] = ()) -> None:
+        """One update of everything, by operations on tensors alone."""
         with wf.no_grad(), wf.ir.scope(type(self).__name__, phase="update"):
-            self._check_scaled()
             tables = [self._read_rows(each) for each in rows]
-            gradients, apply = self._prepared([p.grad for p in self.parameters], tables)
-            step = self._counted(apply)
+            gradients, apply = self._prepare_gradients([p.grad for p in self.parameters], tables)
+            step = self._count_step(apply)
             settings = [self._settings(group, step) for group in self.groups]
             self._update(gradients, settings, apply)
             for table, gradient in zip(tables, gradients[len(self.state) :], strict=True):
                 self._update_rows(table, gradient, settings, apply)
-        return loss
 
-    def _prepared(
+    def _prepare_gradients(
         self, dense: list[wf.Tensor | None], tables: list[_Table]
     ) -> tuple[list[wf.Tensor | None], wf.Tensor | None]:
         """The gradients to apply, first the parameters', then the rows'; and whether to apply."""
@@ -258,14 +267,16 @@ class Optimizer:
             found, apply = self.scaling.unscaled(found)
             self.scaling.update(apply)
         if self.waiting is not None:
-            found, apply = self.waiting.joined(found, self.parameters, apply, self.accumulate)
+            found, apply = self.waiting.add_gradients(
+                found, self.parameters, apply, self.accumulate
+            )
         if (limit := self.clip_value) is not None:
             found = [None if g is None else wf.clip(g, -limit, limit) for g in found]
         if self.clip_norm is not None:
             found = scaled_to_norm(found, gradient_norm(found), self.clip_norm)
         return found, apply
 
-    def _counted(self, apply: wf.Tensor | None) -> wf.Tensor:
+    def _count_step(self, apply: wf.Tensor | None) -> wf.Tensor:
         """The number of this update, from 1; the counter is written where it is applied."""
         number = self.steps + 1
         for group in self.groups:
@@ -291,7 +302,7 @@ class Optimizer:
                 position += 1
                 if gradient is None:
                     continue
-                wide = _wide(parameter)
+                wide = _wide_dtype(parameter)
                 old = parameter.astype(wide, copy=False)
                 new, slots = rule(old, gradient.astype(wide, copy=False), state, setting)
                 _write(parameter, new, apply)
@@ -321,7 +332,7 @@ class Optimizer:
         counts = [number for number, group in enumerate(self.groups) for _ in group.parameters]
         number = counts[table.position]
         parameter, state = self.parameters[table.position], self.state[table.position]
-        wide = _wide(parameter)
+        wide = _wide_dtype(parameter)
         old = wf.take(parameter, table.indices, axis=0).astype(wide, copy=False)
         held = {name: wf.take(slot, table.indices, axis=0) for name, slot in state.items()}
         rule = self.rule(self.groups[number].options)
@@ -363,11 +374,19 @@ class Optimizer:
         lines = [f"{type(self).__name__}("]
         for group in self.groups:
             size = sum(int(p.size) for p in group.parameters)
-            lines.append(f"  {len(group.parameters)} parameters, {size} elements: {_shown(group)}")
+            lines.append(
+                f"  {len(group.parameters)} parameters, {size} elements: {_group_text(group)}"
+            )
         given = {name: getattr(self, name) for name in Shared.__annotations__}
         extra = [f"  {k}={v!r}" for k, v in given.items() if v is not None and v is not False]
         shown = [line for line in extra if line != "  accumulate=1"]
         return "\n".join([*lines, *shown, ")"])
+
+
+@update_unit
+def _apply_compiled(optimizer: Optimizer) -> None:
+    """One update, as one compiled unit where it is done eagerly."""
+    optimizer._apply()
 
 
 class _Table(NamedTuple):
@@ -384,10 +403,10 @@ class _Waiting:
     count: wf.Tensor
 
     @classmethod
-    def over(cls, parameters: Sequence[wf.Tensor]) -> _Waiting:
-        return cls([wf.zeros(p.shape, dtype=_wide(p)) for p in parameters], wf.tensor(0))
+    def zeros_for(cls, parameters: Sequence[wf.Tensor]) -> _Waiting:
+        return cls([wf.zeros(p.shape, dtype=_wide_dtype(p)) for p in parameters], wf.tensor(0))
 
-    def joined(
+    def add_gradients(
         self,
         gradients: Sequence[wf.Tensor | None],
         parameters: Sequence[wf.Tensor],
@@ -520,7 +539,7 @@ def _check_once(op: str, parameters: Sequence[wf.Tensor]) -> None:
         seen[id(parameter)] = position
 
 
-def _wide(parameter: wf.Tensor) -> wf.DType:
+def _wide_dtype(parameter: wf.Tensor) -> wf.DType:
     """What a rule computes in: float32 for 16-bit parameters."""
     return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
 
@@ -546,16 +565,16 @@ def _evaluate(closure: Callable[[], Any]) -> Any:
         return closure()
 
 
-def _shown(group: Group) -> str:
+def _group_text(group: Group) -> str:
     hidden = {name for name, value in group.options.items() if value is None}
     schedule = group.options["schedule"]
-    options = {name: _short(v) for name, v in group.options.items() if name not in hidden}
+    options = {name: _option_text(v) for name, v in group.options.items() if name not in hidden}
     first = {"lr": repr(schedule) if schedule is not None else options.pop("lr")}
     rest = {k: v for k, v in options.items() if k not in ("lr", "schedule")}
     return ", ".join(f"{name}={value}" for name, value in {**first, **rest}.items())
 
 
-def _short(value: Any) -> str:
+def _option_text(value: Any) -> str:
     if not isinstance(value, wf.Tensor):
         return repr(value)
     try:

@@ -365,7 +365,7 @@ class Muon(Optimizer):
         }
         super().__init__(parameters, options, **shared)
 
-    def _divided(self, groups: list[Group]) -> list[Group]:
+    def _divide_groups(self, groups: list[Group]) -> list[Group]:
         return [part for group in groups for part in _by_rule(group)]
 
     def rule(self, options: Options) -> Rule:

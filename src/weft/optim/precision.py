@@ -55,7 +55,7 @@ def mixed(function: Callable[..., Any], precision: Any = "bfloat16") -> Callable
             result = wf.functional_call(function, rounded, *args, **kwargs)
         else:
             result = function(*args, **kwargs)
-        return _widened(result)
+        return _widen_tree(result)
 
     return compute
 
@@ -68,7 +68,7 @@ def _cast(tree: Any, dtype: wf.DType) -> Any:
     return wf.tree.map_tree(convert, tree)
 
 
-def _widened(tree: Any) -> Any:
+def _widen_tree(tree: Any) -> Any:
     def convert(leaf: Any) -> Any:
         is_narrow = isinstance(leaf, wf.Tensor) and leaf.dtype in (wf.float16, wf.bfloat16)
         return leaf.astype(wf.float32) if is_narrow else leaf
@@ -76,7 +76,7 @@ def _widened(tree: Any) -> Any:
     return wf.tree.map_tree(convert, tree)
 
 
-def _static(value: Any) -> Any:
+def _static_field(value: Any) -> Any:
     return field(default=value, metadata={"static": True})
 
 
@@ -90,9 +90,9 @@ class LossScale:
 
     scale: wf.Tensor = field(default_factory=lambda: wf.tensor(65536.0))
     good_steps: wf.Tensor = field(default_factory=lambda: wf.tensor(0))
-    growth: float = _static(2.0)
-    backoff: float = _static(0.5)
-    interval: int = _static(2000)
+    growth: float = _static_field(2.0)
+    backoff: float = _static_field(0.5)
+    interval: int = _static_field(2000)
 
     def unscaled(self, gradients: Gradients) -> tuple[list[wf.Tensor | None], wf.Tensor]:
         """The gradients without the factor, and whether all of them are finite."""

@@ -62,12 +62,12 @@ def is_zero(setting: Any) -> bool:
     return not isinstance(setting, wf.Tensor) and setting == 0
 
 
-def penalized(p: wf.Tensor, g: wf.Tensor, h: Settings) -> wf.Tensor:
+def add_penalty(p: wf.Tensor, g: wf.Tensor, h: Settings) -> wf.Tensor:
     """g + λ θ: the gradient of the loss with λ/2 ‖θ‖² added to it."""
     return g if is_zero(h.weight_decay) else g + p * h.weight_decay
 
 
-def decayed(p: wf.Tensor, h: Settings) -> wf.Tensor:
+def decay_weights(p: wf.Tensor, h: Settings) -> wf.Tensor:
     """θ − η λ θ: decay beside the gradient, not through it (Loshchilov and Hutter, 2019)."""
     return p if is_zero(h.weight_decay) else p - p * (h.lr * h.weight_decay)
 
@@ -83,7 +83,7 @@ def sgd(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
 
     b ← μ b + (1 − τ) g, in the first step b ← g;  θ ← θ − η b;  with Nesterov θ ← θ − η (g + μ b).
     """
-    g = penalized(p, g, h)
+    g = add_penalty(p, g, h)
     if "momentum" not in state:
         return p - h.lr * g, {}
     b = h.momentum * state["momentum"] + (1 - h.dampening) * g
@@ -99,12 +99,12 @@ def adam(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     m ← β₁ m + (1 − β₁) g;  v ← β₂ v + (1 − β₂) g²;
     θ ← θ − η m/(1 − β₁ᵗ) / (√(v/(1 − β₂ᵗ)) + ε)
     """
-    return _adam_step(p, penalized(p, g, h), state, h)
+    return _adam_step(p, add_penalty(p, g, h), state, h)
 
 
 def adamw(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     """Adam with decoupled weight decay: θ ← θ − η λ θ, then as `adam` (Loshchilov, 2019)."""
-    return _adam_step(decayed(p, h), g, state, h)
+    return _adam_step(decay_weights(p, h), g, state, h)
 
 
 def _adam_step(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
@@ -122,7 +122,7 @@ def rmsprop(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
 
     v ← α v + (1 − α) g²;  d = g / (√v + ε);  b ← μ b + d;  θ ← θ − η b
     """
-    g, new = penalized(p, g, h), {}
+    g, new = add_penalty(p, g, h), {}
     new["square"] = v = average(state["square"], g * g, h.alpha)
     if "mean" in state:
         new["mean"] = mean = average(state["mean"], g, h.alpha)
@@ -135,7 +135,7 @@ def rmsprop(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
 
 def adagrad(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     """Adagrad (Duchi et al., 2011): s ← s + g²;  θ ← θ − η/(1 + (t − 1) δ) g / (√s + ε)."""
-    g = penalized(p, g, h)
+    g = add_penalty(p, g, h)
     s = state["sum"] + g * g
     rate = h.lr if is_zero(h.lr_decay) else h.lr / (1 + (h.step - 1) * h.lr_decay)
     return p - rate * g / (wf.sqrt(s) + h.eps), {"sum": s}
@@ -146,7 +146,7 @@ def adadelta(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
 
     v ← ρ v + (1 − ρ) g²;  d = √(u + ε) / √(v + ε) g;  u ← ρ u + (1 − ρ) d²;  θ ← θ − η d
     """
-    g = penalized(p, g, h)
+    g = add_penalty(p, g, h)
     v = average(state["square"], g * g, h.rho)
     d = wf.sqrt(state["delta"] + h.eps) / wf.sqrt(v + h.eps) * g
     return p - h.lr * d, {"square": v, "delta": average(state["delta"], d * d, h.rho)}
@@ -161,7 +161,7 @@ def lamb(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     m = average(state["mean"], g, beta1)
     v = average(state["square"], g * g, beta2)
     r = (m / h.correction(beta1)) / (wf.sqrt(v / h.correction(beta2)) + h.eps)
-    r = penalized(p, r, h)
+    r = add_penalty(p, r, h)
     length, size = wf.sqrt((p * p).sum()), wf.sqrt((r * r).sum())
     measurable = (length > 0) & (size > 0)
     trust = wf.where(measurable, length / wf.where(measurable, size, 1.0), 1.0)
@@ -175,7 +175,7 @@ def lion(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     """
     beta1, beta2 = h.betas
     direction = wf.sign(average(state["mean"], g, beta1))
-    return decayed(p, h) - h.lr * direction, {"mean": average(state["mean"], g, beta2)}
+    return decay_weights(p, h) - h.lr * direction, {"mean": average(state["mean"], g, beta2)}
 
 
 def muon(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
@@ -188,23 +188,23 @@ def muon(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     direction = average(b, g, h.momentum) if h.nesterov else b
     matrix = direction.reshape(direction.shape[0], -1)
     rows, columns = matrix.shape
-    turned = orthogonalized(matrix, h.iterations).reshape(p.shape)
+    turned = orthogonalize(matrix, h.iterations).reshape(p.shape)
     rate = h.lr * math.sqrt(max(1.0, int(rows) / int(columns)))
-    return decayed(p, h) - rate * turned, {"momentum": b}
+    return decay_weights(p, h) - rate * turned, {"momentum": b}
 
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """The coefficients of a quintic that draws singular values towards 1, steepest at 0."""
 
 
-def orthogonalized(matrix: wf.Tensor, iterations: int = 5) -> wf.Tensor:
+def orthogonalize(matrix: wf.Tensor, iterations: int = 5) -> wf.Tensor:
     """The matrix with its singular values drawn near 1, by Newton–Schulz iterations.
 
     X ← a X + (b A + c A²) X with A = X Xᵀ; only products, so it is quick and has no branches.
 
     >>> import weft as wf
-    >>> from weft.optim.rules import orthogonalized
-    >>> turned = orthogonalized(wf.tensor([[3.0, 0.0], [0.0, 0.2]]))
+    >>> from weft.optim.rules import orthogonalize
+    >>> turned = orthogonalize(wf.tensor([[3.0, 0.0], [0.0, 0.2]]))
     >>> all(0.6 < value < 1.3 for value in wf.diag(turned).tolist())
     True
     """

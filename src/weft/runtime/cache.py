@@ -183,7 +183,7 @@ def _read(path: Path, key: str) -> bytes | None:
             return None
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read()
-        data = _unpacked(content, key)
+        data = _unpack_entry(content, key)
         if data is not None:
             with suppress(OSError):  # a read-only folder serves as well, in the order of writing
                 os.utime(descriptor if os.utime in os.supports_fd else path)
@@ -192,7 +192,7 @@ def _read(path: Path, key: str) -> bytes | None:
         os.close(descriptor)
 
 
-def _unpacked(content: bytes, key: str) -> bytes | None:
+def _unpack_entry(content: bytes, key: str) -> bytes | None:
     if len(content) < _HEADER.size:
         return None
     magic, length, checksum = _HEADER.unpack_from(content)

@@ -153,10 +153,10 @@ class Background:
         sys.setswitchinterval(min(self._interval, SWITCH_SECONDS))
 
     def _run(self) -> None:
-        while (task := self._next()) is not None:
+        while (task := self._next_task()) is not None:
             task.run()
 
-    def _next(self) -> Task[Any] | None:
+    def _next_task(self) -> Task[Any] | None:
         with self._lock:
             if self._first or self._later:
                 return (self._first or self._later).popleft()

@@ -81,41 +81,43 @@ def load_library(path: str | os.PathLike[str]) -> Library:
     """
     place = Path(path).expanduser().resolve()
     if not place.is_file():
-        raise _refused("there is no such file", place, "the path of a shared library",
+        raise _library_error("there is no such file", place, "the path of a shared library",
                        "build it first: cc -shared -fPIC -o libkernels.so kernels.c")  # fmt: skip
     digest = sha256(place.read_bytes()).hexdigest()
     with _lock:
         known = _loaded.get(place)
         if known is None:
-            known = _loaded[place] = _opened(place, digest)
+            known = _loaded[place] = _open_library(place, digest)
     if known.digest != digest:
-        raise _refused("the file has changed since it was loaded", place,
+        raise _library_error("the file has changed since it was loaded", place,
                        "the library that this process has loaded",
                        "build it under another name, or start a new process")  # fmt: skip
     return known
 
 
-def _opened(place: Path, digest: str) -> Library:
+def _open_library(place: Path, digest: str) -> Library:
     try:
         handle = ctypes.CDLL(str(place))
     except OSError as error:
-        raise _refused("the file is no library that can be loaded", place,
+        raise _library_error("the file is no library that can be loaded", place,
                        "a shared library for this machine", "build it with -shared -fPIC",
                        note=str(error)) from None  # fmt: skip
     library = Library(place, digest, handle)
     if library.find("weft_kernel_abi") is None:
-        raise _refused("the library does not say which interface it was built for", place,
+        raise _library_error("the library does not say which interface it was built for", place,
                        f"the interface of version {ABI}",
                        "write WEFT_KERNEL_LIBRARY in one of its files")  # fmt: skip
     version = int(handle.weft_kernel_abi())
     if version != ABI:
-        raise _refused("the library was built for another version of the interface", place,
+        raise _library_error("the library was built for another version of the interface", place,
                        f"version {ABI}", f"build it again with {HEADER.name} of this version",
                        note=f"version {version}")  # fmt: skip
     return library
 
 
-def _refused(problem: str, place: Path, expected: str, fix: str, note: str = "") -> ArgumentError:
+def _library_error(
+    problem: str, place: Path, expected: str, fix: str, note: str = ""
+) -> ArgumentError:
     got = {"path": str(place)}
     return ArgumentError("load_library", problem, expected=expected, got=got, fix=fix, note=note)
 

@@ -70,7 +70,7 @@ class MemoryPlan:
     def peak(self) -> int:
         """How many bytes the arena needs."""
         return max(
-            [self.offsets[b.name] + _aligned(self.sizes[b.name]) for b in self.buffers] + [0]
+            [self.offsets[b.name] + _aligned_size(self.sizes[b.name]) for b in self.buffers] + [0]
         )
 
     @cached_property
@@ -83,7 +83,7 @@ class MemoryPlan:
         end = max([buffer.last for buffer in self.buffers], default=-1) + 1
         change = np.zeros(end + 1, np.int64)
         for buffer in self.buffers:
-            size = _aligned(self.sizes[buffer.name])
+            size = _aligned_size(self.sizes[buffer.name])
             # A result in its operand's place takes nothing more while both live.
             change[buffer.first + (buffer.name in self.reused)] += size
             change[buffer.last + 1] -= size
@@ -144,8 +144,10 @@ class Planner:
         expressions = {buffer.size for buffer in self.buffers}
         values = {size: _evaluate(size, binding) for size in expressions}
         sizes = [values[buffer.size] for buffer in self.buffers]
-        operands = _reused(self.buffers, self._places, sizes)
-        blocks = _Blocks.merged(self.buffers, [_aligned(size) for size in sizes], operands)
+        operands = _reused_operands(self.buffers, self._places, sizes)
+        blocks = _Blocks.from_buffers(
+            self.buffers, [_aligned_size(size) for size in sizes], operands
+        )
         offsets = self._offsets(blocks, operands)[blocks.block_of].tolist()
         return MemoryPlan(
             self.buffers,
@@ -165,7 +167,7 @@ class Planner:
         return offsets
 
 
-def _reused(
+def _reused_operands(
     buffers: Sequence[Lifetime], places: Mapping[str, int], sizes: Sequence[int]
 ) -> dict[int, int]:
     """Result to operand, where a hint holds: the operand ends there, is as large, and is free."""
@@ -195,7 +197,7 @@ class _Blocks:
     block_of: _Integers  # for each buffer, its block
 
     @classmethod
-    def merged(
+    def from_buffers(
         cls, buffers: Sequence[Lifetime], sizes: Sequence[int], operands: Mapping[int, int]
     ) -> _Blocks:
         roots = [_root(index, operands) for index in range(len(buffers))]
@@ -325,7 +327,7 @@ def _root(index: int, operands: Mapping[int, int]) -> int:
 # --- sizes -------------------------------------------------------------------------------------
 
 
-def _aligned(size: int) -> int:
+def _aligned_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -333,7 +335,7 @@ def _evaluate(size: Size, binding: Binding) -> int:
     if isinstance(size, Dim):
         value = substitute(size, binding)
         if isinstance(value, Dim):
-            raise _unbound(size, binding)
+            raise _unbound_error(size, binding)
     else:
         value = size if isinstance(size, int) else size(binding)
     if value < 0:
@@ -359,7 +361,7 @@ def _check(buffers: Sequence[Lifetime], places: Mapping[str, int]) -> None:
             )
 
 
-def _unbound(size: Dim, binding: Binding) -> GraphError:
+def _unbound_error(size: Dim, binding: Binding) -> GraphError:
     missing = sorted(symbols_in(size) - binding.keys())
     return _misuse(
         f"the size of {', '.join(missing)} is not known",

@@ -176,13 +176,13 @@ def set_num_threads(threads: int) -> None:
     2
     >>> set_num_threads(before)
     """
-    count = _checked(threads)
+    count = _check_threads(threads)
     _State.threads = count
     if _State.pool is not None:
         _State.pool.resize(count)
 
 
-def _checked(threads: object) -> int:
+def _check_threads(threads: object) -> int:
     try:
         if isinstance(threads, bool):
             raise TypeError

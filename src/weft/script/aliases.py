@@ -37,7 +37,7 @@ def aliases(name: str, side: Any) -> list[Tensor]:
     The name's own tensor from before is one of them only if something else holds it, too.
     """
     if isinstance(side, Slot):
-        return side.outer()
+        return side.outer_tensors()
     return [side] if isinstance(side, Tensor) and _is_held(side, name) else []
 
 
@@ -50,7 +50,7 @@ def _is_held(tensor: Tensor, name: str) -> bool:
     while frame is not None:
         if not is_internal(frame.f_code.co_filename):
             own = name if _function(frame) == scripted else None
-            if any(tensor is each for each in _held(frame, own)):
+            if any(tensor is each for each in _values_of_frame(frame, own)):
                 return True
         frame = frame.f_back
     return False
@@ -61,7 +61,7 @@ def _function(frame: FrameType) -> tuple[str, str]:
     return frame.f_code.co_filename, frame.f_code.co_name
 
 
-def _held(frame: FrameType, own: str | None) -> Iterator[Any]:
+def _values_of_frame(frame: FrameType, own: str | None) -> Iterator[Any]:
     """What the variables of a function hold, but for its own of a name."""
     for variable, value in frame.f_locals.items():
         if variable != own:

@@ -5,8 +5,8 @@ is the same object after both bodies stays that object; tensors and numbers that
 outputs of the branch; anything else that differs is an error that names it.
 
 >>> import weft as wf
->>> from weft.script.branches import promoted
->>> promoted("k", ("if", "else"), 1, 2.5)
+>>> from weft.script.branches import promoted_type
+>>> promoted_type("k", ("if", "else"), 1, 2.5)
 f32[]
 """
 
@@ -35,7 +35,7 @@ from weft.ops.random_bits import GENERATOR
 from weft.script import mistakes, notes
 from weft.script.aliases import aliases
 from weft.script.jumps import RESULT
-from weft.script.regions import Region, Slot, identity, literal, record, under
+from weft.script.regions import Region, Slot, identity, literal, record, under_test
 from weft.script.state import State, undefined
 from weft.transforms.backward import no_grad
 
@@ -100,7 +100,7 @@ def _record(test: Tensor, body: Body, state: State, before: Sequence[Any]) -> Re
         finally:
             state.put(before)
 
-    with under(test):
+    with under_test(test):
         return record(run, [])
 
 
@@ -116,7 +116,7 @@ def choose(test: Tensor, true: Body, false: Body) -> Any:
 
 
 def _record_value(test: Tensor, body: Body) -> Region:
-    with under(test):
+    with under_test(test):
         return record(lambda keep: [keep(body())], [])
 
 
@@ -147,22 +147,24 @@ class Merger:
         if a is b:
             return a
         if a is undefined or b is undefined:
-            return self._half(name, a, b)
+            return self._merge_one_sided(name, a, b)
         (xs, shape), (ys, other) = flatten(a), flatten(b)
         if shape != other:
             raise mistakes.differing_structures(name, WAYS, (a, b))
         return unflatten(shape, [self._leaf(name, x, y) for x, y in zip(xs, ys, strict=True)])
 
-    def _half(self, name: str, a: Any, b: Any) -> Any:
+    def _merge_one_sided(self, name: str, a: Any, b: Any) -> Any:
         """A name with a value on one side only; a returned value is not looked at on the other."""
         if name != RESULT and not self.fill:
             side = "true" if b is undefined else "false"
-            notes.missing(name, f"it gets one only where a traced test is {side}")
+            notes.note_missing(name, f"it gets one only where a traced test is {side}")
             return undefined
         leaves, structure = flatten(b if a is undefined else a)
-        return unflatten(structure, [self._filled(leaf, a is undefined) for leaf in leaves])
+        return unflatten(
+            structure, [self._fill_other_side(leaf, a is undefined) for leaf in leaves]
+        )
 
-    def _filled(self, leaf: Any, first: bool) -> Any:
+    def _fill_other_side(self, leaf: Any, first: bool) -> Any:
         kind = type_of(leaf)
         if kind is None:
             return leaf
@@ -176,7 +178,7 @@ class Merger:
             raise mistakes.differing_objects(name, WAYS, (x, y))
         if type(x) is type(y) and isinstance(x, NUMBERS) and x == y:
             return x
-        return self._column(x, y, promoted(name, WAYS, x, y), name)
+        return self._column(x, y, promoted_type(name, WAYS, x, y), name)
 
     def _column(self, x: Any, y: Any, kind: TensorType, name: str = "") -> _Merged:
         self.columns.append((x, y))
@@ -305,7 +307,7 @@ def type_of(leaf: Any) -> TensorType | None:
     return as_tensor("script", leaf).type if isinstance(leaf, NUMBERS) else None
 
 
-def promoted(name: str, where: tuple[str, str], x: Any, y: Any) -> TensorType:
+def promoted_type(name: str, where: tuple[str, str], x: Any, y: Any) -> TensorType:
     """The type of a value that is x on one way and y on another; numbers take a tensor's dtype."""
     a, b = type_of(x), type_of(y)
     assert a is not None and b is not None

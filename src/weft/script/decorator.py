@@ -20,8 +20,8 @@ from weft.core.errors import ArgumentError, WeftError
 from weft.core.locations import PACKAGE, Location
 from weft.script import mistakes, notes
 from weft.script.operators import Operators
-from weft.script.rewrite import rewritten
-from weft.script.source import compiled, rebuilt, tree_of
+from weft.script.rewrite import rewrite_function
+from weft.script.source import compile_function, rebuild_function, tree_of
 
 __all__ = ["script"]
 
@@ -57,36 +57,36 @@ def script(f: Any = None, /, *, max_steps: int | None = None, unroll: int = 8) -
     (8, 8)
     """
     if f is None:
-        return partial(_scripted, max_steps=max_steps, unroll=unroll)
-    return _scripted(f, max_steps=max_steps, unroll=unroll)
+        return partial(_script_function, max_steps=max_steps, unroll=unroll)
+    return _script_function(f, max_steps=max_steps, unroll=unroll)
 
 
-def _scripted(f: Any, *, max_steps: int | None, unroll: int) -> Any:
+def _script_function(f: Any, *, max_steps: int | None, unroll: int) -> Any:
     _check_options(max_steps, unroll)
     if isinstance(f, (staticmethod, classmethod)):
-        return type(f)(_scripted(f.__func__, max_steps=max_steps, unroll=unroll))
+        return type(f)(_script_function(f.__func__, max_steps=max_steps, unroll=unroll))
     if isinstance(f, types.MethodType):
-        inner = _scripted(f.__func__, max_steps=max_steps, unroll=unroll)
+        inner = _script_function(f.__func__, max_steps=max_steps, unroll=unroll)
         return types.MethodType(inner, f.__self__)
     if not isinstance(f, types.FunctionType):
         raise mistakes.not_a_function(f)
-    runtime = Operators(_converted, max_steps, unroll)
-    new = _rewritten(f, runtime)
+    runtime = Operators(_converted_callable, max_steps, unroll)
+    new = _rewritten_function(f, runtime)
     if new is None:
         raise mistakes.no_source(f)
 
     @wraps(f)
-    def scripted(*args: Any, **kwargs: Any) -> Any:
+    def call_script(*args: Any, **kwargs: Any) -> Any:
         with notes.during_call():
             try:
                 return new(*args, **kwargs)
             except NameError as error:
-                explained = _explained(error)
+                explained = _explain_name_error(error)
                 if explained is None:
                     raise
                 raise explained from None
 
-    return scripted
+    return call_script
 
 
 def _check_options(max_steps: object, unroll: object) -> None:
@@ -105,7 +105,7 @@ def _check_options(max_steps: object, unroll: object) -> None:
 # --- names without a value ---------------------------------------------------------------------
 
 
-def _explained(error: NameError) -> WeftError | None:
+def _explain_name_error(error: NameError) -> WeftError | None:
     """The error for a name that a traced test left without a value; None for any other name."""
     name = re.search(r"'(\w+)'", str(error))
     last = error.__traceback__
@@ -120,7 +120,7 @@ def _explained(error: NameError) -> WeftError | None:
     reason, decided = known
     place = "" if decided is None else f" (line {decided.line})"
     at = Location(code.co_filename, last.tb_lineno, code.co_name)
-    return mistakes.missing(name[1], reason + place, at)
+    return mistakes.missing_value(name[1], reason + place, at)
 
 
 # --- which functions, and their rewritten forms ------------------------------------------------
@@ -131,12 +131,14 @@ _codes: dict[tuple[str, types.CodeType], types.CodeType | None] = {}
 _functions: weakref.WeakKeyDictionary[Any, dict[Operators, Any]] = weakref.WeakKeyDictionary()
 
 
-def _rewritten(function: types.FunctionType, runtime: Operators) -> Callable[..., Any] | None:
+def _rewritten_function(
+    function: types.FunctionType, runtime: Operators
+) -> Callable[..., Any] | None:
     """A function with its control flow rewritten; None where there is no source."""
     known = _functions.setdefault(function, {})
     if runtime not in known:
         code = _rewritten_code(function)
-        known[runtime] = None if code is None else rebuilt(function, code, runtime)
+        known[runtime] = None if code is None else rebuild_function(function, code, runtime)
     found: Callable[..., Any] | None = known[runtime]
     return found
 
@@ -156,24 +158,26 @@ def _compile(function: types.FunctionType) -> types.CodeType | None:
     if isinstance(node, ast.Lambda):
         returned = ast.copy_location(ast.Return(node.body), node.body)
         node = ast.copy_location(ast.FunctionDef("_weft_lambda", node.args, [returned], []), node)
-    return compiled(rewritten(node), found.owner, function.__code__)
+    return compile_function(rewrite_function(node), found.owner, function.__code__)
 
 
-def _converted(function: Any, runtime: Operators) -> Any:
+def _converted_callable(function: Any, runtime: Operators) -> Any:
     """What to call in place of a function: its rewritten form, where it is the user's."""
     if isinstance(function, types.FunctionType):
         if not _is_users(function.__code__.co_filename):
             return function
-        return _rewritten(function, runtime) or function
+        return _rewritten_function(function, runtime) or function
     if isinstance(function, types.MethodType):
-        inner = _converted(function.__func__, runtime)
+        inner = _converted_callable(function.__func__, runtime)
         same = inner is function.__func__
         return function if same else types.MethodType(inner, function.__self__)
     if isinstance(function, partial):
-        return partial(_converted(function.func, runtime), *function.args, **function.keywords)
+        return partial(
+            _converted_callable(function.func, runtime), *function.args, **function.keywords
+        )
     call = None if isinstance(function, type) else _method(type(function), "__call__")
     if isinstance(call, types.FunctionType) and _is_users(call.__code__.co_filename):
-        return types.MethodType(_converted(call, runtime), function)
+        return types.MethodType(_converted_callable(call, runtime), function)
     return function
 
 

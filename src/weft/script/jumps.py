@@ -116,8 +116,8 @@ class _Lowering:
         """What stands behind the body."""
         if not self.returns:
             return []
-        text = f"{RUNTIME}.returned({RETURNED}, lambda: {RESULT})" if self.falls else RESULT
-        return [_at(ast.Return(_expression(text)), at)]
+        text = f"{RUNTIME}.return_value({RETURNED}, lambda: {RESULT})" if self.falls else RESULT
+        return [_locate_at(ast.Return(_expression(text)), at)]
 
     def block(self, body: Sequence[ast.stmt], place: _Place) -> list[ast.stmt]:
         """The statements, with those behind a possible jump moved or guarded."""
@@ -165,8 +165,8 @@ class _Lowering:
 
     def _guard(self, flags: list[str], body: list[ast.stmt], at: ast.stmt) -> ast.stmt:
         self.flagged |= RETURNED in flags
-        test = _expression(f"{RUNTIME}.going({', '.join(flags)})")
-        return _at(ast.If(test, body or [ast.Pass()], []), at)
+        test = _expression(f"{RUNTIME}.no_flag_is_set({', '.join(flags)})")
+        return _locate_at(ast.If(test, body or [ast.Pass()], []), at)
 
     def _statement(self, node: ast.stmt, place: _Place) -> list[ast.stmt]:
         match node:
@@ -226,10 +226,10 @@ def _expression(text: str) -> ast.expr:
 
 
 def _assign(name: str, value: ast.expr, at: ast.stmt) -> ast.stmt:
-    return _at(ast.Assign([ast.Name(name, ast.Store())], value), at)
+    return _locate_at(ast.Assign([ast.Name(name, ast.Store())], value), at)
 
 
-def _at(node: ast.stmt, at: ast.AST) -> ast.stmt:
+def _locate_at(node: ast.stmt, at: ast.AST) -> ast.stmt:
     """The new nodes of a statement, at the place of another."""
     for each in ast.walk(node):
         if isinstance(each, ast.expr | ast.stmt) and not hasattr(each, "lineno"):

@@ -23,7 +23,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Atom, Graph, Variable
 from weft.ir.parts import as_choice
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
 from weft.ops import control_loop
 from weft.ops.control import same_type
@@ -31,9 +31,9 @@ from weft.ops.operands import as_tensor, convert_to
 from weft.ops.random_bits import GENERATOR
 from weft.script import mistakes, notes
 from weft.script.aliases import aliases
-from weft.script.branches import NUMBERS, literal_of, promoted, type_of, write
+from weft.script.branches import NUMBERS, literal_of, promoted_type, type_of, write
 from weft.script.jumps import RESULT
-from weft.script.regions import Region, Slot, record, under
+from weft.script.regions import Region, Slot, record, under_test
 from weft.script.state import State, undefined
 
 __all__: list[str] = []
@@ -77,10 +77,10 @@ class Loop:
         if self.state.theirs:
             raise mistakes.rebinds_global(self.state.theirs)
         self.before = self.state.get()
-        for name, value in self.wanted():
+        for name, value in self.wanted_values():
             self._enter(name, value)
 
-    def wanted(self) -> list[tuple[str, Any]]:
+    def wanted_values(self) -> list[tuple[str, Any]]:
         """The names that are read afterwards or by a next step, and their values."""
         names = self.state.names[: self.state.wanted]
         return list(zip(names, self.before, strict=False))
@@ -106,7 +106,7 @@ class Loop:
 
     # --- recording -----------------------------------------------------------------------------
 
-    def settled(self, lead: TensorType) -> Region:
+    def record_until_stable(self, lead: TensorType) -> Region:
         """The region of (lead, leaves, lifted), whose results have the types of what is carried."""
         for _ in range(TRIES):
             region = record(self._run, [lead, *self._types()], self.lifted)
@@ -131,29 +131,29 @@ class Loop:
         *carried, keep = rest
         starts = [tensor._value for tensor in carried]
         try:
-            self.state.put([*self._inside(carried), *self.before[self.state.wanted :]])
+            self.state.put([*self._values_inside(carried), *self.before[self.state.wanted :]])
             going = self.step(lead)
             after = self.state.get()[: self.state.wanted]
             for leaf, tensor, start in zip(self.leaves, carried, starts, strict=True):
                 if tensor._value is not start and not leaf.number:
                     raise mistakes.both_ways(leaf.name, tensor)
-            return [going if going is None else keep(going), *map(keep, self._left(after))]
+            return [going if going is None else keep(going), *map(keep, self._values_left(after))]
         finally:
             self.state.put(self.before)
 
-    def _inside(self, carried: Sequence[Tensor]) -> list[Any]:
+    def _values_inside(self, carried: Sequence[Tensor]) -> list[Any]:
         """The names' values inside a step."""
         rest = iter(zip(self.leaves, carried, strict=True))
         values = []
-        for (_, value), structure in zip(self.wanted(), self.structures, strict=True):
+        for (_, value), structure in zip(self.wanted_values(), self.structures, strict=True):
             if structure is None:
                 values.append(value)
                 continue
-            leaves = [_next(rest) if type_of(x) else x for x in flatten(value)[0]]
+            leaves = [_next_tensor(rest) if type_of(x) else x for x in flatten(value)[0]]
             values.append(unflatten(structure, leaves))
         return values
 
-    def _left(self, after: Sequence[Any]) -> list[Any]:
+    def _values_left(self, after: Sequence[Any]) -> list[Any]:
         """What a step leaves in the names; a tensor that was updated in place is carried itself."""
         pairs = zip(after, self.before, strict=False)
         return [
@@ -167,7 +167,9 @@ class Loop:
     def _widen(self, region: Region) -> bool:
         """Give numbers the dtypes that a step gave them; whether any has changed."""
         changed = False
-        for place, (leaf, left) in enumerate(zip(self.leaves, self._after(region), strict=True)):
+        for place, (leaf, left) in enumerate(
+            zip(self.leaves, self._leaves_after(region), strict=True)
+        ):
             kind = type_of(left)
             if leaf.number and kind is not None and kind.shape == () == leaf.start.shape:
                 wide = leaf.start.dtype if _is_weaker(left, leaf) else kind.dtype
@@ -181,7 +183,7 @@ class Loop:
 
         Nobody looks at it: a step comes first, or a flag says whether a value was returned.
         """
-        names = [name for name, _ in self.wanted()]
+        names = [name for name, _ in self.wanted_values()]
         found = [
             place
             for place, name in enumerate(names)
@@ -195,28 +197,28 @@ class Loop:
             self.before[place] = unflatten(structure, zeros)
         if found:
             self.leaves, self.structures = [], []
-            for name, value in self.wanted():
+            for name, value in self.wanted_values():
                 self._enter(name, value)
         return bool(found)
 
     def note_missing(self, region: Region) -> None:
         """Remember which names have a value only if there is a step."""
-        for place, (name, value) in enumerate(self.wanted()):
+        for place, (name, value) in enumerate(self.wanted_values()):
             if value is undefined and region.values[1 + place] is not undefined:
-                notes.missing(name, "it gets one only inside a loop, which may take no step")
+                notes.note_missing(name, "it gets one only inside a loop, which may take no step")
 
     # --- results -------------------------------------------------------------------------------
 
-    def _after(self, region: Region) -> list[Any]:
+    def _leaves_after(self, region: Region) -> list[Any]:
         """What a step leaves for each leaf, in order; other Python values must stay as they are."""
         found: list[Any] = []
-        for place, (name, value) in enumerate(self.wanted()):
+        for place, (name, value) in enumerate(self.wanted_values()):
             structure = self.structures[place]
             if structure is None:
                 continue
             left = region.values[1 + place]
             if left is undefined:
-                raise mistakes.missing(name, "a step of the loop deletes it", None)
+                raise mistakes.missing_value(name, "a step of the loop deletes it", None)
             leaves, other = flatten(left)
             if structure != other:
                 raise mistakes.differing_structures(name, BEFORE, (value, left))
@@ -230,11 +232,11 @@ class Loop:
     def atoms(self, region: Region) -> list[Atom]:
         """What a step leaves, as outputs of its graph."""
         found: list[Atom] = []
-        for leaf, left in zip(self.leaves, self._after(region), strict=True):
+        for leaf, left in zip(self.leaves, self._leaves_after(region), strict=True):
             kind = leaf.start.type
             if type_of(left) is None:
                 raise mistakes.differing_objects(leaf.name, BEFORE, (leaf.before, left))
-            if not same_type(promoted(leaf.name, BEFORE, leaf.start, left), kind):
+            if not same_type(promoted_type(leaf.name, BEFORE, leaf.start, left), kind):
                 raise mistakes.differing_types(leaf.name, BEFORE, (kind, type_of(left)))
             found.append(region.atom(left) if isinstance(left, Slot) else literal_of(left, kind))
         slots = region.values[len(region.values) - len(self.lifted) :] if self.lifted else []
@@ -244,12 +246,14 @@ class Loop:
         """Put the results of the loop into the names and the tensors that were written to."""
         self.note_missing(region)
         rest = iter(results)
-        finals = iter([self._final(leaf, next(rest), *p) for leaf, p in self._ends(region)])
+        finals = iter(
+            [self._final_value(leaf, next(rest), *p) for leaf, p in self._leaf_atoms(region)]
+        )
         written = list(rest)
         self._link(region, results)
         values = [
-            self._outside(value, structure, finals)
-            for (_, value), structure in zip(self.wanted(), self.structures, strict=True)
+            self._value_outside(value, structure, finals)
+            for (_, value), structure in zip(self.wanted_values(), self.structures, strict=True)
         ]
         self.state.put([*values, *self.before[self.state.wanted :]])
         for handle, final in zip(self.lifted, written, strict=True):
@@ -257,13 +261,15 @@ class Loop:
 
     def _link(self, region: Region, results: Sequence[Tensor]) -> None:
         """Mark results that are tensors from outside, after no step or after the last one."""
-        pairs = zip(self.leaves, self._after(region), results, strict=False)
+        pairs = zip(self.leaves, self._leaves_after(region), results, strict=False)
         for leaf, left, result in pairs:
             sides = [left] if self.happens else [leaf.before, left]
             for side in sides:
                 as_choice(result, aliases(leaf.name, side))
 
-    def _outside(self, value: Any, structure: TreeStructure | None, finals: Iterator[Any]) -> Any:
+    def _value_outside(
+        self, value: Any, structure: TreeStructure | None, finals: Iterator[Any]
+    ) -> Any:
         """A name's value after the loop; what no step changes stays the same object."""
         if structure is None:
             return value
@@ -272,12 +278,12 @@ class Loop:
         same = all(a is b for a, b in zip(old, new, strict=True))
         return value if same else unflatten(structure, new)
 
-    def _ends(self, region: Region) -> list[tuple[Leaf, tuple[Atom, Atom]]]:
-        own = region.own[1:]
+    def _leaf_atoms(self, region: Region) -> list[tuple[Leaf, tuple[Atom, Atom]]]:
+        own = region.argument_variables[1:]
         pairs = zip(own, self.atoms(region), strict=True)
         return list(zip(self.leaves, pairs, strict=False))
 
-    def _final(self, leaf: Leaf, result: Tensor, given: Atom, left: Atom) -> Any:
+    def _final_value(self, leaf: Leaf, result: Tensor, given: Atom, left: Atom) -> Any:
         if given is left:
             return leaf.before
         if leaf.number:
@@ -295,7 +301,7 @@ class _Same:
         return any(thing is each for each in self.things)
 
 
-def _next(pairs: Any) -> Tensor:
+def _next_tensor(pairs: Any) -> Tensor:
     leaf, tensor = next(pairs)
     if leaf.number:
         notes.numbers.add(tensor)
@@ -309,7 +315,7 @@ def _is_weaker(left: Any, leaf: Leaf) -> bool:
         return False
     kind = type_of(left)
     assert kind is not None
-    return promoted(leaf.name, BEFORE, leaf.start, left) == leaf.start.type
+    return promoted_type(leaf.name, BEFORE, leaf.start, left) == leaf.start.type
 
 
 # --- the two kinds of loop ---------------------------------------------------------------------
@@ -327,20 +333,20 @@ def staged_while(
     `index` are tensors that only the loop itself writes to.
     """
 
-    def guarded(going: Tensor) -> Any:
+    def guarded_step(going: Tensor) -> Any:
         try:
-            with under(going):
+            with under_test(going):
                 return step()
         except Exception as error:
             raise (mistakes.raises_in_loop(error) if notes.is_raised(error) else error) from None
 
-    loop = Loop(state, guarded, happens=False)
+    loop = Loop(state, guarded_step, happens=False)
     for handle in index:
         loop.lift(handle)
-    region = loop.settled(BOOL)
+    region = loop.record_until_stable(BOOL)
     going = region.values[0]
     atom = region.atom(going) if isinstance(going, Slot) else literal_of(bool(going), BOOL)
-    graph, carry = _with_counter(region, region.own, [atom, *loop.atoms(region)], [])
+    graph, carry = _with_counter(region, region.argument_variables, [atom, *loop.atoms(region)], [])
     carry = [first, *loop.starts(), *carry]
     consts = region.captured
     inputs = tuple(Variable(kind) for kind in graph.input_types)
@@ -353,7 +359,7 @@ def staged_while(
         num_consts=len(consts),
         max_steps=max_steps,
     )
-    loop.leave(region, _drawn(region, results)[1:])
+    loop.leave(region, _hand_over_counter(region, results)[1:])
     return results[0]
 
 
@@ -361,8 +367,8 @@ def staged_scan(xs: Tensor, step: Callable[[Tensor], None], state: State) -> Non
     """One step for each row of a tensor."""
     length = xs.shape[0]
     loop = Loop(state, step, happens=isinstance(length, int) and length > 0)
-    region = loop.settled(xs.type.with_shape(xs.shape[1:]))
-    row, *own = region.own
+    region = loop.record_until_stable(xs.type.with_shape(xs.shape[1:]))
+    row, *own = region.argument_variables
     graph, counter = _with_counter(region, own, loop.atoms(region), [row])
     carry = [*loop.starts(), *counter]
     results = apply_multiple(
@@ -376,7 +382,7 @@ def staged_scan(xs: Tensor, step: Callable[[Tensor], None], state: State) -> Non
         length=length,
         reverse=False,
     )
-    loop.leave(region, _drawn(region, results))
+    loop.leave(region, _hand_over_counter(region, results))
 
 
 def _with_counter(
@@ -390,7 +396,7 @@ def _with_counter(
     return graph, [GENERATOR.state()[1]] if region.draws else []
 
 
-def _drawn(region: Region, results: Sequence[Tensor]) -> Sequence[Tensor]:
+def _hand_over_counter(region: Region, results: Sequence[Tensor]) -> Sequence[Tensor]:
     """The results without the counter, which the generator takes over."""
     if not region.draws:
         return results
@@ -399,4 +405,4 @@ def _drawn(region: Region, results: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _zeros(kind: TensorType) -> Tensor:
-    return filled(kind.shape, kind.dtype, 0)
+    return filled_tensor(kind.shape, kind.dtype, 0)

@@ -2,8 +2,8 @@
 
 All point at the user's line: the innermost frame outside the package is the function's own.
 
->>> from weft.script.mistakes import shown
->>> shown("_weft_result")
+>>> from weft.script.mistakes import name_in_message
+>>> name_in_message("_weft_result")
 'the returned value'
 """
 
@@ -26,7 +26,7 @@ from weft.script.jumps import RESULT
 __all__: list[str] = []
 
 
-def shown(name: str) -> str:
+def name_in_message(name: str) -> str:
     """How a name is called in a message."""
     return "the returned value" if name == RESULT else name
 
@@ -39,14 +39,14 @@ def differing_types(what: str, where: tuple[str, str], kinds: tuple[Any, Any]) -
     word = "shape" if by_shape else "dtype"
     return error(
         "script",
-        f"{shown(what)} has another {word} {where[1]} than {where[0]}",
+        f"{name_in_message(what)} has another {word} {where[1]} than {where[0]}",
         expected="one dtype and shape, whatever a traced test says",
         got={where[0]: a, where[1]: b},
-        fix=_same(what, by_shape),
+        fix=_conversion_fix(what, by_shape),
     )
 
 
-def _same(what: str, by_shape: bool) -> str:
+def _conversion_fix(what: str, by_shape: bool) -> str:
     name = "value" if what == RESULT else what
     if by_shape:
         return f"give it one shape: wf.broadcast_to({name}, shape)"
@@ -57,7 +57,7 @@ def differing_objects(what: str, where: tuple[str, str], values: tuple[Any, Any]
     """A Python value that is another one on another way through the function."""
     return UnsupportedError(
         "script",
-        f"{shown(what)} is another Python object {where[1]} than {where[0]}",
+        f"{name_in_message(what)} is another Python object {where[1]} than {where[0]}",
         expected="tensors or numbers where a traced test decides; the same object otherwise",
         got={where[0]: values[0], where[1]: values[1]},
         fix="make it a tensor in both, or decide by a Python value",
@@ -68,14 +68,14 @@ def differing_structures(what: str, where: tuple[str, str], values: tuple[Any, A
     """Containers of different kinds or lengths."""
     return UnsupportedError(
         "script",
-        f"{shown(what)} has another structure {where[1]} than {where[0]}",
+        f"{name_in_message(what)} has another structure {where[1]} than {where[0]}",
         expected="the same containers with as many items, whatever a traced test says",
         got={where[0]: values[0], where[1]: values[1]},
         fix="write to a tensor of a fixed size: out[i] = y",
     )
 
 
-def missing(name: str, reason: str, at: Location | None) -> WeftError:
+def missing_value(name: str, reason: str, at: Location | None) -> WeftError:
     """A name that was given a value only on some ways through the function."""
     return UnsupportedError(
         "script",
@@ -98,7 +98,7 @@ def falls_off() -> WeftError:
     )
 
 
-def ambiguous(test: Tensor) -> WeftError:
+def ambiguous_test(test: Tensor) -> WeftError:
     """A test with several elements."""
     return ArgumentError(
         "script",
@@ -117,7 +117,7 @@ _INSTEAD = {
 }
 
 
-def refused(construct: str, around: str, test: Tensor) -> WeftError:
+def refused_construct(construct: str, around: str, test: Tensor) -> WeftError:
     """Control flow on a traced tensor inside what the graph has no form for."""
     return UnsupportedError(
         "script",

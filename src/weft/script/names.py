@@ -4,8 +4,8 @@ Only the names of one function's own scope count as bound. What a nested functio
 at any later time, so such names are always wanted.
 
 >>> import ast
->>> from weft.script.names import bound
->>> sorted(bound(ast.parse("x = [i for i in y]; x.z = 1").body))
+>>> from weft.script.names import bound_names
+>>> sorted(bound_names(ast.parse("x = [i for i in y]; x.z = 1").body))
 ['x']
 """
 
@@ -71,7 +71,7 @@ class _Bound(ast.NodeVisitor):
         self.outer |= set(node.names)
 
 
-def bound(body: Iterable[ast.AST]) -> set[str]:
+def bound_names(body: Iterable[ast.AST]) -> set[str]:
     """The names that statements bind in their own scope."""
     visitor = _Bound()
     for node in body:
@@ -91,7 +91,9 @@ def own_nodes(body: Iterable[ast.AST]) -> list[ast.AST]:
     return found
 
 
-def declared(body: Iterable[ast.AST], kind: type[ast.Global] | type[ast.Nonlocal]) -> set[str]:
+def declared_names(
+    body: Iterable[ast.AST], kind: type[ast.Global] | type[ast.Nonlocal]
+) -> set[str]:
     """The names that `global` or `nonlocal` statements list."""
     return {name for node in own_nodes(body) if isinstance(node, kind) for name in node.names}
 
@@ -107,7 +109,7 @@ def read(*nodes: ast.AST | None) -> set[str]:
     }
 
 
-def captured(body: Iterable[ast.AST]) -> set[str]:
+def captured_names(body: Iterable[ast.AST]) -> set[str]:
     """The names that functions, lambdas and classes inside read, or rebind."""
     inner = [node for node in own_nodes(body) if isinstance(node, SCOPES)]
     rebound = {
@@ -145,7 +147,7 @@ class Liveness:
             case ast.While():
                 return self._loop(node, after, read(node.test), set())
             case ast.For() | ast.AsyncFor():
-                return self._loop(node, after, set(), bound([node.target])) | read(node.iter)
+                return self._loop(node, after, set(), bound_names([node.target])) | read(node.iter)
             case ast.With() | ast.AsyncWith():
                 return self.block(node.body, after) | read(*node.items)
             case ast.Try():
@@ -155,7 +157,7 @@ class Liveness:
             case ast.Match():
                 bodies = [self.block(case.body, after) for case in node.cases]
                 return after.union(*bodies) | read(node)
-        return (after - self._killed(node)) | self._used(node)
+        return (after - self._killed_names(node)) | self._used_names(node)
 
     def _loop(
         self,
@@ -172,19 +174,21 @@ class Liveness:
         node.carried = head | self.always  # type: ignore[union-attr]
         return head
 
-    def _killed(self, node: ast.stmt) -> set[str]:
+    def _killed_names(self, node: ast.stmt) -> set[str]:
         """Names that a simple statement binds anew, whatever they were before."""
         if isinstance(node, ast.Assign):
-            return _stored(node.targets) - self.always
+            return _stored_names(node.targets) - self.always
         if isinstance(node, ast.AnnAssign) and node.value and isinstance(node.target, ast.Name):
             return {node.target.id} - self.always
         return {node.name} - self.always if isinstance(node, FUNCTIONS) else set()
 
-    def _used(self, node: ast.stmt) -> set[str]:
-        return read(node) | (_stored([node.target]) if isinstance(node, ast.AugAssign) else set())
+    def _used_names(self, node: ast.stmt) -> set[str]:
+        return read(node) | (
+            _stored_names([node.target]) if isinstance(node, ast.AugAssign) else set()
+        )
 
 
-def _stored(targets: Iterable[ast.expr]) -> set[str]:
+def _stored_names(targets: Iterable[ast.expr]) -> set[str]:
     """The names that are bound by assigning to targets."""
     nodes = [node for target in targets for node in ast.walk(target)]
     return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -68,7 +68,7 @@ def during_call() -> Iterator[None]:
             _missing.reasons.clear()
 
 
-def missing(name: str, reason: str) -> None:
+def note_missing(name: str, reason: str) -> None:
     """Remember why a name of the function that is running may have no value."""
     frame = user_frame()
     if frame is not None:

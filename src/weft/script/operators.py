@@ -76,7 +76,7 @@ def is_traced(value: Any) -> bool:
 def truth(test: Tensor) -> Tensor:
     """The truth of a tensor with one element, as a tensor without axes."""
     if test.size != 1:
-        raise mistakes.ambiguous(test)
+        raise mistakes.ambiguous_test(test)
     flat = test if test.ndim == 0 else reshape(test, ())
     return flat if flat.dtype is bool_ else not_equal(flat, 0)
 
@@ -88,13 +88,13 @@ class Range:
         start, stop, step = {1: (0, *bounds, 1), 2: (*bounds, 1)}.get(len(bounds), bounds)
         self.start, self.stop, self.step = start, stop, step
 
-    def going(self, index: Tensor) -> Tensor:
+    def is_inside(self, index: Tensor) -> Tensor:
         """Whether an index is still inside."""
         if isinstance(self.step, int):
             return less(index, self.stop) if self.step > 0 else less(self.stop, index)
         return where(less(0, self.step), less(index, self.stop), less(self.stop, index))
 
-    def first(self) -> Tensor:
+    def first_index(self) -> Tensor:
         """The first index, as a tensor of its own."""
         bounds = [as_tensor("range", each) for each in (self.start, self.stop, self.step)]
         traced = next(each for each in bounds if is_traced(each))
@@ -131,7 +131,7 @@ class Operators:
             return choose(truth(test), true, false)
         return true() if test else false()
 
-    def both(self, first: Any, rest: Body) -> Any:
+    def and_(self, first: Any, rest: Body) -> Any:
         """`a and b`."""
         if not is_traced(first):
             return rest() if first else first
@@ -140,7 +140,7 @@ class Operators:
             return logical_and(holds, second)
         return choose(holds, lambda: second, lambda: first)
 
-    def either(self, first: Any, rest: Body) -> Any:
+    def or_(self, first: Any, rest: Body) -> Any:
         """`a or b`."""
         if not is_traced(first):
             return first or rest()
@@ -159,7 +159,7 @@ class Operators:
         first = COMPARISONS[signs[0]](left, right)
         if len(rest) == 1:
             return first
-        return self.both(first, lambda: self.chain(right, signs[1:], *rest[1:]))
+        return self.and_(first, lambda: self.chain(right, signs[1:], *rest[1:]))
 
     # --- loops ---------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Operators:
         while True:
             going = self._goes_on(flags, test)
             if is_traced(going):
-                self._staged(truth(going), test, flags, body, state)
+                self._stage_while(truth(going), test, flags, body, state)
                 return
             if not going:
                 return
@@ -180,9 +180,9 @@ class Operators:
 
     def _goes_on(self, flags: Body, test: Body) -> Any:
         """Whether a loop takes another step: no flag is set, and the test holds."""
-        return self.both(self.going(*flags()), test)
+        return self.and_(self.no_flag_is_set(*flags()), test)
 
-    def _staged(
+    def _stage_while(
         self,
         first: Tensor,
         test: Body,
@@ -201,10 +201,10 @@ class Operators:
             text = f"a while loop is not done after max_steps={self.max_steps}"
             require(logical_not(still), text, "@wf.script(max_steps=…) with a larger number")
 
-    def each(self, source: Any, flags: Body, body: Body, state: State) -> None:
+    def for_each(self, source: Any, flags: Body, body: Body, state: State) -> None:
         """`for target in source: …`, which ends when a flag is set."""
         if isinstance(source, Range):
-            self._counted(source, flags, body, state)
+            self._stage_counted_loop(source, flags, body, state)
             return
         rows = self._rows(source)
         if rows is None:
@@ -212,7 +212,7 @@ class Operators:
             return
         before = state.get()
         try:
-            staged_scan(rows, lambda row: self._unless(flags, row, body, state), state)
+            staged_scan(rows, lambda row: self._step_unless_stopped(flags, row, body, state), state)
         except WeftError:
             # Shapes or Python values that change from step to step: one step after the other.
             if not isinstance(rows.shape[0], int):
@@ -220,12 +220,12 @@ class Operators:
             state.put(before)
             self._in_turn(source, flags, body, state)
 
-    def _unless(self, flags: Body, item: Any, body: Body, state: State) -> None:
+    def _step_unless_stopped(self, flags: Body, item: Any, body: Body, state: State) -> None:
         """One step of a loop whose number of steps is known, unless a flag is set."""
-        going = self.going(*flags())
+        going = self.no_flag_is_set(*flags())
         if not is_traced(going):
             body(item)
-        elif stopped := staged_branch(going, lambda: body(item), _nothing, state, fill=True):
+        elif stopped := staged_branch(going, lambda: body(item), _do_nothing, state, fill=True):
             raise mistakes.raises_in_loop(stopped.error)
 
     def _rows(self, source: Any) -> Tensor | None:
@@ -238,15 +238,15 @@ class Operators:
 
     def _in_turn(self, source: Iterable[Any], flags: Body, body: Body, state: State) -> None:
         for count, item in enumerate(source):
-            self._unless(flags, item, body, state)
+            self._step_unless_stopped(flags, item, body, state)
             found = flags()
             if any(not is_traced(flag) and flag for flag in found):
                 return
             if count >= ENDLESS and any(map(is_traced, found)):
                 raise mistakes.endless(count)
 
-    def _counted(self, source: Range, flags: Body, body: Body, state: State) -> None:
-        index = source.first()
+    def _stage_counted_loop(self, source: Range, flags: Body, body: Body, state: State) -> None:
+        index = source.first_index()
 
         def step() -> None:
             here = index.clone()
@@ -254,18 +254,18 @@ class Operators:
             body(here)
 
         def test() -> Tensor:
-            return source.going(index)
+            return source.is_inside(index)
 
-        self._staged(truth(test()), test, flags, step, state, [index])
+        self._stage_while(truth(test()), test, flags, step, state, [index])
 
-    def going(self, *flags: Any) -> Any:
+    def no_flag_is_set(self, *flags: Any) -> Any:
         """Whether no flag is set."""
         found: Any = True
         for flag in flags:
-            found = self.both(found, lambda flag=flag: self.negation(flag))
+            found = self.and_(found, lambda flag=flag: self.negation(flag))
         return found
 
-    def returned(self, flag: Any, result: Body) -> Any:
+    def return_value(self, flag: Any, result: Body) -> Any:
         """What a function returns that may also reach its end."""
         if not is_traced(flag):
             return result() if flag else None
@@ -286,7 +286,7 @@ class Operators:
             given = message()
             raise AssertionError(*([] if given is None else [given]))
 
-    def raised(self, error: Any) -> Any:
+    def marked_error(self, error: Any) -> Any:
         """What `raise` raises, marked where it may depend on a traced tensor."""
         made = error() if isinstance(error, type) else error
         if RECORDING.journals:
@@ -306,16 +306,16 @@ class Operators:
             notes.touch(value)
         return in_place(value, other)
 
-    def plain(self, test: Any, around: str, construct: str) -> Any:
+    def python_test(self, test: Any, around: str, construct: str) -> Any:
         """A test that only Python can decide."""
         if is_traced(test):
-            raise mistakes.refused(construct, around, test)
+            raise mistakes.refused_construct(construct, around, test)
         return test
 
     def plain_items(self, source: Any, around: str) -> Any:
         """What a loop that only Python can do goes over."""
         if isinstance(source, Range):
-            raise mistakes.refused("for", around, source.first())
+            raise mistakes.refused_construct("for", around, source.first_index())
         return source
 
     # --- calls ---------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class Operators:
         return self.converted(function, self)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """The other side of a branch."""
 
 
@@ -366,20 +366,22 @@ def _print(*values: Any, sep: str | None = None, **options: Any) -> None:
         return
     tensors = [value for value in values if isinstance(value, Tensor)]
     count = iter(range(len(tensors)))
-    parts = [f"{{{next(count)}}}" if isinstance(v, Tensor) else _escaped(str(v)) for v in values]
-    text = _escaped(" " if sep is None else sep).join(parts)
+    parts = [
+        f"{{{next(count)}}}" if isinstance(v, Tensor) else _escape_braces(str(v)) for v in values
+    ]
+    text = _escape_braces(" " if sep is None else sep).join(parts)
     apply(debug_print, *tensors, text=text, rows=0)
 
 
-def _escaped(text: str) -> str:
+def _escape_braces(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _least(*values: Any, **options: Any) -> Any:
+def _minimum(*values: Any, **options: Any) -> Any:
     return _extreme(min, lambda new, old: new < old, values, options)
 
 
-def _greatest(*values: Any, **options: Any) -> Any:
+def _maximum(*values: Any, **options: Any) -> Any:
     return _extreme(max, lambda new, old: new > old, values, options)
 
 
@@ -397,4 +399,4 @@ def _extreme(
     return found
 
 
-SPECIAL: dict[Any, Any] = {print: _print, range: _range, min: _least, max: _greatest}
+SPECIAL: dict[Any, Any] = {print: _print, range: _range, min: _minimum, max: _maximum}

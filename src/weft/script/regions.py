@@ -28,7 +28,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import running
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, lift
-from weft.ir.parts import chosen_from
+from weft.ir.parts import possible_origins
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import GraphTrace, live
 from weft.ops.random_bits import GENERATOR
@@ -64,10 +64,10 @@ class Slot:
         self.source = ref(tensor)
         self.origin = tensor._origin
 
-    def outer(self) -> list[Tensor]:
+    def outer_tensors(self) -> list[Tensor]:
         """The tensors from outside that this one is, or may be, itself."""
         source = self.source()
-        return chosen_from(self.origin) if source is None else [source]
+        return possible_origins(self.origin) if source is None else [source]
 
 
 @frozen
@@ -87,7 +87,7 @@ class Region:
         return self.graph.outputs[slot.index]
 
     @property
-    def own(self) -> tuple[Variable, ...]:
+    def argument_variables(self) -> tuple[Variable, ...]:
         """The inputs that stand for the arguments."""
         return self.graph.inputs[: self.arguments]
 
@@ -141,17 +141,21 @@ def record(
         nonlocal draws
         *own, counter = inputs
         count = len(own) - len(lifted)
-        with GENERATOR.lifted(counter) as handle, _active(journal), _lifting(lifted, own[count:]):
+        with (
+            GENERATOR.lifted(counter) as handle,
+            _activate_journal(journal),
+            _lift_handles(lifted, own[count:]),
+        ):
             values.extend(run(*own[:count], outputs.keep))
             values.extend(outputs.keep(each) for each in lifted)
-            written.extend(_written(journal, outputs))
-            touched.extend(_touched(journal, outputs))
+            written.extend(_written_handles(journal, outputs))
+            touched.extend(_touched_containers(journal, outputs))
         draws = handle._value is not counter._value
         return [*outputs.tensors, handle]
 
     recorder = _Recorder()
     graph = recorder.graph_of(flat, [*types, GENERATOR.state()[1].type])
-    captured = recorder.outer()
+    captured = recorder.outer_tensors()
     return Region(graph, captured, values, written, touched, draws, len(types))
 
 
@@ -179,7 +183,7 @@ class _Recorder(GraphTrace):
             outputs = tuple(self.atom(result) for result in results)
         return live(Graph((*inputs, *self.captures), tuple(self.nodes), outputs))
 
-    def outer(self) -> tuple[Tensor, ...]:
+    def outer_tensors(self) -> tuple[Tensor, ...]:
         """The captured tensors; the very handles where they hold what was captured.
 
         A handle's value may be another one at the next call of a compiled function.
@@ -188,14 +192,14 @@ class _Recorder(GraphTrace):
         return tuple(h if h._value is c._value and h._node is c._node else c for h, c in pairs)
 
 
-def _written(journal: Journal, outputs: _Outputs) -> Iterator[tuple[Tensor, Slot]]:
+def _written_handles(journal: Journal, outputs: _Outputs) -> Iterator[tuple[Tensor, Slot]]:
     for entry in journal.written.values():
         handle = entry.handle()
         if handle is not None and handle._value is not entry.before:
             yield handle, outputs.keep(handle)
 
 
-def _touched(journal: Journal, outputs: _Outputs) -> Iterator[tuple[Touched, Any]]:
+def _touched_containers(journal: Journal, outputs: _Outputs) -> Iterator[tuple[Touched, Any]]:
     journal.drop_own()
     for entry in journal.touched.values():
         held = entry.contents()
@@ -213,7 +217,7 @@ def same_contents(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def _active(journal: Journal) -> Iterator[None]:
+def _activate_journal(journal: Journal) -> Iterator[None]:
     RECORDING.journals.append(journal)
     try:
         with running(journal), Lifting():
@@ -224,7 +228,7 @@ def _active(journal: Journal) -> Iterator[None]:
 
 
 @contextmanager
-def _lifting(handles: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+def _lift_handles(handles: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """Let tensors stand for other values inside."""
     with Lifting():
         for handle, value in zip(handles, values, strict=True):
@@ -234,7 +238,7 @@ def _lifting(handles: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[No
 
 
 @contextmanager
-def under(test: Tensor) -> Iterator[None]:
+def under_test(test: Tensor) -> Iterator[None]:
     """What is recorded inside happens only if a test holds."""
     RECORDING.paths.append(test)
     try:

@@ -10,11 +10,11 @@ a traced tensor makes a node of the graph, anything else runs one of the bodies 
 Every new node has the place of the statement it stands for.
 
 >>> import ast
->>> from weft.script.rewrite import rewritten
->>> tree = rewritten(ast.parse("def f(x): return x > 0 and not x").body[0])
+>>> from weft.script.rewrite import rewrite_function
+>>> tree = rewrite_function(ast.parse("def f(x): return x > 0 and not x").body[0])
 >>> print(ast.unparse(tree))
 def f(x):
-    return __weft__.both(x > 0, lambda: __weft__.negation(x))
+    return __weft__.and_(x > 0, lambda: __weft__.negation(x))
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, TypeVar
 
 from weft.script import jumps
 from weft.script.jumps import RUNTIME
-from weft.script.names import Liveness, bound, captured, declared, own_nodes
+from weft.script.names import Liveness, bound_names, captured_names, declared_names, own_nodes
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 T = TypeVar("T", bound=ast.AST)
 SUSPENDS = ast.Yield | ast.YieldFrom | ast.Await | ast.AsyncFor | ast.AsyncWith
 
 
-def rewritten(function: Function) -> Function:
+def rewrite_function(function: Function) -> Function:
     """A function with its control flow handed to the runtime, and those inside it."""
     function.decorator_list = []
     _without_annotations(function)
@@ -55,28 +55,30 @@ def _rewrite_body(function: Function) -> None:
     suspended = next((node for node in nodes if isinstance(node, SUSPENDS)), None)
     if suspended is None and isinstance(function, ast.FunctionDef):
         jumps.lower(function)
-        outer_names = declared(function.body, ast.Nonlocal) | declared(function.body, ast.Global)
-        Liveness(captured(function.body) | outer_names).block(function.body, set())
+        outer_names = declared_names(function.body, ast.Nonlocal) | declared_names(
+            function.body, ast.Global
+        )
+        Liveness(captured_names(function.body) | outer_names).block(function.body, set())
         refused = None
     else:
         refused = "yield" if isinstance(suspended, ast.Yield | ast.YieldFrom) else "async"
     rewriter = _Rewriter(function, refused)
-    names = bound(function.body) - _elsewhere(function)
+    names = bound_names(function.body) - _names_elsewhere(function)
     function.body = [*_binding(names, function), *rewriter.block(function.body)]
 
 
-def _elsewhere(function: Function) -> set[str]:
+def _names_elsewhere(function: Function) -> set[str]:
     """Names that are parameters, or another scope's."""
     arguments = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
     body = function.body
-    return arguments | declared(body, ast.Global) | declared(body, ast.Nonlocal)
+    return arguments | declared_names(body, ast.Global) | declared_names(body, ast.Nonlocal)
 
 
 def _binding(names: set[str], at: ast.AST) -> list[ast.stmt]:
     """A statement that binds nothing, but makes the names the function's own."""
     targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in sorted(names)]
     assigned = ast.Assign(targets, ast.Constant(None))
-    return [_at(ast.If(ast.Constant(False), [assigned], []), at)] if names else []
+    return [_locate_at(ast.If(ast.Constant(False), [assigned], []), at)] if names else []
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -89,7 +91,7 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, function: Function | ast.Lambda, refused: str | None) -> None:
         self.refused = refused
         body = function.body if isinstance(function.body, list) else [function.body]
-        self.globals = declared(body, ast.Global)
+        self.globals = declared_names(body, ast.Global)
         named = [*function.args.posonlyargs, *function.args.args]
         self.first = named[0].arg if named else None
 
@@ -106,10 +108,10 @@ class _Rewriter(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> Any:
         test = self.visit(node.test)
         if self.refused:
-            node.test = self._plain(test, "if")
+            node.test = self._plain_test(test, "if")
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
-        names = bound([*node.body, *node.orelse])
+        names = bound_names([*node.body, *node.orelse])
         body, orelse = self.block(node.body), self.block(node.orelse)
         return _statements(
             f"""
@@ -123,21 +125,21 @@ STATE
 {RUNTIME}.branch(TEST, _weft_true, _weft_false, _weft_state)
 """,
             node.test if _has_place(node.test) else node,
-            NAMES=self._outer(names),
+            NAMES=self._declarations(names),
             BODY=body or [ast.Pass()],
             ORELSE=orelse or [ast.Pass()],
-            STATE=self._state(names, _marked(node, "wanted"), [], node),
+            STATE=self._state(names, _marked_names(node, "wanted"), [], node),
             TEST=test,
         )
 
     def visit_While(self, node: ast.While) -> Any:
         test = self.visit(node.test)
         if self.refused:
-            node.test = self._plain(_stopping(_stops(node), test), "while")
+            node.test = self._plain_test(_test_with_flags(_stops(node), test), "while")
             node.body = self.block(node.body)
             return node
-        names = bound([*node.body, node.test])
-        changed = _changed(node.body)
+        names = bound_names([*node.body, node.test])
+        changed = _updated_names(node.body)
         body = self.block(node.body)
         return _statements(
             f"""
@@ -151,12 +153,12 @@ STATE
 {RUNTIME}.repeat(_weft_test, lambda: FLAGS, _weft_body, _weft_state)
 """,
             node.test,
-            TEST_NAMES=self._outer(bound([node.test])),
-            NAMES=self._outer(names),
+            TEST_NAMES=self._declarations(bound_names([node.test])),
+            NAMES=self._declarations(names),
             TEST=test,
             BODY=body,
             FLAGS=_flags(node),
-            STATE=self._state(names, _marked(node, "carried"), changed, node),
+            STATE=self._state(names, _marked_names(node, "carried"), changed, node),
         )
 
     def visit_For(self, node: ast.For) -> Any:
@@ -165,8 +167,10 @@ STATE
             node.iter = _call("plain_items", [source, ast.Constant(self.refused)], node.iter)
             node.body = [*self.block(node.body), *_leave(_stops(node), node)]
             return node
-        names = bound([*node.body, node.target])
-        changed = [name for name in _changed(node.body) if name not in bound([node.target])]
+        names = bound_names([*node.body, node.target])
+        changed = [
+            name for name in _updated_names(node.body) if name not in bound_names([node.target])
+        ]
         target = self.visit(node.target)
         body = self.block(node.body)
         return _statements(
@@ -176,15 +180,17 @@ def _weft_body(_weft_item):
     TARGET
     BODY
 STATE
-{RUNTIME}.each(SOURCE, lambda: FLAGS, _weft_body, _weft_state)
+{RUNTIME}.for_each(SOURCE, lambda: FLAGS, _weft_body, _weft_state)
 """,
             node.iter,
-            NAMES=self._outer(names),
-            TARGET=[_at(ast.Assign([target], ast.Name("_weft_item", ast.Load())), node.target)],
+            NAMES=self._declarations(names),
+            TARGET=[
+                _locate_at(ast.Assign([target], ast.Name("_weft_item", ast.Load())), node.target)
+            ],
             BODY=body,
             SOURCE=source,
             FLAGS=_flags(node),
-            STATE=self._state(names, _marked(node, "carried"), changed, node),
+            STATE=self._state(names, _marked_names(node, "carried"), changed, node),
         )
 
     def visit_Try(self, node: ast.Try) -> Any:
@@ -203,12 +209,12 @@ STATE
         message = self.visit(node.msg) if node.msg else ast.Constant(None)
         words = ast.Constant(ast.unparse(node.test))
         parts = [test, _thunk(message, node), words]
-        return _at(ast.Expr(_call("check", parts, node.test)), node)
+        return _locate_at(ast.Expr(_call("check", parts, node.test)), node)
 
     def visit_Raise(self, node: ast.Raise) -> Any:
         self.generic_visit(node)
         if node.exc is not None:
-            node.exc = _call("raised", [node.exc], node.exc)
+            node.exc = _call("marked_error", [node.exc], node.exc)
         return node
 
     def visit_Assign(self, node: ast.Assign) -> Any:
@@ -217,7 +223,7 @@ STATE
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         if node.value is None:
-            return _at(ast.Pass(), node)
+            return _locate_at(ast.Pass(), node)
         assigned = ast.copy_location(ast.Assign([node.target], node.value), node)
         return self.visit(assigned)
 
@@ -258,7 +264,7 @@ STATE
         self.generic_visit(node)
         if _binds(node):
             return node
-        word = "both" if isinstance(node.op, ast.And) else "either"
+        word = "and_" if isinstance(node.op, ast.And) else "or_"
         first, *rest = node.values
         for value in rest:
             first = _call(word, [first, _thunk(value, value)], node)
@@ -296,15 +302,17 @@ STATE
 
     def visit_comprehension(self, node: ast.comprehension) -> Any:
         self.generic_visit(node)
-        node.ifs = [_call("plain", [t, _word("a comprehension"), _word("if")], t) for t in node.ifs]
+        node.ifs = [
+            _call("python_test", [t, _word("a comprehension"), _word("if")], t) for t in node.ifs
+        ]
         return node
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def _plain(self, test: ast.expr, construct: str) -> ast.expr:
-        return _call("plain", [test, _word(self.refused or ""), _word(construct)], test)
+    def _plain_test(self, test: ast.expr, construct: str) -> ast.expr:
+        return _call("python_test", [test, _word(self.refused or ""), _word(construct)], test)
 
-    def _outer(self, names: Iterable[str]) -> list[ast.stmt]:
+    def _declarations(self, names: Iterable[str]) -> list[ast.stmt]:
         """Declarations that make names mean the function's own."""
         ours = sorted(set(names) - self.globals)
         theirs = sorted(set(names) & self.globals)
@@ -327,10 +335,10 @@ STATE
             f"_weft_state = {RUNTIME}.state(_weft_get, _weft_put, {tuple(ordered)!r}, {first},"
             f" {stays!r}, {theirs!r})"
         )
-        return _statements(text, at, NAMES=self._outer(names) or [ast.Pass()])
+        return _statements(text, at, NAMES=self._declarations(names) or [ast.Pass()])
 
 
-def _changed(body: Sequence[ast.stmt]) -> list[str]:
+def _updated_names(body: Sequence[ast.stmt]) -> list[str]:
     """Names that are only updated in place: by `x += y` or not at all."""
     updated = {
         node.target.id
@@ -354,12 +362,12 @@ def _touches(targets: Sequence[ast.expr], at: ast.stmt) -> list[ast.stmt]:
         for node in ast.walk(target):
             stores = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
             if stores and isinstance(node, ast.Attribute | ast.Subscript) and _is_path(node.value):
-                found += _touch(_loaded(node.value), at)
+                found += _touch(_copy_expression(node.value), at)
     return found
 
 
 def _touch(base: ast.expr, at: ast.stmt) -> list[ast.stmt]:
-    return [_at(ast.Expr(_call("touch", [base], at)), at)]
+    return [_locate_at(ast.Expr(_call("touch", [base], at)), at)]
 
 
 def _is_path(node: ast.expr) -> bool:
@@ -371,7 +379,7 @@ def _is_path(node: ast.expr) -> bool:
     return all(isinstance(each, allowed) for each in ast.walk(node))
 
 
-def _loaded(node: ast.expr) -> ast.expr:
+def _copy_expression(node: ast.expr) -> ast.expr:
     text = ast.parse(ast.unparse(node), mode="eval").body
     for each in ast.walk(text):
         vars(each).pop("lineno", None)
@@ -393,22 +401,22 @@ def _flags(node: ast.stmt) -> ast.expr:
     return _tuple([_load(name, node) for name in _stops(node)])
 
 
-def _stopping(flags: list[str], test: ast.expr) -> ast.expr:
+def _test_with_flags(flags: list[str], test: ast.expr) -> ast.expr:
     """The test of a loop that Python runs, which ends when a flag is set."""
     if not flags:
         return test
-    going = _call("going", [_load(name, test) for name in flags], test)
-    return _at(ast.BoolOp(ast.And(), [going, test]), test)
+    going = _call("no_flag_is_set", [_load(name, test) for name in flags], test)
+    return _locate_at(ast.BoolOp(ast.And(), [going, test]), test)
 
 
 def _leave(flags: list[str], node: ast.For) -> list[ast.stmt]:
     if not flags:
         return []
-    going = _call("going", [_load(name, node) for name in flags], node)
-    return [_at(ast.If(ast.UnaryOp(ast.Not(), going), [ast.Break()], []), node)]
+    going = _call("no_flag_is_set", [_load(name, node) for name in flags], node)
+    return [_locate_at(ast.If(ast.UnaryOp(ast.Not(), going), [ast.Break()], []), node)]
 
 
-def _marked(node: ast.stmt, name: str) -> set[str]:
+def _marked_names(node: ast.stmt, name: str) -> set[str]:
     found: set[str] = getattr(node, name)
     return found
 
@@ -439,15 +447,15 @@ def _tuple(parts: list[ast.expr]) -> ast.expr:
 def _call(name: str, arguments: list[ast.expr], at: ast.AST) -> ast.expr:
     """A call of the runtime, at a place."""
     function = ast.Attribute(ast.Name(RUNTIME, ast.Load()), name, ast.Load())
-    return _at(ast.Call(function, arguments, []), at)
+    return _locate_at(ast.Call(function, arguments, []), at)
 
 
 def _thunk(value: ast.expr, at: ast.AST) -> ast.expr:
     arguments = ast.arguments([], [], None, [], [], None, [])
-    return _at(ast.Lambda(arguments, value), at)
+    return _locate_at(ast.Lambda(arguments, value), at)
 
 
-def _at(node: T, at: ast.AST) -> T:
+def _locate_at(node: T, at: ast.AST) -> T:
     """The nodes that have no place yet, at the place of another."""
     for each in ast.walk(node):
         if isinstance(each, ast.expr | ast.stmt | ast.arg) and not _has_place(each):
@@ -476,4 +484,4 @@ def _statements(text: str, at: ast.AST, **parts: Any) -> list[ast.stmt]:
     for node in ast.walk(module):
         vars(node).pop("lineno", None)
     filled: ast.Module = _Filling(parts).visit(module)
-    return list(_at(filled, at).body)
+    return list(_locate_at(filled, at).body)

@@ -69,7 +69,7 @@ def _matches(
     return node.name == code.co_name and first == code.co_firstlineno
 
 
-def compiled(
+def compile_function(
     tree: ast.FunctionDef | ast.AsyncFunctionDef, owner: str | None, code: types.CodeType
 ) -> types.CodeType:
     """The code of a changed function, with the free names of the old code still free."""
@@ -88,8 +88,8 @@ def compiled(
             ast.copy_location(node, tree)
     ast.fix_missing_locations(module)
     whole = compile(module, code.co_filename, "exec", dont_inherit=True, flags=_future(code))
-    found = _inside(whole, tree.name)
-    return _renamed(found, code.co_name, code.co_qualname)
+    found = _find_code(whole, tree.name)
+    return _rename_code(found, code.co_name, code.co_qualname)
 
 
 def _future(code: types.CodeType) -> int:
@@ -97,14 +97,14 @@ def _future(code: types.CodeType) -> int:
     return code.co_flags & 0x1000000  # annotations
 
 
-def _inside(code: types.CodeType, name: str) -> types.CodeType:
+def _find_code(code: types.CodeType, name: str) -> types.CodeType:
     """The first function of a name, at any depth."""
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             if each.co_name == name and not _is_class(each):
                 return each
             try:
-                return _inside(each, name)
+                return _find_code(each, name)
             except LookupError:
                 continue
     raise LookupError(name)
@@ -114,10 +114,10 @@ def _is_class(code: types.CodeType) -> bool:
     return "__module__" in code.co_names and "__qualname__" in code.co_names
 
 
-def _renamed(code: types.CodeType, name: str, qualified: str) -> types.CodeType:
+def _rename_code(code: types.CodeType, name: str, qualified: str) -> types.CodeType:
     """The code, with its generated inner functions under the name of the function they are in."""
     consts = tuple(
-        _renamed(each, *_name_of(each, name, qualified))
+        _rename_code(each, *_name_of(each, name, qualified))
         if isinstance(each, types.CodeType)
         else each
         for each in code.co_consts
@@ -130,7 +130,9 @@ def _name_of(code: types.CodeType, name: str, qualified: str) -> tuple[str, str]
     return (name, qualified) if generated else (code.co_name, code.co_qualname)
 
 
-def rebuilt(function: types.FunctionType, code: types.CodeType, runtime: Any) -> Callable[..., Any]:
+def rebuild_function(
+    function: types.FunctionType, code: types.CodeType, runtime: Any
+) -> Callable[..., Any]:
     """The function with other code, in which `__weft__` is the runtime."""
     old = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells = {**old, RUNTIME: types.CellType(runtime)}

@@ -57,11 +57,11 @@ def check(
         )
     title = name or getattr(program, "__name__", type(program).__name__)
     try:
-        subject = Subject.traced(program, specs, loss, list(targets), at)
+        subject = Subject.from_program(program, specs, loss, list(targets), at)
     except wf.WeftError as error:
-        return Report(title, _signature(specs, None), (_failed(error, at),))
+        return Report(title, _signature(specs, None), (_framework_error_finding(error, at),))
     except Exception as error:
-        return Report(title, _signature(specs, None), (_raised(error, at),))
+        return Report(title, _signature(specs, None), (_program_error_finding(error, at),))
     given = subject.graph.input_types[len(subject.graph.inputs) - len(subject.given) :]
     findings = tuple(sorted(_findings(subject), key=lambda each: each.severity != ERROR))
     return Report(title, _signature(given, subject.graph.output_types), findings)
@@ -80,7 +80,7 @@ def _signature(given: Sequence[Any], results: Sequence[Any] | None) -> str:
     return f"{taken} -> {', '.join(map(str, results)) if results is not None else 'error'}"
 
 
-def _failed(error: wf.WeftError, at: Any) -> Finding:
+def _framework_error_finding(error: wf.WeftError, at: Any) -> Finding:
     """An error of the framework's has all that is told."""
     place = error.at
     got = f"{error.got}      {error.note}" if error.note else error.got
@@ -96,7 +96,7 @@ def _failed(error: wf.WeftError, at: Any) -> Finding:
     )
 
 
-def _raised(error: Exception, at: Any) -> Finding:
+def _program_error_finding(error: Exception, at: Any) -> Finding:
     """An error of the program's own, at its innermost line outside of the framework."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(LIBRARY)]

@@ -38,7 +38,7 @@ COLOURS = {
 def dot_text(picture: Picture, title: str) -> str:
     """The picture in the language of Graphviz."""
     lines = [
-        f"digraph {_quoted(title)} {{",
+        f"digraph {_quote_label(title)} {{",
         '  node [shape=box, style="rounded,filled", fontname="monospace", fontsize=11];',
         '  edge [fontname="monospace", fontsize=9, color="#868e96", fontcolor="#868e96"];',
         *_Clusters(picture).lines(),
@@ -70,7 +70,7 @@ class _Clusters:
         yield f"{indent}subgraph cluster_{self.count} {{"
         self.count += 1
         look = f'style="{style}"; color="{line}"; fontcolor="{line}";'
-        yield f"{indent}  label={_quoted(part.name)}; {look}"
+        yield f"{indent}  label={_quote_label(part.name)}; {look}"
         inner: dict[Part, list[tuple[int, Item]]] = {}
         for number, item in members:
             if len(item.path) == depth:
@@ -88,14 +88,15 @@ def _node(number: int, item: Item) -> str:
     label = item.title + (f"\n{item.small}" if item.small else "")
     shape = "shape=ellipse, " if is_put else ""
     fill = "white" if is_put else fill
-    return f'n{number} [label={_quoted(label)}, {shape}fillcolor="{fill}", color="{line}"];'
+    return f'n{number} [label={_quote_label(label)}, {shape}fillcolor="{fill}", color="{line}"];'
 
 
 def _edges(picture: Picture) -> Iterator[str]:
     for source, target, value in picture.edges:
-        yield f"n{source} -> n{target} [label={_quoted(picture.items[source].values[value][1])}];"
+        label = _quote_label(picture.items[source].values[value][1])
+        yield f"n{source} -> n{target} [label={label}];"
 
 
-def _quoted(text: str) -> str:
+def _quote_label(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -21,7 +21,7 @@ from typing import Any
 
 from weft.tools.dot import COLOURS
 from weft.tools.layout import Layout, Point, layered
-from weft.tools.picture import PHASES, Item, Part, Picture, cut, place_text
+from weft.tools.picture import PHASES, Item, Part, Picture, place_text, shorten_text
 
 __all__ = ["Drawing", "svg_text"]
 
@@ -97,7 +97,7 @@ class Drawing:
         self.picture = picture
         self.groups: dict[tuple[Any, ...], Group] = {}
         self._add_groups()
-        self.open = self._opened(many)
+        self.open = self._open_groups(many)
         self.boxes: dict[Key, tuple[float, float, float, float]] = {}
         self.frames: dict[Key, Frame] = {}
         self.inside: dict[Key, dict[tuple[Any, Any], None]] = {}
@@ -129,20 +129,20 @@ class Drawing:
         whole = (item.phase, *item.path)
         return [whole[: depth + 1] for depth in range(len(whole))]
 
-    def _opened(self, many: int) -> set[Key]:
+    def _open_groups(self, many: int) -> set[Key]:
         """The groups that are open: level by level, as long as it can be read."""
         found: set[Key] = {key for key in self.groups if len(key) == 1}
         level = [key for key in self.groups if len(key) == 1]
         while level:
             inner = [k for key in level for k in self.groups[key].inside if isinstance(k, tuple)]
             level = [key for key in inner if key[-1].kind == "module"]
-            if len(self._seen(found | set(level))) > many:
+            if len(self._visible_keys(found | set(level))) > many:
                 break
             found |= set(level)
         everything: set[Key] = set(self.groups)
-        return everything if len(self._seen(everything)) <= many else found
+        return everything if len(self._visible_keys(everything)) <= many else found
 
-    def _seen(self, is_open: set[Key]) -> list[Key]:
+    def _visible_keys(self, is_open: set[Key]) -> list[Key]:
         stack: list[Key] = [key for key in self.groups if len(key) == 1]
         found: list[Key] = []
         while stack:
@@ -153,7 +153,7 @@ class Drawing:
                 found.append(key)
         return found
 
-    def _shown(self, number: int) -> Key:
+    def _shown_key(self, number: int) -> Key:
         """What stands for an item: itself, or the outermost closed group that it is in."""
         chain = self._chain(self.picture.items[number])
         return next((key for key in chain if key not in self.open), number)
@@ -168,7 +168,7 @@ class Drawing:
         return str(key[0]) if isinstance(key, tuple) else self.picture.items[key].phase
 
     def _add_edge(self, source: int, target: int, value: int) -> None:
-        a, b = self._shown(source), self._shown(target)
+        a, b = self._shown_key(source), self._shown_key(target)
         if a == b:
             return
         across = self._phase(a) != self._phase(b)
@@ -215,7 +215,7 @@ class Drawing:
         ends = dict.fromkeys(end for pair in pairs for end in pair)
         entering = [end for end in ends if isinstance(end, tuple) and end[0] == "in"]
         leaving = [end for end in ends if isinstance(end, tuple) and end[0] == "out"]
-        keys = _ordered(group.inside, pairs)
+        keys = _topological_order(group.inside, pairs)
         frames = {k: self._frame(k) for k in keys if k in self.open}
         everything = [*entering, *keys, *leaving]
         index = {each: place for place, each in enumerate(everything)}
@@ -231,9 +231,9 @@ class Drawing:
             bottom=len(leaving),
             widest=560.0 if group.phase == PHASES[2] else 1500.0,
         )
-        return self._framed(group, layout, everything, pairs, turned, frames)
+        return self._frame_layout(group, layout, everything, pairs, turned, frames)
 
-    def _framed(
+    def _frame_layout(
         self,
         group: Group,
         layout: Layout,
@@ -250,15 +250,17 @@ class Drawing:
         head = (40.0 if whole else TITLE + MARGIN) + labels
         left = (width - layout.width) / 2
 
-        def moved(point: Point) -> Point:
+        def move_point(point: Point) -> Point:
             y = layout.height - point[1] if group.phase == PHASES[1] else point[1]
             return left + point[0], head + y
 
         routes = {}
         for pair, (a, b) in zip(pairs, turned, strict=True):
             route = layout.routes[min(a, b), max(a, b)]
-            routes[pair] = [moved(point) for point in (route if a < b else reversed(route))]
-        centres = {k: moved(centre) for k, centre in zip(everything, layout.centres, strict=True)}
+            routes[pair] = [move_point(point) for point in (route if a < b else reversed(route))]
+        centres = {
+            k: move_point(centre) for k, centre in zip(everything, layout.centres, strict=True)
+        }
         return Frame((width, layout.height + head + MARGIN + 4), centres, routes, frames)
 
     def _put(self, key: Key, frame: Frame, corner: Point) -> None:
@@ -312,7 +314,12 @@ class Drawing:
             small, kind = f"{self.groups[key].size} operations", "group"
         else:
             item = self.picture.items[key]
-            title, small, told, kind = item.title, item.small, _told(item), f"node {item.kind}"
+            title, small, told, kind = (
+                item.title,
+                item.small,
+                _tooltip_text(item),
+                f"node {item.kind}",
+            )
         is_put = "put" in kind
         x, middle = box[0] + box[2] / 2, box[1] + box[3] / 2
         name = ' class="name"' if kind == "group" else ""
@@ -331,7 +338,7 @@ class Drawing:
         kinds = [kind for kind in self.labels.get(key, {}) if kind]
         if not kinds:
             return ""
-        text = cut(kinds[0], 30) + (f"  +{len(kinds) - 1}" if len(kinds) > 1 else "")
+        text = shorten_text(kinds[0], 30) + (f"  +{len(kinds) - 1}" if len(kinds) > 1 else "")
         y = box[1] - 6 if self._phase(key) == PHASES[1] else box[1] + box[3] + 13
         at = f'x="{box[0] + box[2] / 2:.1f}" y="{y:.1f}"'
         return f'<text class="type" {at}>{escape(text)}</text>'
@@ -369,7 +376,7 @@ class Drawing:
                 yield x + frame.corner[0], y + frame.corner[1]
 
 
-def _ordered(keys: Sequence[Key], pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
+def _topological_order(keys: Sequence[Key], pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
     """An order in which edges go from earlier to later ones, but for those that close a cycle."""
     waiting: dict[Any, set[Any]] = {key: set() for key in keys}
     for a, b in pairs:
@@ -394,6 +401,6 @@ def _rectangle(box: tuple[float, ...], fill: str, line: str, round_: float) -> s
     )
 
 
-def _told(item: Item) -> str:
+def _tooltip_text(item: Item) -> str:
     place = place_text(item.location)
     return "\n".join([item.text, place, item.location.source()]) if place else item.text

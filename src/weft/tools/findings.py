@@ -83,7 +83,7 @@ class Report:
 
     def __str__(self) -> str:
         errors, warnings = len(self.errors), len(self.warnings)
-        counts = [_several(errors, "error"), _several(warnings, "warning")]
+        counts = [_count_text(errors, "error"), _count_text(warnings, "warning")]
         told = " and ".join(count for count in counts if count) or "nothing wrong was found"
         return "\n\n".join([*map(str, self.findings), f"{self.name}: {told}\n  {self.signature}"])
 
@@ -101,5 +101,5 @@ class Report:
         )
 
 
-def _several(count: int, word: str) -> str:
+def _count_text(count: int, word: str) -> str:
     return f"{count} {word}{'s' if count > 1 else ''}" if count else ""

@@ -22,7 +22,7 @@ __all__ = ["flow_findings"]
 
 def flow_findings(subject: Subject, ranges: dict[Any, Range]) -> Iterator[Finding]:
     """Unused parameters and inputs, values that go nowhere, and gradients that are always zero."""
-    live = _live(subject)
+    live = _live_nodes(subject)
     used = {atom for node in live for atom in node.operands} | set(subject.graph.outputs)
     unused = [variable for variable in subject.parameters if variable not in used]
     yield from _unused_parameters(subject, unused)
@@ -32,7 +32,7 @@ def flow_findings(subject: Subject, ranges: dict[Any, Range]) -> Iterator[Findin
         yield from _zero_gradients(subject, live, used, ranges)
 
 
-def _live(subject: Subject) -> set[Any]:
+def _live_nodes(subject: Subject) -> set[Any]:
     """The nodes that an output needs."""
     needed = set(subject.graph.outputs)
     found = set()
@@ -54,8 +54,8 @@ def _unused_parameters(subject: Subject, unused: list[Any]) -> Iterator[Finding]
         yield Finding(
             WARNING,
             "unused parameter",
-            f"{_listed(names)} never {'reaches' if len(names) == 1 else 'reach'} the result",
-            got=_typed(variables, names),
+            f"{_join_names(names)} never {'reaches' if len(names) == 1 else 'reach'} the result",
+            got=_types_text(variables, names),
             fix=calls,
             at=subject.definition(names[0]),
         )
@@ -104,7 +104,7 @@ def _zero_gradients(
     subject: Subject, live: set[Any], used: set[Any], ranges: dict[Any, Range]
 ) -> Iterator[Finding]:
     """Parameters that the result varies with, but whose gradient is zero whatever comes."""
-    reached, blocked = _reached(subject, live, ranges)
+    reached, blocked = _reached_values(subject, live, ranges)
     groups: dict[Any, list[Any]] = {}
     for variable in subject.parameters:
         wanted = variable in used and variable not in subject.frozen
@@ -116,15 +116,15 @@ def _zero_gradients(
         yield Finding(
             ERROR,
             "zero gradient",
-            f"{_listed(names)} can never learn{why}",
-            got=_typed(variables, names),
+            f"{_join_names(names)} can never learn{why}",
+            got=_types_text(variables, names),
             fix="let a gradient through, or freeze it: net.requires_grad_(False)",
             at=subject.definition(names[0]) if blocker is None else subject.place(blocker),
             module="" if blocker is None else _module(blocker),
         )
 
 
-def _reached(
+def _reached_values(
     subject: Subject, live: set[Any], ranges: dict[Any, Range]
 ) -> tuple[set[Any], dict[Any, str]]:
     """The values that a gradient of the result may reach, and the nodes that hold it up."""
@@ -187,9 +187,9 @@ def _module(node: Any) -> str:
     return "" if node.location is None else str(node.location.module)
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _typed(variables: list[Any], names: list[str]) -> str:
+def _types_text(variables: list[Any], names: list[str]) -> str:
     return "   ".join(f"{name}: {v.type}" for name, v in zip(names, variables, strict=True))

@@ -60,7 +60,7 @@ def layered(
         return Layout([], {}, 0.0, 0.0)
     unique = list(dict.fromkeys(edges))
     layers = _layers(len(sizes), unique, top, bottom)
-    layers = _folded(layers, sizes, top, bottom, widest - across)
+    layers = _fold_layers(layers, sizes, top, bottom, widest - across)
     return _Layering(sizes, unique, layers, across, down).layout()
 
 
@@ -135,7 +135,8 @@ class _Layering:
         left = min(x[node] - self.sizes[node][0] / 2 for node in range(len(self.sizes)))
         centres = [(x[node] - left, y[self.layer[node]]) for node in range(len(self.sizes))]
         routes = {
-            edge: _straight([centres[b] for b in bends]) for edge, bends in self.bends.items()
+            edge: _straighten_route([centres[b] for b in bends])
+            for edge, bends in self.bends.items()
         }
         right = max(c[0] + size[0] / 2 for c, size in zip(centres, self.sizes, strict=True))
         tallest = max(self.sizes[node][1] for node in self.rows[-1])
@@ -154,20 +155,23 @@ class _Layering:
         """Each node near the middle of those it is joined with, without overlaps."""
         x = [0.0] * len(self.sizes)
         for row in self.rows:
-            self._spread(row, x, [0.0] * len(row))
+            self._spread_row(row, x, [0.0] * len(row))
         for sweep in range(SWEEPS):
             downwards = sweep % 2 == 0
             near = self.above if downwards else self.below
             for row in self.rows if downwards else reversed(self.rows):
-                wanted = [_mean([x[n] for n in self._pulling(near[node])], x[node]) for node in row]
-                self._spread(row, x, wanted)
+                wanted = [
+                    _mean([x[n] for n in self._pulling_neighbours(near[node])], x[node])
+                    for node in row
+                ]
+                self._spread_row(row, x, wanted)
         return x
 
-    def _pulling(self, near: list[int]) -> list[int]:
+    def _pulling_neighbours(self, near: list[int]) -> list[int]:
         """Those neighbours that a node goes to: nodes where there are any, else long edges."""
         return [node for node in near if node < self.count] or near
 
-    def _spread(self, row: list[int], x: list[float], wanted: list[float]) -> None:
+    def _spread_row(self, row: list[int], x: list[float], wanted: list[float]) -> None:
         """Give a layer's nodes the places nearest to the wanted ones that keep them apart.
 
         Nodes that would overlap are taken together to a block, which goes to its mean place;
@@ -209,7 +213,7 @@ def _layers(count: int, edges: Sequence[Edge], top: int, bottom: int) -> list[in
     return layer
 
 
-def _folded(
+def _fold_layers(
     layers: list[int], sizes: Sequence[tuple[float, float]], top: int, bottom: int, widest: float
 ) -> list[int]:
     """The layers, of which those that are too wide are several."""
@@ -230,7 +234,7 @@ def _folded(
     return found
 
 
-def _straight(points: list[Point]) -> list[Point]:
+def _straighten_route(points: list[Point]) -> list[Point]:
     """The points without those that lie on a vertical line between their neighbours."""
     return [
         point

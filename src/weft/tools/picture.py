@@ -157,7 +157,7 @@ class Picture:
             Item(
                 node.primitive.name,
                 family(node),
-                cut(", ".join(words)),
+                shorten_text(", ".join(words)),
                 self._text(node),
                 [(self.names[result], str(result.type)) for result in node.results],
                 *home,
@@ -200,8 +200,8 @@ class Picture:
         phases = Counter(phase for phase, _ in homes)
         often = [phase for phase, count in phases.items() if count * 4 >= len(homes)]
         phase = max(often, key=_order, default=PHASES[0])
-        shared = _shared([modules for _, modules in homes])
-        name = f"{cut(kernel.name, 20)} · {_fused(kernel.nodes)}"
+        shared = _common_prefix([modules for _, modules in homes])
+        name = f"{shorten_text(kernel.name, 20)} · {_fused_text(kernel.nodes)}"
         return phase, (*module_parts(shared), Part("kernel", name, f"k{number}"))
 
     def _runs(self) -> dict[Any, Part]:
@@ -233,7 +233,7 @@ class Picture:
             item.phase = min((each.phase for each in found), key=_order, default=PHASES[0])
             paths = [each.path for each in found if each.phase == item.phase]
             if self._is_held(number):
-                item.path = _frame(_shared(paths) or max(paths, key=len, default=()))
+                item.path = _frame(_common_prefix(paths) or max(paths, key=len, default=()))
             if item.path:  # the full name is in its text
                 item.title = item.title.rpartition(".")[2]
 
@@ -247,7 +247,7 @@ class _Homes(dict[Any, Home]):
     """The phase and the modules of each node; updates are moved to the module they update."""
 
     def __init__(self, graph: wf.ir.Graph) -> None:
-        super().__init__({node: _recorded(node) for node in graph.nodes})
+        super().__init__({node: _recorded_home(node) for node in graph.nodes})
         producer = {result: node for node in graph.nodes for result in node.results}
         self._move_constants(graph, producer)
         updates = [node for node in graph.nodes if self[node][0] == PHASES[2]]
@@ -282,7 +282,7 @@ class _Homes(dict[Any, Home]):
             self[node] = phase, found[0]
 
 
-def _recorded(node: Any) -> Home:
+def _recorded_home(node: Any) -> Home:
     place = node.location
     if place is None:
         return PHASES[0], ()
@@ -294,7 +294,7 @@ def module_parts(modules: Sequence[str]) -> tuple[Part, ...]:
     return tuple(Part("module", name, name) for name in modules)
 
 
-def _shared(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _common_prefix(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """What several paths begin with."""
     columns = zip(*paths, strict=False)
     alike = takewhile(lambda column: len(set(column)) == 1, columns)
@@ -310,11 +310,11 @@ def _order(phase: str) -> int:
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
-def _fused(nodes: Sequence[Any]) -> str:
+def _fused_text(nodes: Sequence[Any]) -> str:
     """What a kernel computes, in few words."""
     computing = [n for n in nodes if not isinstance(n.primitive.kind, wf.ir.kinds.Movement)]
     names = dict.fromkeys(node.primitive.name for node in computing or nodes)
-    return cut(" + ".join(names), 36)
+    return shorten_text(" + ".join(names), 36)
 
 
 def family(node: Any) -> str:
@@ -337,7 +337,7 @@ def expression(location: Any) -> str:
     text, _, marks = location.source().partition("\n")
     start = len(marks) - len(marks.lstrip())
     found = text[start : len(marks)] if marks else text
-    return cut(found.strip() or str(location).partition(",")[0], 44)
+    return shorten_text(found.strip() or str(location).partition(",")[0], 44)
 
 
 def place_text(location: Any) -> str:
@@ -357,7 +357,7 @@ def _value(value: Any) -> str:
     return str(getattr(value, "name", value))
 
 
-def cut(text: str, longest: int = LONGEST) -> str:
+def shorten_text(text: str, longest: int = LONGEST) -> str:
     """A text of at most so many characters."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 

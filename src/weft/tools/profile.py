@@ -97,7 +97,7 @@ class Profile:
         for row in rows[:LISTED]:
             share = row.seconds / total if total else 0.0
             yield (
-                f"{row.name:<12} {_cut(row.fused):<{FUSED}} {row.calls:>6} "
+                f"{row.name:<12} {_shorten_text(row.fused):<{FUSED}} {row.calls:>6} "
                 f"{row.seconds * 1e3:>9.3f} {share:>6.1%} {row.bandwidth:>7.1f} {row.rate:>8.1f}"
             )
         if len(rows) > LISTED:
@@ -163,5 +163,5 @@ def _span(name: str, call: Any, end: int, details: dict[str, Any]) -> dict[str, 
     }  # fmt: skip
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= FUSED else text[: FUSED - 1] + "…"

@@ -72,14 +72,14 @@ def _bounds(node: wf.ir.GraphNode, ranges: Sequence[Range]) -> Range:
         number = kind.fill(node.params)
         return Range(number, number) if isinstance(number, (int, float)) else ANYTHING
     if isinstance(kind, kinds.Reduction | kinds.Window) and node.primitive.lower is None:
-        return _combined(kind.combine, ranges[0])
+        return _combined_range(kind.combine, ranges[0])
     if isinstance(kind, kinds.Movement):
         return ranges[0] if kind.fill is None and len(node.operands) == 1 else ANYTHING
     ordered = isinstance(kind, kinds.Sort) and kind.values and len(node.results) == 1
     return ranges[0] if ordered or isinstance(kind, kinds.Gather) else ANYTHING
 
 
-def _combined(combine: str | None, own: Range) -> Range:
+def _combined_range(combine: str | None, own: Range) -> Range:
     """The range of many elements of one range, combined."""
     if combine in ("maximum", "minimum"):
         return own

@@ -60,11 +60,11 @@ def show(
             got={"path": str(target)},
             fix=f'wf.tools.show(program, "{target.stem or "step"}.html")',
         )
-    write_text("tools.show", target, _written(explained, target, profile))
+    write_text("tools.show", target, _render_file(explained, target, profile))
     return target
 
 
-def _written(program: Any, target: Path, profile: Profile | None) -> str:
+def _render_file(program: Any, target: Path, profile: Profile | None) -> str:
     if target.suffix.lower() == ".html":
         return _page(_data(program, profile), target.stem)
     picture = recorded_picture(program)

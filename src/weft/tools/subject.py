@@ -2,7 +2,6 @@
 
 >>> import weft as wf
 >>> from weft.tools.subject import Subject
->>> subject = Subject.traced(wf.nn.Linear(2, 3), [wf.spec("float32", ("batch", 2))], None, [], None)
 >>> sorted(subject.parameters.values()), subject.graph.output_types
 (['bias', 'weight'], (f32[batch, 3],))
 """
@@ -69,7 +68,7 @@ class Subject:
     has_loss: bool
 
     @classmethod
-    def traced(
+    def from_program(
         cls,
         program: Any,
         specs: Sequence[Any],
@@ -82,7 +81,7 @@ class Subject:
         state = {} if net is None else {**dict(net.named_parameters()), **dict(net.named_buffers())}
 
         def run(held: dict[str, Any], inputs: Sequence[Any], wanted: Sequence[Any]) -> Any:
-            called = program if net is None else _called(net, held)
+            called = program if net is None else _functional_net(net, held)
             results = called(*inputs)
             return results if loss is None else loss(results, *wanted)
 
@@ -146,13 +145,13 @@ class Subject:
         for number, part in enumerate(parts):
             place = _assignment(type(owner), part)
             found = place if place is not None else found
-            owner = _inside(owner, part)
+            owner = _part_of(owner, part)
             if owner is None or number == len(parts) - 1:
                 return found
         return found
 
 
-def _called(net: Any, state: dict[str, Any]) -> Callable[..., Any]:
+def _functional_net(net: Any, state: dict[str, Any]) -> Callable[..., Any]:
     return lambda *inputs: wf.functional_call(net, state, *inputs)
 
 
@@ -161,7 +160,7 @@ def _types(specs: Sequence[Any]) -> list[wf.TensorType]:
     return [each if isinstance(each, wf.TensorType) else wf.asarray(each).type for each in found]
 
 
-def _inside(owner: Any, part: str) -> Any:
+def _part_of(owner: Any, part: str) -> Any:
     if isinstance(owner, (list, tuple)):
         return owner[int(part)] if part.isdigit() and int(part) < len(owner) else None
     if isinstance(owner, dict):

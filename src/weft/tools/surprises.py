@@ -28,7 +28,8 @@ def surprise_findings(subject: Subject, ranges: dict[Any, Range]) -> Iterator[Fi
     producers = {result: node for node in subject.graph.nodes for result in node.results}
     seen: set[Any] = set()
     rules: list[Callable[..., Iterator[Finding]]] = [
-        _wide, _whole_division, _mixed_halves, _outer_broadcast, _dead_choice, _dead_branch, _risks,
+        _find_float64, _whole_division, _mixed_halves, _outer_broadcast, _dead_choice, _dead_branch,
+        _risks,
     ]  # fmt: skip
     doubles = any(kind.dtype.name == "float64" for kind in subject.graph.input_types)
     for number, node in enumerate(subject.graph.nodes):
@@ -71,7 +72,7 @@ class _Look:
             module="" if location is None else location.module,
         )
 
-    def converted_from(self, position: int) -> Any:
+    def dtype_before_conversion(self, position: int) -> Any:
         """The dtype that an operand had before it was converted on the same line, if it was."""
         made = self.producers.get(self.node.operands[position])
         if made is None or made.primitive.name != "convert":
@@ -79,7 +80,7 @@ class _Look:
         return made.operands[0].type.dtype if made.location == self.node.location else None
 
 
-def _wide(look: _Look) -> Iterator[Finding]:
+def _find_float64(look: _Look) -> Iterator[Finding]:
     """Where float64 comes from, unless it was asked for by an input."""
     made = any(result.type.dtype.name == "float64" for result in look.node.results)
     had = any(kind.dtype.name == "float64" for kind in look.types)
@@ -110,7 +111,7 @@ def _mixed_halves(look: _Look) -> Iterator[Finding]:
     """16-bit operands that are widened because the other one is wider, or of the other kind."""
     if look.name == "convert":
         return
-    before = [look.converted_from(position) for position in range(len(look.types))]
+    before = [look.dtype_before_conversion(position) for position in range(len(look.types))]
     halves = {each.name for each in before if each is not None and each.name in HALVES}
     if not halves:
         return

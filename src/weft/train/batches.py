@@ -70,7 +70,7 @@ def batches_of(op: str, loader: Any, start: int = 0) -> Iterator[Any]:
     """The batches of one epoch, from a number on, converted and checked."""
     number = start - 1
     for number, batch in enumerate(loader, start):
-        yield checked(op, as_batch(batch), number)
+        yield check_batch(op, as_batch(batch), number)
     if number < 0:
         raise wf.ArgumentError(
             op,
@@ -99,7 +99,7 @@ def _as_tensor(leaf: Any) -> Any:
     return wf.asarray(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
 
-def checked(op: str, batch: Any, number: int) -> Any:
+def check_batch(op: str, batch: Any, number: int) -> Any:
     """The batch, refused if it is empty or if its parts do not belong together."""
     shapes = [leaf.shape for leaf in wf.tree.leaves(batch) if isinstance(leaf, wf.Tensor)]
     sizes = [shape[0] for shape in shapes if shape]

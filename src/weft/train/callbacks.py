@@ -104,14 +104,14 @@ class Monitor(Callback):
         if self.monitor not in trainer.row:
             raise unknown(f"train.{type(self).__name__}", "number", self.monitor, trainer.row)
         value = float(trainer.row[self.monitor])
-        sign = -1.0 if self._higher(trainer) else 1.0
+        sign = -1.0 if self._higher_is_better(trainer) else 1.0
         first = math.isnan(self.best) and not math.isnan(value)
         if first or sign * value < sign * self.best - self.min_delta:
             self.best, self.best_epoch = value, trainer.epoch
             return True
         return False
 
-    def _higher(self, trainer: Any) -> bool:
+    def _higher_is_better(self, trainer: Any) -> bool:
         if self.mode:
             return self.mode == "max"
         metrics = {metric.name: metric.higher_is_better for metric in trainer.metrics}

@@ -78,7 +78,7 @@ class Checkpoint:
         for name in dict.fromkeys([*wanted, *held]):
             here, there = wanted.get(name), held.get(name)
             if here is None or there is None or _kind(here) != _kind(there):
-                raise self._foreign(group, name, here, there)
+                raise self._mismatch_error(group, name, here, there)
         return held
 
     def state(self, name: str) -> Any:
@@ -87,9 +87,9 @@ class Checkpoint:
             return unpack(self.facts["state"][name], self.tensors["state"])
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             told = f"does not hold the state {name!r}: {type(error).__name__} {error}"
-            raise _damaged(self.path / MANIFEST, told, "the state of a trainer") from None
+            raise _damage_error(self.path / MANIFEST, told, "the state of a trainer") from None
 
-    def _foreign(self, group: str, name: str, here: Any, there: Any) -> CheckpointError:
+    def _mismatch_error(self, group: str, name: str, here: Any, there: Any) -> CheckpointError:
         what = "missing" if there is None else "unexpected" if here is None else "differs"
         verb = "differs" if what == "differs" else f"is {what}"
         return CheckpointError(
@@ -129,17 +129,19 @@ class CheckpointFolder:
         """
         for name in (*groups, kind):
             _check_name(name)
-        with self._refusing_half():
+        with self._remove_if_unfinished():
             self.path.mkdir(parents=True, exist_ok=True)
             self._remove_unfinished()
             unfinished = self.path / f"{WRITING}{os.getpid()}"
             unfinished.mkdir()
             files = {f"{group}.safetensors": tensors for group, tensors in groups.items()}
-            noted = {name: _written(unfinished / name, tensors) for name, tensors in files.items()}
+            noted = {
+                name: _write_file(unfinished / name, tensors) for name, tensors in files.items()
+            }
             noted_beside = {"format": FORMAT, "weft": wf.__version__, "kind": kind, **facts}
             _write_manifest(unfinished / MANIFEST, {**noted_beside, "files": noted})
             _sync(unfinished)
-            final = self._unused(f"{kind}-{facts['step']:08d}")
+            final = self._unused_path(f"{kind}-{facts['step']:08d}")
             unfinished.rename(final)
             _sync(self.path)
         for old in self.all(kind)[: -self.keep]:
@@ -173,7 +175,7 @@ class CheckpointFolder:
         }
         return Checkpoint(chosen, manifest, tensors)
 
-    def _unused(self, name: str) -> Path:
+    def _unused_path(self, name: str) -> Path:
         """A name that no checkpoint has: a run that was resumed may come to a step again."""
         number, path = 2, self.path / name
         while path.exists():
@@ -188,13 +190,13 @@ class CheckpointFolder:
                 shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
-    def _refusing_half(self) -> Iterator[None]:
+    def _remove_if_unfinished(self) -> Iterator[None]:
         """Remove what was written if it could not be finished, and say why."""
         try:
             yield
         except (OSError, wf.ArgumentError) as error:
             shutil.rmtree(self.path / f"{WRITING}{os.getpid()}", ignore_errors=True)
-            raise _unwritable(self.path, error) from error
+            raise _write_error(self.path, error) from error
 
 
 def _order(path: Path) -> tuple[int, int]:
@@ -216,7 +218,7 @@ def _is_alive(process: str) -> bool:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def _written(path: Path, tensors: Tensors) -> dict[str, Any]:
+def _write_file(path: Path, tensors: Tensors) -> dict[str, Any]:
     """Write a file to the disk; its size and checksums."""
     wf.save(dict(tensors), path)
     _sync(path)
@@ -282,7 +284,7 @@ def _entry_checksum(tensor: wf.Tensor) -> int:
     return zlib.crc32(array.reshape(-1).view(np.uint8).data)
 
 
-def _unwritable(folder: Path, error: Exception) -> CheckpointError:
+def _write_error(folder: Path, error: Exception) -> CheckpointError:
     full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
     return CheckpointError(
         "train.checkpoint",
@@ -301,28 +303,28 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """What is noted in a checkpoint."""
     file = path / MANIFEST
     if file.is_symlink():
-        raise _damaged(file, "is a link", "a file in the folder of the checkpoint")
+        raise _damage_error(file, "is a link", "a file in the folder of the checkpoint")
     try:
         manifest = read_json("train.checkpoint", file)
     except FileNotFoundError:
-        raise _damaged(file, "is missing", MANIFEST) from None
+        raise _damage_error(file, "is missing", MANIFEST) from None
     except (OSError, wf.ArgumentError) as error:
-        raise _damaged(file, getattr(error, "problem", str(error)), MANIFEST) from None
+        raise _damage_error(file, getattr(error, "problem", str(error)), MANIFEST) from None
     known = (FORMAT, UNSIGNED_FORMAT)
     if not isinstance(manifest, dict) or manifest.get("format") not in known:
-        raise _damaged(file, "is of another format", FORMAT)
+        raise _damage_error(file, "is of another format", FORMAT)
     checksum = manifest.get(CHECKSUM)
     try:
         is_same = checksum == _manifest_checksum(manifest)
     except RecursionError:
-        raise _damaged(file, "is nested too deeply", MANIFEST) from None
+        raise _damage_error(file, "is nested too deeply", MANIFEST) from None
     if not is_same and (checksum is not None or manifest["format"] == FORMAT):
-        raise _damaged(file, "was changed: its checksum differs", "what was written")
+        raise _damage_error(file, "was changed: its checksum differs", "what was written")
     if not isinstance(manifest.get("files"), dict) or not all(
         is_plain_name(name) and name.endswith(".safetensors") and _is_note(noted)
         for name, noted in manifest["files"].items()
     ):
-        raise _damaged(file, "does not name files beside it, with sizes and checksums", FORMAT)
+        raise _damage_error(file, "does not name files beside it, with sizes and checksums", FORMAT)
     return manifest
 
 
@@ -339,20 +341,22 @@ def _is_note(noted: Any) -> bool:
 def _read(path: Path, noted: Mapping[str, Any]) -> dict[str, wf.Tensor]:
     """The tensors of a file that is as it was written."""
     if not os.path.lexists(path):
-        raise _damaged(path, "is missing", f"{noted['bytes']} bytes")
+        raise _damage_error(path, "is missing", f"{noted['bytes']} bytes")
     if path.is_symlink() or not path.is_file():
-        raise _damaged(path, "is a link, or no file", "a file in the folder of the checkpoint")
+        raise _damage_error(path, "is a link, or no file", "a file in the folder of the checkpoint")
     size = path.stat().st_size
     if size != noted["bytes"]:
-        raise _damaged(path, f"has {size} bytes", f"{noted['bytes']} bytes")
+        raise _damage_error(path, f"has {size} bytes", f"{noted['bytes']} bytes")
     try:
         if _checksum(path) != noted["sha256"]:
-            raise _damaged(path, f"was changed: {_changed_entry(path, noted)}", "what was written")
+            raise _damage_error(
+                path, f"was changed: {_changed_entry(path, noted)}", "what was written"
+            )
         loaded = wf.load(path)
     except (OSError, wf.ArgumentError, wf.UnsupportedError) as error:
-        raise _damaged(path, getattr(error, "problem", str(error)), "a whole file") from None
+        raise _damage_error(path, getattr(error, "problem", str(error)), "a whole file") from None
     if not isinstance(loaded, dict):
-        raise _damaged(path, "does not hold tensors by name", "tensors by name")
+        raise _damage_error(path, "does not hold tensors by name", "tensors by name")
     return loaded
 
 
@@ -368,7 +372,7 @@ def _changed_entry(path: Path, noted: Mapping[str, Any]) -> str:
     return "its header"
 
 
-def _damaged(path: Path, problem: str, expected: str) -> CheckpointError:
+def _damage_error(path: Path, problem: str, expected: str) -> CheckpointError:
     return CheckpointError(
         "train.checkpoint",
         f"{path.parent.name}/{path.name} {problem}",

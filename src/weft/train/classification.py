@@ -113,7 +113,7 @@ class Precision(ConfusionMatrix):
 
     def share(self, hits: Any, found: Any, wanted: Any) -> Any:
         """The metric of a class that was hit, found and wanted so often."""
-        return _divided(hits, found)
+        return _divide_or_zero(hits, found)
 
 
 class Recall(Precision):
@@ -128,7 +128,7 @@ class Recall(Precision):
 
     def share(self, hits: Any, found: Any, wanted: Any) -> Any:
         """The metric of a class that was hit, found and wanted so often."""
-        return _divided(hits, wanted)
+        return _divide_or_zero(hits, wanted)
 
 
 class F1(Precision):
@@ -143,7 +143,7 @@ class F1(Precision):
 
     def share(self, hits: Any, found: Any, wanted: Any) -> Any:
         """The metric of a class that was hit, found and wanted so often."""
-        return _divided(2 * hits, found + wanted)
+        return _divide_or_zero(2 * hits, found + wanted)
 
 
 class AUC(Metric):
@@ -196,7 +196,7 @@ def _area(scores: Array, is_yes: Array) -> float:
     return float((ranks[is_yes].sum() - yes * (yes + 1) / 2) / (yes * no))
 
 
-def _divided(top: Any, bottom: Any) -> Any:
+def _divide_or_zero(top: Any, bottom: Any) -> Any:
     """The quotient; 0 where nothing was found."""
     return np.where(np.asarray(bottom) > 0, top / np.maximum(bottom, 1), 0.0)
 

@@ -64,10 +64,10 @@ def record(data: bytes) -> bytes:
     '0300000000000000'
     """
     length = struct.pack("<Q", len(data))
-    return length + _masked(length) + data + _masked(data)
+    return length + _masked_checksum(length) + data + _masked_checksum(data)
 
 
-def _masked(data: bytes) -> bytes:
+def _masked_checksum(data: bytes) -> bytes:
     value = crc32c(data)
     return struct.pack("<I", (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 

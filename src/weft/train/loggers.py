@@ -34,11 +34,11 @@ class CSVLogger(Callback):
 
     def on_fit_begin(self, trainer: Any) -> None:
         """Write down what a resumed run did before."""
-        self._write([_plain(row) for row in trainer.history.rows])
+        self._write([_plain_row(row) for row in trainer.history.rows])
 
     def on_epoch_end(self, trainer: Any) -> None:
         """Write all rows, so that the header names all columns."""
-        self._write([_plain(row) for row in [*trainer.history.rows, trainer.row]])
+        self._write([_plain_row(row) for row in [*trainer.history.rows, trainer.row]])
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -81,7 +81,7 @@ class JSONLogger(Callback):
 
     def _append(self, row: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(row)) + "\n")
+            file.write(json.dumps(_plain_row(row)) + "\n")
 
 
 class TensorBoard(Callback):
@@ -153,12 +153,12 @@ def _values(tensor: wf.Tensor) -> Any:
     return tensor.detach().numpy().astype(np.float64)
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with lists for arrays."""
-    return {name: _listed(value) for name, value in row.items()}
+    return {name: _plain_value(value) for name, value in row.items()}
 
 
-def _listed(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, wf.Tensor)) else value
 
 

@@ -54,7 +54,7 @@ def plot(
     `history` is what `fit` returned, a list of rows, or a mapping from names to numbers or to
     pairs of places and numbers. Without `keys`, all losses are drawn.
     """
-    chosen = _chosen(curves_of(history), keys)
+    chosen = _choose_curves(curves_of(history), keys)
     target = Path(path)
     write_bytes("plot", target, encode(chart(chosen, size).pixels))
     return target
@@ -87,7 +87,7 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Curve:
     return Curve(name, [x for x, _ in points], [y for _, y in points])
 
 
-def _chosen(curves: list[Curve], keys: Iterable[str] | None) -> list[Curve]:
+def _choose_curves(curves: list[Curve], keys: Iterable[str] | None) -> list[Curve]:
     by_name = {curve.name: curve for curve in curves if curve.ys}
     if keys is None:
         losses = [curve for name, curve in by_name.items() if "loss" in name]
@@ -114,13 +114,13 @@ def chart(curves: Sequence[Curve], size: tuple[int, int]) -> Canvas:
     y_range = _range([y for curve in curves for y in curve.ys], margin=0.05)
     right, bottom = width - RIGHT, height - BOTTOM
     for tick in ticks(*y_range, 6):
-        y = round(_scaled(tick, y_range, bottom, TOP))
+        y = round(_scale_between(tick, y_range, bottom, TOP))
         canvas.line(LEFT, y, right, y, GREY)
         label = f"{tick:g}"
         canvas.text(LEFT - 8 - GLYPH * len(label), y - 5, label, INK)
     whole = all(x.is_integer() for curve in curves for x in curve.xs)  # epochs and steps are
     for tick in ticks(*x_range, 8, least=1.0 if whole else 0.0):
-        x = round(_scaled(tick, x_range, LEFT, right))
+        x = round(_scale_between(tick, x_range, LEFT, right))
         canvas.line(x, bottom, x, bottom + 4, INK)
         canvas.text(x - GLYPH * len(f"{tick:g}") // 2, bottom + 10, f"{tick:g}", INK)
     canvas.line(LEFT, TOP, LEFT, bottom, INK)
@@ -142,7 +142,10 @@ def _draw(
         canvas.text(place, 12, curve.name, colour)
         place += GLYPH * (len(curve.name) + 2)
         points = [
-            (_scaled(x, ranges[0], LEFT, corner[0]), _scaled(y, ranges[1], corner[1], TOP))
+            (
+                _scale_between(x, ranges[0], LEFT, corner[0]),
+                _scale_between(y, ranges[1], corner[1], TOP),
+            )
             for x, y in zip(curve.xs, curve.ys, strict=True)
         ]
         for (x0, y0), (x1, y1) in zip(points, points[1:] or points, strict=False):
@@ -150,7 +153,7 @@ def _draw(
                 canvas.line(x0, y0, x1, y1, colour, thickness=2)
 
 
-def _scaled(value: float, limits: tuple[float, float], start: float, end: float) -> float:
+def _scale_between(value: float, limits: tuple[float, float], start: float, end: float) -> float:
     low, high = limits
     return start + (value - low) / (high - low) * (end - start)
 

@@ -50,7 +50,7 @@ class Programs:
         if pattern:
             # Having seen the first sizes, it is compiled for all sizes of what differs from them.
             like_first = [
-                _like(tensor, shape) for tensor, shape in zip(tensors, first, strict=True)
+                _zeros_like(tensor, shape) for tensor, shape in zip(tensors, first, strict=True)
             ]
             program.graph(wf.tree.unflatten(structure, like_first), *args)
         return program(batch, *args)
@@ -77,6 +77,6 @@ def _pattern(first: Sizes, sizes: Sizes) -> Pattern:
     )
 
 
-def _like(tensor: Any, shape: list[int]) -> Any:
+def _zeros_like(tensor: Any, shape: list[int]) -> Any:
     is_tensor = isinstance(tensor, wf.Tensor)
     return wf.zeros(tuple(shape), dtype=tensor.dtype) if is_tensor else tensor

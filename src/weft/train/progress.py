@@ -52,7 +52,7 @@ class Progress(Callback):
 
     def on_step_end(self, trainer: Any) -> None:
         """Move on."""
-        self.display.stepped(trainer)
+        self.display.note_step(trainer)
         self.display.move(trainer)
 
     def on_epoch_end(self, trainer: Any) -> None:
@@ -78,7 +78,7 @@ class Lines:
         self.start = self.last = self.warm = time.perf_counter()
         self.first = self.cold = trainer.batches
 
-    def stepped(self, trainer: Any) -> None:
+    def note_step(self, trainer: Any) -> None:
         """After the first step, which compiles, begin to measure the speed."""
         if trainer.batches == self.first + 1:
             self.warm, self.cold = time.perf_counter(), trainer.batches
@@ -93,7 +93,7 @@ class Lines:
         """Write the epoch's line."""
         seconds = time.perf_counter() - self.start
         spent = f"{duration(seconds)}, {self.speed(trainer):.4g} batches/s"
-        self._write(f"epoch {_of(trainer)}  {spent}  {numbers(trainer.row)}")
+        self._write(f"epoch {_epoch_text(trainer)}  {spent}  {numbers(trainer.row)}")
 
     def close(self, trainer: Any) -> None:
         """Say why it stopped early."""
@@ -111,9 +111,9 @@ class Lines:
         """How far an epoch is."""
         total, speed = trainer.total_batches, self.speed(trainer)
         place = f"{trainer.batches}/{total}" if total else f"{trainer.batches}"
-        left = f", {duration(remaining(trainer, speed))} left" if total and speed else ""
+        left = f", {duration(remaining_seconds(trainer, speed))} left" if total and speed else ""
         spent = f"{place}  {speed:.4g} batches/s{left}" if speed else place
-        return f"epoch {_of(trainer)}  {spent}  loss {trainer.mean_loss:.4g}"
+        return f"epoch {_epoch_text(trainer)}  {spent}  loss {trainer.mean_loss:.4g}"
 
     def _write(self, line: str) -> None:
         self.stream.write(line + "\n")
@@ -184,7 +184,7 @@ class RichBar(Lines):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def remaining(trainer: Any, speed: float) -> float:
+def remaining_seconds(trainer: Any, speed: float) -> float:
     """The seconds that all remaining epochs will take at this speed."""
     epochs = trainer.total_epochs - trainer.epoch - 1
     batches: int = trainer.total_batches * (epochs + 1) - trainer.batches
@@ -211,6 +211,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _of(trainer: Any) -> str:
+def _epoch_text(trainer: Any) -> str:
     running = min(trainer.epoch + 1, trainer.total_epochs) if not trainer.row else trainer.epoch
     return f"{running}/{trainer.total_epochs}"

@@ -91,10 +91,10 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
     """Put a checkpoint's state into a trainer; the state as it was saved."""
     folder = trainer.checkpoint_folder
     if folder is None:
-        folder = CheckpointFolder(_required(path))
-    found = folder.load(_inside(path, kind), kind)
+        folder = CheckpointFolder(_require_folder(path))
+    found = folder.load(_checkpoint_inside(path, kind), kind)
     weights = found.require("model", trainer.model.state_dict())
-    with _naming(found.path / "state.safetensors"):
+    with _name_file_in_errors(found.path / "state.safetensors"):
         state: dict[str, Any] = unpack(found.facts["state"], found.tensors["state"])
         trainer.optimizer.load_state_dict(state["optimizer"])
         for name in ("schedule", "ema"):
@@ -106,7 +106,7 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
     trainer.model.load_state_dict(weights)
-    with _naming(found.path / "manifest.json"):
+    with _name_file_in_errors(found.path / "manifest.json"):
         _place(trainer, found, state)
     return state
 
@@ -141,7 +141,7 @@ def resume(trainer: Any, loader: Any) -> None:
         return
     state = load(trainer)
     if state["loader"] is not None and hasattr(loader, "load_state_dict"):
-        with _naming(trainer.checkpoint_folder.latest() / "manifest.json"):
+        with _name_file_in_errors(trainer.checkpoint_folder.latest() / "manifest.json"):
             loader.load_state_dict(state["loader"])
         trainer.loader_restored = True
 
@@ -191,12 +191,12 @@ def _folder(trainer: Any, folder: str | os.PathLike[str] | None) -> CheckpointFo
     if folder is not None:
         return CheckpointFolder(folder)
     if trainer.checkpoint_folder is None:
-        _required(None)
+        _require_folder(None)
     chosen: CheckpointFolder = trainer.checkpoint_folder
     return chosen
 
 
-def _required(path: Any) -> Any:
+def _require_folder(path: Any) -> Any:
     if path is None:
         raise wf.ArgumentError(
             "train.checkpoint",
@@ -208,7 +208,7 @@ def _required(path: Any) -> Any:
     return path
 
 
-def _inside(path: Any, kind: str) -> Path | None:
+def _checkpoint_inside(path: Any, kind: str) -> Path | None:
     """A checkpoint's folder; of a folder with several, the newest."""
     if path is None:
         return None
@@ -221,7 +221,7 @@ def _inside(path: Any, kind: str) -> Path | None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _name_file_in_errors(path: Path) -> Iterator[None]:
     """Say which file a state that does not fit comes from."""
     try:
         yield

@@ -59,7 +59,7 @@ def random_search(
     """
     generator = np.random.default_rng(seed)
     configs = [draw("random_search", space, generator) for _ in range(trials)]
-    return _ranked([Trial(config, float(objective(config))) for config in configs])
+    return _rank_trials([Trial(config, float(objective(config))) for config in configs])
 
 
 def halving_search(
@@ -83,7 +83,7 @@ def halving_search(
     configs = [draw("halving_search", space, generator) for _ in range(trials)]
     fallen: list[Trial] = []
     while True:
-        tried = _ranked([Trial(c, float(objective(c, epochs)), epochs) for c in configs])
+        tried = _rank_trials([Trial(c, float(objective(c, epochs)), epochs) for c in configs])
         kept = len(tried) // factor
         if kept == 0:
             return [*tried, *reversed(fallen)]
@@ -101,13 +101,13 @@ def optuna_search(
     study = optuna.create_study(sampler=sampler)
     found: list[Trial] = []
 
-    def tried(trial: Any) -> float:
-        config = {name: _suggested(trial, name, choice) for name, choice in space.items()}
+    def try_trial(trial: Any) -> float:
+        config = {name: _suggest_value(trial, name, choice) for name, choice in space.items()}
         found.append(Trial(config, float(objective(config))))
         return found[-1].value
 
-    study.optimize(tried, n_trials=trials)
-    return _ranked(found)
+    study.optimize(try_trial, n_trials=trials)
+    return _rank_trials(found)
 
 
 def _optuna() -> Any:
@@ -125,7 +125,7 @@ def _optuna() -> Any:
     return optuna
 
 
-def _suggested(trial: Any, name: str, choice: Any) -> Any:
+def _suggest_value(trial: Any, name: str, choice: Any) -> Any:
     if isinstance(choice, list):
         return trial.suggest_categorical(name, choice)
     low, high, log = _limits("optuna_search", name, choice)
@@ -135,10 +135,10 @@ def _suggested(trial: Any, name: str, choice: Any) -> Any:
 
 def draw(op: str, space: Space, generator: np.random.Generator) -> Config:
     """One configuration of a space, at random."""
-    return {name: _drawn(op, name, choice, generator) for name, choice in space.items()}
+    return {name: _draw_value(op, name, choice, generator) for name, choice in space.items()}
 
 
-def _drawn(op: str, name: str, choice: Any, generator: np.random.Generator) -> Any:
+def _draw_value(op: str, name: str, choice: Any, generator: np.random.Generator) -> Any:
     if isinstance(choice, list) and choice:
         return choice[int(generator.integers(len(choice)))]
     low, high, log = _limits(op, name, choice)
@@ -168,7 +168,7 @@ def _limits(op: str, name: str, choice: Any) -> tuple[Any, Any, bool]:
     return choice[0], choice[1], log
 
 
-def _ranked(trials: Sequence[Trial]) -> list[Trial]:
+def _rank_trials(trials: Sequence[Trial]) -> list[Trial]:
     return sorted(trials, key=lambda trial: (math.isnan(trial.value), trial.value))
 
 
@@ -283,17 +283,17 @@ def find_lr(
     weights, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
     random, schedules = wf.random.get_state(), [g["schedule"] for g in trainer.optimizer.groups]
     try:
-        rates, losses = _swept(trainer, loader, low, high, steps)
+        rates, losses = _sweep_rates(trainer, loader, low, high, steps)
     finally:
         trainer.model.load_state_dict(weights)
         trainer.optimizer.load_state_dict(optimizer)
         for group, schedule in zip(trainer.optimizer.groups, schedules, strict=True):
             group.options["schedule"] = schedule
         wf.random.set_state(random)
-    return LearningRates(rates, losses, _steepest(rates, losses))
+    return LearningRates(rates, losses, _steepest_rate(rates, losses))
 
 
-def _swept(
+def _sweep_rates(
     trainer: Any, loader: Any, low: float, high: float, steps: int
 ) -> tuple[list[float], list[float]]:
     rates: list[float] = []
@@ -316,7 +316,7 @@ def _endless(loader: Any) -> Iterator[Any]:
         yield from batches.batches_of("find_lr", loader)
 
 
-def _steepest(rates: list[float], losses: list[float]) -> float:
+def _steepest_rate(rates: list[float], losses: list[float]) -> float:
     if len(rates) < 3:
         return rates[0] if rates else math.nan
     slopes = np.gradient(np.asarray(losses), np.log(rates))

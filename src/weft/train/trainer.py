@@ -80,7 +80,7 @@ class Trainer:
         self.seed = seed
         self.ema = ExponentialMovingAverage(model, ema) if isinstance(ema, float) else ema
         self._configure(precision, clip_norm)
-        self.schedule = self._scheduled(schedule)
+        self.schedule = self._attach_schedule(schedule)
         self.train_programs = Programs(self._train_step, compile)
         self.evaluation_programs = Programs(self._evaluation_step, compile)
         self._begin()
@@ -110,7 +110,7 @@ class Trainer:
                 fix="leave accumulate out of the optimiser",
             )
 
-    def _scheduled(self, schedule: Any) -> Any:
+    def _attach_schedule(self, schedule: Any) -> Any:
         """What must be told of steps: nothing for a formula, which the optimiser follows itself."""
         if isinstance(schedule, schedules.Schedule):
             self.optimizer.lr = schedule
@@ -176,13 +176,13 @@ class Trainer:
             optimizer.zero_grad()
             if ema is not None:
                 ema.update()
-        return loss.detach(), self._kept(outputs), gradients
+        return loss.detach(), self._detached_outputs(outputs), gradients
 
     def _evaluation_step(self, batch: Any, state: Sequence[Any]) -> tuple[wf.Tensor, Any]:
         with wf.no_grad():
             loss, outputs = self.objective(self.in_precision(), batch)
             self._check_loss(loss)
-        return loss, self._kept(outputs)
+        return loss, self._detached_outputs(outputs)
 
     def in_precision(self) -> Any:
         """The model, which computes in the precision that was chosen."""
@@ -199,7 +199,7 @@ class Trainer:
         named = self.model.named_parameters()
         return {name: p.grad.detach() for name, p in named if p.grad is not None}
 
-    def _kept(self, outputs: Any) -> Any:
+    def _detached_outputs(self, outputs: Any) -> Any:
         return wf.tree.map_tree(lambda x: x.detach(), outputs) if self.metrics else None
 
     def _state(self) -> tuple[Any, ...]:
@@ -279,7 +279,7 @@ class Trainer:
             if due and self.waiting == 0 and not is_last:
                 self.save_checkpoint(loader=loader)
         self.epoch += 1
-        measured = self._measured(self.metrics)
+        measured = self._metric_values(self.metrics)
         self.row = {"epoch": self.epoch, "step": self.step, "loss": self.mean_loss, **measured}
         if held_out is not None:
             found = self.evaluate(held_out)
@@ -412,14 +412,14 @@ class Trainer:
         for metric in self.metrics:
             metric.reset()
         total, count = 0.0, 0
-        with self._evaluating():
+        with self._evaluation_mode():
             for batch in batches.batches_of("evaluate", loader):
                 loss, outputs = self.evaluation_programs(batch, self._state())
                 size = batches.size_of(batch)
                 total, count = total + loss.item() * size, count + size
                 for metric in self.metrics:
                     metric.update(outputs, batches.split(batch)[1])
-        found = {"loss": total / count, **self._measured(self.metrics)}
+        found = {"loss": total / count, **self._metric_values(self.metrics)}
         for metric in self.metrics:
             metric.state = training[metric.name]
         return found
@@ -437,7 +437,7 @@ class Trainer:
         loader = _slices(data, batch_size) if whole else data
         loader = batches.as_loader("predict", loader, batch_size, shuffle=False, seed=None)
         program = Programs(self._prediction_step, self.evaluation_programs.compiled)
-        with self._evaluating():
+        with self._evaluation_mode():
             parts = [
                 program(batch if whole else batches.split(batch)[0], self._state())
                 for batch in batches.batches_of("predict", loader)
@@ -449,7 +449,7 @@ class Trainer:
             return self.in_precision()(*(inputs if isinstance(inputs, tuple) else (inputs,)))
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluation_mode(self) -> Iterator[None]:
         """Evaluation mode, with averaged weights if there are any; then as before."""
         was_training = self.model.training
         self.model.eval()
@@ -460,7 +460,7 @@ class Trainer:
             self.model.train(was_training)
 
     @staticmethod
-    def _measured(metrics: Sequence[Metric]) -> dict[str, Any]:
+    def _metric_values(metrics: Sequence[Metric]) -> dict[str, Any]:
         return {metric.name: metric.value() for metric in metrics}
 
 

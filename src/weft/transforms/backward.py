@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
-from weft.ir.reverse import backpropagate, filled, reachable, recording, zeros
+from weft.ir.reverse import backpropagate, filled_tensor, reachable, recording, zeros
 from weft.ir.tape import Hook, Leaf
 from weft.ir.tensor import (
     Tensor,
@@ -91,7 +91,7 @@ def _seed(tensor: Tensor, gradient: Tensor | None) -> Tensor:
     if gradient is None:
         if tensor.size != 1 or tensor.dtype.is_complex:
             raise _not_scalar(tensor)
-        return filled(tensor.shape, tensor.dtype, 1)
+        return filled_tensor(tensor.shape, tensor.dtype, 1)
     gradient = as_tensor("backward", gradient, "gradient")
     if gradient.type != tensor.type:
         raise ShapeError(

@@ -220,7 +220,7 @@ def _annotation(
     f: Callable[..., Any], name: str, written: object, names: dict[str, Any]
 ) -> TensorAnnotation | None:
     """The annotation as an object, from text too; None where it is not one of ours."""
-    found = _evaluated(f, name, written, names)
+    found = _evaluate_annotation(f, name, written, names)
     if isinstance(found, TensorAnnotation):
         return found
     inside = [each for each in get_args(found) if isinstance(each, TensorAnnotation)]
@@ -229,7 +229,9 @@ def _annotation(
     return inside[0] | None if type(None) in get_args(found) else inside[0]
 
 
-def _evaluated(f: Callable[..., Any], name: str, written: object, names: dict[str, Any]) -> object:
+def _evaluate_annotation(
+    f: Callable[..., Any], name: str, written: object, names: dict[str, Any]
+) -> object:
     """What an annotation that is kept as text means; a name that nothing has is an axis's."""
     if not isinstance(written, str):
         return written
@@ -264,7 +266,7 @@ def _result_annotations(
     f: Callable[..., Any], written: object, names: dict[str, Any]
 ) -> tuple[TensorAnnotation | None, ...]:
     """One for the result, or one for each part of a result that is annotated as a tuple."""
-    found = _evaluated(f, "return", written, names)
+    found = _evaluate_annotation(f, "return", written, names)
     if get_origin(found) is tuple:
         parts = tuple([_annotation(f, "return", each, names) for each in get_args(found)])
         return parts if any(parts) else ()
@@ -332,12 +334,12 @@ class _Check:
         self.tensors[label] = kind
         if kind.dtype not in annotation.kind.dtypes:
             self.refuse_dtype(label, annotation, kind)
-        for axis, (text, size) in enumerate(self.aligned(label, annotation, kind)):
+        for axis, (text, size) in enumerate(self.align_axes(label, annotation, kind)):
             if text != "_":
                 pattern = _pattern(annotation.kind, text)
                 self.open.append(_Size(label, annotation, pattern, size, axis))
 
-    def aligned(
+    def align_axes(
         self, label: str, annotation: TensorAnnotation, kind: TensorType
     ) -> list[tuple[str, Dimension]]:
         """Each axis that is not covered by "..." with what is written for it."""

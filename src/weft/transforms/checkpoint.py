@@ -21,7 +21,7 @@ from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Contraction
 from weft.ir.primitive import find
-from weft.ir.reverse import AnyNode, backpropagate, between, recording
+from weft.ir.reverse import AnyNode, backpropagate, nodes_between, recording
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
 from weft.ops.composed import random
@@ -69,13 +69,13 @@ def checkpoint(
     5.6799
     """
     if isinstance(f, (list, tuple)):
-        return _chained(f, policy)
+        return _chain_segments(f, policy)
     check_function("checkpoint", f)
     assert callable(f)
-    return _remembered(f, _wanted(policy, '"products", "nothing", or a function', policy))
+    return _with_replay(f, _policy_function(policy, '"products", "nothing", or a function', policy))
 
 
-def _wanted(policy: Policy, expected: str, given: Policy) -> Wanted:
+def _policy_function(policy: Policy, expected: str, given: Policy) -> Wanted:
     """What a policy keeps of the inside of a function."""
     if callable(policy):
         return policy
@@ -90,7 +90,9 @@ def _wanted(policy: Policy, expected: str, given: Policy) -> Wanted:
     )
 
 
-def _chained(functions: Sequence[Callable[..., Any]], policy: Policy) -> Callable[[Any], Any]:
+def _chain_segments(
+    functions: Sequence[Callable[..., Any]], policy: Policy
+) -> Callable[[Any], Any]:
     """The functions one after the other, all segments but the last checkpointed.
 
     The last one's second run would come at once, and save nothing.
@@ -100,10 +102,10 @@ def _chained(functions: Sequence[Callable[..., Any]], policy: Policy) -> Callabl
     length = _length(len(functions), policy)
     whole = policy is None or policy == "sqrt" or isinstance(policy, int)
     expected = '"sqrt", how many functions a segment has, "products", "nothing", or a function'
-    wanted = _wanted(None if whole else policy, expected, policy)
+    wanted = _policy_function(None if whole else policy, expected, policy)
     starts = range(0, len(functions), length)
     segments = [_in_turn(functions[start : start + length]) for start in starts]
-    return _in_turn([*[_remembered(f, wanted) for f in segments[:-1]], *segments[-1:]])
+    return _in_turn([*[_with_replay(f, wanted) for f in segments[:-1]], *segments[-1:]])
 
 
 def _length(count: int, policy: Policy) -> int:
@@ -133,11 +135,11 @@ def _run_in_turn(functions: Sequence[Callable[..., Any]], x: Any) -> Any:
     return x
 
 
-def _remembered(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
+def _with_replay(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
     """See `checkpoint`."""
 
     @wraps(f)
-    def remembered(*args: Any, **kwargs: Any) -> Any:
+    def run_with_replay(*args: Any, **kwargs: Any) -> Any:
         if not grad_mode.enabled:
             return f(*args, **kwargs)
         kept = trees.map_tree(_alias, (args, kwargs))
@@ -147,28 +149,28 @@ def _remembered(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
             results, structure = trees.flatten(f(*args, **kwargs))
         tensors = [result for result in results if isinstance(result, Tensor)]
         first.forget(tensors)
-        outside = _outside([tensor._node for tensor in tensors], start)
+        outside = _nodes_before([tensor._node for tensor in tensors], start)
         replay = Replay(f, kept, state, outside, first)
         node = Node(replay, {}, (), tuple(outside), tuple(t._value for t in tensors))  # type: ignore[arg-type]
         number = {id(tensor): index for index, tensor in enumerate(tensors)}
-        shown = [_projected(result, node, number) for result in results]
+        shown = [_projection_of(result, node, number) for result in results]
         return trees.unflatten(structure, shown)
 
-    return remembered
+    return run_with_replay
 
 
 def _alias(leaf: Any) -> Any:
     return wrap(leaf._value, leaf._node) if isinstance(leaf, Tensor) else leaf
 
 
-def _projected(result: Any, node: Node, number: dict[int, int]) -> Any:
+def _projection_of(result: Any, node: Node, number: dict[int, int]) -> Any:
     """The result as a product of the one node that stands for the whole function."""
     if not isinstance(result, Tensor) or result._node is None:
         return result
     return wrap(result._value, Projection(node, number[id(result)]))
 
 
-def _outside(roots: Sequence[AnyNode | None], start: int) -> list[AnyNode]:
+def _nodes_before(roots: Sequence[AnyNode | None], start: int) -> list[AnyNode]:
     """The nodes from before `start` that the roots were computed from."""
     found: dict[AnyNode, None] = {}
     seen: set[AnyNode] = set()
@@ -209,23 +211,23 @@ class Replay:
         self, cotangents: Sequence[Tensor | None], out: Any, operands: Any, wanted: Any
     ) -> list[Tensor | None]:
         before = random.get_state()
-        random.set_state(trees.map_tree(_fenced, self.state))
+        random.set_state(trees.map_tree(_fence_argument, self.state))
         try:
             with recording(True), SecondRun(self.first):
-                args, kwargs = trees.map_tree(_fenced, self.arguments)
+                args, kwargs = trees.map_tree(_fence_argument, self.arguments)
                 results = trees.leaves(self.f(*args, **kwargs))
         finally:
             random.set_state(before)
         tensors = [result for result in results if isinstance(result, Tensor)]
         seeds = [(t._node, ct) for t, ct in zip(tensors, cotangents, strict=True) if ct is not None]
         oldest = min(node.number for node in self.outside)
-        order, _ = between([root for root, _ in seeds], self.outside, oldest)
+        order, _ = nodes_between([root for root, _ in seeds], self.outside, oldest)
         attach = any(each._node is not None for each in out)
         found = backpropagate(order, seeds, stops=self.outside, attach=attach)
         return [found.get(node) for node in self.outside]
 
 
-def _fenced(leaf: Any) -> Any:
+def _fence_argument(leaf: Any) -> Any:
     """An argument of the second run, kept apart from the first in a graph."""
     if isinstance(leaf, Tensor) and isinstance(leaf._value, Traced):
         return apply(barrier, leaf)

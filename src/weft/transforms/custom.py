@@ -26,7 +26,7 @@ from weft.core.errors import GradientError
 from weft.core.trees import TreeStructure
 from weft.ir import batching, reverse
 from weft.ir.derivatives import joint
-from weft.ir.dispatch import apply_multiple, deepest
+from weft.ir.dispatch import apply_multiple, deepest_trace
 from weft.ir.forward import ForwardTrace
 from weft.ir.graph import Graph
 from weft.ir.kinds import Control
@@ -105,11 +105,13 @@ def _pull(
     backs: list[Tensor | None] = []
     for index, (primal, want) in enumerate(zip(primals, wanted, strict=True)):
 
-        def pushed(t: Tensor, index: int = index) -> tuple[Tensor, ...]:
+        def tangents_along(t: Tensor, index: int = index) -> tuple[Tensor, ...]:
             tangents = [t if i == index else None for i in range(len(primals))]
             return tuple(_push(primals, tangents, rule)[1])
 
-        backs.append(reverse.transpose(pushed, primal.type, tuple(cotangents)) if want else None)
+        backs.append(
+            reverse.transpose(tangents_along, primal.type, tuple(cotangents)) if want else None
+        )
     return backs
 
 
@@ -117,7 +119,7 @@ def _batch(
     size: Any, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], graph: Graph, rule: Any
 ) -> Any:
     fronts = [batching.to_front(size, x, axis) for x, axis in zip(operands, axes, strict=True)]
-    batched_rule = _batched(_rule(rule))
+    batched_rule = _batched_rule(_rule(rule))
 
     def run(*xs: Tensor) -> list[Tensor]:
         return [
@@ -132,7 +134,7 @@ def _batch(
     return results, (0,) * len(results)
 
 
-def _batched(rule: Rule) -> Rule:
+def _batched_rule(rule: Rule) -> Rule:
     """The rule for a whole batch at once, along axis 0 of everything."""
     push = vmap(rule.push) if rule.push is not None else None
     pull = None
@@ -159,7 +161,7 @@ custom = Primitive(
     kind=Control(),
     type_rule=lambda *operands, graph, rule: graph.output_types,
     reference=lambda *arrays, graph, rule: tuple(
-        result._value for result in _silently(graph, arrays)
+        result._value for result in _interpret_untaped(graph, arrays)
     ),
     derivatives=joint(
         jvp=lambda primals, tangents, out, graph, rule: tuple(
@@ -173,7 +175,7 @@ custom = Primitive(
 )
 
 
-def _silently(graph: Graph, arrays: Sequence[Any]) -> tuple[Tensor, ...]:
+def _interpret_untaped(graph: Graph, arrays: Sequence[Any]) -> tuple[Tensor, ...]:
     with recording(False):
         return interpret(graph, *[wrap(array) for array in arrays])
 
@@ -276,17 +278,17 @@ class _Call:
 
     def run(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Compute now where the values are known; otherwise stage the primitive."""
-        trace_of = deepest(tensors, self.rule.name)
+        trace_of = deepest_trace(tensors, self.rule.name)
         if trace_of is None:
             return self._run_now(tensors)
         if isinstance(trace_of, ForwardTrace):
-            pairs = [trace_of.split(tensor) for tensor in tensors]
+            pairs = [trace_of.primal_and_tangent(tensor) for tensor in tensors]
             primals = [primal for primal, _ in pairs]
             out, tangents = _push(primals, [tangent for _, tangent in pairs], self.rule)
-            inside = [x for x in (*out, *tangents) if trace_of.split(x)[0] is not x]
+            inside = [x for x in (*out, *tangents) if trace_of.primal_and_tangent(x)[0] is not x]
             _check_closes_over_nothing(self.owner.__name__, inside)
             results = [trace_of.tensor(o, t) for o, t in zip(out, tangents, strict=True)]
-            return self._recorded(tensors, results)
+            return self._record_rule(tensors, results)
         closure = trace(self._flat, [tensor.type for tensor in tensors])
         return apply_multiple(
             custom, *tensors, graph=_without_captures(closure, self.rule.name), rule=self.rule
@@ -296,9 +298,9 @@ class _Call:
         results = self._flat(*[wrap(t._value) for t in tensors])
         traced = [r for r in results if r._node is not None or isinstance(r._value, Traced)]
         _check_closes_over_nothing(self.owner.__name__, traced)
-        return self._recorded(tensors, [wrap(result._value) for result in results])
+        return self._record_rule(tensors, [wrap(result._value) for result in results])
 
-    def _recorded(self, tensors: list[Tensor], results: list[Tensor]) -> list[Tensor]:
+    def _record_rule(self, tensors: list[Tensor], results: list[Tensor]) -> list[Tensor]:
         """The results, with the rule on the tape behind them."""
         parents = tuple(tensor._node for tensor in tensors)
         if grad_mode.enabled and any(parent is not None for parent in parents):

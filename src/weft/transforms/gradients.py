@@ -77,10 +77,10 @@ def value_and_grad(
         flat, tensors = flat_function("grad", f, args, kwargs, numbers, has_aux)
         moving = _inexact(tensors)
         results, pullback = reverse.vjp(
-            _fixing(flat, tensors, moving), *[tensors[i] for i in moving]
+            _of_moving_tensors(flat, tensors, moving), *[tensors[i] for i in moving]
         )
         value = _scalar(results, flat)
-        backs = pullback([reverse.filled((), value.dtype, 1)])
+        backs = pullback([reverse.filled_tensor((), value.dtype, 1)])
         leaves = _gradient_leaves(tensors, moving, backs)
         gradients = _as_arguments([args[number] for number in numbers], leaves)
         gradient = gradients[0] if isinstance(argnums, int) else tuple(gradients)
@@ -117,7 +117,7 @@ def _inexact(tensors: Sequence[Tensor]) -> list[int]:
     return [i for i, tensor in enumerate(tensors) if tensor.dtype.is_inexact]
 
 
-def _fixing(
+def _of_moving_tensors(
     flat: FlatFunction, tensors: Sequence[Tensor], moving: Sequence[int]
 ) -> Callable[..., list[Tensor]]:
     """The flat function of the differentiable tensors alone."""
@@ -173,10 +173,12 @@ def vjp(
     check_function("vjp", f)
     flat, tensors = flat_function("vjp", f, primals, has_aux=has_aux)
     moving = _inexact(tensors)
-    results, pull = reverse.vjp(_fixing(flat, tensors, moving), *[tensors[i] for i in moving])
+    results, pull = reverse.vjp(
+        _of_moving_tensors(flat, tensors, moving), *[tensors[i] for i in moving]
+    )
 
     def pullback(cotangent: Any) -> tuple[Any, ...]:
-        cotangents = _matching("vjp", cotangent, flat, results)
+        cotangents = _check_cotangents("vjp", cotangent, flat, results)
         leaves = _gradient_leaves(tensors, moving, pull(cotangents))
         return tuple(_as_arguments(list(primals), leaves))
 
@@ -184,7 +186,9 @@ def vjp(
     return (out, pullback, flat.aux) if has_aux else (out, pullback)
 
 
-def _matching(op: str, given: Any, flat: FlatFunction, results: Sequence[Tensor]) -> list[Tensor]:
+def _check_cotangents(
+    op: str, given: Any, flat: FlatFunction, results: Sequence[Tensor]
+) -> list[Tensor]:
     """Cotangents, checked against the results they belong to."""
     leaves, structure = trees.flatten(given)
     if structure != flat.out:
@@ -195,13 +199,13 @@ def _matching(op: str, given: Any, flat: FlatFunction, results: Sequence[Tensor]
             got={"cotangent": structure},
             fix="pass one cotangent for each tensor that the function returns",
         )
-    tensors = [_like(op, leaf, result) for leaf, result in zip(leaves, results, strict=True)]
+    tensors = [_tensor_like(op, leaf, result) for leaf, result in zip(leaves, results, strict=True)]
     for tensor, result in zip(tensors, results, strict=True):
         _check_same_type(op, tensor, result, "cotangent", "the function's result")
     return tensors
 
 
-def _like(op: str, given: Any, other: Tensor, name: str = "cotangent") -> Tensor:
+def _tensor_like(op: str, given: Any, other: Tensor, name: str = "cotangent") -> Tensor:
     """What was given as a tensor; a Python number takes the dtype of what it belongs to."""
     if type(given) in (int, float):
         return scalar_tensor(op, given, other.dtype)
@@ -262,7 +266,7 @@ def _tangents(primals: Any, tangents: Any, xs: Sequence[Tensor]) -> list[Tensor 
             fix="pass one tangent for each primal: wf.jvp(f, (x,), (t,))",
         )
     moving = [leaf for leaf, value in zip(leaves, values, strict=True) if is_number(value)]
-    given = [_like("jvp", leaf, x, "tangent") for leaf, x in zip(moving, xs, strict=True)]
+    given = [_tensor_like("jvp", leaf, x, "tangent") for leaf, x in zip(moving, xs, strict=True)]
     for tensor, x in zip(given, xs, strict=True):
         _check_same_type("jvp", tensor, x, "tangent", "its primal")
     return [t if t.dtype.is_inexact else None for t in given]
@@ -339,7 +343,7 @@ def jacobian(
         moving = _inexact(tensors)
         xs = [tensors[i] for i in moving]
         rows_of = _reverse_rows if mode == "reverse" else _forward_rows
-        rows = rows_of(_fixing(flat, tensors, moving), xs)
+        rows = rows_of(_of_moving_tensors(flat, tensors, moving), xs)
         leaves = [_in_places(row, moving, len(tensors)) for row in rows]
         return flat.rebuild([_as_arguments([args[number[0]]], row)[0] for row in leaves])
 
@@ -406,19 +410,19 @@ def _forward_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> li
     columns = []
     for position, x in enumerate(xs):
 
-        def pushed(tangent: Tensor, position: int = position) -> list[Tensor]:
+        def tangents_along(tangent: Tensor, position: int = position) -> list[Tensor]:
             tangents = [tangent if i == position else None for i in range(len(xs))]
             results, found = forward.jvp(flat, xs, tangents)
             _check_jacobian(results, xs, "forward")
             return reverse.or_zeros(found, results)
 
-        found = batching.vmap(pushed, x.size, [_basis(x)], [0])
+        found = batching.vmap(tangents_along, x.size, [_basis(x)], [0])
         fronts = [batching.to_front(x.size, tensor, axis) for tensor, axis in found]
-        columns.append([_last(front, x) for front in fronts])
+        columns.append([_elements_last(front, x) for front in fronts])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _last(front: Tensor, x: Tensor) -> Tensor:
+def _elements_last(front: Tensor, x: Tensor) -> Tensor:
     """The argument's elements, which stand on axis 0, moved behind the result's axes."""
     turned = batching.move_axis(front, 0, front.ndim - 1)
     return apply(PRIMITIVES["reshape"], turned, shape=(*front.shape[1:], *x.shape))

@@ -22,9 +22,12 @@ from weft.core.errors import GradientError
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, compute
+from weft.ir.graph import Graph, Variable
 from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import Primitive
+from weft.ir.sizes import specialize
 from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
+from weft.ops.control_call import call
 from weft.ops.debugging import without_short_paths
 from weft.ops.identity import barrier
 
@@ -52,7 +55,7 @@ class State:
     node: Any
 
     @classmethod
-    def of(cls, handle: Tensor) -> State:
+    def of_handle(cls, handle: Tensor) -> State:
         """What a handle stands for now."""
         return cls(weakref.ref(handle), handle._value, handle._node)
 
@@ -92,7 +95,7 @@ class _Run:
 
     def adopt(self, handle: Tensor) -> None:
         """Remember what a handle stands for that is about to be written to."""
-        self.states.setdefault(id(handle), State.of(handle))
+        self.states.setdefault(id(handle), State.of_handle(handle))
         if self.outer is not None:
             self.outer.adopt(handle)
 
@@ -110,10 +113,31 @@ class _Run:
             return compute(*call)
         results = types if primitive.multiple else (types,)
         if primitive is barrier or not (primitive.impure or self.wanted(primitive.name, results)):
-            return self._outside(*call)
-        return self.result(primitive, results, lambda: self._outside(*call))
+            return self._process_outside(*call)
+        return self.result(primitive, results, lambda: self._process_outside(*call))
 
-    def _outside(self, *call: Any) -> Any:
+    def unit(
+        self, graph: Graph, arrays: Sequence[Any], compute: Callable[[], Sequence[Any]]
+    ) -> Sequence[Any]:
+        """What a compiled unit of the function gives for arrays; see compiler/function/taped.py.
+
+        It is kept where the policy wants a result of any operation in it.
+        """
+
+        def outside() -> Sequence[Any]:
+            traces.keeper = self.outer
+            try:
+                return compute() if self.outer is None else self.outer.unit(graph, arrays, compute)
+            finally:
+                traces.keeper = self
+
+        known = specialize(graph, [wrap(array).type for array in arrays])
+        if not any(self.wanted(n.primitive.name, _types_of(n.results)) for n in known.nodes):
+            return outside()
+        made = self.result(call, known.output_types, lambda: tuple(map(wrap, outside())))
+        return [tensor._value for tensor in made]
+
+    def _process_outside(self, *call: Any) -> Any:
         """A call as it is done where the function is called."""
         traces.keeper = self.outer
         try:
@@ -176,7 +200,7 @@ class SecondRun(_Run):
         super().__exit__(*raised)
         left = next(self._kept, None)
         if not any(raised) and left is not None:
-            raise _different(left, None)
+            raise _replay_error(left, None)
 
     def adopt(self, handle: Tensor) -> None:
         """Nothing is written where others look."""
@@ -188,25 +212,29 @@ class SecondRun(_Run):
         """See `_Run`."""
         kept = next(self._kept, None)
         if kept is None or (kept.primitive, kept.types) != (primitive.name, types):
-            raise _different(kept, Kept(primitive.name, types, ()))
-        tensors = tuple(_fenced(value) for value in kept.values)
+            raise _replay_error(kept, Kept(primitive.name, types, ()))
+        tensors = tuple(_fence_value(value) for value in kept.values)
         return tensors if primitive.multiple else tensors[0]
 
 
-def _fenced(value: Any) -> Tensor:
+def _types_of(values: Sequence[Variable]) -> tuple[TensorType, ...]:
+    return tuple([value.type for value in values])
+
+
+def _fence_value(value: Any) -> Tensor:
     """A kept value, in a graph apart from what was made of it the first time."""
     return apply(barrier, wrap(value)) if isinstance(value, Traced) else wrap(value)
 
 
-def _different(first: Kept | None, second: Kept | None) -> GradientError:
+def _replay_error(first: Kept | None, second: Kept | None) -> GradientError:
     return GradientError(
         "checkpoint",
         "the function did something else when it was run again",
         expected="a function of its arguments, of tensors, and of random numbers from wf.random",
-        got={"first": _shown(first), "then": _shown(second)},
+        got={"first": _call_text(first), "then": _call_text(second)},
         fix="pass what changes from call to call as an argument",
     )
 
 
-def _shown(kept: Kept | None) -> str:
+def _call_text(kept: Kept | None) -> str:
     return "no more calls" if kept is None else f"{kept.primitive} -> {kept.types}"

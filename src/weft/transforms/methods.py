@@ -26,7 +26,7 @@ from weft.core.errors import (
 from weft.core.sharing import is_lent
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, refuse_choice, refuse_part
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tape import rebind
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import comparison, conversion, display, elementwise, exchange, logic, movement
@@ -52,7 +52,7 @@ __all__ = ["install"]
 Function = Callable[..., Any]
 
 
-def _reflected(function: Function) -> Function:
+def _reflected_operator(function: Function) -> Function:
     """The operator for a tensor on the right-hand side."""
 
     def method(self: Tensor, other: Any) -> Tensor:
@@ -104,7 +104,7 @@ def _comparison(function: Function) -> Function:
     return method
 
 
-def _along(function: Function) -> Function:
+def _axis_method(function: Function) -> Function:
     """A function with a keyword `axis` as a method that also takes it by position: x.sum(0)."""
     default = signature(function).parameters["axis"].default
 
@@ -133,7 +133,7 @@ def _foreign_option(op: str, options: dict[str, Any]) -> ArgumentTypeError:
     )
 
 
-def _missing(x: Tensor, name: str) -> Any:
+def _missing_attribute(x: Tensor, name: str) -> Any:
     """What `x.name` means where there is no such attribute: an error with a suggestion."""
     if name.startswith("_"):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
@@ -145,12 +145,12 @@ def _missing(x: Tensor, name: str) -> Any:
             got={"name": name},
             fix=f"call it with the tensor among its arguments: wf.{name}",
         )
-    raise names.unknown("tensor", name, dir(x), "x")
+    raise names.unknown_name("tensor", name, dir(x), "x")
 
 
 def _set_item(x: Tensor, key: Any, value: Any) -> None:
     refuse_part("setitem", x, key)
-    rebind(x, indexing.updated(x, key, value), "setitem")
+    rebind(x, indexing.with_update(x, key, value), "setitem")
 
 
 def _zero(x: Tensor) -> Tensor:
@@ -162,10 +162,10 @@ def _zero(x: Tensor) -> Tensor:
 def _fill(x: Tensor, value: Any) -> Tensor:
     """Set all elements to one value, and return the tensor."""
     refuse_part("fill_", x)
-    return rebind(x, filled(x.shape, x.dtype, value), "fill_")
+    return rebind(x, filled_tensor(x.shape, x.dtype, value), "fill_")
 
 
-def _owned(x: Tensor) -> Tensor:
+def _own_memory(x: Tensor) -> Tensor:
     """The tensor, on memory that nobody else writes to."""
     value = x._value
     return wrap(value.copy(), x._node) if is_host(value) and is_lent(value) else x
@@ -174,7 +174,7 @@ def _owned(x: Tensor) -> Tensor:
 def _copy(x: Tensor, source: Any) -> Tensor:
     """Take the values of another tensor, broadcast and converted, and return the tensor."""
     refuse_part("copy_", x)
-    values = conversion.astype(_owned(as_tensor("copy_", source)), x.dtype)
+    values = conversion.astype(_own_memory(as_tensor("copy_", source)), x.dtype)
     return rebind(x, apply(movement.broadcast_to, values, shape=x.shape), "copy_")
 
 
@@ -200,7 +200,7 @@ def _transpose(x: Tensor, *axes: Any) -> Tensor:
     return manipulation.permute_dims(x, order if axes else tuple(reversed(range(x.ndim))))
 
 
-def _matrix_turned(x: Tensor) -> Tensor:
+def _matrix_transpose(x: Tensor) -> Tensor:
     """The transpose of a matrix."""
     if x.ndim != 2:
         raise ShapeError(
@@ -269,7 +269,7 @@ SPECIAL: dict[str, Any] = {
     "__le__": comparison.less_equal,
     "__gt__": comparison.greater,
     "__ge__": comparison.greater_equal,
-    "__getattr__": _missing,
+    "__getattr__": _missing_attribute,
     "__getitem__": indexing.getitem,
     "__setitem__": _set_item,
     "__iter__": exchange.iterate,
@@ -283,15 +283,15 @@ SPECIAL: dict[str, Any] = {
     "__dlpack__": exchange.dlpack,
     "__dlpack_device__": exchange.dlpack_device,
     "__repr__": display.text,
-    "__format__": display.formatted,
+    "__format__": display.format_tensor,
     "_repr_html_": display.page,
-    "__reduce__": exchange.reduced,
-    "__copy__": exchange.copied,
-    "__deepcopy__": exchange.copied,
+    "__reduce__": exchange.reduce_tensor,
+    "__copy__": exchange.copy_handle,
+    "__deepcopy__": exchange.copy_handle,
 }
 
 PROPERTIES: dict[str, property] = {
-    "T": property(_matrix_turned, doc=_matrix_turned.__doc__),
+    "T": property(_matrix_transpose, doc=_matrix_transpose.__doc__),
     "mT": property(products.matrix_transpose, doc="The transposes of a stack of matrices."),
     "real": property(_real_part, doc="The real part of each element."),
     "imag": property(_imaginary_part, doc="The imaginary part of each element."),
@@ -358,7 +358,7 @@ def install() -> None:
     """Put everything on the class; a name that a layer does not define is an error here."""
     for name, function in OPERATORS.items():
         setattr(Tensor, f"__{name}__", function)
-        setattr(Tensor, f"__r{name}__", _reflected(function))
+        setattr(Tensor, f"__r{name}__", _reflected_operator(function))
         setattr(Tensor, f"__i{name}__", _in_place(SIGNS[name], function))
     for name, attribute in {**SPECIAL, **PROPERTIES, **METHODS}.items():
         setattr(Tensor, name, attribute)
@@ -367,7 +367,7 @@ def install() -> None:
             setattr(Tensor, name, getattr(module, name))
     for module, chosen in ALONG.items():
         for name in chosen:
-            setattr(Tensor, name, _along(getattr(module, name)))
+            setattr(Tensor, name, _axis_method(getattr(module, name)))
 
 
 install()

@@ -172,7 +172,7 @@ class Builder(GraphTrace):
         seeded = is_concrete(counter._value)
         self.drawn = self.drawn if seeded else wrap(counter._value)
         if seeded and not has_failed:
-            raise _seeded_inside()
+            raise _seed_error()
 
     def _lift(self) -> None:
         """Let the handles of cells stand for them."""
@@ -240,13 +240,13 @@ class Builder(GraphTrace):
         if value is GENERATOR.key._value:
             return self.key
         if isinstance(value, Staged) and value.trace is not self:
-            raise _foreign(tensor)
+            raise _foreign_tensor_error(tensor)
         cell = self._of_leaf(tensor)
         if cell is not None:
             value = cell.value
             self._stand(tensor, value)  # what the tape keeps must be the cell, too
         elif tensor._node is not None and is_concrete(value):
-            value = self._repeated(tensor)._value
+            value = self._repeat_from_cells(tensor)._value
         if isinstance(value, Staged):
             return self.current.get(value.variable, value.variable)
         return self._constant(tensor)
@@ -263,7 +263,7 @@ class Builder(GraphTrace):
         fixed = is_concrete(value) or self.is_closed(value.variable)
         return self.adopt_cell(handle, trainable=True) if fixed and handle._value is value else None
 
-    def _repeated(self, tensor: Tensor) -> Tensor:
+    def _repeat_from_cells(self, tensor: Tensor) -> Tensor:
         """A tensor that was computed at once from leaves: the same here, from their cells.
 
         The handle holds that, too, as long as the builder is entered.
@@ -281,7 +281,7 @@ class Builder(GraphTrace):
         if type(node) is Projection:
             place, node = node.index, node.parents[0]
         if type(node) is not Node or node.values is None:
-            raise _computed_outside(tensor)
+            raise _lost_tape_error(tensor)
         weak = next(wrap(x).dtype for x in node.values if type(x) is not float)
         values = [np.array(x, weak.numpy) if type(x) is float else x for x in node.values]
         pairs = zip(values, node.parents, strict=True)
@@ -303,7 +303,7 @@ class Builder(GraphTrace):
         if operand._node is not None and not isinstance(operand._value, Staged):
             return self._repeat(operand._node, tensor)
         if isinstance(operand._value, Hollow):
-            raise _computed_outside(tensor)
+            raise _lost_tape_error(tensor)
         return operand
 
     def _constant(self, tensor: Tensor) -> Atom:
@@ -352,14 +352,14 @@ class Builder(GraphTrace):
             return known
         value = handle._value
         if handle._node is not None and type(handle._node) is not Leaf:
-            raise _computed_outside(handle)
+            raise _lost_tape_error(handle)
         if is_concrete(value):
             start = Literal(host_array(handle, "variable"))
             cell = self._adopt(handle, start, name, trainable)
             cell.original, cell.follows = value, follows
             return cell
         if not isinstance(value, Staged) or value.trace is not self:
-            raise _foreign(handle)
+            raise _foreign_tensor_error(handle)
         self._check_closed(value.variable, handle)
         return self._adopt(handle, value.variable, name, trainable)
 
@@ -542,7 +542,7 @@ def suspended() -> Iterator[None]:
         _entered.stack = inner
 
 
-def _foreign(tensor: Tensor) -> GraphError:
+def _foreign_tensor_error(tensor: Tensor) -> GraphError:
     return GraphError(
         "graph",
         "a tensor belongs to another graph, or to a branch that is being traced",
@@ -562,7 +562,7 @@ def _inside_another(trace: Trace) -> TraceError:
     )
 
 
-def _computed_outside(tensor: Tensor) -> GraphError:
+def _lost_tape_error(tensor: Tensor) -> GraphError:
     return GraphError(
         "graph",
         "a tensor was computed outside from one that requires a gradient, and its tape is gone",
@@ -572,7 +572,7 @@ def _computed_outside(tensor: Tensor) -> GraphError:
     )
 
 
-def _seeded_inside() -> TraceError:
+def _seed_error() -> TraceError:
     return TraceError(
         "random.seed",
         "the generator was seeded while a graph was built: each run would draw the same",

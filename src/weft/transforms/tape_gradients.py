@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from weft.core.errors import GradientError
-from weft.ir.reverse import backpropagate, filled, reachable, recording
+from weft.ir.reverse import backpropagate, filled_tensor, reachable, recording
 from weft.ir.tensor import Tensor
 from weft.ops.operands import as_tensor
 
@@ -49,18 +49,18 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Tensor | None]:
         if not x.dtype.is_inexact:
             raise _without_derivative(x, "x")
     targets = [x._node for x in wanted if x._node is not None]
-    order = _leading([y._node for y in roots], targets)
+    order = _nodes_leading_to([y._node for y in roots], targets)
     seeds = [
-        (y._node, filled(y.shape, y.dtype, 1) if w is None else w)
+        (y._node, filled_tensor(y.shape, y.dtype, 1) if w is None else w)
         for y, w in zip(roots, weights, strict=True)
     ]
     found: dict[Any, Tensor] = {}
-    with recording(True), _noted(targets, found):
+    with recording(True), _note_cotangents(targets, found):
         backpropagate(order, seeds)
     return [None if x._node is None else found.get(x._node) for x in wanted]
 
 
-def _leading(roots: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+def _nodes_leading_to(roots: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
     """The nodes behind the roots that lead to a target, latest first."""
     nodes = reachable(roots)
     live = set(targets)
@@ -71,7 +71,7 @@ def _leading(roots: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
 
 
 @contextmanager
-def _noted(targets: Sequence[Any], found: dict[Any, Tensor]) -> Iterator[None]:
+def _note_cotangents(targets: Sequence[Any], found: dict[Any, Tensor]) -> Iterator[None]:
     """Note what arrives at the targets, each of which may lie behind another."""
     before = [(node, node.hooks) for node in dict.fromkeys(targets)]
     for node, hooks in before:

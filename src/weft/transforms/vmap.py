@@ -42,19 +42,22 @@ def vmap(
     check_function("vmap", f)
 
     @wraps(f)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def map_over_batch(*args: Any, **kwargs: Any) -> Any:
         axes = _argument_axes(in_axes, args) + [0] * len(trees.leaves(kwargs))
         flat, tensors = flat_function("vmap", lambda a, k: f(*a, **k), (args, kwargs))
         chosen = [axes[place] for place in flat.places]
         positions = [_position(x, axis) for x, axis in zip(tensors, chosen, strict=True)]
         size = _batch_size(tensors, positions, axis_size)
         results = batching.vmap(flat, size, tensors, positions)
-        targets = _spread(out_axes, flat.rebuild([x for x, _ in results]), "out_axes")
+        targets = _axis_per_leaf(out_axes, flat.rebuild([x for x, _ in results]), "out_axes")
         return flat.rebuild(
-            [_placed(size, *pair, target) for pair, target in zip(results, targets, strict=True)]
+            [
+                _place_batch_axis(size, *pair, target)
+                for pair, target in zip(results, targets, strict=True)
+            ]
         )
 
-    return mapped
+    return map_over_batch
 
 
 def _argument_axes(in_axes: Axes, args: tuple[Any, ...]) -> list[int | None]:
@@ -67,20 +70,20 @@ def _argument_axes(in_axes: Axes, args: tuple[Any, ...]) -> list[int | None]:
             fix="give one axis or None for each positional argument",
         )
     wanted = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-    return _spread(wanted, args, "in_axes")
+    return _axis_per_leaf(wanted, args, "in_axes")
 
 
-def _spread(axes: Axes, tree: Any, name: str) -> list[int | None]:
+def _axis_per_leaf(axes: Axes, tree: Any, name: str) -> list[int | None]:
     """One axis per leaf of a tree, from a tree of axes that is a prefix of it."""
     if axes is None or isinstance(axes, int):
         return [axes] * len(trees.leaves(tree))
     if isinstance(axes, dict) and isinstance(tree, dict) and axes.keys() == tree.keys():
         keys = trees.leaves({key: key for key in tree})
-        return [a for key in keys for a in _spread(axes[key], tree[key], name)]
+        return [a for key in keys for a in _axis_per_leaf(axes[key], tree[key], name)]
     sequences = isinstance(axes, (tuple, list)) and isinstance(tree, (tuple, list))
     if sequences and len(axes) == len(tree):
         pairs = zip(axes, tree, strict=True)
-        return [a for axis, part in pairs for a in _spread(axis, part, name)]
+        return [a for axis, part in pairs for a in _axis_per_leaf(axis, part, name)]
     raise ArgumentError(
         "vmap",
         f"{name} does not fit the structure it describes",
@@ -129,7 +132,9 @@ def _batch_size(
     return sizes[0]
 
 
-def _placed(size: Dimension, tensor: Tensor, axis: int | None, target: int | None) -> Tensor:
+def _place_batch_axis(
+    size: Dimension, tensor: Tensor, axis: int | None, target: int | None
+) -> Tensor:
     """A result with its batch axis where out_axes wants it."""
     if target is None:
         if axis is not None:

@@ -25,7 +25,7 @@ from weft.compiler.targets.cuda.splitting import split
 from weft.ir.loops import Kernel, evaluate
 
 Array = np.ndarray[Any, Any]
-PATIENCE = 20.0
+PATIENCE = 200.0
 """Seconds after which threads that wait for each other are an error."""
 _REPLACED = (
     (r"target datalayout = .*\n", ""),

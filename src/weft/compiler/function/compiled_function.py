@@ -23,6 +23,7 @@ from weft.compiler.function.donation import (
 )
 from weft.compiler.function.program_cache import draft, executable, forget_drafts, observed
 from weft.compiler.function.recording import Output, Recording, Source
+from weft.compiler.function.taped import Taped
 from weft.compiler.fusion.costs import Sizes, bytes_of
 from weft.compiler.graph_passes.user_rules import Rewrites, rewrites
 from weft.compiler.memory_budget.search import Fit, fitted
@@ -36,7 +37,8 @@ from weft.core.trees import LEAF
 from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
 from weft.ir.graph import Graph
-from weft.ir.tensor import Tensor, grad_mode, wrap
+from weft.ir.tensor import Tensor, grad_mode, traces, wrap
+from weft.ops.control import Marks, silent
 from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR
 
@@ -60,9 +62,11 @@ class Compiled:
     fixed: tuple[int, ...] = ()
     """The inputs that are likely to be the same in many calls."""
     _fit: Fit | None = None
+    _taped: dict[Marks, Taped] = field(default_factory=dict)
+    """Programs for calls whose derivative may be asked for, by which inputs have one."""
     places: list[int] | None = field(init=False)
     """Which arguments the inputs are, if they are nothing else."""
-    _result: int | None = field(init=False)
+    result: int | None = field(init=False)
     """Which output the call returns, if that is all."""
 
     def __post_init__(self) -> None:
@@ -72,7 +76,7 @@ class Compiled:
         is_given = len(places) == len(self.recording.sources)
         self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
-        self._result = result.position if isinstance(result, Output) else None
+        self.result = result.position if isinstance(result, Output) else None
 
     def _reads_gradients(self) -> bool:
         return any(source.gradient for source in self.recording.sources)
@@ -136,6 +140,8 @@ class Compiled:
         try:
             if self._is_plain(inputs, arrays):
                 outputs = [wrap(array) for array in self._run(arrays, finished)]
+            elif self._is_taped(inputs, arrays):
+                outputs = self._taped_for(inputs)(inputs, arrays)
             else:
                 outputs = list(call_graph(recording.graph, *inputs))
             del inputs, arrays
@@ -146,7 +152,7 @@ class Compiled:
             if late:
                 _write_back(recording, handles, late)
             raise
-        return outputs[self._result] if self._result is not None else recording.rebuild(outputs)
+        return outputs[self.result] if self.result is not None else recording.rebuild(outputs)
 
     def apply(self, arrays: list[Array]) -> Any:
         """What a call that `is_pure` returns, given the arrays of all inputs."""
@@ -156,8 +162,8 @@ class Compiled:
             found: Sequence[Array] = program.run(arrays)  # type: ignore[union-attr]
         else:
             found = self._run(arrays)
-        if self._result is not None:
-            return wrap(found[self._result])
+        if self.result is not None:
+            return wrap(found[self.result])
         return self.recording.rebuild([wrap(array) for array in found])
 
     def is_pure(self, handles: Sequence[Tensor]) -> bool:
@@ -173,6 +179,30 @@ class Compiled:
             return False
         recorded = grad_mode.enabled and self.recording.differentiable
         return not recorded or all(x._node is None for x in inputs)
+
+    def _is_taped(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
+        """Whether all that is asked for beside values is a later derivative."""
+        return (
+            _HOST.issuperset(map(type, arrays))
+            and not traces.stack
+            and settings.compiler
+            and not OBSERVERS
+            and not rewrites()
+            and self._is_pure
+        )
+
+    @property
+    def _is_pure(self) -> bool:
+        """Whether a run shows nothing; a derivative would show it again, or not at all."""
+        return silent(self.recording.graph) is self.recording.graph
+
+    def _taped_for(self, inputs: Sequence[Tensor]) -> Taped:
+        """The two programs for calls in which these inputs have a place on the tape."""
+        wanted = tuple([tensor._node is not None for tensor in inputs])
+        known = self._taped.get(wanted)
+        if known is None:
+            known = self._taped[wanted] = Taped(self.recording.graph, wanted)
+        return known
 
     def _write_back(self, handles: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Write state back; arrays that nobody holds any more are memory for later runs."""

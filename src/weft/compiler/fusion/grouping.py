@@ -35,6 +35,9 @@ from weft.ops.movement import concatenate, reshape
 DEEPEST = 120
 """How deep an expression may be, with operations that only move elements: it is walked through
 recursively, on any machine."""
+NESTED = 4
+"""How many joins may lie within each other: each reads its parts under conditions of their own, so
+that what is written doubles with every one."""
 LOOP = 4
 """How much a root's own loop weighs; an elementary function weighs `FUNCTION`, the rest 1. A unit
 of `FusionLimits.kernel_weight`, not a machine's."""
@@ -150,11 +153,9 @@ class Group:
                 continue
             if member.part is not None:
                 return False
-            row = self.per_row(member)
-            own = whole[: len(self.outer)] if row else whole
+            # a root of one value per row has the loops of rows only, so it cannot be at a place
+            own = whole[: len(self.outer)] if self.per_row(member) else whole
             if tuple(i for i in index if i != Affine()) != own:
-                return False
-            if not row and self.per_row(root) and not root.is_reduction:
                 return False
         return True
 
@@ -201,6 +202,8 @@ class _Grouping:
         self.weights: dict[Atom, int] = {}
         """How much the expressions of values hold that are not stored."""
         self.depths: dict[Atom, int] = {}
+        self.nested: dict[Atom, int] = {}
+        """How many joins lie within each other in expressions of values that are not stored."""
         self.near: dict[Atom, dict[int, None]] = {}
         """The groups, by place, that read a value of many elements, or make one."""
         self.last_read = {a: place for place, n in enumerate(graph.nodes) for a in n.operands}
@@ -276,13 +279,12 @@ class _Grouping:
     def _parts(self, node: GraphNode) -> Iterator[Root]:
         """The parts of a join, each a root that is stored at its place."""
         whole, axis = node.results[0], node.params["axis"]
-        count = sum(operand.type.size != 0 for operand in node.operands)
         start: Dimension = 0
-        for operand in node.operands:
+        for operand in node.operands:  # passes have left out those without elements
             same = Variable(operand.type)
             copy = GraphNode(stopped, (operand,), {}, (same,), node.location)
-            if operand.type.size != 0:
-                yield replace(self._root(copy), part=Part(whole, axis, start, count))
+            part = Part(whole, axis, start, len(node.operands))
+            yield replace(self._root(copy), part=part)
             start = start + operand.type.shape[axis]
 
     def _raise_floor(self, node: GraphNode, position: int) -> None:
@@ -325,6 +327,8 @@ class _Grouping:
         own = 1 if node.primitive.broadcasts else 0
         total = own + sum(cost.get(a, 0) for a in node.operands if isinstance(a, Variable))
         depth = 1 + max([self.depths.get(atom, 0) for atom in node.operands], default=0)
+        inner = max([self.nested.get(atom, 0) for atom in node.operands], default=0)
+        nested = inner + (node.primitive is concatenate)
         readers = self.readers.get(variable, 0)
         dear = is_function(node) or any(atom in self.dear for atom in node.operands)
         limits = self.limits
@@ -336,8 +340,11 @@ class _Grouping:
             stored[variable] = f"an expression of {total} operations, the most are {most}"
         elif depth > DEEPEST:
             stored[variable] = f"an expression {depth} operations deep, the most are {DEEPEST}"
+        elif nested > NESTED:
+            stored[variable] = f"{nested} joins within each other, the most are {NESTED}"
         else:
             cost[variable], self.depths[variable] = total, depth
+            self.nested[variable] = nested
             self.weights[variable] = self._weight(node)
             self.dear.update([variable] if dear else ())
 

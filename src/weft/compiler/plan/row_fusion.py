@@ -91,9 +91,8 @@ def _lazy(launches: Sequence[Launch], root: Root) -> list[int]:
             waiting.add(place)
         else:
             put(place)
-    for place in sorted(waiting):
-        if place in waiting:
-            put(place)
+    for place in sorted(waiting):  # what one waits for comes before it, and was put already
+        put(place)
     return order
 
 
@@ -222,7 +221,7 @@ class _Chain:
             return self
         before = dict(self.width)
         self.width[left] = own.launch.by_rows[own.launch.values[0]]  # type: ignore[index]
-        stage = None if is_end(launch) else self.stage(launch, self.width)
+        stage = self.stage(launch, self.width)
         if stage is None:
             self.width = before
         else:
@@ -264,8 +263,6 @@ class _Chain:
         chains, launch = self.chains, self.chains.launches[position]
         moved = not launch.updates and chains.are_made(launch, self.end, self.positions)
         if position in chains.taken or position <= self.end:
-            return False
-        if any(chains.root(value) in self.partials for value in launch.values):
             return False
         if not moved and not self.is_next(position):
             return False
@@ -313,10 +310,13 @@ class _Chain:
         if is_end(launch):
             self.partials += [root(v) for v in launch.writes]
             return Stage(launch, *ratio)
-        widths = {root(v): _width(own[root(v)], ratio) for v in launch.writes}
-        if any(width is None for width in widths.values()):
-            return None
-        self.width.update({v: width for v, width in widths.items() if width is not None})
+        widths: Widths = {}
+        for value in map(root, launch.writes):
+            width = _width(own[value], ratio)
+            if width is None:
+                return None
+            widths[value] = width
+        self.width.update(widths)
         return Stage(launch, *ratio)
 
     # --- the launch --------------------------------------------------------------------------
@@ -360,8 +360,12 @@ class _Chain:
         )  # fmt: skip
 
     def work(self, sizes: Sizes) -> float:
-        """The work of all stages."""
-        return sum(s.launch.work(sizes) for s in self.stages if s.launch.work is not None)
+        """The work of all stages, which products, packing and loops over rows know."""
+        total = 0.0
+        for stage in self.stages:
+            assert stage.launch.work is not None
+            total += stage.launch.work(sizes)
+        return total
 
     def in_place(self) -> Iterator[tuple[Variable, Variable]]:
         """Pairs of which neither is read or stored by another stage."""

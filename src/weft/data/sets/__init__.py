@@ -66,7 +66,7 @@ def load_digits() -> Split:
     """
     images, labels = _read("digits.npz")
     full_ink = np.float32(16)
-    return _split(images.astype(np.float32) / full_ink, labels)
+    return _split_examples(images.astype(np.float32) / full_ink, labels)
 
 
 def load_iris() -> Split:
@@ -76,7 +76,7 @@ def load_iris() -> Split:
     >>> IRIS_SPECIES[load_iris().test.labels[0].item()]
     'setosa'
     """
-    return _split(*_read("iris.npz"))
+    return _split_examples(*_read("iris.npz"))
 
 
 def load_housing() -> Split:
@@ -139,7 +139,7 @@ def _read(name: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         return archive["inputs"], archive["labels"].astype(np.int64)
 
 
-def _split(inputs: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> Split:
+def _split_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> Split:
     is_test = np.zeros(labels.shape, bool)
     for label in np.unique(labels):
         is_test[np.flatnonzero(labels == label)[4::5]] = True

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import weft as wf
+from weft.eager import unit
 
 Activation = Callable[[wf.Tensor], wf.Tensor]
 
@@ -31,6 +32,7 @@ def relu(x: wf.Tensor) -> wf.Tensor:
     return wf.relu(x)
 
 
+@unit
 def relu6(x: wf.Tensor) -> wf.Tensor:
     """x between 0 and 6.
 
@@ -40,6 +42,7 @@ def relu6(x: wf.Tensor) -> wf.Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
+@unit
 def leaky_relu(x: wf.Tensor, negative_slope: float = 0.01) -> wf.Tensor:
     """x, times the slope where it is negative.
 
@@ -49,6 +52,7 @@ def leaky_relu(x: wf.Tensor, negative_slope: float = 0.01) -> wf.Tensor:
     return wf.where(x > 0, x, negative_slope * x)
 
 
+@unit(weights=("weight",))
 def prelu(x: wf.Tensor, weight: wf.Tensor) -> wf.Tensor:
     """x, times a learned slope where it is negative; one slope, or one for each of axis 1.
 
@@ -70,6 +74,7 @@ def prelu(x: wf.Tensor, weight: wf.Tensor) -> wf.Tensor:
     return wf.where(x > 0, x, weight * x)
 
 
+@unit
 def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     """x, or alpha (exp(x) - 1) where it is negative.
 
@@ -79,6 +84,7 @@ def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     return wf.where(x > 0, x, alpha * wf.expm1(wf.where(x > 0, 0.0, x)))
 
 
+@unit
 def celu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     """x, or alpha (exp(x / alpha) - 1) where it is negative.
 
@@ -92,6 +98,7 @@ SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
 
 
+@unit
 def selu(x: wf.Tensor) -> wf.Tensor:
     """An ELU whose constants keep mean 0 and variance 1 (Klambauer et al., 2017).
 
@@ -119,6 +126,7 @@ def silu(x: wf.Tensor) -> wf.Tensor:
     return wf.silu(x)
 
 
+@unit
 def mish(x: wf.Tensor) -> wf.Tensor:
     """x tanh(softplus(x)).
 
@@ -156,6 +164,7 @@ def softplus(x: wf.Tensor, beta: float = 1.0, threshold: float = 20.0) -> wf.Ten
     return wf.where(scaled > threshold, x, wf.softplus(scaled) / beta)
 
 
+@unit
 def softsign(x: wf.Tensor) -> wf.Tensor:
     """x / (1 + |x|).
 
@@ -165,6 +174,7 @@ def softsign(x: wf.Tensor) -> wf.Tensor:
     return x / (1 + wf.abs(x))
 
 
+@unit
 def tanhshrink(x: wf.Tensor) -> wf.Tensor:
     """x - tanh(x).
 
@@ -176,6 +186,7 @@ def tanhshrink(x: wf.Tensor) -> wf.Tensor:
     return (wide - wf.tanh(wide)).astype(x.dtype, copy=False)
 
 
+@unit
 def hardtanh(x: wf.Tensor, min_val: float = -1.0, max_val: float = 1.0) -> wf.Tensor:
     """x between two bounds.
 
@@ -185,6 +196,7 @@ def hardtanh(x: wf.Tensor, min_val: float = -1.0, max_val: float = 1.0) -> wf.Te
     return wf.where(x <= min_val, min_val, wf.where(x >= max_val, max_val, x))
 
 
+@unit
 def hardsigmoid(x: wf.Tensor) -> wf.Tensor:
     """x / 6 + 1/2, between 0 and 1.
 
@@ -194,6 +206,7 @@ def hardsigmoid(x: wf.Tensor) -> wf.Tensor:
     return wf.where(x <= -3.0, 0.0, wf.where(x >= 3.0, 1.0, (x + 3.0) / 6.0))
 
 
+@unit
 def hardswish(x: wf.Tensor) -> wf.Tensor:
     """x hardsigmoid(x).
 
@@ -204,6 +217,7 @@ def hardswish(x: wf.Tensor) -> wf.Tensor:
     return wf.where(x <= -3.0, 0.0, wf.where(x >= 3.0, x, inside * (inside + 3.0) / 6.0))
 
 
+@unit
 def hardshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     """x, and 0 where |x| is at most the bound.
 
@@ -213,6 +227,7 @@ def hardshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     return wf.where(wf.abs(x) <= lambd, 0.0, x)
 
 
+@unit
 def softshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     """x moved towards 0 by the bound, and no further than 0.
 
@@ -222,6 +237,7 @@ def softshrink(x: wf.Tensor, lambd: float = 0.5) -> wf.Tensor:
     return wf.where(wf.abs(x) <= lambd, 0.0, x - wf.copysign(lambd, x))
 
 
+@unit
 def threshold(x: wf.Tensor, threshold: float, value: float) -> wf.Tensor:
     """x where it is above the threshold, and the value elsewhere.
 

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import weft as wf
+from weft.eager import unit
 from weft.nn.functional.checks import needs_axes
 
 
@@ -39,6 +40,7 @@ def scaled_dot_product_attention(
     )
 
 
+@unit
 def attention_weights(
     q: wf.Tensor,
     k: wf.Tensor,
@@ -97,6 +99,7 @@ def rotary_angles(
     return wf.cos(angles), wf.sin(angles)
 
 
+@unit
 def apply_rotary(
     x: wf.Tensor, cosine: wf.Tensor, sine: wf.Tensor, interleaved: bool = False
 ) -> wf.Tensor:

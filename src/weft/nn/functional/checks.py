@@ -1,7 +1,7 @@
 """Checks that layers share: indices and labels within range, names of options.
 
 >>> import weft as wf
->>> within("embedding", wf.tensor([0, 2]), 3, "index").tolist()
+>>> check_range("embedding", wf.tensor([0, 2]), 3, "index").tolist()
 [0, 2]
 """
 
@@ -25,7 +25,7 @@ def values_of(x: wf.Tensor) -> Array | None:
         return None
 
 
-def within(op: str, index: Any, count: Any, name: str) -> wf.Tensor:
+def check_range(op: str, index: Any, count: Any, name: str) -> wf.Tensor:
     """Indices from 0 to count - 1, checked at once where they are known.
 
     Inside a transform they are checked when the program runs: negative ones, which would count
@@ -46,11 +46,13 @@ def within(op: str, index: Any, count: Any, name: str) -> wf.Tensor:
     outside = (values < 0) | (values >= count)
     if outside.any():
         place = tuple(map(int, np.argwhere(outside)[0]))
-        raise _outside(op, name, values[place], place, count)
+        raise _range_error(op, name, values[place], place, count)
     return places
 
 
-def _outside(op: str, name: str, value: Any, place: tuple[int, ...], count: Any) -> wf.BoundsError:
+def _range_error(
+    op: str, name: str, value: Any, place: tuple[int, ...], count: Any
+) -> wf.BoundsError:
     where = f" at {', '.join(map(str, place))}" if place else ""
     return wf.BoundsError(
         op,

@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
-from weft.nn.functional.checks import choose, values_of, within
-from weft.nn.functional.losses import REDUCTIONS, reduced
+from weft.eager import unit
+from weft.nn.functional.checks import check_range, choose, values_of
+from weft.nn.functional.losses import REDUCTIONS, reduce_losses
 
 
+@unit
 def cross_entropy(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -49,6 +51,7 @@ def cross_entropy(
     return _of_probabilities(logs, target, weight, reduction, label_smoothing, axis)
 
 
+@unit
 def nll_loss(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -77,22 +80,23 @@ def _of_indices(
 ) -> wf.Tensor:
     choose(op, "reduction", reduction, REDUCTIONS)
     _check_labels(op, logs, target, axis)
-    counted = wf.not_equal(target, ignore_index)
-    labels = within(op, wf.where(counted, target, 0), logs.shape[axis], "label")
-    places = wf.expand_dims(labels, axis=axis)
-    chosen = wf.squeeze(wf.take_along_axis(logs, places, axis=axis), axis=axis)
-    scale = counted.astype(logs.dtype)
+    counts = wf.not_equal(target, ignore_index)  # [batch, ...], like all but logs
+    # Class 0 stands in for ignored targets, so that indices are in range; `where` drops its loss.
+    labels = check_range(op, wf.where(counts, target, 0), logs.shape[axis], "label")
+    places = wf.expand_dims(labels, axis=axis)  # [batch, 1, ...]
+    target_logs = wf.squeeze(wf.take_along_axis(logs, places, axis=axis), axis=axis)
+    scale = counts.astype(logs.dtype)
     if weight is not None:
         _check_weight(op, logs, weight, axis)
         scale = scale * wf.take(weight, labels, axis=0)
-    losses = wf.where(counted, -chosen * scale, 0.0)
+    losses = wf.where(counts, -target_logs * scale, 0.0)
     if smoothing:
-        every = logs if weight is None else logs * _along(weight, logs, axis)
-        spread = wf.where(counted, -wf.sum(every, axis=axis), 0.0) / logs.shape[axis]
-        losses = (1 - smoothing) * losses + smoothing * spread
+        class_logs = logs if weight is None else logs * _per_class(weight, logs, axis)
+        even_losses = wf.where(counts, -wf.sum(class_logs, axis=axis), 0.0) / logs.shape[axis]
+        losses = (1 - smoothing) * losses + smoothing * even_losses
     if reduction == "mean":
         return wf.sum(losses) / wf.sum(scale)
-    return reduced(op, losses, reduction)
+    return reduce_losses(op, losses, reduction)
 
 
 def _of_probabilities(
@@ -109,12 +113,12 @@ def _of_probabilities(
         target = (1 - smoothing) * target + smoothing / int(logs.shape[axis])
     if weight is not None:
         _check_weight("cross_entropy", logs, weight, axis)
-        logs = logs * _along(weight, logs, axis)
+        logs = logs * _per_class(weight, logs, axis)
     losses = -wf.sum(logs * target, axis=axis)
-    return reduced("cross_entropy", losses, reduction)
+    return reduce_losses("cross_entropy", losses, reduction)
 
 
-def _along(weight: wf.Tensor, x: wf.Tensor, axis: int) -> wf.Tensor:
+def _per_class(weight: wf.Tensor, x: wf.Tensor, axis: int) -> wf.Tensor:
     """One number for each class, in a shape that broadcasts with x."""
     return wf.reshape(weight, (-1, *[1] * (x.ndim - axis - 1)))
 
@@ -147,6 +151,7 @@ def _check_weight(op: str, x: wf.Tensor, weight: wf.Tensor, axis: int) -> None:
         )
 
 
+@unit
 def multi_margin_loss(
     x: wf.Tensor, target: wf.Tensor, p: int = 1, margin: float = 1.0, reduction: str = "mean"
 ) -> wf.Tensor:
@@ -156,12 +161,12 @@ def multi_margin_loss(
     1.0
     """
     _check_labels("multi_margin_loss", x, target, x.ndim - 1)
-    labels = within("multi_margin_loss", target, x.shape[-1], "label")
-    chosen = wf.take_along_axis(x, wf.expand_dims(labels, axis=-1), axis=-1)
-    gaps = wf.relu(margin - chosen + x) ** p
+    labels = check_range("multi_margin_loss", target, x.shape[-1], "label")
+    target_scores = wf.take_along_axis(x, wf.expand_dims(labels, axis=-1), axis=-1)  # [batch, 1]
+    gaps = wf.relu(margin - target_scores + x) ** p
     others = 1 - wf.one_hot(labels, x.shape[-1], dtype=x.dtype)
     losses = wf.sum(gaps * others, axis=-1) / x.shape[-1]
-    return reduced("multi_margin_loss", losses, reduction)
+    return reduce_losses("multi_margin_loss", losses, reduction)
 
 
 LOWEST = -1e30
@@ -201,13 +206,13 @@ def ctc_loss(
     )
     if reduction == "mean":
         return wf.mean(losses / wf.maximum(target_lengths, 1).astype(losses.dtype))
-    return reduced("ctc_loss", losses, reduction)
+    return reduce_losses("ctc_loss", losses, reduction)
 
 
 def _are_lengths(
     log_probs: wf.Tensor, targets: wf.Tensor, inputs: wf.Tensor, lengths: wf.Tensor
 ) -> wf.Tensor:
-    """Whether lengths, which may not be known before a program runs, are within their range."""
+    """Whether lengths are within their range, [batch]; they may be known only in the program."""
     fits = (inputs >= 0) & (inputs <= log_probs.shape[0])
     return fits & (lengths >= 0) & (lengths <= targets.shape[1])
 
@@ -217,9 +222,11 @@ def _with_blanks(
 ) -> wf.Tensor:
     """The target with a blank before, between and after its labels; padding is blank, too."""
     batch, longest = targets.shape
-    used = wf.arange(longest) < wf.expand_dims(target_lengths, axis=1)
-    labels = within("ctc_loss", wf.where(used, targets, blank), log_probs.shape[2], "label")
+    is_label = wf.arange(longest) < wf.expand_dims(target_lengths, axis=1)  # [batch, longest]
+    filled_targets = wf.where(is_label, targets, blank)
+    labels = check_range("ctc_loss", filled_targets, log_probs.shape[2], "label")
     blanks = wf.full((batch, longest), blank, dtype=labels.dtype)
+    # [batch, longest, 2] read row by row: blank, label, blank, label, ...
     pairs = wf.reshape(wf.stack([blanks, labels], axis=2), (batch, 2 * longest))
     return wf.concat([pairs, wf.full((batch, 1), blank, dtype=labels.dtype)], axis=1)
 
@@ -234,29 +241,35 @@ def _alignments(
     """The log of the summed chances of all alignments, [batch], by the forward algorithm."""
     batch, states = symbols.shape
     time = log_probs.shape[0]
-    spread = wf.broadcast_to(wf.expand_dims(symbols, axis=0), (time, batch, states))
-    emitted = wf.take_along_axis(log_probs, spread, axis=2)  # [time, batch, states]
-    before = wf.pad(symbols, [(0, 0), (2, 0)], constant_values=-1)[:, :states]
-    may_skip = wf.not_equal(symbols, blank) & wf.not_equal(symbols, before)
+    symbols_in_time = wf.broadcast_to(wf.expand_dims(symbols, axis=0), (time, batch, states))
+    emissions = wf.take_along_axis(log_probs, symbols_in_time, axis=2)  # [time, batch, states]
+    # A blank may be skipped only between two different labels: then the symbol is a label, and
+    # another one than the label two states before it.
+    two_before = wf.pad(symbols, [(0, 0), (2, 0)], constant_values=-1)[:, :states]
+    may_skip = wf.not_equal(symbols, blank) & wf.not_equal(symbols, two_before)
+    # An alignment begins with the first blank or the first label.
     start = wf.broadcast_to(wf.where(wf.arange(states) < 2, 0.0, LOWEST), (batch, states))
 
     def step(carry: wf.Tensor, given: tuple[wf.Tensor, wf.Tensor]) -> Any:
-        number, chances = given
-        one, two = _moved(carry, 1), wf.where(may_skip, _moved(carry, 2), LOWEST)
-        come = wf.where(wf.equal(number, 0), carry, wf.logaddexp(wf.logaddexp(carry, one), two))
-        running = wf.expand_dims(number < input_lengths, axis=1)
-        return wf.where(running, wf.maximum(come + chances, LOWEST), carry), None
+        number, emission = given
+        # Into a state leads the same one, the one before it, and the one before a skipped blank.
+        one, two = _move_states(carry, 1), wf.where(may_skip, _move_states(carry, 2), LOWEST)
+        is_first = wf.equal(number, 0)
+        arrivals = wf.where(is_first, carry, wf.logaddexp(wf.logaddexp(carry, one), two))
+        runs = wf.expand_dims(number < input_lengths, axis=1)  # a shorter input keeps its last step
+        return wf.where(runs, wf.maximum(arrivals + emission, LOWEST), carry), None
 
     start = start.astype(log_probs.dtype)
-    last, _ = wf.scan(step, start, (wf.arange(time), emitted))
-    ends = wf.expand_dims(2 * target_lengths, axis=1)
-    full = wf.take_along_axis(last, ends, axis=1)
-    cut = wf.take_along_axis(last, wf.maximum(ends - 1, 0), axis=1)
-    cut = wf.where(ends > 0, cut, LOWEST)
-    return wf.squeeze(wf.logaddexp(full, cut), axis=1)
+    last, _ = wf.scan(step, start, (wf.arange(time), emissions))  # [batch, states]
+    # An alignment ends with the last blank or the last label, where there is one.
+    last_blank = wf.expand_dims(2 * target_lengths, axis=1)
+    on_blank = wf.take_along_axis(last, last_blank, axis=1)
+    on_label = wf.take_along_axis(last, wf.maximum(last_blank - 1, 0), axis=1)
+    on_label = wf.where(last_blank > 0, on_label, LOWEST)
+    return wf.squeeze(wf.logaddexp(on_blank, on_label), axis=1)
 
 
-def _moved(carry: wf.Tensor, places: int) -> wf.Tensor:
+def _move_states(carry: wf.Tensor, places: int) -> wf.Tensor:
     """The states moved up; those that nothing moves to are impossible."""
     states = carry.shape[1]
     return wf.pad(carry, [(0, 0), (places, 0)], constant_values=LOWEST)[:, :states]

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
-from weft.nn.functional.checks import choose, needs_axes, values_of, within
+from weft.eager import unit
+from weft.nn.functional.checks import check_range, choose, needs_axes, values_of
 
 
+@unit(weights=("weight",))
 def embedding(index: wf.Tensor, weight: wf.Tensor, padding_idx: int | None = None) -> wf.Tensor:
     """The rows of weight [count, width] at index [...]: [..., width].
 
@@ -24,7 +26,7 @@ def embedding(index: wf.Tensor, weight: wf.Tensor, padding_idx: int | None = Non
     [[1.0], [0.0]]
     """
     needs_axes("embedding", 1, weight=weight)
-    places = within("embedding", index, weight.shape[0], "index")
+    places = check_range("embedding", index, weight.shape[0], "index")
     rows = wf.take(weight, places, axis=0)
     if padding_idx is None:
         return rows
@@ -40,7 +42,7 @@ def shorten_rows(
     with wf.no_grad():
         norms = wf.linalg.vector_norm(weight, axis=1, ord=norm_type, keepdims=True)
         chosen = wf.zeros((weight.shape[0], 1), dtype=wf.bool)
-        places = wf.reshape(within("embedding", index, weight.shape[0], "index"), (-1,))
+        places = wf.reshape(check_range("embedding", index, weight.shape[0], "index"), (-1,))
         chosen = wf.index_copy(chosen, 0, places, wf.ones((places.shape[0], 1), dtype=wf.bool))
         scale = wf.where(chosen & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
         weight.copy_(weight * scale)
@@ -69,7 +71,7 @@ def embedding_bag(
     _check_bag(index, offsets, mode, per_sample_weights)
     bags = index.shape[0] if offsets is None else offsets.shape[0] - include_last_offset
     labels = _bag_labels(index, offsets, include_last_offset)
-    places = wf.reshape(within("embedding_bag", index, weight.shape[0], "index"), (-1,))
+    places = wf.reshape(check_range("embedding_bag", index, weight.shape[0], "index"), (-1,))
     rows = embedding(places, weight, padding_idx)  # [count, width]
     if per_sample_weights is not None:
         rows = rows * wf.reshape(per_sample_weights, (-1, 1))

@@ -14,12 +14,13 @@ import math
 import numpy as np
 
 import weft as wf
+from weft.eager import unit
 from weft.nn.functional.checks import choose, refuse_where, same_shape
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def reduced(op: str, losses: wf.Tensor, reduction: str) -> wf.Tensor:
+def reduce_losses(op: str, losses: wf.Tensor, reduction: str) -> wf.Tensor:
     """The losses of all elements as the reduction asks for them."""
     choose(op, "reduction", reduction, REDUCTIONS)
     if reduction == "none":
@@ -27,6 +28,7 @@ def reduced(op: str, losses: wf.Tensor, reduction: str) -> wf.Tensor:
     return wf.mean(losses) if reduction == "mean" else wf.sum(losses)
 
 
+@unit
 def mse_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """(x - target)².
 
@@ -34,9 +36,10 @@ def mse_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Ten
     9.0
     """
     same_shape("mse_loss", x, target)
-    return reduced("mse_loss", wf.square(x - target), reduction)
+    return reduce_losses("mse_loss", wf.square(x - target), reduction)
 
 
+@unit
 def l1_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """|x - target|.
 
@@ -44,9 +47,10 @@ def l1_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tens
     3.0
     """
     same_shape("l1_loss", x, target)
-    return reduced("l1_loss", wf.abs(x - target), reduction)
+    return reduce_losses("l1_loss", wf.abs(x - target), reduction)
 
 
+@unit
 def smooth_l1_loss(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", beta: float = 1.0
 ) -> wf.Tensor:
@@ -60,6 +64,7 @@ def smooth_l1_loss(
     return huber_loss(x, target, reduction, beta) / beta
 
 
+@unit
 def huber_loss(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", delta: float = 1.0
 ) -> wf.Tensor:
@@ -71,7 +76,7 @@ def huber_loss(
     same_shape("huber_loss", x, target)
     distance = wf.abs(x - target)
     inside = wf.minimum(distance, delta)
-    return reduced("huber_loss", inside * (distance - 0.5 * inside), reduction)
+    return reduce_losses("huber_loss", inside * (distance - 0.5 * inside), reduction)
 
 
 def binary_cross_entropy(
@@ -98,9 +103,12 @@ def binary_cross_entropy(
     low = wf.maximum(wf.log(x), -100.0)
     high = wf.maximum(wf.log1p(-x), -100.0)
     losses = -(target * low + (1 - target) * high)
-    return reduced("binary_cross_entropy", losses if weight is None else weight * losses, reduction)
+    return reduce_losses(
+        "binary_cross_entropy", losses if weight is None else weight * losses, reduction
+    )
 
 
+@unit
 def binary_cross_entropy_with_logits(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -120,9 +128,10 @@ def binary_cross_entropy_with_logits(
         losses = (1 - target) * wf.softplus(x) + pos_weight * target * wf.softplus(-x)
     if weight is not None:
         losses = weight * losses
-    return reduced("binary_cross_entropy_with_logits", losses, reduction)
+    return reduce_losses("binary_cross_entropy_with_logits", losses, reduction)
 
 
+@unit
 def kl_div(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", log_target: bool = False
 ) -> wf.Tensor:
@@ -136,7 +145,7 @@ def kl_div(
     losses = wf.exp(target) * (target - x) if log_target else wf.xlogy(target, target) - target * x
     if reduction == "batchmean":
         return wf.sum(losses) / (x.shape[0] if x.ndim else 1)
-    return reduced("kl_div", losses, reduction)
+    return reduce_losses("kl_div", losses, reduction)
 
 
 def poisson_nll_loss(
@@ -158,7 +167,7 @@ def poisson_nll_loss(
         safe = wf.maximum(target, 1.0)
         term = safe * wf.log(safe) - safe + 0.5 * wf.log(2 * math.pi * safe)
         losses = losses + wf.where(target > 1, term, 0.0)
-    return reduced("poisson_nll_loss", losses, reduction)
+    return reduce_losses("poisson_nll_loss", losses, reduction)
 
 
 def gaussian_nll_loss(
@@ -192,7 +201,7 @@ def gaussian_nll_loss(
     least = wf.where(fixed < 0, wf.nan, wf.maximum(fixed, eps))
     bounded = least + (var - fixed)  # the derivative by var passes the bound
     losses = 0.5 * (wf.log(bounded) + wf.square(x - target) / bounded)
-    return reduced(
+    return reduce_losses(
         "gaussian_nll_loss", losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction
     )
 
@@ -209,7 +218,7 @@ def hinge_embedding_loss(
     same_shape("hinge_embedding_loss", x, target)
     _refuse_other_signs("hinge_embedding_loss", target)
     losses = wf.where(wf.equal(target, 1), x, wf.relu(margin - x))
-    return reduced("hinge_embedding_loss", losses, reduction)
+    return reduce_losses("hinge_embedding_loss", losses, reduction)
 
 
 def margin_ranking_loss(
@@ -222,7 +231,7 @@ def margin_ranking_loss(
     """
     same_shape("margin_ranking_loss", x1, x2)
     same_shape("margin_ranking_loss", x1, target)
-    return reduced("margin_ranking_loss", wf.relu(margin - target * (x1 - x2)), reduction)
+    return reduce_losses("margin_ranking_loss", wf.relu(margin - target * (x1 - x2)), reduction)
 
 
 def soft_margin_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
@@ -232,7 +241,7 @@ def soft_margin_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -
     0.6931
     """
     same_shape("soft_margin_loss", x, target)
-    return reduced("soft_margin_loss", wf.softplus(-target * x), reduction)
+    return reduce_losses("soft_margin_loss", wf.softplus(-target * x), reduction)
 
 
 def _refuse_other_signs(op: str, target: wf.Tensor) -> None:
@@ -261,7 +270,7 @@ def cosine_embedding_loss(
     same_shape("cosine_embedding_loss", cosine, target)
     _refuse_other_signs("cosine_embedding_loss", target)
     losses = wf.where(wf.equal(target, 1), 1 - cosine, wf.relu(cosine - margin))
-    return reduced("cosine_embedding_loss", losses, reduction)
+    return reduce_losses("cosine_embedding_loss", losses, reduction)
 
 
 def pairwise_distance(
@@ -299,4 +308,4 @@ def triplet_margin_loss(
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = wf.minimum(far, pairwise_distance(positive, negative, p, eps))
-    return reduced("triplet_margin_loss", wf.relu(near - far + margin), reduction)
+    return reduce_losses("triplet_margin_loss", wf.relu(near - far + margin), reduction)

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
+from weft.eager import unit
 
 Axes = tuple[int, ...]
 
 
-def _wide(x: wf.Tensor) -> wf.Tensor:
+def _widen_input(x: wf.Tensor) -> wf.Tensor:
     """The input in a dtype with room for sums of squares."""
     return x.astype(wf.float32) if x.dtype.itemsize < 4 else x
 
@@ -28,7 +29,7 @@ def _statistics(x: wf.Tensor, axes: Axes) -> tuple[wf.Tensor, wf.Tensor]:
     return mean, wf.mean(wf.square(x - mean), axis=axes, keepdims=True)
 
 
-def _scaled(
+def _scale_and_shift(
     x: wf.Tensor, weight: wf.Tensor | None, bias: wf.Tensor | None, shape: Sequence[Any]
 ) -> wf.Tensor:
     """x times weight plus bias, both given in a shape that broadcasts."""
@@ -52,6 +53,7 @@ def _needs_channels(op: str, x: wf.Tensor, least: int = 2) -> None:
         )
 
 
+@unit(weights=("running_mean", "running_var", "weight", "bias"))
 def batch_norm(
     x: wf.Tensor,
     running_mean: wf.Tensor | None = None,
@@ -73,21 +75,21 @@ def batch_norm(
     ([[-1.0], [1.0]], [1.0])
     """
     _needs_channels("batch_norm", x)
-    wide, shape = _wide(x), _channel_shape(x)
+    wide, shape = _widen_input(x), _channel_shape(x)
     if training or running_mean is None or running_var is None:
         _check_count(x)
         mean, var = _statistics(wide, (0, *range(2, x.ndim)))
         if training and running_mean is not None and running_var is not None:
             _move(running_mean, wf.reshape(mean, (-1,)), momentum)
-            unbiased = _unbiased(wide, var, (0, *range(2, x.ndim)))
+            unbiased = _unbiased_variance(wide, var, (0, *range(2, x.ndim)))
             _move(running_var, wf.reshape(unbiased, (-1,)), momentum)
     else:
         mean, var = wf.reshape(running_mean, shape), wf.reshape(running_var, shape)
     y = (wide - mean) * wf.rsqrt(var + eps)
-    return _scaled(y, weight, bias, shape).astype(x.dtype)
+    return _scale_and_shift(y, weight, bias, shape).astype(x.dtype)
 
 
-def _unbiased(x: wf.Tensor, var: wf.Tensor, axes: Axes) -> wf.Tensor:
+def _unbiased_variance(x: wf.Tensor, var: wf.Tensor, axes: Axes) -> wf.Tensor:
     """The variance divided by n - 1 in place of n, which may be symbolic."""
     n = wf.sum(wf.ones_like(x), axis=axes, keepdims=True)
     return wf.multiply(var, n / (n - 1))
@@ -109,6 +111,7 @@ def _check_count(x: wf.Tensor) -> None:
         )
 
 
+@unit(weights=("running_mean", "running_var", "weight", "bias"))
 def instance_norm(
     x: wf.Tensor,
     running_mean: wf.Tensor | None = None,
@@ -125,19 +128,20 @@ def instance_norm(
     [[[-1.0, 1.0]]]
     """
     _needs_channels("instance_norm", x, 3)
-    wide, shape = _wide(x), _channel_shape(x)
+    wide, shape = _widen_input(x), _channel_shape(x)
     if use_input_stats or running_mean is None or running_var is None:
         mean, var = _statistics(wide, tuple(range(2, x.ndim)))
         if use_input_stats and running_mean is not None and running_var is not None:
             _move(running_mean, wf.mean(mean, axis=0).reshape(-1), momentum)
-            unbiased = _unbiased(wide, var, tuple(range(2, x.ndim)))
+            unbiased = _unbiased_variance(wide, var, tuple(range(2, x.ndim)))
             _move(running_var, wf.mean(unbiased, axis=0).reshape(-1), momentum)
     else:
         mean, var = wf.reshape(running_mean, shape), wf.reshape(running_var, shape)
     y = (wide - mean) * wf.rsqrt(var + eps)
-    return _scaled(y, weight, bias, shape).astype(x.dtype)
+    return _scale_and_shift(y, weight, bias, shape).astype(x.dtype)
 
 
+@unit(weights=("weight", "bias"))
 def layer_norm(
     x: wf.Tensor,
     normalized_shape: int | Sequence[int],
@@ -151,11 +155,14 @@ def layer_norm(
     [[0.0, 2.0]]
     """
     shape = _last_axes("layer_norm", x, normalized_shape)
-    wide = _wide(x)
+    wide = _widen_input(x)
     mean, var = _statistics(wide, tuple(range(-len(shape), 0)))
-    return _scaled((wide - mean) * wf.rsqrt(var + eps), weight, bias, shape).astype(x.dtype)
+    return _scale_and_shift((wide - mean) * wf.rsqrt(var + eps), weight, bias, shape).astype(
+        x.dtype
+    )
 
 
+@unit(weights=("weight",))
 def rms_norm(
     x: wf.Tensor,
     normalized_shape: int | Sequence[int],
@@ -168,10 +175,10 @@ def rms_norm(
     [1.0, 1.0]
     """
     shape = _last_axes("rms_norm", x, normalized_shape)
-    wide = _wide(x)
+    wide = _widen_input(x)
     small = wf.finfo(x.dtype).eps if eps is None else eps
     square = wf.mean(wf.square(wide), axis=tuple(range(-len(shape), 0)), keepdims=True)
-    return _scaled(wide * wf.rsqrt(square + small), weight, None, shape).astype(x.dtype)
+    return _scale_and_shift(wide * wf.rsqrt(square + small), weight, None, shape).astype(x.dtype)
 
 
 def _last_axes(op: str, x: wf.Tensor, shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -187,6 +194,7 @@ def _last_axes(op: str, x: wf.Tensor, shape: int | Sequence[int]) -> tuple[int, 
     return wanted
 
 
+@unit(weights=("weight", "bias"))
 def group_norm(
     x: wf.Tensor,
     num_groups: int,
@@ -209,12 +217,15 @@ def group_norm(
             got={"x": x, "num_groups": num_groups},
             fix="num_groups=1",
         )
-    grouped = wf.reshape(_wide(x), (x.shape[0], num_groups, channels // num_groups, *x.shape[2:]))
+    grouped = wf.reshape(
+        _widen_input(x), (x.shape[0], num_groups, channels // num_groups, *x.shape[2:])
+    )
     mean, var = _statistics(grouped, tuple(range(2, grouped.ndim)))
     y = wf.reshape((grouped - mean) * wf.rsqrt(var + eps), x.shape)
-    return _scaled(y, weight, bias, _channel_shape(x)).astype(x.dtype)
+    return _scale_and_shift(y, weight, bias, _channel_shape(x)).astype(x.dtype)
 
 
+@unit
 def local_response_norm(
     x: wf.Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> wf.Tensor:

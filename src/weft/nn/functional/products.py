@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import weft as wf
+from weft.eager import unit
 from weft.nn.functional.checks import needs_axes
 
 
+@unit(weights=("weight", "bias"))
 def linear(x: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None) -> wf.Tensor:
     """x [..., in] times weight [out, in], transposed, plus bias [out].
 
@@ -30,6 +32,7 @@ def linear(x: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None) -> wf
     return y if bias is None else y + bias
 
 
+@unit(weights=("weight", "bias"))
 def bilinear(
     a: wf.Tensor, b: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None
 ) -> wf.Tensor:

@@ -38,14 +38,14 @@ def pad(x: wf.Tensor, pad: Sequence[int], mode: str = "constant", value: float =
     widths += [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
     added = [(max(low, 0), max(high, 0)) for low, high in widths]
     if mode == "reflect":  # what is cut off at one edge is still seen in the mirror at the other
-        return _cropped(wf.pad(x, added, MODES[mode]), widths)
-    x = _cropped(x, widths)
+        return _crop_edges(wf.pad(x, added, MODES[mode]), widths)
+    x = _crop_edges(x, widths)
     if mode in ("constant", "zeros"):
         return wf.pad(x, added, constant_values=value)
     return wf.pad(x, added, MODES[mode])
 
 
-def _cropped(x: wf.Tensor, widths: list[tuple[int, int]]) -> wf.Tensor:
+def _crop_edges(x: wf.Tensor, widths: list[tuple[int, int]]) -> wf.Tensor:
     """Negative widths cut elements off."""
     if all(low >= 0 and high >= 0 for low, high in widths):
         return x

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import weft as wf
+from weft.eager import unit
 from weft.nn.functional.products import linear
 
 State = tuple[wf.Tensor, ...]
@@ -67,6 +68,7 @@ def _cell(
     return STEPS[kind](linear(x, w_ih, b_ih), linear(state[0], w_hh, b_hh), state)
 
 
+@unit(weights=("w_ih", "w_hh", "b_ih", "b_hh"))
 def rnn_cell(
     x: wf.Tensor,
     h: wf.Tensor,
@@ -85,6 +87,7 @@ def rnn_cell(
     return _cell(nonlinearity, x, (h,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
+@unit(weights=("w_ih", "w_hh", "b_ih", "b_hh"))
 def lstm_cell(
     x: wf.Tensor,
     state: tuple[wf.Tensor, wf.Tensor],
@@ -103,6 +106,7 @@ def lstm_cell(
     return h, c
 
 
+@unit(weights=("w_ih", "w_hh", "b_ih", "b_hh"))
 def gru_cell(
     x: wf.Tensor,
     h: wf.Tensor,
@@ -119,6 +123,7 @@ def gru_cell(
     return _cell("gru", x, (h,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
+@unit(weights=("weights",))
 def recurrent_layer(
     kind: str,
     x: wf.Tensor,

@@ -16,18 +16,20 @@ from weft.core.errors import ArgumentError, ShapeError, UnsupportedError, WeftEr
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, apply_multiple
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.arithmetic import multiply
 from weft.ops.attention import attention
-from weft.ops.composed.random_keys import taken
+from weft.ops.composed.random_keys import key_or_next
 from weft.ops.movement import reshape
-from weft.ops.operands import as_number, as_tensor, convert_to, is_live, promoted
+from weft.ops.operands import as_number, as_tensor, convert_to, is_live, promote_operands
 
 __all__ = ["scaled_dot_product_attention"]
 
 _OP = "scaled_dot_product_attention"
 
 
+@unit
 def scaled_dot_product_attention(
     q: Any,
     k: Any,
@@ -58,7 +60,7 @@ def scaled_dot_product_attention(
     >>> wf.scaled_dot_product_attention(q, q, v, causal=True).tolist()
     [[1.0], [2.0]]
     """
-    q, k, v = promoted(_OP, (q, k, v), "float")
+    q, k, v = promote_operands(_OP, (q, k, v), "float")
     if is_live(scale):
         q, scale = multiply(q, convert_to(as_tensor(_OP, scale, "scale"), q.dtype)), 1.0
     operands = [q, k, v]
@@ -73,7 +75,7 @@ def scaled_dot_product_attention(
     }  # fmt: skip
     kept = 1.0 - _share(dropout)
     if kept < 1:
-        operands += [taken(_OP, key), wrap(np.zeros((), np.uint64))]
+        operands += [key_or_next(_OP, key), wrap(np.zeros((), np.uint64))]
         params["kept"] = kept
     try:
         out, _ = apply_multiple(attention, *operands, **params)

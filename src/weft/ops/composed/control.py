@@ -146,10 +146,10 @@ def _branch(
     for other in recorded[:-1]:
         _agree(op, first, other)
     counters = [GENERATOR.state()[1]] if any(each.draws for each in recorded) else []
-    consts, graphs = _shared(recorded, len(types), bool(counters))
+    consts, graphs = _unify_captures(recorded, len(types), bool(counters))
     given = (*consts, *leaves, *counters)
     results = apply_multiple(control_branch.switch, index, *given, branches=tuple(graphs), rows=0)
-    return unflatten(first.structure, _drawn(results, bool(counters)))
+    return unflatten(first.structure, _hand_over_counter(results, bool(counters)))
 
 
 # --- loops -------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ def scan(
     def record(carry: Sequence[Tensor]) -> Recorded:
         return _check_pair(_record("scan", "f", f, arguments, [*_types(carry), *kinds]))
 
-    carry, recorded = _stable("scan", init, record)
+    carry, recorded = _record_stable_carry("scan", init, record)
     counters = [GENERATOR.state()[1]] if recorded.draws else []
-    consts, (graph,) = _shared([recorded], len(carry) + len(kinds), recorded.draws)
+    consts, (graph,) = _unify_captures([recorded], len(carry) + len(kinds), recorded.draws)
     graph = _counter_to_carry(graph, len(consts), len(carry), recorded.draws)
     results = apply_multiple(
         control_loop.scan,
@@ -201,7 +201,7 @@ def scan(
         reverse=bool(reverse),
     )
     held = len(carry) + len(counters)
-    last = _drawn(results[:held], recorded.draws)
+    last = _hand_over_counter(results[:held], recorded.draws)
     inner, stacked = recorded.structure.children
     return unflatten(inner, last), unflatten(stacked, results[held:])
 
@@ -237,11 +237,11 @@ def while_loop(
     def record(carry: Sequence[Tensor]) -> Recorded:
         return _record("while_loop", "body_fn", body_fn, arguments, _types(carry))
 
-    carry, body = _stable("while_loop", init, record)
+    carry, body = _record_stable_carry("while_loop", init, record)
     test = _record("while_loop", "cond_fn", cond_fn, arguments, _types(carry))
     _check_test(test)
     counters = [GENERATOR.state()[1]] if body.draws else []
-    consts, graphs = _shared([test, body], len(carry), body.draws)
+    consts, graphs = _unify_captures([test, body], len(carry), body.draws)
     results = apply_multiple(
         control_loop.while_,
         *consts,
@@ -252,7 +252,7 @@ def while_loop(
         num_consts=len(consts),
         max_steps=max_steps,
     )
-    return unflatten(body.structure, _drawn(results, body.draws))
+    return unflatten(body.structure, _hand_over_counter(results, body.draws))
 
 
 def fori_loop(lower: Any, upper: Any, body: Function, init: Any, /) -> Any:
@@ -274,7 +274,7 @@ def fori_loop(lower: Any, upper: Any, body: Function, init: Any, /) -> Any:
             return (add(i, 1), body(i, carry)), None
 
         return scan(step, (wrap(np.array(lower)), init), length=steps)[0][1]
-    first, last = (_bound(name, x) for name, x in (("lower", lower), ("upper", upper)))
+    first, last = (_bound_tensor(name, x) for name, x in (("lower", lower), ("upper", upper)))
     dtype = last.dtype if isinstance(lower, int) else first.dtype
     first, last = convert_to(first, dtype), convert_to(last, dtype)
     state = (first, init)
@@ -326,7 +326,7 @@ def _record(
     return Recorded(name, closure.graph, closure.captured, structures[0], draws)
 
 
-def _shared(
+def _unify_captures(
     recorded: Sequence[Recorded], count: int, draws: bool
 ) -> tuple[list[Tensor], list[Graph]]:
     """What any of the functions captured, and their graphs of (captured, arguments, counter).
@@ -366,7 +366,7 @@ def _counter_to_carry(graph: Graph, num_consts: int, num_carry: int, draws: bool
     return Graph(inputs, graph.nodes, outputs)
 
 
-def _drawn(results: Sequence[Tensor], draws: bool) -> Sequence[Tensor]:
+def _hand_over_counter(results: Sequence[Tensor], draws: bool) -> Sequence[Tensor]:
     """The results without the counter, which the generator takes over."""
     if not draws:
         return results
@@ -374,7 +374,7 @@ def _drawn(results: Sequence[Tensor], draws: bool) -> Sequence[Tensor]:
     return results[:-1]
 
 
-def _stable(
+def _record_stable_carry(
     op: str,
     init: Any,
     record: Callable[[Sequence[Tensor]], Recorded],
@@ -394,7 +394,7 @@ def _stable(
     paths = [_path("init", path) for path in structure.paths()]
     for path, c, t in zip(paths, carry, recorded.types, strict=False):
         if not same_type(c.type, t):
-            raise _changed(op, recorded.name, path, c.type, t)
+            raise _carry_error(op, recorded.name, path, c.type, t)
     return carry, recorded
 
 
@@ -414,7 +414,7 @@ def _predicate(op: str, pred: Any) -> Tensor:
     return tensor
 
 
-def _bound(name: str, value: Any) -> Tensor:
+def _bound_tensor(name: str, value: Any) -> Tensor:
     tensor = as_tensor("fori_loop", value, name)
     if not tensor.dtype.is_integer or tensor.ndim != 0:
         raise ArgumentTypeError(
@@ -482,7 +482,7 @@ def _check_structure(op: str, wanted: TreeStructure, recorded: Recorded) -> None
         )
 
 
-def _changed(op: str, name: str, path: str, a: TensorType, b: TensorType) -> WeftError:
+def _carry_error(op: str, name: str, path: str, a: TensorType, b: TensorType) -> WeftError:
     """The error for a carry that comes out of a step with another type."""
     kind, fix = (
         (DTypeError, f'make {path} {b.dtype.name}: {path}.astype("{b.dtype.name}")')
@@ -527,7 +527,7 @@ def _agree(op: str, first: Recorded, other: Recorded) -> None:
 def _length(xs: Sequence[Tensor], structure: TreeStructure, length: Any) -> Dimension:
     """The common length of what is scanned over, and of `length` where it is given."""
     if length is not None and (isinstance(length, bool) or not isinstance(length, (int, Dim))):
-        length = _whole(length)
+        length = _integer_length(length)
     found: Dimension | None = length
     source = "length"
     for path, x in zip(structure.paths(), xs, strict=True):
@@ -561,7 +561,7 @@ def _length(xs: Sequence[Tensor], structure: TreeStructure, length: Any) -> Dime
     return found
 
 
-def _whole(length: object) -> int:
+def _integer_length(length: object) -> int:
     if isinstance(length, np.integer):
         return int(length)
     raise ArgumentTypeError(

@@ -13,10 +13,11 @@ from typing import Any
 
 from weft.core.errors import ArgumentError, ShapeError
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.convolution import Padding, conv, conv_input_gradient
 from weft.ops.movement import is_below, pad, reshape
-from weft.ops.operands import apply_as, promoted
+from weft.ops.operands import apply_as, promote_operands
 
 __all__ = [
     "conv1d",
@@ -44,12 +45,12 @@ def per_axis(op: str, name: str, value: Any, rank: int, least: int = 1) -> tuple
             f"{name} is not one integer for each of the {rank} spatial axes",
             expected=f"an integer of at least {least}, or {rank} of them",
             got={name: value},
-            fix=f"{name}={_fitting(entries, rank, least)}",
+            fix=f"{name}={_suggested_sizes(entries, rank, least)}",
         )
     return entries
 
 
-def _fitting(entries: tuple[Any, ...], rank: int, least: int) -> Any:
+def _suggested_sizes(entries: tuple[Any, ...], rank: int, least: int) -> Any:
     """The nearest correct value: what was given where it is right, cut to the number of axes."""
     right = [e if isinstance(e, int) and e >= least else least for e in entries][:rank]
     full = (*right, *[least] * (rank - len(right)))
@@ -91,7 +92,7 @@ def _conv_sides(
     return sides(op, value, len(strides))
 
 
-def batched(op: str, x: Tensor, rank: int) -> tuple[Tensor, bool]:
+def with_batch_axis(op: str, x: Tensor, rank: int) -> tuple[Tensor, bool]:
     """The tensor as [N, C, *spatial], and whether the batch axis had to be added."""
     if x.ndim == rank + 2:
         return x, False
@@ -106,8 +107,8 @@ def batched(op: str, x: Tensor, rank: int) -> tuple[Tensor, bool]:
     return apply(reshape, x, shape=(1, *x.shape)), True
 
 
-def unbatched(x: Tensor, added: bool) -> Tensor:
-    """The result without the batch axis that `batched` added."""
+def without_batch_axis(x: Tensor, added: bool) -> Tensor:
+    """The result without the batch axis that `with_batch_axis` added."""
     return apply(reshape, x, shape=x.shape[1:]) if added else x
 
 
@@ -115,8 +116,8 @@ def _operands(
     op: str, x: Any, weight: Any, bias: Any, rank: int
 ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
     given = (x, weight) if bias is None else (x, weight, bias)
-    tensors = promoted(op, given)
-    image, added = batched(op, tensors[0], rank)
+    tensors = promote_operands(op, given)
+    image, added = with_batch_axis(op, tensors[0], rank)
     if tensors[1].ndim != rank + 2:
         raise ShapeError(
             op,
@@ -162,9 +163,10 @@ def _convolve(
     around = _conv_sides(op, padding, kernel.shape[2:], strides, dilations)
     params = {"strides": strides, "padding": around, "dilation": dilations, "groups": groups}
     out = apply_as(op, conv, image, kernel, **params)
-    return unbatched(_plus_bias(op, out, offset), added)
+    return without_batch_axis(_plus_bias(op, out, offset), added)
 
 
+@unit(weights=("weight", "bias"))
 def conv1d(
     x: Any,
     weight: Any,
@@ -187,6 +189,7 @@ def conv1d(
     return _convolve("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
 
 
+@unit(weights=("weight", "bias"))
 def conv2d(
     x: Any,
     weight: Any,
@@ -205,6 +208,7 @@ def conv2d(
     return _convolve("conv2d", 2, x, weight, bias, stride, padding, dilation, groups)
 
 
+@unit(weights=("weight", "bias"))
 def conv3d(
     x: Any,
     weight: Any,
@@ -226,7 +230,7 @@ def conv3d(
 # --- its transpose -----------------------------------------------------------------------------
 
 
-def _transposed(
+def _conv_transpose(
     op: str,
     rank: int,
     x: Any,
@@ -251,7 +255,7 @@ def _transposed(
             got={"output_padding": extra, "stride": strides, "dilation": dilations},
             fix="output_padding=0",
         )
-    around, extra, beyond = _further(around, extra, strides)
+    around, extra, beyond = _split_output_padding(around, extra, strides)
     spatial = tuple(
         [
             (dim - 1) * s - low - high + d * (k - 1) + e + 1
@@ -282,10 +286,10 @@ def _transposed(
     if any(beyond):
         zeros = ((0, 0, 0), (0, 0, 0), *[(0, count, 0) for count in beyond])
         out = apply(pad, out, padding=zeros, value=0.0)
-    return unbatched(_plus_bias(op, out, offset), added)
+    return without_batch_axis(_plus_bias(op, out, offset), added)
 
 
-def _further(
+def _split_output_padding(
     around: Padding, extra: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[Padding, tuple[int, ...], tuple[int, ...]]:
     """Padding, output padding, and zeros to add at the end of each axis.
@@ -302,6 +306,7 @@ def _further(
     return sides, rest, beyond
 
 
+@unit(weights=("weight", "bias"))
 def conv_transpose1d(
     x: Any,
     weight: Any,
@@ -323,9 +328,12 @@ def conv_transpose1d(
     [[[1.0, 1.0, 2.0, 2.0]]]
     """
     op = "conv_transpose1d"
-    return _transposed(op, 1, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv_transpose(
+        op, 1, x, weight, bias, stride, padding, output_padding, groups, dilation
+    )
 
 
+@unit(weights=("weight", "bias"))
 def conv_transpose2d(
     x: Any,
     weight: Any,
@@ -343,9 +351,12 @@ def conv_transpose2d(
     (1, 2, 8, 8)
     """
     op = "conv_transpose2d"
-    return _transposed(op, 2, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv_transpose(
+        op, 2, x, weight, bias, stride, padding, output_padding, groups, dilation
+    )
 
 
+@unit(weights=("weight", "bias"))
 def conv_transpose3d(
     x: Any,
     weight: Any,
@@ -363,4 +374,6 @@ def conv_transpose3d(
     (1, 1, 3, 3, 3)
     """
     op = "conv_transpose3d"
-    return _transposed(op, 3, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv_transpose(
+        op, 3, x, weight, bias, stride, padding, output_padding, groups, dilation
+    )

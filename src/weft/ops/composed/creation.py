@@ -28,7 +28,7 @@ from weft.core.errors import (
 )
 from weft.core.shapes import Dim, Dimension, check_shape, check_size
 from weft.ir.dispatch import apply
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.arithmetic import add, multiply, subtract
@@ -97,7 +97,7 @@ def asarray(
         )
     if not shared:
         return made
-    return _copied(made) if copy else made
+    return _copy_tensor(made) if copy else made
 
 
 def tensor(
@@ -116,14 +116,14 @@ def tensor(
     """
     check_host_device(device)
     made, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
-    result = alias(stop_gradient(_copied(made) if shared else made))
+    result = alias(stop_gradient(_copy_tensor(made) if shared else made))
     if requires_grad:
         _require_inexact(result)
         result._node = Leaf(result)
     return result
 
 
-def _copied(made: Tensor) -> Tensor:
+def _copy_tensor(made: Tensor) -> Tensor:
     value = made._value
     return wrap(np.array(value), made._node) if is_host(value) else alias(made)
 
@@ -142,10 +142,10 @@ def _require_inexact(x: Tensor) -> None:
 # --- of one value ------------------------------------------------------------------------------
 
 
-def _made(op: str, shape: Any, dtype: Any, device: Any, value: float) -> Tensor:
+def _constant_tensor(op: str, shape: Any, dtype: Any, device: Any, value: float) -> Tensor:
     check_host_device(device)
     chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
-    return filled(check_shape(op, shape), chosen, value)
+    return filled_tensor(check_shape(op, shape), chosen, value)
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -155,7 +155,7 @@ def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.zeros((2,)).tolist()
     [0.0, 0.0]
     """
-    return _made("zeros", shape, dtype, device, 0)
+    return _constant_tensor("zeros", shape, dtype, device, 0)
 
 
 def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -165,7 +165,7 @@ def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.ones((2,), dtype="int32").tolist()
     [1, 1]
     """
-    return _made("ones", shape, dtype, device, 1)
+    return _constant_tensor("ones", shape, dtype, device, 1)
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -175,7 +175,7 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.empty((2, 3)).shape
     (2, 3)
     """
-    return _made("empty", shape, dtype, device, 0)
+    return _constant_tensor("empty", shape, dtype, device, 0)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -186,10 +186,10 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     weft.int64
     """
     check_host_device(device)
-    return _filled("full", check_shape("full", shape), fill_value, dtype, None)
+    return _fill_shape("full", check_shape("full", shape), fill_value, dtype, None)
 
 
-def _filled(op: str, shape: Any, value: Any, dtype: Any, default: DType | None) -> Tensor:
+def _fill_shape(op: str, shape: Any, value: Any, dtype: Any, default: DType | None) -> Tensor:
     """One value in a shape; values that are no Python numbers are repeated."""
     if type(value) not in _SCALARS:
         single = as_tensor(op, value, "fill_value")
@@ -200,22 +200,22 @@ def _filled(op: str, shape: Any, value: Any, dtype: Any, default: DType | None) 
     _check_fits(op, value, chosen)
     if type(value) is complex:
         return apply(broadcast_to, scalar_tensor(op, value, chosen), shape=shape)
-    return filled(shape, chosen, value)
+    return filled_tensor(shape, chosen, value)
 
 
 def _check_fits(op: str, value: Any, dtype: DType) -> None:
     """Refuse a number that the dtype cannot hold, or only part of."""
     if type(value) is complex and not dtype.is_complex:
-        raise _unfit(op, value, dtype, "complex64")
+        raise _range_error(op, value, dtype, "complex64")
     if type(value) is float and dtype.is_integer and not math.isfinite(value):
-        raise _unfit(op, value, dtype, "float32")
+        raise _range_error(op, value, dtype, "float32")
     if dtype.is_integer:
         limits = np.iinfo(dtype.numpy)
         if not limits.min <= int(value) <= limits.max:
-            raise _unfit(op, value, dtype, "int64" if -(2**63) <= value < 2**63 else "uint64")
+            raise _range_error(op, value, dtype, "int64" if -(2**63) <= value < 2**63 else "uint64")
 
 
-def _unfit(op: str, value: Any, dtype: DType, wider: str) -> DTypeError:
+def _range_error(op: str, value: Any, dtype: DType, wider: str) -> DTypeError:
     return DTypeError(
         op,
         f"the number does not fit {dtype.name}",
@@ -232,7 +232,7 @@ def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.zeros_like(wf.tensor([1, 2])).tolist()
     [0, 0]
     """
-    return _like("zeros_like", x, 0, dtype, device)
+    return _fill_like("zeros_like", x, 0, dtype, device)
 
 
 def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -242,7 +242,7 @@ def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.ones_like(wf.tensor([1, 2])).tolist()
     [1, 1]
     """
-    return _like("ones_like", x, 1, dtype, device)
+    return _fill_like("ones_like", x, 1, dtype, device)
 
 
 def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -252,7 +252,7 @@ def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.empty_like(wf.tensor([1, 2])).shape
     (2,)
     """
-    return _like("empty_like", x, 0, dtype, device)
+    return _fill_like("empty_like", x, 0, dtype, device)
 
 
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -262,13 +262,13 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
     >>> wf.full_like(wf.tensor([1, 2]), 7).tolist()
     [7, 7]
     """
-    return _like("full_like", x, fill_value, dtype, device)
+    return _fill_like("full_like", x, fill_value, dtype, device)
 
 
-def _like(op: str, x: Any, value: Any, dtype: Any, device: Any) -> Tensor:
+def _fill_like(op: str, x: Any, value: Any, dtype: Any, device: Any) -> Tensor:
     check_host_device(device)
     like = as_tensor(op, x)
-    return _filled(op, like.shape, value, dtype, like.dtype)
+    return _fill_shape(op, like.shape, value, dtype, like.dtype)
 
 
 # --- of a range --------------------------------------------------------------------------------
@@ -356,20 +356,22 @@ def _range(start: Any, step: Any, length: Dimension, dtype: DType) -> Tensor:
     if isinstance(length, int) and length and dtype is not bool_:
         for value in (start, start + step * (length - 1)):
             _check_fits("arange", value, dtype)
-    wide = _widest(dtype)
+    wide = _widest_dtype(dtype)
     numbers = apply(iota, shape=(length,), dtype=dtype if (start, step) == (0, 1) else wide, axis=0)
     if (start, step) == (0, 1):
         return numbers
-    return convert_to(add(multiply(numbers, _wrapped(step, wide)), _wrapped(start, wide)), dtype)
+    return convert_to(
+        add(multiply(numbers, _wrap_unsigned(step, wide)), _wrap_unsigned(start, wide)), dtype
+    )
 
 
-def _widest(dtype: DType) -> DType:
+def _widest_dtype(dtype: DType) -> DType:
     if dtype.is_inexact:
         return dtypes.complex128 if dtype.is_complex else dtypes.float64
     return dtypes.uint64 if dtype is dtypes.uint64 else dtypes.int64
 
 
-def _wrapped(value: Any, dtype: DType) -> Tensor:
+def _wrap_unsigned(value: Any, dtype: DType) -> Tensor:
     """A number in a dtype, negative ones around the corner where it is unsigned."""
     return scalar_tensor("arange", value % 2**64 if dtype is dtypes.uint64 else value, dtype)
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from weft.core.dtypes import float32
 from weft.core.errors import ArgumentError
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import abs, divide, multiply, negative, square
 from weft.ops.comparison import equal, isfinite, isnan, less, less_equal
 from weft.ops.composed.datatypes import finfo
 from weft.ops.elementary import log, log1p, logaddexp, sigmoid, sin, tanh
 from weft.ops.logic import logical_and, logical_or
-from weft.ops.operands import alias, as_tensor, convert_to, promoted, wrong_dtype
+from weft.ops.operands import alias, as_tensor, convert_to, promote_operands, wrong_dtype
 from weft.ops.selection import where
 from weft.ops.special import erfc
 
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 
+@unit
 def reciprocal(x: Any, /) -> Tensor:
     """1 divided by each element.
 
@@ -58,7 +60,7 @@ def isposinf(x: Any, /) -> Tensor:
     >>> wf.isposinf(wf.tensor([1.0, float("inf"), float("-inf")])).tolist()
     [False, True, False]
     """
-    return equal(*promoted("isposinf", (x, math.inf), "float"))
+    return equal(*promote_operands("isposinf", (x, math.inf), "float"))
 
 
 def isneginf(x: Any, /) -> Tensor:
@@ -68,9 +70,10 @@ def isneginf(x: Any, /) -> Tensor:
     >>> wf.isneginf(wf.tensor([1.0, float("inf"), float("-inf")])).tolist()
     [False, False, True]
     """
-    return equal(*promoted("isneginf", (x, -math.inf), "float"))
+    return equal(*promote_operands("isneginf", (x, -math.inf), "float"))
 
 
+@unit
 def isclose(
     x1: Any, x2: Any, /, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
@@ -80,12 +83,13 @@ def isclose(
     >>> wf.isclose(wf.tensor([1.0, 1.0]), wf.tensor([1.000001, 1.1])).tolist()
     [True, False]
     """
-    a, b = promoted("isclose", (x1, x2), "inexact")
+    a, b = promote_operands("isclose", (x1, x2), "inexact")
     near = logical_and(less_equal(abs(a - b), abs(b) * rtol + atol), isfinite(b))
     near = logical_or(near, equal(a, b))
     return logical_or(near, logical_and(isnan(a), isnan(b))) if equal_nan else near
 
 
+@unit
 def nan_to_num(
     x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
@@ -106,6 +110,7 @@ def nan_to_num(
     return where(isnan(tensor), nan, below)
 
 
+@unit
 def lerp(start: Any, end: Any, weight: Any, /) -> Tensor:
     """Linear interpolation: start where the weight is 0, exactly end where it is 1.
 
@@ -113,7 +118,7 @@ def lerp(start: Any, end: Any, weight: Any, /) -> Tensor:
     >>> wf.lerp(wf.tensor([0.0, 10.0]), wf.tensor([1.0, 20.0]), 0.5).tolist()
     [0.5, 15.0]
     """
-    a, b, w = promoted("lerp", (start, end, weight), "inexact")
+    a, b, w = promote_operands("lerp", (start, end, weight), "inexact")
     near_end = less_equal(0.5, w) if not w.dtype.is_complex else less_equal(0.5, abs(w))
     return where(near_end, b - (b - a) * (1.0 - w), a + (b - a) * w)
 
@@ -125,7 +130,7 @@ def deg2rad(x: Any, /) -> Tensor:
     >>> wf.deg2rad(wf.tensor([180.0])).tolist()
     [3.1415927410125732]
     """
-    return multiply(*promoted("deg2rad", (x, math.pi / 180.0), "float"))
+    return multiply(*promote_operands("deg2rad", (x, math.pi / 180.0), "float"))
 
 
 def rad2deg(x: Any, /) -> Tensor:
@@ -135,7 +140,7 @@ def rad2deg(x: Any, /) -> Tensor:
     >>> wf.rad2deg(wf.tensor([0.0, 3.1415927])).tolist()
     [0.0, 180.0]
     """
-    return multiply(*promoted("rad2deg", (x, 180.0 / math.pi), "float"))
+    return multiply(*promote_operands("rad2deg", (x, 180.0 / math.pi), "float"))
 
 
 def _in_single(function: Callable[..., Tensor], x: Tensor) -> Tensor:
@@ -147,6 +152,7 @@ def _in_single(function: Callable[..., Tensor], x: Tensor) -> Tensor:
 _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)]
 
 
+@unit
 def sinc(x: Any, /) -> Tensor:
     """sin(πx) / (πx), and 1 at 0, with all its derivatives.
 
@@ -154,7 +160,7 @@ def sinc(x: Any, /) -> Tensor:
     >>> wf.sinc(wf.tensor([0.0, 0.5])).tolist()
     [1.0, 0.6366197466850281]
     """
-    return _in_single(_sinc, *promoted("sinc", (x,), "inexact"))
+    return _in_single(_sinc, *promote_operands("sinc", (x,), "inexact"))
 
 
 def _sinc(x: Tensor) -> Tensor:
@@ -168,6 +174,7 @@ def _sinc(x: Tensor) -> Tensor:
     return where(small, near + 1.0, sin(away) / away)
 
 
+@unit
 def softplus(x: Any, /) -> Tensor:
     """log(1 + exp(x)), without overflow: a smooth `relu`.
 
@@ -178,6 +185,7 @@ def softplus(x: Any, /) -> Tensor:
     return logaddexp(x, 0.0)
 
 
+@unit
 def log_sigmoid(x: Any, /) -> Tensor:
     """log(sigmoid(x)), accurate where the sigmoid is close to 0.
 
@@ -185,9 +193,10 @@ def log_sigmoid(x: Any, /) -> Tensor:
     >>> wf.log_sigmoid(wf.tensor([0.0, -1000.0])).tolist()
     [-0.6931471824645996, -1000.0]
     """
-    return negative(logaddexp(negative(*promoted("log_sigmoid", (x,), "float")), 0.0))
+    return negative(logaddexp(negative(*promote_operands("log_sigmoid", (x,), "float")), 0.0))
 
 
+@unit
 def logit(x: Any, /) -> Tensor:
     """log(x / (1 - x)): the inverse of `sigmoid`.
 
@@ -195,10 +204,11 @@ def logit(x: Any, /) -> Tensor:
     >>> wf.logit(wf.tensor([0.5, 1.0])).tolist()
     [0.0, inf]
     """
-    (x,) = promoted("logit", (x,), "float")
+    (x,) = promote_operands("logit", (x,), "float")
     return log(x) - log1p(-x)
 
 
+@unit
 def silu(x: Any, /) -> Tensor:
     """x·sigmoid(x), also called swish.
 
@@ -209,6 +219,7 @@ def silu(x: Any, /) -> Tensor:
     return multiply(x, sigmoid(x))
 
 
+@unit
 def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     """x·Φ(x) with the normal distribution function Φ; approximate="tanh" is the older formula.
 
@@ -216,7 +227,7 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     >>> wf.gelu(wf.tensor([0.0, 100.0])).tolist()
     [0.0, 100.0]
     """
-    (x,) = promoted("gelu", (x,), "float")
+    (x,) = promote_operands("gelu", (x,), "float")
     if approximate == "none":
         return _in_single(_gelu, x)
     if approximate != "tanh":

@@ -20,7 +20,7 @@ import numpy as np
 from weft.core.devices import check_host_device
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_FLOAT, as_dtype, complex_of, float32
-from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, shown
+from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, short_repr
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
@@ -36,7 +36,7 @@ from weft.ops.operands import (
     as_sequence,
     as_tensor,
     convert_to,
-    promoted,
+    promote_operands,
 )
 
 __all__ = [
@@ -70,7 +70,7 @@ def fft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
     >>> wf.fft.fft(wf.tensor([1.0, 1.0])).tolist()
     [(2+0j), 0j]
     """
-    return _along("fft", x, n, axis, norm, inverse=False)
+    return _transform_axis("fft", x, n, axis, norm, inverse=False)
 
 
 def ifft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
@@ -80,7 +80,7 @@ def ifft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "ba
     >>> wf.fft.ifft(wf.tensor([2.0, 0.0])).tolist()
     [(1+0j), (1+0j)]
     """
-    return _along("ifft", x, n, axis, norm, inverse=True)
+    return _transform_axis("ifft", x, n, axis, norm, inverse=True)
 
 
 def fftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
@@ -90,7 +90,7 @@ def fftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "back
     >>> wf.fft.fftn(wf.ones((2, 2))).tolist()
     [[(4+0j), 0j], [0j, 0j]]
     """
-    return _over("fftn", x, s, axes, norm, inverse=False)
+    return _transform_axes("fftn", x, s, axes, norm, inverse=False)
 
 
 def ifftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "backward") -> Tensor:
@@ -100,20 +100,24 @@ def ifftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "bac
     >>> wf.fft.ifftn(wf.tensor([[4.0, 0.0], [0.0, 0.0]])).tolist()
     [[(1+0j), (1+0j)], [(1+0j), (1+0j)]]
     """
-    return _over("ifftn", x, s, axes, norm, inverse=True)
+    return _transform_axes("ifftn", x, s, axes, norm, inverse=True)
 
 
-def _along(op: str, x: Operand, n: int | None, axis: int, norm: str, *, inverse: bool) -> Tensor:
+def _transform_axis(
+    op: str, x: Operand, n: int | None, axis: int, norm: str, *, inverse: bool
+) -> Tensor:
     tensor = _complex(op, x)
     place = normalize_axis(op, axis, tensor.ndim, {"x": tensor})
-    sized = _sized(op, tensor, {place: n})
+    sized = _resize_to_lengths(op, tensor, {place: n})
     return apply(fourier.fft, sized, axes=(place,), inverse=inverse, norm=_norm(op, norm))
 
 
-def _over(op: str, x: Operand, s: Sizes, axes: Axes, norm: str, *, inverse: bool) -> Tensor:
+def _transform_axes(
+    op: str, x: Operand, s: Sizes, axes: Axes, norm: str, *, inverse: bool
+) -> Tensor:
     tensor = _complex(op, x)
     sizes = _sizes(op, tensor, s, axes)
-    sized = _sized(op, tensor, sizes)
+    sized = _resize_to_lengths(op, tensor, sizes)
     scale = _norm(op, norm)
     if not sizes:
         return alias(sized)
@@ -130,9 +134,9 @@ def rfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "ba
     >>> wf.fft.rfft(wf.tensor([1.0, 0.0, 0.0, 0.0])).tolist()
     [(1+0j), (1+0j), (1+0j)]
     """
-    tensor = _real("rfft", x)
+    tensor = _real_operand("rfft", x)
     place = normalize_axis("rfft", axis, tensor.ndim, {"x": tensor})
-    sized = _sized("rfft", tensor, {place: n})
+    sized = _resize_to_lengths("rfft", tensor, {place: n})
     return apply(fourier.rfft, sized, axis=place, norm=_norm("rfft", norm))
 
 
@@ -145,13 +149,13 @@ def irfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "b
     """
     tensor = _complex("irfft", x)
     place = normalize_axis("irfft", axis, tensor.ndim, {"x": tensor})
-    return _unhalved("irfft", tensor, place, n, _norm("irfft", norm))
+    return _inverse_real("irfft", tensor, place, n, _norm("irfft", norm))
 
 
-def _unhalved(op: str, x: Tensor, axis: int, n: int | None, norm: str) -> Tensor:
+def _inverse_real(op: str, x: Tensor, axis: int, n: int | None, norm: str) -> Tensor:
     length: Dimension = 2 * (x.shape[axis] - 1) if n is None else _length(op, n)
     _require_elements(op, x, length)
-    half = _resized(x, {axis: length // 2 + 1})
+    half = _resize_axes(x, {axis: length // 2 + 1})
     return apply(fourier.irfft, half, axis=axis, n=length, norm=norm)
 
 
@@ -162,11 +166,11 @@ def rfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "bac
     >>> wf.fft.rfftn(wf.ones((2, 2))).tolist()
     [[(4+0j), 0j], [0j, 0j]]
     """
-    tensor = _real("rfftn", x)
+    tensor = _real_operand("rfftn", x)
     sizes = _sizes("rfftn", tensor, s, axes)
-    *others, last = _some(sizes, "rfftn", tensor)
+    *others, last = _require_axes(sizes, "rfftn", tensor)
     scale = _norm("rfftn", norm)
-    half = apply(fourier.rfft, _sized("rfftn", tensor, sizes), axis=last, norm=scale)
+    half = apply(fourier.rfft, _resize_to_lengths("rfftn", tensor, sizes), axis=last, norm=scale)
     if not others:
         return half
     return apply(fourier.fft, half, axes=tuple(others), inverse=False, norm=scale)
@@ -181,12 +185,12 @@ def irfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "ba
     """
     tensor = _complex("irfftn", x)
     sizes = _sizes("irfftn", tensor, s, axes)
-    *others, last = _some(sizes, "irfftn", tensor)
+    *others, last = _require_axes(sizes, "irfftn", tensor)
     scale = _norm("irfftn", norm)
-    sized = _sized("irfftn", tensor, {axis: sizes[axis] for axis in others})
+    sized = _resize_to_lengths("irfftn", tensor, {axis: sizes[axis] for axis in others})
     if others:
         sized = apply(fourier.fft, sized, axes=tuple(others), inverse=True, norm=scale)
-    return _unhalved("irfftn", sized, last, sizes[last], scale)
+    return _inverse_real("irfftn", sized, last, sizes[last], scale)
 
 
 def hfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
@@ -200,7 +204,7 @@ def hfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "ba
     """
     tensor = _complex("hfft", x)
     place = normalize_axis("hfft", axis, tensor.ndim, {"x": tensor})
-    return _unhalved("hfft", conj(tensor), place, n, OPPOSITE[_norm("hfft", norm)])
+    return _inverse_real("hfft", conj(tensor), place, n, OPPOSITE[_norm("hfft", norm)])
 
 
 def ihfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
@@ -210,9 +214,9 @@ def ihfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "b
     >>> wf.fft.ihfft(wf.tensor([4.0, 0.0, 0.0, 0.0])).tolist()
     [(1-0j), (1-0j), (1-0j)]
     """
-    tensor = _real("ihfft", x)
+    tensor = _real_operand("ihfft", x)
     place = normalize_axis("ihfft", axis, tensor.ndim, {"x": tensor})
-    sized = _sized("ihfft", tensor, {place: n})
+    sized = _resize_to_lengths("ihfft", tensor, {place: n})
     return conj(apply(fourier.rfft, sized, axis=place, norm=OPPOSITE[_norm("ihfft", norm)]))
 
 
@@ -271,7 +275,7 @@ def fftshift(x: Operand, /, *, axes: int | Sequence[int] | None = None) -> Tenso
     """
     tensor = as_tensor("fftshift", x)
     for axis in normalize_axes("fftshift", axes, tensor.ndim, {"x": tensor}):
-        tensor = _rotated(tensor, axis, (tensor.shape[axis] + 1) // 2)
+        tensor = _rotate_axis(tensor, axis, (tensor.shape[axis] + 1) // 2)
     return alias(tensor)
 
 
@@ -284,11 +288,11 @@ def ifftshift(x: Operand, /, *, axes: int | Sequence[int] | None = None) -> Tens
     """
     tensor = as_tensor("ifftshift", x)
     for axis in normalize_axes("ifftshift", axes, tensor.ndim, {"x": tensor}):
-        tensor = _rotated(tensor, axis, tensor.shape[axis] // 2)
+        tensor = _rotate_axis(tensor, axis, tensor.shape[axis] // 2)
     return alias(tensor)
 
 
-def _rotated(x: Tensor, axis: int, start: Dimension) -> Tensor:
+def _rotate_axis(x: Tensor, axis: int, start: Dimension) -> Tensor:
     """The axis begun at another element, what stood before it put to the end."""
     tail = _stretch(x, axis, start, x.shape[axis])
     return apply(concatenate, tail, _stretch(x, axis, 0, start), axis=axis)
@@ -298,12 +302,12 @@ def _rotated(x: Tensor, axis: int, start: Dimension) -> Tensor:
 
 
 def _complex(op: str, x: Operand) -> Tensor:
-    tensor = promoted(op, (x,), "inexact")[0]
+    tensor = promote_operands(op, (x,), "inexact")[0]
     return convert_to(tensor, complex_of(tensor.dtype))
 
 
-def _real(op: str, x: Operand) -> Tensor:
-    tensor = promoted(op, (x,), "float")[0]
+def _real_operand(op: str, x: Operand) -> Tensor:
+    tensor = promote_operands(op, (x,), "float")[0]
     return convert_to(tensor, float32) if tensor.dtype.bits == 16 else tensor
 
 
@@ -327,7 +331,7 @@ def _length(op: str, n: object) -> int:
             op,
             "the length is not an integer",
             expected="an integer n",
-            got={"n": shown(n)},
+            got={"n": short_repr(n)},
             fix="round it: n=int(n)",
         ) from None
     if not 1 <= length < 2**63:
@@ -386,7 +390,7 @@ def _more_sizes(op: str, x: Tensor, s: Sizes) -> AxisError:
     )
 
 
-def _some(sizes: dict[int, int | None], op: str, x: Tensor) -> list[int]:
+def _require_axes(sizes: dict[int, int | None], op: str, x: Tensor) -> list[int]:
     if not sizes:
         raise AxisError(
             op,
@@ -398,12 +402,12 @@ def _some(sizes: dict[int, int | None], op: str, x: Tensor) -> list[int]:
     return list(sizes)
 
 
-def _sized(op: str, x: Tensor, sizes: dict[int, int | None]) -> Tensor:
+def _resize_to_lengths(op: str, x: Tensor, sizes: dict[int, int | None]) -> Tensor:
     given = {axis: _length(op, n) for axis, n in sizes.items() if n is not None}
-    return _resized(x, given)
+    return _resize_axes(x, given)
 
 
-def _resized(x: Tensor, sizes: dict[int, Any]) -> Tensor:
+def _resize_axes(x: Tensor, sizes: dict[int, Any]) -> Tensor:
     """Axes cut, or filled with zeros, to the given sizes."""
     for axis, n in sizes.items():
         if x.shape[axis] == n:

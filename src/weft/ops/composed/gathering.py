@@ -23,7 +23,7 @@ from weft.ir.tensor import Tensor
 from weft.ops import boxes, indexing
 from weft.ops.composed.indexing import from_the_front, getitem
 from weft.ops.composed.ingestion import ingest
-from weft.ops.composed.manipulation import broadcasted, moveaxis, reordered, reshaped
+from weft.ops.composed.manipulation import broadcast_known, moveaxis, reshape_known, transpose_known
 from weft.ops.elementwise import divide, multiply
 from weft.ops.movement import is_below, slice_
 from weft.ops.operands import Operand, as_sequence, as_tensor, convert_to
@@ -78,12 +78,12 @@ def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Tensor:
     """
     x = as_tensor("take", x)
     if axis is None:
-        x, axis = reshaped(x, (x.size,)), 0
+        x, axis = reshape_known(x, (x.size,)), 0
     place = normalize_axis("take", axis, x.ndim, {"x": x})
     index = from_the_front("take", index_tensor("take", indices), place, x.shape[place])
     found = apply(indexing.gather, x, index, axes=(place,))
     others = range(index.ndim, found.ndim)
-    return reordered(found, (*others[:place], *range(index.ndim), *others[place:]))
+    return transpose_known(found, (*others[:place], *range(index.ndim), *others[place:]))
 
 
 def index_add(
@@ -130,7 +130,7 @@ def _write_slices(
             fix="flatten it first: index.reshape(-1)",
         )
     shape = (*x.shape[:place], places.shape[0], *x.shape[place + 1 :])
-    updates = _spread_to(op, convert_to(as_tensor(op, source, "source"), x.dtype), shape)
+    updates = _broadcast_source(op, convert_to(as_tensor(op, source, "source"), x.dtype), shape)
     if alpha != 1:
         updates = multiply(updates, alpha)
     return apply(primitive, x, moveaxis(updates, place, 0), places, axes=(place,), **params)
@@ -148,7 +148,7 @@ def take_along_axis(x: Operand, indices: Operand, /, *, axis: int = -1) -> Tenso
     >>> wf.take_along_axis(wf.tensor([[1, 2], [3, 4]]), wf.tensor([[1], [0]]), axis=1).tolist()
     [[2], [3]]
     """
-    x, places, place = _aligned("take_along_axis", x, indices, axis)
+    x, places, place = _broadcast_index("take_along_axis", x, indices, axis)
     return apply(indexing.gather, x, *along_axis(places, place, places.shape), axes=_all(x))
 
 
@@ -162,7 +162,7 @@ def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: in
     [[0.0, 5.0], [5.0, 0.0]]
     """
     x = as_tensor("put_along_axis", x)
-    base, places, place = _aligned("put_along_axis", x, indices, axis)
+    base, places, place = _broadcast_index("put_along_axis", x, indices, axis)
     if base.shape != x.shape:
         raise ShapeError(
             "put_along_axis",
@@ -172,12 +172,14 @@ def put_along_axis(x: Operand, indices: Operand, values: Operand, /, *, axis: in
             fix="broadcast x first: wf.broadcast_to",
         )
     new = convert_to(as_tensor("put_along_axis", values, "values"), x.dtype)
-    updates = _spread_to("put_along_axis", new, places.shape)
+    updates = _broadcast_source("put_along_axis", new, places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(indexing.scatter, x, updates, *everywhere, axes=_all(x), unique=False)
 
 
-def _aligned(op: str, x: Operand, indices: Operand, axis: int) -> tuple[Tensor, Tensor, int]:
+def _broadcast_index(
+    op: str, x: Operand, indices: Operand, axis: int
+) -> tuple[Tensor, Tensor, int]:
     """x and indices broadcast against each other on all axes but one."""
     x = as_tensor(op, x)
     places = index_tensor(op, indices)
@@ -187,7 +189,8 @@ def _aligned(op: str, x: Operand, indices: Operand, axis: int) -> tuple[Tensor, 
     hidden = [(*t.shape[:place], 1, *t.shape[place + 1 :]) for t in (x, places)]
     shape = broadcast_shapes(op, hidden, {"x": x, "indices": places})
     both = [
-        broadcasted(t, (*shape[:place], t.shape[place], *shape[place + 1 :])) for t in (x, places)
+        broadcast_known(t, (*shape[:place], t.shape[place], *shape[place + 1 :]))
+        for t in (x, places)
     ]
     return both[0], both[1], place
 
@@ -219,7 +222,7 @@ def gather(x: Operand, axis: int, index: Operand) -> Tensor:
     >>> wf.gather(wf.tensor([[1, 2], [3, 4]]), 1, wf.tensor([[0, 0], [1, 0]])).tolist()
     [[1, 1], [4, 3]]
     """
-    x, places, place = _fitted("gather", x, axis, index)
+    x, places, place = _check_index("gather", x, axis, index)
     return apply(indexing.gather, x, *along_axis(places, place, places.shape), axes=_all(x))
 
 
@@ -230,7 +233,7 @@ def scatter(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     >>> wf.scatter(wf.zeros(3), 0, wf.tensor([2, 0]), wf.tensor([5.0, 6.0])).tolist()
     [6.0, 0.0, 5.0]
     """
-    return _scattered("scatter", indexing.scatter, x, axis, index, src, unique=False)
+    return _scatter_along("scatter", indexing.scatter, x, axis, index, src, unique=False)
 
 
 def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
@@ -240,7 +243,7 @@ def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
     >>> wf.scatter_add(wf.zeros(3), 0, wf.tensor([1, 1]), wf.tensor([5.0, 6.0])).tolist()
     [0.0, 11.0, 0.0]
     """
-    return _scattered("scatter_add", indexing.scatter_add, x, axis, index, src)
+    return _scatter_along("scatter_add", indexing.scatter_add, x, axis, index, src)
 
 
 def scatter_reduce(
@@ -255,7 +258,7 @@ def scatter_reduce(
     by = {"amax": indexing.scatter_max, "amin": indexing.scatter_min, "sum": indexing.scatter_add}
     chosen = by.get(str(reduce))
     if chosen is not None:
-        return _scattered("scatter_reduce", chosen, x, axis, index, src)
+        return _scatter_along("scatter_reduce", chosen, x, axis, index, src)
     if reduce != "mean":
         raise ArgumentError(
             "scatter_reduce",
@@ -266,10 +269,10 @@ def scatter_reduce(
         )
     total = scatter_add(x, axis, index, src)
     ones = convert_to(as_tensor("scatter_reduce", 1.0), total.dtype)
-    return divide(total, scatter_add(broadcasted(ones, total.shape), axis, index, ones))
+    return divide(total, scatter_add(broadcast_known(ones, total.shape), axis, index, ones))
 
 
-def _fitted(op: str, x: Operand, axis: int, index: Operand) -> tuple[Tensor, Tensor, int]:
+def _check_index(op: str, x: Operand, axis: int, index: Operand) -> tuple[Tensor, Tensor, int]:
     """An index that addresses one axis and is no longer than x on the others."""
     x = as_tensor(op, x)
     places = index_tensor(op, index)
@@ -287,31 +290,31 @@ def _fitted(op: str, x: Operand, axis: int, index: Operand) -> tuple[Tensor, Ten
     return x, from_the_front(op, places, place, x.shape[place]), place
 
 
-def _scattered(
+def _scatter_along(
     op: str, primitive: Primitive, x: Operand, axis: int, index: Operand, src: Operand,
     **params: bool,
 ) -> Tensor:  # fmt: skip
-    x, places, place = _fitted(op, x, axis, index)
-    updates = _cut_to(op, convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
+    x, places, place = _check_index(op, x, axis, index)
+    updates = _fit_source(op, convert_to(as_tensor(op, src, "src"), x.dtype), places.shape)
     everywhere = along_axis(places, place, places.shape)
     return apply(primitive, x, updates, *everywhere, axes=_all(x), **params)
 
 
-def _cut_to(op: str, src: Tensor, shape: Shape) -> Tensor:
+def _fit_source(op: str, src: Tensor, shape: Shape) -> Tensor:
     """The elements of src that an index of that shape uses: src may be longer."""
     longer = src.ndim == len(shape) and not any(
         is_below(a, b) for a, b in zip(src.shape, shape, strict=True)
     )
     if not longer or src.shape == shape:
-        return _spread_to(op, src, shape)
+        return _broadcast_source(op, src, shape)
     ones = (1,) * src.ndim
     return apply(slice_, src, starts=(0,) * src.ndim, stops=shape, strides=ones)
 
 
-def _spread_to(op: str, source: Tensor, shape: Shape) -> Tensor:
+def _broadcast_source(op: str, source: Tensor, shape: Shape) -> Tensor:
     """What is written, broadcast to the places it is written to."""
     try:
-        return broadcasted(source, shape)
+        return broadcast_known(source, shape)
     except ShapeError as error:
         raise ShapeError(
             op,
@@ -352,7 +355,7 @@ def masked_select(x: Operand, mask: Operand) -> Tensor:
             fix="compare first: mask != 0",
         )
     shape = broadcast_shapes("masked_select", [x.shape, chosen.shape], {"x": x, "mask": chosen})
-    return getitem(broadcasted(x, shape), broadcasted(chosen, shape))
+    return getitem(broadcast_known(x, shape), broadcast_known(chosen, shape))
 
 
 # --- boxes -------------------------------------------------------------------------------------

@@ -37,17 +37,17 @@ from weft.core.errors import (
     DTypeError,
     ShapeError,
     TraceError,
-    shown,
+    short_repr,
 )
 from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
 from weft.ir.dispatch import apply
-from weft.ir.parts import as_part, living
+from weft.ir.parts import as_part, living_origin
 from weft.ir.tensor import Tensor, grad_mode, host_array, wrap
 from weft.ops import movement
 from weft.ops.comparison import less
 from weft.ops.composed.ingestion import ingest
-from weft.ops.composed.manipulation import broadcasted, reordered, reshaped
+from weft.ops.composed.manipulation import broadcast_known, reshape_known, transpose_known
 from weft.ops.elementwise import add
 from weft.ops.indexing import extent, gather, out_of_range, scatter
 from weft.ops.movement import inverse, is_below
@@ -68,16 +68,16 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
         view = _view(value, key if type(key) is tuple else (key,))
         if view is not None:
             part = wrap(view)
-            part._origin = (ref(x), key, x._origin and living(x._origin))
+            part._origin = (ref(x), key, x._origin and living_origin(x._origin))
             return part
     selection = select(x, read_key(x, key))
     if not selection.indices:
-        return as_part(_viewed(x, selection), x, key)
-    found = apply(gather, _viewed(x, selection), *selection.indices, axes=selection.axes)
-    return reordered(found, selection.order())
+        return as_part(_basic_view(x, selection), x, key)
+    found = apply(gather, _basic_view(x, selection), *selection.indices, axes=selection.axes)
+    return transpose_known(found, selection.order())
 
 
-def updated(x: Tensor, key: Any, value: Operand, /) -> Tensor:
+def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
     """The tensor that x is after x[key] = value: the value is broadcast, and gets x's dtype."""
     new = _new_value(x, value)
     items = read_key(x, key)
@@ -86,13 +86,13 @@ def updated(x: Tensor, key: Any, value: Operand, /) -> Tensor:
         return masked
     selection = select(x, items)
     if not selection.indices:
-        return _write_view(x, selection, _filling(x, new, selection.shape))
-    filled = _filling(x, new, selection.result_shape())
-    base = _viewed(x, selection)
+        return _write_view(x, selection, _broadcast_value(x, new, selection.shape))
+    filled = _broadcast_value(x, new, selection.result_shape())
+    base = _basic_view(x, selection)
     changed = apply(
         scatter,
         base,
-        reordered(filled, inverse(selection.order())),
+        transpose_known(filled, inverse(selection.order())),
         *selection.indices,
         axes=selection.axes,
         unique=selection.unique,
@@ -190,13 +190,13 @@ def select(x: Tensor, items: Sequence[Item]) -> Selection:
         else:
             _add_basic(selection, x, item)
     if found:
-        shape = broadcast_shapes(OP, [index.shape for index in found], _named(found))
-        selection.indices = tuple([broadcasted(index, shape) for index in found])
+        shape = broadcast_shapes(OP, [index.shape for index in found], _indices_by_name(found))
+        selection.indices = tuple([broadcast_known(index, shape) for index in found])
         selection.place = selection.axes[0] if len(runs) == 1 else 0
     return selection
 
 
-def _named(indices: Sequence[Tensor]) -> dict[str, object]:
+def _indices_by_name(indices: Sequence[Tensor]) -> dict[str, object]:
     return {f"index{i + 1}": index for i, index in enumerate(indices)}
 
 
@@ -253,7 +253,7 @@ def from_the_front(op: str, index: Tensor, axis: int, dim: Dimension) -> Tensor:
 
 def _stretch(item: slice, dim: Dimension) -> tuple[Dimension, Dimension, int, bool]:
     """Start, stop and positive stride of the elements, and whether they come in opposite order."""
-    step = 1 if item.step is None else _bound(item, item.step)
+    step = 1 if item.step is None else _integer_bound(item, item.step)
     if not isinstance(step, int) or step == 0:
         raise ArgumentError(
             OP,
@@ -263,8 +263,8 @@ def _stretch(item: slice, dim: Dimension) -> tuple[Dimension, Dimension, int, bo
             fix="x[::1] for every element, x[::-1] for the opposite order",
         )
     low, high = (0, dim) if step > 0 else (-1, dim - 1)
-    start = _clamped(item, item.start, dim, low, high, low if step > 0 else high)
-    stop = _clamped(item, item.stop, dim, low, high, high if step > 0 else low)
+    start = _clamp_bound(item, item.start, dim, low, high, low if step > 0 else high)
+    stop = _clamp_bound(item, item.stop, dim, low, high, high if step > 0 else low)
     if step < 0:
         count = _count(start - stop, -step)
         last = start + (count - 1) * step
@@ -277,13 +277,13 @@ def _count(length: Dimension, step: int) -> Dimension:
     return 0 if length < 0 else (length + step - 1) // step
 
 
-def _clamped(
+def _clamp_bound(
     item: slice, bound: Any, dim: Dimension, low: Dimension, high: Dimension, default: Dimension
 ) -> Dimension:
     """A slice's bound counted from the front and moved into the range that has elements."""
     if bound is None:
         return default
-    place = _bound(item, bound)
+    place = _integer_bound(item, bound)
     if place < 0:
         place = place + dim
     if place < low:
@@ -293,7 +293,7 @@ def _clamped(
     return place
 
 
-def _bound(item: slice, bound: Any) -> Dimension:
+def _integer_bound(item: slice, bound: Any) -> Dimension:
     if isinstance(bound, (int, Dim)):
         return bound
     try:
@@ -383,7 +383,7 @@ def _index_tensor(item: Any) -> Tensor:
         OP,
         f"{type(item).__name__} is not an index",
         expected="integers, slices, None, ..., and tensors or lists of integers or booleans",
-        got={"index": shown(item)},
+        got={"index": short_repr(item)},
         fix="convert it first: x[int(i)]"
         if isinstance(item, float)
         else "x[0], x[1:3], x[..., None], x[[0, 2]], x[x > 0]",
@@ -464,15 +464,15 @@ def _write_masked(x: Tensor, items: Sequence[Item], value: Tensor) -> Tensor | N
         if value.shape[split - 1] != 1 or value.ndim > axis + 1 + after:
             return None
         spread = (*value.shape[: split - 1], *[1] * mask.ndim, *value.shape[split:])
-        value = reshaped(value, spread)
-    fitting = reshaped(mask, mask.shape + (1,) * after)
-    return where(fitting, _filling(x, value, x.shape), x)
+        value = reshape_known(value, spread)
+    fitting = reshape_known(mask, mask.shape + (1,) * after)
+    return where(fitting, _broadcast_value(x, value, x.shape), x)
 
 
 # --- reading and writing -----------------------------------------------------------------------
 
 
-def _viewed(x: Tensor, selection: Selection) -> Tensor:
+def _basic_view(x: Tensor, selection: Selection) -> Tensor:
     """What the slices and new axes of a key select, before its indices."""
     if tuple(selection.cut) != x.shape or any(stride != 1 for stride in selection.strides):
         x = apply(
@@ -484,12 +484,12 @@ def _viewed(x: Tensor, selection: Selection) -> Tensor:
         )
     if selection.flips:
         x = apply(movement.flip, x, axes=tuple(selection.flips))
-    return reshaped(x, selection.shape)
+    return reshape_known(x, selection.shape)
 
 
 def _write_view(x: Tensor, selection: Selection, value: Tensor) -> Tensor:
-    """x with what `_viewed` reads replaced."""
-    value = reshaped(value, tuple(selection.cut))
+    """x with what `_basic_view` reads replaced."""
+    value = reshape_known(value, tuple(selection.cut))
     if selection.flips:
         value = apply(movement.flip, value, axes=tuple(selection.flips))
     if tuple(selection.cut) == x.shape:
@@ -520,13 +520,13 @@ def _new_value(x: Tensor, value: Operand) -> Tensor:
     return convert_to(new, x.dtype)
 
 
-def _filling(x: Tensor, value: Tensor, shape: Shape) -> Tensor:
+def _broadcast_value(x: Tensor, value: Tensor, shape: Shape) -> Tensor:
     """The value broadcast to the shape of what it is written to."""
     extra = value.ndim - len(shape)
     if extra > 0 and all(is_zero(dim - 1) for dim in value.shape[:extra]):
-        value = reshaped(value, value.shape[extra:])
+        value = reshape_known(value, value.shape[extra:])
     try:
-        return broadcasted(value, shape)
+        return broadcast_known(value, shape)
     except ShapeError:
         raise ShapeError(
             OP,

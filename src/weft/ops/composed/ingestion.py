@@ -25,14 +25,14 @@ from weft.core.errors import (
     OutOfMemoryError,
     ShapeError,
     WeftError,
-    shown,
+    short_repr,
 )
 from weft.core.trees import endless
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
-from weft.ops.dlpack import imported
+from weft.ops.dlpack import import_array
 from weft.ops.movement import concatenate, reshape
-from weft.ops.operands import array_tensor, convert_to, promoted, span
+from weft.ops.operands import array_tensor, convert_to, promote_operands, span
 
 __all__ = ["from_dlpack"]
 
@@ -60,7 +60,7 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
     if is_concrete(obj) and not is_host(obj):
         made = wrap(obj)
         return convert_to(made, dtype or made.dtype), dtype is None or made.dtype is dtype
-    return _of_array(op, _foreign(op, obj), dtype)
+    return _of_array(op, _foreign_array(op, obj), dtype)
 
 
 def _too_large(op: str, obj: Any) -> OutOfMemoryError:
@@ -76,7 +76,7 @@ def _too_large(op: str, obj: Any) -> OutOfMemoryError:
 # --- arrays of other libraries -----------------------------------------------------------------
 
 
-def _foreign(op: str, obj: Any) -> Array:
+def _foreign_array(op: str, obj: Any) -> Array:
     """The array behind an object of another library, on its own memory where that can be."""
     if isinstance(obj, (np.ndarray, np.generic)):
         return np.asarray(obj)
@@ -111,7 +111,7 @@ def _of_array(op: str, array: Array, dtype: DType | None) -> Ingested:
     if dtype is None or made.dtype is dtype:
         return made, np.may_share_memory(value, array) or array.size == 0
     if dtype.is_integer and made.dtype.is_inexact and not np.isfinite(value).all():
-        raise _unfit(op, array, dtype)
+        raise _range_error(op, array, dtype)
     return convert_to(made, dtype), False
 
 
@@ -149,7 +149,7 @@ def _through_dlpack(op: str, obj: Any) -> Array:
             fix="copy it to the CPU first, for example x.cpu()",
         )
     try:
-        return imported(obj)
+        return import_array(obj)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise DTypeError(
             op,
@@ -175,7 +175,7 @@ def _dlpack_device(obj: Any) -> tuple[int, int] | None:
 
 def _of_sequence(op: str, obj: Any, dtype: DType | None) -> Tensor:
     if any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
-        made = _stacked(op, obj, "obj")
+        made = _stack_nested(op, obj, "obj")
         return made if dtype is None else convert_to(made, dtype)
     return wrap(_array_of_numbers(op, obj, dtype))
 
@@ -189,15 +189,15 @@ def _leaves(obj: Any) -> Iterator[Any]:
                 yield each
 
 
-def _stacked(op: str, obj: Any, path: str) -> Tensor:
+def _stack_nested(op: str, obj: Any, path: str) -> Tensor:
     """Nested lists with tensors among their leaves, joined along new axes."""
     if not isinstance(obj, (list, tuple)):
         return ingest(op, obj, None)[0]
-    parts = [_stacked(op, each, f"{path}[{i}]") for i, each in enumerate(obj)]
+    parts = [_stack_nested(op, each, f"{path}[{i}]") for i, each in enumerate(obj)]
     for i, part in enumerate(parts):
         if part.shape != parts[0].shape:
             _refuse_ragged(op, f"{path}[{i}]", part.shape, parts[0].shape)
-    parts = list(promoted(op, parts))
+    parts = list(promote_operands(op, parts))
     rows = [apply(reshape, part, shape=(1, *part.shape)) for part in parts]
     return apply(concatenate, *rows, axis=0)
 
@@ -222,7 +222,7 @@ def _default(op: str, obj: Any, found: Array) -> Array:
         return found
     whole = kind == "u" or (kind == "f" and found.size and np.abs(found).max() >= 2.0**63)
     if whole and all(type(leaf) in (int, bool) for leaf in _leaves([obj])):
-        raise _unfit(op, obj, dtypes.DEFAULT_INTEGER)
+        raise _range_error(op, obj, dtypes.DEFAULT_INTEGER)
     default = {"f": dtypes.DEFAULT_FLOAT, "c": dtypes.DEFAULT_COMPLEX}.get(kind)
     with np.errstate(all="ignore"):
         return found if default is None else found.astype(default.numpy)
@@ -237,10 +237,10 @@ def _refuse(op: str, obj: Any, dtype: DType | None, error: Exception | None) -> 
             op,
             f"{type(strange[0]).__name__} is not a number",
             expected="numbers, arrays, or nested lists of these",
-            got={"element": shown(strange[0])},
+            got={"element": short_repr(strange[0])},
             fix="leave it out, or encode it as a number first",
         )
-    raise _unfit(op, obj, dtype or dtypes.DEFAULT_INTEGER) from error
+    raise _range_error(op, obj, dtype or dtypes.DEFAULT_INTEGER) from error
 
 
 def _is_number(value: Any) -> bool:
@@ -270,7 +270,7 @@ def _refuse_ragged(op: str, path: str, shape: Any, first: Any) -> NoReturn:
     )
 
 
-def _unfit(op: str, obj: Any, dtype: DType) -> WeftError:
+def _range_error(op: str, obj: Any, dtype: DType) -> WeftError:
     kind = DTypeError if dtype.is_integer else ArgumentError
     return kind(
         op,

@@ -16,6 +16,7 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import is_static
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.composed.convolutions import per_axis
 from weft.ops.composed.pooling import (
@@ -34,6 +35,7 @@ _LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
 _AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
 
 
+@unit
 def interpolate(
     x: Any,
     size: int | Sequence[int] | None = None,
@@ -70,7 +72,11 @@ def interpolate(
                 places = _linear_places(dim, count, ratio, align_corners)
             else:
                 places = _nearest_places(dim, count, ratio, shift)
-        out = _linear(out, i + 2, places, dim) if mode in _LINEAR else _taken(out, i + 2, places)
+        out = (
+            _linear(out, i + 2, places, dim)
+            if mode in _LINEAR
+            else _take_places(out, i + 2, places)
+        )
     return out
 
 
@@ -131,7 +137,7 @@ def _linear_places(dim: int, count: int, ratio: float, align_corners: bool) -> A
     return np.asarray(np.maximum((np.arange(count) + 0.5) * ratio - 0.5, 0.0))
 
 
-def _taken(x: Tensor, axis: int, places: Array) -> Tensor:
+def _take_places(x: Tensor, axis: int, places: Array) -> Tensor:
     if len(places) == x.shape[axis] and bool(np.all(places == np.arange(len(places)))):
         return x
     return move_axis(apply(gather, x, wrap(places), axes=(axis,)), 0, axis)
@@ -141,5 +147,5 @@ def _linear(x: Tensor, axis: int, places: Array, dim: int) -> Tensor:
     low = np.minimum(np.floor(places).astype(np.int64), dim - 1)
     share = convert_to(wrap(places - low), x.dtype)
     share = apply(reshape, share, shape=(len(places), *[1] * (x.ndim - axis - 1)))
-    before, after = _taken(x, axis, low), _taken(x, axis, np.minimum(low + 1, dim - 1))
+    before, after = _take_places(x, axis, low), _take_places(x, axis, np.minimum(low + 1, dim - 1))
     return before * (1.0 - share) + after * share

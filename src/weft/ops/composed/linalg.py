@@ -36,8 +36,8 @@ from weft.ops.matrices import (
     require_square,
 )
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
-from weft.ops.operands import Operand, as_integer, as_tensor, convert_to, promoted
-from weft.ops.reduction import kept, reduce_max, reduce_sum
+from weft.ops.operands import Operand, as_integer, as_tensor, convert_to, promote_operands
+from weft.ops.reduction import keep_reduced, reduce_max, reduce_sum
 
 __all__ = [
     "EigResult",
@@ -138,7 +138,7 @@ class SVDResult(NamedTuple):
 
 
 def _inexact(op: str, x: Operand) -> Tensor:
-    return promoted(op, (x,), "inexact")[0]
+    return promote_operands(op, (x,), "inexact")[0]
 
 
 def _hermitian(op: str, x: Operand) -> Tensor:
@@ -263,7 +263,7 @@ def eigvals(x: Operand, /) -> Tensor:
 
 def _system(op: str, x1: Operand, x2: Operand) -> tuple[Tensor, Tensor, bool]:
     """Both sides with equal leading axes, and whether the right one was a single vector."""
-    a, b = promoted(op, (x1, x2), "inexact")
+    a, b = promote_operands(op, (x1, x2), "inexact")
     require_matrix(op, a.type, "x1")
     vector = b.ndim == 1
     if vector:
@@ -271,15 +271,15 @@ def _system(op: str, x1: Operand, x2: Operand) -> tuple[Tensor, Tensor, bool]:
     require_matrix(op, b.type, "x2")
     got = {"x1": a, "x2": b}
     stack = broadcast_shapes(op, [a.shape[:-2], b.shape[:-2]], got)
-    return _stacked(a, stack), _stacked(b, stack), vector
+    return _broadcast_stack(a, stack), _broadcast_stack(b, stack), vector
 
 
-def _stacked(x: Tensor, stack: Shape) -> Tensor:
+def _broadcast_stack(x: Tensor, stack: Shape) -> Tensor:
     shape = (*stack, *x.shape[-2:])
     return x if x.shape == shape else apply(broadcast_to, x, shape=shape)
 
 
-def _without_last(x: Tensor, vector: bool) -> Tensor:
+def _drop_last_axis(x: Tensor, vector: bool) -> Tensor:
     return apply(reshape, x, shape=x.shape[:-1]) if vector else x
 
 
@@ -291,7 +291,7 @@ def solve(x1: Operand, x2: Operand, /) -> Tensor:
     [1.0, 0.5]
     """
     a, b, vector = _system("solve", x1, x2)
-    return _without_last(apply(solving.solve, a, b), vector)
+    return _drop_last_axis(apply(solving.solve, a, b), vector)
 
 
 def solve_triangular(
@@ -306,7 +306,7 @@ def solve_triangular(
     """
     a, b, vector = _system("solve_triangular", x1, x2)
     out = apply(solving.triangular_solve, a, b, lower=not upper, unit=bool(unit_diagonal))
-    return _without_last(out, vector)
+    return _drop_last_axis(out, vector)
 
 
 def inv(x: Operand, /) -> Tensor:
@@ -383,7 +383,7 @@ def _rank(values: Tensor, rtol: Tensor) -> Tensor:
         return zeros(TensorType(DEFAULT_INTEGER, stack))
     axes = (values.ndim - 1,)
     limit = apply(reduce_max, values, axes=axes) * rtol
-    above = greater(values, kept(limit, values, axes))
+    above = greater(values, keep_reduced(limit, values, axes))
     return apply(reduce_sum, convert_to(above, DEFAULT_INTEGER), axes=axes)
 
 
@@ -404,8 +404,8 @@ def lstsq(x1: Operand, x2: Operand, /, *, rtol: Operand | None = None) -> LstsqR
     residuals = apply(reduce_sum, misfit, axes=(misfit.ndim - 2,))
     values = svdvals(a)
     return LstsqResult(
-        _without_last(solution, vector),
-        _without_last(residuals, vector),
+        _drop_last_axis(solution, vector),
+        _drop_last_axis(residuals, vector),
         _rank(values, threshold),
         values,
     )
@@ -421,7 +421,7 @@ def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> Tensor:
     >>> wf.linalg.cross(wf.tensor([1.0, 0.0, 0.0]), wf.tensor([0.0, 1.0, 0.0])).tolist()
     [0.0, 0.0, 1.0]
     """
-    a, b = promoted("cross", (x1, x2), "number")
+    a, b = promote_operands("cross", (x1, x2), "number")
     got = {"x1": a, "x2": b}
     for x in (a, b):
         position = normalize_axis("cross", axis, x.ndim, got)
@@ -436,10 +436,12 @@ def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> Tensor:
     shape = broadcast_shapes("cross", [a.shape, b.shape], got)
     a, b = (apply(broadcast_to, x, shape=shape) for x in (a, b))
     at = normalize_axis("cross", axis, len(shape), got)
-    return _turned(a, 1, at) * _turned(b, 2, at) - _turned(a, 2, at) * _turned(b, 1, at)
+    return _rotate_three(a, 1, at) * _rotate_three(b, 2, at) - _rotate_three(
+        a, 2, at
+    ) * _rotate_three(b, 1, at)
 
 
-def _turned(x: Tensor, count: int, axis: int) -> Tensor:
+def _rotate_three(x: Tensor, count: int, axis: int) -> Tensor:
     """The three elements along an axis, moved round by `count`."""
 
     def stretch(start: int, stop: int) -> Tensor:

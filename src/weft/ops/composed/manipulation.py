@@ -42,7 +42,7 @@ from weft.ops.operands import (
     as_integer,
     as_sequence,
     as_tensor,
-    promoted,
+    promote_operands,
 )
 
 __all__ = [
@@ -71,7 +71,7 @@ Axis = int | Sequence[int]
 # --- shapes ------------------------------------------------------------------------------------
 
 
-def reshaped(x: Tensor, shape: Shape) -> Tensor:
+def reshape_known(x: Tensor, shape: Shape) -> Tensor:
     """The tensor in a known shape; another handle on the same value where it has it already."""
     if x.shape == shape:
         return as_part(alias(x), x, "x.reshape(x.shape)")
@@ -98,7 +98,7 @@ def reshape(x: Operand, /, shape: Any, *, copy: bool | None = None) -> Tensor:
             got={"x": x, "shape": list(target), "copy": copy},
             fix="leave copy out: wf.reshape(x, shape)",
         )
-    return alias(reshaped(x, target)) if copy else reshaped(x, target)
+    return alias(reshape_known(x, target)) if copy else reshape_known(x, target)
 
 
 def _is_view(value: Any, shape: Shape) -> bool:
@@ -165,7 +165,7 @@ def expand_dims(x: Operand, /, axis: Axis) -> Tensor:
     count = len(axis) if isinstance(axis, Sequence) else 1
     axes = normalize_axes("expand_dims", axis, x.ndim + count, {"x": x})
     old = iter(x.shape)
-    return reshaped(x, tuple([1 if i in axes else next(old) for i in range(x.ndim + count)]))
+    return reshape_known(x, tuple([1 if i in axes else next(old) for i in range(x.ndim + count)]))
 
 
 def squeeze(x: Operand, /, axis: Axis | None = None) -> Tensor:
@@ -177,7 +177,9 @@ def squeeze(x: Operand, /, axis: Axis | None = None) -> Tensor:
     """
     x = as_tensor("squeeze", x)
     if axis is None:
-        return reshaped(x, tuple([dim for dim in x.shape if not is_zero(dim - 1, strict=True)]))
+        return reshape_known(
+            x, tuple([dim for dim in x.shape if not is_zero(dim - 1, strict=True)])
+        )
     axes = normalize_axes("squeeze", axis, x.ndim, {"x": x})
     for each in axes:
         if not is_zero(x.shape[each] - 1):
@@ -188,7 +190,7 @@ def squeeze(x: Operand, /, axis: Axis | None = None) -> Tensor:
                 got={"x": x, "axis": axis},
                 fix=f"index the axis to take one element of it: wf.take(x, 0, axis={each})",
             )
-    return reshaped(x, tuple([dim for i, dim in enumerate(x.shape) if i not in axes]))
+    return reshape_known(x, tuple([dim for i, dim in enumerate(x.shape) if i not in axes]))
 
 
 def broadcast_to(x: Operand, /, shape: Any) -> Tensor:
@@ -198,10 +200,10 @@ def broadcast_to(x: Operand, /, shape: Any) -> Tensor:
     >>> wf.broadcast_to(wf.tensor([1, 2]), (2, 2)).tolist()
     [[1, 2], [1, 2]]
     """
-    return broadcasted(as_tensor("broadcast_to", x), check_shape("broadcast_to", shape))
+    return broadcast_known(as_tensor("broadcast_to", x), check_shape("broadcast_to", shape))
 
 
-def broadcasted(x: Tensor, shape: Shape) -> Tensor:
+def broadcast_known(x: Tensor, shape: Shape) -> Tensor:
     """The tensor broadcast to a known shape."""
     return alias(x) if x.shape == shape else apply(movement.broadcast_to, x, shape=shape)
 
@@ -228,13 +230,13 @@ def broadcast_arrays(*arrays: Operand) -> tuple[Tensor, ...]:
     tensors = [as_tensor("broadcast_arrays", x, f"x{i + 1}") for i, x in enumerate(arrays)]
     got = {f"x{i + 1}": tensor for i, tensor in enumerate(tensors)}
     shape = rules.broadcast_shapes("broadcast_arrays", [tensor.shape for tensor in tensors], got)
-    return tuple([broadcasted(tensor, shape) for tensor in tensors])
+    return tuple([broadcast_known(tensor, shape) for tensor in tensors])
 
 
 # --- the order of axes and of elements ---------------------------------------------------------
 
 
-def reordered(x: Tensor, order: tuple[int, ...]) -> Tensor:
+def transpose_known(x: Tensor, order: tuple[int, ...]) -> Tensor:
     """The axes in a known order."""
     if order == tuple(range(x.ndim)):
         return as_part(alias(x), x, "x.reshape(x.shape)")
@@ -278,7 +280,7 @@ def swapaxes(x: Operand, axis1: int, axis2: int, /) -> Tensor:
     second = normalize_axis("swapaxes", axis2, x.ndim, {"x": x})
     order = list(range(x.ndim))
     order[first], order[second] = second, first
-    return reordered(x, tuple(order))
+    return transpose_known(x, tuple(order))
 
 
 def moveaxis(x: Operand, source: Axis, destination: Axis, /) -> Tensor:
@@ -302,7 +304,7 @@ def moveaxis(x: Operand, source: Axis, destination: Axis, /) -> Tensor:
     order = [axis for axis in range(x.ndim) if axis not in sources]
     for target, moved in sorted(zip(targets, sources, strict=True)):
         order.insert(target, moved)
-    return reordered(x, tuple(order))
+    return transpose_known(x, tuple(order))
 
 
 def flip(x: Operand, /, *, axis: Axis | None = None) -> Tensor:
@@ -327,7 +329,7 @@ def roll(x: Operand, /, shift: Axis, *, axis: Axis | None = None) -> Tensor:
     """
     x = as_tensor("roll", x)
     if axis is None:
-        return reshaped(roll(reshaped(x, (x.size,)), shift, axis=0), x.shape)
+        return reshape_known(roll(reshape_known(x, (x.size,)), shift, axis=0), x.shape)
     named = axis if isinstance(axis, Sequence) else [axis]
     axes = [normalize_axis("roll", each, x.ndim, {"x": x}) for each in named]
     given = shift if isinstance(shift, (tuple, list)) else [shift] * len(axes)
@@ -343,11 +345,11 @@ def roll(x: Operand, /, shift: Axis, *, axis: Axis | None = None) -> Tensor:
             fix="wf.roll(x, (1, 2), axis=(0, 1))",
         )
     for each, amount in zip(axes, shifts, strict=True):
-        x = _rolled(x, amount, each)
+        x = _roll_axis(x, amount, each)
     return alias(x)
 
 
-def _rolled(x: Tensor, shift: Any, axis: int) -> Tensor:
+def _roll_axis(x: Tensor, shift: Any, axis: int) -> Tensor:
     dim = x.shape[axis]
     if dim != 0 and not movement.is_below(abs(shift), dim):
         shift = shift % dim
@@ -370,7 +372,7 @@ def cut_axis(x: Tensor, axis: int, start: Dimension, stop: Dimension) -> Tensor:
 # --- joining and repeating ---------------------------------------------------------------------
 
 
-def joined(op: str, arrays: Any) -> tuple[Tensor, ...]:
+def promoted_sequence(op: str, arrays: Any) -> tuple[Tensor, ...]:
     """Tensors of one dtype from a sequence of at least one."""
     if isinstance(arrays, (Tensor, np.ndarray)):
         arrays = unstack(arrays)
@@ -383,7 +385,7 @@ def joined(op: str, arrays: Any) -> tuple[Tensor, ...]:
             got={"arrays": arrays},
             fix=f"wf.{op}([x, y])",
         )
-    return promoted(op, arrays)
+    return promote_operands(op, arrays)
 
 
 def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Tensor:
@@ -393,9 +395,9 @@ def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Tensor:
     >>> wf.concat([wf.tensor([1, 2]), wf.tensor([3])]).tolist()
     [1, 2, 3]
     """
-    tensors = joined("concat", arrays)
+    tensors = promoted_sequence("concat", arrays)
     if axis is None:
-        tensors = tuple([reshaped(x, (x.size,)) for x in tensors])
+        tensors = tuple([reshape_known(x, (x.size,)) for x in tensors])
     along = 0 if axis is None else axis
     place = normalize_axis("concat", along, tensors[0].ndim, {"x1": tensors[0]})
     found: Tensor = apply_as("concat", movement.concatenate, *tensors, axis=place)
@@ -409,7 +411,7 @@ def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Tensor:
     >>> wf.stack([wf.tensor([1, 2]), wf.tensor([3, 4])], axis=1).tolist()
     [[1, 3], [2, 4]]
     """
-    tensors = joined("stack", arrays)
+    tensors = promoted_sequence("stack", arrays)
     place = normalize_axis("stack", axis, tensors[0].ndim + 1, {"x1": tensors[0]})
     if any(not _same_shape(x.shape, tensors[0].shape) for x in tensors):
         raise ShapeError(
@@ -438,7 +440,7 @@ def unstack(x: Operand, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     place = normalize_axis("unstack", axis, x.ndim, {"x": x})
     shape = (*x.shape[:place], *x.shape[place + 1 :])
     count = range(int(x.shape[place]))
-    return tuple([reshaped(cut_axis(x, place, i, i + 1), shape) for i in count])
+    return tuple([reshape_known(cut_axis(x, place, i, i + 1), shape) for i in count])
 
 
 def tile(x: Operand, repetitions: Any, /) -> Tensor:
@@ -454,9 +456,9 @@ def tile(x: Operand, repetitions: Any, /) -> Tensor:
     counts = (1,) * (rank - len(counts)) + counts
     shape = (1,) * (rank - x.ndim) + x.shape
     pairs = list(zip(counts, shape, strict=True))
-    apart = reshaped(x, tuple([d for _, dim in pairs for d in (1, dim)]))
-    filled = broadcasted(apart, tuple([d for pair in pairs for d in pair]))
-    return reshaped(filled, tuple([count * dim for count, dim in pairs]))
+    apart = reshape_known(x, tuple([d for _, dim in pairs for d in (1, dim)]))
+    filled = broadcast_known(apart, tuple([d for pair in pairs for d in pair]))
+    return reshape_known(filled, tuple([count * dim for count, dim in pairs]))
 
 
 def repeat(x: Operand, repeats: Any, /, *, axis: int | None = None) -> Tensor:
@@ -472,20 +474,22 @@ def repeat(x: Operand, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     """
     x = as_tensor("repeat", x)
     if axis is None:
-        x, axis = reshaped(x, (x.size,)), 0
+        x, axis = reshape_known(x, (x.size,)), 0
     place = normalize_axis("repeat", axis, x.ndim, {"x": x})
     counts = _repeats(x, repeats, place)
     if isinstance(counts, (int, Dim)):
-        return _repeated(x, counts, place)
+        return _repeat_elements(x, counts, place)
     index = wrap(np.repeat(np.arange(len(counts)), counts))
     found = apply(gather, x, index, axes=(place,))
     return moveaxis(found, 0, place)
 
 
-def _repeated(x: Tensor, count: Dimension, axis: int) -> Tensor:
+def _repeat_elements(x: Tensor, count: Dimension, axis: int) -> Tensor:
     before, dim, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    filled = broadcasted(reshaped(x, (*before, dim, 1, *after)), (*before, dim, count, *after))
-    return reshaped(filled, (*before, dim * count, *after))
+    filled = broadcast_known(
+        reshape_known(x, (*before, dim, 1, *after)), (*before, dim, count, *after)
+    )
+    return reshape_known(filled, (*before, dim * count, *after))
 
 
 def _repeats(x: Tensor, repeats: Any, axis: int) -> Any:

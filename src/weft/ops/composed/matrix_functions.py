@@ -21,7 +21,7 @@ from weft.ops.composed.products import matmul
 from weft.ops.identity import stop_gradient
 from weft.ops.matrices import identity, product, require_square
 from weft.ops.movement import broadcast_to, reshape
-from weft.ops.operands import Operand, alias, as_sequence, promoted
+from weft.ops.operands import Operand, alias, as_sequence, promote_operands
 from weft.ops.reduction import reduce_max, reduce_sum
 from weft.ops.selection import where
 from weft.ops.solving import inv, solve
@@ -37,7 +37,7 @@ def matrix_power(x: Operand, n: int, /) -> Tensor:
     [[1.0, 5.0], [0.0, 1.0]]
     """
     exponent = _exponent(n)
-    tensor = promoted("matrix_power", (x,), "number" if exponent >= 0 else "inexact")[0]
+    tensor = promote_operands("matrix_power", (x,), "number" if exponent >= 0 else "inexact")[0]
     require_square("matrix_power", tensor.type, allowed="any")
     if exponent < 0:
         return matrix_power(apply(inv, tensor), -exponent)
@@ -86,7 +86,7 @@ def multi_dot(arrays: Sequence[Operand], /) -> Tensor:
             got={"arrays": len(arrays)},
             fix="pass them as one sequence: multi_dot([a, b, c])",
         )
-    tensors = list(promoted("multi_dot", arrays, "number"))
+    tensors = list(promote_operands("multi_dot", arrays, "number"))
     ranks = [x.ndim for x in tensors]
     if any(rank != 2 for rank in ranks[1:-1]) or not {ranks[0], ranks[-1]} <= {1, 2}:
         raise ShapeError(
@@ -96,10 +96,10 @@ def multi_dot(arrays: Sequence[Operand], /) -> Tensor:
             got={f"x{i + 1}": x for i, x in enumerate(tensors)},
             fix="multiply stacks of matrices with a @ b @ c",
         )
-    return _chained(tensors)
+    return _multiply_chain(tensors)
 
 
-def _chained(factors: list[Tensor]) -> Tensor:
+def _multiply_chain(factors: list[Tensor]) -> Tensor:
     """The cheapest way to multiply each stretch of factors, short stretches first."""
     sides = [1 if factors[0].ndim == 1 else factors[0].shape[-2], *[x.shape[-1] for x in factors]]
     count = len(factors)
@@ -137,7 +137,7 @@ def matrix_exp(x: Operand, /) -> Tensor:
     >>> wf.linalg.matrix_exp(wf.zeros((2, 2))).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    tensor = promoted("matrix_exp", (x,), "inexact")[0]
+    tensor = promote_operands("matrix_exp", (x,), "inexact")[0]
     if is_zero(require_square("matrix_exp", tensor.type)):
         return alias(tensor)
     last = tensor.ndim - 1

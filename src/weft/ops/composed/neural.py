@@ -13,37 +13,39 @@ from weft.core.dimensions import is_zero
 from weft.core.errors import ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import maximum, negative
 from weft.ops.composed.norms import vector_norm
 from weft.ops.elementary import exp, log, sigmoid
 from weft.ops.identity import stop_gradient
 from weft.ops.movement import slice_
-from weft.ops.operands import allowed_dtype, as_tensor, convert_to, promoted
-from weft.ops.reduction import kept, reduce_max, reduce_sum
+from weft.ops.operands import allowed_dtype, as_tensor, convert_to, promote_operands
+from weft.ops.reduction import keep_reduced, reduce_max, reduce_sum
 
 __all__ = ["cosine_similarity", "glu", "log_softmax", "normalize", "softmax", "softmin"]
 
 Axis = int | tuple[int, ...]
 
 
-def _floating(op: str, x: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...]]:
+def _float_operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...]]:
     tensor = as_tensor(op, x)
     tensor = convert_to(tensor, allowed_dtype(op, tensor.dtype, "float", (tensor,)))
     return tensor, tuple(sorted(normalize_axes(op, axis, tensor.ndim, {"x": tensor})))
 
 
 def _sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    return kept(apply(reduce_sum, x, axes=axes), x, axes)
+    return keep_reduced(apply(reduce_sum, x, axes=axes), x, axes)
 
 
-def _shifted(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _less_maximum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """The tensor less its largest element along axes, which cancels out of the result."""
     if any(is_zero(x.shape[axis]) for axis in axes):
         return x
-    return x - kept(apply(reduce_max, stop_gradient(x), axes=axes), x, axes)
+    return x - keep_reduced(apply(reduce_max, stop_gradient(x), axes=axes), x, axes)
 
 
+@unit
 def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """Exponentials divided by their sum along an axis: positive numbers that add up to 1.
 
@@ -53,11 +55,12 @@ def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     >>> wf.softmax(wf.tensor([1000.0, 1000.0, float("-inf")])).tolist()
     [0.5, 0.5, 0.0]
     """
-    tensor, axes = _floating("softmax", x, axis)
-    powers = exp(_shifted(tensor, axes))
+    tensor, axes = _float_operand("softmax", x, axis)
+    powers = exp(_less_maximum(tensor, axes))
     return powers / _sum(powers, axes)
 
 
+@unit
 def log_softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """The logarithm of `softmax`, without the loss of digits that taking it afterwards has.
 
@@ -65,11 +68,12 @@ def log_softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     >>> wf.log_softmax(wf.tensor([0.0, 1000.0])).tolist()
     [-1000.0, 0.0]
     """
-    tensor, axes = _floating("log_softmax", x, axis)
-    shifted = _shifted(tensor, axes)
+    tensor, axes = _float_operand("log_softmax", x, axis)
+    shifted = _less_maximum(tensor, axes)
     return shifted - log(_sum(exp(shifted), axes))
 
 
+@unit
 def softmin(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """`softmax` of the negative: small elements get large shares.
 
@@ -77,10 +81,11 @@ def softmin(x: Any, /, *, axis: Axis = -1) -> Tensor:
     >>> wf.softmin(wf.tensor([0.0, 1000.0])).tolist()
     [1.0, 0.0]
     """
-    tensor, _ = _floating("softmin", x, axis)
+    tensor, _ = _float_operand("softmin", x, axis)
     return softmax(negative(tensor), axis=axis)
 
 
+@unit
 def normalize(x: Any, /, *, ord: float = 2, axis: Axis = -1, eps: float = 1e-12) -> Tensor:
     """The tensor divided by its norm along axes, which is taken as at least `eps`.
 
@@ -88,10 +93,11 @@ def normalize(x: Any, /, *, ord: float = 2, axis: Axis = -1, eps: float = 1e-12)
     >>> wf.normalize(wf.tensor([3.0, 4.0])).numpy().round(3).tolist()
     [0.6000000238418579, 0.800000011920929]
     """
-    tensor, axes = _floating("normalize", x, axis)
+    tensor, axes = _float_operand("normalize", x, axis)
     return tensor / maximum(vector_norm(tensor, axis=axes, ord=ord, keepdims=True), eps)
 
 
+@unit
 def cosine_similarity(x1: Any, x2: Any, /, *, axis: int = -1, eps: float = 1e-8) -> Tensor:
     """The cosine of the angle between vectors along an axis; norms are taken as at least `eps`.
 
@@ -99,13 +105,14 @@ def cosine_similarity(x1: Any, x2: Any, /, *, axis: int = -1, eps: float = 1e-8)
     >>> wf.cosine_similarity(wf.tensor([1.0, 0.0]), wf.tensor([0.0, 2.0])).item()
     0.0
     """
-    a, b = promoted("cosine_similarity", (x1, x2), "float")
+    a, b = promote_operands("cosine_similarity", (x1, x2), "float")
     lengths = [maximum(vector_norm(x, axis=axis, keepdims=True), eps) for x in (a, b)]
     products = (a / lengths[0]) * (b / lengths[1])
     place = normalize_axis("cosine_similarity", axis, products.ndim, {"x1": a, "x2": b})
     return apply(reduce_sum, products, axes=(place,))
 
 
+@unit
 def glu(x: Any, /, *, axis: int = -1) -> Tensor:
     """The gated linear unit: the first half along an axis times the sigmoid of the second.
 
@@ -113,7 +120,7 @@ def glu(x: Any, /, *, axis: int = -1) -> Tensor:
     >>> wf.glu(wf.tensor([2.0, 0.0])).tolist()
     [1.0]
     """
-    tensor, places = _floating("glu", x, axis)
+    tensor, places = _float_operand("glu", x, axis)
     place = places[0] if len(places) == 1 else normalize_axis("glu", axis, tensor.ndim, {"x": x})
     count = tensor.shape[place]
     if is_zero(count % 2 - 1):

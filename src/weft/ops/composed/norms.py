@@ -16,6 +16,7 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import normalize_axes
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.reverse import zeros
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import abs, conj
@@ -24,7 +25,7 @@ from weft.ops.elementary import pow, sqrt
 from weft.ops.factorizations import svdvals
 from weft.ops.matrices import real_part, require_matrix
 from weft.ops.movement import reshape, transpose
-from weft.ops.operands import Operand, convert_to, promoted
+from weft.ops.operands import Operand, convert_to, promote_operands
 from weft.ops.reduction import reduce_max, reduce_min, reduce_sum, reduced_type
 from weft.ops.selection import where
 
@@ -33,6 +34,7 @@ __all__ = ["matrix_norm", "norm", "vector_norm"]
 Axes = tuple[int, ...]
 
 
+@unit
 def vector_norm(
     x: Operand,
     /,
@@ -49,20 +51,20 @@ def vector_norm(
     >>> wf.linalg.vector_norm(wf.tensor([3.0, -4.0]), ord=1).tolist()
     7.0
     """
-    tensor = promoted("vector_norm", (x,), "inexact")[0]
+    tensor = promote_operands("vector_norm", (x,), "inexact")[0]
     axes = tuple(sorted(normalize_axes("vector_norm", axis, tensor.ndim, {"x": tensor})))
     power = _order("vector_norm", ord)
-    wide, dtype = _widened(tensor)
-    return _shown(convert_to(_sized(wide, axes, power), dtype), tensor, axes, keepdims)
+    wide, dtype = _widen_operand(tensor)
+    return _keep_dims(convert_to(_norm_over(wide, axes, power), dtype), tensor, axes, keepdims)
 
 
-def _widened(x: Tensor) -> tuple[Tensor, DType]:
+def _widen_operand(x: Tensor) -> tuple[Tensor, DType]:
     """The tensor to work with, in float32 instead of 16-bit floats, and the result's dtype."""
     dtype = real_of(x.dtype)
     return (convert_to(x, float32) if dtype.bits == 16 else x), dtype
 
 
-def _shown(result: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+def _keep_dims(result: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     if not keepdims:
         return result
     shape = tuple(1 if axis in axes else dim for axis, dim in enumerate(x.shape))
@@ -81,7 +83,7 @@ def _order(op: str, ord: object) -> float:
     return float(ord)
 
 
-def _sized(x: Tensor, axes: Axes, power: float) -> Tensor:
+def _norm_over(x: Tensor, axes: Axes, power: float) -> Tensor:
     if power == 2:
         return _root(apply(reduce_sum, _squares(x), axes=axes), 0.5)
     if power == 0:
@@ -125,18 +127,18 @@ def matrix_norm(
     >>> wf.linalg.matrix_norm(wf.tensor([[1.0, -2.0], [0.0, 3.0]]), ord=1).tolist()
     5.0
     """
-    tensor = promoted("matrix_norm", (x,), "inexact")[0]
+    tensor = promote_operands("matrix_norm", (x,), "inexact")[0]
     require_matrix("matrix_norm", tensor.type)
-    wide, dtype = _widened(tensor)
+    wide, dtype = _widen_operand(tensor)
     axes = (tensor.ndim - 2, tensor.ndim - 1)
-    return _shown(convert_to(_matrix_size(wide, ord), dtype), tensor, axes, keepdims)
+    return _keep_dims(convert_to(_matrix_size(wide, ord), dtype), tensor, axes, keepdims)
 
 
 def _matrix_size(x: Tensor, ord: object) -> Tensor:
     rows, columns = x.ndim - 2, x.ndim - 1
     ord = ord if ord is None or isinstance(ord, (str, int, float)) else repr(ord)
     if ord == "fro" or ord is None:
-        return _sized(x, (rows, columns), 2)
+        return _norm_over(x, (rows, columns), 2)
     if ord == "nuc":
         return apply(reduce_sum, apply(svdvals, x), axes=(rows,))
     if ord in (2, -2):
@@ -172,7 +174,7 @@ def norm(
     >>> wf.linalg.norm(wf.tensor([[3.0, 0.0], [0.0, 4.0]])).tolist()
     5.0
     """
-    tensor = promoted("norm", (x,), "inexact")[0]
+    tensor = promote_operands("norm", (x,), "inexact")[0]
     if axis is None and ord is None:
         return vector_norm(tensor, keepdims=keepdims)
     axes = normalize_axes("norm", axis, tensor.ndim, {"x": tensor})
@@ -189,4 +191,4 @@ def norm(
         )
     others = tuple(i for i in range(tensor.ndim) if i not in axes)
     turned = apply(transpose, tensor, order=(*others, *axes))
-    return _shown(matrix_norm(turned, ord=ord), tensor, axes, keepdims)
+    return _keep_dims(matrix_norm(turned, ord=ord), tensor, axes, keepdims)

@@ -17,7 +17,7 @@ from weft.core.shapes import Dim, Dimension, Shape
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor
 from weft.ops import movement
-from weft.ops.composed.manipulation import broadcasted, cut_axis
+from weft.ops.composed.manipulation import broadcast_known, cut_axis
 from weft.ops.movement import is_below
 from weft.ops.operands import Operand, alias, as_tensor, convert_to
 
@@ -114,7 +114,7 @@ def _pad_tensor(x: Tensor, widths: Widths, value: Tensor) -> Tensor:
         )
     shape: Shape = tuple([low + d + high for d, (low, high) in zip(x.shape, widths, strict=True)])
     starts = tuple([low for low, _ in widths])
-    canvas = broadcasted(value, shape)
+    canvas = broadcast_known(value, shape)
     return apply(movement.update_slice, canvas, x, starts=starts, strides=(1,) * x.ndim)
 
 
@@ -136,11 +136,11 @@ def _pad_axis(x: Tensor, axis: int, low: Dimension, high: Dimension, mode: str) 
     limit = dim - 1 if mode == "reflect" else dim
     while low != 0:
         step = limit if is_below(limit, low) else low
-        x = apply(movement.concatenate, _before(x, axis, step, dim, mode), x, axis=axis)
+        x = apply(movement.concatenate, _leading_part(x, axis, step, dim, mode), x, axis=axis)
         low = low - step
     while high != 0:
         step = limit if is_below(limit, high) else high
-        x = apply(movement.concatenate, x, _after(x, axis, step, dim, mode), axis=axis)
+        x = apply(movement.concatenate, x, _trailing_part(x, axis, step, dim, mode), axis=axis)
         high = high - step
     return x
 
@@ -148,18 +148,18 @@ def _pad_axis(x: Tensor, axis: int, low: Dimension, high: Dimension, mode: str) 
 def _pad_edge(x: Tensor, axis: int, low: Dimension, high: Dimension) -> Tensor:
     dim = x.shape[axis]
     parts = [
-        _stretched(cut_axis(x, axis, 0, 1), axis, low),
+        _repeat_edge(cut_axis(x, axis, 0, 1), axis, low),
         x,
-        _stretched(cut_axis(x, axis, dim - 1, dim), axis, high),
+        _repeat_edge(cut_axis(x, axis, dim - 1, dim), axis, high),
     ]
     return apply(movement.concatenate, *parts, axis=axis)
 
 
-def _stretched(x: Tensor, axis: int, count: Dimension) -> Tensor:
-    return broadcasted(x, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+def _repeat_edge(x: Tensor, axis: int, count: Dimension) -> Tensor:
+    return broadcast_known(x, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
-def _before(x: Tensor, axis: int, step: Dimension, period: Dimension, mode: str) -> Tensor:
+def _leading_part(x: Tensor, axis: int, step: Dimension, period: Dimension, mode: str) -> Tensor:
     """What comes before the first element; the first one starts a period."""
     if mode == "wrap":
         return cut_axis(x, axis, period - step, period)
@@ -167,7 +167,7 @@ def _before(x: Tensor, axis: int, step: Dimension, period: Dimension, mode: str)
     return apply(movement.flip, cut_axis(x, axis, skipped, skipped + step), axes=(axis,))
 
 
-def _after(x: Tensor, axis: int, step: Dimension, period: Dimension, mode: str) -> Tensor:
+def _trailing_part(x: Tensor, axis: int, step: Dimension, period: Dimension, mode: str) -> Tensor:
     """What comes after the last element; elements before it repeat by periods."""
     dim = x.shape[axis]
     if mode == "wrap":

@@ -15,8 +15,15 @@ from weft.core.errors import ArgumentError
 from weft.core.shapes import Dimension, is_static
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
-from weft.ops.composed.convolutions import Sizes, batched, per_axis, sides, unbatched
+from weft.ops.composed.convolutions import (
+    Sizes,
+    per_axis,
+    sides,
+    with_batch_axis,
+    without_batch_axis,
+)
 from weft.ops.contraction import NONE, dot
 from weft.ops.convolution import Padding
 from weft.ops.indexing import gather
@@ -69,11 +76,11 @@ def _window(
                 fix="pad the input first: wf.pad(x, ...)",
             )
     if ceil_mode:
-        around = _rounded_up(x.shape[-rank:], window, strides, around, dilations)
+        around = _ceil_padding(x.shape[-rank:], window, strides, around, dilations)
     return {"window": window, "strides": strides, "padding": around, "dilation": dilations}
 
 
-def _rounded_up(
+def _ceil_padding(
     spatial: tuple[Dimension, ...],
     window: tuple[int, ...],
     strides: tuple[int, ...],
@@ -107,14 +114,17 @@ def _max_pool(
     ceil_mode: bool,
     return_indices: bool,
 ) -> Any:
-    tensor, added = batched(op, as_tensor(op, x), rank)
+    tensor, added = with_batch_axis(op, as_tensor(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, dilation, ceil_mode)
     if not return_indices:
-        return unbatched(apply_as(op, window_max, tensor, **params), added)
+        return without_batch_axis(apply_as(op, window_max, tensor, **params), added)
     indices = apply_as(op, window_argmax, tensor, **params)
-    return unbatched(window_pick(tensor, indices, rank), added), unbatched(indices, added)
+    return without_batch_axis(window_pick(tensor, indices, rank), added), without_batch_axis(
+        indices, added
+    )
 
 
+@unit
 def max_pool1d(
     x: Any,
     kernel_size: Sizes,
@@ -137,6 +147,7 @@ def max_pool1d(
     return _max_pool(op, 1, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@unit
 def max_pool2d(
     x: Any,
     kernel_size: Sizes,
@@ -156,6 +167,7 @@ def max_pool2d(
     return _max_pool(op, 2, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@unit
 def max_pool3d(
     x: Any,
     kernel_size: Sizes,
@@ -188,14 +200,14 @@ def _avg_pool(
     ceil_mode: bool,
     count_include_pad: bool,
 ) -> Tensor:
-    tensor, added = batched(op, _floating(op, x), rank)
+    tensor, added = with_batch_axis(op, _inexact_operand(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, 1, ceil_mode)
     total: Tensor = apply_as(op, window_sum, tensor, **params)
     inside = sides(op, padding, rank)
     if params["padding"] == inside and (count_include_pad or not any(map(any, inside))):
-        return unbatched(total / float(np.prod(params["window"])), added)
+        return without_batch_axis(total / float(np.prod(params["window"])), added)
     counted = inside if count_include_pad else ((0, 0),) * rank
-    return unbatched(total / _counts(tensor, counted, params), added)
+    return without_batch_axis(total / _counts(tensor, counted, params), added)
 
 
 def _counts(x: Tensor, counted: Padding, params: dict[str, Any]) -> Tensor:
@@ -213,11 +225,12 @@ def _counts(x: Tensor, counted: Padding, params: dict[str, Any]) -> Tensor:
     return apply(window_sum, ones, **{**params, "padding": rest})
 
 
-def _floating(op: str, x: Any) -> Tensor:
+def _inexact_operand(op: str, x: Any) -> Tensor:
     tensor = as_tensor(op, x)
     return convert_to(tensor, allowed_dtype(op, tensor.dtype, "inexact", (tensor,)))
 
 
+@unit
 def avg_pool1d(
     x: Any,
     kernel_size: Sizes,
@@ -238,6 +251,7 @@ def avg_pool1d(
     return _avg_pool(op, 1, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@unit
 def avg_pool2d(
     x: Any,
     kernel_size: Sizes,
@@ -256,6 +270,7 @@ def avg_pool2d(
     return _avg_pool(op, 2, x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
+@unit
 def avg_pool3d(
     x: Any,
     kernel_size: Sizes,
@@ -282,8 +297,8 @@ def _bounds(dim: int, count: int) -> list[tuple[int, int]]:
     return [(i * dim // count, -(-(i + 1) * dim // count)) for i in range(count)]
 
 
-def _adaptive(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, list[int], bool]:
-    tensor, added = batched(op, as_tensor(op, x), rank)
+def _adaptive_sizes(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, list[int], bool]:
+    tensor, added = with_batch_axis(op, as_tensor(op, x), rank)
     several = isinstance(output_size, (tuple, list))
     entries = tuple(output_size) if several else (output_size,) * rank
     spatial = tensor.shape[2:]
@@ -301,10 +316,10 @@ def _adaptive(op: str, rank: int, x: Any, output_size: Any) -> tuple[Tensor, lis
 
 
 def _adaptive_avg(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
-    tensor, sizes, added = _adaptive(op, rank, _floating(op, x), output_size)
+    tensor, sizes, added = _adaptive_sizes(op, rank, _inexact_operand(op, x), output_size)
     for axis, count in enumerate(sizes, start=2):
         tensor = _mean_stretches(tensor, axis, count)
-    return unbatched(alias(tensor), added)
+    return without_batch_axis(alias(tensor), added)
 
 
 def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
@@ -321,10 +336,10 @@ def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
 
 
 def _adaptive_max(op: str, rank: int, x: Any, output_size: Any) -> Tensor:
-    tensor, sizes, added = _adaptive(op, rank, x, output_size)
+    tensor, sizes, added = _adaptive_sizes(op, rank, x, output_size)
     for axis, count in enumerate(sizes, start=2):
         tensor = _largest_of_stretches(tensor, axis, count)
-    return unbatched(alias(tensor), added)
+    return without_batch_axis(alias(tensor), added)
 
 
 def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
@@ -336,6 +351,7 @@ def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
     return move_axis(apply(reduce_max, taken, axes=(1,)), 0, axis)
 
 
+@unit
 def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     """The means of as many stretches of equal or nearly equal length as asked for.
 
@@ -346,6 +362,7 @@ def adaptive_avg_pool1d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool1d", 1, x, output_size)
 
 
+@unit
 def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
     """The means of a grid of rectangles; None leaves an axis as it is.
 
@@ -356,6 +373,7 @@ def adaptive_avg_pool2d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool2d", 2, x, output_size)
 
 
+@unit
 def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
     """The means of a grid of boxes; None leaves an axis as it is.
 
@@ -366,6 +384,7 @@ def adaptive_avg_pool3d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_avg("adaptive_avg_pool3d", 3, x, output_size)
 
 
+@unit
 def adaptive_max_pool1d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of as many stretches as asked for.
 
@@ -376,6 +395,7 @@ def adaptive_max_pool1d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_max("adaptive_max_pool1d", 1, x, output_size)
 
 
+@unit
 def adaptive_max_pool2d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of a grid of rectangles; None leaves an axis as it is.
 
@@ -386,6 +406,7 @@ def adaptive_max_pool2d(x: Any, output_size: Any) -> Tensor:
     return _adaptive_max("adaptive_max_pool2d", 2, x, output_size)
 
 
+@unit
 def adaptive_max_pool3d(x: Any, output_size: Any) -> Tensor:
     """The largest elements of a grid of boxes; None leaves an axis as it is.
 

@@ -26,11 +26,12 @@ from weft.core.shapes import (
 )
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import conj
 from weft.ops.contraction import NONE, ROWS_BY_COLUMNS, dot, plain_product
 from weft.ops.movement import broadcast_to, reshape, slice_, transpose
-from weft.ops.operands import alias, as_sequence, as_tensor, promoted, wrong_dtype
+from weft.ops.operands import alias, as_sequence, as_tensor, promote_operands, wrong_dtype
 from weft.ops.reduction import reduce_sum
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
 # --- matrices ----------------------------------------------------------------------------------
 
 
+@unit
 def matmul(x1: Any, x2: Any, /) -> Tensor:
     """The matrix product over the last axis of x1 and the last but one of x2.
 
@@ -79,7 +81,7 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
 
 
 def _numbers(op: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
-    a, b = promoted(op, (x1, x2))
+    a, b = promote_operands(op, (x1, x2))
     if not (a.dtype.is_inexact or a.dtype.is_integer):
         raise wrong_dtype(op, "number", {"a": a, "b": b})
     return a, b
@@ -144,6 +146,7 @@ def matrix_transpose(x: Any, /) -> Tensor:
 # --- inner and outer products ------------------------------------------------------------------
 
 
+@unit
 def tensordot(
     x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> Tensor:
@@ -195,6 +198,7 @@ def _paired_axes(
     return left, right
 
 
+@unit
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
     """The inner product Σ conj(x1)·x2 along an axis; the other axes broadcast.
 
@@ -270,6 +274,7 @@ Labels = tuple[str, ...]
 """One label per axis: a letter, or "...0", "...1", … for the axes that an ellipsis stands for."""
 
 
+@unit
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     """The sum of products that a formula describes, as in "ij,jk->ik".
 
@@ -284,7 +289,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     [3.0, 3.0]
     """
     inputs, output = _parse(subscripts, len(operands))
-    tensors = promoted("einsum", operands)
+    tensors = promote_operands("einsum", operands)
     got = {f"x{i + 1}": tensor for i, tensor in enumerate(tensors)}
     if not (tensors[0].dtype.is_inexact or tensors[0].dtype.is_integer):
         raise wrong_dtype("einsum", "number", {**got})
@@ -292,7 +297,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     ellipsis = max((tuple(n for n in names if len(n) > 1) for names in named), key=len)
     wanted = _result(subscripts, inputs, output, ellipsis, got)
     sizes = _sizes(subscripts, named, tensors, got)
-    terms = [_simple(x, names, sizes) for x, names in zip(tensors, named, strict=True)]
+    terms = [_distinct_labels(x, names, sizes) for x, names in zip(tensors, named, strict=True)]
     return _contract_all(terms, wanted, sizes)
 
 
@@ -380,7 +385,7 @@ def _sizes(
 Term = tuple[Tensor, Labels]
 
 
-def _simple(x: Tensor, names: Labels, sizes: dict[str, Dimension]) -> Term:
+def _distinct_labels(x: Tensor, names: Labels, sizes: dict[str, Dimension]) -> Term:
     """An operand with distinct labels: repeated ones become a diagonal, sizes of 1 are dropped."""
     stretched = [i for i, name in enumerate(names) if x.shape[i] != sizes[name]]
     if stretched:
@@ -419,7 +424,7 @@ def _contract_all(terms: list[Term], wanted: Labels, sizes: dict[str, Dimension]
         others = [term for index, term in enumerate(terms) if index not in (i, j)]
         needed = {name for _, names in others for name in names} | set(wanted)
         terms = [*others, _contract(terms[i], terms[j], needed)]
-    x, names = _summed(terms[0], set(wanted))
+    x, names = _sum_unneeded(terms[0], set(wanted))
     order = tuple([names.index(name) for name in wanted])
     return alias(x) if names == wanted else apply(transpose, x, order=order)
 
@@ -442,7 +447,7 @@ def _estimate(names: set[str], sizes: dict[str, Dimension]) -> int:
     return total
 
 
-def _summed(term: Term, needed: set[str]) -> Term:
+def _sum_unneeded(term: Term, needed: set[str]) -> Term:
     """A term summed over the labels that nothing else needs."""
     x, names = term
     axes = tuple([i for i, name in enumerate(names) if name not in needed])
@@ -453,8 +458,8 @@ def _summed(term: Term, needed: set[str]) -> Term:
 
 def _contract(left: Term, right: Term, needed: set[str]) -> Term:
     """Two terms in one: shared labels that are needed run together, others are summed over."""
-    a, p = _summed(left, needed | set(right[1]))
-    b, q = _summed(right, needed | set(p))
+    a, p = _sum_unneeded(left, needed | set(right[1]))
+    b, q = _sum_unneeded(right, needed | set(p))
     shared = [name for name in p if name in q]
     together = tuple([name for name in shared if name in needed])
     over = tuple([name for name in shared if name not in needed])

@@ -22,18 +22,19 @@ from weft.core.dtypes import DType, bool_, float32, float64, uint32, uint64
 from weft.core.errors import ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, size
 from weft.ir.dispatch import apply
-from weft.ir.reverse import filled
+from weft.ir.eager import by_reference
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.comparison import greater_equal, less, less_equal
 from weft.ops.composed import linalg
 from weft.ops.composed.control import while_loop
 from weft.ops.composed.random_keys import (
-    arranged,
     drawn_bits,
     float_dtype,
+    key_or_next,
     parts,
+    read_parameters,
     require,
-    taken,
 )
 from weft.ops.composed.statistics import all as all_hold
 from weft.ops.composed.statistics import logsumexp
@@ -58,7 +59,7 @@ from weft.ops.identity import stop_gradient
 from weft.ops.logic import bitwise_and, bitwise_right_shift, logical_not, logical_or
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
 from weft.ops.operands import as_tensor, convert_to
-from weft.ops.random_bits import folded
+from weft.ops.random_bits import fold_key
 from weft.ops.random_gamma import gamma_by_concentration
 from weft.ops.selection import clip, where
 from weft.ops.special import erf, erfinv
@@ -82,7 +83,7 @@ Key = Tensor | None
 # --- unit draws --------------------------------------------------------------------------------
 
 
-def working(dtype: DType) -> DType:
+def working_dtype(dtype: DType) -> DType:
     """The dtype that samples of a dtype are computed in: 16-bit floats in float32."""
     return float32 if dtype.bits == 16 else dtype
 
@@ -142,7 +143,7 @@ def standard_gumbel(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     return negative(log(negative(log1p(negative(lot)))))
 
 
-def moved(z: Tensor, loc: Any, scale: Any, dtype: DType) -> Tensor:
+def scale_and_shift(z: Tensor, loc: Any, scale: Any, dtype: DType) -> Tensor:
     """loc + scale·z in the result's dtype."""
     z = convert_to(z, dtype)
     z = multiply(z, scale) if isinstance(scale, Tensor) or scale != 1 else z
@@ -165,15 +166,16 @@ def uniform(
     (3,)
     """
     op = "random.uniform"
-    wanted, target, (low, high) = arranged(op, shape, dtype, low=low, high=high)
+    wanted, target, (low, high) = read_parameters(op, shape, dtype, low=low, high=high)
     require(op, np.less, "low < high", f"wf.{op}(shape, 0.0, 1.0)", low=low, high=high)
-    drawn = unit(taken(op, key), wanted, working(target))
+    drawn = unit(key_or_next(op, key), wanted, working_dtype(target))
     if target.bits == 16:  # a 16-bit float rounds numbers just below 1 up
         drawn = minimum(drawn, 1.0 - 2.0 ** (-8 if target.name == "bfloat16" else -11))
     numbers = not isinstance(high, Tensor) and not isinstance(low, Tensor)
-    return moved(drawn, low, high - low if numbers else subtract(high, low), target)
+    return scale_and_shift(drawn, low, high - low if numbers else subtract(high, low), target)
 
 
+@by_reference
 def normal(
     shape: Any = None, mean: Any = 0.0, std: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -184,11 +186,14 @@ def normal(
     (2, 3)
     """
     op = "random.normal"
-    wanted, target, (mean, std) = arranged(op, shape, dtype, mean=mean, std=std)
+    wanted, target, (mean, std) = read_parameters(op, shape, dtype, mean=mean, std=std)
     require(op, lambda s: s >= 0, "std >= 0", f"wf.{op}(shape, std=1.0)", std=std)
-    return moved(standard_normal(taken(op, key), wanted, working(target)), mean, std, target)
+    return scale_and_shift(
+        standard_normal(key_or_next(op, key), wanted, working_dtype(target)), mean, std, target
+    )
 
 
+@by_reference
 def exponential(
     shape: Any = None, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -199,11 +204,17 @@ def exponential(
     True
     """
     op = "random.exponential"
-    wanted, target, (scale,) = arranged(op, shape, dtype, scale=scale)
+    wanted, target, (scale,) = read_parameters(op, shape, dtype, scale=scale)
     require(op, lambda s: s >= 0, "scale >= 0", f"wf.{op}(shape, scale=1.0)", scale=scale)
-    return moved(standard_exponential(taken(op, key), wanted, working(target)), 0.0, scale, target)
+    return scale_and_shift(
+        standard_exponential(key_or_next(op, key), wanted, working_dtype(target)),
+        0.0,
+        scale,
+        target,
+    )
 
 
+@by_reference
 def gumbel(
     shape: Any = None, loc: Any = 0.0, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -216,11 +227,14 @@ def gumbel(
     (4,)
     """
     op = "random.gumbel"
-    wanted, target, (loc, scale) = arranged(op, shape, dtype, loc=loc, scale=scale)
+    wanted, target, (loc, scale) = read_parameters(op, shape, dtype, loc=loc, scale=scale)
     require(op, lambda s: s >= 0, "scale >= 0", f"wf.{op}(shape, scale=1.0)", scale=scale)
-    return moved(standard_gumbel(taken(op, key), wanted, working(target)), loc, scale, target)
+    return scale_and_shift(
+        standard_gumbel(key_or_next(op, key), wanted, working_dtype(target)), loc, scale, target
+    )
 
 
+@by_reference
 def laplace(
     shape: Any = None, loc: Any = 0.0, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -231,15 +245,16 @@ def laplace(
     (4,)
     """
     op = "random.laplace"
-    wanted, target, (loc, scale) = arranged(op, shape, dtype, loc=loc, scale=scale)
+    wanted, target, (loc, scale) = read_parameters(op, shape, dtype, loc=loc, scale=scale)
     require(op, lambda s: s >= 0, "scale >= 0", f"wf.{op}(shape, scale=1.0)", scale=scale)
-    form = working(target)
-    words = drawn_bits(taken(op, key), wanted, uint64 if form is float64 else uint32)
+    form = working_dtype(target)
+    words = drawn_bits(key_or_next(op, key), wanted, uint64 if form is float64 else uint32)
     side = subtract(multiply(convert_to(bitwise_and(words, 1), form), 2.0), 1.0)
     distance = negative(log(tail(bitwise_right_shift(words, 1), form, lost=1)))
-    return moved(multiply(side, distance), loc, scale, target)
+    return scale_and_shift(multiply(side, distance), loc, scale, target)
 
 
+@by_reference
 def truncated_normal(
     shape: Any = None,
     low: Any = -2.0,
@@ -262,20 +277,21 @@ def truncated_normal(
     """
     op = "random.truncated_normal"
     given = {"low": low, "high": high, "mean": mean, "std": std}
-    wanted, target, values = arranged(op, shape, dtype, **given)
+    wanted, target, values = read_parameters(op, shape, dtype, **given)
     low, high, mean, std = (convert_to(as_tensor(op, value), float64) for value in values)
     require(op, np.less, "low < high", f"wf.{op}(shape, -2.0, 2.0)", low=low, high=high)
     require(op, lambda s: s > 0, "std > 0", f"wf.{op}(shape, std=1.0)", std=std)
     below, above = (
         erf(divide(subtract(bound, mean), multiply(std, math.sqrt(2.0)))) for bound in (low, high)
     )
-    place = unit(taken(op, key), wanted, float64)
+    place = unit(key_or_next(op, key), wanted, float64)
     inside = add(below, multiply(place, subtract(above, below)))
     z = multiply(erfinv(clip(inside, 2.0**-53 - 1.0, 1.0 - 2.0**-53)), math.sqrt(2.0))
     drawn = add(mean, multiply(z, std))
     return convert_to(minimum(maximum(drawn, low), high), target)
 
 
+@by_reference
 def multivariate_normal(
     mean: Any, cov: Any, shape: Any = (), *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -302,7 +318,7 @@ def multivariate_normal(
     batch = broadcast_shapes(op, [centre.shape[:-1], spread.shape[:-2]], got)
     whole = (*check_shape(op, shape), *batch, centre.shape[-1])
     target = centre.dtype
-    z = convert_to(standard_normal(taken(op, key), whole, working(target)), target)
+    z = convert_to(standard_normal(key_or_next(op, key), whole, working_dtype(target)), target)
     column = apply(reshape, z, shape=(*whole, 1))
     coloured = linalg.matmul(linalg.cholesky(spread), column)
     return add(apply(reshape, coloured, shape=whole), centre)
@@ -331,10 +347,10 @@ def until_accepted(
 
     def attempt(state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         number, value, done = state
-        found, rejected = propose(folded(key, number))
+        found, rejected = propose(fold_key(key, number))
         return add(number, 1), where(done, value, found), logical_or(done, logical_not(rejected))
 
-    nothing, none = filled(shape, float64, 0.0), filled(shape, bool_, False)
+    nothing, none = filled_tensor(shape, float64, 0.0), filled_tensor(shape, bool_, False)
     start = (wrap(np.zeros((), np.uint64)), nothing, none)
     _, value, _ = while_loop(lambda state: logical_not(all_hold(state[2])), attempt, start)
     return value  # type: ignore[no-any-return]
@@ -368,6 +384,7 @@ def standard_gamma(key: Tensor, concentration: Tensor, shape: Shape) -> tuple[Te
     return accepted, where(small, boost, 0.0)
 
 
+@by_reference
 def gamma(
     shape: Any = None,
     concentration: Any = 1.0,
@@ -386,13 +403,14 @@ def gamma(
     """
     op = "random.gamma"
     given = {"concentration": concentration, "scale": scale}
-    wanted, target, (concentration, scale) = arranged(op, shape, dtype, **given)
+    wanted, target, (concentration, scale) = read_parameters(op, shape, dtype, **given)
     _positive(op, concentration=concentration)
     require(op, lambda s: s >= 0, "scale >= 0", f"wf.{op}(shape, 2.0, scale=1.0)", scale=scale)
-    x, boost = standard_gamma(taken(op, key), _double(op, concentration), wanted)
-    return moved(multiply(x, exp(boost)), 0.0, scale, target)
+    x, boost = standard_gamma(key_or_next(op, key), _double(op, concentration), wanted)
+    return scale_and_shift(multiply(x, exp(boost)), 0.0, scale, target)
 
 
+@by_reference
 def beta(
     shape: Any = None, a: Any = 1.0, b: Any = 1.0, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -403,15 +421,16 @@ def beta(
     (3,)
     """
     op = "random.beta"
-    wanted, target, (a, b) = arranged(op, shape, dtype, a=a, b=b)
+    wanted, target, (a, b) = read_parameters(op, shape, dtype, a=a, b=b)
     _positive(op, a=a)
     _positive(op, b=b)
-    keys = parts(taken(op, key), 2)
+    keys = parts(key_or_next(op, key), 2)
     logs = [_log_gamma_sample(k, _double(op, c), wanted) for k, c in zip(keys, (a, b), strict=True)]
     ratio = subtract(logs[1], logs[0])  # x/(x + y) = 1/(1 + y/x)
     return convert_to(divide(1.0, add(1.0, exp(ratio))), target)
 
 
+@by_reference
 def dirichlet(concentration: Any, shape: Any = (), *, dtype: Any = None, key: Key = None) -> Tensor:
     """Vectors of non-negative numbers that add up to 1; `shape` counts vectors in front.
 
@@ -429,11 +448,11 @@ def dirichlet(concentration: Any, shape: Any = (), *, dtype: Any = None, key: Ke
             got={"concentration": given},
             fix=f"wf.{op}(wf.ones(3))",
         )
-    whole, target, (given,) = arranged(
+    whole, target, (given,) = read_parameters(
         op, (*check_shape(op, shape), *given.shape), dtype, concentration=given
     )
     _positive(op, concentration=given)
-    logs = _log_gamma_sample(taken(op, key), _double(op, given), whole)
+    logs = _log_gamma_sample(key_or_next(op, key), _double(op, given), whole)
     return convert_to(exp(subtract(logs, logsumexp(logs, axis=-1, keepdims=True))), target)
 
 

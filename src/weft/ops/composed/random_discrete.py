@@ -16,9 +16,11 @@ from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, DType, as_dtype, float32, float64, int64, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
+from weft.ir import eager
 from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
-from weft.ir.reverse import filled, zeros
+from weft.ir.eager import by_reference
+from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import greater, greater_equal, less, less_equal
 from weft.ops.composed.control import while_loop
@@ -27,9 +29,9 @@ from weft.ops.composed.random_continuous import (
     unit,
     unit_tail,
     until_accepted,
-    working,
+    working_dtype,
 )
-from weft.ops.composed.random_keys import arranged, drawn_bits, parts, require, taken
+from weft.ops.composed.random_keys import drawn_bits, key_or_next, parts, read_parameters, require
 from weft.ops.composed.statistics import any as any_holds
 from weft.ops.composed.statistics import argmax, cumulative_sum
 from weft.ops.elementwise import (
@@ -97,7 +99,7 @@ def randint(low: Any, high: Any, shape: Any = (), *, dtype: Any = None, key: Key
     require(op, np.less, "low < high", f"wf.{op}(0, 10, shape)", low=low, high=high)
     if type(low) is int and type(high) is int:
         _check_range(op, low, high, target)
-    words = drawn_bits(taken(op, key), check_shape(op, shape), uint64)
+    words = drawn_bits(key_or_next(op, key), check_shape(op, shape), uint64)
     span = subtract(convert_to(last, uint64), convert_to(first, uint64))
     return add(convert_to(remainder(words, span), target), convert_to(first, target))
 
@@ -147,19 +149,20 @@ def bernoulli(p: Any = 0.5, shape: Any = None, *, key: Key = None) -> Tensor:
     [False, True]
     """
     op = "random.bernoulli"
-    wanted, target, (p,) = arranged(op, shape, None, p=p)
+    wanted, target, (p,) = read_parameters(op, shape, None, p=p)
     require(op, _is_share, _SHARE, f"wf.{op}(0.5)", p=p)
-    return less(unit(taken(op, key), wanted, working(target)), _wide(p))
+    return less(unit(key_or_next(op, key), wanted, working_dtype(target)), _widen_probability(p))
 
 
-def _wide(p: Any) -> Any:
-    return convert_to(p, working(p.dtype)) if isinstance(p, Tensor) else p
+def _widen_probability(p: Any) -> Any:
+    return convert_to(p, working_dtype(p.dtype)) if isinstance(p, Tensor) else p
 
 
 def _is_share(p: Any) -> Any:
     return (p >= 0) & (p <= 1)
 
 
+@by_reference
 def categorical(logits: Any, axis: int = -1, shape: Any = None, *, key: Key = None) -> Tensor:
     """Positions along an axis, chosen in proportion to exp(logits).
 
@@ -184,14 +187,14 @@ def categorical(logits: Any, axis: int = -1, shape: Any = None, *, key: Key = No
             fix="wf.random.categorical(wf.zeros(3))",
         )
     rest = weights.shape[:place] + weights.shape[place + 1 :]
-    front = _front(op, rest if shape is None else check_shape(op, shape), rest, weights)
+    front = _leading_axes(op, rest if shape is None else check_shape(op, shape), rest, weights)
     whole = front + weights.shape
-    noise = standard_gumbel(taken(op, key), whole, working(weights.dtype))
+    noise = standard_gumbel(key_or_next(op, key), whole, working_dtype(weights.dtype))
     total = add(convert_to(weights, noise.dtype), noise)
     return argmax(total, axis=len(front) + place)
 
 
-def _front(op: str, shape: Shape, rest: Shape, logits: Tensor) -> Shape:
+def _leading_axes(op: str, shape: Shape, rest: Shape, logits: Tensor) -> Shape:
     """The axes that a result's shape has more than the logits."""
     count = len(shape) - len(rest)
     if count < 0 or not all(map(equal, shape[count:], rest)):
@@ -217,10 +220,10 @@ def permutation(x: Any, axis: int = 0, *, key: Key = None) -> Tensor:
     """
     op = "random.permutation"
     if not isinstance(x, (Tensor, np.ndarray)):
-        return _order(taken(op, key), check_size(op, "x", x))
+        return _order(key_or_next(op, key), check_size(op, "x", x))
     tensor = as_tensor(op, x)
     place = normalize_axis(op, axis, tensor.ndim, {"x": tensor})
-    return _rows(tensor, _order(taken(op, key), tensor.shape[place]), place)
+    return _rows(tensor, _order(key_or_next(op, key), tensor.shape[place]), place)
 
 
 def shuffle(x: Any, axis: int = 0, *, key: Key = None) -> Tensor:
@@ -242,6 +245,7 @@ def _rows(x: Tensor, index: Tensor, axis: int) -> Tensor:
     return move_axis(apply(gather, x, index, axes=(axis,)), 0, axis)
 
 
+@by_reference
 def choice(
     x: Any,
     shape: Any = (),
@@ -265,8 +269,8 @@ def choice(
     count = check_size(op, "x", x) if source is None else source.shape[place]
     wanted = check_shape(op, shape)
     chances = None if p is None else _chances(op, p, count)
-    index = _chosen(op, taken(op, key), count, wanted, replace, chances)
-    return index if source is None else _gathered(source, index, place)
+    index = _choose_indices(op, key_or_next(op, key), count, wanted, replace, chances)
+    return index if source is None else _gather_along(source, index, place)
 
 
 def _chances(op: str, p: Any, count: Dimension) -> Tensor:
@@ -287,7 +291,7 @@ def _chances(op: str, p: Any, count: Dimension) -> Tensor:
     return chances
 
 
-def _chosen(
+def _choose_indices(
     op: str, key: Tensor, count: Dimension, shape: Shape, replace: bool, p: Tensor | None
 ) -> Tensor:
     """Indices of the chosen."""
@@ -319,7 +323,7 @@ def _weighted_order(key: Tensor, p: Tensor) -> Tensor:
     return apply(argsort, noisy, axis=0, descending=True)
 
 
-def _gathered(source: Tensor, index: Tensor, axis: int) -> Tensor:
+def _gather_along(source: Tensor, index: Tensor, axis: int) -> Tensor:
     """Elements along an axis, in whose place the index's axes stand."""
     rows = _rows(source, apply(reshape, index, shape=(index.size,)), axis)
     shape = source.shape[:axis] + index.shape + source.shape[axis + 1 :]
@@ -329,6 +333,7 @@ def _gathered(source: Tensor, index: Tensor, axis: int) -> Tensor:
 # --- counts ------------------------------------------------------------------------------------
 
 
+@by_reference
 def poisson(shape: Any = None, rate: Any = 1.0, *, dtype: Any = None, key: Key = None) -> Tensor:
     """Numbers of events in a time in which `rate` are expected; int64.
 
@@ -338,10 +343,10 @@ def poisson(shape: Any = None, rate: Any = 1.0, *, dtype: Any = None, key: Key =
     """
     op = "random.poisson"
     target = DEFAULT_INTEGER if dtype is None else as_dtype(dtype)
-    wanted, _, (rate,) = arranged(op, shape, None, rate=rate)
+    wanted, _, (rate,) = read_parameters(op, shape, None, rate=rate)
     require(op, lambda r: (r >= 0) & (r < 2.0**62), "0 <= rate", f"wf.{op}(shape, 1.0)", rate=rate)
     wide = _discrete(op, rate, wanted)
-    few, many = parts(taken(op, key), 2)
+    few, many = parts(key_or_next(op, key), 2)
     is_few = less(wide, 10.0)
     small = _poisson_by_inversion(few, where(is_few, wide, 1.0), wanted)
     large = _poisson_by_rejection(many, where(is_few, 10.0, wide), wanted)
@@ -375,7 +380,7 @@ def _by_inversion(key: Tensor, shape: Shape, first: Tensor, following: Any) -> T
         _, _, chance, rest = state
         return any_holds(logical_and(greater(subtract(rest, chance), 0.0), greater(chance, 0.0)))
 
-    start = (scalar_tensor("random", 0.0, float64), filled(shape, float64, 0.0))
+    start = (scalar_tensor("random", 0.0, float64), filled_tensor(shape, float64, 0.0))
     state = while_loop(goes_on, step, (*start, first, unit(key, shape, float64)))
     return state[1]  # type: ignore[no-any-return]
 
@@ -394,7 +399,7 @@ def _poisson_by_rejection(key: Tensor, rate: Tensor, shape: Shape) -> Tensor:
         k = floor(add(multiply(add(divide(multiply(a, 2.0), us), b), u), add(rate, 0.43)))
         left = log(divide(multiply(v, inverse), add(divide(a, multiply(us, us)), b)))
         right = subtract(subtract(multiply(k, log_rate), rate), lgamma(add(k, 1.0)))
-        return k, _rejected(us, v, bound, k, greater(left, right), 0.013)
+        return k, _is_rejected(us, v, bound, k, greater(left, right), 0.013)
 
     return until_accepted(key, shape, propose)
 
@@ -406,7 +411,7 @@ def _pair(key: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     return u, unit_tail(second, shape, float64), subtract(0.5, absolute(u))
 
 
-def _rejected(
+def _is_rejected(
     us: Tensor, v: Tensor, bound: Tensor, k: Tensor, above: Tensor, edge: float
 ) -> Tensor:
     """Not accepted by the square in the middle, and not below the density."""
@@ -415,6 +420,7 @@ def _rejected(
     return logical_and(logical_not(inside), logical_or(outside, above))
 
 
+@by_reference
 def binomial(
     shape: Any = None, n: Any = 1, p: Any = 0.5, *, dtype: Any = None, key: Key = None
 ) -> Tensor:
@@ -426,14 +432,14 @@ def binomial(
     """
     op = "random.binomial"
     target = DEFAULT_INTEGER if dtype is None else as_dtype(dtype)
-    wanted, _, (n, p) = arranged(op, shape, None, n=n, p=p)
+    wanted, _, (n, p) = read_parameters(op, shape, None, n=n, p=p)
     whole = "n: whole numbers from 0"
     require(op, lambda n: (n >= 0) & (n == np.floor(n)), whole, f"wf.{op}((), 10)", n=n)
     require(op, _is_share, _SHARE, f"wf.{op}((), 10, 0.5)", p=p)
     count, chance = (_discrete(op, x, wanted) for x in (n, p))
     flipped = greater(chance, 0.5)
     share = where(flipped, subtract(1.0, chance), chance)
-    few, many = parts(taken(op, key), 2)
+    few, many = parts(key_or_next(op, key), 2)
     is_few = less(multiply(count, share), 10.0)
     small = _binomial_by_inversion(few, where(is_few, count, 1.0), share, wanted)
     large = _binomial_by_rejection(
@@ -447,11 +453,11 @@ def _binomial_by_inversion(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> T
     odds = divide(p, subtract(1.0, p))
     first = exp(multiply(n, log1p(negative(p))))
 
-    def following(k: Tensor, chance: Tensor) -> Tensor:
+    def next_chance(k: Tensor, chance: Tensor) -> Tensor:
         left = maximum(add(subtract(n, k), 1.0), 0.0)
         return multiply(chance, multiply(odds, divide(left, k)))
 
-    return minimum(_by_inversion(key, shape, first, following), n)
+    return minimum(_by_inversion(key, shape, first, next_chance), n)
 
 
 def _binomial_by_rejection(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> Tensor:
@@ -474,7 +480,7 @@ def _binomial_by_rejection(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> T
         falls = add(lgamma(add(inside, 1.0)), lgamma(add(subtract(n, inside), 1.0)))
         right = add(subtract(height, falls), multiply(subtract(inside, mode), log_odds))
         above = logical_or(greater(left, right), greater(k, n))
-        return k, _rejected(us, v, bound, k, above, 0.0)
+        return k, _is_rejected(us, v, bound, k, above, 0.0)
 
     return until_accepted(key, shape, propose)
 
@@ -492,7 +498,7 @@ def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None) -> Tensor:
     op = "random.dropout_mask"
     p = as_number(op, "p", p)
     require(op, _is_share, _SHARE, f"wf.{op}(shape, 0.5)", p=p)
-    return bernoulli(1.0 - p, check_shape(op, shape), key=taken(op, key))
+    return bernoulli(1.0 - p, check_shape(op, shape), key=key_or_next(op, key))
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -> Tensor:
@@ -518,5 +524,10 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -
         return tensor
     if p == 1:
         return zeros(tensor.type)
-    stays = dropout_mask(tensor.shape, p, key=taken(op, key))
-    return where(stays, divide(tensor, 1.0 - p), zeros(tensor.type))
+    return _drop_elements(tensor, p, key)
+
+
+@eager.unit
+def _drop_elements(x: Tensor, p: float, key: Key) -> Tensor:
+    stays = dropout_mask(x.shape, p, key=key_or_next("random.dropout", key))
+    return where(stays, divide(x, 1.0 - p), zeros(x.type))

@@ -24,7 +24,7 @@ from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
 from weft.ops.composed.ingestion import ingest
 from weft.ops.operands import DTYPE_CLASSES, as_tensor, convert_to, scalar_tensor
-from weft.ops.random_bits import DRAW, GENERATOR, SPLIT, folded, random_bits, seed_key
+from weft.ops.random_bits import DRAW, GENERATOR, SPLIT, fold_key, random_bits, seed_key
 
 __all__ = ["GeneratorState", "bits", "fold_in", "get_state", "key", "seed", "set_state", "split"]
 
@@ -78,9 +78,9 @@ def fold_in(key: Tensor, data: Any) -> Tensor:
                 got={"data": data},
                 fix='data.astype("int64")',
             )
-        return folded(key, convert_to(data, uint64))
+        return fold_key(key, convert_to(data, uint64))
     number = _integer("random.fold_in", "data", data)
-    return folded(key, scalar_tensor("random.fold_in", number % (1 << 64), uint64))
+    return fold_key(key, scalar_tensor("random.fold_in", number % (1 << 64), uint64))
 
 
 def seed(seed: int) -> None:
@@ -132,7 +132,9 @@ def bits(shape: Any = (), *, dtype: Any = uint32, key: Tensor | None = None) -> 
     >>> wf.random.bits((2,), key=wf.random.key(0)).tolist()
     [1713891541, 3781805453]
     """
-    return drawn_bits(taken("random.bits", key), check_shape("random.bits", shape), as_dtype(dtype))
+    return drawn_bits(
+        key_or_next("random.bits", key), check_shape("random.bits", shape), as_dtype(dtype)
+    )
 
 
 # --- what the distributions share --------------------------------------------------------------
@@ -145,10 +147,10 @@ def drawn_bits(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
 
 def parts(key: Tensor, count: int) -> list[Tensor]:
     """Several keys made of one, for a distribution that draws more than once."""
-    return [folded(key, wrap(np.array(number, np.uint64))) for number in range(count)]
+    return [fold_key(key, wrap(np.array(number, np.uint64))) for number in range(count)]
 
 
-def taken(op: str, key: Tensor | None) -> Tensor:
+def key_or_next(op: str, key: Tensor | None) -> Tensor:
     """The key that was passed, or the global generator's next."""
     if key is None:
         return GENERATOR.draw(op)
@@ -187,7 +189,9 @@ def _integer(op: str, name: str, value: object) -> int:
     )
 
 
-def arranged(op: str, shape: Any, dtype: Any, **parameters: Any) -> tuple[Shape, DType, list[Any]]:
+def read_parameters(
+    op: str, shape: Any, dtype: Any, **parameters: Any
+) -> tuple[Shape, DType, list[Any]]:
     """The result's shape and dtype, and the parameters as tensors of that dtype.
 
     Without a shape it is that of the parameters together; without a dtype it is the parameters'
@@ -255,7 +259,7 @@ def require(
     **parameters: Any,
 ) -> None:
     """Refuse parameters outside a distribution's domain; traced ones cannot be looked at."""
-    arrays = [_looked_at(op, name, value) for name, value in parameters.items()]
+    arrays = [_parameter_value(op, name, value) for name, value in parameters.items()]
     broadcast_shapes(op, [array.shape for array in arrays], parameters)
     if all(map(is_host, arrays)) and not np.all(holds(*arrays)):
         names = " and ".join(parameters)
@@ -263,12 +267,12 @@ def require(
             op,
             f"{names} outside the distribution's domain",
             expected=expected,
-            got={n: _shown(v) for n, v in parameters.items()},
+            got={n: _plain_value(v) for n, v in parameters.items()},
             fix=fix,
         )
 
 
-def _looked_at(op: str, name: str, value: Any) -> Any:
+def _parameter_value(op: str, name: str, value: Any) -> Any:
     """A parameter's array, or what is traced in its place."""
     if isinstance(value, Tensor):
         return value._value
@@ -277,6 +281,6 @@ def _looked_at(op: str, name: str, value: Any) -> Any:
     return as_tensor(op, value, name)._value
 
 
-def _shown(value: Any) -> object:
+def _plain_value(value: Any) -> object:
     array = value._value if isinstance(value, Tensor) else np.asarray(value)
     return array.item() if array.ndim == 0 else array.tolist()

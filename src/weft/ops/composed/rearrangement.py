@@ -15,20 +15,21 @@ import numpy as np
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
+from weft.ir.eager import view_unit
 from weft.ir.parts import as_part
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
 from weft.ops.composed.manipulation import (
     concat,
     cut_axis,
     flip,
-    joined,
     moveaxis,
-    reordered,
-    reshaped,
+    promoted_sequence,
+    reshape_known,
+    transpose_known,
 )
 from weft.ops.elementwise import add, multiply
-from weft.ops.indexing import counting, gather, scatter
+from weft.ops.indexing import count_up, gather, scatter
 from weft.ops.movement import is_below
 from weft.ops.operands import Operand, alias, as_integer, as_sequence, as_tensor
 
@@ -63,7 +64,7 @@ def flatten(x: Operand, start_axis: int = 0, end_axis: int = -1) -> Tensor:
     """
     x = as_tensor("flatten", x)
     if x.ndim == 0:
-        return reshaped(x, (1,))
+        return reshape_known(x, (1,))
     first = normalize_axis("flatten", start_axis, x.ndim, {"x": x})
     last = normalize_axis("flatten", end_axis, x.ndim, {"x": x})
     if first > last:
@@ -77,7 +78,7 @@ def flatten(x: Operand, start_axis: int = 0, end_axis: int = -1) -> Tensor:
     joint: Dimension = 1
     for dim in x.shape[first : last + 1]:
         joint = joint * dim
-    return reshaped(x, (*x.shape[:first], joint, *x.shape[last + 1 :]))
+    return reshape_known(x, (*x.shape[:first], joint, *x.shape[last + 1 :]))
 
 
 def ravel(x: Operand, /) -> Tensor:
@@ -98,7 +99,7 @@ def atleast_1d(x: Operand, /) -> Tensor:
     (1,)
     """
     x = as_tensor("atleast_1d", x)
-    return reshaped(x, (1,)) if x.ndim == 0 else alias(x)
+    return reshape_known(x, (1,)) if x.ndim == 0 else alias(x)
 
 
 def atleast_2d(x: Operand, /) -> Tensor:
@@ -109,7 +110,7 @@ def atleast_2d(x: Operand, /) -> Tensor:
     (1, 3)
     """
     x = as_tensor("atleast_2d", x)
-    return alias(x) if x.ndim > 1 else reshaped(x, (1,) * (2 - x.ndim) + x.shape)
+    return alias(x) if x.ndim > 1 else reshape_known(x, (1,) * (2 - x.ndim) + x.shape)
 
 
 def atleast_3d(x: Operand, /) -> Tensor:
@@ -122,7 +123,7 @@ def atleast_3d(x: Operand, /) -> Tensor:
     x = as_tensor("atleast_3d", x)
     if x.ndim > 2:
         return alias(x)
-    return reshaped(x, (*x.shape, 1) if x.ndim == 2 else (*atleast_2d(x).shape, 1))
+    return reshape_known(x, (*x.shape, 1) if x.ndim == 2 else (*atleast_2d(x).shape, 1))
 
 
 def hstack(arrays: Sequence[Operand], /) -> Tensor:
@@ -132,7 +133,7 @@ def hstack(arrays: Sequence[Operand], /) -> Tensor:
     >>> wf.hstack([wf.ones((2, 1)), wf.zeros((2, 1))]).tolist()
     [[1.0, 0.0], [1.0, 0.0]]
     """
-    tensors = [atleast_1d(x) for x in joined("hstack", arrays)]
+    tensors = [atleast_1d(x) for x in promoted_sequence("hstack", arrays)]
     return concat(tensors, axis=0 if tensors[0].ndim == 1 else 1)
 
 
@@ -143,7 +144,7 @@ def vstack(arrays: Sequence[Operand], /) -> Tensor:
     >>> wf.vstack([wf.ones(2), wf.zeros(2)]).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
-    return concat([atleast_2d(x) for x in joined("vstack", arrays)], axis=0)
+    return concat([atleast_2d(x) for x in promoted_sequence("vstack", arrays)], axis=0)
 
 
 def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
@@ -170,8 +171,8 @@ def rot90(x: Operand, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     order = list(range(x.ndim))
     order[first], order[second] = second, first
     if turns == 1:
-        return reordered(flip(x, axis=second), tuple(order))
-    return flip(reordered(x, tuple(order)), axis=second)
+        return transpose_known(flip(x, axis=second), tuple(order))
+    return flip(transpose_known(x, tuple(order)), axis=second)
 
 
 # --- parts -------------------------------------------------------------------------------------
@@ -199,6 +200,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     return cut_axis(x, place, low, low + length)
 
 
+@view_unit
 def split(x: Operand, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     """Parts of equal size, where a number is given, or the parts between given places.
 
@@ -233,6 +235,7 @@ def _equal_parts(x: Tensor, count: int, axis: int) -> list[Tensor]:
     return [cut_axis(x, axis, i * part, (i + 1) * part) for i in range(count)]
 
 
+@view_unit
 def chunk(x: Operand, chunks: int, axis: int = 0) -> list[Tensor]:
     """At most that many parts of equal size, the last one smaller where it does not come out even.
 
@@ -273,19 +276,19 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Ten
     first, second = normalize_axes("diagonal", (axis1, axis2), x.ndim, {"x": x})
     offset = as_integer("diagonal", "offset", offset)
     down, right = max(-offset, 0), max(offset, 0)
-    count = _smaller(x.shape[first] - down, x.shape[second] - right)
+    count = _smaller_size(x.shape[first] - down, x.shape[second] - right)
     rows, columns = _diagonal_places(count, down, right)
     found = moveaxis(apply(gather, x, rows, columns, axes=(first, second)), 0, -1)
     return as_part(found, x, "wf.diagonal(x)")
 
 
-def _smaller(a: Dimension, b: Dimension) -> Dimension:
+def _smaller_size(a: Dimension, b: Dimension) -> Dimension:
     least = a if a == b or a < b else b
     return 0 if is_below(least, 0) else least
 
 
 def _diagonal_places(count: Dimension, down: int, right: int) -> tuple[Tensor, Tensor]:
-    line = counting(count)
+    line = count_up(count)
     return add(line, down), add(line, right)
 
 
@@ -319,7 +322,7 @@ def diag(x: Operand, offset: int = 0) -> Tensor:
         )
     rows, columns = _diagonal_places(x.shape[0], max(-offset, 0), max(offset, 0))
     side = x.shape[0] + abs(offset)
-    canvas = filled((side, side), x.dtype, 0)
+    canvas = filled_tensor((side, side), x.dtype, 0)
     return apply(scatter, canvas, x, rows, columns, axes=(0, 1), unique=True)
 
 
@@ -343,8 +346,8 @@ def unfold(x: Operand, axis: int, size: int, step: int = 1) -> Tensor:
             fix=f"wf.unfold(x, {axis}, size={dim}, step=1)",
         )
     count = (dim - size) // step + 1
-    starts = reshaped(multiply(counting(count), step), (count, 1))
-    found = apply(gather, x, add(starts, counting(size)), axes=(place,))  # [count, size, others]
+    starts = reshape_known(multiply(count_up(count), step), (count, 1))
+    found = apply(gather, x, add(starts, count_up(size)), axes=(place,))  # [count, size, others]
     windows = moveaxis(moveaxis(found, 1, -1), 0, place)
     return as_part(windows, x, "wf.unfold(x, axis, size, step)")
 

@@ -18,15 +18,15 @@ from weft.core.dtypes import INDEX, bool_
 from weft.core.errors import AxisError, ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
 from weft.ir.dispatch import apply
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import sorting
 from weft.ops.comparison import equal, not_equal
 from weft.ops.composed.gathering import take
 from weft.ops.composed.indexing import concrete_mask
-from weft.ops.composed.manipulation import reshaped
+from weft.ops.composed.manipulation import reshape_known
 from weft.ops.logic import logical_not
-from weft.ops.operands import Operand, apply_as, as_integer, as_tensor, convert_to, promoted
+from weft.ops.operands import Operand, apply_as, as_integer, as_tensor, convert_to, promote_operands
 from weft.ops.reduction import reduce_sum
 from weft.ops.selection import clip
 
@@ -102,7 +102,7 @@ def searchsorted(
     >>> wf.searchsorted(wf.tensor([1, 3, 5]), wf.tensor([3, 4]), side="right").tolist()
     [2, 2]
     """
-    line, values = promoted("searchsorted", (x1, x2))
+    line, values = promote_operands("searchsorted", (x1, x2))
     if line.ndim != 1:
         raise ShapeError(
             "searchsorted",
@@ -113,8 +113,8 @@ def searchsorted(
         )
     if sorter is not None:
         line = take(line, sorter)
-    flat = reshaped(values, (values.size,))
-    return reshaped(apply(sorting.searchsorted, line, flat, side=side), values.shape)
+    flat = reshape_known(values, (values.size,))
+    return reshape_known(apply(sorting.searchsorted, line, flat, side=side), values.shape)
 
 
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
@@ -124,10 +124,10 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     >>> wf.isin(wf.tensor([1, 2, 3]), wf.tensor([3, 1])).tolist()
     [True, False, True]
     """
-    x, among = promoted("isin", (x1, x2))
-    line = sort(reshaped(among, (among.size,)))
+    x, among = promote_operands("isin", (x1, x2))
+    line = sort(reshape_known(among, (among.size,)))
     if is_zero(line.shape[0]):
-        return filled(x.shape, bool_, bool(invert))
+        return filled_tensor(x.shape, bool_, bool(invert))
     places = clip(searchsorted(line, x), 0, int(line.shape[0]) - 1)
     found = equal(take(line, places), x)
     return logical_not(found) if invert else found
@@ -135,7 +135,7 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
 
 def is_nonzero(x: Tensor) -> Tensor:
     """Whether each element is other than zero."""
-    return x if x.dtype is bool_ else not_equal(x, filled((), x.dtype, 0))
+    return x if x.dtype is bool_ else not_equal(x, filled_tensor((), x.dtype, 0))
 
 
 def nonzero(x: Operand, /) -> tuple[Tensor, ...]:
@@ -171,4 +171,4 @@ def count_nonzero(
     found = apply(reduce_sum, convert_to(is_nonzero(x), INDEX), axes=axes)
     if not keepdims:
         return found
-    return reshaped(found, tuple([1 if i in axes else d for i, d in enumerate(x.shape)]))
+    return reshape_known(found, tuple([1 if i in axes else d for i, d in enumerate(x.shape)]))

@@ -21,17 +21,17 @@ from weft.core.shapes import equal as equal_sizes
 from weft.ir.dispatch import apply
 from weft.ir.forward import has_derivative
 from weft.ir.primitive import Primitive
-from weft.ir.reverse import filled
+from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops import indexing, sorting
 from weft.ops.comparison import equal
 from weft.ops.composed.creation import linspace
 from weft.ops.composed.gathering import index_tensor
-from weft.ops.composed.manipulation import broadcasted, cut_axis, reshaped
+from weft.ops.composed.manipulation import broadcast_known, cut_axis, reshape_known
 from weft.ops.composed.statistics import max as greatest
 from weft.ops.composed.statistics import min as least
 from weft.ops.elementwise import divide, maximum
-from weft.ops.indexing import counting
+from weft.ops.indexing import count_up
 from weft.ops.operands import (
     Operand,
     as_integer,
@@ -39,7 +39,7 @@ from weft.ops.operands import (
     as_sequence,
     as_tensor,
     convert_to,
-    promoted,
+    promote_operands,
     room,
     wrong_dtype,
 )
@@ -100,7 +100,7 @@ def segment_sum(
     >>> wf.segment_sum(wf.ones((3, 2)), wf.tensor([0, 2, 2])).tolist()
     [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]
     """
-    return _segmented("segment_sum", indexing.scatter_add, data, segment_ids, num_segments, 0)
+    return _reduce_segments("segment_sum", indexing.scatter_add, data, segment_ids, num_segments, 0)
 
 
 def segment_max(
@@ -115,7 +115,9 @@ def segment_max(
     [1.0, 5.0]
     """
     lowest = _extreme(as_tensor("segment_max", data).dtype, -1)
-    return _segmented("segment_max", indexing.scatter_max, data, segment_ids, num_segments, lowest)
+    return _reduce_segments(
+        "segment_max", indexing.scatter_max, data, segment_ids, num_segments, lowest
+    )
 
 
 def segment_min(
@@ -130,7 +132,9 @@ def segment_min(
     [1.0, 2.0]
     """
     highest = _extreme(as_tensor("segment_min", data).dtype, 1)
-    return _segmented("segment_min", indexing.scatter_min, data, segment_ids, num_segments, highest)
+    return _reduce_segments(
+        "segment_min", indexing.scatter_min, data, segment_ids, num_segments, highest
+    )
 
 
 def segment_mean(
@@ -144,9 +148,9 @@ def segment_mean(
     """
     total = segment_sum(data, segment_ids, num_segments)
     labels = index_tensor("segment_mean", segment_ids)
-    ones = filled(labels.shape, total.dtype, 1)
-    count = maximum(segment_sum(ones, labels, total.shape[0]), filled((), total.dtype, 1))
-    return divide(total, reshaped(count, (*count.shape, *[1] * (total.ndim - 1))))
+    ones = filled_tensor(labels.shape, total.dtype, 1)
+    count = maximum(segment_sum(ones, labels, total.shape[0]), filled_tensor((), total.dtype, 1))
+    return divide(total, reshape_known(count, (*count.shape, *[1] * (total.ndim - 1))))
 
 
 def _extreme(dtype: DType, sign: int) -> Any:
@@ -156,7 +160,7 @@ def _extreme(dtype: DType, sign: int) -> Any:
     return 0 if info is None else int(info.max if sign > 0 else info.min)
 
 
-def _segmented(
+def _reduce_segments(
     op: str,
     primitive: Primitive,
     data: Operand,
@@ -175,7 +179,7 @@ def _segmented(
             fix="give one label for each entry of data's first axis",
         )
     count = _count(op, labels, num_segments, "num_segments")
-    canvas = filled((count, *x.shape[1:]), x.dtype, start)
+    canvas = filled_tensor((count, *x.shape[1:]), x.dtype, start)
     return apply(primitive, canvas, x, labels, axes=(0,))
 
 
@@ -203,7 +207,7 @@ def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any =
             got={"indices": labels, "num_classes": count},
             fix=f"num_classes={int(value.max()) + 1}",
         )
-    hot = equal(reshaped(labels, (*labels.shape, 1)), counting(count))
+    hot = equal(reshape_known(labels, (*labels.shape, 1)), count_up(count))
     return convert_to(hot, float32 if dtype is None else as_dtype(dtype))
 
 
@@ -236,8 +240,12 @@ def bincount(
     if length is None:
         found = _count("bincount", labels, None, "length")
         length = max(found, as_integer("bincount", "minlength", minlength))
-    one = filled((), INDEX, 1) if weights is None else as_tensor("bincount", weights, "weights")
-    return segment_sum(broadcasted(one, labels.shape), labels, length)
+    one = (
+        filled_tensor((), INDEX, 1)
+        if weights is None
+        else as_tensor("bincount", weights, "weights")
+    )
+    return segment_sum(broadcast_known(one, labels.shape), labels, length)
 
 
 def histogram(
@@ -259,8 +267,8 @@ def histogram(
     ([1, 2], [0.0, 1.0, 2.0])
     """
     line = as_tensor("histogram", x)
-    line = reshaped(line, (line.size,))
-    edges, line = promoted("histogram", (_edges(line, bins, range), line))
+    line = reshape_known(line, (line.size,))
+    edges, line = promote_operands("histogram", (_edges(line, bins, range), line))
     count = edges.shape[0] - 1
     after = apply(sorting.searchsorted, edges, line, side="right")
     last = equal(line, cut_axis(edges, 0, count, count + 1))

@@ -18,10 +18,10 @@ import numpy as np
 from weft.core.errors import TraceError
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, host_array, wrap
-from weft.ops.composed.manipulation import reshaped
+from weft.ops.composed.manipulation import reshape_known
 from weft.ops.indexing import gather
 from weft.ops.operands import Operand, as_tensor
-from weft.ops.sorting import comparable
+from weft.ops.sorting import sortable_array
 
 __all__ = ["unique_all", "unique_counts", "unique_inverse", "unique_values"]
 
@@ -64,15 +64,15 @@ def _array(op: str, x: Tensor) -> Array:
         ) from None
 
 
-def _distinct(op: str, x: Operand) -> UniqueAll:
+def _unique_all(op: str, x: Operand) -> UniqueAll:
     x = as_tensor(op, x)
-    keys = comparable(_array(op, x)).reshape(-1)
+    keys = sortable_array(_array(op, x)).reshape(-1)
     _, first, inverse, counts = np.unique(
         keys, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
     )
-    values = apply(gather, reshaped(x, (x.size,)), wrap(first.astype(np.int64)), axes=(0,))
+    values = apply(gather, reshape_known(x, (x.size,)), wrap(first.astype(np.int64)), axes=(0,))
     places = [wrap(found.astype(np.int64)) for found in (first, inverse, counts)]
-    return UniqueAll(values, places[0], reshaped(places[1], x.shape), places[2])
+    return UniqueAll(values, places[0], reshape_known(places[1], x.shape), places[2])
 
 
 def unique_all(x: Operand, /) -> UniqueAll:
@@ -82,7 +82,7 @@ def unique_all(x: Operand, /) -> UniqueAll:
     >>> [part.tolist() for part in wf.unique_all(wf.tensor([3, 1, 3]))]
     [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
     """
-    return _distinct("unique_all", x)
+    return _unique_all("unique_all", x)
 
 
 def unique_counts(x: Operand, /) -> UniqueCounts:
@@ -92,7 +92,7 @@ def unique_counts(x: Operand, /) -> UniqueCounts:
     >>> [part.tolist() for part in wf.unique_counts(wf.tensor([3, 1, 3]))]
     [[1, 3], [1, 2]]
     """
-    found = _distinct("unique_counts", x)
+    found = _unique_all("unique_counts", x)
     return UniqueCounts(found.values, found.counts)
 
 
@@ -103,7 +103,7 @@ def unique_inverse(x: Operand, /) -> UniqueInverse:
     >>> [part.tolist() for part in wf.unique_inverse(wf.tensor([3, 1, 3]))]
     [[1, 3], [1, 0, 1]]
     """
-    found = _distinct("unique_inverse", x)
+    found = _unique_all("unique_inverse", x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
@@ -114,4 +114,4 @@ def unique_values(x: Operand, /) -> Tensor:
     >>> wf.unique_values(wf.tensor([[3, 1], [1, 3]])).tolist()
     [1, 3]
     """
-    return _distinct("unique_values", x).values
+    return _unique_all("unique_values", x).values

@@ -20,6 +20,7 @@ from weft.core.dtypes import DType, as_dtype, bool_, float32, float64, int64, re
 from weft.core.errors import ArgumentError, AxisError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis, size
 from weft.ir.dispatch import apply
+from weft.ir.eager import unit
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
 from weft.ops import cumulative, reduction
@@ -37,7 +38,7 @@ from weft.ops.operands import (
     as_number,
     as_tensor,
     convert_to,
-    promoted,
+    promote_operands,
     wrong_dtype,
 )
 from weft.ops.selection import where
@@ -78,18 +79,18 @@ def _axes(op: str, x: Tensor, axis: Axis) -> Axes:
     return tuple(sorted(normalize_axes(op, axis, x.ndim, {"x": x})))
 
 
-def _reduced(primitive: Primitive, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+def _reduce_axes(primitive: Primitive, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     out = apply(primitive, x, axes=axes)
-    return reduction.kept(out, x, axes) if keepdims else out
+    return reduction.keep_reduced(out, x, axes) if keepdims else out
 
 
-def _floating(op: str, x: Any) -> Tensor:
+def _inexact_operand(op: str, x: Any) -> Tensor:
     """The operand in a dtype that has fractions: integers as float32."""
     tensor = as_tensor(op, x)
     return convert_to(tensor, allowed_dtype(op, tensor.dtype, "inexact", (tensor,)))
 
 
-def _widened(x: Tensor) -> Tensor:
+def _widen_sums(x: Tensor) -> Tensor:
     """16-bit floats as float32, so that intermediate sums do not overflow."""
     return convert_to(x, float32) if x.dtype.bits == 16 else x
 
@@ -117,7 +118,7 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
     """
     tensor = as_tensor("sum", x)
     wide = convert_to(tensor, _accumulator(tensor.dtype, dtype))
-    return _reduced(reduction.reduce_sum, wide, _axes("sum", tensor, axis), keepdims)
+    return _reduce_axes(reduction.reduce_sum, wide, _axes("sum", tensor, axis), keepdims)
 
 
 def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
@@ -129,9 +130,10 @@ def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fa
     """
     tensor = as_tensor("prod", x)
     wide = convert_to(tensor, _accumulator(tensor.dtype, dtype))
-    return _reduced(reduction.reduce_prod, wide, _axes("prod", tensor, axis), keepdims)
+    return _reduce_axes(reduction.reduce_prod, wide, _axes("prod", tensor, axis), keepdims)
 
 
+@unit
 def nansum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """The sum of the elements that are not NaN.
 
@@ -176,7 +178,7 @@ def _extreme(op: str, primitive: Primitive, x: Any, axis: Axis, keepdims: bool) 
         raise wrong_dtype(op, "ordered", {"x": tensor})
     axes = _axes(op, tensor, axis)
     reduction.refuse_empty(op, tensor.type, axes)
-    return _reduced(primitive, tensor, axes, keepdims)
+    return _reduce_axes(primitive, tensor, axes, keepdims)
 
 
 def _truth(op: str, x: Any) -> Tensor:
@@ -192,7 +194,7 @@ def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     [True, False]
     """
     tensor = _truth("any", x)
-    return _reduced(reduction.reduce_any, tensor, _axes("any", tensor, axis), keepdims)
+    return _reduce_axes(reduction.reduce_any, tensor, _axes("any", tensor, axis), keepdims)
 
 
 def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -203,7 +205,7 @@ def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     [True, False]
     """
     tensor = _truth("all", x)
-    return _reduced(reduction.reduce_all, tensor, _axes("all", tensor, axis), keepdims)
+    return _reduce_axes(reduction.reduce_all, tensor, _axes("all", tensor, axis), keepdims)
 
 
 def _position(op: str, primitive: Primitive, x: Any, axis: int | None, keepdims: bool) -> Tensor:
@@ -214,7 +216,7 @@ def _position(op: str, primitive: Primitive, x: Any, axis: int | None, keepdims:
         return apply(reshape, out, shape=(1,) * tensor.ndim) if keepdims else out
     place = normalize_axis(op, axis, tensor.ndim, {"x": tensor})
     out = apply(primitive, tensor, axis=place)
-    return reduction.kept(out, tensor, (place,)) if keepdims else out
+    return reduction.keep_reduced(out, tensor, (place,)) if keepdims else out
 
 
 def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -247,7 +249,7 @@ def _count(x: Tensor, axes: Axes) -> float | Tensor:
 
 
 def _mean(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
-    return _reduced(reduction.reduce_sum, x, axes, keepdims) / _count(x, axes)
+    return _reduce_axes(reduction.reduce_sum, x, axes, keepdims) / _count(x, axes)
 
 
 def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -257,11 +259,12 @@ def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> wf.mean(wf.tensor([[1, 2], [3, 6]]), axis=0).tolist()
     [2.0, 4.0]
     """
-    tensor = _floating("mean", x)
-    out = _mean(_widened(tensor), _axes("mean", tensor, axis), keepdims)
+    tensor = _inexact_operand("mean", x)
+    out = _mean(_widen_sums(tensor), _axes("mean", tensor, axis), keepdims)
     return convert_to(out, tensor.dtype)
 
 
+@unit
 def nanmean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The mean of the elements that are not NaN.
 
@@ -269,7 +272,7 @@ def nanmean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> wf.nanmean(wf.tensor([1.0, float("nan"), 2.0])).item()
     1.5
     """
-    tensor = _floating("nanmean", x)
+    tensor = _inexact_operand("nanmean", x)
     there = convert_to(equal(tensor, tensor), real_of(tensor.dtype))
     total = nansum(tensor, axis=axis, keepdims=keepdims)
     return total / sum(there, axis=axis, keepdims=keepdims)
@@ -284,7 +287,7 @@ def average(x: Any, /, *, axis: Axis = None, weights: Any = None, keepdims: bool
     """
     if weights is None:
         return mean(x, axis=axis, keepdims=keepdims)
-    values, weighing = promoted("average", (x, weights), "inexact")
+    values, weighing = promote_operands("average", (x, weights), "inexact")
     products = values * weighing
     spread = weighing + values * 0.0 if weighing.shape != products.shape else weighing
     total = sum(products, axis=axis, keepdims=keepdims)
@@ -292,7 +295,7 @@ def average(x: Any, /, *, axis: Axis = None, weights: Any = None, keepdims: bool
 
 
 def _variance(op: str, x: Any, axis: Axis, correction: float, keepdims: bool) -> Tensor:
-    tensor = _widened(_floating(op, x))
+    tensor = _widen_sums(_inexact_operand(op, x))
     axes = _axes(op, tensor, axis)
     deviation = tensor - _mean(tensor, axes, keepdims=True)
     is_complex = deviation.dtype.is_complex
@@ -300,9 +303,10 @@ def _variance(op: str, x: Any, axis: Axis, correction: float, keepdims: bool) ->
     freedom = _count(tensor, axes) - as_number(op, "correction", correction)
     if isinstance(freedom, float):
         freedom = builtins.max(freedom, 0.0)
-    return _reduced(reduction.reduce_sum, squares, axes, keepdims) / freedom
+    return _reduce_axes(reduction.reduce_sum, squares, axes, keepdims) / freedom
 
 
+@unit
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """The variance: the mean square deviation from the mean, divided by n - correction.
 
@@ -310,10 +314,11 @@ def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
     >>> wf.var(wf.tensor([1.0, 3.0])).item(), wf.var(wf.tensor([1.0, 3.0]), correction=1).item()
     (1.0, 2.0)
     """
-    dtype = real_of(_floating("var", x).dtype)
+    dtype = real_of(_inexact_operand("var", x).dtype)
     return convert_to(_variance("var", x, axis, correction, keepdims), dtype)
 
 
+@unit
 def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """The standard deviation; where it is 0, its derivative is taken as 0.
 
@@ -321,13 +326,14 @@ def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
     >>> wf.std(wf.tensor([1.0, 3.0])).item()
     1.0
     """
-    dtype = real_of(_floating("std", x).dtype)
+    dtype = real_of(_inexact_operand("std", x).dtype)
     variance = _variance("std", x, axis, correction, keepdims)
     varies = greater(variance, 0.0)
     root = where(varies, sqrt(where(varies, variance, 1.0)), variance)
     return convert_to(root, dtype)
 
 
+@unit
 def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The logarithm of the sum of exponentials, without overflow; -inf for no elements.
 
@@ -337,13 +343,13 @@ def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor
     >>> round(wf.logsumexp(wf.tensor([1000.0, 1000.0])).item(), 3)
     1000.693
     """
-    tensor = _floating("logsumexp", x)
+    tensor = _inexact_operand("logsumexp", x)
     axes = _axes("logsumexp", tensor, axis)
     if builtins.any(is_zero(tensor.shape[each]) for each in axes):
-        empty = _reduced(reduction.reduce_sum, tensor, axes, keepdims)
+        empty = _reduce_axes(reduction.reduce_sum, tensor, axes, keepdims)
         return empty - float("inf")
     shift = _shift(tensor, axes)
-    total = _reduced(reduction.reduce_sum, exp(tensor - shift), axes, keepdims=True)
+    total = _reduce_axes(reduction.reduce_sum, exp(tensor - shift), axes, keepdims=True)
     nothing = equal(total, 0.0)
     out = where(nothing, -float("inf"), log(where(nothing, 1.0, total))) + shift
     if keepdims:
@@ -358,7 +364,7 @@ def _shift(x: Tensor, axes: Axes) -> Tensor:
     Subtracting it before exponentials avoids overflow and cancels out of the result.
     """
     level = real(x) if x.dtype.is_complex else x
-    top = _reduced(reduction.reduce_max, stop_gradient(level), axes, keepdims=True)
+    top = _reduce_axes(reduction.reduce_max, stop_gradient(level), axes, keepdims=True)
     return convert_to(where(isfinite(top), top, 0.0), x.dtype)
 
 
@@ -388,7 +394,7 @@ def quantile(x: Any, q: Any, /, *, axis: Axis = None, keepdims: bool = False) ->
 
 
 def _quantile(op: str, x: Any, q: Any, axis: Axis, keepdims: bool) -> Tensor:
-    tensor = _floating(op, x)
+    tensor = _inexact_operand(op, x)
     axes = _axes(op, tensor, axis)
     reduction.refuse_empty(op, tensor.type, axes)
     fractions = _fractions(op, q)
@@ -396,10 +402,10 @@ def _quantile(op: str, x: Any, q: Any, axis: Axis, keepdims: bool) -> Tensor:
     count = line.shape[-1]
     ordered = apply(sorted_along, line, axis=line.ndim - 1, descending=False)
     place = fractions * convert_to(extent(count - 1), float64)
-    low, high = _at(ordered, floor(place)), _at(ordered, ceil(place))
-    share = _trailing(convert_to(place - floor(place), tensor.dtype), line.ndim - 1)
+    low, high = _elements_at(ordered, floor(place)), _elements_at(ordered, ceil(place))
+    share = _add_trailing_axes(convert_to(place - floor(place), tensor.dtype), line.ndim - 1)
     mixed = where(equal(share, 0.0), low, low * (1.0 - share) + high * share)
-    largest = _at(ordered, extent(count - 1))
+    largest = _elements_at(ordered, extent(count - 1))
     out = where(isnan(largest), float("nan"), mixed)
     if keepdims:
         inner = tuple([1 if each in axes else dim for each, dim in enumerate(tensor.shape)])
@@ -430,12 +436,12 @@ def _line_up(x: Tensor, axes: Axes) -> Tensor:
     return apply(reshape, turned, shape=(*kept, size([x.shape[axis] for axis in axes])))
 
 
-def _at(ordered: Tensor, place: Tensor) -> Tensor:
+def _elements_at(ordered: Tensor, place: Tensor) -> Tensor:
     """Elements along the last axis at whole places: [*place, *rest]."""
     return apply(gather, ordered, convert_to(place, int64), axes=(ordered.ndim - 1,))
 
 
-def _trailing(x: Tensor, axes: int) -> Tensor:
+def _add_trailing_axes(x: Tensor, axes: int) -> Tensor:
     return apply(reshape, x, shape=(*x.shape, *[1] * axes))
 
 
@@ -454,7 +460,7 @@ def _running_axis(op: str, x: Tensor, axis: int | None) -> int:
     return normalize_axis(op, 0 if axis is None else axis, x.ndim, {"x": x})
 
 
-def _running(
+def _cumulate(
     op: str, primitive: Primitive, x: Any, axis: int | None, dtype: Any, initial: float | None
 ) -> Tensor:
     tensor = as_tensor(op, x)
@@ -477,7 +483,7 @@ def cumulative_sum(
     [0, 1, 3, 6]
     """
     initial = 0 if include_initial else None
-    return _running("cumulative_sum", cumulative.cumulative_sum, x, axis, dtype, initial)
+    return _cumulate("cumulative_sum", cumulative.cumulative_sum, x, axis, dtype, initial)
 
 
 def cumulative_prod(
@@ -490,9 +496,10 @@ def cumulative_prod(
     [1, 2, 6]
     """
     initial = 1 if include_initial else None
-    return _running("cumulative_prod", cumulative.cumulative_prod, x, axis, dtype, initial)
+    return _cumulate("cumulative_prod", cumulative.cumulative_prod, x, axis, dtype, initial)
 
 
+@unit
 def cumulative_logsumexp(x: Any, /, *, axis: int | None = None) -> Tensor:
     """The logarithm of the running sum of exponentials, without overflow.
 
@@ -500,7 +507,7 @@ def cumulative_logsumexp(x: Any, /, *, axis: int | None = None) -> Tensor:
     >>> wf.cumulative_logsumexp(wf.tensor([0.0, float("-inf"), 0.0])).numpy().round(3).tolist()
     [0.0, 0.0, 0.6930000185966492]
     """
-    tensor = _floating("cumulative_logsumexp", x)
+    tensor = _inexact_operand("cumulative_logsumexp", x)
     place = _running_axis("cumulative_logsumexp", tensor, axis)
     return apply(cumulative.cumulative_logsumexp, tensor, axis=place, reverse=False)
 
@@ -544,7 +551,7 @@ def diff(
     [2, 2]
     """
     given = [part for part in (prepend, x, append) if part is not None]
-    parts = promoted("diff", given)
+    parts = promote_operands("diff", given)
     place = normalize_axis("diff", axis, parts[0].ndim, {"x": parts[0]})
     joined = apply(concatenate, *parts, axis=place) if len(parts) > 1 else alias(parts[0])
     n = as_integer("diff", "n", n)

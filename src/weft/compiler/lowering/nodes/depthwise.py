@@ -46,13 +46,16 @@ def conv_last_weight_gradient(draft: Draft) -> SingleKernel | None:
 
 
 def _alone(draft: Draft) -> Sizes | None:
-    """The sizes, if each channel has one output, and few taps."""
+    """The sizes of a convolution of floats, if each channel is alone."""
     sizes = node_sizes(draft.node)
     if sizes is None or not draft.result.dtype.is_floating:
         return None
-    alone = sizes.groups > 1 and sizes.channels == sizes.outputs == 1
-    few = sizes.taps <= draft.limits.unrolled_depthwise_taps
-    return sizes if alone and few else None
+    return sizes if is_alone(sizes, draft.limits.unrolled_depthwise_taps) else None
+
+
+def is_alone(sizes: Sizes, most_taps: int) -> bool:
+    """Whether each channel has one output, and windows have few taps."""
+    return sizes.groups > 1 and sizes.channels == sizes.outputs == 1 and sizes.taps <= most_taps
 
 
 class _Writer:

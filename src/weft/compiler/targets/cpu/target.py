@@ -61,7 +61,7 @@ class CpuTarget:
 
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return convolutions.is_native(node)
+        return convolutions.is_native(node, self.limits.lowering.unrolled_depthwise_taps)
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""

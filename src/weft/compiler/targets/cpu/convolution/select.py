@@ -16,7 +16,8 @@ from math import prod
 
 from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST
 from weft.compiler.lowering.convolution_sizes import Sizes as ConvolutionSizes
-from weft.compiler.lowering.convolution_sizes import node_sizes
+from weft.compiler.lowering.convolution_sizes import node_sizes, sizes_of
+from weft.compiler.lowering.nodes.depthwise import is_alone
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered, plans, winograd_select
@@ -25,7 +26,7 @@ from weft.compiler.targets.cpu.convolution.plans import Plan, WeightPlan
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
-from weft.core.shapes import Dimension, substitute
+from weft.core.shapes import Dimension, Shape, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
 
@@ -48,8 +49,11 @@ def convolution_launches(node: GraphNode) -> list[Launch] | None:
     return made.weight_gradient() if _has_whole_vectors(sizes.outputs, made.dtype) else None
 
 
-def is_native(node: GraphNode) -> bool:
-    """Whether a convolution with channels second has native code once its channels are last."""
+def is_native(node: GraphNode, most_taps: int) -> bool:
+    """Whether a convolution with channels second has native code once its channels are last.
+
+    most_taps: those of a depthwise convolution's window that is written out.
+    """
     a, b = (operand.type for operand in node.operands)
     dims = (*a.shape[1:], *b.shape[1:], *node.results[0].type.shape[1:])
     if a.ndim > 5 or a.dtype not in (*DTYPES, float16, bfloat16):
@@ -58,8 +62,17 @@ def is_native(node: GraphNode) -> bool:
         return False
     if node.primitive.name != "conv_weight_gradient":
         return True
+    weight = node.results[0].type.shape
+    sizes = sizes_of(_with_last(a.shape), weight, _with_last(b.shape), node.params)
     dtype = float64 if a.dtype is float64 else float32
-    return _has_whole_vectors(b.shape[1] // node.params["groups"], dtype)
+    if sizes is None:
+        return False
+    return is_alone(sizes, most_taps) or _has_whole_vectors(sizes.outputs, dtype)
+
+
+def _with_last(shape: Shape) -> Shape:
+    """A shape with its channels last."""
+    return (shape[0], *shape[2:], shape[1])
 
 
 def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
@@ -68,9 +81,10 @@ def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
 
 
 def flops(node: GraphNode, sizes: Sizes) -> int:
-    """The floating-point operations of a convolution."""
+    """The floating-point operations of a convolution that has launches."""
     found = node_sizes(node)
-    return 0 if found is None else int(substitute(found.flops, dict(sizes)))
+    assert found is not None
+    return int(substitute(found.flops, dict(sizes)))
 
 
 class _Direct:

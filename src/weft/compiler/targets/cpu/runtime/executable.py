@@ -51,6 +51,11 @@ BOUND = 32
 """How many sets of sizes a program keeps its tables for."""
 
 
+Shapes = tuple[tuple[int, ...], ...]
+Ready = tuple[Tables, Array, list[tuple[Any, Any]], Sizes]
+"""Tables that are in place, the block of the later calls, the outputs, and the sizes."""
+
+
 class CpuExecutable(ABC):
     """What runs tables; whoever makes them says what goes in, what comes out, and where it is."""
 
@@ -80,8 +85,8 @@ class CpuExecutable(ABC):
         """The last tables that were launched, the block of all calls and that of the later ones."""
         self._donated: tuple[Sequence[Donation], dict[int, int]] = (), {}
         """The last donations, and which input each new array then is."""
-        self._ready: tuple[Tables, Array, list[tuple[Any, Any]]] | None = None
-        """Tables without symbols that are in place, the block of the later calls, the outputs."""
+        self._ready: OrderedDict[Shapes, Ready] = OrderedDict()
+        """What was launched for inputs of some shapes, and is still in place."""
 
     @abstractmethod
     def root(self, value: Value) -> Value:
@@ -141,9 +146,10 @@ class CpuExecutable(ABC):
                 self._runner = None
 
     def _run(self, arrays: Sequence[Array]) -> list[Array]:
-        ready = self._ready
+        key = tuple([array.shape for array in arrays]) if self.symbols else ()
+        ready = self._ready.get(key)
         if ready is not None and not WATCHERS and not self._spare:
-            tables, block, made = ready
+            tables, block, made, self.state.sizes = ready
             prepared = self._prepared
             if prepared is None or prepared.holds(tables, arrays):
                 outputs = [np.empty(shape, dtype) for shape, dtype in made]
@@ -177,7 +183,7 @@ class CpuExecutable(ABC):
         self.state.sizes = sizes
         if self._is_direct and not WATCHERS:
             made = self._made(arrays, tables, sizes, donated)
-            block = self._block_for(tables, arrays)
+            block = self._block_for(tables, arrays, sizes)
             block[-1] = -1
             try:
                 said = self._launch(block, *arrays, *made)  # type: ignore[misc]
@@ -208,14 +214,18 @@ class CpuExecutable(ABC):
         """Whether a run is one native call: addresses of inputs and new outputs, and the driver."""
         return self._launch is not None and self._around is nullcontext
 
-    def _block_for(self, tables: Tables, inputs: Sequence[Array]) -> Array:
+    def _block_for(self, tables: Tables, inputs: Sequence[Array], sizes: Sizes) -> Array:
         """What a launch is given: without the first calls where what they make is there."""
         if self._launched is None or self._launched[0] is not tables:
             later = self.once if self._prepared is not None else 0
             self._launched = tables, self._written(tables, 0), self._written(tables, later)
         _, whole, rest = self._launched
-        if not self.symbols and self._are_new:
-            self._ready = tables, rest, [(shape, kind) for _, shape, kind in tables.outputs]
+        if self._are_new:
+            key = tuple([array.shape for array in inputs]) if self.symbols else ()
+            outputs = [(shape, kind) for _, shape, kind in tables.outputs]
+            self._ready[key] = tables, rest, outputs, sizes
+            if len(self._ready) > BOUND:
+                self._ready.popitem(last=False)
         prepared = self._prepared
         if prepared is None or prepared.holds(tables, inputs):
             return rest
@@ -290,7 +300,8 @@ class CpuExecutable(ABC):
     def _place(self, tables: Tables) -> None:
         """Put the planned values into the program's block of memory, which all sizes share."""
         if self._block is None or self._block.size < tables.plan.peak:
-            self._block = self._ready = None  # it goes before its successor comes
+            self._ready.clear()
+            self._block = None  # it goes before its successor comes
             self._block = self._arena.take(tables.plan)
             self._forget()
         if tables.base != self._block.address:
@@ -306,7 +317,8 @@ class CpuExecutable(ABC):
         """Free the memory that is kept from run to run."""
         with self._lock:
             self._forget()
-            self._block = self._launched = self._ready = None
+            self._ready.clear()
+            self._block = self._launched = None
             self._tables.clear()
             self._spare.clear()
 

@@ -1,0 +1,325 @@
+"""A compiled call whose derivative may be asked for later: two programs and what lies between.
+
+The forward program also gives what the backward one needs and could not compute again at little
+cost. Both are cut from one graph, that of the results and their cotangents: whatever depends on no
+cotangent is forward. Of that, the backward program computes cheap things again, and is given the
+rest: inputs, results, and saved values. A call is one node of the tape.
+
+>>> import weft as wf
+>>> from weft.compiler.function.taped import cut
+>>> graph = wf.ir.trace(lambda a, b: wf.exp(a @ b), *[wf.spec("float32", (4, 4))] * 2)
+>>> [place.kind for place in cut(graph, (True, True)).needed]  # exp(a @ b) is its own derivative
+['input', 'input', 'output', 'cotangent']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from weft.compiler.function.program_cache import executable
+from weft.compiler.fusion.costs import bytes_of
+from weft.compiler.targets.target import Executable
+from weft.core.arrays import HostArray
+from weft.core.dimensions import symbols_in
+from weft.core.records import frozen
+from weft.core.shapes import symbol
+from weft.core.types import TensorType
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.kinds import Elementwise, Movement
+from weft.ir.reverse import or_zeros, vjp
+from weft.ir.tape import LARGE, Node, Projection, hollow_tensor
+from weft.ir.tensor import Tensor, traces, wrap
+from weft.ir.tracing import interpret, live
+from weft.ir.walking import is_pure
+from weft.ops.control import (
+    Marks,
+    closed_graph,
+    cotangent_graph,
+    inexact,
+    marked,
+    place_marked,
+    silent,
+)
+from weft.ops.control_call import call
+
+Array = np.ndarray[Any, Any]
+USUAL_SIZE = 64
+"""What a size that is not known counts as, where bytes are compared."""
+
+
+@frozen
+class Place:
+    """What the backward program is given at one place."""
+
+    kind: Literal["input", "output", "saved", "cotangent"]
+    position: int
+
+
+@frozen
+class Cut:
+    """The two halves of a graph with its derivative."""
+
+    forward: Graph
+    """The outputs, then the saved values."""
+    backward: Graph
+    """The cotangents of the wanted inputs."""
+    needed: tuple[Place, ...]
+    """What the inputs of the backward graph are."""
+
+
+@lru_cache(maxsize=512)
+def cut(graph: Graph, wanted: Marks) -> Cut:
+    """Cut a graph with its derivative in two, for these inputs."""
+    joint = _joint(graph, wanted)
+    inputs = joint.inputs[: len(graph.inputs)]
+    cotangents = joint.inputs[len(graph.inputs) :]
+    outputs, gradients = joint.outputs[: len(graph.outputs)], joint.outputs[len(graph.outputs) :]
+    is_late = _dependants(joint.nodes, cotangents)
+    early = [node for node in joint.nodes if not is_late.issuperset(node.results)]
+    late = [node for node in joint.nodes if is_late.issuperset(node.results)]
+    repeated, saved = _choose(early, late, [*inputs, *outputs], gradients)
+    forward = live(Graph(inputs, tuple(early), (*outputs, *saved)))
+    given = {v: Place("saved", len(outputs) + i) for i, v in enumerate(saved)}
+    given |= {v: Place("output", i) for i, v in enumerate(outputs) if isinstance(v, Variable)}
+    given |= {v: Place("input", i) for i, v in enumerate(inputs)}
+    given |= {v: Place("cotangent", i) for i, v in enumerate(cotangents)}
+    backward = _closed_over(live_nodes(repeated + late, gradients), gradients, given)
+    return Cut(forward, backward, tuple(given[variable] for variable in backward.inputs))
+
+
+def _joint(graph: Graph, wanted: Marks) -> Graph:
+    """Inputs and cotangents of the outputs, to the outputs and the cotangents of wanted inputs."""
+    count, kinds = len(graph.inputs), graph.output_types
+
+    def both(*values: Tensor) -> list[Tensor]:
+        inputs, cotangents = values[:count], values[count:]
+
+        def outputs(*varying: Tensor) -> Sequence[Tensor]:
+            rest = iter(varying)
+            arguments = [next(rest) if w else x for x, w in zip(inputs, wanted, strict=True)]
+            return interpret(silent(graph), *arguments)
+
+        varying = marked(inputs, wanted)
+        results, pullback = vjp(outputs, *varying)
+        return [*results, *or_zeros(pullback(place_marked(cotangents, inexact(kinds))), varying)]
+
+    return closed_graph(both, [*graph.input_types, *marked(kinds, inexact(kinds))])
+
+
+def _dependants(nodes: Sequence[GraphNode], sources: Sequence[Variable]) -> set[Variable]:
+    """All that is computed from some values, and these values."""
+    known = set(sources)
+    for node in nodes:
+        if not known.isdisjoint(node.operands):
+            known.update(node.results)
+    return known
+
+
+def _choose(
+    early: Sequence[GraphNode],
+    late: Sequence[GraphNode],
+    held: Sequence[Atom],
+    gradients: Sequence[Atom],
+) -> tuple[list[GraphNode], list[Variable]]:
+    """The early nodes that the backward program repeats, and the values that are saved for it.
+
+    A value that is cheap to compute is computed again where what that takes is no larger than the
+    value itself; what is held anyway, inputs and outputs, takes nothing.
+    """
+    makers = {result: node for node in early for result in node.results}
+    cost: dict[Atom, int] = dict.fromkeys(held, 0)
+    repeats: set[Variable] = set()
+    for node in early:
+        again = sum(cost[atom] for atom in set(node.operands) if isinstance(atom, Variable))
+        for result in node.results:
+            size = _bytes(result.type)
+            if result in cost:
+                continue
+            cost[result] = min(size, again) if _is_cheap(node) else size
+            if _is_cheap(node) and again <= size:
+                repeats.add(result)
+    asked = [atom for node in late for atom in node.operands]
+    asked += [atom for atom in gradients if atom in makers]
+    saved: dict[Variable, None] = {}
+    repeated: set[int] = set()
+    seen: set[Atom] = set(held)
+    while asked:
+        atom = asked.pop()
+        if atom in seen or atom not in makers:
+            continue
+        seen.add(atom)
+        assert isinstance(atom, Variable)
+        if atom in repeats:
+            node = makers[atom]
+            repeated.add(id(node))
+            asked.extend(node.operands)
+        else:
+            saved[atom] = None
+    ordered = [v for node in early for v in node.results if v in saved]
+    return [node for node in early if id(node) in repeated], ordered
+
+
+def _is_cheap(node: GraphNode) -> bool:
+    kind = node.primitive.kind
+    return isinstance(kind, Elementwise | Movement) and is_pure(node)
+
+
+def _bytes(kind: TensorType) -> int:
+    names = set().union(*map(symbols_in, kind.shape))
+    return bytes_of(kind, dict.fromkeys(names, USUAL_SIZE))
+
+
+def live_nodes(nodes: Sequence[GraphNode], outputs: Sequence[Atom]) -> tuple[GraphNode, ...]:
+    """Those of the nodes that some output depends on, in their order."""
+    needed: set[Atom] = set(outputs)
+    found: list[GraphNode] = []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.results):
+            needed.update(node.operands)
+            found.append(node)
+    return tuple(reversed(found))
+
+
+def _closed_over(
+    nodes: tuple[GraphNode, ...], outputs: Sequence[Atom], given: dict[Any, Place]
+) -> Graph:
+    """The graph of nodes, whose inputs are those of the given values that it reads.
+
+    A value of which only the size counts is an input, too, if no other one says that size.
+    """
+    made = {result for node in nodes for result in node.results}
+    read = {a for node in nodes for a in node.operands} | set(outputs)
+    inputs = [v for v in given if v in read and v not in made]
+    said = frozenset[str]().union(*(_told(v.type) for v in inputs))
+    asked = frozenset[str]().union(*(_symbols(v.type) for v in (*made, *inputs)))
+    for value in given:
+        if not asked <= said and value not in made and not _told(value.type) <= said:
+            said |= _told(value.type)
+            inputs.append(value)
+    order = {value: place for place, value in enumerate(given)}
+    kinds = {"input": 0, "output": 1, "saved": 2, "cotangent": 3}
+    inputs.sort(key=lambda v: (kinds[given[v].kind], order[v]))
+    return Graph(tuple(inputs), nodes, tuple(outputs))
+
+
+def _symbols(kind: TensorType) -> frozenset[str]:
+    return frozenset[str]().union(*map(symbols_in, kind.shape))
+
+
+def _told(kind: TensorType) -> frozenset[str]:
+    """The symbols that are sizes of axes by themselves, so that a shape tells what they are."""
+    return frozenset(name for name in _symbols(kind) if symbol(name) in kind.shape)
+
+
+class Taped:
+    """The two programs of a graph, for calls in which these inputs have a place on the tape."""
+
+    __slots__ = ("_backward", "_cut", "_forward", "_kept_inputs", "_kept_outputs", "_params",
+                 "_wanted", "graph")  # fmt: skip
+
+    def __init__(self, graph: Graph, wanted: Marks) -> None:
+        self.graph = graph
+        self._wanted = tuple(
+            w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
+        )
+        self._cut = cut(graph, self._wanted)
+        self._forward = executable(self._cut.forward)
+        self._backward: Executable | None = None
+        derived = cotangent_graph(graph, self._wanted)
+        read = {atom for node in derived.nodes for atom in node.operands} | set(derived.outputs)
+        needed = set(self._cut.needed)
+        self._kept_inputs = [
+            variable in read or Place("input", place) in needed
+            for place, variable in enumerate(derived.inputs[: len(graph.inputs)])
+        ]
+        self._kept_outputs = [
+            Place("output", place) in needed for place in range(len(graph.outputs))
+        ]
+        self._params = {"graph": graph, "pull": self}
+
+    def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
+        """The outputs, with one node of the tape behind them."""
+        found = run_kept(self._cut.forward, self._forward, arrays)
+        results = [wrap(array) for array in found[: len(self.graph.outputs)]]
+        self.attach(inputs, arrays, results, found)
+        return results
+
+    def attach(
+        self,
+        inputs: Sequence[Tensor],
+        arrays: Sequence[Array],
+        results: Sequence[Tensor],
+        found: Sequence[Array],
+    ) -> None:
+        """Give results, found with what is saved behind them, one node of the tape."""
+        values = tuple(
+            [
+                array if kept else _without_value(array)
+                for array, kept in zip(arrays, self._kept_inputs, strict=True)
+            ]
+        )
+        outs = tuple(
+            [
+                array if kept else _without_value(array)
+                for array, kept in zip(found, self._kept_outputs, strict=False)
+            ]
+        )
+        parents = tuple([tensor._node for tensor in inputs])
+        node = Node(call, self._params, (*values, *found[len(results) :]), parents, outs)
+        for index, result in enumerate(results):
+            if found[index].dtype.kind not in "biu":
+                result._node = Projection(node, index)
+
+    @property
+    def saves_nothing(self) -> bool:
+        """Whether the way back needs inputs, outputs and cotangents alone."""
+        return len(self._cut.forward.outputs) == len(self.graph.outputs)
+
+    def pull(
+        self, node: Node, cotangents: dict[int, Tensor], wanted: Sequence[bool]
+    ) -> list[Tensor | None] | None:
+        """The cotangents of the operands of a node; None where the general rule must find them."""
+        arrays: list[Any] = []
+        values, count = node.values, len(self.graph.outputs)
+        assert values is not None
+        shift = len(self.graph.inputs) - count
+        for place in self._cut.needed:
+            kind, position = place.kind, place.position
+            if kind == "cotangent":
+                arrays.append(self._cotangent(node, cotangents, position))
+            elif kind == "output":
+                arrays.append(node.out[position])
+            else:
+                arrays.append(values[position if kind == "input" else position + shift])
+        if any(type(array) is not HostArray for array in arrays):
+            return None
+        if self._backward is None:
+            self._backward = executable(self._cut.backward)
+        found = iter(self._backward.run(arrays))
+        return [wrap(next(found)) if want else None for want in self._wanted]
+
+    def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:
+        """A cotangent that the backward program takes, one for each result with derivatives."""
+        index = [i for i, d in enumerate(inexact(self.graph.output_types)) if d][position]
+        known = cotangents.get(index)
+        if known is not None:
+            return known._value
+        kind = wrap(node.out[index]).type
+        return np.zeros(kind.shape, kind.dtype.numpy)
+
+
+def run_kept(graph: Graph, program: Executable, arrays: Sequence[Array]) -> Sequence[Array]:
+    """Run a program; in a function that will be run again, its results may be kept."""
+    if traces.keeper is None:
+        return program.run(arrays)
+    found: Sequence[Array] = traces.keeper.unit(graph, arrays, lambda: program.run(arrays))
+    return found
+
+
+def _without_value(array: Array) -> Any:
+    """What stands for an array that no derivative needs: its type, if it is large."""
+    return hollow_tensor(wrap(array).type)._value if array.nbytes >= LARGE else array

@@ -1,0 +1,191 @@
+"""Functions that run as one compiled unit where they are called eagerly; the policy is in ir/eager.
+
+>>> import weft as wf
+>>> run = compile_unit(wf.sin, (wf.zeros(3),), {})
+>>> run([wf.zeros(3)]).tolist()
+[0.0, 0.0, 0.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.function.jit import Jit
+from weft.compiler.function.program_cache import executable
+from weft.compiler.function.taped import Taped, run_kept
+from weft.compiler.graph_passes.user_rules import rewrites
+from weft.compiler.targets.target import Executable
+from weft.ir.dispatch import apply
+from weft.ir.eager import Declined, Orders
+from weft.ir.reverse import recording
+from weft.ir.tape import Leaf
+from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
+from weft.ops.control import Marks, silent
+from weft.ops.control_call import call_graph
+from weft.ops.movement import inverse, transpose
+
+Run = Callable[[Sequence[Tensor]], Any]
+MOST = 64
+"""How often a function is compiled; one that is called with ever new settings then goes on by
+reference where it is called with another one."""
+
+
+@lru_cache(maxsize=1024)
+def _compilations(
+    function: Callable[..., Any], orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
+) -> Jit:
+    """What a function was compiled to, for any sizes, given tensors with axes in these orders."""
+    return Jit(_of_stored(function, dict(orders)) if orders else function)
+
+
+def _of_stored(function: Callable[..., Any], orders: Orders) -> Callable[..., Any]:
+    """The function of tensors with their axes in the order of memory, which it puts in their own.
+
+    Where axes only lie in another order, nothing is copied: a program reads them as they are.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        places = count()
+
+        def own(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                order = orders.get(next(places))
+                return value if order is None else apply(transpose, value, order=inverse(order))
+            return type(value)(map(own, value)) if type(value) in (tuple, list) else value
+
+        return function(*map(own, args), **{name: own(value) for name, value in kwargs.items()})
+
+    return call
+
+
+def compile_unit(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    weights: Sequence[str] = (),
+    orders: Orders | None = None,
+) -> Run | None:
+    """What runs calls of a function, given the tensors of their arguments in order.
+
+    None where it cannot be compiled: it looks at values, writes to tensors from elsewhere, or is
+    called wrongly, and the error of the call by reference then names the user's line.
+    weights: see `unit`. orders: of tensors, by place, whose axes lie in memory in another order;
+    what runs a call is given them in that one.
+    """
+    orders = orders or {}
+    fresh: list[Tensor] = []
+    exact: list[Any] = []
+
+    def anew(value: Any, is_weight: bool) -> Any:
+        if isinstance(value, Tensor):
+            if is_weight or type(value._node) is Leaf:
+                exact.append((len(fresh), value.shape))
+            order = orders.get(len(fresh))
+            fresh.append(wrap(value._value if order is None else value._value.transpose(order)))
+            return fresh[-1]
+        if type(value) in (tuple, list):
+            return type(value)(anew(each, is_weight) for each in value)
+        return value
+
+    names = function.__code__.co_varnames
+    given = tuple(
+        [anew(x, place < len(names) and names[place] in weights) for place, x in enumerate(args)]
+    )
+    named = {name: anew(value, name in weights) for name, value in kwargs.items()}
+    compilations = _compilations(function, tuple(orders.items()))
+    if len(compilations.compilations) >= MOST:
+        return None
+    try:
+        with recording(False):
+            call = compilations._read(given, named)
+            call.kind = call.kind, *exact
+            call.distinguish(frozenset())
+            found = compilations._find(call)
+    except Exception:
+        return None
+    # The trace has no tape, so that all calls share it; a call that needs one says so when it runs.
+    found.recording = replace(found.recording, differentiable=True)
+    sources = [write.source for write in found.recording.writes]
+    if any(source.gradient or source.handle is not None for source in sources):
+        return None
+    if silent(found.recording.graph) is not found.recording.graph:
+        return None
+    places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
+    if found.places is not None and not sources:
+        return UnitCall(found, [places[place] for place in found.places])
+    written = [places[source.argument] for source in sources if source.argument is not None]
+    return _checked(found, places, written)
+
+
+class UnitCall:
+    """Runs a function that reads its arguments and nothing else, and writes nothing."""
+
+    __slots__ = ("_found", "_places", "_program", "_taped")
+
+    def __init__(self, found: Compiled, places: list[int]) -> None:
+        self._found, self._places = found, places
+        self._program: Executable | None = None
+        self._taped: dict[Marks, Taped] = {}
+
+    def __call__(self, handles: Sequence[Tensor]) -> Any:
+        """The result for the tensors of a call's arguments."""
+        inputs = [handles[place] for place in self._places]
+        arrays = [_contiguous(tensor._value) for tensor in inputs]
+        if rewrites():
+            outputs = list(call_graph(self._found.recording.graph, *inputs))
+        elif grad_mode.enabled and any(tensor._node is not None for tensor in inputs):
+            outputs = self._taped_for(inputs)(inputs, arrays)
+        else:
+            if self._program is None:
+                self._program = executable(self._found.recording.graph)
+            graph = self._found.recording.graph
+            outputs = [wrap(array) for array in run_kept(graph, self._program, arrays)]
+        result = self._found.result
+        return outputs[result] if result is not None else self._found.recording.rebuild(outputs)
+
+    def attach(self, handles: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
+        """Give results that were found otherwise their place on the tape; False where it cannot."""
+        inputs = [handles[place] for place in self._places]
+        taped = self._taped_for(inputs)
+        outputs = [each.position for each in self._found.recording.results]
+        if rewrites() or not taped.saves_nothing or outputs != [*range(len(results))]:
+            return False
+        arrays = [tensor._value for tensor in inputs]
+        taped.attach(inputs, arrays, results, [result._value for result in results])
+        return True
+
+    def _taped_for(self, inputs: Sequence[Tensor]) -> Taped:
+        wanted = tuple([tensor._node is not None for tensor in inputs])
+        known = self._taped.get(wanted)
+        if known is None:
+            known = self._taped[wanted] = Taped(self._found.recording.graph, wanted)
+        return known
+
+
+def _contiguous(array: Any) -> Any:
+    """The array without gaps; NumPy's own function would give one without axes an axis."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _checked(found: Compiled, places: Sequence[int], written: Sequence[int]) -> Run:
+    """What runs a function that reads more than its arguments, or writes to some of them.
+
+    It tells who watches what is written, and declines where something is not as it was when the
+    function was traced, or to write to a part of a tensor, whose whole has to change.
+    """
+
+    def run(handles: Sequence[Tensor]) -> Any:
+        if not found.fits() or any(handles[place]._origin is not None for place in written):
+            raise Declined
+        for place in written:
+            about_to_write(handles[place])
+        return found([handles[place] for place in places])
+
+    return run

@@ -1,0 +1,14 @@
+"""Eager work in units: a function of tensors that runs compiled where it is called by itself.
+
+>>> import weft as wf
+>>> from weft.eager import unit
+>>> @unit
+... def swish(x, slope=1.0):
+...     return x * wf.sigmoid(slope * x)
+>>> swish(wf.zeros((100, 100))).sum().item()
+0.0
+"""
+
+from weft.ir.eager import unit, update_unit
+
+__all__ = ["unit", "update_unit"]

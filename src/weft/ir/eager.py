@@ -1,0 +1,352 @@
+"""Eager work on large tensors: where a function runs as one compiled unit, and where by reference.
+
+This is the whole policy. A function marked as a `unit` (an activation, a normalisation, attention,
+a loss), and every primitive that is applied by itself, runs compiled when it is called eagerly, on
+arrays of the host, of which one has at least `settings.eager_elements` elements. Everything else
+is computed by reference: small tensors, calls inside of a trace, under an observer such as
+`debug.nans`, and arguments that no key can be made of. So which way a call goes depends on its
+arguments and the settings alone, never on time or on what is in a cache.
+
+The compiler fills `COMPILE`; without it all work is done by reference.
+
+>>> import weft as wf
+>>> x = wf.ones((256, 256))
+>>> with wf.settings.changed(eager="reference"):
+...     expected = wf.gelu(x)
+>>> bool((abs(wf.gelu(x) - expected) < 1e-6).all())
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, overload
+
+from weft.core.arrays import HostArray
+from weft.core.errors import WeftError
+from weft.core.settings import settings
+from weft.ir.derivatives import Tangent
+from weft.ir.dispatch import NATIVE, OBSERVERS, bind
+from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
+from weft.ir.primitive import PRIMITIVES, Primitive
+from weft.ir.tape import record
+from weft.ir.tensor import Tensor, grad_mode, traces, wrap
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Run = Callable[[Sequence[Tensor]], Any]
+Orders = dict[int, tuple[int, ...]]
+"""The order in which the axes of tensors lie in memory, by the place of the tensor."""
+Compile = Callable[
+    [Callable[..., Any], tuple[Any, ...], dict[str, Any], Sequence[str], Orders], Run | None
+]
+COMPILE: list[Compile] = []
+"""Makes what runs a call of a function, given its tensors; None where it cannot be compiled."""
+JIT: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+"""Compiles a function with the state that it writes; filled where `COMPILE` is."""
+FORMS = 256
+"""How many compiled forms of one function are found at once; the oldest goes first."""
+
+WORTHWHILE: dict[type, int] = {Contraction: 4, Reduction: 16, Random: 1, Window: 1}
+"""The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
+many times `eager_elements` on. Others move elements, which NumPy does by views or as quickly, or
+are opaque."""
+CHEAP, DIFFERENTIATED = 128, 4
+"""The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
+functions whose derivative is more than one operation."""
+
+_SIMPLE = frozenset([int, bool, str, type(None)])
+
+
+@overload
+def unit(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]: ...
+@overload
+def unit(
+    *, weights: Sequence[str]
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]: ...
+
+
+def unit(f: Any = None, *, weights: Sequence[str] = ()) -> Any:
+    """Mark a function of tensors and settings as one unit of eager work.
+
+    weights: the arguments that are parts of a model. Programs are compiled for their sizes, of
+    which there are few; sizes of other arguments become symbols when they are seen to change.
+    """
+    if f is None:
+        return lambda function: _unit(function, weights)
+    return _unit(f, weights)
+
+
+def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
+    forms = Forms(f, weights)
+
+    @wraps(f)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if traces.stack or OBSERVERS:
+            return f(*args, **kwargs)
+        run, handles = forms.find(args, kwargs)
+        if run is None:
+            return f(*args, **kwargs)
+        try:
+            return run(handles)
+        except (WeftError, Declined):  # an index out of range, say: the reference names the line
+            return f(*args, **kwargs)
+
+    return function
+
+
+def view_unit(f: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """Mark a function that gives views of a tensor: only the way back from them is one unit."""
+    forms = Forms(f)
+
+    @wraps(f)
+    def function(*args: Any, **kwargs: Any) -> list[Tensor]:
+        first = args[0] if args else None
+        if type(first) is not Tensor or first._node is None or not grad_mode.enabled:
+            return f(*args, **kwargs)
+        if traces.stack or traces.keeper is not None or OBSERVERS:
+            return f(*args, **kwargs)
+        run, handles = forms.find(args, kwargs)
+        if run is None or not hasattr(run, "attach"):
+            return f(*args, **kwargs)
+        grad_mode.enabled = False
+        try:
+            results = f(*args, **kwargs)
+        finally:
+            grad_mode.enabled = True
+        return results if run.attach(handles, results) else f(*args, **kwargs)
+
+    return function
+
+
+def update_unit(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that writes to the tensors of its arguments, such as an optimiser's update.
+
+    It runs as one compiled unit whatever the sizes; who calls it asks whether that is worth it.
+    """
+    compiled: list[Callable[..., Any]] = []
+
+    @wraps(f)
+    def function(*args: Any) -> Any:
+        if traces.stack or traces.keeper is not None or OBSERVERS or not is_native():
+            return f(*args)
+        if not compiled:
+            compiled.append(JIT[0](f))
+        try:
+            return compiled[0](*args)
+        except WeftError:  # in tracing, before anything is written: the reference names the line
+            return f(*args)
+
+    return function
+
+
+def is_native() -> bool:
+    """Whether large tensors are worked on by compiled code."""
+    return (
+        settings.eager == "native"
+        and settings.compiler
+        and not traces.by_reference
+        and bool(COMPILE)
+    )
+
+
+def by_reference(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Mark a function whose results must have the same bits for any size.
+
+    So samples are: those of a smaller shape are the first ones of a larger one.
+    """
+
+    @wraps(f)
+    def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        before, traces.by_reference = traces.by_reference, True
+        try:
+            return f(*args, **kwargs)
+        finally:
+            traces.by_reference = before
+
+    return function
+
+
+class Forms:
+    """The compiled forms of one function, by all that they depend on."""
+
+    __slots__ = ("_by_key", "_function", "_weights")
+
+    def __init__(self, function: Callable[..., Any], weights: Sequence[str] = ()) -> None:
+        self._function, self._weights = function, weights
+        self._by_key: dict[Hashable, Run | None] = {}
+
+    def find(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Run | None, Sequence[Tensor]]:
+        """What runs a call, and its tensors; None where it is to run by reference."""
+        call = Arguments()
+        try:
+            call.read(args)
+            if kwargs:
+                call.parts.extend(kwargs)
+                call.read(kwargs.values())
+        except Declined:
+            return None, ()
+        if not call.is_large or not is_native():
+            return None, ()
+        key = tuple(call.parts)
+        try:
+            run = self._by_key[key]
+        except KeyError:
+            run = self._compile(key, args, kwargs, call.orders)
+        except TypeError:  # an argument that cannot be hashed
+            return None, ()
+        return run, call.handles if not call.orders or run is None else call.as_stored()
+
+    def _compile(
+        self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], orders: Orders
+    ) -> Run | None:
+        run = COMPILE[0](self._function, args, kwargs, self._weights, orders)
+        while len(self._by_key) >= FORMS:
+            self._by_key.pop(next(iter(self._by_key)), None)
+        self._by_key[key] = run
+        return run
+
+
+_primitives: dict[Hashable, Forms] = {}
+"""The compiled forms of primitives with their parameters."""
+
+
+def times_large(primitive: Primitive) -> int:
+    """From how many times `eager_elements` on a primitive runs compiled; 0 for never."""
+    if type(primitive.kind) is not Elementwise:
+        return WORTHWHILE.get(type(primitive.kind), 0)
+    rules = primitive.derivatives
+    is_curved = type(rules) is tuple and any(isinstance(rule, Tangent) for rule in rules)
+    return DIFFERENTIATED if is_curved else CHEAP
+
+
+def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
+    """The result of a primitive by itself, compiled; None where it is to run by reference."""
+    times = times_large(primitive)
+    if not times or traces.stack:
+        return None
+    least = settings.eager_elements * times
+    if all(array.size < least or not array.flags.forc for array in arrays):
+        return None
+    key = primitive.name, *[static_key(pair) for pair in params.items()]
+    try:
+        forms = _primitives.get(key)
+    except TypeError:
+        return None
+    if forms is None:
+        forms = _primitives[key] = Forms(lambda *operands: bind(primitive, *operands, **params))
+        while len(_primitives) > FORMS:
+            _primitives.pop(next(iter(_primitives)), None)
+    run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
+    return None if run is None else run(handles)
+
+
+NATIVE.append(run_primitive)
+
+
+def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Tensor | None]:
+    """What computes an element-wise primitive of large tensors, with its place on the tape.
+
+    None where it is to run by reference. Where a derivative is no more than the cotangent, or its
+    product with an operand, the tape keeps the primitive itself; others are compiled both ways.
+    """
+    forms = Forms(lambda *operands: bind(primitive, *operands))
+
+    def compute(operands: tuple[Tensor, ...]) -> Tensor | None:
+        if traces.stack or OBSERVERS:
+            return None
+        if not all(operand._value.flags.c_contiguous for operand in operands):
+            return None
+        run, handles = forms.find(operands, {})
+        if run is None:
+            return None
+        if not primitive.is_multilinear or not grad_mode.enabled:
+            result: Tensor = run(handles)
+            return result
+        result = run([wrap(handle._value) for handle in handles])
+        if any(handle._node is not None for handle in handles):
+            record(primitive, {}, operands, result)
+        return result
+
+    return compute
+
+
+class Declined(Exception):
+    """A call must run by reference: a tensor is traced, elsewhere, or a part that it writes to."""
+
+
+class Arguments:
+    """The arguments of a call, taken apart: its tensors, and what its program depends on."""
+
+    __slots__ = ("handles", "is_large", "orders", "parts")
+
+    def __init__(self) -> None:
+        self.handles: list[Tensor] = []
+        self.parts: list[Any] = []
+        self.orders: Orders = {}
+        """Of tensors whose axes lie in memory in another order, that order."""
+        self.is_large = False
+
+    def read(self, values: Any) -> None:
+        """Take values apart."""
+        least, parts = settings.eager_elements, self.parts
+        for value in values:
+            kind = type(value)
+            if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint
+                array = value._value
+                if type(array) is not HostArray:
+                    raise Declined
+                parts.append(array.dtype)
+                parts.append(array.shape)
+                if array.size >= least:
+                    self.is_large = True
+                if not array.flags.c_contiguous:
+                    order = memory_order(array)
+                    parts.append(order)
+                    if order is not None:
+                        self.orders[len(self.handles)] = order
+                self.handles.append(value)
+            elif kind in _SIMPLE:
+                parts.append(kind)
+                parts.append(value)
+            elif kind is tuple or kind is list:
+                parts.append(kind)
+                parts.append(len(value))
+                self.read(value)
+            else:
+                parts.append(static_key(value))
+
+    def as_stored(self) -> list[Tensor]:
+        """The tensors, each with its axes in the order of memory."""
+        transpose = PRIMITIVES["transpose"]
+        return [
+            bind(transpose, handle, order=self.orders[place]) if place in self.orders else handle
+            for place, handle in enumerate(self.handles)
+        ]
+
+
+def memory_order(array: Any) -> tuple[int, ...] | None:
+    """The order in which the axes of an array lie in memory; None for their own, or no one order.
+
+    >>> import numpy as np
+    >>> memory_order(np.zeros((2, 3, 4)).transpose(2, 0, 1)), memory_order(np.zeros((4, 6))[:, :3])
+    ((1, 2, 0), None)
+    """
+    strides = array.strides
+    if min(strides, default=1) <= 0:
+        return None
+    order = tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+    return None if order == tuple(range(len(strides))) else order
+
+
+def static_key(value: Any) -> Hashable:
+    """A setting as part of a key: -0.0 is another number than 0.0, and 1 another than True."""
+    kind = type(value)
+    if kind is float or kind is complex:
+        return kind, repr(value)
+    if kind is tuple or kind is list:
+        return kind, tuple([static_key(each) for each in value])
+    return kind, value
