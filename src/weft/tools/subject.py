@@ -2,6 +2,8 @@
 
 >>> import weft as wf
 >>> from weft.tools.subject import Subject
+>>> net, kinds = wf.nn.Linear(2, 3), [wf.spec("float32", ("batch", 2))]
+>>> subject = Subject.from_program(net, kinds, None, [], None)
 >>> sorted(subject.parameters.values()), subject.graph.output_types
 (['bias', 'weight'], (f32[batch, 3],))
 """

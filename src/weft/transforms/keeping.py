@@ -124,7 +124,7 @@ class _Run:
         It is kept where the policy wants a result of any operation in it.
         """
 
-        def outside() -> Sequence[Any]:
+        def compute_outside() -> Sequence[Any]:
             traces.keeper = self.outer
             try:
                 return compute() if self.outer is None else self.outer.unit(graph, arrays, compute)
@@ -133,8 +133,8 @@ class _Run:
 
         known = specialize(graph, [wrap(array).type for array in arrays])
         if not any(self.wanted(n.primitive.name, _types_of(n.results)) for n in known.nodes):
-            return outside()
-        made = self.result(call, known.output_types, lambda: tuple(map(wrap, outside())))
+            return compute_outside()
+        made = self.result(call, known.output_types, lambda: tuple(map(wrap, compute_outside())))
         return [tensor._value for tensor in made]
 
     def _process_outside(self, *call: Any) -> Any:
