@@ -106,7 +106,7 @@ def read_json(op: str, path: AnyPath, expected: str = "a JSON file") -> Any:
 def parse_json(
     op: str, path: AnyPath, text: str | bytes, expected: str = "JSON", what: str = "it", **how: Any
 ) -> Any:
-    """What a text of a file means as JSON; `how` is for `json.loads`."""
+    """The JSON value of a file's text; `how` is passed to `json.loads`."""
     try:
         return json.loads(text, **how)
     except RecursionError:
@@ -258,7 +258,7 @@ def replacing(op: str, path: AnyPath) -> Iterator[BinaryIO]:
 
 
 def _keep_mode(path: Path, name: str) -> None:
-    """Give the new file the permissions of the old one, or those that a new file usually has."""
+    """Give the new file the old one's permissions, or the usual ones if there was no old file."""
     mask = os.umask(0)
     os.umask(mask)
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask

@@ -240,7 +240,7 @@ class Memory(Protocol):
 
     @property
     def children(self) -> Sequence[Any]:
-        """What it was taken apart into."""
+        """The parts that the node was flattened into."""
 
     def holds(self) -> bool:
         """Whether it would be taken apart into the same again."""

@@ -245,7 +245,7 @@ class Filtered(View):
 
     @property
     def subset(self) -> Subset:
-        """The items that passed; what is random in them is judged as in the first epoch."""
+        """The items that passed the filter; random transforms are drawn as in the first epoch."""
         if self._found is None:
             self._found = Subset(self.base, [i for i in range(len(self.base)) if self._holds(i)])
         return self._found
@@ -526,7 +526,7 @@ def _addresses(parts: Sequence[Dataset]) -> Indices:
 
 
 def _rows(tree: Any, found: list[npt.NDArray[Any]]) -> Any:
-    """The tree with arrays in its leaves that cannot be written to; lists are leaves."""
+    """The tree with read-only arrays in its leaves; lists are leaves."""
     if isinstance(tree, dict):
         return {key: _rows(value, found) for key, value in tree.items()}
     if isinstance(tree, tuple):

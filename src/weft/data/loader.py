@@ -174,7 +174,7 @@ class DataLoader:
             self._pool = None
 
     def _identity(self, epoch: int) -> dict[str, int | None]:
-        """What has to be the same for a state to mean the same batches."""
+        """The options that determine the batches; a state is only valid for the same ones."""
         length = len(self.dataset) if isinstance(self.dataset, Dataset) else None
         plan = self._batches_of_epoch(epoch)
         order = None

@@ -268,7 +268,7 @@ class StreamView(IterableDataset):
 
     @abstractmethod
     def thunks(self) -> Thunks:
-        """The thunks of the base, changed."""
+        """The thunks of this view, made from those of the base."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base!r})"
@@ -283,7 +283,7 @@ class MappedStream(StreamView):
         self.random = random
 
     def thunks(self) -> Thunks:
-        """Each with the function still to be applied."""
+        """Thunks that compute an item and apply the function."""
         now = place()
         for position, compute in enumerate(self.base.thunks()):
             yield partial(self._apply, compute, Place(now.seed, now.epoch, position, self.stage))
@@ -302,7 +302,7 @@ class FilteredStream(StreamView):
         self.predicate = predicate
 
     def thunks(self) -> Thunks:
-        """Those whose items pass, which have to be computed here."""
+        """Thunks of the items that pass the filter; to know that, each item is computed here."""
         for compute in self.base.thunks():
             item = compute()
             if self.predicate(item):
@@ -321,7 +321,7 @@ class BatchedStream(StreamView):
         self.collate = collate
 
     def thunks(self) -> Thunks:
-        """Groups, to be computed and stacked together."""
+        """Thunks of batches: each computes its items and stacks them."""
         source = self.base.thunks()
         for start in count(0, self.batch_size):
             group = list(islice(source, self.batch_size))
@@ -345,7 +345,7 @@ class ShuffledStream(StreamView):
         self.seed = seed
 
     def thunks(self) -> Thunks:
-        """In the order in which they are drawn from the buffer."""
+        """The thunks in the order in which they are drawn from the buffer."""
         now = place()
         generator = generator_of(self.seed, now.seed, now.epoch, self.stage, 0)
         source = self.base.thunks()
@@ -367,7 +367,7 @@ class SlicedStream(StreamView):
         self.stop = stop
 
     def thunks(self) -> Thunks:
-        """A stretch of them."""
+        """The thunks from `start` to `stop`."""
         return islice(self.base.thunks(), self.start, self.stop)
 
 
@@ -379,7 +379,7 @@ class RepeatedStream(StreamView):
         self.times = times
 
     def thunks(self) -> Thunks:
-        """All of them, each time as of another epoch."""
+        """All thunks again and again, each time as of another epoch."""
         now = place()
         for repetition in count() if self.times is None else range(self.times):
             position = -1
@@ -403,7 +403,7 @@ class ConcatenatedStream(_JoinedStream):
     """What `IterableDataset.concat` returns."""
 
     def thunks(self) -> Thunks:
-        """Those of each part after the other."""
+        """The thunks of all parts, one part after the other."""
         for part in self.parts:
             yield from part.thunks()
 
@@ -412,7 +412,7 @@ class InterleavedStream(_JoinedStream):
     """What `IterableDataset.interleave` returns."""
 
     def thunks(self) -> Thunks:
-        """One of each part in turn."""
+        """The thunks of the parts in turn, one of each."""
         waiting = [part.thunks() for part in self.parts]
         while waiting:
             still = []
@@ -427,7 +427,7 @@ class ZippedStream(_JoinedStream):
     """What `IterableDataset.zip` returns."""
 
     def thunks(self) -> Thunks:
-        """Tuples of one of each part."""
+        """Thunks of tuples, with one item of each part."""
         for group in zip(*(part.thunks() for part in self.parts), strict=False):
             yield partial(_compute_group, group)
 
@@ -443,7 +443,7 @@ class CachedStream(StreamView):
         return self.__dict__ | {"_kept": None}
 
     def thunks(self) -> Thunks:
-        """Each remembers what it computed."""
+        """Thunks that remember their items."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -462,7 +462,7 @@ class PrefetchedStream(StreamView):
         self.ahead = ahead
 
     def thunks(self) -> Thunks:
-        """Already computed by a thread, unless a loader asks."""
+        """Thunks of items that a thread computes ahead; inside a loader, those of the base."""
         if is_loading():  # by a loader, which must not compute what other workers compute
             yield from self.base.thunks()
             return

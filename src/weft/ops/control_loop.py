@@ -418,7 +418,7 @@ def _while_vjp(
     num_consts: int,
     max_steps: int | None,
 ) -> list[Tensor | None]:
-    """As a scan of `max_steps` steps, of which those after the last change nothing."""
+    """The loop as a scan of `max_steps` steps; those after its end change nothing."""
     if max_steps is None:
         raise GradientError(
             "while_loop",

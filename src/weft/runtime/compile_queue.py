@@ -70,7 +70,7 @@ class Task(Generic[T]):
         self.is_done = False
 
     def result(self) -> T:
-        """What was computed; raises what the work has raised."""
+        """The result of the work; raises the error that the work raised."""
         if not self.is_done:
             self.run()
             self._home.wait_for(lambda: self.is_done)

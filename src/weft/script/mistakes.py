@@ -118,7 +118,7 @@ _INSTEAD = {
 
 
 def refused_construct(construct: str, around: str, test: Tensor) -> WeftError:
-    """Control flow on a traced tensor inside what the graph has no form for."""
+    """Control flow on a traced tensor inside a construct that graphs cannot express."""
     return UnsupportedError(
         "script",
         f"{construct} on a traced tensor inside {around} is not supported",

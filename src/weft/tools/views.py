@@ -115,7 +115,7 @@ def _kernel(
 
 
 def _lend_phases(kernels: list[dict[str, Any]]) -> None:
-    """What only prepares operands, such as a packing, belongs to what comes next."""
+    """Give launches that only prepare operands, such as packing, the phase of the next launch."""
     following = PHASES[0]
     for kernel in reversed(kernels):
         following = kernel["phase"] = kernel["phase"] or following

@@ -48,7 +48,7 @@ class ConfusionMatrix(Metric):
         np.add.at(self.state["matrix"], (wanted, found), 1)
 
     def value(self) -> Any:
-        """The matrix int64[classes, classes]: rows are what is true, columns what was found."""
+        """The matrix int64[classes, classes]: rows are true classes, columns predicted ones."""
         return self.state["matrix"].copy()
 
     def _count(self, outputs: Array, targets: Array) -> int:
@@ -63,7 +63,7 @@ class ConfusionMatrix(Metric):
 
 
 class Precision(ConfusionMatrix):
-    """Of what was taken for a class, the share that is of it.
+    """The share of the examples predicted as a class that are of it.
 
     `average` is "macro" (the mean over classes that occur), "micro" (all examples count alike) or
     "none" (one number for each class). With two classes and one output, it is that of class 1.
@@ -117,7 +117,7 @@ class Precision(ConfusionMatrix):
 
 
 class Recall(Precision):
-    """Of what is of a class, the share that was taken for it; arguments as for `Precision`.
+    """The share of a class's examples that are predicted as it; arguments as for `Precision`.
 
     >>> import weft as wf
     >>> recall = wf.train.Recall()

@@ -91,7 +91,7 @@ class Metric:
 
 
 class Mean(Metric):
-    """The mean over all examples of what a function gives for each, weighted by their number.
+    """The mean of a function over all examples, each batch weighted by its size.
 
     >>> import weft as wf
     >>> distance = wf.train.Mean(lambda outputs, targets: wf.abs(outputs - targets), "distance")

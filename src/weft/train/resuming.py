@@ -59,7 +59,7 @@ def save(
 
 
 def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
-    """What is remembered beside the model."""
+    """The state of training besides the model's."""
     return {
         "optimizer": trainer.optimizer.state_dict(),
         "schedule": _state(trainer.schedule),

@@ -206,7 +206,7 @@ def _check_cotangents(
 
 
 def _tensor_like(op: str, given: Any, other: Tensor, name: str = "cotangent") -> Tensor:
-    """What was given as a tensor; a Python number takes the dtype of what it belongs to."""
+    """A given value as a tensor; a Python number takes the dtype of `other`."""
     if type(given) in (int, float):
         return scalar_tensor(op, given, other.dtype)
     return as_tensor(op, given, name)

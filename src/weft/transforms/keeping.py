@@ -91,7 +91,7 @@ class _Run:
         self.outer = None
 
     def adopt(self, handle: Tensor) -> None:
-        """Remember what a handle stands for that is about to be written to."""
+        """Remember the value of a handle that is about to be written to."""
         self.states.setdefault(id(handle), State.of_handle(handle))
         if self.outer is not None:
             self.outer.adopt(handle)
@@ -114,7 +114,7 @@ class _Run:
         return self.result(primitive, results, lambda: self._process_outside(*call))
 
     def _process_outside(self, *call: Any) -> Any:
-        """A call as it is done where the function is called."""
+        """A call, processed as outside this run."""
         traces.keeper = self.outer
         try:
             return compute(*call) if self.outer is None else self.outer.process(*call)
@@ -194,7 +194,7 @@ class SecondRun(_Run):
 
 
 def _fence_value(value: Any) -> Tensor:
-    """A kept value, in a graph apart from what was made of it the first time."""
+    """A kept value behind a barrier, so that the second run is not merged with the first."""
     return apply(barrier, wrap(value)) if isinstance(value, Traced) else wrap(value)
 
 
