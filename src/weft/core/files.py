@@ -99,7 +99,7 @@ def read_text(op: str, path: AnyPath, largest: int = LARGEST_TEXT) -> str:
 
 
 def read_json(op: str, path: AnyPath, expected: str = "a JSON file") -> Any:
-    """What a JSON file holds."""
+    """The value in a JSON file."""
     return parse_json(op, path, read_text(op, path), expected)
 
 
@@ -206,7 +206,7 @@ class Unpacked(gzip.GzipFile):
         return content
 
     def check(self) -> None:
-        """Unpack all of it once, and keep nothing."""
+        """Unpack the whole file once to see that it is intact; nothing is kept."""
         while self.read(_BLOCK):
             pass
 
@@ -226,7 +226,7 @@ def write_text(op: str, path: AnyPath, text: str) -> None:
 
 
 def write_bytes(op: str, path: AnyPath, content: bytes) -> None:
-    """Put content in a file's place at once."""
+    """Write a file so that others see the old content or the new one, never a part."""
     with replacing(op, path) as file:
         file.write(content)
 

@@ -45,7 +45,7 @@ def in_child(renew: Callable[[], object]) -> None:
 
 
 def renew_all() -> None:
-    """Begin anew, in a child."""
+    """Free all registered locks in a forked child, and run what was registered for it."""
     for renew in _renewals:
         renew()
     for lock in list(_locks):

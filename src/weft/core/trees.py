@@ -247,7 +247,7 @@ class Memory(Protocol):
 
 
 class Parts(NamedTuple):
-    """A container taken apart one level."""
+    """The keys, children and static data of a container, one level deep."""
 
     keys: Keys
     children: Sequence[Any]

@@ -186,7 +186,7 @@ class Parcel:
             write_into(self._memory.buf, layout)
 
     def label(self) -> tuple[bytes, str | None, list[Placed]]:
-        """What `open_parcel` needs."""
+        """The bytes, the segment's name and the places that `open_parcel` needs."""
         return self.data, self.name if self._memory else None, self.places
 
     def remove(self) -> None:

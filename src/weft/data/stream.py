@@ -234,7 +234,7 @@ def as_dataset(source: Any) -> Dataset | IterableDataset:
 
 
 class SourceStream(IterableDataset):
-    """What `from_iterable` returns."""
+    """A stream of an iterable or of a generator function; see `from_iterable`."""
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.source = source
@@ -275,7 +275,7 @@ class StreamView(IterableDataset):
 
 
 class MappedStream(StreamView):
-    """What `IterableDataset.map` returns."""
+    """A stream with a function applied to each item; see `IterableDataset.map`."""
 
     def __init__(self, base: IterableDataset, function: Callable[..., Any], random: bool) -> None:
         super().__init__(base)
@@ -295,7 +295,7 @@ class MappedStream(StreamView):
 
 
 class FilteredStream(StreamView):
-    """What `IterableDataset.filter` returns."""
+    """A stream of the items that pass; see `IterableDataset.filter`."""
 
     def __init__(self, base: IterableDataset, predicate: Callable[[Any], bool]) -> None:
         super().__init__(base)
@@ -310,7 +310,7 @@ class FilteredStream(StreamView):
 
 
 class BatchedStream(StreamView):
-    """What `IterableDataset.batch` returns."""
+    """A stream of batches; see `IterableDataset.batch`."""
 
     def __init__(
         self, base: IterableDataset, batch_size: int, drop_last: bool, collate: Collate | None
@@ -337,7 +337,7 @@ class BatchedStream(StreamView):
 
 
 class ShuffledStream(StreamView):
-    """What `IterableDataset.shuffle` returns."""
+    """A stream shuffled through a buffer; see `IterableDataset.shuffle`."""
 
     def __init__(self, base: IterableDataset, buffer_size: int, seed: int) -> None:
         super().__init__(base)
@@ -359,7 +359,7 @@ class ShuffledStream(StreamView):
 
 
 class SlicedStream(StreamView):
-    """What `take` and `skip` return."""
+    """A part of a stream; see `take` and `skip`."""
 
     def __init__(self, base: IterableDataset, start: int, stop: int | None) -> None:
         super().__init__(base)
@@ -372,7 +372,7 @@ class SlicedStream(StreamView):
 
 
 class RepeatedStream(StreamView):
-    """What `IterableDataset.repeat` returns."""
+    """A stream repeated several times; see `IterableDataset.repeat`."""
 
     def __init__(self, base: IterableDataset, times: int | None) -> None:
         super().__init__(base)
@@ -400,7 +400,7 @@ class _JoinedStream(StreamView):
 
 
 class ConcatenatedStream(_JoinedStream):
-    """What `IterableDataset.concat` returns."""
+    """Streams one after the other; see `IterableDataset.concat`."""
 
     def thunks(self) -> Thunks:
         """The thunks of all parts, one part after the other."""
@@ -409,7 +409,7 @@ class ConcatenatedStream(_JoinedStream):
 
 
 class InterleavedStream(_JoinedStream):
-    """What `IterableDataset.interleave` returns."""
+    """Streams in turn, an item of each; see `IterableDataset.interleave`."""
 
     def thunks(self) -> Thunks:
         """The thunks of the parts in turn, one of each."""
@@ -424,7 +424,7 @@ class InterleavedStream(_JoinedStream):
 
 
 class ZippedStream(_JoinedStream):
-    """What `IterableDataset.zip` returns."""
+    """A stream of tuples of items; see `IterableDataset.zip`."""
 
     def thunks(self) -> Thunks:
         """Thunks of tuples, with one item of each part."""
@@ -433,7 +433,7 @@ class ZippedStream(_JoinedStream):
 
 
 class CachedStream(StreamView):
-    """What `IterableDataset.cache` returns."""
+    """A stream that keeps its items after one pass; see `IterableDataset.cache`."""
 
     def __init__(self, base: IterableDataset) -> None:
         super().__init__(base)
@@ -455,7 +455,7 @@ class CachedStream(StreamView):
 
 
 class PrefetchedStream(StreamView):
-    """What `IterableDataset.prefetch` returns."""
+    """A stream computed ahead by a thread; see `IterableDataset.prefetch`."""
 
     def __init__(self, base: IterableDataset, ahead: int) -> None:
         super().__init__(base)
@@ -485,7 +485,7 @@ class _Once:
 
 
 def _thunks_of_epoch(seed: int, epoch: int, stream: IterableDataset) -> Thunks:
-    """The stream's thunks as of another epoch."""
+    """The stream's thunks, with random numbers as of another epoch."""
     source = stream.thunks()
     for position in count():
         with load_item(seed, epoch, position):

@@ -28,7 +28,7 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Tokenizer(ABC):
-    """What all tokenizers can do."""
+    """The base class of tokenizers: text to numbers and back."""
 
     @property
     @abstractmethod

@@ -59,7 +59,7 @@ class ElementReader(Protocol[T]):
     """
 
     def at(self, atom: Atom, index: Index) -> T:
-        """One element of an operand."""
+        """The element of an operand at an index."""
 
     def number(self, value: Any, node: GraphNode) -> T:
         """A number of the node's dtype."""

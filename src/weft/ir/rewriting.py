@@ -461,7 +461,7 @@ class _Recorder(Trace):
         return wrap(value)
 
     def atom(self, tensor: Tensor) -> Atom:
-        """What stands for a tensor in the graph."""
+        """The atom of a tensor in the graph."""
         value = tensor._value
         return value.variable if isinstance(value, Staged) else Literal(value)
 
@@ -496,7 +496,7 @@ class _RuleWalk(Walk):
             return super().run()
 
     def put_new(self, node: GraphNode) -> Sequence[Atom]:
-        """Put a node that the old graph does not have."""
+        """Add a node that the old graph does not have."""
         self.uses.update(node.operands)
         atoms = self.put(node)
         self._count(node.results, atoms)

@@ -110,7 +110,7 @@ class Walk:
         return [read(atom) for atom in graph.outputs]
 
     def renamed(self, atom: Atom) -> Atom:
-        """What stands for an atom of the old graph."""
+        """The atom that replaces an atom of the old graph."""
         return self._renamed.get(atom, atom) if isinstance(atom, Variable) else atom
 
     def maker(self, atom: Atom) -> GraphNode | None:

@@ -232,7 +232,7 @@ def _saving_step(graph: Graph, num_consts: int, num_carry: int) -> Graph:
 
 @remember
 def _cotangent_step(graph: Graph, num_consts: int, num_carry: int, asked: Marks) -> Graph:
-    """One step back.
+    """The graph of one step of the reverse scan.
 
     Constants, sums of their cotangents, the carry's cotangents; the step's carry and x, and y's
     cotangents; to the sums, the cotangents of the carry before, and those of x.

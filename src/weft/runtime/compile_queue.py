@@ -136,7 +136,7 @@ class Background:
             return task.taken()
 
     def note_done(self, task: Task[Any]) -> None:
-        """Say that a task has its result."""
+        """Mark a task as done and wake those who wait."""
         with self._lock:
             task.is_done = True
             self._changed.notify_all()
@@ -176,7 +176,7 @@ class Background:
             lock.acquire()
 
     def after_fork(self) -> None:
-        """Go on."""
+        """Release the locks that were taken before a fork."""
         if current_thread() not in self._threads:
             for lock in reversed(self.needed):
                 lock.release()

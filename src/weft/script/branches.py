@@ -276,7 +276,7 @@ class Merger:
 
 
 class Zeros:
-    """Stands for a value that nobody looks at."""
+    """Zeros in place of a value that is not used on this side."""
 
     __slots__ = ("type",)
 

@@ -55,7 +55,7 @@ class Leaf:
 
     @property
     def number(self) -> bool:
-        """Whether a Python number is meant."""
+        """Whether the leaf was a Python number before the loop."""
         return isinstance(self.before, NUMBERS) or self.before in notes.numbers
 
 
@@ -292,7 +292,7 @@ class Loop:
 
 
 class _Same:
-    """Membership by identity."""
+    """A set of tensors compared by identity."""
 
     def __init__(self, things: Sequence[Any]) -> None:
         self.things = things

@@ -27,7 +27,7 @@ __all__: list[str] = []
 
 
 def name_in_message(name: str) -> str:
-    """How a name is called in a message."""
+    """The name of a variable as messages show it."""
     return "the returned value" if name == RESULT else name
 
 

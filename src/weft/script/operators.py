@@ -321,7 +321,7 @@ class Operators:
     # --- calls ---------------------------------------------------------------------------------
 
     def callee(self, function: Any) -> Any:
-        """What to call in place of a function."""
+        """The function to call in place of a user's function: its scripted form."""
         try:
             special = SPECIAL.get(function)
         except TypeError:  # what cannot be hashed
@@ -336,7 +336,7 @@ class Operators:
 
 
 def _do_nothing() -> None:
-    """The other side of a branch."""
+    """The body of a branch that is left out."""
 
 
 def _is_truth(value: Any) -> bool:

@@ -295,7 +295,7 @@ def module_parts(modules: Sequence[str]) -> tuple[Part, ...]:
 
 
 def _common_prefix(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What several paths begin with."""
+    """The parts that several paths begin with."""
     columns = zip(*paths, strict=False)
     alike = takewhile(lambda column: len(set(column)) == 1, columns)
     return tuple(column[0] for column in alike)
@@ -311,7 +311,7 @@ def _order(phase: str) -> int:
 
 
 def _fused_text(nodes: Sequence[Any]) -> str:
-    """What a kernel computes, in few words."""
+    """The operations of a kernel as a short text."""
     computing = [n for n in nodes if not isinstance(n.primitive.kind, wf.ir.kinds.Movement)]
     names = dict.fromkeys(node.primitive.name for node in computing or nodes)
     return shorten_text(" + ".join(names), 36)

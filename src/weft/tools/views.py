@@ -127,7 +127,7 @@ def numbered_places(places: dict[Any, int]) -> list[tuple[str, str]]:
 
 
 def memory_data(memory: Any) -> dict[str, Any]:
-    """What the chart of memory shows."""
+    """The data of the chart of memory."""
     return {
         "peak": memory.peak,
         "inputs": memory.inputs,

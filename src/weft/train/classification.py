@@ -36,7 +36,7 @@ class ConfusionMatrix(Metric):
         super().__init__(name)
 
     def start(self) -> dict[str, Any]:
-        """No classes seen."""
+        """The counts before the first batch."""
         return {"matrix": np.zeros((0, 0), np.int64)}
 
     def update(self, outputs: Any, targets: Any) -> None:
@@ -161,7 +161,7 @@ class AUC(Metric):
     """
 
     def start(self) -> dict[str, Any]:
-        """No scores."""
+        """Empty lists of scores and targets."""
         return {"scores": np.zeros((0, 0), np.float32), "targets": np.zeros(0, np.int64)}
 
     def update(self, outputs: Any, targets: Any) -> None:
@@ -197,7 +197,7 @@ def _area(scores: Array, is_yes: Array) -> float:
 
 
 def _divide_or_zero(top: Any, bottom: Any) -> Any:
-    """The quotient; 0 where nothing was found."""
+    """The quotient; 0 where the divisor is 0."""
     return np.where(np.asarray(bottom) > 0, top / np.maximum(bottom, 1), 0.0)
 
 

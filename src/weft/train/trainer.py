@@ -121,7 +121,7 @@ class Trainer:
         return schedule
 
     def _begin(self) -> None:
-        """Where a run begins."""
+        """Reset all that a run counts and remembers."""
         self.epoch = self.step = self.batches = 0
         self.total_epochs = self.total_batches = 0
         self.history = History()
@@ -351,7 +351,7 @@ class Trainer:
         )
 
     def _judge(self) -> None:
-        """Tell a schedule that waits for a plateau."""
+        """Tell the epoch's loss to a schedule that waits for a plateau."""
         if isinstance(self.schedule, schedules.Plateau):
             self.schedule.step(self.row.get("val_loss", self.row["loss"]))
 

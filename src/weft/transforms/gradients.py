@@ -406,7 +406,7 @@ def _reverse_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> li
 
 
 def _forward_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The same, found column by column."""
+    """The Jacobian's rows by forward mode, which gives one column at a time."""
     columns = []
     for position, x in enumerate(xs):
 

@@ -53,7 +53,7 @@ class State:
 
     @classmethod
     def of_handle(cls, handle: Tensor) -> State:
-        """What a handle stands for now."""
+        """The present value and node of a handle."""
         return cls(weakref.ref(handle), handle._value, handle._node)
 
     def lift(self) -> None:
@@ -179,7 +179,7 @@ class SecondRun(_Run):
             raise _replay_error(left, None)
 
     def adopt(self, handle: Tensor) -> None:
-        """Nothing is written where others look."""
+        """Lift the handle, so that nobody else sees what the second run writes to it."""
         lift(handle)
 
     def result(

@@ -73,7 +73,7 @@ class Symbolic(Staged):
     __slots__ = ()
 
     def host_array(self, purpose: str) -> np.ndarray[Any, Any]:
-        """There is none; see `Traced`."""
+        """Refuse: a staged tensor has no array; see `Traced`."""
         chooses = purpose == "bool()"
         raise TraceError(
             purpose,
