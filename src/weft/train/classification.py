@@ -88,7 +88,7 @@ class Precision(ConfusionMatrix):
         super().__init__(name, **options)
 
     def start(self) -> dict[str, Any]:
-        """No classes seen, of which it is not known whether they are yes and no."""
+        """The counts before the first batch; whether the task is binary is not known yet."""
         return {**super().start(), "binary": False}
 
     def update(self, outputs: Any, targets: Any) -> None:
