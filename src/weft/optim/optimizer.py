@@ -426,7 +426,7 @@ class _Waiting:
 
 
 def read_groups(op: str, parameters: Parameters, options: Mapping[str, Any]) -> list[Group]:
-    """The groups in what a user gave as parameters, checked."""
+    """The parameter groups that a user gave, checked."""
     entries = _entries(op, parameters)
     grouped = bool(entries) and all(isinstance(entry, Mapping) for entry in entries)
     wanted = entries if grouped else [{"params": entries}]
@@ -503,7 +503,7 @@ def _check_once(op: str, parameters: Sequence[wf.Tensor]) -> None:
 
 
 def _wide_dtype(parameter: wf.Tensor) -> wf.DType:
-    """What a rule computes in: float32 for 16-bit parameters."""
+    """The dtype that a rule computes in: float32 for 16-bit parameters."""
     return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
 
 

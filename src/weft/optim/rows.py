@@ -1,4 +1,4 @@
-"""Gradients of some rows of a table: what an embedding too large for a dense gradient is trained by.
+"""Gradients of some rows of a table: how an embedding is trained that is too large for dense ones.
 
 >>> import weft as wf
 >>> wf.optim.take_rows(wf.ones((5, 2)), wf.tensor([3, 1])).shape
