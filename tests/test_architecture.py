@@ -78,15 +78,6 @@ OTHER_NAMES = {
     "weft.nn.init": "activations, by name",
     "weft.nn.functional.activations": "activations, by name",
 }
-# Where the plan or a target says what it has code of its own for, node by node.
-DISPATCH_TABLES = {
-    "weft.compiler.plan.control_flow": "loops and choices, as they are planned",
-    "weft.compiler.targets.cpu.cache.prefetch_modules": "modules that are compiled ahead",
-    "weft.compiler.targets.cpu.checking.isolated": "loops and choices, as they are checked",
-    "weft.compiler.targets.cpu.convolution.select": "convolutions with channels last",
-    "weft.compiler.targets.cpu.products.low_precision": "movement before a conversion",
-    "weft.compiler.targets.cpu.sorting": "orders of rows",
-}
 # Functions that are still named by a bare participle or the like: these numbers only go down.
 BARE_NAMES = {"compiler": 399, "core": 3, "ir": 11, "ops": 5, "runtime": 5, "train": 1}
 # Numbers of the compiler's stages that are no machine's, by module and why. All others stand in
@@ -427,7 +418,7 @@ def primitive_list_faults(library: list[Module]) -> list[str]:
     """
     faults = []
     for module in library:
-        if module.layer == "ops" or module.name.startswith((*OTHER_NAMES, *DISPATCH_TABLES)):
+        if module.layer == "ops" or module.name.startswith(tuple(OTHER_NAMES)):
             continue
         public = {id(node.value) for node in ast.walk(module.tree) if _is_public_list(node)}
         for node in ast.walk(module.tree):

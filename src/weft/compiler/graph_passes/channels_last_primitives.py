@@ -26,6 +26,8 @@ PLAIN: dict[str, Any] = {"strides": (1,), "padding": ((0, 0),), "dilation": (1,)
 WITH_CHANNELS_LAST: dict[Primitive, tuple[Primitive, tuple[bool, bool], bool]] = {}
 """For each convolution the one with channels last, which operands have channels, and whether the
 result does."""
+CHANNELS_LAST: set[Primitive] = set()
+"""Those with channels last."""
 _REASON = Unsupported("it stands in compiled programs only, after derivatives and batching")
 
 
@@ -83,6 +85,7 @@ def _with_channels_last(of: Primitive, turned: tuple[bool, bool], **slots: Any) 
         **slots,
     )
     WITH_CHANNELS_LAST[of] = last, turned, not all(turned)
+    CHANNELS_LAST.add(last)
     return last
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import TypeAlias
 
 from weft.compiler.plan.in_place import replacing
 from weft.compiler.plan.launch import (
@@ -114,6 +115,21 @@ class Nested:
         return self.form.plans
 
 
+Form: TypeAlias = "Callable[[GraphNode, Planned], Loop | Choice]"
+_FORMS: dict[str, Form] = {}
+"""How the graphs of a primitive are planned; see `control_form`."""
+
+
+def control_form(name: str) -> Callable[[Form], Form]:
+    """Say of which primitive a function plans the graphs."""
+
+    def register(form: Form) -> Form:
+        _FORMS[name] = form
+        return form
+
+    return register
+
+
 def control_launch(node: GraphNode, plan: Planned) -> Launch | None:
     """The launch of a node that holds graphs; None for any other node."""
     form = _FORMS.get(node.primitive.name)
@@ -136,6 +152,7 @@ def staying(node: GraphNode, body: ProgramPlan) -> list[tuple[int, int]]:
     return [(n, first + n) for n in range(count) if first + n in allowed.get(n, ())]
 
 
+@control_form("scan")
 def _scan(node: GraphNode, plan: Planned) -> Loop:
     params = node.params
 
@@ -148,6 +165,7 @@ def _scan(node: GraphNode, plan: Planned) -> Loop:
     )
 
 
+@control_form("while")
 def _while(node: GraphNode, plan: Planned) -> Loop:
     params = node.params
     most = -1 if params["max_steps"] is None else params["max_steps"]
@@ -159,18 +177,12 @@ def _while(node: GraphNode, plan: Planned) -> Loop:
     return Loop(node, plans, params["num_consts"], len(node.results), lambda sizes: most, one)
 
 
+@control_form("switch")
 def _switch(node: GraphNode, plan: Planned) -> Choice:
     rows = node.params["rows"]
     return Choice(
         node, tuple(plan(branch, held=rows > 0) for branch in node.params["branches"]), rows
     )
-
-
-_FORMS: dict[str, Callable[[GraphNode, Planned], Loop | Choice]] = {
-    "scan": _scan,
-    "switch": _switch,
-    "while": _while,
-}
 
 
 def _aligned(size: int) -> int:

@@ -29,6 +29,7 @@ from weft.core.records import frozen
 from weft.core.shapes import Dimension, size, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
+from weft.ir.kinds import Sort
 
 Sizes = Mapping[str, int]
 
@@ -323,12 +324,12 @@ def _search_address(keys: Keys, side: str) -> int:
 
 def sort_launches(node: GraphNode) -> list[Launch] | None:
     """The launch of a node that sorts or searches; None for any other, and for complex numbers."""
-    name = node.primitive.name
-    if name not in ("sort", "argsort", "top_k", "searchsorted"):
+    is_search = node.primitive.name == "searchsorted"
+    if not is_search and not isinstance(node.primitive.kind, Sort):
         return None
     if node.operands[0].type.dtype.is_complex:
         return None
-    return [_searching(node) if name == "searchsorted" else _sorting(node)]
+    return [_searching(node) if is_search else _sorting(node)]
 
 
 def _sorting(node: GraphNode) -> Launch:

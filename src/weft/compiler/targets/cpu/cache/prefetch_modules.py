@@ -5,13 +5,12 @@ all programs: LLVM compiles them while the passes go over the graph.
 
 >>> import weft as wf
 >>> graph = wf.ir.trace(lambda x: x @ x, wf.spec("float32", (64, 64)))
->>> sorted(name for name, _ in _used(graph))
-['dot']
+>>> sorted(form for form, _ in _used(graph))
+['product']
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import begin_text
@@ -23,63 +22,51 @@ from weft.compiler.targets.cpu.runtime import driver, entry_points, grouped_laun
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 from weft.core.dtypes import DType
 from weft.ir.graph import Graph
+from weft.ir.kinds import Contraction
 from weft.runtime.compile_queue import BACKGROUND
 
 
 def begin_modules(graph: Graph) -> None:
     """Start with the modules that the program of a graph will call, as far as that can be seen."""
     begin_driver()
-    for name, dtype in sorted(_used(graph), key=str):
+    for form, dtype in sorted(_used(graph), key=str):
         if dtype in GEMM:
-            _begin(name, dtype)
+            _begin_contractions(form, dtype)
 
 
 def begin_driver() -> None:
     """Start with what runs any program: its driver, and the pool of threads."""
-    _begin("driver", None)
+    _begin_driver_once()
 
 
 def _used(graph: Graph) -> set[tuple[str, DType]]:
-    """The primitives with modules of their own, and their dtypes, also in graphs that it holds."""
+    """The forms of contractions and their dtypes, also in graphs that the graph holds."""
     found = {
-        (node.primitive.name, node.operands[0].type.dtype)
+        (node.primitive.kind.form, node.operands[0].type.dtype)
         for node in graph.nodes
-        if node.primitive.name in _MODULES
+        if isinstance(node.primitive.kind, Contraction)
     }
     return found.union(*map(_used, graph.subgraphs()))
 
 
 @cache
-def _begin(name: str, dtype: DType | None) -> None:
-    for text in _MODULES[name](dtype):
-        begin_text(text)
-    if name == "driver":
-        BACKGROUND.submit(thread_pool)
-
-
-def _driver(dtype: DType | None) -> Iterator[str]:
-    yield driver.source()
+def _begin_driver_once() -> None:
+    begin_text(driver.source())
     entry = entry_points.source()
     if entry is not None:
-        yield entry
+        begin_text(entry)
+    BACKGROUND.submit(thread_pool)
 
 
-def _products(dtype: DType | None) -> Iterator[str]:
-    assert dtype is not None
-    yield gemm.source(tiles.tile_of(dtype, host()))
-    yield from (row_blocks.source(), grouped_launch.source())
+@cache
+def _begin_contractions(form: str, dtype: DType) -> None:
+    for text in _modules(form, dtype):
+        begin_text(text)
 
 
-def _convolutions(dtype: DType | None) -> Iterator[str]:
-    assert dtype is not None
-    yield gathered.source(tiles.tile_of(dtype, host()))
-
-
-_MODULES: dict[str, Callable[[DType | None], Iterator[str]]] = {
-    "driver": _driver,
-    "dot": _products,
-    "conv": _convolutions,
-    "conv_input_gradient": _convolutions,
-    "conv_weight_gradient": _convolutions,
-}
-"""The text of the modules that a primitive needs."""
+def _modules(form: str, dtype: DType) -> list[str]:
+    """The modules that contractions of a form call; attention is made of loops."""
+    tile = tiles.tile_of(dtype, host())
+    if form == "product":
+        return [gemm.source(tile), row_blocks.source(), grouped_launch.source()]
+    return [gathered.source(tile)] if form == "convolution" else []

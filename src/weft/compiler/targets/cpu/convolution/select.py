@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST
 from weft.compiler.lowering.convolution_sizes import Sizes as ConvolutionSizes
 from weft.compiler.lowering.convolution_sizes import node_sizes, sizes_of
 from weft.compiler.lowering.nodes.depthwise import is_alone
@@ -30,13 +31,12 @@ from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
 
 Sizes = Mapping[str, int]
-NAMES = ("conv_last", "conv_last_input_gradient", "conv_last_weight_gradient")
 DTYPES = (float32, float64)
 
 
 def convolution_launches(node: GraphNode) -> list[Launch] | None:
     """The launches that make a convolution with channels last; None where there are none."""
-    sizes = node_sizes(node) if node.primitive.name in NAMES else None
+    sizes = node_sizes(node) if node.primitive in CHANNELS_LAST else None
     if sizes is None or node.results[0].type.dtype not in DTYPES:
         return None
     if winograd_select.fits(sizes, node.results[0].type.dtype):

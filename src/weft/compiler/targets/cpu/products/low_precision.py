@@ -42,14 +42,12 @@ from weft.core.shapes import Dimension, size
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import Primitive, Sample
-from weft.ir.walking import Tally
+from weft.ir.walking import Tally, keeps_elements
 from weft.ops.contraction import Axes, dot, free_axes
 from weft.ops.conversion import convert
 
 MOST = 1 << 16
 """The most terms of 8-bit numbers whose sum is certain to be an int32."""
-MOVEMENT = frozenset({"reshape", "transpose", "broadcast_to", "slice", "flip"})
-"""Between a conversion and a product, these may as well be done before the conversion."""
 _REASON = Unsupported("it stands in compiled programs only, after derivatives and batching")
 
 
@@ -184,7 +182,7 @@ class _Site:
         if node.primitive is convert:
             source = node.operands[0]
             return source if source.type.dtype in (int8, uint8) else None
-        if node.primitive.name not in MOVEMENT:
+        if not keeps_elements(node):  # which may as well be moved before they are converted
             return None
         before = self.short(node.operands[0])
         return None if before is None else self.moved(before, node)

@@ -6,7 +6,7 @@ the form of the interpreter's own ones. They ask the interpreter through its sta
 read fields whose places were looked up (`array_fields.py`). Elsewhere Python does it.
 
 >>> import numpy as np
->>> from weft.runtime.object_words import END
+>>> from weft.runtime.object_words import LIST
 >>> held = [1.5, "a"]
 >>> table = np.array([LIST, id(held), 2, *map(id, held), END])
 >>> entries().same(table), held.append(2), entries().same(table)
@@ -17,208 +17,153 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.runtime.array_fields import fields
+from weft.compiler.targets.cpu.runtime.array_fields import Fields, fields
+from weft.compiler.targets.llvm.ir_builder import IRBuilder, Struct, module_text
 from weft.core.records import frozen
 from weft.core.settings import settings
-from weft.runtime.object_words import DICT, LIST, WORD
+from weft.runtime.object_words import DICT, END, WORD
 
 Array = np.ndarray[Any, Any]
-BLOCK = ("calls", "count", "addresses", "error", "parallel_for", "slots", "execute", "ended")
+_BLOCK = Struct(
+    "ptr calls, i64 count, ptr addresses, ptr error, ptr parallel_for, ptr slots, ptr execute,"
+    "i64 ended"
+)
+BLOCK = _BLOCK.names
 """The words of what a launch is given: the driver's arguments, where the addresses of the arrays
 stand in its table, the driver, and how far it came."""
 _FUNCTIONS = (
     "Py_IncRef", "PyEval_SaveThread", "PyEval_RestoreThread",
     "PyDict_Size", "PyDict_Next", "PyList_Size", "PyList_GetItem",
 )  # fmt: skip
-_NAMES = ("set_up", "launch", "same")
+_OBJECTS = {"True": True, "False": False, "None": None, "ndarray": np.ndarray}
+_KNOWN = Struct(", ".join(f"ptr {name}" for name in (*_FUNCTIONS, *_OBJECTS)))
+"""What the functions know of the interpreter: its own functions, and some objects."""
 _FASTCALL = 0x80
 """The flag of functions that are given their arguments as an array (METH_FASTCALL)."""
+_GIVEN = ("ptr %self", "ptr %given", "i64 %count")
+"""The parameters of such a function: what it belongs to, the arguments, and how many they are."""
 
-# The interpreter's functions by their place in `@known`; True, False, None and the class of arrays.
-SOURCE = """
-@known = internal global [11 x ptr] zeroinitializer
 
-define void @"weft.set_up"(ptr %table) {{
-  call void @llvm.memcpy.p0.p0.i64(ptr @known, ptr %table, i64 88, i1 false)
-  ret void
-}}
+class _EntryBuilder(IRBuilder):
+    """The text of a function that Python calls with some objects."""
 
-define internal ptr @known_at(i64 %place) alwaysinline {{
-  %at = getelementptr ptr, ptr @known, i64 %place
-  %found = load ptr, ptr %at
-  ret ptr %found
-}}
+    def __init__(self, name: str, places: Fields) -> None:
+        super().__init__(name, _GIVEN, public=True, result="ptr", may_unwind=True)
+        self.places = places
+        self.known = self.record(_KNOWN, "@known")
 
-define internal ptr @answer(i64 %place) {{
-  %object = call ptr @known_at(i64 %place)
-  %count = call ptr @known_at(i64 0)
-  call void %count(ptr %object)
-  ret ptr %object
-}}
+    def field(self, item: str, place: int, kind: str = "ptr") -> str:
+        """A field of an object, so many bytes into it."""
+        return self.load(kind, self.at("i8", item, place))
 
-define internal ptr @data_of(ptr %array) alwaysinline {{
-  %at = getelementptr i8, ptr %array, i64 {data}
-  %data = load ptr, ptr %at
-  ret ptr %data
-}}
+    def data(self, array: str) -> str:
+        """Where the elements of an array are."""
+        return self.field(array, self.places.data)
 
-define ptr @"weft.launch"(ptr %self, ptr %given, i64 %count) {{
-entry:
-  %first = load ptr, ptr %given
-  %block = call ptr @data_of(ptr %first)
-  %addresses.at = getelementptr ptr, ptr %block, i64 2
-  %addresses = load ptr, ptr %addresses.at
-  %slots.at = getelementptr ptr, ptr %block, i64 5
-  %slots = load ptr, ptr %slots.at
-  %class = call ptr @known_at(i64 10)
-  br label %head
-head:
-  %i = phi i64 [1, %entry], [%next, %write]
-  %some = icmp slt i64 %i, %count
-  br i1 %some, label %look, label %run
-look:
-  %item.at = getelementptr ptr, ptr %given, i64 %i
-  %item = load ptr, ptr %item.at
-  %kind.at = getelementptr i8, ptr %item, i64 {kind}
-  %kind = load ptr, ptr %kind.at
-  %is_array = icmp eq ptr %kind, %class
-  br i1 %is_array, label %measure, label %odd
-measure:
-  %flags.at = getelementptr i8, ptr %item, i64 {flags}
-  %flags = load i32, ptr %flags.at
-  %contiguous = and i32 %flags, 1
-  %is_contiguous = icmp ne i32 %contiguous, 0
-  br i1 %is_contiguous, label %write, label %odd
-write:
-  %data = call ptr @data_of(ptr %item)
-  %before = sub i64 %i, 1
-  %slot.at = getelementptr i64, ptr %slots, i64 %before
-  %slot = load i64, ptr %slot.at
-  %place = getelementptr ptr, ptr %addresses, i64 %slot
-  store ptr %data, ptr %place
-  %next = add i64 %i, 1
-  br label %head
-odd:
-  %not = call ptr @answer(i64 8)
-  ret ptr %not
-run:
-  %calls = load ptr, ptr %block
-  %many.at = getelementptr i64, ptr %block, i64 1
-  %many = load i64, ptr %many.at
-  %error.at = getelementptr ptr, ptr %block, i64 3
-  %error = load ptr, ptr %error.at
-  %pool.at = getelementptr ptr, ptr %block, i64 4
-  %pool = load ptr, ptr %pool.at
-  %execute.at = getelementptr ptr, ptr %block, i64 6
-  %execute = load ptr, ptr %execute.at
-  store i32 0, ptr %error
-  %let_go = call ptr @known_at(i64 1)
-  %thread = call ptr %let_go()
-  %ended = call i64 %execute(ptr %calls, i64 %many, ptr %addresses, ptr %error, ptr %pool)
-  %take_back = call ptr @known_at(i64 2)
-  call void %take_back(ptr %thread)
-  %ended.at = getelementptr i64, ptr %block, i64 7
-  store i64 %ended, ptr %ended.at
-  %code = load i32, ptr %error
-  %is_fine = icmp eq i32 %code, 0
-  %which = select i1 %is_fine, i64 7, i64 9
-  %said = call ptr @answer(i64 %which)
-  ret ptr %said
-}}
+    def answer(self, item: str) -> None:
+        """Return one of the objects that are known; its caller owns a reference."""
+        self.call(self.known["Py_IncRef"], item)
+        self.give(item)
 
-define ptr @"weft.same"(ptr %self, ptr %given, i64 %count) {{
-entry:
-  %position = alloca i64
-  %key.found = alloca ptr
-  %value.found = alloca ptr
-  %first = load ptr, ptr %given
-  %table = call ptr @data_of(ptr %first)
-  %dict.size = call ptr @known_at(i64 3)
-  %dict.next = call ptr @known_at(i64 4)
-  %list.size = call ptr @known_at(i64 5)
-  %list.item = call ptr @known_at(i64 6)
-  br label %head
-head:
-  %at = phi ptr [%table, %entry], [%after.word, %word], [%d.at, %d.head], [%l.at, %l.head]
-  %kind = load i64, ptr %at
-  %where.at = getelementptr i64, ptr %at, i64 1
-  %many.at = getelementptr i64, ptr %at, i64 2
-  %start = getelementptr i64, ptr %at, i64 3
-  switch i64 %kind, label %yes [i64 {word}, label %word i64 {dict}, label %d i64 {list}, label %l]
-word:
-  %where = load ptr, ptr %where.at
-  %held = load i64, ptr %where
-  %wanted = load i64, ptr %many.at
-  %after.word = getelementptr i64, ptr %at, i64 3
-  %is_held = icmp eq i64 %held, %wanted
-  br i1 %is_held, label %head, label %no
-d:
-  %d.object = load ptr, ptr %where.at
-  %d.many = load i64, ptr %many.at
-  %d.size = call i64 %dict.size(ptr %d.object)
-  store i64 0, ptr %position
-  %d.fits = icmp eq i64 %d.size, %d.many
-  br i1 %d.fits, label %d.head, label %no
-d.head:
-  %d.i = phi i64 [0, %d], [%d.i.next, %d.same]
-  %d.at = phi ptr [%start, %d], [%d.at.next, %d.same]
-  %d.more = icmp slt i64 %d.i, %d.many
-  br i1 %d.more, label %d.look, label %head
-d.look:
-  %d.found = call i32 %dict.next(
-      ptr %d.object, ptr %position, ptr %key.found, ptr %value.found)
-  %key = load i64, ptr %key.found
-  %key.wanted = load i64, ptr %d.at
-  %value = load i64, ptr %value.found
-  %value.at = getelementptr i64, ptr %d.at, i64 1
-  %value.wanted = load i64, ptr %value.at
-  %is_there = icmp ne i32 %d.found, 0
-  %key.same = icmp eq i64 %key, %key.wanted
-  %value.same = icmp eq i64 %value, %value.wanted
-  %both = and i1 %key.same, %value.same
-  %all = and i1 %both, %is_there
-  br i1 %all, label %d.same, label %no
-d.same:
-  %d.i.next = add i64 %d.i, 1
-  %d.at.next = getelementptr i64, ptr %d.at, i64 2
-  br label %d.head
-l:
-  %l.object = load ptr, ptr %where.at
-  %l.many = load i64, ptr %many.at
-  %l.size = call i64 %list.size(ptr %l.object)
-  %l.fits = icmp eq i64 %l.size, %l.many
-  br i1 %l.fits, label %l.head, label %no
-l.head:
-  %l.i = phi i64 [0, %l], [%l.i.next, %l.same]
-  %l.at = phi ptr [%start, %l], [%l.at.next, %l.same]
-  %l.more = icmp slt i64 %l.i, %l.many
-  br i1 %l.more, label %l.look, label %head
-l.look:
-  %item = call i64 %list.item(ptr %l.object, i64 %l.i)
-  %item.wanted = load i64, ptr %l.at
-  %item.same = icmp eq i64 %item, %item.wanted
-  br i1 %item.same, label %l.same, label %no
-l.same:
-  %l.i.next = add i64 %l.i, 1
-  %l.at.next = getelementptr i64, ptr %l.at, i64 1
-  br label %l.head
-yes:
-  %positive = call ptr @answer(i64 7)
-  ret ptr %positive
-no:
-  %negative = call ptr @answer(i64 8)
-  ret ptr %negative
-}}
+    def answer_false_unless(self, condition: str) -> None:
+        """Return False where a condition does not hold."""
+        with self.unless(condition):
+            self.answer(self.known["False"])
 
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-"""
+
+def _module(places: Fields) -> str:
+    """The text of the module, for objects whose fields are at these places."""
+    set_up = IRBuilder("set_up", ("ptr %table",), public=True)
+    set_up.copy("@known", set_up.parameters[0], 8 * len(_KNOWN.names))
+    known = f"@known = internal global {_KNOWN.text} zeroinitializer"
+    return module_text(known, set_up, _launch(places), _same(places))
+
+
+def _launch(places: Fields) -> IRBuilder:
+    """`launch(block, *arrays)`; see `Entries`."""
+    out = _EntryBuilder("launch", places)
+    _, given, count = out.parameters
+    block = out.record(_BLOCK, out.data(out.load("ptr", given)))
+    addresses, slots = block.all("addresses", "slots")
+    array_class = out.known["ndarray"]
+    with out.loop(1, count) as i:
+        array = out.pointer(given, i)
+        out.answer_false_unless(out.test("eq", out.field(array, places.kind), array_class))
+        flags = out.field(array, places.flags, "i32")
+        out.answer_false_unless(out.test("ne", out.combine("and", flags, 1), 0))  # contiguous
+        slot = out.number(slots, out.sub(i, 1))
+        out.store(out.data(array), out.at("ptr", addresses, slot))
+    calls, many, error, pool, execute = block.all(
+        "calls", "count", "error", "parallel_for", "execute"
+    )
+    out.store(0, error, "i32")
+    thread = out.call(out.known["PyEval_SaveThread"], result="ptr")
+    ended = out.call(execute, calls, many, addresses, error, pool, result="i64")
+    out.call(out.known["PyEval_RestoreThread"], thread)
+    block["ended"] = ended
+    is_fine = out.test("eq", out.load("i32", error), 0)
+    out.answer(out.select(is_fine, *out.known.all("True", "None")))
+    return out
+
+
+def _same(places: Fields) -> IRBuilder:
+    """`same(table)`; see `Entries`."""
+    out = _EntryBuilder("same", places)
+    rooms = [out.room("i64"), out.room("ptr"), out.room("ptr")]
+    at = out.variable(out.data(out.load("ptr", out.parameters[1])))
+    with out.repeat():
+        part = at.value
+        kind = out.load("i64", part)
+        with out.when(out.test("eq", kind, END)):
+            out.answer(out.known["True"])
+        place, wanted, items = out.pointer(part, 1), out.number(part, 2), out.at("i64", part, 3)
+        with out.choose(out.test("eq", kind, WORD)) as (is_word, is_container):
+            with is_word:
+                out.answer_false_unless(out.test("eq", out.load("i64", place), wanted))
+                at.value = items
+            with is_container, out.choose(out.test("eq", kind, DICT)) as (is_dict, is_list):
+                with is_dict:
+                    at.value = _compare_dict(out, place, wanted, items, rooms)
+                with is_list:
+                    at.value = _compare_list(out, place, wanted, items)
+    return out
+
+
+def _compare_dict(
+    out: _EntryBuilder, place: str, wanted: str, items: str, rooms: Sequence[str]
+) -> str:
+    """Go on where a dict has these keys and values, by identity, in order; what is behind them."""
+    position, key, value = rooms
+    size = out.call(out.known["PyDict_Size"], place, result="i64")
+    out.answer_false_unless(out.test("eq", size, wanted))
+    out.store(0, position)
+    following = out.known["PyDict_Next"]
+    with out.loop(0, wanted) as i:
+        found = out.call(following, place, position, key, value, result="i32")
+        pair = out.at("i64", items, out.mul(i, 2))
+        same_key = out.test("eq", out.load("i64", key), out.number(pair, 0))
+        same_value = out.test("eq", out.load("i64", value), out.number(pair, 1))
+        both = out.combine("and", same_key, same_value)
+        out.answer_false_unless(out.combine("and", both, out.test("ne", found, 0)))
+    return out.at("i64", items, out.mul(wanted, 2))
+
+
+def _compare_list(out: _EntryBuilder, place: str, wanted: str, items: str) -> str:
+    """Go on where a list has these items, by identity; what is behind them."""
+    size = out.call(out.known["PyList_Size"], place, result="i64")
+    out.answer_false_unless(out.test("eq", size, wanted))
+    item_of = out.known["PyList_GetItem"]
+    with out.loop(0, wanted) as i:
+        item = out.call(item_of, place, i, result="i64")
+        out.answer_false_unless(out.test("eq", item, out.number(items, i)))
+    return out.at("i64", items, wanted)
 
 
 @frozen
@@ -258,9 +203,7 @@ def _source() -> str | None:
     places, locked = fields(), getattr(sys, "_is_gil_enabled", lambda: True)()
     if places is None or not locked:
         return None
-    return SOURCE.format(
-        data=places.data, kind=places.kind, flags=places.flags, word=WORD, dict=DICT, list=LIST
-    )
+    return _module(places)
 
 
 def entries() -> Entries | None:
@@ -273,9 +216,8 @@ def _entries() -> Entries | None:
     text = _source()
     if text is None:
         return None
-    found = text_addresses(text, _NAMES)
-    known = [_address(name) for name in _FUNCTIONS]
-    known += [id(each) for each in (True, False, None, np.ndarray)]
+    found = text_addresses(text, ("set_up", "launch", "same"))
+    known = [*map(_address, _FUNCTIONS), *map(id, _OBJECTS.values())]
     table = np.array(known, np.int64)
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["set_up"])(table.ctypes.data)
     return Entries(_function("launch", found["launch"]), _function("same", found["same"]))
