@@ -49,7 +49,7 @@ venv: $(VENV)  ## create .venv with weft (editable), the test tools and the lint
 demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
-test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode, without shortcuts and for lesser processors
+test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode, without shortcuts, by each eager way and for lesser processors
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
 	@$(MAKE) --no-print-directory checked plain eager machines
 
