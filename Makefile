@@ -26,6 +26,8 @@ AGAINST ?=
 PLAIN ?= $(addprefix tests/compiler/test_,calls.py donation.py known_calls.py) \
     $(addprefix tests/core/test_,references.py unchanged.py) \
     tests/optim/test_training.py tests/train/test_trainer.py
+# What runs with all eager work by reference, and again with all of it in compiled units.
+EAGER ?= tests/nn tests/optim tests/transforms tests/compiler/test_units.py
 # More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
 PEERS ?=
 # Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
@@ -37,7 +39,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-pythons test-gpu checked plain replay fuzz machines conformance lint bench bench-gpu docs nightly examples clean
+.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-gpu docs nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -47,9 +49,9 @@ venv: $(VENV)  ## create .venv with weft (editable), the test tools and the lint
 demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
-test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode, without shortcuts and for lesser processors
+test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode, without shortcuts, by each eager way and for lesser processors
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
-	@$(MAKE) --no-print-directory checked plain machines
+	@$(MAKE) --no-print-directory checked plain eager machines
 
 quick: $(VENV)  ## all tests but the slow ones, without coverage: under two minutes on two idle cores
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
@@ -65,6 +67,10 @@ checked: $(VENV)  ## the tests of programs and memory in the checking mode; CHEC
 
 plain: $(VENV)  ## tests of calls and training without the fast path and writes in place; PLAIN=tests/compiler for more
 	WEFT_FASTCALL=off WEFT_IN_PLACE=off .venv/bin/python -m pytest -q -n $(WORKERS) $(PLAIN)
+
+eager: $(VENV)  ## tests of layers, optimisers and transforms with eager work by reference, and in compiled units of any size
+	WEFT_EAGER=reference .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER)
+	WEFT_EAGER_ELEMENTS=1 .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER)
 
 machines: $(VENV)  ## the tests of generated code, for each lesser processor that this one can be
 	@set -e; for machine in $(filter-out x86-64-v2,$(or $(MACHINES),$(shell .venv/bin/python -c \

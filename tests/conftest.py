@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import tempfile
@@ -18,6 +19,9 @@ from weft.compiler.targets.cpu.machine import host, level_of
 
 SEED_VARIABLE = "WEFT_TEST_SEED"
 CACHE_VARIABLE = "WEFT_CACHE"
+BETWEEN_WHOLE_COLLECTIONS = 4000
+"""So many tests share one collection of garbage that looks through everything."""
+_tests_begun = itertools.count(1)
 
 hypothesis.settings.register_profile(
     "fast", max_examples=50, deadline=None, derandomize=True, print_blob=True
@@ -41,17 +45,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile, and leave what is there out of every later collection.
-
-    Many thousand tests stay until the end: to look through them for cycles took half of the time in
-    which they are gathered, and again a second in each test that asks for a collection.
-    """
+    """Collect no garbage while many thousand tests are gathered, which all stay until the end."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Leave what was there before a test out of the collections of garbage in it.
+
+    To look through all tests and all programs that are kept for cycles takes a second, and frees
+    memory of other tests while one counts its own. That is done once in many tests.
+    """
+    if next(_tests_begun) % BETWEEN_WHOLE_COLLECTIONS == 0:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _temporary_folder(config: pytest.Config) -> str:

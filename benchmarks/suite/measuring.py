@@ -113,7 +113,7 @@ def start_up(workload: str, start: Callable[[Path], WorkerProcess]) -> dict[str,
                 if "error" in hello or "first_seconds" not in prepared:
                     return {"error": str(hello.get("error") or prepared)[:400]}
                 _asked(worker, "time", samples=3, calls=1)
-                kept = ("first_seconds", "build_seconds")
+                kept = ("first_seconds", "first_processor_seconds", "build_seconds")
                 found[state] = {**hello, **{key: prepared[key] for key in kept}}
                 found[state] |= _asked(worker, "drop")
     return found

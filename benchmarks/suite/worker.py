@@ -64,11 +64,16 @@ class Worker:
         task = self.task = chosen.task(self.quick, self.framework.compiled)
         start = time.perf_counter()
         self.step = chosen.sides[self.framework.side](task)
-        built = time.perf_counter()
+        built, processor = time.perf_counter(), time.process_time()
         values = [self._value()]
-        first = time.perf_counter()
+        first, processor = time.perf_counter(), time.process_time() - processor
         values += [self._value() for _ in range(checked - 1)]
-        return {"build_seconds": built - start, "first_seconds": first - built, "values": values}
+        return {
+            "build_seconds": built - start,
+            "first_seconds": first - built,
+            "first_processor_seconds": processor,
+            "values": values,
+        }
 
     def time(
         self, samples: int, calls: int, limit: float = math.inf, warm: bool = True

@@ -142,7 +142,7 @@ def native(
 def _arguments(
     name: str, attributes: Mapping[str, Any], rule: Any, operands: int | None
 ) -> Arguments:
-    """Operands as the type rule counts them, or as they are counted; attributes as declared."""
+    """The operands that the type rule names, or `operands` of them; attributes as declared."""
     count = operands
     if count is None and callable(rule):
         kinds = [each.kind for each in signature(rule).parameters.values()]
@@ -156,7 +156,7 @@ def _arguments(
 
 
 def _kind(op: str, name: str, declared: Any) -> int:
-    """What an attribute is passed as."""
+    """How an attribute is passed to a kernel: integers, reals or text."""
     values = declared if isinstance(declared, (tuple, list)) else (declared,)
     kinds = {_KINDS.get(v if isinstance(v, type) else type(v)) for v in values} or {INTEGERS}
     found = kinds.pop() if len(kinds) == 1 else None

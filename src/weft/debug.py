@@ -61,7 +61,7 @@ def print(text: str, /, *values: Any, **named: Any) -> None:
 
 
 class _Places:
-    """A text whose places are filled now, or numbered where a tensor will stand in them."""
+    """A format text: values are filled in now, tensors get numbered places."""
 
     def __init__(self, text: str, values: Sequence[Any], named: Mapping[str, Any]) -> None:
         self.text, self.values, self.named = text, values, named

@@ -136,6 +136,7 @@ def test_elements_on_the_edges_are_the_same_compiled(primitive: Primitive) -> No
         agree(primitive, _grid(primitive, dtype), primitive.samples()[0].params, ulps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("primitive", POINTWISE, ids=lambda p: p.name)
 def test_elements_of_every_size_are_the_same_compiled(primitive: Primitive) -> None:
     generator = np.random.default_rng(3)
@@ -193,6 +194,7 @@ def _rows() -> Iterator[Array]:
         yield rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reduce_max", "reduce_min", "reduce_sum", "reduce_prod"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 def test_reductions_of_every_length_find_nan_and_order_zeros(name: str, dtype: DType) -> None:
@@ -202,6 +204,7 @@ def test_reductions_of_every_length_find_nan_and_order_zeros(name: str, dtype: D
             agree(primitive, [np.ascontiguousarray(x).astype(dtype.numpy)], {"axes": axes}, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["argmax", "argmin", "sort", "argsort"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 def test_positions_and_orders_are_the_same_with_nan_and_zeros(name: str, dtype: DType) -> None:
@@ -226,6 +229,7 @@ def test_extremes_put_zeros_in_order_wherever_they_stand(dtype: DType) -> None:
                 assert not np.signbit(cut).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", REAL, ids=lambda d: d.name)
 def test_conversions_are_the_same_compiled(source: DType) -> None:
     generator = np.random.default_rng(1)

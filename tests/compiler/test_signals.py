@@ -91,6 +91,7 @@ step(wf.ones(5))
 """
 
 
+@pytest.mark.slow
 def test_state_is_never_half_written_when_runs_are_interrupted() -> None:
     program = """
 steps = check()
@@ -106,6 +107,7 @@ print("done")
     assert run(STATE + program, times(50)) == "done\n"
 
 
+@pytest.mark.slow
 def test_state_is_as_it_was_when_traces_and_compilations_are_interrupted() -> None:
     program = """
 def anew():
@@ -121,6 +123,7 @@ print("done")
     assert run(STATE + program, times(30)) == "done\n"
 
 
+@pytest.mark.slow
 def test_steps_of_training_end_in_the_same_bits_whatever_interrupts_them() -> None:
     program = """
 def trained(interrupt):
@@ -162,6 +165,7 @@ print("done")
     assert run(program, times(3)) == "done\n"
 
 
+@pytest.mark.slow
 def test_a_loop_without_end_is_interrupted() -> None:
     program = """
 x, w = wf.ones(4), wf.ones(3)
@@ -191,6 +195,7 @@ print(w.tolist(), f(x, wf.tensor(0.0)).tolist(), w.tolist())
     assert shown[4] == "[2.0, 2.0, 2.0] [1.0, 1.0, 1.0, 1.0] [3.0, 3.0, 3.0]"
 
 
+@pytest.mark.slow
 def test_a_long_loop_that_trains_is_interrupted_and_writes_nothing() -> None:
     program = """
 w = wf.zeros(5000)
@@ -209,6 +214,7 @@ print("done")
     assert run(program, timeout=300) == "done\n"
 
 
+@pytest.mark.slow
 def test_an_interrupted_preparation_is_made_again() -> None:
     """Weights that stay are packed once: what was packed in half must not be used."""
     program = """
@@ -234,6 +240,7 @@ print("done")
     assert run(program, times(20)) == "done\n"
 
 
+@pytest.mark.slow
 def test_a_call_back_that_a_signal_ends_is_no_result() -> None:
     program = """
 import sys

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.function.taped import cut
+from weft.compiler.function.taped import split_graph
 from weft.compiler.function.units import MOST, _compilations
 from weft.eager import unit
 from weft.ir import eager
@@ -385,5 +385,5 @@ def test_little_is_saved_for_the_way_back(
     f: Callable[..., Any], types: list[tuple[int, ...]], saved: list[str]
 ) -> None:
     graph = wf.ir.trace(f, *[wf.spec("float32", shape) for shape in types])
-    halves = cut(graph, (True,) * len(types))
+    halves = split_graph(graph, (True,) * len(types))
     assert [str(kind) for kind in halves.forward.output_types[1:]] == saved

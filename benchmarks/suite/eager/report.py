@@ -47,12 +47,15 @@ def times_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def ratio_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Weft's ratios to PyTorch: a line for each function and direction, a column for each size."""
-    ratios = {functions.parts(name): row["ratio"] for name, row in rows.items()}
-    sizes = sorted({size for _, size, _ in ratios})
-    lines: list[Line] = [["Weft / PyTorch", *map(functions.label, sizes)]]
-    for name, backward in dict.fromkeys((name, backward) for name, _, backward in ratios):
-        cells = [_ratio_cell(ratios.get((name, size, backward))) for size in sizes]
+    """Weft's ratios to PyTorch: a line for each function and direction, a column for each size.
+
+    By the wall clock, and behind it by the processor's time.
+    """
+    found = {functions.parts(name): row for name, row in rows.items()}
+    sizes = sorted({size for _, size, _ in found})
+    lines: list[Line] = [["Weft / PyTorch (cpu)", *map(functions.label, sizes)]]
+    for name, backward in dict.fromkeys((name, backward) for name, _, backward in found):
+        cells = [_ratio_cells(found.get((name, size, backward))) for size in sizes]
         lines.append([f"{name}{', both ways' if backward else ''}", *cells])
     return aligned(lines)
 
@@ -91,8 +94,8 @@ def memory_table(memory: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 def first_table(first: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The first step in a fresh process, with an empty cache folder and with a full one."""
-    head = ["first step, seconds", "framework", "caches", "import", "build", "first step"]
-    lines: list[Line] = [[*head, "build and step", "aim"]]
+    head = ["first step, seconds", "framework", "caches", "import", "build"]
+    lines: list[Line] = [[*head, "first step", "its cpu time", "aim"]]
     for name, frameworks in first.items():
         for framework, states in frameworks.items():
             start = [workload(name).title, EAGER[framework].title]
@@ -100,8 +103,8 @@ def first_table(first: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
                 lines.append([*start, states["error"][:60], *[""] * 5])
                 continue
             for caches, state in states.items():
-                seconds = [state[f"{part}_seconds"] for part in ("import", "build", "first")]
-                cells = [f"{second:.3f}" for second in (*seconds, seconds[1] + seconds[2])]
+                parts = ("import", "build", "first", "first_processor")
+                cells = [f"{state[f'{part}_seconds']:.3f}" for part in parts]
                 aim = f"≤ {FIRST_AIMS[caches]:.1f}" if framework == "weft" else ""
                 lines.append([*start, caches, *cells, aim])
     return aligned(lines)
@@ -113,6 +116,12 @@ def _time_cell(answer: Mapping[str, Any] | None) -> str:
     if "wall" not in answer:
         return "failed"
     return f"{answer['wall']['best'] * 1e6:.1f} ±{100 * answer['wall']['spread']:3.0f} %"
+
+
+def _ratio_cells(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["ratio"] is None:
+        return "–"
+    return f"{_ratio_cell(row['ratio'])} ({_ratio_cell(row['processor_ratio'])})"
 
 
 def _ratio_cell(value: float | None) -> str:

@@ -78,7 +78,7 @@ class Parser(ArgumentParser):
         return message
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is left over here, where the flags of the command are known."""
+        """Refuse unknown arguments here, where the flags of the command are known."""
         found, rest = super().parse_known_args(args, namespace)
         if rest and not getattr(found, "rest_allowed", False):
             self.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -102,7 +102,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """A value as TOML writes it; what is none of these is a text."""
+    """A value in TOML's notation; anything else is taken as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, KeyError, RecursionError):

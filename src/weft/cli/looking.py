@@ -115,7 +115,7 @@ def _takes_tensors(found: Any) -> bool:
 
 
 def _definition(program: str) -> Place | None:
-    """The line of the file that makes what is named, without running it."""
+    """The line of the file that defines the named object, found without running the file."""
     place, _, name = program.partition(":")
     path = Path(place)
     if path.suffix != ".py" or not name:

@@ -45,7 +45,7 @@ def info(flags: Namespace) -> int:
 
 
 def facts() -> dict[str, Any]:
-    """Versions, the processor and what it can, threads, memory, devices, and the cache."""
+    """Versions, the processor and its features, threads, memory, devices, and the cache."""
     host = import_module("llvmlite.binding")
     features = [name for name, on in host.get_host_cpu_features().items() if on]
     return {

@@ -62,7 +62,7 @@ _FROM_HOST: dict[Device, tuple[type, Callable[[np.ndarray[Any, Any]], DeviceArra
 
 
 def is_concrete(value: object) -> TypeGuard[Array]:
-    """Whether a tensor's value is there, on whatever device, and not traced."""
+    """Whether a tensor has a value, on any device, instead of being traced."""
     return type(value) in CONCRETE
 
 

@@ -406,7 +406,7 @@ def _inner_quotient(a: Dimension, b: Dimension) -> Dimension | None:
 
 
 def _lower(dim: Dimension) -> int | None:
-    """A lower bound from every symbol being at least 1; None where there is none."""
+    """A lower bound, given that every symbol is at least 1; None if there is no bound."""
     if isinstance(dim, int):
         return dim
     total = 0

@@ -132,7 +132,7 @@ def _from_foreign(value: object) -> DType:
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DType:
-    """The dtype of a NumPy array's elements; KeyError where there is none."""
+    """Our dtype for a NumPy dtype; KeyError if there is none."""
     found = BY_NUMPY.get(dtype)
     return found if found is not None else BY_NUMPY[dtype.newbyteorder("=")]
 
@@ -207,5 +207,5 @@ def real_of(dtype: DType) -> DType:
 
 
 def complex_of(dtype: DType) -> DType:
-    """The complex dtype whose parts have this dtype, or the nearest that does."""
+    """The complex dtype whose parts have this dtype; complex64 for 16-bit floats."""
     return dtype if dtype.is_complex else complex128 if dtype is float64 else complex64

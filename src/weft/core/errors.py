@@ -182,7 +182,7 @@ def describe(value: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """The repr of a value, cut short; what has none is named by its class.
+    """The repr of a value, cut short; the class's name if the repr fails.
 
     >>> short_repr("text"), short_repr(list(range(100)))[-12:]
     ("'text'", '9, 20, 21...')

@@ -99,14 +99,14 @@ def read_text(op: str, path: AnyPath, largest: int = LARGEST_TEXT) -> str:
 
 
 def read_json(op: str, path: AnyPath, expected: str = "a JSON file") -> Any:
-    """What a JSON file holds."""
+    """The value in a JSON file."""
     return parse_json(op, path, read_text(op, path), expected)
 
 
 def parse_json(
     op: str, path: AnyPath, text: str | bytes, expected: str = "JSON", what: str = "it", **how: Any
 ) -> Any:
-    """What a text of a file means as JSON; `how` is for `json.loads`."""
+    """The JSON value of a file's text; `how` is passed to `json.loads`."""
     try:
         return json.loads(text, **how)
     except RecursionError:
@@ -206,7 +206,7 @@ class Unpacked(gzip.GzipFile):
         return content
 
     def check(self) -> None:
-        """Unpack all of it once, and keep nothing."""
+        """Unpack the whole file once to see that it is intact; nothing is kept."""
         while self.read(_BLOCK):
             pass
 
@@ -226,7 +226,7 @@ def write_text(op: str, path: AnyPath, text: str) -> None:
 
 
 def write_bytes(op: str, path: AnyPath, content: bytes) -> None:
-    """Put content in a file's place at once."""
+    """Write a file so that others see the old content or the new one, never a part."""
     with replacing(op, path) as file:
         file.write(content)
 
@@ -258,7 +258,7 @@ def replacing(op: str, path: AnyPath) -> Iterator[BinaryIO]:
 
 
 def _keep_mode(path: Path, name: str) -> None:
-    """Give the new file the permissions of the old one, or those that a new file usually has."""
+    """Give the new file the old one's permissions, or the usual ones if there was no old file."""
     mask = os.umask(0)
     os.umask(mask)
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask

@@ -32,7 +32,7 @@ def renewed(lock: Held) -> Held:
 
 
 def wait_at_fork(lock: Any) -> None:
-    """Let a process be copied only while nobody else holds a lock: what it guards is then whole."""
+    """Fork only while no other thread holds this lock, so that what it guards is consistent."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
@@ -45,7 +45,7 @@ def in_child(renew: Callable[[], object]) -> None:
 
 
 def renew_all() -> None:
-    """Begin anew, in a child."""
+    """Free all registered locks in a forked child, and run what was registered for it."""
     for renew in _renewals:
         renew()
     for lock in list(_locks):

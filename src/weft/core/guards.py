@@ -72,7 +72,7 @@ def active_guards(names: frozenset[str] = frozenset()) -> Guards | None:
 
 
 def asked_outside() -> bool:
-    """Whether the caller's caller is code that acts upon what it is told of a size."""
+    """Whether the caller's caller decides something by the answer about a size."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         part = _part(frame.f_globals.get("__name__", ""))

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 
 class Innermost:
-    """The base of such a class. An object may be entered again inside its own block."""
+    """The base class of such blocks. An object may be entered again inside its own block."""
 
     innermost: ClassVar[ContextVar[Any]]
     """The object whose block was entered last and is not left yet, or None."""

@@ -71,7 +71,7 @@ def user_location() -> Location | None:
 
 
 def node_location() -> Location | None:
-    """The same for a node that is traced; in a scope there is one where all frames are internal."""
+    """`user_location` for a traced node; inside a scope also where all frames are internal."""
     frame = user_frame()
     if frame is None and (scopes.module or scopes.phase != FORWARD):
         frame = sys._getframe(1)

@@ -27,13 +27,13 @@ _NEVER = -(1 << 60)
 
 
 def held_beside(held: list[Any], places: Iterable[int], others: int) -> list[int]:
-    """Those places of a list whose object has this many references beside the list's own."""
+    """The places of a list whose object has `others` references besides the list's own."""
     wanted = _own[0] + others
     return [place for place in places if _count(held[place]) == wanted]
 
 
 def calibrate() -> bool:
-    """Find out what the question itself holds; False where it cannot be told."""
+    """Measure how many references the query itself adds; False if they cannot be counted."""
     _own[0] = 0
     alone = [object()]
     _own[0] = next((n for n in range(1, _MOST) if held_beside(alone, (0,), n)), _NEVER)

@@ -22,7 +22,7 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
 class Scopes(threading.local):
-    """What is going on in this thread: a path of modules, joined by slashes, and a phase."""
+    """The module path that this thread is in, joined by slashes, and the phase."""
 
     module: str = ""
     phase: str = FORWARD
@@ -33,7 +33,7 @@ scopes = Scopes()
 
 @contextmanager
 def scope(module: str | None = None, phase: str | None = None) -> Iterator[None]:
-    """Say what the nodes traced inside belong to; None leaves it as it is."""
+    """Set the module path and phase of nodes traced inside; None keeps the present one."""
     before = scopes.module, scopes.phase
     scopes.module = before[0] if module is None else module
     scopes.phase = before[1] if phase is None else phase

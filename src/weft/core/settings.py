@@ -96,7 +96,7 @@ def _unknown_setting(name: str) -> NameUnknownError:
 
 
 class _Here(threading.local):
-    """What is changed in this thread."""
+    """The settings that this thread has changed."""
 
     values: dict[str, Any] = {}  # noqa: RUF012  never changed: each block has its own
     depth: int = 0

@@ -157,7 +157,7 @@ def require_equal(
 
 
 def match_size(pattern: Dimension, dim: Dimension, known: dict[str, Dimension]) -> bool:
-    """Whether a size fits a pattern, whose symbols are its own; one more of them becomes known.
+    """Whether a size fits a pattern; a symbol of the pattern may become known by it.
 
     >>> known = {"n": symbol("time")}
     >>> match_size(symbol("n") + 2 * symbol("m"), symbol("time") + 6, known), known
@@ -179,7 +179,7 @@ def match_size(pattern: Dimension, dim: Dimension, known: dict[str, Dimension]) 
 def _solve_pattern(
     pattern: Dimension, dim: Dimension, name: str, known: Mapping[str, Dimension]
 ) -> Dimension | None:
-    """What a symbol of a pattern that is linear in it must be."""
+    """The value that a symbol must have, in a pattern that is linear in it."""
     rest, one, two = [substitute(pattern, {**known, name: n}) for n in (0, 1, 2)]
     slope = one - rest
     return (dim - rest) // slope if slope != 0 and two == rest + 2 * slope else None

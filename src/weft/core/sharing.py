@@ -59,7 +59,7 @@ def watch(array: Array, notice: Notice) -> bool:
 
 
 def changed(array: Array) -> None:
-    """Tell those who watch an array that its elements are others now."""
+    """Notify the watchers of an array that its elements have changed."""
     if _watched:
         _tell(id(array))
 

@@ -240,14 +240,14 @@ class Memory(Protocol):
 
     @property
     def children(self) -> Sequence[Any]:
-        """What it was taken apart into."""
+        """The parts that the node was flattened into."""
 
     def holds(self) -> bool:
         """Whether it would be taken apart into the same again."""
 
 
 class Parts(NamedTuple):
-    """A container taken apart one level."""
+    """The keys, children and static data of a container, one level deep."""
 
     keys: Keys
     children: Sequence[Any]

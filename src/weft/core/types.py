@@ -16,7 +16,7 @@ from weft.core.shapes import Dim, Dimension, Shape, check_size, size, symbol
 
 @frozen
 class TensorType:
-    """What is known of a tensor before its values are."""
+    """The dtype and shape of a tensor, which are known before its values."""
 
     dtype: DType
     shape: Shape

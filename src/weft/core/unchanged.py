@@ -64,7 +64,7 @@ class Contents:
             return False
 
     def _by_container(self) -> list[Held]:
-        """The containers, each with what it held."""
+        """The containers, each with the objects it held."""
         held, lengths = iter(self._held), iter(self._lengths)
         found: list[Held] = []
         for container in self._containers:

@@ -53,7 +53,7 @@ def read_arrow(path: str | Path, *, columns: Sequence[str] | None = None) -> Tab
 
 
 def _batches(path: str | Path, source: BinaryIO, reader: Any) -> Iterator[Any]:
-    """The parts of a file, one by one, until they are larger than such a file should hold."""
+    """The parts of a file, one by one; refused where they exceed the limit for such a file."""
     limit = unpacked_limit(os.fstat(source.fileno()).st_size, ROOM)
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
@@ -132,7 +132,7 @@ def _parquet(purpose: str) -> Any:
 
 @contextmanager
 def _name_file_in_errors(op: str, path: str | Path) -> Iterator[None]:
-    """Say which file it is that pyarrow does not understand."""
+    """Name the file in errors of pyarrow."""
     try:
         yield
     except (wf.WeftError, GeneratorExit):

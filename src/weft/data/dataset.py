@@ -196,7 +196,7 @@ class View(Dataset):
 
 
 class Mapped(View):
-    """What `Dataset.map` returns."""
+    """A dataset with a function applied to each item; see `Dataset.map`."""
 
     def __init__(self, base: Dataset, function: Callable[..., Any], random: bool) -> None:
         super().__init__(base)
@@ -245,7 +245,7 @@ class Filtered(View):
 
     @property
     def subset(self) -> Subset:
-        """The items that passed; what is random in them is judged as in the first epoch."""
+        """The items that passed the filter; random transforms are drawn as in the first epoch."""
         if self._found is None:
             self._found = Subset(self.base, [i for i in range(len(self.base)) if self._holds(i)])
         return self._found
@@ -266,7 +266,7 @@ class Filtered(View):
 
 
 class Batched(View):
-    """What `Dataset.batch` returns."""
+    """A dataset of batches of items; see `Dataset.batch`."""
 
     def __init__(
         self, base: Dataset, batch_size: int, drop_last: bool, collate: Collate | None
@@ -288,7 +288,7 @@ class Batched(View):
 
 
 class Repeated(View):
-    """What `Dataset.repeat` returns."""
+    """A dataset repeated several times; see `Dataset.repeat`."""
 
     def __init__(self, base: Dataset, times: int) -> None:
         super().__init__(base)
@@ -321,7 +321,7 @@ class Joined(Dataset):
 
 
 class Zipped(Dataset):
-    """What `Dataset.zip` returns."""
+    """A dataset of tuples of items; see `Dataset.zip`."""
 
     def __init__(self, parts: Sequence[Dataset]) -> None:
         self.parts = tuple(parts)
@@ -335,7 +335,7 @@ class Zipped(Dataset):
 
 
 class Cached(View):
-    """What `Dataset.cache` returns."""
+    """A dataset that keeps its items; see `Dataset.cache`."""
 
     def __init__(self, base: Dataset) -> None:
         super().__init__(base)
@@ -351,7 +351,7 @@ class Cached(View):
 
 
 class Prefetched(View):
-    """What `Dataset.prefetch` returns."""
+    """A dataset whose items are computed ahead; see `Dataset.prefetch`."""
 
     def __init__(self, base: Dataset, ahead: int) -> None:
         super().__init__(base)
@@ -526,7 +526,7 @@ def _addresses(parts: Sequence[Dataset]) -> Indices:
 
 
 def _rows(tree: Any, found: list[npt.NDArray[Any]]) -> Any:
-    """The tree with arrays in its leaves that cannot be written to; lists are leaves."""
+    """The tree with read-only arrays in its leaves; lists are leaves."""
     if isinstance(tree, dict):
         return {key: _rows(value, found) for key, value in tree.items()}
     if isinstance(tree, tuple):

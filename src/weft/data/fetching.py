@@ -26,7 +26,7 @@ Fetcher = Callable[[int, int, Indices | None], Any]
 
 
 class End:
-    """In place of a batch: the stream has run out."""
+    """Stands for a batch where the stream has run out."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class DataLoader:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be the whole of this epoch."""
+        """Make the next pass start at the beginning of this epoch."""
         self._epoch, self._batch, self._begun = (
             check_natural("DataLoader", "epoch", epoch),
             0,
@@ -174,7 +174,7 @@ class DataLoader:
             self._pool = None
 
     def _identity(self, epoch: int) -> dict[str, int | None]:
-        """What has to be the same for a state to mean the same batches."""
+        """The options that determine the batches; a state is only valid for the same ones."""
         length = len(self.dataset) if isinstance(self.dataset, Dataset) else None
         plan = self._batches_of_epoch(epoch)
         order = None
@@ -211,7 +211,7 @@ class DataLoader:
 
 
 class _Pass(Iterator[Any]):
-    """One epoch, or the rest of one."""
+    """An iterator over one epoch, or over the rest of a resumed one."""
 
     def __init__(self, loader: DataLoader, epoch: int, start: int) -> None:
         self._loader = loader
@@ -246,7 +246,7 @@ class _Pass(Iterator[Any]):
         return convert_leaves(batch, self._loader._convert)
 
     def close(self) -> None:
-        """Let go of the source, and of the workers."""
+        """Close the source and stop the workers."""
         self._release()
 
     def _is_current(self) -> bool:

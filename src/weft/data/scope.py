@@ -50,7 +50,7 @@ class WorkerInfo:
 
 @dataclass
 class _Current(threading.local):
-    """What each thread is loading now."""
+    """The item that each thread is loading now."""
 
     place: Place | None = None
     generator: np.random.Generator | None = None
@@ -61,7 +61,7 @@ _worker: list[WorkerInfo] = []
 
 
 def load_item(seed: int, epoch: int, index: int, stage: int = 0) -> AbstractContextManager[None]:
-    """Everything inside loads this item."""
+    """A block that loads one item: random numbers inside depend on its place alone."""
     return at_place(Place(seed, epoch, index, stage))
 
 

@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A tree, divided: what is sent, what is written where, and how many bytes that takes."""
+    """A tree divided for sending: the skeleton, the place of each array, and the bytes in all."""
 
     skeleton: Any
     arrays: list[tuple[int, npt.NDArray[Any]]]
@@ -89,7 +89,7 @@ def read_from(memory: Any, skeleton: Any) -> Any:
 
 
 class Offer(NamedTuple):
-    """What a worker is told about a slot: the segment it has, and the name to make a larger one."""
+    """A slot as a worker sees it: its segment, and the name for a larger one."""
 
     slot: int
     name: str | None
@@ -108,12 +108,12 @@ class Slot:
 
     @property
     def offer(self) -> Offer:
-        """What a worker has to know to fill this slot."""
+        """The description of this slot that is sent to a worker."""
         name, size = (self._memory.name, self._memory.size) if self._memory else (None, 0)
         return Offer(self._number, name, size, f"{self._prefix}{self._generation}")
 
     def take(self, name: str, skeleton: Any) -> Any:
-        """What a worker has written, out of the segment that it used."""
+        """The batch that a worker wrote, read from the segment that it used."""
         if self._memory is None or self._memory.name != name:
             larger = SharedMemory(name)
             self.remove()
@@ -186,7 +186,7 @@ class Parcel:
             write_into(self._memory.buf, layout)
 
     def label(self) -> tuple[bytes, str | None, list[Placed]]:
-        """What `open_parcel` needs."""
+        """The bytes, the segment's name and the places that `open_parcel` needs."""
         return self.data, self.name if self._memory else None, self.places
 
     def remove(self) -> None:

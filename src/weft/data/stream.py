@@ -234,7 +234,7 @@ def as_dataset(source: Any) -> Dataset | IterableDataset:
 
 
 class SourceStream(IterableDataset):
-    """What `from_iterable` returns."""
+    """A stream of an iterable or of a generator function; see `from_iterable`."""
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.source = source
@@ -268,14 +268,14 @@ class StreamView(IterableDataset):
 
     @abstractmethod
     def thunks(self) -> Thunks:
-        """The thunks of the base, changed."""
+        """The thunks of this view, made from those of the base."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base!r})"
 
 
 class MappedStream(StreamView):
-    """What `IterableDataset.map` returns."""
+    """A stream with a function applied to each item; see `IterableDataset.map`."""
 
     def __init__(self, base: IterableDataset, function: Callable[..., Any], random: bool) -> None:
         super().__init__(base)
@@ -283,7 +283,7 @@ class MappedStream(StreamView):
         self.random = random
 
     def thunks(self) -> Thunks:
-        """Each with the function still to be applied."""
+        """Thunks that compute an item and apply the function."""
         now = place()
         for position, compute in enumerate(self.base.thunks()):
             yield partial(self._apply, compute, Place(now.seed, now.epoch, position, self.stage))
@@ -295,14 +295,14 @@ class MappedStream(StreamView):
 
 
 class FilteredStream(StreamView):
-    """What `IterableDataset.filter` returns."""
+    """A stream of the items that pass; see `IterableDataset.filter`."""
 
     def __init__(self, base: IterableDataset, predicate: Callable[[Any], bool]) -> None:
         super().__init__(base)
         self.predicate = predicate
 
     def thunks(self) -> Thunks:
-        """Those whose items pass, which have to be computed here."""
+        """Thunks of the items that pass the filter; to know that, each item is computed here."""
         for compute in self.base.thunks():
             item = compute()
             if self.predicate(item):
@@ -310,7 +310,7 @@ class FilteredStream(StreamView):
 
 
 class BatchedStream(StreamView):
-    """What `IterableDataset.batch` returns."""
+    """A stream of batches; see `IterableDataset.batch`."""
 
     def __init__(
         self, base: IterableDataset, batch_size: int, drop_last: bool, collate: Collate | None
@@ -321,7 +321,7 @@ class BatchedStream(StreamView):
         self.collate = collate
 
     def thunks(self) -> Thunks:
-        """Groups, to be computed and stacked together."""
+        """Thunks of batches: each computes its items and stacks them."""
         source = self.base.thunks()
         for start in count(0, self.batch_size):
             group = list(islice(source, self.batch_size))
@@ -337,7 +337,7 @@ class BatchedStream(StreamView):
 
 
 class ShuffledStream(StreamView):
-    """What `IterableDataset.shuffle` returns."""
+    """A stream shuffled through a buffer; see `IterableDataset.shuffle`."""
 
     def __init__(self, base: IterableDataset, buffer_size: int, seed: int) -> None:
         super().__init__(base)
@@ -345,7 +345,7 @@ class ShuffledStream(StreamView):
         self.seed = seed
 
     def thunks(self) -> Thunks:
-        """In the order in which they are drawn from the buffer."""
+        """The thunks in the order in which they are drawn from the buffer."""
         now = place()
         generator = generator_of(self.seed, now.seed, now.epoch, self.stage, 0)
         source = self.base.thunks()
@@ -359,7 +359,7 @@ class ShuffledStream(StreamView):
 
 
 class SlicedStream(StreamView):
-    """What `take` and `skip` return."""
+    """A part of a stream; see `take` and `skip`."""
 
     def __init__(self, base: IterableDataset, start: int, stop: int | None) -> None:
         super().__init__(base)
@@ -367,19 +367,19 @@ class SlicedStream(StreamView):
         self.stop = stop
 
     def thunks(self) -> Thunks:
-        """A stretch of them."""
+        """The thunks from `start` to `stop`."""
         return islice(self.base.thunks(), self.start, self.stop)
 
 
 class RepeatedStream(StreamView):
-    """What `IterableDataset.repeat` returns."""
+    """A stream repeated several times; see `IterableDataset.repeat`."""
 
     def __init__(self, base: IterableDataset, times: int | None) -> None:
         super().__init__(base)
         self.times = times
 
     def thunks(self) -> Thunks:
-        """All of them, each time as of another epoch."""
+        """All thunks again and again, each time as of another epoch."""
         now = place()
         for repetition in count() if self.times is None else range(self.times):
             position = -1
@@ -400,19 +400,19 @@ class _JoinedStream(StreamView):
 
 
 class ConcatenatedStream(_JoinedStream):
-    """What `IterableDataset.concat` returns."""
+    """Streams one after the other; see `IterableDataset.concat`."""
 
     def thunks(self) -> Thunks:
-        """Those of each part after the other."""
+        """The thunks of all parts, one part after the other."""
         for part in self.parts:
             yield from part.thunks()
 
 
 class InterleavedStream(_JoinedStream):
-    """What `IterableDataset.interleave` returns."""
+    """Streams in turn, an item of each; see `IterableDataset.interleave`."""
 
     def thunks(self) -> Thunks:
-        """One of each part in turn."""
+        """The thunks of the parts in turn, one of each."""
         waiting = [part.thunks() for part in self.parts]
         while waiting:
             still = []
@@ -424,16 +424,16 @@ class InterleavedStream(_JoinedStream):
 
 
 class ZippedStream(_JoinedStream):
-    """What `IterableDataset.zip` returns."""
+    """A stream of tuples of items; see `IterableDataset.zip`."""
 
     def thunks(self) -> Thunks:
-        """Tuples of one of each part."""
+        """Thunks of tuples, with one item of each part."""
         for group in zip(*(part.thunks() for part in self.parts), strict=False):
             yield partial(_compute_group, group)
 
 
 class CachedStream(StreamView):
-    """What `IterableDataset.cache` returns."""
+    """A stream that keeps its items after one pass; see `IterableDataset.cache`."""
 
     def __init__(self, base: IterableDataset) -> None:
         super().__init__(base)
@@ -443,7 +443,7 @@ class CachedStream(StreamView):
         return self.__dict__ | {"_kept": None}
 
     def thunks(self) -> Thunks:
-        """Each remembers what it computed."""
+        """Thunks that remember their items."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -455,14 +455,14 @@ class CachedStream(StreamView):
 
 
 class PrefetchedStream(StreamView):
-    """What `IterableDataset.prefetch` returns."""
+    """A stream computed ahead by a thread; see `IterableDataset.prefetch`."""
 
     def __init__(self, base: IterableDataset, ahead: int) -> None:
         super().__init__(base)
         self.ahead = ahead
 
     def thunks(self) -> Thunks:
-        """Already computed by a thread, unless a loader asks."""
+        """Thunks of items that a thread computes ahead; inside a loader, those of the base."""
         if is_loading():  # by a loader, which must not compute what other workers compute
             yield from self.base.thunks()
             return
@@ -485,7 +485,7 @@ class _Once:
 
 
 def _thunks_of_epoch(seed: int, epoch: int, stream: IterableDataset) -> Thunks:
-    """The stream's thunks as of another epoch."""
+    """The stream's thunks, with random numbers as of another epoch."""
     source = stream.thunks()
     for position in count():
         with load_item(seed, epoch, position):

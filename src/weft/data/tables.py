@@ -158,7 +158,7 @@ class CSVRows(IterableDataset):
 
 
 class _Column(NamedTuple):
-    """The cells of one column, before it is known what they mean."""
+    """The cells of one column as text, before their dtype is known."""
 
     path: str | Path
     name: str
@@ -268,7 +268,7 @@ def _lines(path: str | Path, file: TextIO) -> Iterator[str]:
 
 @contextmanager
 def _name_file_in_errors(path: str | Path) -> Iterator[None]:
-    """Say which file it is that is no table."""
+    """Name the file in errors about text that is no table."""
     try:
         yield
     except (UnicodeError, csv.Error) as error:

@@ -28,7 +28,7 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Tokenizer(ABC):
-    """What all tokenizers can do."""
+    """The base class of tokenizers: text to numbers and back."""
 
     @property
     @abstractmethod
@@ -45,12 +45,12 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        """What a file has to hold."""
+        """The settings that are saved to a file."""
 
     @classmethod
     @abstractmethod
     def _from_settings(cls, settings: dict[str, Any]) -> Self:
-        """A tokenizer of what a file holds."""
+        """A tokenizer from the settings in a file."""
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer to a JSON file."""
@@ -152,7 +152,7 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
-        """The bytes as text; what is not UTF-8 becomes the replacement character."""
+        """The bytes as text; invalid UTF-8 becomes the replacement character."""
         return bytes(_check_tokens(tokens, 256)).decode("utf-8", errors="replace")
 
     def _settings(self) -> dict[str, Any]:

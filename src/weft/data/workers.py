@@ -86,7 +86,7 @@ class Done(NamedTuple):
 
 
 class _Worker:
-    """One process, as its owner sees it."""
+    """One worker process, as the pool knows it."""
 
     def __init__(self, index: int, process: BaseProcess, pipe: Connection) -> None:
         self.index = index

@@ -71,7 +71,7 @@ class Recorder(wf.staging.Builder):
     graph: Graph
 
     def settle(self) -> None:
-        """What was written to a module's state becomes an update; see `Graph.updates`."""
+        """Make writes to a module's state updates; see `Graph.updates`."""
         self.graph._settle()
 
 
@@ -149,7 +149,7 @@ class Graph:
         return self._makers[variable]
 
     def variable_of(self, tensor: wf.Tensor) -> wf.ir.Variable:
-        """What a tensor is in the program; refused for a tensor of another graph."""
+        """The variable of a tensor in the program; a tensor of another graph is refused."""
         cell = self.builder.cell_of(tensor)
         variable = self.builder.variable_of(tensor) if cell is None else cell.variable
         if variable is None:
@@ -320,7 +320,7 @@ class Graph:
             cell.name = made.name
 
     def _settle(self) -> None:
-        """Make what was written to cells an update, or, if nothing fed is in it, the beginning."""
+        """Make writes to cells updates; a write that depends on nothing fed is an initial value."""
         for cell, value in self.builder.written():
             variable = self.builder.variable_of(value)
             if variable is None or self._is_constant(variable):
@@ -420,7 +420,7 @@ def reset_default_graph() -> None:
 
 
 def entered_graph() -> Graph | None:
-    """The innermost graph that is entered; None where there is none."""
+    """The innermost graph that is entered, or None."""
     builder = wf.staging.entered()
     return builder.graph if isinstance(builder, Recorder) else None
 

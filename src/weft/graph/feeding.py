@@ -46,7 +46,7 @@ def read_feed(name: str, kind: wf.TensorType, declared: Sequence[Any], value: An
 
 
 def _read(name: str, kind: wf.TensorType, value: Any) -> wf.Tensor:
-    """Python's numbers with all their digits; what the placeholder's dtype holds is seen later."""
+    """A fed value as a tensor; Python numbers keep all digits until they are converted."""
     if not isinstance(value, list | tuple | bool | int | float | complex):
         return wf.asarray(value)
     try:

@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one leaf of the fetches is: a value of the program, or an operation without one."""
+    """One leaf of the fetches: a value of the program, or an operation without a value."""
 
     atom: Atom | None
     operation: Operation | None
@@ -130,7 +130,7 @@ def make_plan(graph: Graph, fetched: Sequence[Fetched], fed: Sequence[wf.ir.Vari
 def _with_effects(
     graph: Graph, needed: list[Operation], fed: frozenset[wf.ir.Variable]
 ) -> list[Operation]:
-    """What is needed, and the prints of what is computed anyway."""
+    """The operations needed, and those with effects whose operands are computed anyway."""
     made = {result for each in needed for result in each.results} | fed
     wanted = set(needed)
     for each in graph.operations:

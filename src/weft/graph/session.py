@@ -201,7 +201,7 @@ class Session:
                 self._values[cell.variable] = value.clone()
 
     def _follow(self, cell: wf.staging.Cell) -> None:
-        """Take what was written to the handle since, as `optimizer.lr = 0.01` does."""
+        """Take a value written to the handle since the last run, as by `optimizer.lr = 0.01`."""
         value = wf.staging.held(cell)
         if value is not None:
             self._values[cell.variable] = value

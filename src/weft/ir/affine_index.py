@@ -28,7 +28,7 @@ class Affine:
 
     @staticmethod
     def of(constant: Dimension) -> Affine:
-        """A constant."""
+        """A constant index, which no loop moves."""
         return Affine((), constant)
 
     def __add__(self, other: Affine | Dimension) -> Affine:

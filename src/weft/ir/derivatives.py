@@ -81,30 +81,30 @@ Derivatives = Sequence[OperandDerivative] | Every | Joint
 
 
 def linear(transpose: Rule) -> Linear:
-    """See the module."""
+    """The derivative by an operand that the result is linear in; `transpose` is its adjoint."""
     return Linear(transpose)
 
 
 def additive(transpose: Rule) -> Additive:
-    """See the module."""
+    """The derivative by one of several operands that the result is linear in together."""
     return Additive(transpose)
 
 
 def tangent(rule: Rule, *, diagonal: bool = False) -> Tangent:
-    """See the module."""
+    """The derivative by a rule for the result's tangent, linear in the operand's tangent."""
     return Tangent(rule, diagonal)
 
 
 def constant(reason: str) -> Constant:
-    """See the module."""
+    """The derivative by an operand that the result does not vary with."""
     return Constant(reason)
 
 
 def every(at: Callable[[int], OperandDerivative]) -> Every:
-    """See the module."""
+    """The derivatives by any number of operands; `at(index)` is that of one."""
     return Every(at)
 
 
 def joint(jvp: Rule, vjp: Rule) -> Joint:
-    """See the module."""
+    """The derivatives by all operands at once: one rule for each mode."""
     return Joint(jvp, vjp)

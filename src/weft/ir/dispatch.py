@@ -65,7 +65,7 @@ def running(trace: Trace) -> Iterator[None]:
 
 
 class _Outside:
-    """What a trace does for an operation happens outside it: inner traces do not record it."""
+    """Leave a trace while it processes an operation, so that inner traces do not record that."""
 
     __slots__ = ("_before", "_level")
 

@@ -52,14 +52,14 @@ Condition = tuple[Affine, Dimension]
 
 
 class ElementReader(Protocol[T]):
-    """What a movement describes one element of its result with.
+    """How a movement describes one element of its result: by elements of its operands.
 
     The compiler has two readers: one collects which stored elements are read, the other writes the
     element as a scalar expression.
     """
 
     def at(self, atom: Atom, index: Index) -> T:
-        """One element of an operand."""
+        """The element of an operand at an index."""
 
     def number(self, value: Any, node: GraphNode) -> T:
         """A number of the node's dtype."""
@@ -179,7 +179,7 @@ class Scatter:
 
 
 class Search(_Plain):
-    """Where an element is: the place of an extreme, or of what is looked for."""
+    """The place of an element: of an extreme, or of a value searched for."""
 
     __slots__ = ()
 
@@ -204,7 +204,7 @@ class Control(_Plain):
 
 
 class Effect(_Plain):
-    """What is there for something else than its result: a print, a check, a breakpoint."""
+    """An operation with an effect beside its result: a print, a check, a breakpoint."""
 
     __slots__ = ()
 

@@ -29,7 +29,7 @@ from weft.ir.tensor import Tensor
 
 
 class Substitute:
-    """What a handle stands for in one thread. It does not keep the handle alive."""
+    """The value that a handle has in one thread. It does not keep the handle alive."""
 
     __slots__ = ("_grad", "_node", "_value", "handle", "owner")
 
@@ -53,7 +53,7 @@ _blocks: dict[int, weakref.WeakSet[Lifting]] = {}
 
 
 class Lifting:
-    """A `with` block in which handles may be lifted; at its end they are what they were."""
+    """A `with` block in which handles may be lifted; at its end they have their old values."""
 
     __slots__ = ("__weakref__", "_lifted", "_outer")
 
@@ -155,7 +155,7 @@ def _lifted_class(own: type[Tensor]) -> type[Tensor]:
 
 
 def _forget_other_threads() -> None:
-    """What they lift is lifted no more."""
+    """Drop the substitutes of other threads, which do not exist in a forked child."""
     own, block = list[Lifting](), here.block
     while block is not None:
         own.append(block)

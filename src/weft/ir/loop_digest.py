@@ -36,7 +36,7 @@ class _Writer:
         self._numbers: dict[Scalar | Buffer, int] = {}
 
     def put(self, part: Any) -> None:
-        """Write a part down."""
+        """Add a part to the text that is hashed."""
         kind = type(part)
         if kind is Scalar:
             self.lines.append(str(self._scalar(part)))

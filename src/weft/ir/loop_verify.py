@@ -128,7 +128,7 @@ class _Check:
         self._vectors = outer
 
     def _check_independent_iterations(self, loop: For) -> None:
-        """A vector loop holds no other, and reads what it writes at the same offset only."""
+        """Require that a vector loop holds no other, and reads what it writes at one offset."""
         inner = [s for s in walk(loop.body) if isinstance(s, For) and s.is_vector]
         if self._vectors or inner:
             self._fail(

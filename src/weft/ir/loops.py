@@ -117,7 +117,7 @@ class Update:
 
     @property
     def taken(self) -> tuple[Scalar, ...]:
-        """What is taken from each iteration."""
+        """The values that each iteration adds: a value, or two factors."""
         return (self.value,) if self.times is None else (self.value, self.times)
 
 

@@ -79,7 +79,7 @@ def refuse_choice(op: str, tensor: Tensor) -> None:
 
 
 def living_origin(origin: Any) -> Any:
-    """The nearest tensor of an origin that is alive, with those behind it: dead ones are dropped.
+    """The first origin in the chain whose tensor is alive, with the origins behind it.
 
     So a chain of parts, each of the one before, does not grow with its length.
     """

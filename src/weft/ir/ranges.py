@@ -27,7 +27,7 @@ class Range:
 
     @property
     def is_known(self) -> bool:
-        """Whether it says anything."""
+        """Whether the range excludes any number."""
         return self.low > -inf or self.high < inf
 
     @property
@@ -48,23 +48,23 @@ Order = Literal["<", "<=", ">", ">="]
 
 
 def of_sum(ranges: Ranges, params: Params) -> Range:
-    """Of a sum."""
+    """The range of a sum."""
     a, b = ranges
     return Range(a.low + b.low, a.high + b.high, a.reached and b.reached)
 
 
 def of_opposite(ranges: Ranges, params: Params) -> Range:
-    """Of the opposite."""
+    """The range of -x."""
     return Range(-ranges[0].high, -ranges[0].low)
 
 
 def of_difference(ranges: Ranges, params: Params) -> Range:
-    """Of a difference."""
+    """The range of a difference."""
     return of_sum([ranges[0], of_opposite([ranges[1]], params)], params)
 
 
 def of_product(ranges: Ranges, params: Params) -> Range:
-    """Of a product."""
+    """The range of a product."""
     a, b = ranges
     ends = [_product(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
     return Range(min(ends), max(ends), a.reached or b.reached)
@@ -75,7 +75,7 @@ def _product(x: float, y: float) -> float:
 
 
 def of_quotient(ranges: Ranges, params: Params) -> Range:
-    """Of a quotient."""
+    """The range of a quotient."""
     a, b = ranges
     if b.constant not in (None, 0.0):
         return replace(of_product([a, Range(1 / b.low, 1 / b.low)], params), reached=a.reached)
@@ -90,42 +90,42 @@ def of_total(ranges: Ranges, params: Params) -> Range:
 
 
 def of_maximum(ranges: Ranges, params: Params) -> Range:
-    """Of the greatest."""
+    """The range of the greatest of several."""
     return Range(max(r.low for r in ranges), max(r.high for r in ranges))
 
 
 def of_minimum(ranges: Ranges, params: Params) -> Range:
-    """Of the least."""
+    """The range of the least of several."""
     return Range(min(r.low for r in ranges), min(r.high for r in ranges))
 
 
 def of_clip(ranges: Ranges, params: Params) -> Range:
-    """Of what lies between two others."""
+    """The range of a value clipped to two bounds."""
     if len(ranges) != 3:
         return ANYTHING
     return of_minimum([of_maximum(ranges[:2], params), ranges[2]], params)
 
 
 def of_relu(ranges: Ranges, params: Params) -> Range:
-    """Of what is 0 where it would be negative."""
+    """The range of max(x, 0)."""
     return Range(max(0.0, ranges[0].low), max(0.0, ranges[0].high))
 
 
 def of_size(ranges: Ranges, params: Params) -> Range:
-    """Of a size without its sign."""
+    """The range of |x|."""
     r = ranges[0]
     low = 0.0 if r.low <= 0 <= r.high else min(abs(r.low), abs(r.high))
     return Range(low, max(abs(r.low), abs(r.high)))
 
 
 def of_square(ranges: Ranges, params: Params) -> Range:
-    """Of a square."""
+    """The range of a square."""
     r = of_size(ranges, params)
     return Range(r.low**2, r.high**2 if r.high < 1e150 else inf)
 
 
 def of_root(ranges: Ranges, params: Params) -> Range:
-    """Of a square root."""
+    """The range of a square root."""
     r = ranges[0]
     return Range(max(r.low, 0.0) ** 0.5, max(r.high, 0.0) ** 0.5, r.reached)
 
@@ -139,7 +139,7 @@ def of_choice(ranges: Ranges, params: Params) -> Range:
 
 
 def of_power(ranges: Ranges, params: Params) -> Range:
-    """Of a power."""
+    """The range of a power."""
     exponent = params.get("exponent", params.get("n"))
     even = isinstance(exponent, int) and exponent % 2 == 0 and exponent > 0
     return NOT_NEGATIVE if even else ANYTHING

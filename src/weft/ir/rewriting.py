@@ -173,7 +173,7 @@ def _same_parameter(sample: Any, value: Any) -> bool:
 
 
 def _solve(goals: Goals, found: Found, walk: _RuleWalk) -> Found | None:
-    """What all goals find together with what was found before; None where they do not match."""
+    """The bindings that satisfy all goals, added to those found before; None if there are none."""
     if goals is None:
         return found
     pattern, atom, rest = goals
@@ -222,7 +222,7 @@ def _solve_call(
 
 
 def _with_hole(found: Found, name: str, value: Any) -> Found | None:
-    """What was found, and a hole's value; None where the hole has another already."""
+    """The bindings with a hole's value; None if the hole has another value already."""
     if name not in found:
         return {**found, name: value}
     return found if found[name] == value else None
@@ -423,7 +423,7 @@ def _holes_in(pattern: Any) -> set[str]:
 
 
 def _scalar(value: Number, kind: TensorType) -> Tensor:
-    """A number that stands for a tensor, all of whose elements it is."""
+    """A number as a tensor without axes, in the dtype of a type; broadcasting does the rest."""
     return wrap(np.array(value, kind.dtype.numpy))
 
 
@@ -461,7 +461,7 @@ class _Recorder(Trace):
         return wrap(value)
 
     def atom(self, tensor: Tensor) -> Atom:
-        """What stands for a tensor in the graph."""
+        """The atom of a tensor in the graph."""
         value = tensor._value
         return value.variable if isinstance(value, Staged) else Literal(value)
 
@@ -496,7 +496,7 @@ class _RuleWalk(Walk):
             return super().run()
 
     def put_new(self, node: GraphNode) -> Sequence[Atom]:
-        """Put a node that the old graph does not have."""
+        """Add a node that the old graph does not have."""
         self.uses.update(node.operands)
         atoms = self.put(node)
         self._count(node.results, atoms)
@@ -528,7 +528,7 @@ class _RuleWalk(Walk):
         return None
 
     def _match_again(self, rule: Rule, node: GraphNode, found: Found) -> Found | None:
-        """What the left side finds as it is for operands of the types found.
+        """The bindings of the left side, traced again for operands of the types found.
 
         A hole's sample may also stand elsewhere by chance, as a size, so that what the holes hold
         is put into the left side in the end.

@@ -91,7 +91,7 @@ def why_not_lowered(
 def element_cost(
     primitive: Primitive, operands: Sequence[DType], dtype: DType, params: Mapping[str, Any]
 ) -> int:
-    """How many plain operations an element is: those of its scalar expression.
+    """The number of operations in the scalar expression of one element.
 
     What the definition says comes first; what has no expression for these dtypes counts as one.
 
@@ -201,7 +201,7 @@ def remainder(x1: Scalar, x2: Scalar) -> Scalar:
 
 
 def _is_opposed(rest: Scalar, divisor: Scalar) -> Scalar:
-    """Whether what is left of a division has not the divisor's sign."""
+    """Whether the remainder of a division has not the divisor's sign."""
     return and_(not_equal(rest, 0), not_equal(less(rest, 0), less(divisor, 0)))
 
 

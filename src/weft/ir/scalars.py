@@ -464,7 +464,7 @@ def _folded_product(x: Scalar, y: Scalar) -> Scalar | None:
 
 
 def coefficient(offset: Scalar, variable: Scalar) -> Scalar | None:
-    """What an offset grows by when a variable grows by 1; None where that depends on it.
+    """How much an offset grows when a variable grows by 1; None if it is not linear in it.
 
     >>> i, j, n = index("i"), index("j"), size("n")
     >>> [str(coefficient(i * n + j, v)) for v in (i, j, n)]

@@ -76,7 +76,7 @@ _WORD = re.compile(
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    """The words of a text; one that is none stands last, as kind "wrong"."""
+    """The tokens of a text; text that is no token ends the list, as kind "wrong"."""
     place = _skip_space(text, 0)
     while place < len(text):
         match = _WORD.match(text, place)

@@ -58,7 +58,7 @@ class GraphTrace(Trace):
         return wrap(value)
 
     def atom(self, tensor: Tensor) -> Atom:
-        """What stands for a tensor in this graph."""
+        """The atom of a tensor in this graph; captured if it comes from outside."""
         value = tensor._value
         if isinstance(value, Staged) and value.trace is self:
             return value.variable

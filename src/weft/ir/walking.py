@@ -56,7 +56,7 @@ class Walk:
         self._numbers: dict[Variable, Array | None] = {}
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
-        """What stands for the results of a node whose operands are as they will be."""
+        """The atoms that replace a node's results; its operands have been replaced already."""
         raise NotImplementedError
 
     def nested(self, graph: Graph) -> Graph:
@@ -78,7 +78,7 @@ class Walk:
         )
 
     def put(self, node: GraphNode) -> Sequence[Atom]:
-        """Add a node, or what it is replaced by; gives what stands for its results."""
+        """Add a node, or its replacement; gives the atoms of its results."""
         replaced = self.visit(node)
         if replaced is not None:
             self.changed = True
@@ -97,7 +97,7 @@ class Walk:
         return self.put(node)[0]
 
     def splice(self, graph: Graph, operands: Sequence[Atom]) -> list[Atom]:
-        """What stands for the outputs of a graph whose nodes are put here."""
+        """The atoms of the outputs of a graph whose nodes are added here."""
         known: dict[Variable, Atom] = dict(zip(graph.inputs, operands, strict=True))
 
         def read(atom: Atom) -> Atom:
@@ -110,7 +110,7 @@ class Walk:
         return [read(atom) for atom in graph.outputs]
 
     def renamed(self, atom: Atom) -> Atom:
-        """What stands for an atom of the old graph."""
+        """The atom that replaces an atom of the old graph."""
         return self._renamed.get(atom, atom) if isinstance(atom, Variable) else atom
 
     def maker(self, atom: Atom) -> GraphNode | None:

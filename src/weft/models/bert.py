@@ -71,7 +71,7 @@ class BERTConfig:
 
 
 class Embeddings(nn.Module):
-    """The sum of what a token, its position and the type of its sentence stand for."""
+    """The sum of the embeddings of a token, its position and its sentence's type."""
 
     def __init__(self, config: BERTConfig) -> None:
         self.word_embeddings = nn.Embedding(config.vocabulary, config.width)
@@ -88,7 +88,7 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values, and what the queries find."""
+    """Self-attention: projections to queries, keys and values, and their attention."""
 
     def __init__(self, config: BERTConfig) -> None:
         self.heads, self.p = config.heads, config.dropout

@@ -35,7 +35,7 @@ class LanguageModel(nn.Module):
 
     @abstractmethod
     def new_cache(self, batch: int, capacity: int) -> Any:
-        """What is remembered of no tokens, with room for so many."""
+        """An empty cache with room for this many tokens."""
 
     def generate(
         self,

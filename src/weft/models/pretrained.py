@@ -134,7 +134,7 @@ def _tensors(path: Path) -> dict[str, wf.Tensor]:
 
 
 def rename_entries(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries by our names: without the prefix, and without what is no weight."""
+    """The entries by our names: without the prefix, and without entries that are no weights."""
     family = FAMILIES[kind]
     short = {name.removeprefix(family.prefix): value for name, value in state.items()}
     return {name: v for name, v in short.items() if not re.fullmatch(family.ignored, name)}

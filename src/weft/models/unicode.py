@@ -12,6 +12,7 @@ import sys
 import unicodedata
 from functools import cache
 from itertools import groupby
+from typing import NamedTuple
 
 import weft as wf
 
@@ -86,10 +87,30 @@ def _pattern_error(pattern: str, reason: str) -> wf.ArgumentError:
 @cache
 def _ranges(category: str) -> str:
     """All characters of a category, as ranges between brackets."""
-    codes = [
-        code
-        for code in range(sys.maxunicode + 1)
-        if unicodedata.category(chr(code)).startswith(category)
-    ]
-    runs = [list(run) for _, run in groupby(enumerate(codes), lambda item: item[1] - item[0])]
-    return "".join(f"\\U{run[0][1]:08x}-\\U{run[-1][1]:08x}" for run in runs)
+    ranges = []
+    for is_inside, runs in groupby(_runs(), lambda run: run.category.startswith(category)):
+        if is_inside:
+            first, *others = runs
+            last = others[-1] if others else first
+            ranges.append(f"\\U{first.start:08x}-\\U{last.end:08x}")
+    return "".join(ranges)
+
+
+class _Run(NamedTuple):
+    """Characters behind each other of one category: the codes of the first and of the last."""
+
+    category: str
+    start: int
+    end: int
+
+
+@cache
+def _runs() -> list[_Run]:
+    """All characters in order; more than a million, so one walk serves every category."""
+    runs, start = [], 0
+    categories = map(unicodedata.category, map(chr, range(sys.maxunicode + 1)))
+    for category, same in groupby(categories):
+        end = start + len(list(same))
+        runs.append(_Run(category, start, end - 1))
+        start = end
+    return runs

@@ -91,7 +91,7 @@ class WordPieceTokenizer(Tokenizer):
         return wf.asarray(tokens), wf.asarray(mask)
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
-        """Words with blanks between them; what was lost when encoding does not come back."""
+        """Words with blanks between them; what encoding dropped, such as case, is not restored."""
         words: list[str] = []
         for token in np.asarray(tokens).reshape(-1).tolist():
             word = self._words.get(token, self.unknown)

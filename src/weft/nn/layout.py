@@ -56,7 +56,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """A value that is no tensor; what makes two of them equal is the key."""
+    """A value that is no tensor; two are equal if their keys are."""
 
     key: Hashable
     value: Any = field(compare=False)
@@ -383,7 +383,7 @@ class _Unfolding:
         }
 
     def part(self, part: Part) -> Any:
-        """What a part stands for."""
+        """The value that a part stands for."""
         return self.makers[type(part)](part)
 
     def module(self, skeleton: Skeleton) -> Any:
@@ -398,7 +398,7 @@ class _Unfolding:
 
 
 def _distinct_handles(tensors: Sequence[Any]) -> list[Any]:
-    """The tensors, each with a handle of its own, so that what was not tied does not become so."""
+    """The tensors, each with its own handle: parameters that were not tied stay so."""
     seen: set[int] = set()
     found = []
     for tensor in tensors:

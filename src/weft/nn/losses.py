@@ -30,7 +30,7 @@ class _Loss(Module):
         self.reduction = reduction
 
     def _hold(self, **tensors: wf.Tensor | None) -> None:
-        """Weights are buffers, not saved."""
+        """Hold weights as buffers that are not saved."""
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor, persistent=False)
 

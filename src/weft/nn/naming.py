@@ -54,7 +54,7 @@ def enter_module(module: Any) -> Iterator[None]:
 
 
 def _call_and_name(module: Any) -> tuple[Call, str]:
-    """What is called, and its name in what calls it."""
+    """The call of a module, and its name inside the module that calls it."""
     caller = _calls.stack[-1] if _calls.stack else None
     own = None if caller is None else caller.names.get(id(module))
     if caller is None or own is None:

@@ -25,7 +25,7 @@ class Identity(Module):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take anything."""
+        """Accept and ignore any arguments."""
 
     def forward(self, x: Any) -> Any:
         """The input."""

@@ -34,7 +34,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
 def check_state(
     places: Sequence[Place], tensors: Sequence[wf.Tensor], state: Mapping[str, Any], strict: bool
 ) -> Mismatch:
-    """What a dictionary lacks and has beside a module's entries; an error unless it may be so."""
+    """The entries that a dictionary lacks, and those it has too many; refused if `strict`."""
     if not isinstance(state, Mapping):
         raise wf.ArgumentTypeError(
             "load_state_dict",

@@ -59,7 +59,7 @@ class Summary:
 
     @property
     def activation_bytes(self) -> int:
-        """What the results of the innermost modules hold."""
+        """The bytes of the results of the innermost modules."""
         return sum(row.memory for row in self.rows if row.is_leaf)
 
     def __str__(self) -> str:

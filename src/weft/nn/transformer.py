@@ -54,7 +54,7 @@ class _TransformerLayer(Module):
             setattr(self, f"dropout{number}", Dropout(dropout))
 
     def _add_cross_attention(self, width: int, heads: int, dropout: float, shared: Any) -> None:
-        """A decoder has one."""
+        """Add the second attention, over the encoder's output, that a decoder has."""
 
     def _sublayers(self) -> int:
         return 2

@@ -242,7 +242,7 @@ def _in_float32(got: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _dropped(x: Array, got: dict[str, Array], kept: float) -> Array:
+def _apply_dropout(x: Array, got: dict[str, Array], kept: float) -> Array:
     """Powers, or their cotangents, with dropout: [..., shared, group, i, j]."""
     if kept >= 1:
         return x
@@ -273,7 +273,7 @@ def _attention(
         safe = np.where(total == 0, 1, total) if guarded or not k.shape[-2] else total
         # [..., shared, group, queries, keys] times values [..., shared, 1, keys, value]; divided
         # last: where scores are no numbers nor is the result, whatever is dropped
-        out = _dropped(powers, got, kept) @ v[..., None, :, :] / safe[..., None]
+        out = _apply_dropout(powers, got, kept) @ v[..., None, :, :] / safe[..., None]
     out = out.reshape(*shape[:-1], v.shape[-1]).astype(dtype, copy=False)
     return out, lse.reshape(shape[:-1]).astype(q.dtype, copy=False)
 
@@ -292,12 +292,12 @@ def _attention_gradient(
         # Probabilities again, [..., shared, group, queries, keys]: softmax(s) = exp(s - lse).
         weights = np.exp(scores - (np.where(np.isneginf(lse), 0, lse) if guarded else lse))
         # The softmax's derivative: p · (dp - Σ dp·p), where the sum is delta.
-        back = _dropped(ct @ _transpose_keys(v), got, kept)
+        back = _apply_dropout(ct @ _transpose_keys(v), got, kept)
         dscores = weights * (back - delta) * q.dtype.type(scale)
         dq = (dscores @ k[..., None, :, :]).reshape(shape)
         # All query heads of a group add to the one head of keys and values that they share.
         dk = (dscores.swapaxes(-1, -2) @ q).sum(axis=-3)
-        dv = (_dropped(weights, got, kept).swapaxes(-1, -2) @ ct).sum(axis=-3)
+        dv = (_apply_dropout(weights, got, kept).swapaxes(-1, -2) @ ct).sum(axis=-3)
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 

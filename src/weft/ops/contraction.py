@@ -240,7 +240,7 @@ def _mistakes() -> list[Mistake]:
 def _operations(
     operands: Sequence[TensorType], results: Sequence[TensorType], params: Mapping[str, Any]
 ) -> Dimension:
-    """Two for each term of each element."""
+    """A multiplication and an addition for each term of each element."""
     terms = size([operands[0].shape[axis] for axis in params["contract"][0]])
     return 2 * terms * results[0].size
 

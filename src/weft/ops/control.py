@@ -80,7 +80,7 @@ def place_marked(values: Iterable[T], marks: Iterable[bool]) -> list[T | None]:
 
 
 def union(*marks: Marks) -> Marks:
-    """What is marked in any of several."""
+    """The marks that any of several has."""
     return tuple(any(column) for column in zip(*marks, strict=True))
 
 
@@ -106,7 +106,7 @@ def split_by_counts(values: Sequence[T], counts: Sequence[int]) -> list[Sequence
 
 
 def silent(graph: Graph) -> Graph:
-    """The graph without what it only shows: a derivative computes again what has been shown."""
+    """The graph without nodes that only have an effect: a derivative must not print again."""
     return graph if all(map(is_pure, graph.nodes)) else _without_shown_nodes(graph)
 
 

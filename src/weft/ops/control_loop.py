@@ -113,6 +113,7 @@ def _scan_jvp(
     """A scan whose carry holds the tangents of the carry beside it."""
     held = num_consts + num_carry
     moving = tuple(tangent is not None for tangent in tangents)
+    # A carry that has no tangent at first may get one in a step.
     moving = _settle_marks(moving_outputs, graph, num_consts, num_carry, moving)
     found = moving_outputs(graph, moving)[num_carry:]
     consts, carry, xs = _with_tangents(primals, tangents, moving, num_consts, held)
@@ -137,7 +138,7 @@ def _settle_marks(
     num_carry: int,
     marks: Marks,
 ) -> Marks:
-    """The inputs of a loop's body that are marked in some step, if these are in the first."""
+    """The inputs of a loop's body that are marked in any step, given those marked in the first."""
     held = num_consts + num_carry
     before, carry, after = marks[:num_consts], marks[num_consts:held], marks[held:]
     return before + settle(lambda m: rule(graph, before + m + after)[:num_carry], carry) + after
@@ -149,7 +150,10 @@ def _with_tangents(
     moving: Marks,
     *bounds: int,
 ) -> list[list[Tensor]]:
-    """Constants, carry and xs (parted by the bounds), each followed by its tangents that move."""
+    """The primals divided at the bounds (constants, carry, xs), each part followed by its tangents.
+
+    Only operands that move have a tangent; zeros stand for one that is not given.
+    """
     parts = []
     for low, high in zip((0, *bounds), (*bounds, len(primals)), strict=True):
         models = marked(primals[low:high], moving[low:high])
@@ -162,7 +166,11 @@ def _with_tangents(
 def _tangent_step(
     graph: Graph, num_consts: int, num_carry: int, moving: Marks, found: Marks
 ) -> Graph:
-    """Constants, carry and x, each with tangents, to the carry with tangents, and y's tangents."""
+    """The graph of a step of the tangent scan.
+
+    It takes constants, carry and x, each followed by its tangents, and gives the next carry with
+    its tangents, and the tangents of y.
+    """
     held = num_consts + num_carry
     fixed, varied, stepped = moving[:num_consts], moving[num_consts:held], moving[held:]
     wanted = varied + found
@@ -192,6 +200,7 @@ def _scan_vjp(
     """Run again and keep the carry of every step, then go back over the steps."""
     held = num_consts + num_carry
     varied = inexact(primals)
+    # The carry's cotangents are always needed: they lead from a step to the one before it.
     asked = tuple(
         d and (w or num_consts <= place < held)
         for place, (w, d) in enumerate(zip(wanted, varied, strict=True))
@@ -199,6 +208,7 @@ def _scan_vjp(
     params = {"num_consts": num_consts, "length": length}
     forth = {"graph": _saving_step(graph, num_consts, num_carry), "num_carry": num_carry}
     saved = apply_multiple(scan, *primals, **forth, **params, reverse=reverse)[num_carry:]
+    # The constants' cotangents are sums over all steps, so they are carried.
     sums = [zeros(x.type) for x in marked(primals[:num_consts], asked[:num_consts])]
     ct_carry = [ct for ct in cotangents[:num_carry] if ct is not None]
     ct_ys = [ct for ct in cotangents[num_carry:] if ct is not None]
@@ -220,7 +230,7 @@ def _scan_vjp(
 
 @remember
 def _saving_step(graph: Graph, num_consts: int, num_carry: int) -> Graph:
-    """The step whose y is the carry that it was given."""
+    """The step, with the carry that it is given in place of y."""
     return closed_graph(
         lambda *values: [
             *interpret(silent(graph), *values)[:num_carry],
@@ -232,10 +242,11 @@ def _saving_step(graph: Graph, num_consts: int, num_carry: int) -> Graph:
 
 @remember
 def _cotangent_step(graph: Graph, num_consts: int, num_carry: int, asked: Marks) -> Graph:
-    """One step back.
+    """The graph of a step of the reverse scan.
 
-    Constants, sums of their cotangents, the carry's cotangents; the step's carry and x, and y's
-    cotangents; to the sums, the cotangents of the carry before, and those of x.
+    It takes the constants; as its carry, the sums of the constants' cotangents and the cotangents
+    of the carry after the step; and as its x the step's carry, x and cotangents of y. It gives the
+    next sums, the cotangents of the carry before the step, and those of x.
     """
     held = num_consts + num_carry
     kinds, outputs = graph.input_types, graph.output_types
@@ -247,9 +258,9 @@ def _cotangent_step(graph: Graph, num_consts: int, num_carry: int, asked: Marks)
 
     def step(*values: Tensor) -> list[Tensor]:
         c, totals, ct_s, s, x, ct_y = split_by_counts(values, [len(part) for part in parts])
-        found = input_cotangents(graph, [*c, *s, *x], [*ct_s, *ct_y], asked)
-        added = [add(a, b) for a, b in zip(totals, found[: len(totals)], strict=True)]
-        return [*added, *found[len(totals) :]]
+        cotangents = input_cotangents(graph, [*c, *s, *x], [*ct_s, *ct_y], asked)
+        next_totals = [add(a, b) for a, b in zip(totals, cotangents[: len(totals)], strict=True)]
+        return [*next_totals, *cotangents[len(totals) :]]
 
     return closed_graph(step, [kind for part in parts for kind in part])
 
@@ -418,7 +429,7 @@ def _while_vjp(
     num_consts: int,
     max_steps: int | None,
 ) -> list[Tensor | None]:
-    """As a scan of `max_steps` steps, of which those after the last change nothing."""
+    """The loop as a scan of `max_steps` steps; those after its end change nothing."""
     if max_steps is None:
         raise GradientError(
             "while_loop",
@@ -461,7 +472,11 @@ def _batch_while(
     num_consts: int,
     max_steps: int | None,
 ) -> tuple[tuple[Tensor, ...], list[int | None]]:
-    """A loop that all elements leave together, or one that runs as long as any of them does."""
+    """The loop of a batch: one that all elements leave together, or one for the longest of them.
+
+    Where the condition differs between elements, the loop runs as long as it holds for any, and a
+    step changes only the elements for which it holds.
+    """
     marks = tuple(axis is not None for axis in axes)
     marks = _settle_marks(
         partial(batched_outputs, size=size), body, num_consts, len(marks) - num_consts, marks

@@ -107,7 +107,7 @@ def _samples() -> list[Sample]:
 
 
 def _running_reference(ufunc: np.ufunc) -> Callable[..., Array]:
-    """Running results: of floats in double precision, where each is rounded once."""
+    """A reference by a running ufunc; floats run in double precision and are rounded once."""
 
     def reference(x: Array, axis: int, reverse: bool) -> Array:
         wide = x.astype(_IN_DOUBLE.get(x.dtype, x.dtype), copy=False)
@@ -142,6 +142,7 @@ cumulative_sum: Primitive = cumulative(
 
 def shift_by_one(x: Tensor, axis: int, reverse: bool, first: float) -> Tensor:
     """The tensor moved on by one place along an axis, with a constant in the first place."""
+    # One more element in front, and the last one cut off; the other way round in reverse.
     sides = (0, 1, 0) if reverse else (1, 0, 0)
     padding = tuple([sides if each == axis else (0, 0, 0) for each in range(x.ndim)])
     moved = apply(pad, x, padding=padding, value=first)
@@ -260,7 +261,7 @@ cumulative_prod = cumulative(
 
 
 def _log_sums_tangent(t: Tensor, out: Tensor, x: Tensor, axis: int, reverse: bool) -> Tensor:
-    """t[k] weighs exp(x[k] - out[k]); what came before fades by exp(out[k-1] - out[k])."""
+    """dout[k] = exp(out[k-1] - out[k]) · dout[k-1] + exp(x[k] - out[k]) · t[k]."""
     before = shift_by_one(out, axis, reverse, -float("inf"))
     level = where(equal(out, -float("inf")), 0.0, out)
     fading, weight = exp(before - level), exp(x - level)

@@ -73,7 +73,7 @@ def _is_count(value: object) -> bool:
 
 
 def _check_place(op: str, file: object, line: object, *texts: object) -> None:
-    """Refuse what is no place in a file, or no text beside it."""
+    """Refuse a location or a text of the wrong type."""
     if not all(isinstance(text, str) for text in (file, *texts)) or not (
         type(line) is int and 0 <= line <= LAST_LINE
     ):
@@ -408,7 +408,7 @@ def refuse_nan(
     results: Sequence[Any],
     location: Location | None,
 ) -> None:
-    """Raise at the user's line where a result holds NaN; constants are what they are."""
+    """Raise at the user's line if a result holds NaN; constants may hold it."""
     if arrays and any(map(has_nan, results)):
         raise nan_error(primitive.name, arrays, results, location) from None
 
@@ -493,5 +493,5 @@ def _close_short_paths(more: int) -> None:
 
 
 def _no_short_path(*_: Any) -> Any:
-    """Stands in the place of a short path: what it does must be seen, so the long way is taken."""
+    """In place of a short path: calls must be seen, so they all take the long path."""
     raise RuntimeError

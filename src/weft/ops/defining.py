@@ -578,5 +578,5 @@ def refuse(
     error: type[WeftError] = ArgumentError,
     cause: BaseException | None = None,
 ) -> NoReturn:
-    """Raise what is wrong with a definition."""
+    """Raise the error for a wrong definition."""
     raise error(op, problem, expected=expected, got=got, fix=fix) from cause

@@ -113,13 +113,15 @@ def _lu(x: Array) -> tuple[Array, Array, Array]:
     """Elimination with the largest pivot of each column, on all matrices at once."""
     *stack, m, n = x.shape
     k = min(m, n)
-    work = x.reshape(int(np.prod(stack, dtype=int)), m, n).copy()
+    work = x.reshape(int(np.prod(stack, dtype=int)), m, n).copy()  # [matrices, m, n]
     each = np.arange(len(work))
-    order = np.tile(np.arange(m), (len(work), 1))
+    order = np.tile(np.arange(m), (len(work), 1))  # [matrices, m]: where each row was
     for j in range(k):
+        # Swap row j with the row of the largest pivot.
         pivot = j + np.argmax(np.abs(work[:, j:, j]), axis=1)
         for table in (work, order):
             table[each, j], table[each, pivot] = table[each, pivot], table[each, j].copy()
+        # The factors of L take the place of the elements that they eliminate.
         head = work[:, j, j, None]
         work[:, j + 1 :, j] = np.where(head == 0, 0, work[:, j + 1 :, j] / head)
         work[:, j + 1 :, j + 1 :] -= work[:, j + 1 :, j, None] * work[:, j, None, j + 1 :]
@@ -131,28 +133,29 @@ def _lu(x: Array) -> tuple[Array, Array, Array]:
 
 
 def _make_square(x: Tensor, side: Dimension) -> Tensor:
-    """A matrix made square: the identity continues its diagonal."""
+    """A matrix made square, [..., side, side]: the identity continues its diagonal."""
     height, width = x.shape[-2:]
     if height == side and width == side:
         return x
     depth = smaller_side(height, width)
-    none = tuple((0, 0, 0) for _ in x.shape[:-2])
-    grown = (*none, (0, side - height, 0), (0, side - width, 0))
+    no_padding = tuple((0, 0, 0) for _ in x.shape[:-2])
+    padding = (*no_padding, (0, side - height, 0), (0, side - width, 0))
     tail = apply(pad, identity(side - depth, x.dtype), padding=((depth, 0, 0),) * 2, value=0.0)
-    return apply(pad, x, padding=grown, value=0.0) + tail
+    return apply(pad, x, padding=padding, value=0.0) + tail
 
 
 def _lu_tangent(t: Tensor, out: Triple, x: Tensor) -> tuple[Tensor | None, ...]:
     """With C = L⁻¹ Pᵀ dA U⁻¹: dL = L tril(C, -1), dU = triu(C) U."""
     permutation, lower, upper = out
     m, n = x.shape[-2:]
+    # The formula needs inverses of L and U, so both are continued to squares.
     full_lower, full_upper = _make_square(lower, m), _make_square(upper, n)
-    moved = product(matrix_transpose(permutation), t)
-    inner = apply(triangular_solve, full_lower, moved, lower=True, unit=True)
-    inner = solve_upper_right(inner, full_upper)
-    motion = product(full_lower, lower_part(inner, -1))
-    rest = product(upper_part(inner), full_upper)
-    return None, first_columns(motion, lower.shape[-1]), first_rows(rest, upper.shape[-2])
+    permuted_tangent = product(matrix_transpose(permutation), t)
+    inner = apply(triangular_solve, full_lower, permuted_tangent, lower=True, unit=True)
+    inner = solve_upper_right(inner, full_upper)  # C: [..., m, n]
+    d_lower = product(full_lower, lower_part(inner, -1))
+    d_upper = product(upper_part(inner), full_upper)
+    return None, first_columns(d_lower, lower.shape[-1]), first_rows(d_upper, upper.shape[-2])
 
 
 lu: Primitive = Primitive(
@@ -195,11 +198,11 @@ def _qr_tangent(t: Tensor, out: Pair, x: Tensor, complete: bool) -> Pair:
             reason = "the derivative of a complete QR of a tall matrix is not unique"
             raise Unsupported(f"{reason}: use mode='reduced'").error("qr", "a derivative", {"x": x})
         return _tall_qr_tangent(t, q, r)
-    moved, top = _tall_qr_tangent(first_columns(t, m), q, first_columns(r, m))
+    dq, dr_square = _tall_qr_tangent(first_columns(t, m), q, first_columns(r, m))
     if m == n:
-        return moved, top
-    whole = product(adjoint(moved), x) + product(adjoint(q), t)
-    return moved, apply(concatenate, top, cut_last_axis(whole, m, n), axis=x.ndim - 1)
+        return dq, dr_square
+    dr_whole = product(adjoint(dq), x) + product(adjoint(q), t)  # of R = Qᴴ A
+    return dq, apply(concatenate, dr_square, cut_last_axis(dr_whole, m, n), axis=x.ndim - 1)
 
 
 def _tall_qr_tangent(t: Tensor, q: Tensor, r: Tensor) -> Pair:
@@ -268,37 +271,40 @@ def _svd_tangent(t: Tensor, out: Triple, x: Tensor, full: bool) -> Triple:
     s = out[1]
     k = s.shape[-1]
     u, v = first_columns(out[0], k), first_columns(adjoint(out[2]), k)
-    inner = product(adjoint(u), product(t, v))
+    inner = product(adjoint(u), product(t, v))  # Uᴴ dA V: [..., k, k]
+    # 1 / (s_j² - s_i²); zero for equal singular values, whose vectors are not unique.
     gap = reciprocal_or_zero((columns(s) + rows(s)) * (columns(s) - rows(s)))
     right, left = inner * columns(s), inner * rows(s)
     turn_u, turn_v = gap * (right + adjoint(right)), gap * (left + adjoint(left))
     inverse = columns(reciprocal_or_zero(s))
     if t.dtype.is_complex:
+        # Only the difference of the phases of u and v is determined: all of it goes to u.
         phase = diagonal_matrix(imaginary_part(diagonal_of(inner)))
         turn_u = turn_u + phase * inverse
-    moved_u = _vector_tangent(product(t, v), out[0], u, turn_u, inverse)
-    moved_v = _vector_tangent(product(adjoint(t), u), adjoint(out[2]), v, turn_v, inverse)
+    du = _vector_tangent(product(t, v), out[0], u, turn_u, inverse)
+    dv = _vector_tangent(product(adjoint(t), u), adjoint(out[2]), v, turn_v, inverse)
     ds = real_part(diagonal_of(inner), s.dtype)
-    return moved_u, ds, adjoint(moved_v)
+    return du, ds, adjoint(dv)
 
 
 def _vector_tangent(
     pushed: Tensor, every: Tensor, basis: Tensor, turn: Tensor, inverse: Tensor
 ) -> Tensor:
-    """The motion of singular vectors: inside their span by `turn`, out of it as x pushes them.
+    """The tangent of singular vectors: by `turn` inside their span, and by `pushed` out of it.
 
-    `every` are all vectors of a full decomposition: those after the basis give way as little
-    as they can to stay orthogonal to it.
+    `every` are all vectors of a full decomposition. Those after the basis move only as far as they
+    must to stay orthogonal to it.
     """
-    moved = product(basis, turn)
+    d_basis = product(basis, turn)
     if basis.shape[-2] == basis.shape[-1]:
-        return moved
-    moved = moved + (pushed - product(basis, product(adjoint(basis), pushed))) * inverse
+        return d_basis
+    # The part of `pushed` that is orthogonal to the basis.
+    d_basis = d_basis + (pushed - product(basis, product(adjoint(basis), pushed))) * inverse
     if every.shape[-1] == basis.shape[-1]:
-        return moved
+        return d_basis
     rest = cut_last_axis(every, basis.shape[-1], every.shape[-1])
-    given = -product(basis, product(adjoint(moved), rest))
-    return apply(concatenate, moved, given, axis=moved.ndim - 1)
+    d_rest = -product(basis, product(adjoint(d_basis), rest))
+    return apply(concatenate, d_basis, d_rest, axis=d_basis.ndim - 1)
 
 
 def _svd(x: Array, full: bool) -> tuple[Array, Array, Array]:

@@ -225,7 +225,7 @@ def _long_path(
     otherwise: Function | None,
     unlike: Callable[..., Tensor | None] | None,
 ) -> Function:
-    """The way of everything the short path does not take: scalars, arrays, mixed dtypes, traces."""
+    """The function for all that the short path leaves: scalars, arrays, mixed dtypes, traces."""
     name = primitive.name
     choices = frozenset(DTYPE_CLASSES[allowed])
 

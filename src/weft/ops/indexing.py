@@ -150,8 +150,9 @@ def out_of_range(op: str, index: int, axis: int, dim: Dimension) -> BoundsError:
 
 def _gather_rows(x: Array, *indices: Array, axes: Axes) -> Array:
     check_bounds("gather", x.shape, indices, axes)
-    moved = x.transpose(*axes, *_rest(x.ndim, axes))
-    return np.take(moved, indices[0], axis=0) if len(axes) == 1 else moved[indices]
+    indexed_first = x.transpose(*axes, *_rest(x.ndim, axes))  # [*indexed axes, *rest]
+    single = len(axes) == 1
+    return np.take(indexed_first, indices[0], axis=0) if single else indexed_first[indices]
 
 
 def _batch_gather(
@@ -257,9 +258,10 @@ def _scatter_rows(
     """Write rows of updates into a copy of x, one after the other in row-major order of index."""
     check_bounds(op, x.shape, indices, axes)
     order = (*axes, *_rest(x.ndim, axes))
-    out = np.array(x.transpose(order), order="C")
+    out = np.array(x.transpose(order), order="C")  # [*indexed axes, *rest]
     heads = out.shape[: len(axes)]
     row = int(np.prod(out.shape[len(axes) :], dtype=int))
+    # The indices as one number of a row, counted through all indexed axes.
     places = np.zeros(indices[0].size, np.int64)
     for dim, index in zip(heads, indices, strict=True):
         places = places * dim + index.reshape(-1)
@@ -276,6 +278,7 @@ def _write_last(out: Array, places: Array, rows: Array) -> None:
 def _write_sum(out: Array, places: Array, rows: Array) -> None:
     """Add rows; those for one place are summed first, 16-bit floats in float32."""
     wide = np.float32 if out.dtype.itemsize == 2 and out.dtype.kind not in "iu" else out.dtype
+    # Rows of one place stand together after sorting, in their old order, so sums are repeatable.
     order = np.argsort(places, kind="stable")
     sorted_places = places[order]
     starts = np.flatnonzero(np.diff(sorted_places, prepend=-1))
@@ -329,7 +332,10 @@ def _scatter_mistakes(**params: Any) -> list[Mistake]:
 def _only_last(
     values: Tensor, x: Tensor, indices: tuple[Tensor, ...], axes: Axes, unique: bool
 ) -> Tensor:
-    """The values, and zero for those whose place a later index writes again."""
+    """The values, with zero in place of those that a later index overwrites.
+
+    Each index writes its number to its place; the one that finds its own number there was last.
+    """
     if unique or size(indices[0].shape) == 1:
         return values
     shape = indices[0].shape

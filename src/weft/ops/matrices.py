@@ -61,7 +61,7 @@ def require_matrix(op: str, x: TensorType, name: str = "x", allowed: str = "inex
 
 
 def require_square(op: str, x: TensorType, name: str = "x", allowed: str = "inexact") -> Dimension:
-    """The number of rows of a square matrix or a stack of them; refuse what is none."""
+    """The number of rows of a square matrix, or of a stack of them; others are refused."""
     require_matrix(op, x, name, allowed)
     return require_equal(
         op,

@@ -87,7 +87,7 @@ def as_tensor(op: str, value: Operand, name: str = "x") -> Tensor:
 
 
 def _conversion(value: Operand, name: str) -> str:
-    """How to make an operand of what is none."""
+    """Advice on how to turn a value into an operand."""
     if isinstance(value, (list, tuple)):
         return f"convert it first: wf.tensor({name})"
     if value is None:

@@ -46,7 +46,7 @@ def polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def _piecewise(x: Array, first: Array, one: Any, other: Any) -> Array:
-    """`one` of the elements where `first` is true, `other` of the rest; each sees only its own."""
+    """`one` of the elements where `first` is true, `other` of the rest; computed only there."""
     if first.all():
         return np.asarray(one(x))
     out = np.empty(x.shape)

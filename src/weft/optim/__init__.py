@@ -17,7 +17,7 @@ from weft.optim import rules, schedules
 from weft.optim.averaging import ExponentialMovingAverage
 from weft.optim.clipping import clip_grad_norm, clip_grad_value
 from weft.optim.lbfgs import LBFGS
-from weft.optim.optimizer import Group, Optimizer, Rows, take_rows
+from weft.optim.optimizer import Group, Optimizer
 from weft.optim.optimizers import (
     SGD,
     Adadelta,
@@ -30,6 +30,7 @@ from weft.optim.optimizers import (
     RMSprop,
 )
 from weft.optim.precision import LossScale, mixed
+from weft.optim.rows import Rows, take_rows
 
 __all__ = [
     "LBFGS",

@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import weft as wf
 from weft.optim.checks import check_count
 from weft.optim.line_search import Point, strong_wolfe
-from weft.optim.optimizer import Optimizer, Parameters, Rows
+from weft.optim.optimizer import Optimizer, Parameters
+from weft.optim.rows import Rows
 from weft.optim.rules import Rule
 from weft.optim.schedules import Schedule
 
@@ -44,7 +45,7 @@ class History:
     size: float = 0.0
 
     def learn(self, gradient: wf.Tensor, limit: int) -> None:
-        """Take up what the last step told about the curvature, unless it curves the wrong way."""
+        """Add the last step and its change of gradient, unless the curvature is not positive."""
         assert self.gradient is not None
         assert self.direction is not None
         change, step = gradient - self.gradient, self.direction * self.size
@@ -121,7 +122,7 @@ class LBFGS(Optimizer):
         return {}
 
     def rule(self, options: Mapping[str, Any]) -> Rule:
-        """There is none: a step is not a function of one gradient."""
+        """Unsupported: a step of L-BFGS is not a function of one gradient."""
         raise _needs_closure()
 
     def step(self, closure: Closure | None = None, *, rows: Sequence[Rows] = ()) -> Any:

@@ -37,6 +37,7 @@ from weft.optim.clipping import gradient_norm, scaled_to_norm
 from weft.optim.graphs import minimize_in_graph
 from weft.optim.nodes import tree_node
 from weft.optim.precision import LossScale, check_precision, mixed
+from weft.optim.rows import Rows, summed_by_row
 from weft.optim.rules import Rule, Settings, State
 from weft.optim.schedules import Schedule
 from weft.optim.states import load_state, saved_state
@@ -57,14 +58,6 @@ class Shared(TypedDict, total=False):
     """How many calls of `step` make one update, with the mean of their gradients."""
     precision: Any
     """What `optimizer.mixed` computes in: "bfloat16", "float16" or None."""
-
-
-class Rows(NamedTuple):
-    """A gradient of some rows of a table: row `indices[i]` has the gradient `gradient[i]`."""
-
-    table: wf.Tensor
-    indices: wf.Tensor
-    gradient: wf.Tensor
 
 
 @dataclass(eq=False)
@@ -432,38 +425,8 @@ class _Waiting:
         return totals, complete
 
 
-def take_rows(table: wf.Tensor, indices: wf.Tensor) -> wf.Tensor:
-    """The rows of a table as a leaf of its own, so that their gradient is as small as they are.
-
-    >>> import weft as wf
-    >>> table = wf.ones((1000, 2)).requires_grad_()
-    >>> optimizer = wf.optim.SGD([table], lr=0.5)
-    >>> indices = wf.tensor([3, 7, 3])
-    >>> rows = wf.optim.take_rows(table, indices)
-    >>> rows.sum().backward()
-    >>> optimizer.step(rows=[wf.optim.Rows(table, indices, rows.grad)])
-    >>> table[3].tolist(), table[4].tolist(), table[7].tolist()
-    ([0.0, 0.0], [1.0, 1.0], [0.5, 0.5])
-    """
-    return wf.take(table.detach(), indices, axis=0).requires_grad_(True)
-
-
-def summed_by_row(indices: wf.Tensor, gradient: wf.Tensor) -> wf.Tensor:
-    """At each position the sum of the gradients of all positions with the same index.
-
-    Without a tensor as large as the table, and of a size that is known in advance: positions that
-    share an index get the same sum, so that writing any of them back writes the same.
-    """
-    order = wf.argsort(indices)
-    ordered = wf.take(indices, order, axis=0)
-    begins = wf.concat([wf.zeros((1,), dtype=wf.int64), (ordered[1:] != ordered[:-1]) + 0])
-    label = wf.cumulative_sum(begins)
-    sums = wf.segment_sum(wf.take(gradient, order, axis=0), label, indices.shape[0])
-    return wf.take(sums, wf.take(label, wf.argsort(order), axis=0), axis=0)
-
-
 def read_groups(op: str, parameters: Parameters, options: Mapping[str, Any]) -> list[Group]:
-    """The groups in what a user gave as parameters, checked."""
+    """The parameter groups that a user gave, checked."""
     entries = _entries(op, parameters)
     grouped = bool(entries) and all(isinstance(entry, Mapping) for entry in entries)
     wanted = entries if grouped else [{"params": entries}]
@@ -540,7 +503,7 @@ def _check_once(op: str, parameters: Sequence[wf.Tensor]) -> None:
 
 
 def _wide_dtype(parameter: wf.Tensor) -> wf.DType:
-    """What a rule computes in: float32 for 16-bit parameters."""
+    """The dtype that a rule computes in: float32 for 16-bit parameters."""
     return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
 
 

@@ -38,7 +38,7 @@ class Settings:
             raise AttributeError(name) from None
 
     def correction(self, beta: Any) -> Any:
-        """1 − βᵗ: what an average that began at zero lacks after t steps.
+        """1 − βᵗ: the bias of an average that began at zero, after t steps.
 
         Through expm1, for β near 1 loses all its digits in the plain formula.
         """

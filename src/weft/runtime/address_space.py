@@ -13,10 +13,10 @@ _state = {"divided": False}
 
 
 def is_divided() -> bool:
-    """Whether something has said that it maps great parts of the addresses."""
+    """Whether something, such as a GPU's driver, has mapped large parts of the addresses."""
     return _state["divided"]
 
 
 def mark_divided() -> None:
-    """Say so; from now on, until the process ends."""
+    """Note that large parts of the addresses are mapped; it holds until the process ends."""
     _state["divided"] = True

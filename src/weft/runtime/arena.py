@@ -147,7 +147,7 @@ def _available_on_machine() -> int | None:
 
 
 def _available_in_group() -> int | None:
-    """What the container's limit leaves, where there is one."""
+    """The bytes that the container's limit leaves; None if there is no limit."""
     limit, used = _text("/sys/fs/cgroup/memory.max"), _text("/sys/fs/cgroup/memory.current")
     if not limit.strip().isdecimal() or not used.strip().isdecimal():
         return None

@@ -56,7 +56,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def entry_key(content: bytes, *environment: str) -> str:
-    """The key of what is made from this content in this environment.
+    """The key of an entry that is made from this content in this environment.
 
     The environment is everything else that the result depends on: the versions of Weft and of LLVM,
     the processor's name and its features.
@@ -223,7 +223,7 @@ def _remove(path: str | Path) -> None:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether this user owns it and nobody else may write to it: what is read here is executed."""
+    """Whether only this user can write to it, which must be so as entries are executed."""
     if not hasattr(os, "geteuid"):
         return True
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

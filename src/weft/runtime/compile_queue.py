@@ -70,7 +70,7 @@ class Task(Generic[T]):
         self.is_done = False
 
     def result(self) -> T:
-        """What was computed; raises what the work has raised."""
+        """The result of the work; raises the error that the work raised."""
         if not self.is_done:
             self.run()
             self._home.wait_for(lambda: self.is_done)
@@ -136,7 +136,7 @@ class Background:
             return task.taken()
 
     def note_done(self, task: Task[Any]) -> None:
-        """Say that a task has its result."""
+        """Mark a task as done and wake those who wait."""
         with self._lock:
             task.is_done = True
             self._changed.notify_all()
@@ -176,7 +176,7 @@ class Background:
             lock.acquire()
 
     def after_fork(self) -> None:
-        """Go on."""
+        """Release the locks that were taken before a fork."""
         if current_thread() not in self._threads:
             for lock in reversed(self.needed):
                 lock.release()

@@ -189,7 +189,7 @@ def _reused_operands(
 
 @frozen(slots=False)
 class _Blocks:
-    """What is placed as one piece: a buffer, or several that follow each other in one place."""
+    """Blocks of memory: one buffer each, or several that use one place one after the other."""
 
     sizes: _Integers
     first: _Integers

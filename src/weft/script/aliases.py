@@ -57,12 +57,12 @@ def _is_held(tensor: Tensor, name: str) -> bool:
 
 
 def _function(frame: FrameType) -> tuple[str, str]:
-    """What the frames of a scripted function and of its parts have in common; see source.py."""
+    """The file and name that frames of a scripted function and of its parts share."""
     return frame.f_code.co_filename, frame.f_code.co_name
 
 
 def _values_of_frame(frame: FrameType, own: str | None) -> Iterator[Any]:
-    """What the variables of a function hold, but for its own of a name."""
+    """The values of a function's variables, except the variable named `own`."""
     for variable, value in frame.f_locals.items():
         if variable != own:
             yield value

@@ -143,7 +143,7 @@ class Merger:
         self.containers: list[tuple[Any, Any]] = []
 
     def value(self, name: str, a: Any, b: Any) -> Any:
-        """One tree for what a name, or something else, is on either side."""
+        """One tree that holds the value of a name on both sides."""
         if a is b:
             return a
         if a is undefined or b is undefined:
@@ -276,7 +276,7 @@ class Merger:
 
 
 class Zeros:
-    """Stands for a value that nobody looks at."""
+    """Zeros in place of a value that is not used on this side."""
 
     __slots__ = ("type",)
 

@@ -113,7 +113,7 @@ class _Lowering:
         return [_assign(RETURNED, ast.Constant(False), function.body[0])] if self.flagged else []
 
     def end(self, at: ast.stmt) -> list[ast.stmt]:
-        """What stands behind the body."""
+        """The statement that ends the function: the return of its result."""
         if not self.returns:
             return []
         text = f"{RUNTIME}.return_value({RETURNED}, lambda: {RESULT})" if self.falls else RESULT

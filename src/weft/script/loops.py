@@ -55,7 +55,7 @@ class Leaf:
 
     @property
     def number(self) -> bool:
-        """Whether a Python number is meant."""
+        """Whether the leaf was a Python number before the loop."""
         return isinstance(self.before, NUMBERS) or self.before in notes.numbers
 
 
@@ -100,7 +100,7 @@ class Loop:
         ]
 
     def lift(self, handle: Tensor) -> None:
-        """Carry what a tensor from outside stands for."""
+        """Carry the value of a tensor from outside the loop."""
         if not any(handle is each for each in self.lifted):
             self.lifted.append(handle)
 
@@ -120,7 +120,7 @@ class Loop:
         raise mistakes.grows("tensor")
 
     def starts(self) -> list[Tensor]:
-        """What is carried, at the beginning."""
+        """The values that the loop starts with."""
         return [*[leaf.start for leaf in self.leaves], *self.lifted]
 
     def _types(self) -> list[TensorType]:
@@ -230,7 +230,7 @@ class Loop:
         return found
 
     def atoms(self, region: Region) -> list[Atom]:
-        """What a step leaves, as outputs of its graph."""
+        """The outputs of a step's graph, one for each value carried."""
         found: list[Atom] = []
         for leaf, left in zip(self.leaves, self._leaves_after(region), strict=True):
             kind = leaf.start.type
@@ -292,7 +292,7 @@ class Loop:
 
 
 class _Same:
-    """Membership by identity."""
+    """A set of tensors compared by identity."""
 
     def __init__(self, things: Sequence[Any]) -> None:
         self.things = things

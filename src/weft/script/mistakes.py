@@ -27,7 +27,7 @@ __all__: list[str] = []
 
 
 def name_in_message(name: str) -> str:
-    """How a name is called in a message."""
+    """The name of a variable as messages show it."""
     return "the returned value" if name == RESULT else name
 
 
@@ -118,7 +118,7 @@ _INSTEAD = {
 
 
 def refused_construct(construct: str, around: str, test: Tensor) -> WeftError:
-    """Control flow on a traced tensor inside what the graph has no form for."""
+    """Control flow on a traced tensor inside a construct that graphs cannot express."""
     return UnsupportedError(
         "script",
         f"{construct} on a traced tensor inside {around} is not supported",

@@ -39,7 +39,7 @@ class _Bound(ast.NodeVisitor):
         self.names.add(node.name)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        """A scope of its own."""
+        """A lambda is another scope, so that nothing inside is bound here."""
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
         self.visit(node.iter)

@@ -58,7 +58,7 @@ _missing = _Missing()
 
 @contextmanager
 def during_call() -> Iterator[None]:
-    """A scripted function runs inside."""
+    """A block in which a scripted function runs."""
     _missing.depth += 1
     try:
         yield

@@ -266,7 +266,7 @@ class Operators:
         return found
 
     def return_value(self, flag: Any, result: Body) -> Any:
-        """What a function returns that may also reach its end."""
+        """The returned value of a function that may also reach its end without returning."""
         if not is_traced(flag):
             return result() if flag else None
         if result() is not None:
@@ -313,7 +313,7 @@ class Operators:
         return test
 
     def plain_items(self, source: Any, around: str) -> Any:
-        """What a loop that only Python can do goes over."""
+        """The items of a loop that only Python can run."""
         if isinstance(source, Range):
             raise mistakes.refused_construct("for", around, source.first_index())
         return source
@@ -321,7 +321,7 @@ class Operators:
     # --- calls ---------------------------------------------------------------------------------
 
     def callee(self, function: Any) -> Any:
-        """What to call in place of a function."""
+        """The function to call in place of a user's function: its scripted form."""
         try:
             special = SPECIAL.get(function)
         except TypeError:  # what cannot be hashed
@@ -336,7 +336,7 @@ class Operators:
 
 
 def _do_nothing() -> None:
-    """The other side of a branch."""
+    """The body of a branch that is left out."""
 
 
 def _is_truth(value: Any) -> bool:

@@ -41,7 +41,7 @@ DEEPEST = 40
 
 
 class Recording(threading.local):
-    """What is being recorded in this thread."""
+    """The journals and tests that are being recorded in this thread."""
 
     def __init__(self) -> None:
         self.journals: list[Journal] = []
@@ -83,7 +83,7 @@ class Region:
     arguments: int
 
     def atom(self, slot: Slot) -> Atom:
-        """What stands for a slot in the graph."""
+        """The atom of a slot in the graph."""
         return self.graph.outputs[slot.index]
 
     @property
@@ -229,7 +229,7 @@ def _activate_journal(journal: Journal) -> Iterator[None]:
 
 @contextmanager
 def _lift_handles(handles: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Let tensors stand for other values inside."""
+    """A block in which tensors have other values."""
     with Lifting():
         for handle, value in zip(handles, values, strict=True):
             lift(handle)
@@ -259,7 +259,7 @@ def _check_depth() -> None:
 
 
 def identity(tensor: Tensor) -> tuple[int, int]:
-    """What tells captured tensors apart."""
+    """The key by which captured tensors are told apart."""
     return id(tensor._value), id(tensor._node)
 
 

@@ -33,7 +33,7 @@ SUSPENDS = ast.Yield | ast.YieldFrom | ast.Await | ast.AsyncFor | ast.AsyncWith
 
 
 def rewrite_function(function: Function) -> Function:
-    """A function with its control flow handed to the runtime, and those inside it."""
+    """A function whose control flow calls the runtime; functions inside it likewise."""
     function.decorator_list = []
     _without_annotations(function)
     function.args.defaults = [ast.Constant(None) for _ in function.args.defaults]

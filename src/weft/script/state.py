@@ -112,7 +112,7 @@ def replace_contents(owner: Any, held: Any) -> None:
 
 
 class Journal(Trace):
-    """Notes what a body writes to; a trace only in that writes are reported to it."""
+    """Notes the writes of a body; it is a trace only so that writes are reported to it."""
 
     name = "script"
     adopts = True

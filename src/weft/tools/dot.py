@@ -56,7 +56,7 @@ class _Clusters:
         self.count = 0
 
     def lines(self) -> Iterator[str]:
-        """Phases, and what is in them."""
+        """The lines of all phases and the groups in them."""
         everything = list(enumerate(self.picture.items))
         for phase in PHASES:
             members = [each for each in everything if each[1].phase == phase]

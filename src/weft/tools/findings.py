@@ -68,12 +68,12 @@ class Report:
 
     @property
     def errors(self) -> list[Finding]:
-        """What cannot work."""
+        """The findings that are errors."""
         return [each for each in self.findings if each.severity == ERROR]
 
     @property
     def warnings(self) -> list[Finding]:
-        """What looks like a mistake."""
+        """The findings that only look like a mistake."""
         return [each for each in self.findings if each.severity == WARNING]
 
     @property

@@ -169,7 +169,7 @@ def _why_blocked(node: Any, index: int, ranges: dict[Any, Range]) -> str:
 
 
 def _blocker(variable: Any, subject: Subject, blocked: dict[Any, str]) -> Any:
-    """The first node that what is computed from a parameter meets and that lets nothing back."""
+    """The first node after a parameter that lets no gradient back."""
     downstream = {variable}
     for node in subject.graph.nodes:
         if not downstream.isdisjoint(node.operands):

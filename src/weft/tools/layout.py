@@ -216,7 +216,7 @@ def _layers(count: int, edges: Sequence[Edge], top: int, bottom: int) -> list[in
 def _fold_layers(
     layers: list[int], sizes: Sequence[tuple[float, float]], top: int, bottom: int, widest: float
 ) -> list[int]:
-    """The layers, of which those that are too wide are several."""
+    """The layers, with those that are too wide divided into several."""
     rows: dict[int, list[int]] = defaultdict(list)
     for node, layer in enumerate(layers):
         rows[layer].append(node)

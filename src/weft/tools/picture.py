@@ -136,7 +136,7 @@ class Picture:
         self._join(atom, made)
 
     def _add_ready(self, nodes: list[Any], made: dict[Any, tuple[int, int]]) -> list[Any]:
-        """Add the nodes whose operands are there; those that are left."""
+        """Add the nodes whose operands have been added; gives those that are left."""
         left = []
         for node in nodes:
             if all(atom in made for atom in node.operands if atom in self.names):
@@ -266,7 +266,7 @@ class _Homes(dict[Any, Home]):
                 self._follow(node, near, optimizers)
 
     def _move_constants(self, graph: wf.ir.Graph, producer: dict[Any, Any]) -> None:
-        """What is computed from nothing belongs to what reads it first."""
+        """Move nodes without operands to the module of their first reader."""
         given = set(graph.inputs)
         for node in reversed(graph.nodes):
             for atom in node.operands:
@@ -295,14 +295,14 @@ def module_parts(modules: Sequence[str]) -> tuple[Part, ...]:
 
 
 def _common_prefix(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What several paths begin with."""
+    """The parts that several paths begin with."""
     columns = zip(*paths, strict=False)
     alike = takewhile(lambda column: len(set(column)) == 1, columns)
     return tuple(column[0] for column in alike)
 
 
 def _frame(path: Sequence[Part]) -> tuple[Part, ...]:
-    """Where what a group reads or writes is drawn: in a kernel, but beside a line."""
+    """Where a group's inputs and outputs are drawn: inside a kernel, beside a line."""
     return tuple(part for part in path if part.kind != "line")
 
 
@@ -311,7 +311,7 @@ def _order(phase: str) -> int:
 
 
 def _fused_text(nodes: Sequence[Any]) -> str:
-    """What a kernel computes, in few words."""
+    """The operations of a kernel as a short text."""
     computing = [n for n in nodes if not isinstance(n.primitive.kind, wf.ir.kinds.Movement)]
     names = dict.fromkeys(node.primitive.name for node in computing or nodes)
     return shorten_text(" + ".join(names), 36)

@@ -110,7 +110,7 @@ def _data(program: Any, profile: Profile | None) -> dict[str, Any]:
 def _views(
     program: Any, profile: Profile | None, places: dict[Any, int]
 ) -> Iterator[dict[str, Any]]:
-    """What the tabs show."""
+    """The tabs of the page, each with its data."""
     recorded = view_data("as written", recorded_picture(program), places)
     graph = program if isinstance(program, wf.ir.Graph) else program.optimized
     if isinstance(program, wf.ir.Graph):

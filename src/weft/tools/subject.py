@@ -2,6 +2,8 @@
 
 >>> import weft as wf
 >>> from weft.tools.subject import Subject
+>>> specs = [wf.spec("float32", ("batch", 2))]
+>>> subject = Subject.from_program(wf.nn.Linear(2, 3), specs, None, [], None)
 >>> sorted(subject.parameters.values()), subject.graph.output_types
 (['bias', 'weight'], (f32[batch, 3],))
 """
@@ -40,7 +42,7 @@ class Place:
         return f"{shown}:{self.line}{inside}"
 
     def source(self) -> str:
-        """The line."""
+        """The text of the line."""
         lines = Path(self.file).read_text(encoding="utf-8").splitlines()
         return lines[self.line - 1].strip() if 0 < self.line <= len(lines) else ""
 

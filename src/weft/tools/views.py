@@ -115,7 +115,7 @@ def _kernel(
 
 
 def _lend_phases(kernels: list[dict[str, Any]]) -> None:
-    """What only prepares operands, such as a packing, belongs to what comes next."""
+    """Give launches that only prepare operands, such as packing, the phase of the next launch."""
     following = PHASES[0]
     for kernel in reversed(kernels):
         following = kernel["phase"] = kernel["phase"] or following
@@ -127,7 +127,7 @@ def numbered_places(places: dict[Any, int]) -> list[tuple[str, str]]:
 
 
 def memory_data(memory: Any) -> dict[str, Any]:
-    """What the chart of memory shows."""
+    """The data of the chart of memory."""
     return {
         "peak": memory.peak,
         "inputs": memory.inputs,

@@ -64,7 +64,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember."""
+        """Restore the state that `state_dict` returned."""
 
 
 class LambdaCallback(Callback):
@@ -195,7 +195,7 @@ class BestCheckpoint(Monitor):
         self.folder = folder
 
     def on_fit_begin(self, trainer: Any) -> None:
-        """Refuse at once where nothing could be saved."""
+        """Refuse to begin without a folder to save to."""
         if not self.folder and trainer.checkpoint_folder is None:
             raise wf.ArgumentError(
                 "train.BestCheckpoint",

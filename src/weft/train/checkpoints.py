@@ -63,7 +63,7 @@ class Checkpoint:
     tensors: dict[str, dict[str, wf.Tensor]]
 
     def require(self, group: str, wanted: Tensors) -> dict[str, wf.Tensor]:
-        """The tensors of one file, if they are those of a state like the one given.
+        """The tensors of one file; refused unless names, shapes and dtypes match the given state.
 
         >>> import pathlib
         >>> import weft as wf
@@ -123,7 +123,7 @@ class CheckpointFolder:
     def save(
         self, groups: Mapping[str, Tensors], facts: Mapping[str, Any], kind: str = "step"
     ) -> Path:
-        """Write tensors, one file for each group, and what is noted beside; then forget the oldest.
+        """Write one file of tensors for each group and the manifest; then remove the oldest.
 
         `facts["step"]` names and orders the checkpoints.
         """
@@ -183,7 +183,7 @@ class CheckpointFolder:
         return path
 
     def _remove_unfinished(self) -> None:
-        """What killed processes left behind; what a living one writes stays."""
+        """Remove the files that killed processes left; those of a living process stay."""
         for path in self.path.glob(f"{WRITING}*"):
             process = path.name.removeprefix(WRITING)
             if not process.isdecimal() or int(process) == os.getpid() or not _is_alive(process):
@@ -230,7 +230,7 @@ def _write_file(path: Path, tensors: Tensors) -> dict[str, Any]:
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Write what is noted, with a checksum of what a reader will find."""
+    """Write the manifest, with a checksum over its own content."""
     read_back = json.loads(json.dumps(manifest))
     text = json.dumps({**read_back, CHECKSUM: _manifest_checksum(read_back)}, indent=1) + "\n"
     if len(text) > LARGEST_MANIFEST:
@@ -300,7 +300,7 @@ def _write_error(folder: Path, error: Exception) -> CheckpointError:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What is noted in a checkpoint."""
+    """The manifest of a checkpoint."""
     file = path / MANIFEST
     if file.is_symlink():
         raise _damage_error(file, "is a link", "a file in the folder of the checkpoint")
@@ -329,7 +329,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _is_note(noted: Any) -> bool:
-    """Whether this is what is noted of a file."""
+    """Whether this is a manifest's entry for a file."""
     return (
         isinstance(noted, dict)
         and isinstance(noted.get("bytes"), int)

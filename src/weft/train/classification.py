@@ -36,7 +36,7 @@ class ConfusionMatrix(Metric):
         super().__init__(name)
 
     def start(self) -> dict[str, Any]:
-        """No classes seen."""
+        """The counts before the first batch."""
         return {"matrix": np.zeros((0, 0), np.int64)}
 
     def update(self, outputs: Any, targets: Any) -> None:
@@ -48,7 +48,7 @@ class ConfusionMatrix(Metric):
         np.add.at(self.state["matrix"], (wanted, found), 1)
 
     def value(self) -> Any:
-        """The matrix int64[classes, classes]: rows are what is true, columns what was found."""
+        """The matrix int64[classes, classes]: rows are true classes, columns predicted ones."""
         return self.state["matrix"].copy()
 
     def _count(self, outputs: Array, targets: Array) -> int:
@@ -63,7 +63,7 @@ class ConfusionMatrix(Metric):
 
 
 class Precision(ConfusionMatrix):
-    """Of what was taken for a class, the share that is of it.
+    """The share of the examples predicted as a class that are of it.
 
     `average` is "macro" (the mean over classes that occur), "micro" (all examples count alike) or
     "none" (one number for each class). With two classes and one output, it is that of class 1.
@@ -88,7 +88,7 @@ class Precision(ConfusionMatrix):
         super().__init__(name, **options)
 
     def start(self) -> dict[str, Any]:
-        """No classes seen, of which it is not known whether they are yes and no."""
+        """The counts before the first batch; whether the task is binary is not known yet."""
         return {**super().start(), "binary": False}
 
     def update(self, outputs: Any, targets: Any) -> None:
@@ -117,7 +117,7 @@ class Precision(ConfusionMatrix):
 
 
 class Recall(Precision):
-    """Of what is of a class, the share that was taken for it; arguments as for `Precision`.
+    """The share of a class's examples that are predicted as it; arguments as for `Precision`.
 
     >>> import weft as wf
     >>> recall = wf.train.Recall()
@@ -161,7 +161,7 @@ class AUC(Metric):
     """
 
     def start(self) -> dict[str, Any]:
-        """No scores."""
+        """Empty lists of scores and targets."""
         return {"scores": np.zeros((0, 0), np.float32), "targets": np.zeros(0, np.int64)}
 
     def update(self, outputs: Any, targets: Any) -> None:
@@ -197,7 +197,7 @@ def _area(scores: Array, is_yes: Array) -> float:
 
 
 def _divide_or_zero(top: Any, bottom: Any) -> Any:
-    """The quotient; 0 where nothing was found."""
+    """The quotient; 0 where the divisor is 0."""
     return np.where(np.asarray(bottom) > 0, top / np.maximum(bottom, 1), 0.0)
 
 

@@ -58,7 +58,7 @@ class StopOnNan(Callback):
             loss.backward()
 
     def on_fit_end(self, trainer: Any) -> None:
-        """Let the weights go."""
+        """Drop the kept weights."""
         self.weights = {}
 
 

@@ -92,7 +92,7 @@ class TensorBoard(Callback):
         self.writer: EventWriter | None = None
 
     def on_fit_begin(self, trainer: Any) -> None:
-        """Begin a file; what an interrupted run wrote after its checkpoint is taken back."""
+        """Begin a file; rows that an interrupted run wrote after its checkpoint are removed."""
         purge = trainer.step + 1 if trainer.step else None
         self.writer = EventWriter(self.folder, purge)
 

@@ -91,7 +91,7 @@ class Metric:
 
 
 class Mean(Metric):
-    """The mean over all examples of what a function gives for each, weighted by their number.
+    """The mean of a function over all examples, each batch weighted by its size.
 
     >>> import weft as wf
     >>> distance = wf.train.Mean(lambda outputs, targets: wf.abs(outputs - targets), "distance")
@@ -139,7 +139,7 @@ class Accuracy(Metric):
         super().__init__(name)
 
     def start(self) -> dict[str, Any]:
-        """Nothing found of nothing."""
+        """The counts before the first batch."""
         return {"total": 0, "count": 0}
 
     def update(self, outputs: Any, targets: Any) -> None:
@@ -167,7 +167,7 @@ class TopK(Metric):
         super().__init__(name or f"top_{k}")
 
     def start(self) -> dict[str, Any]:
-        """Nothing found of nothing."""
+        """The counts before the first batch."""
         return {"total": 0, "count": 0}
 
     def update(self, outputs: Any, targets: Any) -> None:
@@ -258,7 +258,7 @@ class R2(Metric):
     name = "r2"
 
     def start(self) -> dict[str, Any]:
-        """No residual, and no spread around the mean."""
+        """The sums before the first batch."""
         return {"residual": 0.0, "spread": 0.0, "mean": 0.0, "count": 0}
 
     def update(self, outputs: Any, targets: Any) -> None:

@@ -36,7 +36,7 @@ class Programs:
         self._programs: dict[tuple[str, Pattern], Any] = {}
 
     def __call__(self, batch: Any, *args: Any) -> Any:
-        """What the function gives for this batch."""
+        """The function's result for this batch."""
         if not self.compiled:
             return self.function(batch, *args)
         tensors, structure = wf.tree.flatten(batch)

@@ -39,7 +39,7 @@ class Progress(Callback):
         self.display: Any = None
 
     def on_fit_begin(self, trainer: Any) -> None:
-        """Choose how to show it."""
+        """Choose lines, or a bar where the output is a terminal."""
         stream = self.stream or sys.stdout
         if not stream.isatty():
             self.display = Lines(stream)
@@ -51,7 +51,7 @@ class Progress(Callback):
         self.display.begin(trainer)
 
     def on_step_end(self, trainer: Any) -> None:
-        """Move on."""
+        """Show the progress after a step."""
         self.display.note_step(trainer)
         self.display.move(trainer)
 
@@ -74,7 +74,7 @@ class Lines:
         self.first = self.cold = 0
 
     def begin(self, trainer: Any) -> None:
-        """Look at the clock."""
+        """Note when the epoch begins."""
         self.start = self.last = self.warm = time.perf_counter()
         self.first = self.cold = trainer.batches
 

@@ -59,7 +59,7 @@ def save(
 
 
 def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
-    """What is remembered beside the model."""
+    """The state of training besides the model's."""
     return {
         "optimizer": trainer.optimizer.state_dict(),
         "schedule": _state(trainer.schedule),
@@ -112,7 +112,7 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
 
 
 def _place(trainer: Any, found: Checkpoint, state: dict[str, Any]) -> None:
-    """Put the trainer where the checkpoint's stood."""
+    """Set the trainer's counts, history and random state to the checkpoint's."""
     facts = found.facts
     trainer.epoch, trainer.step, trainer.batches = facts["epoch"], facts["step"], facts["batches"]
     trainer.history = History(unpack(facts["history"], found.tensors["state"]))

@@ -121,7 +121,7 @@ class Trainer:
         return schedule
 
     def _begin(self) -> None:
-        """Where a run begins."""
+        """Reset all that a run counts and remembers."""
         self.epoch = self.step = self.batches = 0
         self.total_epochs = self.total_batches = 0
         self.history = History()
@@ -203,7 +203,7 @@ class Trainer:
         return wf.tree.map_tree(lambda x: x.detach(), outputs) if self.metrics else None
 
     def _state(self) -> tuple[Any, ...]:
-        """What the compiled step reads and writes."""
+        """The state that the compiled step reads and writes."""
         learned = hasattr(self.loss_function, "named_parameters")
         return self.model, self.optimizer, self.ema, self.loss_function if learned else None
 
@@ -329,7 +329,7 @@ class Trainer:
         return outputs
 
     def _weights(self, size: int) -> tuple[wf.Tensor, wf.Tensor]:
-        """What a batch counts among those that make one update, and what all of them count."""
+        """The weight of a batch among those of one update, and the sum of all their weights."""
         if self.accumulate == 1:
             return _ONE, _ONE
         return wf.tensor(float(size)), wf.tensor(float(self.waiting))
@@ -351,7 +351,7 @@ class Trainer:
         )
 
     def _judge(self) -> None:
-        """Tell a schedule that waits for a plateau."""
+        """Tell the epoch's loss to a schedule that waits for a plateau."""
         if isinstance(self.schedule, schedules.Plateau):
             self.schedule.step(self.row.get("val_loss", self.row["loss"]))
 

@@ -232,7 +232,7 @@ def _annotation(
 def _evaluate_annotation(
     f: Callable[..., Any], name: str, written: object, names: dict[str, Any]
 ) -> object:
-    """What an annotation that is kept as text means; a name that nothing has is an axis's."""
+    """The value of an annotation kept as text; an unknown name is the name of an axis."""
     if not isinstance(written, str):
         return written
     try:

@@ -136,7 +136,7 @@ def _run_in_turn(functions: Sequence[Callable[..., Any]], x: Any) -> Any:
 
 
 def _with_replay(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
-    """See `checkpoint`."""
+    """The function as one node of the tape, which runs it again in reverse mode."""
 
     @wraps(f)
     def run_with_replay(*args: Any, **kwargs: Any) -> Any:

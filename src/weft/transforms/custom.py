@@ -342,7 +342,7 @@ def _without_captures(closure: Closure, name: str) -> Graph:
 
 
 def _check_closes_over_nothing(name: str, found: Sequence[Tensor]) -> None:
-    """Refuse a function whose result varies with what is not among its arguments."""
+    """Refuse a function that closes over a tensor of which a derivative or a batch is taken."""
     if found:
         raise GradientError(
             name,

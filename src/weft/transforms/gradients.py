@@ -206,7 +206,7 @@ def _check_cotangents(
 
 
 def _tensor_like(op: str, given: Any, other: Tensor, name: str = "cotangent") -> Tensor:
-    """What was given as a tensor; a Python number takes the dtype of what it belongs to."""
+    """A given value as a tensor; a Python number takes the dtype of `other`."""
     if type(given) in (int, float):
         return scalar_tensor(op, given, other.dtype)
     return as_tensor(op, given, name)
@@ -406,7 +406,7 @@ def _reverse_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> li
 
 
 def _forward_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The same, found column by column."""
+    """The Jacobian's rows by forward mode, which gives one column at a time."""
     columns = []
     for position, x in enumerate(xs):
 

@@ -56,7 +56,7 @@ class State:
 
     @classmethod
     def of_handle(cls, handle: Tensor) -> State:
-        """What a handle stands for now."""
+        """The present value and node of a handle."""
         return cls(weakref.ref(handle), handle._value, handle._node)
 
     def lift(self) -> None:
@@ -94,7 +94,7 @@ class _Run:
         self.outer = None
 
     def adopt(self, handle: Tensor) -> None:
-        """Remember what a handle stands for that is about to be written to."""
+        """Remember the value of a handle that is about to be written to."""
         self.states.setdefault(id(handle), State.of_handle(handle))
         if self.outer is not None:
             self.outer.adopt(handle)
@@ -124,7 +124,7 @@ class _Run:
         It is kept where the policy wants a result of any operation in it.
         """
 
-        def outside() -> Sequence[Any]:
+        def compute_outside() -> Sequence[Any]:
             traces.keeper = self.outer
             try:
                 return compute() if self.outer is None else self.outer.unit(graph, arrays, compute)
@@ -133,12 +133,12 @@ class _Run:
 
         known = specialize(graph, [wrap(array).type for array in arrays])
         if not any(self.wanted(n.primitive.name, _types_of(n.results)) for n in known.nodes):
-            return outside()
-        made = self.result(call, known.output_types, lambda: tuple(map(wrap, outside())))
+            return compute_outside()
+        made = self.result(call, known.output_types, lambda: tuple(map(wrap, compute_outside())))
         return [tensor._value for tensor in made]
 
     def _process_outside(self, *call: Any) -> Any:
-        """A call as it is done where the function is called."""
+        """A call, processed as outside this run."""
         traces.keeper = self.outer
         try:
             return compute(*call) if self.outer is None else self.outer.process(*call)
@@ -203,7 +203,7 @@ class SecondRun(_Run):
             raise _replay_error(left, None)
 
     def adopt(self, handle: Tensor) -> None:
-        """Nothing is written where others look."""
+        """Lift the handle, so that nobody else sees what the second run writes to it."""
         lift(handle)
 
     def result(
@@ -222,7 +222,7 @@ def _types_of(values: Sequence[Variable]) -> tuple[TensorType, ...]:
 
 
 def _fence_value(value: Any) -> Tensor:
-    """A kept value, in a graph apart from what was made of it the first time."""
+    """A kept value behind a barrier, so that the second run is not merged with the first."""
     return apply(barrier, wrap(value)) if isinstance(value, Traced) else wrap(value)
 
 

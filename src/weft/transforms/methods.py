@@ -134,7 +134,7 @@ def _foreign_option(op: str, options: dict[str, Any]) -> ArgumentTypeError:
 
 
 def _missing_attribute(x: Tensor, name: str) -> Any:
-    """What `x.name` means where there is no such attribute: an error with a suggestion."""
+    """Raise the error for `x.name` without such an attribute, with a suggestion."""
     if name.startswith("_"):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
     if name in dir(NAMESPACE[0]) and name not in names.ELSEWHERE:

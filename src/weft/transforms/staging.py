@@ -73,7 +73,7 @@ class Symbolic(Staged):
     __slots__ = ()
 
     def host_array(self, purpose: str) -> np.ndarray[Any, Any]:
-        """There is none; see `Traced`."""
+        """Refuse: a staged tensor has no array; see `Traced`."""
         chooses = purpose == "bool()"
         raise TraceError(
             purpose,
@@ -184,7 +184,7 @@ class Builder(GraphTrace):
                 self._stand(owner, cell.value)
 
     def _restore(self) -> None:
-        """Give handles from outside back what they held, where they do not hold it anyway."""
+        """Give handles from outside their old values back."""
         for cell in self.cells:
             owner = cell.handle
             if owner is not None and cell.original is not None and _is_symbolic(owner):
@@ -209,7 +209,7 @@ class Builder(GraphTrace):
             self.settle()
 
     def settle(self) -> None:
-        """What was written to cells, and was not asked for by `written`; see `Graph`."""
+        """Take up writes to cells that `written` has not returned; see `Graph`."""
 
     # --- recording ---
 
@@ -401,7 +401,7 @@ class Builder(GraphTrace):
         return None if variable is None else self._by_variable.get(variable)
 
     def variable_of(self, tensor: Tensor) -> Variable | None:
-        """What a tensor is in this graph; None for a tensor from elsewhere."""
+        """The variable of a tensor in this graph; None for a tensor of no or another graph."""
         value = tensor._value
         return value.variable if isinstance(value, Staged) and value.trace is self else None
 

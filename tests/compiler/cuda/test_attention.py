@@ -32,6 +32,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("head", "plan"), KINDS, ids=str)
@@ -41,6 +42,7 @@ def test_forward_assembles_without_spills(head: int, plan: ForwardPlan, causal: 
     assert kernel.shared_bytes <= 227 * 1024
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("head", [64, 128])
@@ -50,6 +52,7 @@ def test_backward_assembles_with_next_to_no_spills(head: int, causal: bool) -> N
     assert kernel.shared_bytes <= 227 * 1024
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("head", [64, 128])
 def test_kernels_around_the_backward_pass_assemble_without_spills(head: int) -> None:

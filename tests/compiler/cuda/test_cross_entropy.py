@@ -9,6 +9,7 @@ from weft.compiler.targets.cuda.cross_entropy import CrossEntropySpec, cross_ent
 from weft.core.errors import UnsupportedError
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("columns", [8, 50304, 100_000])

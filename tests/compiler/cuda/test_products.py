@@ -54,6 +54,7 @@ EPILOGUES: dict[str, tuple[Step, ...]] = {
 }
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("plan", [LARGE, SQUARE, WIDE, SMALL, SHARED, DIRECT, ALTERNATE], ids=str)
 @pytest.mark.parametrize("transposes", [(False, False), (True, True)], ids=str)
@@ -65,6 +66,7 @@ def test_products_of_every_layout_assemble_without_spills(
     assert spilled_bytes(kernel_of(spec, plan).text) == 0
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("plan", [LARGE, SHARED], ids=str)
 @pytest.mark.parametrize("name", EPILOGUES)
@@ -73,6 +75,7 @@ def test_epilogues_assemble_without_spills(name: str, plan: Plan) -> None:
     assert spilled_bytes(kernel_of(spec, plan).text) == 0
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize(
     ("spec", "plan"),

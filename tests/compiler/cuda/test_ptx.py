@@ -58,6 +58,7 @@ def one_kernel(function: object, *types: object) -> Kernel:
     return lowered.kernel
 
 
+@pytest.mark.slow
 @needs_assembler
 def test_the_kernels_of_every_primitives_samples_assemble(tmp_path: Path) -> None:
     every = [kernel for _, kernel in sample_kernels().values()]
@@ -88,6 +89,7 @@ def every_instruction() -> list[Kernel]:
     return found
 
 
+@pytest.mark.slow
 @needs_assembler
 def test_every_instruction_assembles_for_every_dtype(tmp_path: Path) -> None:
     every = every_instruction()

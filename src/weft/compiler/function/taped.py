@@ -6,9 +6,9 @@ cotangent is forward. Of that, the backward program computes cheap things again,
 rest: inputs, results, and saved values. A call is one node of the tape.
 
 >>> import weft as wf
->>> from weft.compiler.function.taped import cut
+>>> from weft.compiler.function.taped import split_graph
 >>> graph = wf.ir.trace(lambda a, b: wf.exp(a @ b), *[wf.spec("float32", (4, 4))] * 2)
->>> [place.kind for place in cut(graph, (True, True)).needed]  # exp(a @ b) is its own derivative
+>>> [place.kind for place in split_graph(graph, (True, True)).needed]
 ['input', 'input', 'output', 'cotangent']
 """
 
@@ -72,7 +72,7 @@ class Cut:
 
 
 @lru_cache(maxsize=512)
-def cut(graph: Graph, wanted: Marks) -> Cut:
+def split_graph(graph: Graph, wanted: Marks) -> Cut:
     """Cut a graph with its derivative in two, for these inputs."""
     joint = _joint(graph, wanted)
     inputs = joint.inputs[: len(graph.inputs)]
@@ -95,7 +95,7 @@ def _joint(graph: Graph, wanted: Marks) -> Graph:
     """Inputs and cotangents of the outputs, to the outputs and the cotangents of wanted inputs."""
     count, kinds = len(graph.inputs), graph.output_types
 
-    def both(*values: Tensor) -> list[Tensor]:
+    def outputs_and_cotangents(*values: Tensor) -> list[Tensor]:
         inputs, cotangents = values[:count], values[count:]
 
         def outputs(*varying: Tensor) -> Sequence[Tensor]:
@@ -107,7 +107,9 @@ def _joint(graph: Graph, wanted: Marks) -> Graph:
         results, pullback = vjp(outputs, *varying)
         return [*results, *or_zeros(pullback(place_marked(cotangents, inexact(kinds))), varying)]
 
-    return closed_graph(both, [*graph.input_types, *marked(kinds, inexact(kinds))])
+    return closed_graph(
+        outputs_and_cotangents, [*graph.input_types, *marked(kinds, inexact(kinds))]
+    )
 
 
 def _dependants(nodes: Sequence[GraphNode], sources: Sequence[Variable]) -> set[Variable]:
@@ -194,11 +196,11 @@ def _closed_over(
     made = {result for node in nodes for result in node.results}
     read = {a for node in nodes for a in node.operands} | set(outputs)
     inputs = [v for v in given if v in read and v not in made]
-    said = frozenset[str]().union(*(_told(v.type) for v in inputs))
+    said = frozenset[str]().union(*(_sizes_told(v.type) for v in inputs))
     asked = frozenset[str]().union(*(_symbols(v.type) for v in (*made, *inputs)))
     for value in given:
-        if not asked <= said and value not in made and not _told(value.type) <= said:
-            said |= _told(value.type)
+        if not asked <= said and value not in made and not _sizes_told(value.type) <= said:
+            said |= _sizes_told(value.type)
             inputs.append(value)
     order = {value: place for place, value in enumerate(given)}
     kinds = {"input": 0, "output": 1, "saved": 2, "cotangent": 3}
@@ -210,7 +212,7 @@ def _symbols(kind: TensorType) -> frozenset[str]:
     return frozenset[str]().union(*map(symbols_in, kind.shape))
 
 
-def _told(kind: TensorType) -> frozenset[str]:
+def _sizes_told(kind: TensorType) -> frozenset[str]:
     """The symbols that are sizes of axes by themselves, so that a shape tells what they are."""
     return frozenset(name for name in _symbols(kind) if symbol(name) in kind.shape)
 
@@ -226,7 +228,7 @@ class Taped:
         self._wanted = tuple(
             w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
         )
-        self._cut = cut(graph, self._wanted)
+        self._cut = split_graph(graph, self._wanted)
         self._forward = executable(self._cut.forward)
         self._backward: Executable | None = None
         derived = cotangent_graph(graph, self._wanted)

@@ -54,13 +54,16 @@ def _of_stored(function: Callable[..., Any], orders: Orders) -> Callable[..., An
     def call(*args: Any, **kwargs: Any) -> Any:
         places = count()
 
-        def own(value: Any) -> Any:
+        def in_own_order(value: Any) -> Any:
             if isinstance(value, Tensor):
                 order = orders.get(next(places))
                 return value if order is None else apply(transpose, value, order=inverse(order))
-            return type(value)(map(own, value)) if type(value) in (tuple, list) else value
+            return type(value)(map(in_own_order, value)) if type(value) in (tuple, list) else value
 
-        return function(*map(own, args), **{name: own(value) for name, value in kwargs.items()})
+        return function(
+            *map(in_own_order, args),
+            **{name: in_own_order(value) for name, value in kwargs.items()},
+        )
 
     return call
 
@@ -121,7 +124,7 @@ def compile_unit(
     if found.places is not None and not sources:
         return UnitCall(found, [places[place] for place in found.places])
     written = [places[source.argument] for source in sources if source.argument is not None]
-    return _checked(found, places, written)
+    return _run_checked(found, places, written)
 
 
 class UnitCall:
@@ -174,7 +177,7 @@ def _contiguous(array: Any) -> Any:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _checked(found: Compiled, places: Sequence[int], written: Sequence[int]) -> Run:
+def _run_checked(found: Compiled, places: Sequence[int], written: Sequence[int]) -> Run:
     """What runs a function that reads more than its arguments, or writes to some of them.
 
     It tells who watches what is written, and declines where something is not as it was when the

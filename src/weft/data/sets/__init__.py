@@ -43,7 +43,7 @@ _FOLDER = Path(__file__).parent
 
 
 class Examples(NamedTuple):
-    """Inputs, one example per row, and what is to be told from each: a class or a number."""
+    """Inputs, one example per row, and the label of each: a class or a number."""
 
     inputs: wf.Tensor
     labels: wf.Tensor

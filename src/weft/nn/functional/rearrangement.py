@@ -46,7 +46,7 @@ def pad(x: wf.Tensor, pad: Sequence[int], mode: str = "constant", value: float =
 
 
 def _crop_edges(x: wf.Tensor, widths: list[tuple[int, int]]) -> wf.Tensor:
-    """Negative widths cut elements off."""
+    """The tensor without the elements that negative widths cut off."""
     if all(low >= 0 and high >= 0 for low, high in widths):
         return x
     for axis, (low, high) in enumerate(widths):

@@ -51,7 +51,7 @@ def per_axis(op: str, name: str, value: Any, rank: int, least: int = 1) -> tuple
 
 
 def _suggested_sizes(entries: tuple[Any, ...], rank: int, least: int) -> Any:
-    """The nearest correct value: what was given where it is right, cut to the number of axes."""
+    """A correct value to suggest: the given entries where they are valid, one for each axis."""
     right = [e if isinstance(e, int) and e >= least else least for e in entries][:rank]
     full = (*right, *[least] * (rank - len(right)))
     return full if rank > 1 else full[0]

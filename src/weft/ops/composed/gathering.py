@@ -312,7 +312,7 @@ def _fit_source(op: str, src: Tensor, shape: Shape) -> Tensor:
 
 
 def _broadcast_source(op: str, source: Tensor, shape: Shape) -> Tensor:
-    """What is written, broadcast to the places it is written to."""
+    """The source, broadcast to the places it is written to."""
     try:
         return broadcast_known(source, shape)
     except ShapeError as error:

@@ -171,7 +171,7 @@ class Selection:
 
 @frozen
 class Point:
-    """An index into a new axis of size 1: what a mask without axes stands for."""
+    """An index into a new axis of size 1, as which a mask without axes is read."""
 
     index: Tensor
 
@@ -413,7 +413,7 @@ def _without_masks(x: Tensor, items: Sequence[Item]) -> list[Any]:
 
 
 def _check_mask(x: Tensor, mask: Tensor, axis: int) -> None:
-    """Sizes are those of x or, as the Array API has it, 0."""
+    """Require that the mask's sizes are those of x or, as the Array API allows, 0."""
     dims = x.shape[axis : axis + mask.ndim]
     if not all(a == 0 or equal(a, b) for a, b in zip(mask.shape, dims, strict=True)):
         raise BoundsError(
@@ -499,7 +499,7 @@ def _write_view(x: Tensor, selection: Selection, value: Tensor) -> Tensor:
 
 
 def _new_value(x: Tensor, value: Operand) -> Tensor:
-    """What is written, in x's dtype; refused where x could hold only part of it."""
+    """The value to write, in x's dtype; refused if x could hold only part of it."""
     if isinstance(value, (list, tuple)):
         value = ingest(OP, value, x.dtype if x.dtype.is_inexact else None)[0]
     if type(value) in (bool, int) or (type(value) is float and x.dtype.is_inexact):

@@ -105,7 +105,7 @@ def _check(x: Tensor, rank: int, mode: str, align_corners: bool) -> None:
 def _sizes(
     x: Tensor, spatial: list[int], size: Any, scale_factor: Any, rank: int
 ) -> tuple[list[int], list[float]]:
-    """The new sizes, and the length of one new element in old ones along each axis."""
+    """The new sizes, and along each axis how many old elements one new element is long."""
     if (size is None) == (scale_factor is None):
         raise ArgumentError(
             "interpolate",
@@ -134,6 +134,7 @@ def _linear_places(dim: int, count: int, ratio: float, align_corners: bool) -> A
     if align_corners:
         step = (dim - 1) / (count - 1) if count > 1 else 0.0
         return np.arange(count) * step
+    # The centre of new cell i in old cells, less the half cell by which centres are shifted.
     return np.asarray(np.maximum((np.arange(count) + 0.5) * ratio - 0.5, 0.0))
 
 
@@ -144,8 +145,10 @@ def _take_places(x: Tensor, axis: int, places: Array) -> Tensor:
 
 
 def _linear(x: Tensor, axis: int, places: Array, dim: int) -> Tensor:
+    """Each new element as a mean of its two neighbours, weighted by how near they are."""
     low = np.minimum(np.floor(places).astype(np.int64), dim - 1)
     share = convert_to(wrap(places - low), x.dtype)
+    # [count, 1, …, 1], to broadcast with the axes behind the one that is resized.
     share = apply(reshape, share, shape=(len(places), *[1] * (x.ndim - axis - 1)))
     before, after = _take_places(x, axis, low), _take_places(x, axis, np.minimum(low + 1, dim - 1))
     return before * (1.0 - share) + after * share

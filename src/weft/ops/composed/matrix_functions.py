@@ -47,7 +47,7 @@ def matrix_power(x: Operand, n: int, /) -> Tensor:
 
 
 def _power(x: Tensor, n: int) -> Tensor:
-    """By repeated squaring."""
+    """The n-th power of matrices, by repeated squaring."""
     if n == 1:
         return x
     half = _power(x, n // 2)

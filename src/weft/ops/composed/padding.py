@@ -119,7 +119,7 @@ def _pad_tensor(x: Tensor, widths: Widths, value: Tensor) -> Tensor:
 
 
 def _pad_axis(x: Tensor, axis: int, low: Dimension, high: Dimension, mode: str) -> Tensor:
-    """One axis padded, in steps of at most what the tensor has to give."""
+    """One axis padded, in steps: one step can repeat at most the elements there are."""
     dim = x.shape[axis]
     if low == high == 0:
         return x

@@ -387,6 +387,7 @@ Term = tuple[Tensor, Labels]
 
 def _distinct_labels(x: Tensor, names: Labels, sizes: dict[str, Dimension]) -> Term:
     """An operand with distinct labels: repeated ones become a diagonal, sizes of 1 are dropped."""
+    # An axis of size 1 whose label is larger elsewhere broadcasts, as if it were not there.
     stretched = [i for i, name in enumerate(names) if x.shape[i] != sizes[name]]
     if stretched:
         keep = [i for i in range(x.ndim) if i not in stretched]
@@ -404,9 +405,9 @@ def _distinct_labels(x: Tensor, names: Labels, sizes: dict[str, Dimension]) -> T
 def _diagonal(x: Tensor, first: int, second: int) -> Tensor:
     """The elements where two axes agree, along a new last axis: every (n+1)-th of n·n."""
     rest = [axis for axis in range(x.ndim) if axis not in (first, second)]
-    turned = apply(transpose, x, order=(*rest, first, second))
-    lead, count = turned.shape[:-2], turned.shape[-1]
-    flat = apply(reshape, turned, shape=(*lead, count * count))
+    square = apply(transpose, x, order=(*rest, first, second))  # [*rest, n, n]
+    lead, count = square.shape[:-2], square.shape[-1]
+    flat = apply(reshape, square, shape=(*lead, count * count))
     return apply(
         slice_,
         flat,
@@ -417,7 +418,7 @@ def _diagonal(x: Tensor, first: int, second: int) -> Tensor:
 
 
 def _contract_all(terms: list[Term], wanted: Labels, sizes: dict[str, Dimension]) -> Tensor:
-    """Pair by pair, the pair with the smallest result first."""
+    """The product of all terms, pair by pair; first the pair whose contraction shrinks most."""
     while len(terms) > 1:
         pairs = combinations(range(len(terms)), 2)
         i, j = min(pairs, key=lambda pair: _cost(terms, pair, wanted, sizes))
@@ -432,7 +433,7 @@ def _contract_all(terms: list[Term], wanted: Labels, sizes: dict[str, Dimension]
 def _cost(
     terms: list[Term], pair: tuple[int, int], wanted: Labels, sizes: dict[str, Dimension]
 ) -> int:
-    """By how much contracting a pair makes the operands larger; symbols count as 64."""
+    """How many elements contracting a pair adds; symbols count as 64."""
     i, j = pair
     others = {n for k, (_, names) in enumerate(terms) if k not in pair for n in names}
     left, right = set(terms[i][1]), set(terms[j][1])
@@ -458,6 +459,7 @@ def _sum_unneeded(term: Term, needed: set[str]) -> Term:
 
 def _contract(left: Term, right: Term, needed: set[str]) -> Term:
     """Two terms in one: shared labels that are needed run together, others are summed over."""
+    # Labels of one term alone that nobody needs are summed before the product, which is cheaper.
     a, p = _sum_unneeded(left, needed | set(right[1]))
     b, q = _sum_unneeded(right, needed | set(p))
     shared = [name for name in p if name in q]

@@ -294,7 +294,7 @@ def _chances(op: str, p: Any, count: Dimension) -> Tensor:
 def _choose_indices(
     op: str, key: Tensor, count: Dimension, shape: Shape, replace: bool, p: Tensor | None
 ) -> Tensor:
-    """Indices of the chosen."""
+    """The indices of the chosen elements, in the result's shape."""
     total = math.prod(shape)
     if (is_zero(count) and not is_zero(total)) or (not replace and total > count):
         raise ArgumentError(

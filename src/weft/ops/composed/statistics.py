@@ -99,7 +99,7 @@ def _widen_sums(x: Tensor) -> Tensor:
 
 
 def _accumulator(dtype: DType, wanted: object) -> DType:
-    """What sums of a dtype are made in."""
+    """The dtype that sums of a dtype are accumulated in."""
     if wanted is not None:
         return as_dtype(wanted)
     if dtype.kind == "unsigned":
