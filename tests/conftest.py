@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _give_cache(config)
         _give_bytecode(config)
     if not getattr(config.option, "cov_source", None):  # which makes Python's own code slow
-        VERIFYING.append(True)  # a graph after every pass, and every plan
+        VERIFYING.append(True)  # a graph after every pass, every kernel, and every plan
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,6 +48,7 @@ from weft.compiler.plan.stage_log import StageLog
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
+from weft.ir.loop_verify import verify_kernel
 from weft.runtime.memory import Lifetime, Planner
 
 
@@ -158,6 +159,9 @@ def _select(
         if not shared.dry:
             shared.target.begin([each.kernel for each in lowered])
         pairs.append((step, lowered))
+    if VERIFYING:
+        for each in kernels:
+            verify_kernel(each.kernel)
     launches = [
         launch for step, lowered in pairs for launch in _launches(step, lowered, shared, chunk)
     ]
