@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.function.taped import split_graph
+from weft.compiler.function.taped import split_graph, unit_executable
 from weft.compiler.function.units import MOST, _compilations
+from weft.compiler.targets.cpu.runtime.executable import SHARED
 from weft.eager import unit
 from weft.ir import eager
+from weft.runtime.arena import account
+from weft.runtime.memory import Lifetime, plan
 
 F = wf.nn.functional
 
@@ -387,3 +390,25 @@ def test_little_is_saved_for_the_way_back(
     graph = wf.ir.trace(f, *[wf.spec("float32", shape) for shape in types])
     halves = split_graph(graph, (True,) * len(types))
     assert [str(kind) for kind in halves.forward.output_types[1:]] == saved
+
+
+def test_units_of_a_step_share_their_memory() -> None:
+    SHARED.release()
+    x = wf.tensor(random(4, 8, 24, 24), requires_grad=True)
+    held = account.current
+    for size in (3, 5, 7):
+        wf.nn.Conv2d(8, 8, size, padding=size // 2)(x).sum().backward()
+    (block,) = SHARED._free
+    assert account.current - held == block.size > 0
+
+
+def test_a_program_inside_of_another_has_memory_of_its_own() -> None:
+    graph = wf.ir.trace(lambda x: wf.softmax(x @ x) @ x, wf.spec("float32", (64, 64)))
+    program, x = unit_executable(graph), random(64, 64)
+    (expected,) = program.run([x])
+    outer = SHARED.take(plan([Lifetime("x", 1, 0, 0)]))  # as a program that is being run has it
+    outer.memory[:] = 7
+    (found,) = program.run([x])
+    np.testing.assert_array_equal(found, expected)
+    assert (outer.memory == 7).all()
+    SHARED.give(outer)

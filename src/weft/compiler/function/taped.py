@@ -229,7 +229,7 @@ class Taped:
             w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
         )
         self._cut = split_graph(graph, self._wanted)
-        self._forward = executable(self._cut.forward)
+        self._forward = unit_executable(self._cut.forward)
         self._backward: Executable | None = None
         derived = cotangent_graph(graph, self._wanted)
         read = {atom for node in derived.nodes for atom in node.operands} | set(derived.outputs)
@@ -300,7 +300,7 @@ class Taped:
         if any(type(array) is not HostArray for array in arrays):
             return None
         if self._backward is None:
-            self._backward = executable(self._cut.backward)
+            self._backward = unit_executable(self._cut.backward)
         found = iter(self._backward.run(arrays))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
@@ -312,6 +312,13 @@ class Taped:
             return known._value
         kind = wrap(node.out[index]).type
         return np.zeros(kind.shape, kind.dtype.numpy)
+
+
+def unit_executable(graph: Graph) -> Executable:
+    """What runs a graph that is one of many in a step, and shares its memory with them."""
+    found = executable(graph)
+    found.share_memory()
+    return found
 
 
 def run_kept(graph: Graph, program: Executable, arrays: Sequence[Array]) -> Sequence[Array]:

@@ -18,8 +18,7 @@ import numpy as np
 
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
-from weft.compiler.function.program_cache import executable
-from weft.compiler.function.taped import Taped, run_kept
+from weft.compiler.function.taped import Taped, run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.ir.dispatch import apply
@@ -147,7 +146,7 @@ class UnitCall:
             outputs = self._taped_for(inputs)(inputs, arrays)
         else:
             if self._program is None:
-                self._program = executable(self._found.recording.graph)
+                self._program = unit_executable(self._found.recording.graph)
             graph = self._found.recording.graph
             outputs = [wrap(array) for array in run_kept(graph, self._program, arrays)]
         result = self._found.result
