@@ -58,12 +58,15 @@ class History:
         direction = -gradient
         weights: list[float] = []
         pairs = list(zip(self.steps, self.changes, strict=True))
+        # First loop, from the latest pair to the oldest: αᵢ = sᵢᵀ q / yᵢᵀ sᵢ, q ← q − αᵢ yᵢ.
         for step, change in reversed(pairs):
             weights.append(dot(step, direction) / dot(change, step))
             direction = direction - weights[-1] * change
         if pairs:
+            # The initial H is γ times the identity, with γ = sᵀ y / yᵀ y of the latest pair.
             step, change = pairs[-1]
             direction = direction * (dot(change, step) / dot(change, change))
+        # Second loop, from the oldest to the latest: r ← r + sᵢ (αᵢ − yᵢᵀ r / yᵢᵀ sᵢ).
         for step, change in pairs:
             correction = dot(change, direction) / dot(change, step)
             direction = direction + step * (weights.pop() - correction)
@@ -153,11 +156,11 @@ class LBFGS(Optimizer):
         direction = history.descent_direction(here.gradient)
         history.gradient, history.direction = here.gradient, direction
         size = options["lr"].item()
-        if begins:
+        if begins:  # nothing is known of the curvature, so the first step is short
             size *= min(1.0, 1.0 / wf.abs(here.gradient).sum().item())
         slope = dot(here.gradient, direction)
         history.size = 0.0
-        if slope > -options["tolerance_change"]:
+        if slope > -options["tolerance_change"]:  # the direction hardly leads down
             return here, 0
         self._count()
         if options["line_search"] is None:

@@ -296,6 +296,7 @@ def find_lr(
 def _sweep_rates(
     trainer: Any, loader: Any, low: float, high: float, steps: int
 ) -> tuple[list[float], list[float]]:
+    """Learning rates from low to high, even in logarithm, and the smoothed loss at each."""
     rates: list[float] = []
     losses: list[float] = []
     smoothed = math.nan
@@ -317,6 +318,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 
 def _steepest_rate(rates: list[float], losses: list[float]) -> float:
+    """The rate at which the loss falls most steeply over the logarithm of the rate."""
     if len(rates) < 3:
         return rates[0] if rates else math.nan
     slopes = np.gradient(np.asarray(losses), np.log(rates))
