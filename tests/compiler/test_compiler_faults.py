@@ -486,7 +486,7 @@ FAULTS: list[Fault] = [
         "launches run backwards where nothing forbids it but what they read",
         horizontal_fusion,
         "schedule",
-        lambda f: lambda tasks, sizes: f(tasks, sizes)[::-1],
+        lambda f: lambda tasks, sizes, large: f(tasks, sizes, large)[::-1],
         keeps_memory(long_chain, X),
     ),
     Fault(

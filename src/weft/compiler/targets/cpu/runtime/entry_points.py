@@ -83,10 +83,10 @@ def _module(places: Fields) -> str:
     set_up = IRBuilder("set_up", ("ptr %table",), public=True)
     set_up.copy("@known", set_up.parameters[0], 8 * len(_KNOWN.names))
     known = f"@known = internal global {_KNOWN.text} zeroinitializer"
-    return module_text(known, set_up, _launch(places), _same(places))
+    return module_text(known, set_up, _launch_function(places), _same_function(places))
 
 
-def _launch(places: Fields) -> IRBuilder:
+def _launch_function(places: Fields) -> IRBuilder:
     """`launch(block, *arrays)`; see `Entries`."""
     out = _EntryBuilder("launch", places)
     _, given, count = out.parameters
@@ -113,7 +113,7 @@ def _launch(places: Fields) -> IRBuilder:
     return out
 
 
-def _same(places: Fields) -> IRBuilder:
+def _same_function(places: Fields) -> IRBuilder:
     """`same(table)`; see `Entries`."""
     out = _EntryBuilder("same", places)
     rooms = [out.room("i64"), out.room("ptr"), out.room("ptr")]
