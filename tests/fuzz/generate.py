@@ -34,8 +34,8 @@ OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta")
 def generate(seed: int) -> Program:
     """The program of a seed."""
     rng = np.random.default_rng([seed, 20])
-    ending = _ending(rng)
     scene = scenes.scene(rng)
+    ending = _ending(rng, scene.ending)
     sizes, inputs = scenes.inputs(rng, scene, ending)
     wf.random.seed(seed)  # steps may ask the global generator
     drawn = _Growing(rng, scene, sizes, inputs)
@@ -48,7 +48,9 @@ def generate(seed: int) -> Program:
     return drawn.program(transforms, ending, str(rng.choice(OPTIMIZERS)))
 
 
-def _ending(rng: np.random.Generator) -> str:
+def _ending(rng: np.random.Generator, liked: str) -> str:
+    if liked and rng.random() < 0.25:
+        return liked
     return str(rng.choice(ENDINGS, p=(0.53, 0.13, 0.08, 0.08, 0.08, 0.04, 0.02, 0.04)))
 
 

@@ -36,6 +36,8 @@ class Scene:
     """The most steps."""
     transforms: tuple[tuple[str, ...], ...] = ()
     """Transforms one of which is taken by half of the programs."""
+    ending: str = ""
+    """How a quarter of the programs are called."""
 
 
 def size(rng: Generator, most: int = 130) -> int:
@@ -123,10 +125,12 @@ SCENES = (
         (("A", "B"), ("B", "C"), ("C",), ("B",), ("A", "B"), ("D", "A", "B"), ("D", "B", "C"),
          ("A",)),
         _product_sizes, ("product", "product", "numeric", "reduce", "join"), 1_200_000, 0.12, 9,
+        ending="tuned",
     ),
     Scene(
         (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "C", "A"), ("B", "C", "D")),
         _image_sizes, ("convolve", "convolve", "pool", "normalise"), 300_000, 0.12, 9, GRADIENTS,
+        "sizes",
     ),
     Scene(
         (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("E", "B", "A", "A"), ("C",)),

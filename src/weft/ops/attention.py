@@ -247,7 +247,8 @@ def _dropped(x: Array, got: dict[str, Array], kept: float) -> Array:
     params = {"shape": shape, "dtype": uint32, "domain": DRAW}
     high = random_bits.reference(key, data, **params) >> np.uint32(8)
     stays = _in_groups(high.astype(np.float32) * np.float32(2**-24) < np.float32(kept), k.shape[-3])
-    return np.where(stays, x * q.dtype.type(1 / kept if kept else 0), q.dtype.type(0))
+    scaled = x * q.dtype.type(1 / kept if kept else 0)
+    return np.asarray(np.where(stays, scaled, q.dtype.type(0)))
 
 
 def _attention(

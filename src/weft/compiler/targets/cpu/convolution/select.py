@@ -59,8 +59,8 @@ def is_native(node: GraphNode) -> bool:
         return False
     if node.primitive.name != "conv_weight_gradient":
         return True
-    shapes = [_with_last(a.shape), node.results[0].type.shape, _with_last(b.shape)]
-    sizes = sizes_of(*shapes, node.params)
+    weights = node.results[0].type.shape
+    sizes = sizes_of(_with_last(a.shape), weights, _with_last(b.shape), node.params)
     dtype = float64 if a.dtype is float64 else float32
     return sizes is not None and (is_alone(sizes) or _has_whole_vectors(sizes.outputs, dtype))
 
