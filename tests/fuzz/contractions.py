@@ -9,6 +9,9 @@ from weft.ir.primitive import PRIMITIVES
 MULTIPLICATIONS = 40_000_000
 """The most multiplications of a product, which is also computed by NumPy, four times."""
 
+CONVOLVED = 300_000_000
+"""The same of a convolution."""
+
 # --- products ------------------------------------------------------------------------------------
 
 
@@ -188,6 +191,7 @@ def convolve(draw: Draw) -> str:
         and v.dtype == x.dtype
         and v.shape[1] == x.shape[1]
         and 0 not in v.shape
+        and x.size // x.shape[1] * v.size <= CONVOLVED
     ]
     if not weights:
         raise NoOperand
