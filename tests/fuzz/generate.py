@@ -21,6 +21,8 @@ from tests.fuzz.program import ENDINGS, Input, Program, Step
 
 import weft as wf
 
+SOURCE = 20
+"""What tells the numbers of programs from those of others that begin with the same seed."""
 LARGEST_NUMBER = 200.0
 """Values beyond it are not kept: they would overflow in 16 bits."""
 LENGTHS = (3, 9), (10, 18), (19, 45)
@@ -31,9 +33,14 @@ TRANSFORMS = ("gradients", "tangents", "batched", "rematerialised", "compiled")
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta")
 
 
+def scene_name(seed: int) -> str:
+    """The scene of a seed's program, without the program."""
+    return scenes.scene(np.random.default_rng([seed, SOURCE])).name
+
+
 def generate(seed: int) -> Program:
     """The program of a seed."""
-    rng = np.random.default_rng([seed, 20])
+    rng = np.random.default_rng([seed, SOURCE])
     scene = scenes.scene(rng)
     ending = _ending(rng, scene.ending)
     sizes, inputs = scenes.inputs(rng, scene, ending)
