@@ -196,7 +196,7 @@ def convolve(draw: Draw) -> str:
     if not weights:
         raise NoOperand
     w = draw.one_of(weights)
-    if draw.chance(0.3):
+    if draw.chance(0.4):
         return f"wf.conv{dims}d({x.name}, {w.name}, padding={draw.one_of([0, 1])})"
     if draw.chance(0.05):
         given = ", ".join(f"wf.round({each.name} * 3).astype(wf.int32)" for each in (x, w))

@@ -58,7 +58,7 @@ def generate(seed: int) -> Program:
 def _ending(rng: np.random.Generator, liked: str) -> str:
     if liked and rng.random() < 0.25:
         return liked
-    return str(rng.choice(ENDINGS, p=(0.53, 0.13, 0.08, 0.08, 0.08, 0.04, 0.02, 0.04)))
+    return str(rng.choice(ENDINGS, p=(0.49, 0.13, 0.08, 0.08, 0.08, 0.04, 0.02, 0.08)))
 
 
 def _transforms(
