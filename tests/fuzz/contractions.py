@@ -62,7 +62,7 @@ def product(draw: Draw) -> str:
         "wf.tanh({a}[0] @ {b}) + 1",
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
-        "wf.checkpoint(lambda q: wf.tanh(q @ {b}))({a})",
+        "wf.checkpoint(lambda q: wf.tanh(q @ {b}))(wf.sin({a}))",
         "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",
     )
     return draw.one_of(options).format(a=a.name, b=b.name)
