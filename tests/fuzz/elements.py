@@ -326,7 +326,14 @@ def normalise(draw: Draw) -> str:
             "F.local_response_norm({v}, 2)",
             "F.instance_norm({v})",
         ]
-    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=_groups(draw, v))
+    scales = [x.name for x in draw.values if x.shape == v.shape[-1:] and x.dtype == v.dtype]
+    if v.ndim > 1 and scales and draw.chance(0.5):
+        options = [
+            "F.rms_norm({v}, {v}.shape[-1], {w}, eps=1e-5)",
+            "F.layer_norm({v}, {v}.shape[-1], {w}, {w})",
+        ]
+    w = draw.one_of(scales or [v.name])
+    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=_groups(draw, v), w=w)
 
 
 def sort(draw: Draw) -> str:

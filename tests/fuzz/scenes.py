@@ -167,7 +167,8 @@ SCENES = (
     Scene(
         "samples",
         (("A", "B"), ("B",), (), ("D", "A", "B")),
-        _any_sizes, ("sample",) * 8, share=0.04, longest=12,
+        _any_sizes, ("sample",) * 6 + ("control", "control", "repeat", "repeat"), share=0.04,
+        longest=12, ending="studied",
     ),
 )  # fmt: skip
 
@@ -192,7 +193,7 @@ def inputs(rng: Generator, drawn: Scene, ending: str) -> tuple[dict[str, int], l
     kinds = [(main, shape) for shape in shapes]
     if rng.random() < 0.4:
         kinds.append((str(rng.choice(WHOLE)), ("A",)))
-    if rng.random() < 0.1:
+    if rng.random() < (0.3 if "product" in drawn.liked else 0.1):
         kind = str(rng.choice(("int8", "int8", "uint8", "int32", "int64")))
         kinds += [(kind, shape) for shape in shapes if len(shape) == 2]
     if rng.random() < 0.06:
