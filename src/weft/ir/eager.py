@@ -46,7 +46,7 @@ COMPILE: list[Compile] = []
 JIT: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
 """Compiles a function with the state that it writes; filled where `COMPILE` is."""
 FORMS = 256
-"""How many compiled forms of one function are found at once; the oldest goes first."""
+"""How many calls of one function are known by their key before all are forgotten."""
 
 WORTHWHILE: dict[type, int] = {Contraction: 4, Reduction: 16, Random: 1, Window: 1}
 """The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
@@ -204,8 +204,8 @@ class Forms:
         self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], orders: Orders
     ) -> Run | None:
         run = COMPILE[0](self._function, args, kwargs, self._weights, orders)
-        while len(self._by_key) >= FORMS:
-            self._by_key.pop(next(iter(self._by_key)), None)
+        if len(self._by_key) >= FORMS:
+            self._by_key = {}  # at once, as other threads look into it; programs are kept elsewhere
         self._by_key[key] = run
         return run
 
@@ -237,9 +237,9 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     except TypeError:
         return None
     if forms is None:
+        if len(_primitives) >= FORMS:
+            _primitives.clear()
         forms = _primitives[key] = Forms(lambda *operands: bind(primitive, *operands, **params))
-        while len(_primitives) > FORMS:
-            _primitives.pop(next(iter(_primitives)), None)
     run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
     return None if run is None else run(handles)
 

@@ -220,8 +220,8 @@ def _sizes_told(kind: TensorType) -> frozenset[str]:
 class Taped:
     """The two programs of a graph, for calls in which these inputs have a place on the tape."""
 
-    __slots__ = ("_backward", "_cut", "_forward", "_kept_inputs", "_kept_outputs", "_params",
-                 "_wanted", "graph")  # fmt: skip
+    __slots__ = ("_backward", "_cut", "_forward", "_inexact", "_kept_inputs", "_kept_outputs",
+                 "_params", "_wanted", "graph")  # fmt: skip
 
     def __init__(self, graph: Graph, wanted: Marks) -> None:
         self.graph = graph
@@ -241,6 +241,7 @@ class Taped:
         self._kept_outputs = [
             Place("output", place) in needed for place in range(len(graph.outputs))
         ]
+        self._inexact = inexact(graph.output_types)
         self._params = {"graph": graph, "pull": self}
 
     def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
@@ -273,7 +274,7 @@ class Taped:
         parents = tuple([tensor._node for tensor in inputs])
         node = Node(call, self._params, (*values, *found[len(results) :]), parents, outs)
         for index, result in enumerate(results):
-            if found[index].dtype.kind not in "biu":
+            if self._inexact[index]:
                 result._node = Projection(node, index)
 
     @property
@@ -306,7 +307,7 @@ class Taped:
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:
         """A cotangent that the backward program takes, one for each result with derivatives."""
-        index = [i for i, d in enumerate(inexact(self.graph.output_types)) if d][position]
+        index = [i for i, is_inexact in enumerate(self._inexact) if is_inexact][position]
         known = cotangents.get(index)
         if known is not None:
             return known._value
