@@ -282,9 +282,7 @@ class Taped:
         """Whether the way back needs inputs, outputs and cotangents alone."""
         return len(self._cut.forward.outputs) == len(self.graph.outputs)
 
-    def pull(
-        self, node: Node, cotangents: dict[int, Tensor], wanted: Sequence[bool]
-    ) -> list[Tensor | None] | None:
+    def pull(self, node: Node, cotangents: dict[int, Tensor]) -> list[Tensor | None] | None:
         """The cotangents of the operands of a node; None where the general rule must find them."""
         arrays: list[Any] = []
         values, count = node.values, len(self.graph.outputs)

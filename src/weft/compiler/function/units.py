@@ -26,14 +26,11 @@ from weft.ir.eager import Declined, Orders
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
-from weft.ops.control import Marks, silent
+from weft.ops.control import Marks
 from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
 Run = Callable[[Sequence[Tensor]], Any]
-MOST = 64
-"""How often a function is compiled; one that is called with ever new settings then goes on by
-reference where it is called with another one."""
 
 
 @lru_cache(maxsize=1024)
@@ -102,8 +99,6 @@ def compile_unit(
     )
     named = {name: anew(value, name in weights) for name, value in kwargs.items()}
     compilations = _compilations(function, tuple(orders.items()))
-    if len(compilations.compilations) >= MOST:
-        return None
     try:
         with recording(False):
             call = compilations._read(given, named)
@@ -117,7 +112,7 @@ def compile_unit(
     sources = [write.source for write in found.recording.writes]
     if any(source.gradient or source.handle is not None for source in sources):
         return None
-    if silent(found.recording.graph) is not found.recording.graph:
+    if not found.is_silent:
         return None
     places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
     if found.places is not None and not sources:
