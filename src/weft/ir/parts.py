@@ -57,12 +57,12 @@ def as_choice(result: Tensor, sources: Sequence[Tensor]) -> None:
 
 def possible_origins(origin: Any) -> list[Tensor]:
     """The living tensors that a tensor with this origin may be."""
-    found = []
+    tensors = []
     while origin is not None:
         tensor = origin[0]() if origin[1] is CHOSEN else None
-        found += [] if tensor is None else [tensor]
+        tensors += [] if tensor is None else [tensor]
         origin = origin[2]
-    return found
+    return tensors
 
 
 def refuse_choice(op: str, tensor: Tensor) -> None:

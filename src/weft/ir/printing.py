@@ -142,8 +142,8 @@ def _nested_text(value: np.ndarray[Any, Any], dtype: DType) -> str | None:
     if not value.size:
         return "[]"
     rows = [_nested_text(value[i, ...], dtype) for i in range(len(value))]
-    found = [row for row in rows if row is not None]
-    return f"[{', '.join(found)}]" if len(found) == len(rows) else None
+    texts = [row for row in rows if row is not None]
+    return f"[{', '.join(texts)}]" if len(texts) == len(rows) else None
 
 
 def number_text(value: np.ndarray[Any, Any], dtype: DType) -> str | None:

@@ -122,10 +122,10 @@ class _Parser:
     def skip(self, text: str) -> bool:
         """Whether the next word is this one; if so it is taken."""
         token = self.next
-        found = token.text == text and token.kind in ("mark", "name")
-        if found:
+        is_next = token.text == text and token.kind in ("mark", "name")
+        if is_next:
             self.advance()
-        return found
+        return is_next
 
     def require(self, text: str) -> None:
         """Take the next word, which must be this one."""

@@ -265,10 +265,10 @@ class Module:
         >>> wf.nn.Sequential(wf.nn.Linear(1, 2)).get_submodule("0").out_features
         2
         """
-        found = dict(self.named_modules())
-        if name not in found:
-            raise _unknown_name("get_submodule", name, found)
-        return found[name]
+        modules = dict(self.named_modules())
+        if name not in modules:
+            raise _unknown_name("get_submodule", name, modules)
+        return modules[name]
 
     # --- state -------------------------------------------------------------------------------
 

@@ -317,8 +317,8 @@ def wrong_dtype(op: str, allowed: str, got: Mapping[str, object]) -> DTypeError:
 
 
 def _dtype_of(value: object) -> DType | None:
-    found = getattr(value, "dtype", None)
-    return found if isinstance(found, DType) else None
+    dtype = getattr(value, "dtype", None)
+    return dtype if isinstance(dtype, DType) else None
 
 
 def apply_as(op: str, primitive: Primitive, *operands: Tensor, **params: Any) -> Any:

@@ -63,8 +63,10 @@ def scaled_dot_product_attention(
         q, scale = multiply(q, convert_to(as_tensor(_OP, scale, "scale"), q.dtype)), 1.0
     operands = [q, k, v]
     if mask is not None:
-        found = as_tensor(_OP, mask, "mask")
-        operands.append(convert_to(found, q.dtype) if found.dtype.is_inexact else found)
+        mask_tensor = as_tensor(_OP, mask, "mask")
+        operands.append(
+            convert_to(mask_tensor, q.dtype) if mask_tensor.dtype.is_inexact else mask_tensor
+        )
     single = q.ndim == 2 and k.ndim == 2 and v.ndim == 2
     if single:
         operands[:3] = [apply(reshape, x, shape=(1, *x.shape)) for x in operands[:3]]

@@ -86,7 +86,7 @@ def asarray(
     (weft.int64, weft.float32)
     """
     check_host_device(device)
-    made, shared = ingest("asarray", obj, None if dtype is None else as_dtype(dtype))
+    ingested, shared = ingest("asarray", obj, None if dtype is None else as_dtype(dtype))
     if copy is False and not shared:
         raise ArgumentError(
             "asarray",
@@ -96,8 +96,8 @@ def asarray(
             fix="let it copy where it must: copy=None",
         )
     if not shared:
-        return made
-    return _copy_tensor(made) if copy else made
+        return ingested
+    return _copy_tensor(ingested) if copy else ingested
 
 
 def tensor(
@@ -115,8 +115,8 @@ def tensor(
     [2.0, 4.0]
     """
     check_host_device(device)
-    made, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
-    result = alias(stop_gradient(_copy_tensor(made) if shared else made))
+    ingested, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
+    result = alias(stop_gradient(_copy_tensor(ingested) if shared else ingested))
     if requires_grad:
         _require_inexact(result)
         result._node = Leaf(result)
@@ -317,9 +317,9 @@ def _number(op: str, name: str, value: Any) -> Any:
     if isinstance(value, (int, float, Dim)):
         return value
     if _is_single(value):
-        found = as_tensor(op, value)
-        if not found.dtype.is_complex:
-            return constant_array(op, name, found).item()
+        number = as_tensor(op, value)
+        if not number.dtype.is_complex:
+            return constant_array(op, name, number).item()
     raise ArgumentTypeError(
         op,
         f"{type(value).__name__} is not a real number",

@@ -340,8 +340,8 @@ def until_accepted(
 
     def attempt(state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         number, value, done = state
-        found, rejected = propose(fold_key(key, number))
-        return add(number, 1), where(done, value, found), logical_or(done, logical_not(rejected))
+        proposal, rejected = propose(fold_key(key, number))
+        return add(number, 1), where(done, value, proposal), logical_or(done, logical_not(rejected))
 
     nothing, none = filled_tensor(shape, float64, 0.0), filled_tensor(shape, bool_, False)
     start = (wrap(np.zeros((), np.uint64)), nothing, none)
