@@ -321,12 +321,12 @@ def _define(
 ) -> Callable[..., Scalar]:
     """Add an instruction to the vocabulary; the function that makes its nodes."""
     INSTRUCTIONS[name] = Instruction(name, arity, dtypes, reference, result, cost)
-    taken = ", ".join(d.short for d in DTYPES if d in dtypes)
+    dtype_names = ", ".join(d.short for d in DTYPES if d in dtypes)
 
     def make(*operands: Operand) -> Scalar:
         args = _operands(name, operands)
         if args[0].dtype not in dtypes or len(args) != arity:
-            raise _operand_error(name, f"{arity} of {taken}", args)
+            raise _operand_error(name, f"{arity} of {dtype_names}", args)
         if args[0].dtype is INDEX:
             folded = _simplified_index(name, args)
             if folded is not None:
@@ -334,7 +334,7 @@ def _define(
         return node(name, args[0].dtype if result == "same" else bool_, args)
 
     make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"The instruction `{name}`, of {arity} operand{'s'[: arity > 1]}: {taken}."
+    make.__doc__ = f"The instruction `{name}`, of {arity} operand{'s'[: arity > 1]}: {dtype_names}."
     return make
 
 

@@ -63,9 +63,11 @@ def _misfit(
     kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
     problems = {kind: names for kind, names in kinds.items() if names}
     pairs = [(wrong, nearest_name(wrong, missing)) for wrong in unexpected]
-    meant = [f"{wrong} -> {right}" for wrong, right in pairs if right]
+    renamings = [f"{wrong} -> {right}" for wrong, right in pairs if right]
     renaming = (
-        f"rename entries: {_list_names(meant)}" if meant else "load the state of such a module"
+        f"rename entries: {_list_names(renamings)}"
+        if renamings
+        else "load the state of such a module"
     )
     error_class = wf.ShapeError if misshapen else wf.ArgumentError
     return error_class(

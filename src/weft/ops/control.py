@@ -113,8 +113,8 @@ def silent(graph: Graph) -> Graph:
 @remember
 def _without_shown_nodes(graph: Graph) -> Graph:
     read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
-    shown = [n for n in graph.nodes if n.primitive.impure and read.isdisjoint(n.results)]
-    nodes = [_silent_node(node) for node in graph.nodes if node not in shown]
+    effects_only = [n for n in graph.nodes if n.primitive.impure and read.isdisjoint(n.results)]
+    nodes = [_silent_node(node) for node in graph.nodes if node not in effects_only]
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
 
 

@@ -102,13 +102,13 @@ def elementwise(
     """
     for name, given, known in (("dtypes", dtypes, DTYPE_CLASSES), ("result", result, RESULTS)):
         if given not in known:
-            meant = nearest_name(str(given), list(known)) or next(iter(known))
+            suggestion = nearest_name(str(given), list(known)) or next(iter(known))
             raise ArgumentError(
                 "elementwise",
                 f"{name} is not a class of dtypes",
                 expected="one of " + ", ".join(known),
                 got={name: repr(given)},
-                fix=f'{name}="{meant}"',
+                fix=f'{name}="{suggestion}"',
             )
     return Elementwise(dtypes, result, domain)
 

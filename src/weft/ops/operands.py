@@ -236,8 +236,10 @@ def check_function(op: str, f: object) -> None:
 
 
 def _argument_error(op: str, name: str, value: object, kind: str, fix: str) -> ArgumentTypeError:
-    shown = repr(value) if isinstance(value, str) else value
-    return ArgumentTypeError(op, f"{name} is not {kind}", expected=kind, got={name: shown}, fix=fix)
+    value_text = repr(value) if isinstance(value, str) else value
+    return ArgumentTypeError(
+        op, f"{name} is not {kind}", expected=kind, got={name: value_text}, fix=fix
+    )
 
 
 def promote_operands(

@@ -79,8 +79,8 @@ def order_of(x: Array, axis: int, descending: bool) -> Array:
     keys = sortable_array(x)
     if not descending:
         return np.argsort(keys, axis=axis, kind="stable")
-    turned = np.argsort(np.flip(keys, axis), axis=axis, kind="stable")
-    return np.flip(x.shape[axis] - 1 - turned, axis)
+    reversed_order = np.argsort(np.flip(keys, axis), axis=axis, kind="stable")
+    return np.flip(x.shape[axis] - 1 - reversed_order, axis)
 
 
 # --- sort and argsort --------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def _top_k_type(x: TensorType, k: int, axis: int, largest: bool) -> tuple[Tensor
             got={"x": x, "k": k, "axis": axis},
             fix=f"take them all: k={x.shape[axis]}",
         )
-    kept = x.with_shape((*x.shape[:axis], k, *x.shape[axis + 1 :]))
-    return kept, kept.with_dtype(INDEX)
+    values_type = x.with_shape((*x.shape[:axis], k, *x.shape[axis + 1 :]))
+    return values_type, values_type.with_dtype(INDEX)
 
 
 def _top_k(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:

@@ -73,10 +73,10 @@ def scaled_dot_product_attention(
     params: dict[str, Any] = {
         "offset": _offset(q, k, causal, aligned), "scale": _scale(q, scale), "guarded": True,
     }  # fmt: skip
-    kept = 1.0 - _share(dropout)
-    if kept < 1:
+    keep_share = 1.0 - _share(dropout)
+    if keep_share < 1:
         operands += [key_or_next(_OP, key), wrap(np.zeros((), np.uint64))]
-        params["kept"] = kept
+        params["kept"] = keep_share
     try:
         out, _ = apply_multiple(attention, *operands, **params)
     except WeftError as error:

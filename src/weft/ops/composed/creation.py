@@ -464,8 +464,8 @@ def tril(x: Any, /, *, k: int = 0) -> Tensor:
     """
     matrix = _matrices("tril", x)
     shape = matrix.shape[-2:]
-    kept = greater_equal(_diagonal_columns("tril", shape, k), _positions(shape, 1))
-    return where(kept, matrix, _zero(matrix))
+    is_lower = greater_equal(_diagonal_columns("tril", shape, k), _positions(shape, 1))
+    return where(is_lower, matrix, _zero(matrix))
 
 
 def triu(x: Any, /, *, k: int = 0) -> Tensor:
@@ -477,8 +477,8 @@ def triu(x: Any, /, *, k: int = 0) -> Tensor:
     """
     matrix = _matrices("triu", x)
     shape = matrix.shape[-2:]
-    kept = greater_equal(_positions(shape, 1), _diagonal_columns("triu", shape, k))
-    return where(kept, matrix, _zero(matrix))
+    is_upper = greater_equal(_positions(shape, 1), _diagonal_columns("triu", shape, k))
+    return where(is_upper, matrix, _zero(matrix))
 
 
 def _zero(x: Tensor) -> Any:

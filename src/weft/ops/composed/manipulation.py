@@ -302,8 +302,8 @@ def moveaxis(x: Operand, source: Axis, destination: Axis, /) -> Tensor:
             fix="wf.moveaxis(x, 0, -1), or two tuples of one length",
         )
     order = [axis for axis in range(x.ndim) if axis not in sources]
-    for target, moved in sorted(zip(targets, sources, strict=True)):
-        order.insert(target, moved)
+    for target, old_place in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, old_place)
     return transpose_known(x, tuple(order))
 
 
