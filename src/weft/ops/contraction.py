@@ -137,8 +137,8 @@ def _matrices(
     rows = prod([x.shape[axis] for axis in free])
     columns = prod([x.shape[axis] for axis in contract])
     if len(free) > 0 and contract[0] < free[0]:  # then the contracted axes lie outside
-        turned = x.transpose(*batch, *contract, *free)
-        return turned.reshape(*stack, columns, rows).swapaxes(-1, -2)
+        contract_first = x.transpose(*batch, *contract, *free)
+        return contract_first.reshape(*stack, columns, rows).swapaxes(-1, -2)
     return x.transpose(*batch, *free, *contract).reshape(*stack, rows, columns)
 
 

@@ -132,13 +132,13 @@ class Planner:
     def at(self, binding: Binding) -> MemoryPlan:
         """The plan for these values of the symbols."""
         key = frozenset(binding.items())
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plan(binding)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(binding)
             while len(self._plans) >= _REMEMBERED:
                 self._plans.pop(next(iter(self._plans)), None)
-            self._plans[key] = found
-        return found
+            self._plans[key] = plan
+        return plan
 
     def _plan(self, binding: Binding) -> MemoryPlan:
         expressions = {buffer.size for buffer in self.buffers}

@@ -313,8 +313,8 @@ def _choose_indices(
     bounds = cumulative_sum(p, axis=0)
     last = apply(slice_, bounds, starts=(count - 1,), stops=(count,), strides=(1,))
     flat = multiply(unit(key, (total,), float64), last)
-    found = apply(searchsorted, bounds, flat, side="right")
-    return apply(reshape, minimum(convert_to(found, int64), count - 1), shape=shape)
+    positions = apply(searchsorted, bounds, flat, side="right")
+    return apply(reshape, minimum(convert_to(positions, int64), count - 1), shape=shape)
 
 
 def _weighted_order(key: Tensor, p: Tensor) -> Tensor:
