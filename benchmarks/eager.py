@@ -4,7 +4,7 @@
     python benchmarks/eager.py --only gelu gpt --sizes 64K 4M --rounds 20
     python benchmarks/eager.py --only training      # a group: small, functions, training, inference
     python benchmarks/eager.py --weft native        # sets WEFT_EAGER for Weft's process
-    python benchmarks/eager.py --memory             # peak memory of training steps, only
+    python benchmarks/eager.py --memory --only gpt  # peak memory of training steps, only
     python benchmarks/eager.py --first              # the first step in fresh processes, only
 
 Each library runs in a process of its own, with the same number of threads. The values that come out
@@ -41,8 +41,7 @@ from suite.processes import WorkerFailure, WorkerProcess  # noqa: E402
 FUNCTION_PACE = measuring.Pace(turn=0.03, sample=0.0005, limit=8.0)
 NETWORK_PACE = measuring.Pace(turn=0.2, limit=30.0)
 QUICK_SIZES = (1 << 10,)
-MEASURED_MEMORY = ("gpt", "resnet")
-MEASURED_FIRST = ("lenet-adam",)
+MEASURED_FRESH = {"memory": ("gpt", "resnet"), "first": ("lenet-adam",)}
 RESULTS = HERE / "results" / "eager.json"
 
 
@@ -61,10 +60,10 @@ def main() -> None:
     if arguments.all or not alone:
         _measure_times(homes, arguments, results, write)
     if arguments.all or arguments.memory:
-        _measure_fresh("memory", MEASURED_MEMORY, measuring.memory, homes, arguments, results)
+        _measure_fresh("memory", measuring.memory, homes, arguments, results)
         write()
     if arguments.all or arguments.first:
-        _measure_fresh("first", MEASURED_FIRST, measuring.start_up, homes, arguments, results)
+        _measure_fresh("first", measuring.start_up, homes, arguments, results)
     results["load_after"] = os.getloadavg()
     write()
     _print_report(results)
@@ -157,7 +156,6 @@ def _measure_row(
 
 def _measure_fresh(
     section: str,
-    workloads: Iterable[str],
     measure: Any,
     homes: dict[str, Path],
     arguments: argparse.Namespace,
@@ -165,7 +163,9 @@ def _measure_fresh(
 ) -> None:
     """Put into the results what is measured in fresh processes, one for each framework."""
     results[section] = {}
-    for name in workloads:
+    for name in MEASURED_FRESH[section]:
+        if not _is_wanted(name, section, arguments.only):
+            continue
         results[section][name] = {
             framework: measure(name, partial(_fresh_worker, framework, homes[framework], arguments))
             for framework in EAGER

@@ -7,6 +7,7 @@ function from modules to a list of faults, so that each is tested on a fault mad
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import re
 import subprocess
@@ -88,7 +89,6 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "function.closures": {"DEPTH"},
         "function.fastcall.repeated_calls": {"PATIENCE", "RENEWAL"},
         "function.program_cache": {"DRAFTS", "KEPT"},
-        "function.units": {"MOST"},
         "fusion.grouping": {"DEEPEST", "NEIGHBOURS", "NESTED"},
         "graph_passes.attention.causal": {"_LARGEST"},
         "graph_passes.attention.polynomials": {"MOST"},
@@ -193,15 +193,15 @@ class Module:
 
     @cached_property
     def functions(self) -> list[Function]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+        return [node for node in _statements(self.tree) if isinstance(node, Function)]
 
     def _imports(self, parent: ast.AST, lazy: bool, typing_only: bool) -> Iterator[Import]:
         for node in ast.iter_child_nodes(parent):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for target in self._targets(node):
                     yield Import(target, node.lineno, lazy, typing_only)
-            else:
-                inside = lazy or isinstance(node, Function | ast.Lambda)
+            elif not isinstance(node, ast.expr):  # most of a file, and no import is in there
+                inside = lazy or isinstance(node, Function)
                 yield from self._imports(node, inside, typing_only or _is_typing_block(node))
 
     def _targets(self, node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -214,6 +214,14 @@ class Module:
         return [f"{base}.{alias.name}" for alias in node.names]
 
 
+def _statements(parent: ast.AST) -> Iterator[ast.AST]:
+    """What a node holds at any depth, without expressions."""
+    for node in ast.iter_child_nodes(parent):
+        if not isinstance(node, ast.expr):
+            yield node
+            yield from _statements(node)
+
+
 def _is_typing_block(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) in (
         "TYPE_CHECKING",
@@ -223,7 +231,14 @@ def _is_typing_block(node: ast.AST) -> bool:
 
 @cache  # to parse all of it takes seconds
 def read_library() -> list[Module]:
-    return [_read_module(path) for path in sorted((SOURCE / "weft").rglob("*.py"))]
+    gc.disable()  # millions of nodes, which all stay: to look for cycles takes as long again
+    try:
+        library = [_read_module(path) for path in sorted((SOURCE / "weft").rglob("*.py"))]
+        assert all(module.tree for module in library)
+    finally:
+        gc.freeze()
+        gc.enable()
+    return library
 
 
 def _read_module(path: Path) -> Module:
@@ -420,8 +435,9 @@ def primitive_list_faults(library: list[Module]) -> list[str]:
     for module in library:
         if module.layer == "ops" or module.name.startswith(tuple(OTHER_NAMES)):
             continue
-        public = {id(node.value) for node in ast.walk(module.tree) if _is_public_list(node)}
-        for node in ast.walk(module.tree):
+        nodes = [*ast.walk(module.tree)]
+        public = {id(node.value) for node in nodes if _is_public_list(node)}
+        for node in nodes:
             named = _primitives_in(node) if id(node) not in public else []
             if len(named) >= 3:
                 line = getattr(node, "lineno", 0)

@@ -159,8 +159,8 @@ def _kind(op: str, name: str, declared: Any) -> int:
     """How an attribute is passed to a kernel: integers, reals or text."""
     values = declared if isinstance(declared, (tuple, list)) else (declared,)
     kinds = {_KINDS.get(v if isinstance(v, type) else type(v)) for v in values} or {INTEGERS}
-    found = kinds.pop() if len(kinds) == 1 else None
-    if found is None or (found == TEXT and isinstance(declared, (tuple, list))):
+    common_kind = kinds.pop() if len(kinds) == 1 else None
+    if common_kind is None or (common_kind == TEXT and isinstance(declared, (tuple, list))):
         raise ArgumentTypeError(
             op,
             f"attribute {name} is of no kind that a kernel can be given",
@@ -168,7 +168,7 @@ def _kind(op: str, name: str, declared: Any) -> int:
             got={name: declared},
             fix=f"attributes={{{name!r}: 1.0}}",
         )
-    return found
+    return common_kind
 
 
 def _fit_attribute(op: str, name: str, declared: Any, value: Any) -> Any:
@@ -211,11 +211,11 @@ def _kernels(
         refuse(name, "there is no kernel", expected="a function for one dtype at least",
                got={"dtypes": dtypes},
                fix=f'dtypes={{"float32": "{name}_f32"}}')  # fmt: skip
-    made = {key: _address(name, library, value) for key, value in listed.items()}
+    addresses = {key: _address(name, library, value) for key, value in listed.items()}
     if library is None:
-        return made, LOCAL + uuid4().hex
+        return addresses, LOCAL + uuid4().hex
     shown = [f"{[d.name for d in key]}={symbol}" for key, symbol in listed.items()]
-    return made, "#" + sha256(" ".join([library.digest, *shown]).encode()).hexdigest()
+    return addresses, "#" + sha256(" ".join([library.digest, *shown]).encode()).hexdigest()
 
 
 def _key(op: str, given: Any, operands: int | None) -> tuple[DType, ...]:
@@ -242,8 +242,8 @@ def _address(op: str, library: Library | None, given: Any) -> int:
     if library is not None and isinstance(given, str):
         address = library.symbol(given)
         return kernel_of_library(address, str(library.path), library.digest, given)
-    found = None if isinstance(given, str) else capsule_address(given)
-    if found is None:
+    kernel_address = None if isinstance(given, str) else capsule_address(given)
+    if kernel_address is None:
         raise ArgumentTypeError(
             op,
             "this is not a kernel",
@@ -252,7 +252,7 @@ def _address(op: str, library: Library | None, given: Any) -> int:
             fix="load the library first: wf.custom.load_library(path)",
         )
     _CAPSULES.append(given)
-    return found
+    return kernel_address
 
 
 _CAPSULES: list[object] = []
@@ -305,16 +305,16 @@ def _by_shape_function(implementation: Native, address: int, results: int) -> Ru
                 got=operands_by_name(types),
                 fix="give a type rule in Python, which can compute with symbols",
             )
-        found = shapes_by_rule(address, types, results, implementation.values(params))
-        if isinstance(found, str):
+        result_types = shapes_by_rule(address, types, results, implementation.values(params))
+        if isinstance(result_types, str):
             raise ArgumentError(
                 implementation.name,
-                found,
+                result_types,
                 expected="operands that the shape function takes",
                 got=operands_by_name(types),
                 fix=f"see what the shape function of {implementation.name} checks",
             )
-        return found[0] if results == 1 else tuple(found)
+        return result_types[0] if results == 1 else tuple(result_types)
 
     return rule
 
@@ -324,8 +324,8 @@ def _kernel_function(implementation: Native, rule: Rule, results: int) -> Rule:
 
     def compute(*arrays: Array, **params: Any) -> Any:
         ruled = rule(*[type_of(array) for array in arrays], **params)
-        found = implementation.run(arrays, ruled if results != 1 else (ruled,), params)
-        return tuple(found) if results != 1 else found[0]
+        kernel_results = implementation.run(arrays, ruled if results != 1 else (ruled,), params)
+        return tuple(kernel_results) if results != 1 else kernel_results[0]
 
     return compute
 

@@ -338,10 +338,10 @@ def _read_header(
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("a name stands twice")
-    return found
+    return entries
 
 
 def _entry(path: Path, name: str, value: Any) -> Entry:

@@ -129,8 +129,8 @@ def _check_orders(
     expected = numeric_jvp(f, xs, tangents)
     limit = tolerance or (2e-2 if _is_narrow([*xs, *f(*xs)]) else 1e-5)
     if "forward" in modes:
-        results, found = forward.jvp(f, xs, tangents)
-        for result, one, other in zip(results, found, expected, strict=True):
+        results, output_tangents = forward.jvp(f, xs, tangents)
+        for result, one, other in zip(results, output_tangents, expected, strict=True):
             _close("forward mode", _array(one, result), other, limit)
     if "reverse" in modes:
         _check_adjoint(f, xs, tangents, expected, generator, limit)
@@ -236,8 +236,8 @@ def check_type_agrees_with_reference(primitive: Primitive, sample: Sample) -> No
     tensors = [wrap(np.asarray(x)) for x in sample.operands]
     ruled = primitive.type_rule(*[t.type for t in tensors], **sample.params)
     results = bind(primitive, *tensors, **sample.params)
-    found = tuple(r.type for r in results) if primitive.multiple else results.type
-    assert found == ruled, f"type rule says {ruled}, reference gives {found}"
+    result_types = tuple(r.type for r in results) if primitive.multiple else results.type
+    assert result_types == ruled, f"type rule says {ruled}, reference gives {result_types}"
 
 
 def check_derivatives(primitive: Primitive, sample: Sample) -> None:
@@ -303,13 +303,13 @@ def check_batching_agrees_with_a_loop(primitive: Primitive, sample: Sample) -> N
             result = bind(primitive, *xs, **sample.params)
             return result if primitive.multiple else (result,)
 
-        found = [_batch_axis_first(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
+        batched_results = [_batch_axis_first(*pair) for pair in batching.vmap(f, 2, stacked, axes)]
         for position in range(2):
             chosen = [
                 wrap(x if axis is None else variants[position][i])
                 for i, (x, axis) in enumerate(zip(operands, axes, strict=True))
             ]
-            for one, other in zip(found, f(*chosen), strict=True):
+            for one, other in zip(batched_results, f(*chosen), strict=True):
                 assert one.dtype == other._value.dtype, f"batched {axes}: {one.dtype}"
                 _close(f"batched along {axes}", one[position], other._value, 1e-4)
 
@@ -362,10 +362,10 @@ def check_lowering_agrees_with_reference(primitive: Primitive, sample: Sample) -
         return
     expected = bind(primitive, *tensors, **sample.params)
     try:
-        found = run_lowered(primitive, sample)
+        lowered_result = run_lowered(primitive, sample)
     except Unsupported:
         return
-    close_in_ulps(found.reshape(expected.shape), expected._value, least=1.0)
+    close_in_ulps(lowered_result.reshape(expected.shape), expected._value, least=1.0)
 
 
 def run_lowered(primitive: Primitive, sample: Sample) -> Array:
@@ -495,8 +495,8 @@ def check_loops_agree_with_reference(primitive: Primitive, sample: Sample) -> No
 def check_compiled_agrees_with_reference(primitive: Primitive, sample: Sample) -> None:
     """A compiled program of the primitive gives what a call gives."""
     arrays = [np.asarray(x) for x in sample.operands]
-    found = compile_program(_graph(primitive, sample)).run(arrays)
-    for one, other in zip(found, _results(primitive, sample, arrays), strict=True):
+    compiled_results = compile_program(_graph(primitive, sample)).run(arrays)
+    for one, other in zip(compiled_results, _results(primitive, sample, arrays), strict=True):
         assert one.dtype == other.dtype, f"{one.dtype} != {other.dtype}"
         assert one.shape == other.shape, f"{one.shape} != {other.shape}"
         if primitive.native is not None:

@@ -27,6 +27,13 @@ from weft.runtime.compile_queue import BACKGROUND, Background
 from weft.runtime.no_gc import pause_collection
 
 
+@pytest.fixture(autouse=True)
+def _no_other_queue() -> None:
+    """Wait for the library's queue: two at once give back each other's switching interval."""
+    wait_for_quiet()
+    sys.setswitchinterval(0.005)
+
+
 def test_results_come_from_the_queue_and_errors_reach_who_asks() -> None:
     queue = Background(2)
     assert [queue.submit(lambda n=n: n * n).result() for n in range(20)] == [
@@ -58,7 +65,6 @@ def test_what_may_be_done_later_waits_for_all_else() -> None:
 
 
 def test_the_interpreter_switches_as_before_when_all_is_done() -> None:
-    wait_for_quiet()  # the library's own queue changes it, too
     before, queue, held = sys.getswitchinterval(), Background(1), Event()
     queue.submit(held.wait)
     assert sys.getswitchinterval() < before

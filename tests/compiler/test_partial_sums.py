@@ -265,6 +265,7 @@ def grown(seed: int) -> Callable[..., tuple[wf.Tensor, ...]]:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_programs_that_read_sums_in_any_order_are_right(seed: int) -> None:
     x, w = wf.tensor(drawn(seed, 96, 24)), wf.tensor(drawn(99, 24, 24) * np.float32(0.2))

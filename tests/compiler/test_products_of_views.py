@@ -61,6 +61,7 @@ def numbers(dtype: str, *shape: int) -> np.ndarray:
     return np.random.default_rng(7).integers(-9, 9, shape).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 16, 47, 48, 64, 304, 319, 320, 1024])
 @pytest.mark.parametrize("form", VECTOR)
 def test_an_outer_product_of_a_vector_with_itself(form: str, n: int) -> None:
@@ -81,6 +82,7 @@ def test_an_outer_product_of_short_elements(dtype: str) -> None:
     assert np.array_equal(found, np.outer(v * 2, v + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 48, 64, 192, 256, 272])
 @pytest.mark.parametrize("form", SQUARE)
 def test_a_product_of_a_matrix_with_itself(form: str, n: int) -> None:

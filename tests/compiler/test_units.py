@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.function.taped import split_graph
-from weft.compiler.function.units import MOST, _compilations
+from weft.compiler.function.taped import split_graph, unit_executable
+from weft.compiler.function.units import _compilations
+from weft.compiler.targets.cpu.runtime.executable import SHARED
 from weft.eager import unit
 from weft.ir import eager
+from weft.runtime.arena import account
+from weft.runtime.memory import Lifetime, plan
 
 F = wf.nn.functional
 
@@ -195,6 +198,18 @@ def test_a_second_derivative_goes_through_a_unit() -> None:
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+def test_a_second_derivative_goes_past_what_was_let_go() -> None:
+    key = wf.random.key(3)
+    for rows in (64, 80, 96):  # from the second on, rows are a symbol
+        x = wf.tensor(random(rows, 256), requires_grad=True)
+        y = wf.random.dropout(x * x, 0.5, key=key)
+        y.sum().backward(create_graph=True)
+        first, x.grad = x.grad, None
+        first.sum().backward()
+        expected = np.where(y.detach().numpy() == 0, 0.0, 4.0)
+        np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-6)
+
+
 def test_gradients_of_functions_nest_over_units() -> None:
     def f(x: wf.Tensor) -> wf.Tensor:
         return F.softmax(x * x).sum() + F.gelu(x).sum()
@@ -321,7 +336,7 @@ def test_a_function_of_ever_new_settings_goes_on_by_reference() -> None:
 
     x = wf.ones(N)
     assert [offset(x, float(k))[0].item() for k in range(80)] == [k + 1.0 for k in range(80)]
-    assert len(_compilations(offset.__wrapped__, ()).compilations) == MOST  # type: ignore[attr-defined]
+    assert len(_compilations(offset.__wrapped__, ()).compilations) == eager.SETTINGS  # type: ignore[attr-defined]
 
 
 def test_threads_share_units() -> None:
@@ -387,3 +402,25 @@ def test_little_is_saved_for_the_way_back(
     graph = wf.ir.trace(f, *[wf.spec("float32", shape) for shape in types])
     halves = split_graph(graph, (True,) * len(types))
     assert [str(kind) for kind in halves.forward.output_types[1:]] == saved
+
+
+def test_units_of_a_step_share_their_memory() -> None:
+    SHARED.release()
+    x = wf.tensor(random(4, 8, 24, 24), requires_grad=True)
+    held = account.current
+    for size in (3, 5, 7):
+        wf.nn.Conv2d(8, 8, size, padding=size // 2)(x).sum().backward()
+    (block,) = SHARED._free
+    assert account.current - held == block.size > 0
+
+
+def test_a_program_inside_of_another_has_memory_of_its_own() -> None:
+    graph = wf.ir.trace(lambda x: wf.softmax(x @ x) @ x, wf.spec("float32", (64, 64)))
+    program, x = unit_executable(graph), random(64, 64)
+    (expected,) = program.run([x])
+    outer = SHARED.take(plan([Lifetime("x", 1, 0, 0)]))  # as a program that is being run has it
+    outer.memory[:] = 7
+    (found,) = program.run([x])
+    np.testing.assert_array_equal(found, expected)
+    assert (outer.memory == 7).all()
+    SHARED.give(outer)

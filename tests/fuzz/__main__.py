@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 
 from tests.fuzz import coverage, workers
@@ -49,6 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ways", default=",".join(WAYS), help="what is compared with eager mode")
     parser.add_argument("--coverage", action="store_true", help="count what was reached")
     parser.add_argument("--union", type=Path, help="a file of what all runs that name it reached")
+    parser.add_argument("--scene", help="only programs of a scene, such as rows")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts of what failed")
     parser.add_argument("--minimise", type=int, metavar="SEED", help="make one program small")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one program as it is")
@@ -57,28 +60,42 @@ def _options() -> argparse.Namespace:
 
 
 def _search(options: argparse.Namespace, ways: tuple[str, ...]) -> int:
-    seeds = range(options.seed, options.seed + options.programs)
-    print(f"seeds {seeds.start} to {seeds.stop - 1}; one of them again: --seed N --programs 1")
+    seeds = _seeds(options)
+    print(f"seeds {seeds[0]} to {seeds[-1]}; one of them again: --seed N --programs 1")
     begun = time.monotonic()
     until = begun + 60 * options.minutes
-    count, reached, failures = 0, Counter[str](), dict[int, str]()
+    done, reached, failures = 0, Counter[str](), dict[int, str]()
     for seed, failure, more in workers.search(
         seeds, options.workers, ways, until, options.coverage
     ):
-        count, reached = count + 1, reached + more
+        done, reached = done + 1, reached + more
         if failure is not None:
             failures[seed] = failure
             print(f"seed {seed}: {failure}", flush=True)
-        if count % 500 == 0:
-            print(f"{count} programs in {time.monotonic() - begun:.0f} s", flush=True)
+        if done % 500 == 0:
+            print(f"{done} programs in {time.monotonic() - begun:.0f} s", flush=True)
     seconds = time.monotonic() - begun
-    print(f"{count} programs in {seconds:.0f} s, {len(failures)} failed", *sorted(failures))
+    print(f"{done} programs in {seconds:.0f} s, {len(failures)} failed", *sorted(failures))
     if options.coverage:
         reached = reached if options.union is None else coverage.united(options.union, reached)
         print(coverage.report(reached), flush=True)
     for seed in _first_of_each_kind(failures):
         print(_minimised(seed, ways, options.keep), flush=True)
     return 1 if failures else 0
+
+
+def _seeds(options: argparse.Namespace) -> Sequence[int]:
+    """The seeds from the first on, all of them or those of one scene."""
+    if options.scene is None:
+        return range(options.seed, options.seed + options.programs)
+    from tests.fuzz.generate import scene_name
+    from tests.fuzz.scenes import SCENES
+
+    names = [each.name for each in SCENES]
+    if options.scene not in names:
+        raise SystemExit(f"no scene is called {options.scene!r}; there are {', '.join(names)}")
+    alike = (seed for seed in count(options.seed) if scene_name(seed) == options.scene)
+    return list(islice(alike, options.programs))
 
 
 def _first_of_each_kind(failures: dict[int, str]) -> list[int]:

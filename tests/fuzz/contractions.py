@@ -9,6 +9,9 @@ from weft.ir.primitive import PRIMITIVES
 MULTIPLICATIONS = 40_000_000
 """The most multiplications of a product, which is also computed by NumPy, four times."""
 
+CONVOLVED = 300_000_000
+"""The same of a convolution."""
+
 # --- products ------------------------------------------------------------------------------------
 
 
@@ -59,7 +62,7 @@ def product(draw: Draw) -> str:
         "wf.tanh({a}[0] @ {b}) + 1",
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
-        "wf.checkpoint(lambda q: wf.tanh(q @ {b}))({a})",
+        "wf.checkpoint(lambda q: wf.tanh(q @ {b}))(wf.sin({a}))",
         "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",
     )
     return draw.one_of(options).format(a=a.name, b=b.name)
@@ -188,11 +191,12 @@ def convolve(draw: Draw) -> str:
         and v.dtype == x.dtype
         and v.shape[1] == x.shape[1]
         and 0 not in v.shape
+        and x.size // x.shape[1] * v.size <= CONVOLVED
     ]
     if not weights:
         raise NoOperand
     w = draw.one_of(weights)
-    if draw.chance(0.3):
+    if draw.chance(0.4):
         return f"wf.conv{dims}d({x.name}, {w.name}, padding={draw.one_of([0, 1])})"
     if draw.chance(0.05):
         given = ", ".join(f"wf.round({each.name} * 3).astype(wf.int32)" for each in (x, w))

@@ -88,6 +88,7 @@ NEEDS = (
             r"branch \S*low_precision:.*has_instruction.*: true",
             r"branch \S*low_precision:\d+ words is None or product is None: false",
             r"branch \S*target:\d+ wide is not None: true",
+            r"branch \S*forms:\d+ form_of\(node\) is not None: false",
         ),
     ),
     Need(

@@ -266,8 +266,15 @@ def reduce(draw: Draw) -> str:
     if name in ("argmax", "argmin"):
         axes = str(draw.axis(v))
     operand = f"wf.tanh({v.name})" if name == "prod" else v.name
+    turned = [x.name for x in draw.values if v.ndim == 2 and _is_turned(x, v)]
+    if turned and name in ("sum", "mean", "max") and draw.chance(0.4):
+        operand = f"wf.matrix_transpose({draw.one_of(turned)}) * {v.name}"
     more = ", correction=1" if name == "var" and draw.chance(0.2) else ""
     return f"wf.{name}({operand}, axis={axes}{keep}{more})"
+
+
+def _is_turned(x: Value, v: Value) -> bool:
+    return x.dtype == v.dtype and x.shape == v.shape[::-1]
 
 
 def reduce_whole(draw: Draw) -> str:
@@ -319,7 +326,14 @@ def normalise(draw: Draw) -> str:
             "F.local_response_norm({v}, 2)",
             "F.instance_norm({v})",
         ]
-    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=_groups(draw, v))
+    scales = [x.name for x in draw.values if x.shape == v.shape[-1:] and x.dtype == v.dtype]
+    if v.ndim > 1 and scales and draw.chance(0.5):
+        options = [
+            "F.rms_norm({v}, {v}.shape[-1], {w}, eps=1e-5)",
+            "F.layer_norm({v}, {v}.shape[-1], {w}, {w})",
+        ]
+    w = draw.one_of(scales or [v.name])
+    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=_groups(draw, v), w=w)
 
 
 def sort(draw: Draw) -> str:

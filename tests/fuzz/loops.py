@@ -57,7 +57,7 @@ def _spaced(text: str) -> str:
     return text.replace(",", ", ").replace("( - ", "(-").replace("=  ", "= ")
 
 
-COUNTS = (2, 3, 7, 20, 50)
+COUNTS = (2, 3, 7, 20, 50, 50)
 """How often a function is applied, one call after the other."""
 MOVES = (
     "wf.flip({q})",
@@ -72,7 +72,7 @@ MOVES = (
 def repeat(draw: Draw) -> str:
     """A function applied many times, as the layers of a deep model are: nothing but expressions."""
     v = draw.value("f", 1, 3, where=lambda v: 0 < v.size <= 4000)
-    options = [*MOVES, *MOVES, *[_spaced(each) for each in BODIES]]
+    options = MOVES if draw.chance(0.5) else [_spaced(each) for each in BODIES]
     body = draw.one_of(options).format(q="q", c="0.75")
     if draw.chance(0.3):
         body = draw.one_of(MOVES).replace("{q}", f"({body})")
@@ -85,8 +85,8 @@ def control(draw: Draw) -> tuple[tuple[str, ...], str]:
     g, lines = _body(draw, v)
     h, more = _body(draw, v)
     options = [
-        "wf.cond(wf.sum({v}) > 0, {g}, {h}, {v})",
-        "wf.switch((wf.sum({v}) > 0).astype(wf.int32), [{g}, {h}], {v})",
+        *["wf.cond(wf.sum({v}) > 0, {g}, {h}, {v})"] * 2,
+        *["wf.switch((wf.sum({v}) > 0).astype(wf.int32), [{g}, {h}], {v})"] * 2,
         "wf.fori_loop(0, 3, lambda i, z: {g}(z), {v})",
         "{g}({h}({v}))",
         "wf.checkpoint({g})({v})",

@@ -25,8 +25,10 @@ FLOATS = ("float32", "float64", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Shapes by the names of their sizes, of which a few are drawn; how sizes are drawn; families
-    that are drawn more often; the most elements of a value; and how often the scene is drawn."""
+    that are drawn more often, for which the first two shapes are there; the most elements of a
+    value; and how often the scene is drawn."""
 
+    name: str
     shapes: Shapes
     sizes: Callable[[Generator], dict[str, int]]
     liked: tuple[str, ...] = ()
@@ -36,6 +38,8 @@ class Scene:
     """The most steps."""
     transforms: tuple[tuple[str, ...], ...] = ()
     """Transforms one of which is taken by half of the programs."""
+    ending: str = ""
+    """How a quarter of the programs are called."""
 
 
 def size(rng: Generator, most: int = 130) -> int:
@@ -61,9 +65,9 @@ def _product_sizes(rng: Generator) -> dict[str, int]:
 
 
 def _image_sizes(rng: Generator) -> dict[str, int]:
-    if rng.random() < 0.35:  # for Winograd's method, which needs channels and tiles enough
-        wide = (31, 32, 32, 40, 48, 64, 64, 96)
-        sizes = {"A": (4, 8, 9, 12, 17), "B": wide, "C": wide, "D": (3,), "E": (1, 2, 9)}
+    if rng.random() < 0.5:  # for Winograd's method, which needs channels and tiles enough
+        wide = (31, 32, 32, 40, 48, 64, 96)
+        sizes = {"A": (4, 8, 9, 12), "B": wide, "C": wide, "D": (3,), "E": (1, 2, 9)}
         return {name: int(rng.choice(options)) for name, options in sizes.items()}
     channels = (1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 63, 64, 65)
     return {
@@ -115,46 +119,62 @@ def _head_sizes(rng: Generator) -> dict[str, int]:
 GRADIENTS = ("gradients",), ("gradients",), ("rematerialised", "gradients"), ("compiled",)
 SCENES = (
     Scene(
+        "any",
         (("A", "B"), ("B", "C"), ("B",), ("A", "B"), ("A",), ("D", "A", "B"), (),
          ("E", "D", "A", "C"), ("D", "D"), ("E", "D", "A", "A"), ("B", "D", "E", "E")),
         _any_sizes, share=0.62,
     ),
     Scene(
+        "products",
         (("A", "B"), ("B", "C"), ("C",), ("B",), ("A", "B"), ("D", "A", "B"), ("D", "B", "C"),
          ("A",)),
         _product_sizes, ("product", "product", "numeric", "reduce", "join"), 1_200_000, 0.12, 9,
+        ending="tuned",
     ),
     Scene(
+        "images",
         (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "C", "A"), ("B", "C", "D")),
         _image_sizes, ("convolve", "convolve", "pool", "normalise"), 300_000, 0.12, 9, GRADIENTS,
+        "sizes",
     ),
     Scene(
+        "wide images",
         (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("E", "B", "A", "A"), ("C",)),
         _wide_image_sizes, ("convolve",) * 6, 1_500_000, 0.01, 2, GRADIENTS,
     ),
     Scene(
+        "lines",
         (("E", "C", "A"), ("B", "C", "D"), ("C",), ("E", "C", "A")),
         _line_sizes, ("convolve", "convolve", "pool"), 400_000, 0.015, 4, GRADIENTS,
     ),
     Scene(
+        "rows",
         (("A", "B"), ("A", "B"), ("B", "A"), ("B",), ("A",), ("B", "C"), ("D", "A", "B")),
         _row_sizes,
-        ("reduce", "reduce", "binary", "product", "product", "normalise", "move", "join"),
+        ("reduce", "reduce", "binary", "product", "product", "normalise", "move", "join", "fix"),
         80_000, 0.1, 14, GRADIENTS,
     ),
     Scene(
+        "vectors",
         (("A",), ("A",), ("B",), ("A", "C"), ("C",)),
         _vector_sizes, ("reduce", "cumulate", "sort", "index", "product"), 1_200_000, 0.05, 7,
     ),
     Scene(
+        "heads",
         (("E", "D", "A", "C"), ("E", "D", "B", "C"), ("A", "C"), ("B", "C"), ("E", "D", "A", "C")),
         _head_sizes, ("attend", "attend", "product", "move"), 200_000, 0.09, 12,
+    ),
+    Scene(
+        "samples",
+        (("A", "B"), ("B",), (), ("D", "A", "B")),
+        _any_sizes, ("sample",) * 6 + ("control", "control", "repeat", "repeat"), share=0.04,
+        longest=12, ending="studied",
     ),
 )  # fmt: skip
 
 
 def scene(rng: Generator) -> Scene:
-    """A scene."""
+    """A scene, which is the first that a program draws."""
     shares = np.array([each.share for each in SCENES])
     return SCENES[int(rng.choice(len(SCENES), p=shares / shares.sum()))]
 
@@ -166,13 +186,14 @@ def inputs(rng: Generator, drawn: Scene, ending: str) -> tuple[dict[str, int], l
         sizes = {name: max(each, 2) for name, each in sizes.items()}
     main = str(rng.choice(FLOATS, p=(0.58, 0.2, 0.12, 0.1)))
     order = [int(place) for place in rng.permutation(len(drawn.shapes))]
-    shapes = [drawn.shapes[place] for place in sorted(order[: int(rng.integers(2, 6))])]
+    places = {*order[: int(rng.integers(2, 6))], *((0, 1) if drawn.liked else ())}
+    shapes = [drawn.shapes[place] for place in sorted(places)]
     largest = max(drawn.largest, LARGEST * 8)
     shapes = [s for s in shapes if np.prod([sizes[name] for name in s]) <= largest] or [("A",)]
     kinds = [(main, shape) for shape in shapes]
     if rng.random() < 0.4:
         kinds.append((str(rng.choice(WHOLE)), ("A",)))
-    if rng.random() < 0.1:
+    if rng.random() < (0.3 if "product" in drawn.liked else 0.1):
         kind = str(rng.choice(("int8", "int8", "uint8", "int32", "int64")))
         kinds += [(kind, shape) for shape in shapes if len(shape) == 2]
     if rng.random() < 0.06:

@@ -79,10 +79,10 @@ class Parser(ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here, where the flags of the command are known."""
-        found, rest = super().parse_known_args(args, namespace)
-        if rest and not getattr(found, "rest_allowed", False):
+        flags, rest = super().parse_known_args(args, namespace)
+        if rest and not getattr(flags, "rest_allowed", False):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return found, rest
+        return flags, rest
 
 
 def parser() -> Parser:
@@ -115,16 +115,16 @@ def parser() -> Parser:
 def _command(
     kinds: _SubParsersAction[Any], name: str, text: str, run: Any, description: str = ""
 ) -> ArgumentParser:
-    made: ArgumentParser = kinds.add_parser(
+    parser: ArgumentParser = kinds.add_parser(
         name,
         help=text,
         description=description or text.capitalize() + ".",
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.set_defaults(run=run)
-    made.add_argument("--traceback", action="store_true", help="show where an error comes from")
-    return made
+    parser.set_defaults(run=run)
+    parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
+    return parser
 
 
 def _add_program(command: ArgumentParser) -> None:

@@ -89,12 +89,12 @@ def evaluate(flags: Namespace) -> int:
     trainer, parts = trained(flags)
     held_out = "validation_data" if parts.get("validation_data") is not None else "train_data"
     require(parts, flags.program, "loss", held_out)
-    found = round_numbers(trainer.evaluate(parts[held_out], batch_size=flags.batch_size))
+    numbers = round_numbers(trainer.evaluate(parts[held_out], batch_size=flags.batch_size))
     if flags.json:
-        say(json.dumps(found))
+        say(json.dumps(numbers))
     else:
-        width = max(map(len, found))
-        for name, value in found.items():
+        width = max(map(len, numbers))
+        for name, value in numbers.items():
             say(f"{name:<{width}}  {value}")
     return 0
 
@@ -124,17 +124,17 @@ def predict(flags: Namespace) -> int:
 def bench(flags: Namespace) -> int:
     """`weft bench`."""
     folder = Path(flags.directory)
-    found = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
-    if not found:
+    benchmarks = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
+    if not benchmarks:
         raise Mistake(f"no benchmarks in {folder}: run this in a checkout of the project")
     if flags.name is None:
-        say("\n".join(["benchmarks:", *(f"  weft bench {name}" for name in found)]))
+        say("\n".join(["benchmarks:", *(f"  weft bench {name}" for name in benchmarks)]))
         return 0
-    if flags.name not in found:
-        raise unknown_key("benchmark", flags.name, found)
-    before, sys.argv = sys.argv, [str(found[flags.name]), *flags.arguments]
+    if flags.name not in benchmarks:
+        raise unknown_key("benchmark", flags.name, benchmarks)
+    before, sys.argv = sys.argv, [str(benchmarks[flags.name]), *flags.arguments]
     try:
-        runpy.run_path(str(found[flags.name]), run_name="__main__")
+        runpy.run_path(str(benchmarks[flags.name]), run_name="__main__")
     finally:
         sys.argv = before
     return 0

@@ -55,19 +55,19 @@ class Configuration:
 
 def configured(flags: Namespace) -> Configuration:
     """The file's keys, then the flags that were given."""
-    found = Configuration()
+    configuration = Configuration()
     if getattr(flags, "config", None):
         for key, value in _read(Path(flags.config)).items():
-            _assign(found, key, value)
+            _assign(configuration, key, value)
     for each in fields(Configuration):
         value = getattr(flags, each.name, None)
         if each.name == "set":
-            found.set = {**found.set, **dict(map(_assignment, value or []))}
+            configuration.set = {**configuration.set, **dict(map(_assignment, value or []))}
         elif value is not None:
-            _assign(found, each.name, value)
-    if not found.program:
+            _assign(configuration, each.name, value)
+    if not configuration.program:
         raise Mistake("nothing to train: name a program or a file, or program = ... in the file")
-    return found
+    return configuration
 
 
 def _read(path: Path) -> dict[str, Any]:

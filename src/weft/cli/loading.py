@@ -47,15 +47,15 @@ NEEDED = PARTS[:4]
 
 def load(program: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a program with these settings."""
-    found = find(program)
-    if isinstance(found, ModuleType):
+    loaded = find(program)
+    if isinstance(loaded, ModuleType):
         if settings:
             raise Mistake(
                 f"{program} has no settings: it defines no function build(...), so --set "
                 f"{next(iter(settings))}=... has nothing to set"
             )
-        return {name: getattr(found, name) for name in PARTS if hasattr(found, name)}
-    parts = found(**check_settings(found, settings))
+        return {name: getattr(loaded, name) for name in PARTS if hasattr(loaded, name)}
+    parts = loaded(**check_settings(loaded, settings))
     if not isinstance(parts, Mapping):
         raise Mistake(f"{program}: build(...) returned {type(parts).__name__}, not a dictionary")
     for name in parts:

@@ -92,14 +92,16 @@ def _trained_or_network(flags: Namespace) -> dict[str, Any]:
 def _network(program: str, flags: Namespace) -> dict[str, Any]:
     """The parts of a program, or the one network or function that is named."""
     settings = configured(Namespace(program=program, set=flags.set)).set
-    found = find(program)
-    if isinstance(found, wf.nn.Module) or (_takes_tensors(found) and flags.input):
+    loaded = find(program)
+    if isinstance(loaded, wf.nn.Module) or (_takes_tensors(loaded) and flags.input):
         if settings:
             raise Mistake(f"{program} is made already: --set has nothing to set")
-        return {"model": found}
-    if isclass(found) and issubclass(found, wf.nn.Module):
-        return {"model": found(**check_settings(found, settings))}
-    parts = found(**check_settings(found, settings)) if callable(found) else load(program, settings)
+        return {"model": loaded}
+    if isclass(loaded) and issubclass(loaded, wf.nn.Module):
+        return {"model": loaded(**check_settings(loaded, settings))}
+    parts = (
+        loaded(**check_settings(loaded, settings)) if callable(loaded) else load(program, settings)
+    )
     parts = {"model": parts} if isinstance(parts, wf.nn.Module) else dict(parts)
     if "model" not in parts:
         raise Mistake(f"{program} does not define model: name a module, such as {program}:net")
@@ -133,11 +135,11 @@ def _loss(parts: dict[str, Any], flags: Namespace) -> Callable[..., Any]:
     if not flags.loss:
         return parts.get("loss") or _mean_square
     own = sys.modules.get(Path(flags.program.partition(":")[0]).stem)
-    found = getattr(own, flags.loss, None) or getattr(wf.nn.functional, flags.loss, None)
-    if not callable(found):
+    function = getattr(own, flags.loss, None) or getattr(wf.nn.functional, flags.loss, None)
+    if not callable(function):
         losses = [name for name in dir(wf.nn.functional) if not name.startswith("_")]
         raise unknown_key("loss", flags.loss, losses)
-    chosen: Callable[..., Any] = found
+    chosen: Callable[..., Any] = function
     return chosen
 
 
@@ -153,8 +155,8 @@ def _inputs(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
     """Tensors of the types that were given, else the inputs of the first batch."""
     if flags.input:
         return tuple(_input_tensor(each) for each in flags.input)
-    found = _batch(parts, flags)
-    return None if found is None else found[0]
+    batch = _batch(parts, flags)
+    return None if batch is None else batch[0]
 
 
 def _batch(parts: dict[str, Any], flags: Namespace) -> Any:
@@ -169,10 +171,10 @@ def _batch(parts: dict[str, Any], flags: Namespace) -> Any:
 
 def _example_types(parts: dict[str, Any], flags: Namespace) -> list[wf.TensorType]:
     """The types of the first batch, for any number of examples."""
-    found = _batch(parts, flags)
-    if found is None:
+    batch = _batch(parts, flags)
+    if batch is None:
         raise Mistake(f"the types of the inputs of {flags.program} are unknown: give --input")
-    types = [wf.asarray(each).type for each in found[0]]
+    types = [wf.asarray(each).type for each in batch[0]]
     return [kind.with_shape((wf.symbol("batch"), *kind.shape[1:])) for kind in types]
 
 
@@ -216,11 +218,11 @@ def _program(
     def step(net: Any, optimizer: Any, inputs: Any, targets: Any) -> wf.Tensor:
         outputs = net(*inputs)
         with wf.ir.entered(getattr(loss, "__name__", "loss").strip("_<>")):
-            found: wf.Tensor = loss(outputs, *targets)
+            loss_value: wf.Tensor = loss(outputs, *targets)
         optimizer.zero_grad()
-        found.backward()
+        loss_value.backward()
         optimizer.step()
-        return found
+        return loss_value
 
     return wf.jit(step), [model.train(), optimizer, tuple(inputs), targets]
 
@@ -228,8 +230,8 @@ def _program(
 def _targets(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...]:
     if flags.target:
         return tuple(_input_tensor(each) for each in flags.target)
-    found = None if flags.input else _batch(parts, flags)
-    return () if found is None or found[1] is None else (found[1],)
+    batch = None if flags.input else _batch(parts, flags)
+    return () if batch is None or batch[1] is None else (batch[1],)
 
 
 def _profile_step(step: Any, arguments: Sequence[Any]) -> Any:

@@ -31,14 +31,14 @@ SHOWN = ("avx512", "avx2", "avx", "fma", "amx", "f16c", "sse4.2", "neon", "sve",
 
 def info(flags: Namespace) -> int:
     """Print the facts as a table, or as JSON."""
-    found = facts()
+    machine_facts = facts()
     if flags.quiet:
         return 0
     if flags.json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        sys.stdout.write(json.dumps(machine_facts, indent=1) + "\n")
         return 0
-    width = max(map(len, found))
-    for name, value in found.items():
+    width = max(map(len, machine_facts))
+    for name, value in machine_facts.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else value
         sys.stdout.write(f"{name:<{width}}  {text}\n")
     return 0

@@ -105,8 +105,8 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
 def move(array: Any, device: Device) -> Array:
     """The elements in the memory of a device: the array itself where it is there already."""
     if device_of(array) == device:
-        found: Array = array
-        return found
+        moved_array: Array = array
+        return moved_array
     host = to_host(array)
     return host if device == CPU else _FROM_HOST[device][1](host)
 

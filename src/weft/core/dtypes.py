@@ -111,10 +111,10 @@ def as_dtype(value: object) -> DType:
     if isinstance(value, DType):
         return value
     if isinstance(value, str):
-        found = _BY_NAME.get(value)
+        dtype = _BY_NAME.get(value)
     else:
-        found = _BY_PYTHON.get(value) if isinstance(value, type) else None
-    return found if found is not None else _from_foreign(value)
+        dtype = _BY_PYTHON.get(value) if isinstance(value, type) else None
+    return dtype if dtype is not None else _from_foreign(value)
 
 
 def _from_foreign(value: object) -> DType:
@@ -133,8 +133,8 @@ def _from_foreign(value: object) -> DType:
 
 def from_numpy(dtype: np.dtype[Any]) -> DType:
     """Our dtype for a NumPy dtype; KeyError if there is none."""
-    found = BY_NUMPY.get(dtype)
-    return found if found is not None else BY_NUMPY[dtype.newbyteorder("=")]
+    known_dtype = BY_NUMPY.get(dtype)
+    return known_dtype if known_dtype is not None else BY_NUMPY[dtype.newbyteorder("=")]
 
 
 @cache

@@ -64,8 +64,8 @@ def _locks_of_properties() -> list[Any]:
         for each in list(vars(sys.modules[name]).values())
         if isinstance(each, type) and each.__module__.startswith("weft")
     }
-    found = [held for each in classes.values() for held in list(vars(each).values())]
-    properties = [held for held in found if isinstance(held, cached_property)]
+    attributes = [held for each in classes.values() for held in list(vars(each).values())]
+    properties = [held for held in attributes if isinstance(held, cached_property)]
     return [getattr(each, "lock") for each in properties]  # noqa: B009  newer ones have none
 
 

@@ -15,9 +15,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-from weft.core.errors import NameUnknownError
+from weft.core.errors import ArgumentError, NameUnknownError
 from weft.core.forks import in_child, renewed
 from weft.core.names import nearest_name
+
+
+def _choose_from(variable: str, choices: tuple[str, ...]) -> str:
+    """What an environment variable chooses; the first choice where it is not set."""
+    given = os.environ.get(variable, choices[0])
+    if given not in choices:
+        raise ArgumentError(
+            "settings",
+            f"the environment variable {variable} has no such choice",
+            expected="one of " + ", ".join(choices),
+            got={variable: given},
+            fix=f"{variable}={choices[0]}",
+        )
+    return given
 
 
 @dataclass(slots=True)
@@ -52,7 +66,7 @@ class Settings:
     Whether somebody does is told by counts of references. Off, all results get memory of their own.
     """
 
-    eager: str = os.environ.get("WEFT_EAGER", "native")
+    eager: str = _choose_from("WEFT_EAGER", ("native", "reference"))
     """How large tensors are worked on without `jit`: "native" or "reference"; see ir/eager.py."""
     eager_elements: int = int(os.environ.get("WEFT_EAGER_ELEMENTS", "1024"))
     """From how many elements on a tensor is large: functions of it run compiled."""

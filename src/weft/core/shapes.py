@@ -110,13 +110,13 @@ class Unifier(Innermost):
 
         Of dimensions that are numbers by now, those that may have been a symbol before.
         """
-        found: dict[str, Binding] = {}
+        bindings: dict[str, Binding] = {}
         pending = [name for dim in dims for name in sorted(symbols_in(dim))]
         for name in pending:  # grows while it is walked
-            if name in self.bindings and name not in found:
-                found[name] = self.bindings[name]
-                pending += sorted(symbols_in(found[name].value))
-        return list(found.values()) or [b for b in self.bindings.values() if b.value in dims]
+            if name in self.bindings and name not in bindings:
+                bindings[name] = self.bindings[name]
+                pending += sorted(symbols_in(bindings[name].value))
+        return list(bindings.values()) or [b for b in self.bindings.values() if b.value in dims]
 
 
 def equal(a: Dimension, b: Dimension) -> bool:

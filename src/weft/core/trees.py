@@ -83,9 +83,9 @@ def flatten(tree: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], TreeSt
     >>> flatten([1, (2, None)], is_leaf=lambda node: isinstance(node, tuple))
     ([1, (2, None)], [*, *])
     """
-    found: list[Any] = []
+    leaves: list[Any] = []
     try:
-        return found, _walk(tree, found, is_leaf)
+        return leaves, _walk(tree, leaves, is_leaf)
     except RecursionError:
         raise endless("flatten", tree) from None
 
@@ -152,8 +152,8 @@ def flatten_with_paths(tree: Any, is_leaf: IsLeaf | None = None) -> list[tuple[s
     >>> flatten_with_paths({"layers": [{"weight": 1}, {"weight": 2}]})
     [('layers[0].weight', 1), ('layers[1].weight', 2)]
     """
-    found, structure = flatten(tree, is_leaf)
-    return list(zip(structure.paths(), found, strict=True))
+    leaves, structure = flatten(tree, is_leaf)
+    return list(zip(structure.paths(), leaves, strict=True))
 
 
 def register_node(
@@ -174,10 +174,10 @@ def register_node(
     """
 
     def split_node(node: T) -> Parts:
-        found = flatten(node)
-        if isinstance(found, Parts):  # remembered by the class, and checked when it was made
-            return found
-        children, static = found
+        flattened = flatten(node)
+        if isinstance(flattened, Parts):  # remembered by the class, and checked when it was made
+            return flattened
+        children, static = flattened
         _check_static(cls, static)
         return Parts(tuple(children), tuple(children.values()), static)
 
@@ -456,14 +456,14 @@ def _extend(prefix: str, key: Hashable) -> str:
 
 
 def _mismatch(first: TreeStructure, other: TreeStructure, position: int) -> ArgumentError:
-    path, wanted, found = _first_difference(first, other, "")
+    path, wanted, actual = _first_difference(first, other, "")
     place = f"at {path}" if path else "at the root"
     return ArgumentError(
         "map_tree",
         f"the trees differ in structure {place}",
         expected=f"every tree structured as the first, {place}: {wanted}",
         got={"first": first, f"rest[{position - 1}]": other},
-        note=f"{place}: {found}",
+        note=f"{place}: {actual}",
         fix=f"make it {wanted} {place} in both trees",
     )
 
@@ -474,8 +474,8 @@ def _first_difference(a: TreeStructure, b: TreeStructure, path: str) -> tuple[st
     if a.kind is not b.kind or a.static != b.static or (a.keys != b.keys and not lone):
         return path, _summary(a), _summary(b)
     if lone:
-        wanted, found = ("a value", "nothing") if lone[0] in a.keys else ("nothing", "a value")
-        return _extend(path, lone[0]), wanted, found
+        wanted, actual = ("a value", "nothing") if lone[0] in a.keys else ("nothing", "a value")
+        return _extend(path, lone[0]), wanted, actual
     for key, left, right in zip(a.keys, a.children, b.children, strict=True):
         if left != right:
             return _first_difference(left, right, _extend(path, key))

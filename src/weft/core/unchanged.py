@@ -42,11 +42,11 @@ class Contents:
         views: list[Any] = [container]
         if isinstance(container, dict):
             views = [container.keys(), container.values()]
-        found = [list(view) for view in views]
+        contents = [list(view) for view in views]
         self._containers.append(container)
         self._views += views
-        self._lengths += map(len, found)
-        self._held += chain.from_iterable(found)
+        self._lengths += map(len, contents)
+        self._held += chain.from_iterable(contents)
         self._check = None
 
     def is_unchanged(self) -> bool:
@@ -66,11 +66,11 @@ class Contents:
     def _by_container(self) -> list[Held]:
         """The containers, each with the objects it held."""
         held, lengths = iter(self._held), iter(self._lengths)
-        found: list[Held] = []
+        pairs: list[Held] = []
         for container in self._containers:
             first = [next(held) for _ in range(next(lengths))]
             if isinstance(container, dict):
                 values = [next(held) for _ in range(next(lengths))]
                 first = [*chain.from_iterable(zip(first, values, strict=True))]
-            found.append((container, first))
-        return found
+            pairs.append((container, first))
+        return pairs

@@ -82,6 +82,7 @@ def convert_leaves(tree: Any, convert: Callable[[Array], Any]) -> Any:
 
 
 def _collate(items: Sequence[Any], names: Sequence[int], path: str, stack: Stack) -> Any:
+    """One batch of the parts at `path`, such as `[0]['x']`, of all items."""
     if len(items) == 0:
         raise wf.ArgumentError(
             "collate",
@@ -192,7 +193,7 @@ def _pad(
                 fix="reshape them in a transform: dataset.map(to_one_rank)",
             )
     longest = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
-    shape = [-(-size // multiple_of) * multiple_of for size in longest]
+    shape = [-(-size // multiple_of) * multiple_of for size in longest]  # rounded up
     batch = np.full((len(arrays), *shape), value, np.result_type(*arrays))
     for i, array in enumerate(arrays):
         inside: tuple[Any, ...] = (i, *(slice(size) for size in array.shape))

@@ -409,10 +409,10 @@ class ArrayDataset(Dataset):
                 got={"arrays": arrays},
                 fix="ArrayDataset(inputs, labels)",
             )
-        found: list[npt.NDArray[Any]] = []
+        leaf_arrays: list[npt.NDArray[Any]] = []
         tree = arrays[0] if len(arrays) == 1 else arrays
-        self.arrays = _rows(tree, found)
-        self._length = _common_length(found)
+        self.arrays = _rows(tree, leaf_arrays)
+        self._length = _common_length(leaf_arrays)
 
     def __len__(self) -> int:
         return self._length

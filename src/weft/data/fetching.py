@@ -108,15 +108,15 @@ class StreamFetcher:
         for _ in range(count):
             try:
                 with load_item(self.job.seed, self._epoch or 0, self._position):
-                    found = list(islice(self._thunks, 1))
+                    next_thunk = list(islice(self._thunks, 1))
             except Exception as error:
                 self._epoch = None
                 error.add_note(f"while reading item {self._position} of the stream")
                 raise
-            if not found:
+            if not next_thunk:
                 return
             self._position += 1
-            yield found[0]
+            yield next_thunk[0]
 
     def _compute(self, thunk: Thunk, index: int) -> Any:
         try:

@@ -160,12 +160,14 @@ class StratifiedSampler(Sampler):
     def indices(self, epoch: int) -> Indices:
         """The items of this epoch, in order."""
         generator = generator_of(self.seed, epoch)
-        when = np.empty(len(self._classes))
+        # Each item gets a time in [0, 1), and items come in the order of their times.
+        times = np.empty(len(self._classes))
         for label in range(self._classes.max() + 1):
             members = np.flatnonzero(self._classes == label)
-            slots = (np.arange(len(members)) + generator.random(len(members))) / len(members)
-            when[members] = generator.permutation(slots)
-        return np.argsort(when, kind="stable")
+            # One time in each of as many equal intervals as the class has items.
+            class_times = (np.arange(len(members)) + generator.random(len(members))) / len(members)
+            times[members] = generator.permutation(class_times)
+        return np.argsort(times, kind="stable")
 
 
 class DistributedSampler(Sampler):
@@ -210,6 +212,7 @@ class DistributedSampler(Sampler):
     def indices(self, epoch: int) -> Indices:
         """The items of this epoch, in order."""
         order = self.base.indices(epoch)
+        # `resize` repeats the order from its start where it is too short, and cuts it otherwise.
         return np.resize(order, len(self) * self.count)[self.rank :: self.count]
 
 
@@ -269,14 +272,14 @@ class BucketSampler(BatchSampler):
 
     def batches(self, epoch: int) -> list[Indices]:
         """The batches of this epoch, in order."""
-        found: list[Indices] = []
+        batches: list[Indices] = []
         for part in _cut_batches(
             self.sampler.indices(epoch), self.batch_size * self.stretch, False
         ):
             by_length = part[np.argsort(self.lengths[part], kind="stable")]
-            found += _cut_batches(by_length, self.batch_size, self.drop_last)
-        order = generator_of(self.seed, epoch, 1).permutation(len(found))
-        return [found[i] for i in order]
+            batches += _cut_batches(by_length, self.batch_size, self.drop_last)
+        order = generator_of(self.seed, epoch, 1).permutation(len(batches))
+        return [batches[i] for i in order]
 
 
 class _Listed(Sampler):

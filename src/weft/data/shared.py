@@ -115,6 +115,7 @@ class Slot:
     def take(self, name: str, skeleton: Any) -> Any:
         """The batch that a worker wrote, read from the segment that it used."""
         if self._memory is None or self._memory.name != name:
+            # The batch did not fit: the worker made a larger segment, which replaces this one.
             larger = SharedMemory(name)
             self.remove()
             self._memory = larger
@@ -128,7 +129,7 @@ class Slot:
             self._memory = None
 
     def remove_all(self) -> None:
-        """Also the segment that a worker may have made without having lived to tell."""
+        """Remove the segment, and a larger one that a killed worker may have made unannounced."""
         self.remove()
         name = f"{self._prefix}{self._generation}"
         with suppress(FileNotFoundError):
@@ -174,6 +175,7 @@ class Parcel:
     """
 
     def __init__(self, prefix: str, value: Any) -> None:
+        # Protocol 5 gives the memory of arrays apart, so that it is copied once, to the segment.
         buffers: list[pickle.PickleBuffer] = []
         self.data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]

@@ -77,11 +77,11 @@ def read_csv(
     with _open_table(path, form) as (names, rows):
         chosen = _positions(path, names, [*(columns or names), *dtypes, *fill])
         cells = list(zip(*rows, strict=True)) or [()] * len(names)
-    found: Table = {}
+    table: Table = {}
     for name in columns or names:
         column = _Column(path, name, cells[chosen[name]], form.missing)
-        found[name] = column.array(dtypes.get(name), fill.get(name))
-    return found
+        table[name] = column.array(dtypes.get(name), fill.get(name))
+    return table
 
 
 def from_csv(

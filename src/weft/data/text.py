@@ -66,8 +66,8 @@ class MappedArray:
 
     def __getitem__(self, rows: Any) -> Any:
         self._check_length()
-        found = np.array(self._array[rows])
-        return found if found.ndim else found[()]
+        selected = np.array(self._array[rows])
+        return selected if selected.ndim else selected[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -111,8 +111,10 @@ class TextLines(Dataset):
     def __init__(self, path: str | Path) -> None:
         self._bytes = MappedArray(path, np.uint8)
         starts = range(0, len(self._bytes), _CHUNK)
-        found = [np.flatnonzero(self._bytes[i : i + _CHUNK] == ord("\n")) + i + 1 for i in starts]
-        ends = np.concatenate([np.empty(0, np.int64), *found])
+        chunk_ends = [
+            np.flatnonzero(self._bytes[i : i + _CHUNK] == ord("\n")) + i + 1 for i in starts
+        ]
+        ends = np.concatenate([np.empty(0, np.int64), *chunk_ends])
         if len(self._bytes) and (not len(ends) or ends[-1] != len(self._bytes)):
             ends = np.append(ends, len(self._bytes))
         self._edges = np.concatenate([[0], ends]).astype(np.int64)

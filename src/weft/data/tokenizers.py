@@ -248,8 +248,8 @@ def _check_tokens(tokens: Sequence[int] | npt.NDArray[Any], size: int) -> list[i
             got={f"tokens[{outside[0]}]": int(array[outside[0]])},
             fix="decode with the tokenizer that the tokens come from",
         )
-    found: list[int] = array.tolist()
-    return found
+    token_list: list[int] = array.tolist()
+    return token_list
 
 
 def _bad_vocabulary(problem: str, vocabulary: str) -> wf.WeftError:

@@ -122,7 +122,7 @@ class Pool:
 
     def batches(self, epoch: int, tasks: Iterator[tuple[int, Indices | None]]) -> Iterator[Any]:
         """The batches of these numbers and indices, computed by all workers, in order."""
-        self._run += 1
+        self._run += 1  # answers to an earlier, abandoned pass are told by its number
         while self._wake_up.poll():
             self._wake_up.recv()
         ready: dict[int, Any] = {}
@@ -158,10 +158,10 @@ class Pool:
     ) -> bool:
         """Give tasks to the least busy workers; False when there are no more."""
         while self._free and len(order) < self._window:
-            found = next(tasks, None)
-            if found is None:
+            numbered_indices = next(tasks, None)
+            if numbered_indices is None:
                 return False
-            number, indices = found
+            number, indices = numbered_indices
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
             slot = self._free.pop()
             task = Task(self._run, number, epoch, indices, self._slots[slot].offer)
@@ -176,10 +176,10 @@ class Pool:
     def _receive(self, ready: dict[int, Any]) -> bool:
         """Wait for news of any worker; False when the wait was interrupted."""
         pipes: dict[Any, _Worker] = {worker.pipe: worker for worker in self._workers}
-        for found in connections.wait([*pipes, self._wake_up]):
-            if found is self._wake_up:
+        for pipe in connections.wait([*pipes, self._wake_up]):
+            if pipe is self._wake_up:
                 return False
-            worker = pipes[found]
+            worker = pipes[pipe]
             try:
                 message = worker.pipe.recv()
             except (EOFError, OSError):
@@ -188,6 +188,7 @@ class Pool:
         return True
 
     def _note(self, worker: _Worker, message: Any, ready: dict[int, Any]) -> None:
+        """Take a worker's message: None when it has started, else an answer or a failure."""
         worker.is_ready = True
         if message is None:
             return
@@ -196,6 +197,7 @@ class Pool:
             raise _rebuilt_error(message)
         run, number, slot, name, skeleton = message
         worker.tasks.pop((run, number), None)
+        # Without a segment the answer is in the message itself: the end, or a failure.
         batch = self._slots[slot].take(name, skeleton) if name else skeleton
         self._free.append(slot)
         if run == self._run:
@@ -249,7 +251,10 @@ def _start(context: Any, info: WorkerInfo, parcel: Parcel) -> _Worker:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """New processes inherit the mask: Ctrl-C is for the owner, also while they are starting."""
+    """A block in which Ctrl-C is held back, also in the processes started inside.
+
+    New processes inherit the signal mask, so that Ctrl-C cannot end them before they ignore it.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -280,6 +285,7 @@ def _clean_up(
 
 
 def _end(process: BaseProcess) -> None:
+    """Wait for a process to end by itself; then ask it to, and then kill it."""
     for stop in (process.terminate, process.kill):
         process.join(_JOIN_SECONDS)
         if process.exitcode is not None:
@@ -340,8 +346,8 @@ def work(
     segment: str | None,
     places: list[Placed],
 ) -> None:
-    """The life of a worker: open the parcel, then answer one task after another."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The main function of a worker: open the parcel, then answer one task after another."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which ends the workers
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     become_worker(info)
@@ -398,6 +404,7 @@ def _failure(error: BaseException, info: WorkerInfo) -> Failure:
 
 
 def _pickle_error(error: BaseException) -> bytes | None:
+    """The error as bytes; None if it does not survive pickling, which is tried at once."""
     with suppress(Exception):
         data = pickle.dumps(error)
         if type(pickle.loads(data)) is type(error):

@@ -122,10 +122,10 @@ class Graph:
         <placeholder 'x': f32[]>
         """
         self._name_cells()
-        found = self._by_name.get(name) if isinstance(name, str) else None
-        if found is None:
+        operation = self._by_name.get(name) if isinstance(name, str) else None
+        if operation is None:
             raise _unknown_operation(name, self._by_name)
-        return found
+        return operation
 
     def get_tensor_by_name(self, name: str) -> wf.Tensor:
         """The result of an operation, by the operation's name, or by `name:1` for its second."""
@@ -159,8 +159,8 @@ class Graph:
     def cells(self, trainable: bool = False) -> list[wf.staging.Cell]:
         """The variables of the graph, or those of them that are trained."""
         self._name_cells()
-        found = [cell for cell in self.builder.cells if cell.kind == "variable"]
-        return [cell for cell in found if cell.trainable or not trainable]
+        variables = [cell for cell in self.builder.cells if cell.kind == "variable"]
+        return [cell for cell in variables if cell.trainable or not trainable]
 
     def global_variables(self) -> list[wf.Tensor]:
         """All variables, with those of modules and optimisers."""
@@ -197,14 +197,14 @@ class Graph:
     ) -> Operation:
         """A new operation, under a name that is made unique."""
         waits = tuple(dict.fromkeys([*controls, *self._controls]))
-        made = Operation(
+        operation = Operation(
             self, self.names.unique(name), kind, node, tuple(results), waits, target, tuple(tensors)
         )
-        self._operations.append(made)
-        self._by_name[made.name] = made
-        for result in made.results:
-            self._makers[result] = made
-        return made
+        self._operations.append(operation)
+        self._by_name[operation.name] = operation
+        for result in operation.results:
+            self._makers[result] = operation
+        return operation
 
     def fill(self, operation: Operation, tensor: wf.Tensor) -> None:
         """Let an operation that was added without a result have this one."""
@@ -237,10 +237,10 @@ class Graph:
         """
         if not isinstance(operations, list | tuple):
             raise _not_an_operation("control_dependencies", operations)
-        found = [self.as_operation("control_dependencies", each) for each in operations]
+        controls = [self.as_operation("control_dependencies", each) for each in operations]
         before, current = self._controls, dict(self.builder.current)
-        self._controls = tuple(dict.fromkeys([*before, *found]))
-        for cell, assignment in self.assignments(found).items():
+        self._controls = tuple(dict.fromkeys([*before, *controls]))
+        for cell, assignment in self.assignments(controls).items():
             self.builder.current[cell.variable] = assignment.results[0]
         try:
             yield
@@ -261,29 +261,29 @@ class Graph:
         self, operations: Sequence[Operation], fed: frozenset[wf.ir.Variable] = frozenset()
     ) -> dict[wf.staging.Cell, Operation]:
         """The last assignment to each cell that these operations need; refused without an order."""
-        found: dict[wf.staging.Cell, Operation] = {}
+        by_cell: dict[wf.staging.Cell, Operation] = {}
         for each in self.needed(operations, fed):
             if each.kind != "assign":
                 continue
             assert each.target is not None
-            earlier = found.get(each.target)
+            earlier = by_cell.get(each.target)
             if earlier is not None and earlier not in self.needed([each], fed):
                 raise _unordered_error(earlier, each)
-            found[each.target] = each
-        return found
+            by_cell[each.target] = each
+        return by_cell
 
     def needed(
         self, operations: Sequence[Operation], fed: frozenset[wf.ir.Variable] = frozenset()
     ) -> list[Operation]:
         """What must happen for these operations, in an order that can be run."""
         self._name_cells()
-        found: set[Operation] = set()
+        reached: set[Operation] = set()
         waiting = list(operations)
         while waiting:
             each = waiting.pop()
-            if each in found or (each.results and fed.issuperset(each.results)):
+            if each in reached or (each.results and fed.issuperset(each.results)):
                 continue
-            found.add(each)
+            reached.add(each)
             waiting += each.controls
             operands = () if each.node is None else each.node.operands
             waiting += [
@@ -291,7 +291,7 @@ class Graph:
                 for atom in operands
                 if isinstance(atom, wf.ir.Variable) and atom in self._makers and atom not in fed
             ]
-        return [each for each in self._operations if each in found]
+        return [each for each in self._operations if each in reached]
 
     def program(self, fetches: Any, feeds: Sequence[wf.Tensor] = ()) -> wf.ir.Graph:
         """The `wf.ir.Graph` that computes something: what a session compiles."""
@@ -315,9 +315,11 @@ class Graph:
             handle = cell.handle
             tensor = self.builder.tensor(cell.variable) if handle is None else handle
             controls, self._controls = self._controls, ()  # an input waits for nothing
-            made = self.add(cell.kind, cell.name or default, [cell.variable], [tensor], target=cell)
+            operation = self.add(
+                cell.kind, cell.name or default, [cell.variable], [tensor], target=cell
+            )
             self._controls = controls
-            cell.name = made.name
+            cell.name = operation.name
 
     def _settle(self) -> None:
         """Make writes to cells updates; a write that depends on nothing fed is an initial value."""
@@ -354,8 +356,8 @@ class Graph:
         ...     session.run(graph.outputs, {"x": [3.0]})[0].tolist()
         [6.0]
         """
-        made: Graph = IMPORTER[0](program, names, dict(values or {}))
-        return made
+        graph: Graph = IMPORTER[0](program, names, dict(values or {}))
+        return graph
 
     def save(self, path: Any, session: Any = None) -> None:
         """Write the graph, and the values of its variables in a session, to one file of data.

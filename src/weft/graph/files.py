@@ -151,20 +151,20 @@ class _Reader:
         self.handles: list[wf.Tensor] = []
 
     def graph(self) -> Graph:
-        builder, made = self.made.builder, self.made
+        builder, graph = self.made.builder, self.made
         for variable, known in zip(
             self.program.inputs[:2], (builder.key, builder.counter), strict=True
         ):
             self.values[variable] = builder.tensor(known)
-        with made:
+        with graph:
             for entry in self.described["operations"]:
                 self.operation(entry)
         if next(self.nodes, None) is not None or next(self.inputs, None) is not None:
             raise ValueError("the program is longer than its description")
-        operations = made.operations
-        made.updates = [operations[place] for place in self.described["updates"]]
-        made.outputs = [self.values[atom] for atom in _variables(self.program.outputs)]
-        return made
+        operations = graph.operations
+        graph.updates = [operations[place] for place in self.described["updates"]]
+        graph.outputs = [self.values[atom] for atom in _variables(self.program.outputs)]
+        return graph
 
     def operation(self, entry: Any) -> None:
         kind, name = entry["kind"], entry["name"]
@@ -206,21 +206,21 @@ class _Reader:
 
 
 def _variables(atoms: Sequence[Atom]) -> list[wf.ir.Variable]:
-    found = [atom for atom in atoms if isinstance(atom, wf.ir.Variable)]
-    if len(found) < len(atoms):
+    variables = [atom for atom in atoms if isinstance(atom, wf.ir.Variable)]
+    if len(variables) < len(atoms):
         raise ValueError("an output is a constant")
-    return found
+    return variables
 
 
 def place_input(graph: Graph, name: str, kind: wf.TensorType) -> Placeholder:
     """A placeholder of a type whose sizes have names already."""
-    made = Placeholder()
+    placeholder = Placeholder()
     operation = graph.add("placeholder", name)
-    graph.builder.placeholder(made, kind)
-    made.name = operation.name
-    made.declared = tuple([None if isinstance(n, wf.Dim) else n for n in kind.shape])
-    graph.fill(operation, made)
-    return made
+    graph.builder.placeholder(placeholder, kind)
+    placeholder.name = operation.name
+    placeholder.declared = tuple([None if isinstance(n, wf.Dim) else n for n in kind.shape])
+    graph.fill(operation, placeholder)
+    return placeholder
 
 
 def _file_error(path: Any, problem: str, fix: str = "copy or save the file again") -> wf.WeftError:
@@ -257,15 +257,15 @@ def graph_of(program: wf.ir.Graph, names: Sequence[str], given: dict[str, Any]) 
             got={"names": list(names), "values": unknown},
             fix="wf.Graph.of(program, names=['x'])",
         )
-    made = Graph()
+    graph = Graph()
     values: dict[wf.ir.Variable, wf.Tensor] = {}
-    with made:
+    with graph:
         for name, variable in zip(chosen, program.inputs, strict=True):
-            values[variable] = _made_input(made, name, variable.type, given)
+            values[variable] = _made_input(graph, name, variable.type, given)
         for node in program.nodes:
-            made.builder.replay(node, values)
-        made.outputs = [_output(made, atom, values) for atom in program.outputs]
-    return made
+            graph.builder.replay(node, values)
+        graph.outputs = [_output(graph, atom, values) for atom in program.outputs]
+    return graph
 
 
 def _made_input(graph: Graph, name: str, kind: wf.TensorType, given: dict[str, Any]) -> wf.Tensor:

@@ -35,9 +35,9 @@ class Layer:
 
     def forward(self, x: wf.Tensor) -> wf.Tensor:
         """y = f(w, x); remembers the derivative here."""
-        found: Any = wf.vjp(self._call, [p.detach() for p in self.parameters], x)
-        y: wf.Tensor = found[0]
-        self._pull = found[1]
+        result_and_pullback: Any = wf.vjp(self._call, [p.detach() for p in self.parameters], x)
+        y: wf.Tensor = result_and_pullback[0]
+        self._pull = result_and_pullback[1]
         return y
 
     def backward(self, dy: wf.Tensor) -> tuple[list[wf.Tensor], wf.Tensor]:
@@ -82,11 +82,11 @@ class Net:
 
     def backward(self, dy: wf.Tensor) -> list[list[wf.Tensor]]:
         """Back through all layers: the gradients of each layer's parameters, in order."""
-        found: list[list[wf.Tensor]] = []
+        gradients: list[list[wf.Tensor]] = []
         for layer in reversed(self.layers):
             dw, dy = layer.backward(dy)
-            found.insert(0, dw)
-        return found
+            gradients.insert(0, dw)
+        return gradients
 
     def parameters(self) -> Iterator[wf.Tensor]:
         """The parameters of all layers, in order."""
@@ -115,9 +115,9 @@ class Model:
     def forward(self, x: wf.Tensor, target: wf.Tensor) -> wf.Tensor:
         """The loss of the net's answer to x."""
         answer = self.net.forward(x)
-        found: Any = wf.vjp(lambda y: self.loss(y, target), answer)
-        value: wf.Tensor = found[0]
-        self._pull = found[1]
+        loss_and_pullback: Any = wf.vjp(lambda y: self.loss(y, target), answer)
+        value: wf.Tensor = loss_and_pullback[0]
+        self._pull = loss_and_pullback[1]
         return value
 
     def backward(self) -> list[list[wf.Tensor]]:

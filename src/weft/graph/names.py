@@ -29,12 +29,12 @@ class Names:
     def unique(self, name: str) -> str:
         """The name in the present scope, numbered where it is taken."""
         wanted = f"{self._prefix}{name}"
-        found, number = wanted, 0
-        while found in self._taken:
+        candidate, number = wanted, 0
+        while candidate in self._taken:
             number += 1
-            found = f"{wanted}_{number}"
-        self._taken.add(found)
-        return found
+            candidate = f"{wanted}_{number}"
+        self._taken.add(candidate)
+        return candidate
 
     @contextmanager
     def scope(self, name: str) -> Iterator[str]:

@@ -43,10 +43,10 @@ class Plan:
         """The values of the fetches; the next values of cells are written to their handles."""
         fed = tensors[: len(self.fed)]
         pattern = tuple([min(2, size) for tensor in fed for size in tensor.shape])
-        found = self.programs.get(pattern)
-        if found is None:
-            found = self.programs[pattern] = self._make_step()
-        values: list[wf.Tensor] = found(*tensors)
+        step = self.programs.get(pattern)
+        if step is None:
+            step = self.programs[pattern] = self._make_step()
+        values: list[wf.Tensor] = step(*tensors)
         return values
 
     @property
@@ -60,8 +60,10 @@ class Plan:
 
         def step(*tensors: wf.Tensor) -> list[wf.Tensor]:
             given = {id(tensor) for tensor in tensors}
-            found = wf.ir.interpret(program, *tensors)
-            outputs = [x.detach() if id(x) in given else x for x in found]  # before handles change
+            results = wf.ir.interpret(program, *tensors)
+            outputs = [
+                x.detach() if id(x) in given else x for x in results
+            ]  # before handles change
             for place, value in zip(places, outputs[count:], strict=True):
                 tensors[place].set_(value)
             return outputs[:count]
@@ -131,14 +133,14 @@ def _with_effects(
     graph: Graph, needed: list[Operation], fed: frozenset[wf.ir.Variable]
 ) -> list[Operation]:
     """The operations needed, and those with effects whose operands are computed anyway."""
-    made = {result for each in needed for result in each.results} | fed
+    available = {result for each in needed for result in each.results} | fed
     wanted = set(needed)
     for each in graph.operations:
         node = each.node
         if node is None or not node.primitive.impure or each in wanted:
             continue
         operands = {atom for atom in node.operands if isinstance(atom, wf.ir.Variable)}
-        if operands <= made and not _is_used(graph, each):
+        if operands <= available and not _is_used(graph, each):
             wanted.add(each)
     return [each for each in graph.operations if each in wanted]
 
@@ -214,12 +216,12 @@ def next_key() -> tuple[wf.Tensor, wf.Tensor]:
 def _initial_nodes(graph: Graph, outputs: Sequence[Any], start: Callable[[Any], Any]) -> list[Any]:
     """The nodes behind initial values, with initial values in the place of cells."""
     waiting = [atom for atom in outputs if isinstance(atom, wf.ir.Variable)]
-    found: dict[int, Any] = {}
+    copied_nodes: dict[int, Any] = {}
     while waiting:
         node = graph.builder.maker(waiting.pop())
-        if node is None or id(node) in found:
+        if node is None or id(node) in copied_nodes:
             continue
         operands = tuple([start(atom) for atom in node.operands])
-        found[id(node)] = replace(node, operands=operands)
+        copied_nodes[id(node)] = replace(node, operands=operands)
         waiting += [atom for atom in operands if isinstance(atom, wf.ir.Variable)]
-    return [found[id(node)] for node in graph.builder.nodes if id(node) in found]
+    return [copied_nodes[id(node)] for node in graph.builder.nodes if id(node) in copied_nodes]

@@ -149,7 +149,7 @@ class Session:
     # --- one run ---
 
     def _read_feeds(self, feed_dict: Mapping[Any, Any]) -> dict[wf.ir.Variable, wf.Tensor]:
-        found: dict[wf.ir.Variable, wf.Tensor] = {}
+        feeds: dict[wf.ir.Variable, wf.Tensor] = {}
         sizes: dict[str, tuple[Any, str]] = {}
         for key, value in feed_dict.items():
             tensor = self.graph.get_tensor_by_name(key) if isinstance(key, str) else key
@@ -163,8 +163,8 @@ class Session:
             declared = getattr(tensor, "declared", kind.shape)
             given = read_feed(name, kind, declared, value)
             check_sizes(name, kind, given, sizes)
-            found[variable] = given
-        return found
+            feeds[variable] = given
+        return feeds
 
     def _plan(self, fetched: Sequence[Fetched], feeds: Mapping[wf.ir.Variable, wf.Tensor]) -> Plan:
         key = tuple([each.atom or each.operation for each in fetched]), frozenset(feeds)

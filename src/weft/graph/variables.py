@@ -44,7 +44,7 @@ def placeholder(dtype: Any, shape: Any = (), name: str = "placeholder") -> Place
     """
     given = _sizes(shape)
     graph = current()
-    made = Placeholder()
+    new_placeholder = Placeholder()
     controls, graph._controls = graph._controls, ()
     operation = graph.add("placeholder", checked_name("placeholder", name))
     graph._controls = controls
@@ -52,10 +52,10 @@ def placeholder(dtype: Any, shape: Any = (), name: str = "placeholder") -> Place
     base = base if base[0].isalpha() else f"x{base}"
     sizes = [wf.symbol(f"{base}_{axis}") if n is None else n for axis, n in enumerate(given)]
     kind = wf.spec(dtype, tuple(sizes))
-    graph.builder.placeholder(made, kind)
-    made.name, made.declared = operation.name, given
-    graph.fill(operation, made)
-    return made
+    graph.builder.placeholder(new_placeholder, kind)
+    new_placeholder.name, new_placeholder.declared = operation.name, given
+    graph.fill(operation, new_placeholder)
+    return new_placeholder
 
 
 def _sizes(shape: Any) -> tuple[Any, ...]:

@@ -76,12 +76,12 @@ def strides(shape: Shape) -> tuple[Dimension, ...]:
     >>> strides((2, 3, 4))
     (12, 4, 1)
     """
-    found: list[Dimension] = []
+    reversed_steps: list[Dimension] = []
     step: Dimension = 1
     for dim in reversed(shape):
-        found.append(step)
+        reversed_steps.append(step)
         step = step * dim
-    return tuple(reversed(found))
+    return tuple(reversed(reversed_steps))
 
 
 def offset(index: Sequence[Affine], shape: Shape) -> Affine:

@@ -19,6 +19,7 @@ True
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
@@ -45,8 +46,11 @@ COMPILE: list[Compile] = []
 """Makes what runs a call of a function, given its tensors; None where it cannot be compiled."""
 JIT: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
 """Compiles a function with the state that it writes; filled where `COMPILE` is."""
-FORMS = 256
-"""How many compiled forms of one function are found at once; the oldest goes first."""
+FORMS = 1024
+"""How many calls of one function are known by their key before all are forgotten."""
+SETTINGS = 32
+"""With how many settings a function is compiled for the same types; one that is called with ever
+new ones goes on by reference."""
 
 WORTHWHILE: dict[type, int] = {Contraction: 4, Reduction: 16, Random: 1, Window: 1}
 """The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
@@ -171,11 +175,13 @@ def by_reference(f: Callable[Parameters, Result]) -> Callable[Parameters, Result
 class Forms:
     """The compiled forms of one function, by all that they depend on."""
 
-    __slots__ = ("_by_key", "_function", "_weights")
+    __slots__ = ("_by_key", "_compiled", "_function", "_weights")
 
     def __init__(self, function: Callable[..., Any], weights: Sequence[str] = ()) -> None:
         self._function, self._weights = function, weights
         self._by_key: dict[Hashable, Run | None] = {}
+        self._compiled: Counter[Hashable] = Counter()
+        """With how many settings it was compiled, by the types of its tensors."""
 
     def find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -195,17 +201,22 @@ class Forms:
         try:
             run = self._by_key[key]
         except KeyError:
-            run = self._compile(key, args, kwargs, call.orders)
+            run = self._compile(key, args, kwargs, call)
         except TypeError:  # an argument that cannot be hashed
             return None, ()
         return run, call.handles if not call.orders or run is None else call.as_stored()
 
     def _compile(
-        self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], orders: Orders
+        self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], call: Arguments
     ) -> Run | None:
-        run = COMPILE[0](self._function, args, kwargs, self._weights, orders)
-        while len(self._by_key) >= FORMS:
-            self._by_key.pop(next(iter(self._by_key)), None)
+        types = tuple([(each._value.dtype, each._value.shape) for each in call.handles])
+        run = None
+        if self._compiled[types] < SETTINGS:
+            self._compiled[types] += 1
+            run = COMPILE[0](self._function, args, kwargs, self._weights, call.orders)
+        if len(self._by_key) >= FORMS:
+            self._by_key = {}  # at once, as other threads look into it; programs are kept elsewhere
+            self._compiled = Counter()
         self._by_key[key] = run
         return run
 
@@ -237,9 +248,9 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     except TypeError:
         return None
     if forms is None:
+        if len(_primitives) >= FORMS:
+            _primitives.clear()
         forms = _primitives[key] = Forms(lambda *operands: bind(primitive, *operands, **params))
-        while len(_primitives) > FORMS:
-            _primitives.pop(next(iter(_primitives)), None)
     run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
     return None if run is None else run(handles)
 

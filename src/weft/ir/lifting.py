@@ -105,9 +105,9 @@ def lift(handle: Tensor) -> None:
     block, known = here.block, here.table.get(id(handle))
     assert block is not None, "a handle is lifted inside of a block"
     if known is None or known.owner is not block or known.handle() is not handle:
-        made = Substitute(handle, block)
+        substitute = Substitute(handle, block)
         block.add(handle)
-        here.table[id(handle)] = made
+        here.table[id(handle)] = substitute
 
 
 def _attribute(name: str) -> property:

@@ -57,12 +57,12 @@ def as_choice(result: Tensor, sources: Sequence[Tensor]) -> None:
 
 def possible_origins(origin: Any) -> list[Tensor]:
     """The living tensors that a tensor with this origin may be."""
-    found = []
+    tensors = []
     while origin is not None:
         tensor = origin[0]() if origin[1] is CHOSEN else None
-        found += [] if tensor is None else [tensor]
+        tensors += [] if tensor is None else [tensor]
         origin = origin[2]
-    return found
+    return tensors
 
 
 def refuse_choice(op: str, tensor: Tensor) -> None:
@@ -117,12 +117,12 @@ def _advice(op: str, how: Any, key: Any) -> str:
     if how == "x.detach()":
         write = "x[i] = value" if op == "setitem" else f"x.{op}()"
         return f"with wf.no_grad(): {write}, or part = x.detach().clone()"
-    taken = how if isinstance(how, str) else f"x[{_text(how)}]"
+    part_text = how if isinstance(how, str) else f"x[{_text(how)}]"
     assignment = _whole_write(op, how, key)
     if assignment is None:
-        steps = f"part = {taken}.clone(), write to part, then {_put_back(how)}"
+        steps = f"part = {part_text}.clone(), write to part, then {_put_back(how)}"
         return f"{steps}; leave that out where x is to stay as it is"
-    return f"{assignment}, or part = {taken}.clone() where the whole is to stay as it is"
+    return f"{assignment}, or part = {part_text}.clone() where the whole is to stay as it is"
 
 
 def _whole_write(op: str, how: Any, key: Any) -> str | None:

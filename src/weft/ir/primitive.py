@@ -146,8 +146,8 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 def find(name: str) -> Primitive:
     """The primitive of that name."""
-    found = PRIMITIVES.get(name)
-    if found is None:
+    primitive = PRIMITIVES.get(name)
+    if primitive is None:
         raise NameUnknownError(
             "primitive",
             f"no primitive is called {name!r}",
@@ -155,4 +155,4 @@ def find(name: str) -> Primitive:
             got={"name": name},
             fix="check the spelling, or import the module that defines it",
         )
-    return found
+    return primitive

@@ -128,12 +128,18 @@ def _atom(atom: Atom, names: Names) -> str:
 def literal_text(literal: Literal) -> str:
     """A constant: its numbers where they are few and exact in decimal, else its bytes."""
     kind = literal.type
-    written = _nested_text(literal.value, kind.dtype) if literal.value.size <= READABLE else None
-    if written is None:
+    elements_text = (
+        _nested_text(literal.value, kind.dtype) if literal.value.size <= READABLE else None
+    )
+    if elements_text is None:
         return f"{kind} 0x{literal_bytes(literal).hex()}"
     if kind.shape:
-        return f"{kind} {written}"
-    return written if kind.dtype in (float32, int64, bool_) else f"{kind.dtype.short} {written}"
+        return f"{kind} {elements_text}"
+    return (
+        elements_text
+        if kind.dtype in (float32, int64, bool_)
+        else f"{kind.dtype.short} {elements_text}"
+    )
 
 
 def _nested_text(value: np.ndarray[Any, Any], dtype: DType) -> str | None:
@@ -142,8 +148,8 @@ def _nested_text(value: np.ndarray[Any, Any], dtype: DType) -> str | None:
     if not value.size:
         return "[]"
     rows = [_nested_text(value[i, ...], dtype) for i in range(len(value))]
-    found = [row for row in rows if row is not None]
-    return f"[{', '.join(found)}]" if len(found) == len(rows) else None
+    texts = [row for row in rows if row is not None]
+    return f"[{', '.join(texts)}]" if len(texts) == len(rows) else None
 
 
 def number_text(value: np.ndarray[Any, Any], dtype: DType) -> str | None:

@@ -228,7 +228,7 @@ def _propagate_all(
     wanted = [parent in live for parent in node.parents]
     compiled = None if attach else node.params.get("pull")
     if compiled is not None:
-        backs = compiled.pull(node, cotangent, wanted)
+        backs = compiled.pull(node, cotangent)
         if backs is not None:
             _accumulate_all(cotangents, node, backs, wanted)
             return

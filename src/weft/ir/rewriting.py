@@ -290,12 +290,12 @@ class RuleSet:
     def candidates(self, primitive: Primitive, kinds: tuple[Kind, ...]) -> list[Rule]:
         """The rules that a node can match, by what its operands are made by."""
         key = primitive, kinds
-        found = self._by_kinds.get(key)
-        if found is None:
+        matching_rules = self._by_kinds.get(key)
+        if matching_rules is None:
             rules = self._by_root[primitive]
-            found = [rule for rule in rules if _can_match(rule.pattern, kinds)]
-            self._by_kinds[key] = found
-        return found
+            matching_rules = [rule for rule in rules if _can_match(rule.pattern, kinds)]
+            self._by_kinds[key] = matching_rules
+        return matching_rules
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
@@ -517,10 +517,10 @@ class _RuleWalk(Walk):
             return None
         kinds = tuple([self._kinds.get(atom) or self._kind(atom) for atom in node.operands])
         for rule in self.rules.candidates(node.primitive, kinds):
-            found = _solve_call(rule.pattern, node, None, {}, self)
-            if found is not None and rule.at is not None:
-                found = self._match_again(rule, node, found)
-            atom = None if found is None else self._replacement(rule, node, found)
+            bindings = _solve_call(rule.pattern, node, None, {}, self)
+            if bindings is not None and rule.at is not None:
+                bindings = self._match_again(rule, node, bindings)
+            atom = None if bindings is None else self._replacement(rule, node, bindings)
             if atom is not None:
                 self.tally[rule.name] += 1
                 self.uses.subtract(node.operands)

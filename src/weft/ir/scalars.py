@@ -184,25 +184,25 @@ def node(op: str, dtype: DType, args: tuple[Scalar, ...] = (), detail: Any = Non
     """The one node of this form. The functions below check operands; this one does not."""
     # repr tells -0.0 from 0.0, and makes one NaN equal to itself
     key = (op, dtype, args, repr(detail) if op == "const" else detail)
-    found = _NODES.get(key)
-    if found is not None:
-        return found
+    existing = _NODES.get(key)
+    if existing is not None:
+        return existing
     with _LOCK:  # two threads must not make two of one node
         return _NODES.setdefault(key, _new_scalar(op, dtype, args, detail))
 
 
 def _new_scalar(op: str, dtype: DType, args: tuple[Scalar, ...], detail: Any) -> Scalar:
-    made = object.__new__(Scalar)
+    scalar = object.__new__(Scalar)
     place = object.__setattr__
-    place(made, "op", op)
-    place(made, "dtype", dtype)
-    place(made, "args", args)
-    place(made, "detail", detail)
-    own = frozenset({made}) if op in _VARIABLES else _NOTHING
-    place(made, "variables", _union_of(own, [arg.variables for arg in args]))
+    place(scalar, "op", op)
+    place(scalar, "dtype", dtype)
+    place(scalar, "args", args)
+    place(scalar, "detail", detail)
+    own = frozenset({scalar}) if op in _VARIABLES else _NOTHING
+    place(scalar, "variables", _union_of(own, [arg.variables for arg in args]))
     read = frozenset({detail}) if op == "load" else _NOTHING
-    place(made, "buffers", _union_of(read, [arg.buffers for arg in args]))
-    return made
+    place(scalar, "buffers", _union_of(read, [arg.buffers for arg in args]))
+    return scalar
 
 
 def _union_of(own: frozenset[Any], parts: list[frozenset[Any]]) -> frozenset[Any]:
@@ -295,10 +295,10 @@ def _operands(op: str, operands: tuple[Operand, ...]) -> tuple[Scalar, ...]:
     dtype = next((x.dtype for x in operands if isinstance(x, Scalar)), None)
     if dtype is None:
         raise _operand_error(op, "at least one Scalar", operands)
-    made = tuple(x if isinstance(x, Scalar) else const(x, dtype) for x in operands)
-    if any(x.dtype is not dtype for x in made):
-        raise _operand_error(op, "operands of one dtype", made)
-    return made
+    scalars = tuple(x if isinstance(x, Scalar) else const(x, dtype) for x in operands)
+    if any(x.dtype is not dtype for x in scalars):
+        raise _operand_error(op, "operands of one dtype", scalars)
+    return scalars
 
 
 def _operand_error(op: str, expected: str, operands: tuple[Any, ...]) -> DTypeError:
@@ -321,12 +321,12 @@ def _define(
 ) -> Callable[..., Scalar]:
     """Add an instruction to the vocabulary; the function that makes its nodes."""
     INSTRUCTIONS[name] = Instruction(name, arity, dtypes, reference, result, cost)
-    taken = ", ".join(d.short for d in DTYPES if d in dtypes)
+    dtype_names = ", ".join(d.short for d in DTYPES if d in dtypes)
 
     def make(*operands: Operand) -> Scalar:
         args = _operands(name, operands)
         if args[0].dtype not in dtypes or len(args) != arity:
-            raise _operand_error(name, f"{arity} of {taken}", args)
+            raise _operand_error(name, f"{arity} of {dtype_names}", args)
         if args[0].dtype is INDEX:
             folded = _simplified_index(name, args)
             if folded is not None:
@@ -334,7 +334,7 @@ def _define(
         return node(name, args[0].dtype if result == "same" else bool_, args)
 
     make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"The instruction `{name}`, of {arity} operand{'s'[: arity > 1]}: {taken}."
+    make.__doc__ = f"The instruction `{name}`, of {arity} operand{'s'[: arity > 1]}: {dtype_names}."
     return make
 
 
@@ -496,16 +496,16 @@ def ordered(*roots: Scalar) -> list[Scalar]:
     >>> [str(x) for x in ordered(index("i") * 2 + index("i"))]
     ['i', '2', 'i * 2', 'i * 2 + i']
     """
-    found: dict[Scalar, None] = {}
+    nodes: dict[Scalar, None] = {}
     pending = list(reversed(roots))
     while pending:
         x = pending[-1]
-        missing = [arg for arg in reversed(x.args) if arg not in found]
+        missing = [arg for arg in reversed(x.args) if arg not in nodes]
         if missing:
             pending += missing
         else:
-            found[pending.pop()] = None
-    return list(found)
+            nodes[pending.pop()] = None
+    return list(nodes)
 
 
 def is_const(x: Scalar, value: Number) -> bool:
@@ -534,17 +534,19 @@ def guarded(value: Scalar, holds: Scalar) -> Scalar:
 
     Each node is made once, however often it is used: paths through an expression are many.
     """
-    made: dict[Scalar, Scalar] = {}
+    guarded_nodes: dict[Scalar, Scalar] = {}
     for x in ordered(value):
         if not x.buffers:
-            made[x] = x
+            guarded_nodes[x] = x
         elif x.op == "load":
             place, *rest = x.args
             where = holds if not rest else and_(rest[0], holds)
-            made[x] = load(x.detail, place, where, 0)
+            guarded_nodes[x] = load(x.detail, place, where, 0)
         else:
-            made[x] = node(x.op, x.dtype, tuple(made[arg] for arg in x.args), x.detail)
-    return made[value]
+            guarded_nodes[x] = node(
+                x.op, x.dtype, tuple(guarded_nodes[arg] for arg in x.args), x.detail
+            )
+    return guarded_nodes[value]
 
 
 def render(x: Scalar, names: Names | None = None) -> str:

@@ -130,8 +130,8 @@ def record(
                 each._node = Projection(node, index)
     else:
         out = result._value
-        kept = keep(primitive, values, out)
-        result._node = Node(primitive, params, kept[0], parents, kept[1])
+        values_and_out = keep(primitive, values, out)
+        result._node = Node(primitive, params, values_and_out[0], parents, values_and_out[1])
 
 
 def keep(primitive: Primitive, values: tuple[Any, ...], out: Any) -> tuple[tuple[Any, ...], Any]:

@@ -122,10 +122,10 @@ class _Parser:
     def skip(self, text: str) -> bool:
         """Whether the next word is this one; if so it is taken."""
         token = self.next
-        found = token.text == text and token.kind in ("mark", "name")
-        if found:
+        is_next = token.text == text and token.kind in ("mark", "name")
+        if is_next:
             self.advance()
-        return found
+        return is_next
 
     def require(self, text: str) -> None:
         """Take the next word, which must be this one."""
@@ -136,12 +136,12 @@ class _Parser:
         """Refuse the text at a word, by default the next one."""
         place = (token or self.next).place
         line = self.text.count("\n", 0, place) + 1
-        shown = self.text[place : place + 40].split("\n")[0] or "the end of the text"
+        excerpt = self.text[place : place + 40].split("\n")[0] or "the end of the text"
         raise GraphError(
             "parse",
             f"line {line} is not a graph's",
             expected=expected,
-            got={f"line {line}": shown},
+            got={f"line {line}": excerpt},
             fix="compare with the text that print(graph) gives",
         )
 

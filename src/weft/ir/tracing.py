@@ -130,12 +130,12 @@ def trace(
 def live(graph: Graph) -> Graph:
     """The graph without nodes that no output needs."""
     needed: set[Atom] = set(graph.outputs)
-    kept: list[GraphNode] = []
+    reversed_nodes: list[GraphNode] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.results) or not is_pure(node):
-            kept.append(node)
+            reversed_nodes.append(node)
             needed.update(node.operands)
-    return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)
+    return Graph(graph.inputs, tuple(reversed(reversed_nodes)), graph.outputs, graph.name)
 
 
 def substitute(graph: Graph, known: dict[Variable, Literal], inputs: tuple[Variable, ...]) -> Graph:

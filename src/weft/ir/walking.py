@@ -174,12 +174,12 @@ class Walk:
 def _without_dead_nodes(graph: Graph) -> Graph:
     """The graph without pure nodes that no output needs; `tracing.live`, with less ceremony."""
     needed = set(graph.outputs)
-    kept: list[GraphNode] = []
+    reversed_nodes: list[GraphNode] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.results) or not is_pure(node):
-            kept.append(node)
+            reversed_nodes.append(node)
             needed.update(node.operands)
-    return Graph(graph.inputs, tuple(reversed(kept)), graph.outputs, graph.name)
+    return Graph(graph.inputs, tuple(reversed(reversed_nodes)), graph.outputs, graph.name)
 
 
 def replace_node(

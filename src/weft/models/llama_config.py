@@ -91,11 +91,11 @@ class LlamaConfig:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a file says about rotary positions, in its old form or the new one."""
-    found = {"rope_theta": config.get("rope_theta")}
+    settings = {"rope_theta": config.get("rope_theta")}
     for name in ("rope_scaling", "rope_parameters"):
         refuse_unless({name: type(config.get(name))}, name, (dict, type(None)))
-        found |= config.get(name) or {}
-    return {name: value for name, value in found.items() if value is not None}
+        settings |= config.get(name) or {}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _scaling(rope: Mapping[str, Any]) -> tuple[float, float, float, float] | None:

@@ -30,9 +30,9 @@ def merge_pieces(pieces: list[Piece], rank: Callable[[Piece, Piece], float | Non
             return
         a, b = parts[left], parts[right]
         assert a is not None and b is not None
-        found = rank(a, b)
-        if found is not None:
-            heappush(heap, (found, left, a, b))
+        pair_rank = rank(a, b)
+        if pair_rank is not None:
+            heappush(heap, (pair_rank, left, a, b))
 
     for index in range(len(parts) - 1):
         offer(index, index + 1)

@@ -60,8 +60,8 @@ class PieceTokenizer(Tokenizer):
         for letter in letters:
             is_known = letter in self._tokens
             pieces += [letter] if is_known else [b"<0x%02X>" % byte for byte in letter]
-        found = merge_pieces(pieces, self._rank)
-        return [self._tokens.get(piece, 0) for piece in found]
+        merged_pieces = merge_pieces(pieces, self._rank)
+        return [self._tokens.get(piece, 0) for piece in merged_pieces]
 
     def _rank(self, a: bytes, b: bytes) -> float | None:
         token = self._tokens.get(a + b)

@@ -116,21 +116,21 @@ def read_weights(folder: str | PathLike[str]) -> dict[str, wf.Tensor]:
         raise _unreadable_file(
             index, "its weight_map is not the names of files by the names of tensors"
         )
-    found: dict[str, wf.Tensor] = {}
+    tensors: dict[str, wf.Tensor] = {}
     for name in sorted(set(parts.values())):
         if not is_plain_name(name):
             raise _unreadable_file(index, f"a part lies outside the folder: {name}")
-        found |= _tensors(place / name)
-    if lost := sorted(set(parts) - set(found)):
+        tensors |= _tensors(place / name)
+    if lost := sorted(set(parts) - set(tensors)):
         raise _unreadable_file(index, f"no part holds {', '.join(lost[:4])}")
-    return found
+    return tensors
 
 
 def _tensors(path: Path) -> dict[str, wf.Tensor]:
-    found = wf.load(path)
-    if not isinstance(found, dict) or not all(isinstance(x, wf.Tensor) for x in found.values()):
+    tensors = wf.load(path)
+    if not isinstance(tensors, dict) or not all(isinstance(x, wf.Tensor) for x in tensors.values()):
         raise _unreadable_file(path, "it does not hold tensors by name")
-    return found
+    return tensors
 
 
 def rename_entries(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,12 +142,12 @@ def rename_entries(kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = read_json("load_pretrained", path)
+        content = read_json("load_pretrained", path)
     except (OSError, wf.ArgumentError) as error:
         raise _unreadable_file(path, getattr(error, "problem", str(error))) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _unreadable_file(path, "it is no JSON object")
-    return found
+    return content
 
 
 def _unreadable_file(path: Path, reason: str) -> wf.ArgumentError:

@@ -98,8 +98,10 @@ class ByteLevelTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of tokens; bytes that are no UTF-8 become the replacement character."""
-        found = [lookup(self._bytes, token) for token in np.asarray(tokens).reshape(-1).tolist()]
-        return b"".join(found).decode("utf-8", errors="replace")
+        piece_bytes = [
+            lookup(self._bytes, token) for token in np.asarray(tokens).reshape(-1).tolist()
+        ]
+        return b"".join(piece_bytes).decode("utf-8", errors="replace")
 
     def _settings(self) -> dict[str, Any]:
         names = ("vocabulary", "merges", "added", "pattern")

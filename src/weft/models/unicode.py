@@ -41,8 +41,8 @@ def portable_pattern(pattern: str) -> re.Pattern[str]:
             inside = match["bracket"] == "["
             return match[0]
         if match["category"]:
-            found = _ranges(match["category"])
-            return found if inside else f"[{found}]"
+            ranges = _ranges(match["category"])
+            return ranges if inside else f"[{ranges}]"
         if match["space"] == "s":
             return SPACES if inside else f"[{SPACES}]"
         return f"[^{SPACES}]" if match["space"] else match[0]

@@ -172,11 +172,11 @@ def __getattr__(name: str) -> _Any:
     """An error that suggests a name where there is none."""
     if name.startswith("_"):
         raise AttributeError(f"module 'weft.nn' has no attribute {name!r}")
-    meant = _nearest(name, __all__)
+    suggestion = _nearest(name, __all__)
     raise _wf.NameUnknownError(
         "wf.nn",
         f"nothing is called {name!r}",
         expected="a name in dir(wf.nn)",
         got={"name": name},
-        fix=f"wf.nn.{meant}" if meant else "look for it: dir(wf.nn)",
+        fix=f"wf.nn.{suggestion}" if suggestion else "look for it: dir(wf.nn)",
     )

@@ -166,8 +166,8 @@ class MultiheadAttention(Module):
         weights = F.attention_weights(q, k, mask, causal=is_causal)
         dropped = F.dropout(weights, drop, self.training)
         out = self._join_heads(dropped @ repeated_heads(v, q), alone)
-        shown = wf.mean(weights, axis=1) if average_attn_weights else weights
-        return out, shown[0] if alone else shown
+        weights_to_return = wf.mean(weights, axis=1) if average_attn_weights else weights
+        return out, weights_to_return[0] if alone else weights_to_return
 
     def _check(self, query: wf.Tensor, key: wf.Tensor, value: wf.Tensor) -> None:
         widths = (self.embed_dim, self.kdim, self.vdim)
@@ -218,8 +218,10 @@ class MultiheadAttention(Module):
 
     def _join_heads(self, out: wf.Tensor, alone: bool) -> wf.Tensor:
         """[batch, heads, time, head] -> the projected output, in the input's layout."""
-        joined = wf.reshape(wf.swapaxes(out, 1, 2), (out.shape[0], out.shape[2], self.embed_dim))
-        y = self.out_proj(joined)
+        heads_side_by_side = wf.reshape(
+            wf.swapaxes(out, 1, 2), (out.shape[0], out.shape[2], self.embed_dim)
+        )
+        y = self.out_proj(heads_side_by_side)
         if alone:
             return wf.squeeze(y, axis=0)
         return y if self.batch_first else wf.swapaxes(y, 0, 1)

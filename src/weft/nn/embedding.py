@@ -48,9 +48,9 @@ class Embedding(Module):
         cls, weight: wf.Tensor, freeze: bool = True, padding_idx: int | None = None
     ) -> Self:
         """A table with given rows."""
-        made = cls(int(weight.shape[0]), int(weight.shape[1]), padding_idx)
-        made.load_state_dict({"weight": weight})
-        return made.requires_grad_(not freeze)
+        embedding = cls(int(weight.shape[0]), int(weight.shape[1]), padding_idx)
+        embedding.load_state_dict({"weight": weight})
+        return embedding.requires_grad_(not freeze)
 
     def reset_parameters(self) -> None:
         """Draw new rows, normally distributed."""

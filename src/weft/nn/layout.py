@@ -207,9 +207,9 @@ def lay_out(module: Any) -> Layout:
     if pair is not None and pair[1].holds():
         return pair[0]
     folding = _Folding()
-    found = folding.run(module)
-    _remembered_layout(module).pair = found, folding.guard
-    return found
+    layout = folding.run(module)
+    _remembered_layout(module).pair = layout, folding.guard
+    return layout
 
 
 def _remembered_layout(module: Any) -> Remembered:
@@ -400,12 +400,12 @@ class _Unfolding:
 def _distinct_handles(tensors: Sequence[Any]) -> list[Any]:
     """The tensors, each with its own handle: parameters that were not tied stay so."""
     seen: set[int] = set()
-    found = []
+    handles = []
     for tensor in tensors:
         repeated = isinstance(tensor, wf.Tensor) and id(tensor) in seen
-        found.append(tensor.clone() if repeated else tensor)
+        handles.append(tensor.clone() if repeated else tensor)
         seen.add(id(tensor))
-    return found
+    return handles
 
 
 def take_apart(module: Any) -> wf.tree.Parts:

@@ -40,8 +40,8 @@ class _Loss(Module):
 
     def extra_repr(self) -> str:
         """See `Module`."""
-        shown: dict[str, Any] = {name: getattr(self, name) for name in self.names}
-        plain = {n: v for n, v in shown.items() if not isinstance(v, wf.Tensor) and v is not None}
+        options: dict[str, Any] = {name: getattr(self, name) for name in self.names}
+        plain = {n: v for n, v in options.items() if not isinstance(v, wf.Tensor) and v is not None}
         return ", ".join(f"{name}={value!r}" for name, value in plain.items())
 
 

@@ -141,8 +141,10 @@ class Module:
                 return
             if role == PARAMETER and role_of(value) != PARAMETER:
                 raise _not_a_parameter(self, name, value)
-            kept = role if role == TRANSIENT else None
-            self._roles[name] = PARAMETER if role_of(value) == PARAMETER else kept or BUFFER
+            transient_role = role if role == TRANSIENT else None
+            self._roles[name] = (
+                PARAMETER if role_of(value) == PARAMETER else transient_role or BUFFER
+            )
         else:
             self._roles.pop(name, None)
         Changes.count += 1
@@ -157,13 +159,13 @@ class Module:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         known = [each for each in dir(self) if not each.startswith("_")]
-        meant = nearest_name(name, known)
+        suggestion = nearest_name(name, known)
         raise wf.NameUnknownError(
             type(self).__name__,
             f"this module has nothing called {name!r}",
             expected="an attribute that was set, or a method of modules",
             got={"name": name},
-            fix=f"net.{meant}" if meant else "look for it: dir(net)",
+            fix=f"net.{suggestion}" if suggestion else "look for it: dir(net)",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,10 +267,10 @@ class Module:
         >>> wf.nn.Sequential(wf.nn.Linear(1, 2)).get_submodule("0").out_features
         2
         """
-        found = dict(self.named_modules())
-        if name not in found:
-            raise _unknown_name("get_submodule", name, found)
-        return found[name]
+        modules = dict(self.named_modules())
+        if name not in modules:
+            raise _unknown_name("get_submodule", name, modules)
+        return modules[name]
 
     # --- state -------------------------------------------------------------------------------
 
@@ -436,13 +438,13 @@ def _not_a_parameter(owner: Module, name: str, value: wf.Tensor) -> wf.ArgumentT
 
 
 def _unknown_name(op: str, name: str, known: Any) -> wf.NameUnknownError:
-    meant = nearest_name(name, known)
+    suggestion = nearest_name(name, known)
     return wf.NameUnknownError(
         op,
         f"the module has nothing called {name!r}",
         expected="a dotted name of the module's",
         got={"name": name},
-        fix=f"use {meant!r}" if meant else "look at the names: dict(net.named_modules())",
+        fix=f"use {suggestion!r}" if suggestion else "look at the names: dict(net.named_modules())",
     )
 
 

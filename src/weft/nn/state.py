@@ -61,19 +61,21 @@ def _misfit(
     missing: list[str], unexpected: list[str], misshapen: list[str], strict: bool
 ) -> wf.WeftError:
     kinds = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-    found = {kind: names for kind, names in kinds.items() if names}
+    problems = {kind: names for kind, names in kinds.items() if names}
     pairs = [(wrong, nearest_name(wrong, missing)) for wrong in unexpected]
-    meant = [f"{wrong} -> {right}" for wrong, right in pairs if right]
+    renamings = [f"{wrong} -> {right}" for wrong, right in pairs if right]
     renaming = (
-        f"rename entries: {_list_names(meant)}" if meant else "load the state of such a module"
+        f"rename entries: {_list_names(renamings)}"
+        if renamings
+        else "load the state of such a module"
     )
-    made = wf.ShapeError if misshapen else wf.ArgumentError
-    return made(
+    error_class = wf.ShapeError if misshapen else wf.ArgumentError
+    return error_class(
         "load_state_dict",
         "the entries do not fit this module: "
-        + ", ".join(f"{len(names)} {kind}" for kind, names in found.items()),
+        + ", ".join(f"{len(names)} {kind}" for kind, names in problems.items()),
         expected="an entry of the right shape for each name in net.state_dict()",
-        got={kind: _list_names(names) for kind, names in found.items()},
+        got={kind: _list_names(names) for kind, names in problems.items()},
         fix=renaming if misshapen or not strict else f"{renaming}; or pass strict=False",
     )
 

@@ -113,10 +113,12 @@ class TransformerEncoderLayer(_TransformerLayer):
         cache: KeyValueCache | None = None,
     ) -> Any:
         """[time, batch, width], or as `batch_first` says; with a cache also the next cache."""
-        kept: list[Any] = []
-        attend = self._attention_sublayer(src_mask, src_key_padding_mask, is_causal, cache, kept)
+        caches_after: list[Any] = []
+        attend = self._attention_sublayer(
+            src_mask, src_key_padding_mask, is_causal, cache, caches_after
+        )
         x = self._apply_sublayer(2, self._apply_sublayer(1, src, attend), self._feed_forward)
-        return x if cache is None else (x, kept[0])
+        return x if cache is None else (x, caches_after[0])
 
 
 class TransformerDecoderLayer(_TransformerLayer):
@@ -145,9 +147,9 @@ class TransformerDecoderLayer(_TransformerLayer):
         cache: KeyValueCache | None = None,
     ) -> Any:
         """tgt attends to itself and to memory; with a cache the result has the next one, too."""
-        kept: list[Any] = []
+        caches_after: list[Any] = []
         attend = self._attention_sublayer(
-            tgt_mask, tgt_key_padding_mask, tgt_is_causal, cache, kept
+            tgt_mask, tgt_key_padding_mask, tgt_is_causal, cache, caches_after
         )
 
         def attend_memory(x: wf.Tensor) -> wf.Tensor:
@@ -156,7 +158,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
         x = self._apply_sublayer(2, self._apply_sublayer(1, tgt, attend), attend_memory)
         x = self._apply_sublayer(3, x, self._feed_forward)
-        return x if cache is None else (x, kept[0])
+        return x if cache is None else (x, caches_after[0])
 
 
 class _Stack(Module):

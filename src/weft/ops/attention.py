@@ -415,8 +415,8 @@ def _forward_rule(formula: Formula) -> Callable[..., tuple[Tensor | None, ...]]:
     """Forward mode through the plain formula."""
 
     def push(primals: Sequence[Tensor], tangents: Found, out: Any, **params: Any) -> Any:
-        _, found = forward.jvp(lambda *xs: formula(*xs, **params), primals, tangents)
-        return tuple(found)
+        _, output_tangents = forward.jvp(lambda *xs: formula(*xs, **params), primals, tangents)
+        return tuple(output_tangents)
 
     return push
 

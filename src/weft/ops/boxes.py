@@ -75,11 +75,11 @@ def _dynamic_slice_type(x: TensorType, *starts: TensorType, sizes: Shape) -> Ten
 
 def _box(shape: Sequence[int], starts: Sequence[Array], sizes: Sequence[int]) -> tuple[slice, ...]:
     """The slices of a box, moved to lie inside a shape."""
-    moved = [
+    starts_inside = [
         max(0, min(int(start), dim - part))
         for dim, start, part in zip(shape, starts, sizes, strict=True)
     ]
-    return tuple([slice(low, low + part) for low, part in zip(moved, sizes, strict=True)])
+    return tuple([slice(low, low + part) for low, part in zip(starts_inside, sizes, strict=True)])
 
 
 def _box_indices(starts: Sequence[Tensor], shape: Shape, sizes: Shape) -> list[Tensor]:

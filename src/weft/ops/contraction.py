@@ -123,9 +123,10 @@ def _product(left: Array, right: Array) -> Any:
 
 def _with_gap(b: Array, batch: Sequence[int], free: Sequence[int], gap: int) -> Array:
     """The right operand with axes of size 1 where the left one's free axes are."""
-    turned = b.transpose(*batch, *free)
+    batch_first = b.transpose(*batch, *free)
     stack = len(batch)
-    return turned.reshape([*turned.shape[:stack], *[1] * gap, *turned.shape[stack:]])
+    shape = [*batch_first.shape[:stack], *[1] * gap, *batch_first.shape[stack:]]
+    return batch_first.reshape(shape)
 
 
 def _matrices(
@@ -136,8 +137,8 @@ def _matrices(
     rows = prod([x.shape[axis] for axis in free])
     columns = prod([x.shape[axis] for axis in contract])
     if len(free) > 0 and contract[0] < free[0]:  # then the contracted axes lie outside
-        turned = x.transpose(*batch, *contract, *free)
-        return turned.reshape(*stack, columns, rows).swapaxes(-1, -2)
+        contract_first = x.transpose(*batch, *contract, *free)
+        return contract_first.reshape(*stack, columns, rows).swapaxes(-1, -2)
     return x.transpose(*batch, *free, *contract).reshape(*stack, rows, columns)
 
 
@@ -150,13 +151,15 @@ def _left_cotangent(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axe
     stack = tuple(range(len(batch[0])))
     free_a = free_axes(a.ndim, contract[0], batch[0])
     free_b = free_axes(b.ndim, contract[1], batch[1])
+    # ct: [*batch, *free_a, *free_b], so its last axes are b's free ones.
     columns = tuple(range(len(stack) + len(free_a), ct.ndim))
     back = apply(dot, ct, _conj(b), contract=(columns, free_b), batch=(stack, batch[1]))
+    # back: [*batch, *free_a, *contracted], the contracted axes in the order in which b has them.
     paired = [left for _, left in sorted(zip(contract[1], contract[0], strict=True))]
     return _place_axes(back, (*batch[0], *free_a, *paired))
 
 
-def _back_right(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
+def _right_cotangent(ct: Tensor, a: Tensor, b: Tensor, contract: Axes, batch: Axes) -> Tensor:
     """The cotangent of the right operand: a times ct over a's free axes."""
     stack = tuple(range(len(batch[0])))
     free_a = free_axes(a.ndim, contract[0], batch[0])
@@ -186,6 +189,7 @@ def _batch_dot(
     if all(shifts):
         batch = ((0, *batch[0]), (0, *batch[1]))
         return apply(dot, *fronts, contract=contract, batch=batch), 0
+    # The batch axis of one operand is its first free axis.
     out = apply(dot, *fronts, contract=contract, batch=batch)
     columns = fronts[1].ndim - len(batch[1]) - len(contract[1])
     return out, len(batch[0]) if shifts[0] else out.ndim - columns
@@ -251,7 +255,7 @@ dot = Primitive(
     kind=Contraction(_operations, "product"),
     type_rule=_dot_type,
     reference=_dot,
-    derivatives=[linear(_left_cotangent), linear(_back_right)],
+    derivatives=[linear(_left_cotangent), linear(_right_cotangent)],
     batch=_batch_dot,
     samples=lambda: [
         _sample((2, 3), (3, 4), ROWS_BY_COLUMNS, NONE),

@@ -113,8 +113,8 @@ def silent(graph: Graph) -> Graph:
 @remember
 def _without_shown_nodes(graph: Graph) -> Graph:
     read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
-    shown = [n for n in graph.nodes if n.primitive.impure and read.isdisjoint(n.results)]
-    nodes = [_silent_node(node) for node in graph.nodes if node not in shown]
+    effects_only = [n for n in graph.nodes if n.primitive.impure and read.isdisjoint(n.results)]
+    nodes = [_silent_node(node) for node in graph.nodes if node not in effects_only]
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
 
 
@@ -147,8 +147,8 @@ def moving_outputs(graph: Graph, moving: Marks) -> Marks:
     with running(space):
         primals = [space.tensor(kind) for kind in graph.input_types]
         tangents = [space.tensor(kind) for kind in marked(graph.input_types, moving)]
-        _, found = tangent_outputs(graph, primals, tangents, moving)
-    return tuple(each is not None for each in found)
+        _, output_tangents = tangent_outputs(graph, primals, tangents, moving)
+    return tuple(each is not None for each in output_tangents)
 
 
 @remember
@@ -157,8 +157,8 @@ def tangent_graph(graph: Graph, moving: Marks, wanted: Marks) -> Graph:
     count = len(moving)
 
     def tangents(*values: Tensor) -> list[Tensor]:
-        outputs, found = tangent_outputs(graph, values[:count], values[count:], moving)
-        return or_zeros(marked(found, wanted), marked(outputs, wanted))
+        outputs, output_tangents = tangent_outputs(graph, values[:count], values[count:], moving)
+        return or_zeros(marked(output_tangents, wanted), marked(outputs, wanted))
 
     return closed_graph(tangents, [*graph.input_types, *marked(graph.input_types, moving)])
 
@@ -213,8 +213,8 @@ def batched_outputs(graph: Graph, marks: Marks, size: Dimension) -> Marks:
     with running(space):
         pairs = zip(graph.input_types, marks, strict=True)
         inputs = [space.tensor(_batch_type(size, kind, mark)) for kind, mark in pairs]
-        found = batched_interpretation(graph, size, inputs, marks)
-    return tuple(axis is not None for _, axis in found)
+        outputs_with_axes = batched_interpretation(graph, size, inputs, marks)
+    return tuple(axis is not None for _, axis in outputs_with_axes)
 
 
 @remember
@@ -222,10 +222,10 @@ def batched_graph(graph: Graph, size: Dimension, marks: Marks, wanted: Marks) ->
     """The graph over a batch: marked inputs have, and wanted outputs get, the batch axis first."""
 
     def outputs(*inputs: Tensor) -> list[Tensor]:
-        found = batched_interpretation(graph, size, inputs, marks)
+        outputs_with_axes = batched_interpretation(graph, size, inputs, marks)
         return [
             to_front(size, tensor, axis) if want else tensor
-            for (tensor, axis), want in zip(found, wanted, strict=True)
+            for (tensor, axis), want in zip(outputs_with_axes, wanted, strict=True)
         ]
 
     pairs = zip(graph.input_types, marks, strict=True)

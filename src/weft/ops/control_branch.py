@@ -123,8 +123,8 @@ def _switch_vjp(
     asked = tuple(w and d for w, d in zip(wanted[1:], inexact(primals[1:]), strict=True))
     graphs = tuple(cotangent_graph(branch, asked) for branch in branches)
     given = [cotangent for cotangent in cotangents if cotangent is not None]
-    found = apply_multiple(switch, *primals, *given, branches=graphs, rows=rows)
-    return [None, *place_marked(found, asked)]
+    cotangents_asked = apply_multiple(switch, *primals, *given, branches=graphs, rows=rows)
+    return [None, *place_marked(cotangents_asked, asked)]
 
 
 def _batch_switch(

@@ -82,6 +82,8 @@ def _call_vjp(
     only the type.
     """
     primals = primals[: len(graph.inputs)]
+    if pull is not None:  # so that no operand is there for its size alone
+        graph = specialize(graph, [primal.type for primal in primals])
     asked = tuple(w and d for w, d in zip(wanted, inexact(primals), strict=True))
     given = [cotangent for cotangent in cotangents if cotangent is not None]
     derived, read = _read_inputs(cotangent_graph(graph, asked))

@@ -115,20 +115,20 @@ def _scan_jvp(
     moving = tuple(tangent is not None for tangent in tangents)
     # A carry that has no tangent at first may get one in a step.
     moving = _settle_marks(moving_outputs, graph, num_consts, num_carry, moving)
-    found = moving_outputs(graph, moving)[num_carry:]
+    moving_ys = moving_outputs(graph, moving)[num_carry:]
     consts, carry, xs = _with_tangents(primals, tangents, moving, num_consts, held)
     results = apply_multiple(
         scan,
         *consts,
         *carry,
         *xs,
-        graph=_tangent_step(graph, num_consts, num_carry, moving, found),
+        graph=_tangent_step(graph, num_consts, num_carry, moving, moving_ys),
         num_consts=len(consts),
         num_carry=len(carry),
         length=length,
         reverse=reverse,
     )
-    return place_marked(results[num_carry:], moving[num_consts:held] + found)
+    return place_marked(results[num_carry:], moving[num_consts:held] + moving_ys)
 
 
 def _settle_marks(
@@ -280,7 +280,7 @@ def _batch_scan(
     marks = tuple(axis is not None for axis in axes)
     rule = partial(batched_outputs, size=size)
     marks = _settle_marks(rule, graph, num_consts, num_carry, marks)
-    found = rule(graph, marks)[num_carry:]
+    batched_ys = rule(graph, marks)[num_carry:]
     fronts = [
         to_front(size, x, axis) if mark else x
         for x, axis, mark in zip(operands[:held], axes[:held], marks[:held], strict=True)
@@ -293,14 +293,14 @@ def _batch_scan(
         scan,
         *fronts,
         *steps,
-        graph=batched_graph(graph, size, marks, marks[num_consts:held] + found),
+        graph=batched_graph(graph, size, marks, marks[num_consts:held] + batched_ys),
         num_consts=num_consts,
         num_carry=num_carry,
         length=length,
         reverse=reverse,
     )
     places: list[int | None] = [0 if mark else None for mark in marks[num_consts:held]]
-    return out, places + [1 if mark else None for mark in found]
+    return out, places + [1 if mark else None for mark in batched_ys]
 
 
 def _scan_samples() -> list[Sample]:

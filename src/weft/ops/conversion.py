@@ -33,8 +33,8 @@ Array = np.ndarray[Any, Any]
 def _convert_array(x: Array, dtype: DType) -> Any:
     if x.dtype.kind == "c" and not (dtype.is_complex or dtype is dtypes.bool_):
         x = x.real
-    found: Array = convert_numbers(x, dtype.numpy)
-    return found
+    converted_array: Array = convert_numbers(x, dtype.numpy)
+    return converted_array
 
 
 convert: Primitive = Primitive(

@@ -456,8 +456,8 @@ def _samples(roles: str) -> list[Sample]:
         generator = np.random.default_rng(number)
         operands = [generator.normal(size=shapes[r]).astype(np.float32) for r in roles[:2]]
         samples.append(Sample(tuple(operands), {**extra, **params}))
-    turned = tuple((x * (1 + 0.5j)).astype(np.complex64) for x in samples[0].operands)
-    return [*samples, Sample(turned, samples[0].params)]
+    complex_operands = tuple((x * (1 + 0.5j)).astype(np.complex64) for x in samples[0].operands)
+    return [*samples, Sample(complex_operands, samples[0].params)]
 
 
 def _shape_of_y(x: tuple[int, ...], w: tuple[int, ...], params: dict[str, Any]) -> tuple[int, ...]:

@@ -145,10 +145,10 @@ def shift_by_one(x: Tensor, axis: int, reverse: bool, first: float) -> Tensor:
     # One more element in front, and the last one cut off; the other way round in reverse.
     sides = (0, 1, 0) if reverse else (1, 0, 0)
     padding = tuple([sides if each == axis else (0, 0, 0) for each in range(x.ndim)])
-    moved = apply(pad, x, padding=padding, value=first)
+    longer = apply(pad, x, padding=padding, value=first)
     starts = tuple([int(reverse and each == axis) for each in range(x.ndim)])
     stops = tuple([dim + start for dim, start in zip(x.shape, starts, strict=True)])
-    return apply(slice_, moved, starts=starts, stops=stops, strides=(1,) * x.ndim)
+    return apply(slice_, longer, starts=starts, stops=stops, strides=(1,) * x.ndim)
 
 
 def _recurrence_type(a: TensorType, b: TensorType, axis: int, reverse: bool) -> TensorType:
@@ -180,8 +180,8 @@ def _recurrence(a: Array, b: Array, axis: int, reverse: bool) -> Array:
 def _recurrence_cotangent(ct: Tensor, a: Tensor, b: Tensor, axis: int, reverse: bool) -> Tensor:
     """The adjoint runs the other way: c[k] = ct[k] + conj(a[k+1])·c[k+1]."""
     factors = conj(a) if a.dtype.is_complex else a
-    moved = shift_by_one(factors, axis, not reverse, 0)
-    return apply(linear_recurrence, moved, ct, axis=axis, reverse=not reverse)
+    next_factors = shift_by_one(factors, axis, not reverse, 0)
+    return apply(linear_recurrence, next_factors, ct, axis=axis, reverse=not reverse)
 
 
 def _batch_recurrence(

@@ -139,17 +139,17 @@ def places(text: str) -> list[Place]:
     [Place(before='x = ', field='0', form='.2f', conversion=None)]
     """
     try:
-        found = [Place(a, b, c or "", d) for a, b, c, d in Formatter().parse(text)]
+        parsed_places = [Place(a, b, c or "", d) for a, b, c, d in Formatter().parse(text)]
     except (ValueError, TypeError) as error:
         raise wrong_text(str(error), text) from None
-    for place in found:
+    for place in parsed_places:
         if place.field and not (place.field.isidentifier() or _is_number(place.field)):
             raise wrong_text(f"{place.field!r} is a part of a value", text, whole=True)
         if "{" in place.form or re.search(rf"\d{{{LONGEST_NUMBER + 1}}}", place.form):
             raise wrong_text(f"{place.form!r} is no plain form of a value", text, whole=True)
         if place.conversion not in _CONVERSIONS:
             raise wrong_text(f"there is no conversion {place.conversion!r}", text)
-    return found
+    return parsed_places
 
 
 def _is_number(field: str) -> bool:
@@ -210,11 +210,11 @@ class Shown:
 
 def _numbered_places(text: str, count: int) -> list[Place]:
     """The parts of a text whose places hold the numbers of operands."""
-    found = places(text)
-    for field in [place.field for place in found if place.field is not None]:
+    parsed_places = places(text)
+    for field in [place.field for place in parsed_places if place.field is not None]:
         if not (_is_number(field) and int(field) < count):
             raise wrong_text(f"there is no operand {field!r}", text)
-    return found
+    return parsed_places
 
 
 def _print_type(*operands: TensorType, text: str, rows: int) -> TensorType:

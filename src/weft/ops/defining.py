@@ -102,13 +102,13 @@ def elementwise(
     """
     for name, given, known in (("dtypes", dtypes, DTYPE_CLASSES), ("result", result, RESULTS)):
         if given not in known:
-            meant = nearest_name(str(given), list(known)) or next(iter(known))
+            suggestion = nearest_name(str(given), list(known)) or next(iter(known))
             raise ArgumentError(
                 "elementwise",
                 f"{name} is not a class of dtypes",
                 expected="one of " + ", ".join(known),
                 got={name: repr(given)},
-                fix=f'{name}="{meant}"',
+                fix=f'{name}="{suggestion}"',
             )
     return Elementwise(dtypes, result, domain)
 
@@ -172,9 +172,9 @@ def arguments_of(op: str, reference: Callable[..., Any]) -> Arguments:
 
 def _attribute(op: str, name: str, value: Any) -> Any:
     """An attribute as it stands in graphs."""
-    made = plain_value(value)
+    plain_attribute = plain_value(value)
     try:
-        param_text(made, str)
+        param_text(plain_attribute, str)
     except WeftError:
         raise ArgumentTypeError(
             op,
@@ -183,7 +183,7 @@ def _attribute(op: str, name: str, value: Any) -> Any:
             got={name: value},
             fix="pass a tensor as an operand",
         ) from None
-    return made
+    return plain_attribute
 
 
 def plain_value(value: Any) -> Any:
@@ -333,11 +333,11 @@ class Definition:
                    expected="loops=write, with write(draft) giving draft.kernel(...)",
                    got={"loops": loops, "results": self.results},
                    fix="leave loops out")  # fmt: skip
-        made = Primitive(
+        new_primitive = Primitive(
             self.name,
             kind=ELEMENTWISE if isinstance(self.type_rule, Elementwise) else Opaque(),
             derivatives=self._derivatives(derivatives),
-            batch=self._batch(batch, lambda: made),
+            batch=self._batch(batch, lambda: new_primitive),
             samples=lambda: self._samples(samples),
             multiple=self.results != 1,
             broadcasts=isinstance(self.type_rule, Elementwise) and not self.dense,
@@ -347,9 +347,9 @@ class Definition:
         )
         rule = self.type_rule
         dtypes = rule.dtypes if isinstance(rule, Elementwise) else None
-        operator = Operator(made, self.arguments, dtypes, self.dense)
+        operator = Operator(new_primitive, self.arguments, dtypes, self.dense)
         try:
-            self._check(made)
+            self._check(new_primitive)
         except BaseException:
             operator.remove()
             raise
@@ -401,8 +401,8 @@ class Definition:
         if len(listed) == 0 and isinstance(self.type_rule, Elementwise):
             count, rule = self.arguments.operands or 2, self.type_rule
             listed = elementwise_samples(self.name, count, rule.dtypes, rule.domain)
-        made = [each if isinstance(each, Sample) else _sample(each) for each in listed]
-        return [replace(each, params={**defaults, **each.params}) for each in made]
+        samples = [each if isinstance(each, Sample) else _sample(each) for each in listed]
+        return [replace(each, params={**defaults, **each.params}) for each in samples]
 
     def _check_lower(self, lower: Any) -> None:
         if not isinstance(self.type_rule, Elementwise) or self.results != 1:
@@ -477,14 +477,14 @@ def checked_reference(name: str, reference: Callable[..., Any], rule: Rule, resu
 
     def refer(*arrays: Array, **params: Any) -> Any:
         ruled = rule(*[type_of(array) for array in arrays], **params)
-        found = reference(*[_read_only(array) for array in arrays], **params)
+        out = reference(*[_read_only(array) for array in arrays], **params)
         if results == 1:
-            return _check_result(name, found, ruled, arrays)
-        if not isinstance(found, (tuple, list)) or len(found) != results:
+            return _check_result(name, out, ruled, arrays)
+        if not isinstance(out, (tuple, list)) or len(out) != results:
             refuse(name, "the reference gives another number of results",
-                   expected=f"a tuple of {results} arrays", got={"returned": type(found).__name__},
+                   expected=f"a tuple of {results} arrays", got={"returned": type(out).__name__},
                    fix=f"return {results} arrays, or change results=")  # fmt: skip
-        return tuple(_check_result(name, f, k, arrays) for f, k in zip(found, ruled, strict=True))
+        return tuple(_check_result(name, f, k, arrays) for f, k in zip(out, ruled, strict=True))
 
     return refer
 

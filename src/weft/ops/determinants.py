@@ -267,8 +267,8 @@ def _slogdet_tangent(
     """tr(A⁻¹ dA): its real part moves the logarithm, its imaginary part turns a complex sign."""
     sign, logarithm = out
     inner = trace_of(apply(solve, x, t))
-    turned = sign * imaginary_part(inner) if x.dtype.is_complex else None
-    return turned, real_part(inner, logarithm.dtype)
+    d_sign = sign * imaginary_part(inner) if x.dtype.is_complex else None
+    return d_sign, real_part(inner, logarithm.dtype)
 
 
 def _slogdet(x: Array) -> tuple[Array, Array]:

@@ -34,9 +34,9 @@ def text(tensor: Tensor) -> str:
 
 
 def _values(array: np.ndarray[Any, Any], prefix: str = "") -> str:
-    shown = array if array.dtype.kind != "V" else array.astype(np.float32)
+    printable = array if array.dtype.kind != "V" else array.astype(np.float32)
     return np.array2string(
-        shown,
+        printable,
         separator=", ",
         prefix=prefix,
         threshold=settings.print_elements,

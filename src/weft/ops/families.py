@@ -230,9 +230,11 @@ def _long_path(
     choices = frozenset(DTYPE_CLASSES[allowed])
 
     def promote(*operands: Any) -> Tensor:
-        found = None if unlike is None else unlike(*operands)
+        other_result = None if unlike is None else unlike(*operands)
         return (
-            apply(primitive, *promote_operands(name, operands, allowed)) if found is None else found
+            apply(primitive, *promote_operands(name, operands, allowed))
+            if other_result is None
+            else other_result
         )
 
     def promote_unless_other(*operands: Any) -> Tensor:

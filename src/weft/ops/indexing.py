@@ -342,8 +342,8 @@ def _only_last(
     own = apply(reshape, count_up(size(shape)), shape=shape)
     heads = tuple(range(len(axes)))
     canvas = filled_tensor(tuple([x.shape[axis] for axis in axes]), INDEX, 0)
-    written = apply(scatter, canvas, own, *indices, axes=heads, unique=False)
-    is_last = equal(apply(gather, written, *indices, axes=heads), own)
+    last_numbers = apply(scatter, canvas, own, *indices, axes=heads, unique=False)
+    is_last = equal(apply(gather, last_numbers, *indices, axes=heads), own)
     mask = apply(reshape, is_last, shape=shape + (1,) * (values.ndim - len(shape)))
     return where(mask, values, zeros(values.type))
 

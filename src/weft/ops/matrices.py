@@ -210,8 +210,8 @@ def matrix_transpose(x: Tensor) -> Tensor:
 
 def adjoint(x: Tensor) -> Tensor:
     """The conjugate transpose."""
-    turned = matrix_transpose(x)
-    return conj(turned) if x.dtype.is_complex else turned
+    transposed = matrix_transpose(x)
+    return conj(transposed) if x.dtype.is_complex else transposed
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -420,8 +420,8 @@ def _update_type(x: TensorType, update: TensorType, starts: Shape, strides: Shap
     check_one_dtype("update_slice", {"x": x, "update": update})
     _check_ranks("update_slice", x, {"starts": starts, "strides": strides})
     _check_ranks("update_slice", x, {"update.shape": update.shape})
-    for dim, kept, start, stride in zip(x.shape, update.shape, starts, strides, strict=True):
-        if is_below(start, 0) or stride < 1 or is_below(dim, start + span(kept, stride)):
+    for dim, update_dim, start, stride in zip(x.shape, update.shape, starts, strides, strict=True):
+        if is_below(start, 0) or stride < 1 or is_below(dim, start + span(update_dim, stride)):
             raise ArgumentError(
                 "update_slice",
                 "bounds outside the tensor",

@@ -31,10 +31,10 @@ def aligned(index: Index, operand: Shape, result: Shape) -> Index:
 def of_transpose(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The axes in another order."""
     order = node.params["order"]
-    turned = [Affine()] * len(order)
+    operand_index = [Affine()] * len(order)
     for place, axis in enumerate(order):
-        turned[axis] = index[place]
-    return reader.at(node.operands[0], tuple(turned))
+        operand_index[axis] = index[place]
+    return reader.at(node.operands[0], tuple(operand_index))
 
 
 def of_broadcast(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
@@ -46,8 +46,10 @@ def of_broadcast(reader: ElementReader[Any], node: GraphNode, index: Index) -> A
 def of_reshape(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """Only axes of size 1 come and go: other reshapes are not read element by element."""
     operand = node.operands[0]
-    kept = [i for i, dim in zip(index, node.params["shape"], strict=True) if dim != 1]
-    places = iter(kept)
+    indices_of_long_axes = [
+        i for i, dim in zip(index, node.params["shape"], strict=True) if dim != 1
+    ]
+    places = iter(indices_of_long_axes)
     return reader.at(
         operand, tuple(Affine() if dim == 1 else next(places) for dim in operand.type.shape)
     )
@@ -56,31 +58,35 @@ def of_reshape(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any
 def of_slice(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """Every so many elements, from a start."""
     starts, strides = node.params["starts"], node.params["strides"]
-    moved = [i * stride + start for i, start, stride in zip(index, starts, strides, strict=True)]
-    return reader.at(node.operands[0], tuple(moved))
+    operand_index = [
+        i * stride + start for i, start, stride in zip(index, starts, strides, strict=True)
+    ]
+    return reader.at(node.operands[0], tuple(operand_index))
 
 
 def of_flip(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """Counted from the end of some axes."""
     operand = node.operands[0]
     axes = node.params["axes"]
-    turned = [
+    operand_index = [
         i * -1 + (operand.type.shape[axis] - 1) if axis in axes else i
         for axis, i in enumerate(index)
     ]
-    return reader.at(operand, tuple(turned))
+    return reader.at(operand, tuple(operand_index))
 
 
 def of_pad(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """An element of the operand, or the number around it."""
     operand = node.operands[0]
-    moved = [i + -low for i, (low, _, _) in zip(index, node.params["padding"], strict=True)]
+    operand_index = [i + -low for i, (low, _, _) in zip(index, node.params["padding"], strict=True)]
     conditions = [
         (i, dim)
-        for i, dim, sides in zip(moved, operand.type.shape, node.params["padding"], strict=True)
+        for i, dim, sides in zip(
+            operand_index, operand.type.shape, node.params["padding"], strict=True
+        )
         if sides != (0, 0, 0)
     ]
-    inside = reader.at(operand, tuple(moved))
+    inside = reader.at(operand, tuple(operand_index))
     return reader.choice(conditions, inside, reader.number(node.params["value"], node))
 
 
@@ -92,8 +98,8 @@ def of_concatenate(reader: ElementReader[Any], node: GraphNode, index: Index) ->
     for operand in reversed(node.operands):
         extent = operand.type.shape[axis]
         start = end - extent
-        moved = (*index[:axis], index[axis] + -start, *index[axis + 1 :])
-        part, within = reader.at(operand, moved), [(moved[axis], extent)]
+        operand_index = (*index[:axis], index[axis] + -start, *index[axis + 1 :])
+        part, within = reader.at(operand, operand_index), [(operand_index[axis], extent)]
         # the last part is what is left over: elsewhere its index is out of bounds
         element = (
             reader.only_where(within, part)

@@ -236,8 +236,10 @@ def check_function(op: str, f: object) -> None:
 
 
 def _argument_error(op: str, name: str, value: object, kind: str, fix: str) -> ArgumentTypeError:
-    shown = repr(value) if isinstance(value, str) else value
-    return ArgumentTypeError(op, f"{name} is not {kind}", expected=kind, got={name: shown}, fix=fix)
+    value_text = repr(value) if isinstance(value, str) else value
+    return ArgumentTypeError(
+        op, f"{name} is not {kind}", expected=kind, got={name: value_text}, fix=fix
+    )
 
 
 def promote_operands(
@@ -317,8 +319,8 @@ def wrong_dtype(op: str, allowed: str, got: Mapping[str, object]) -> DTypeError:
 
 
 def _dtype_of(value: object) -> DType | None:
-    found = getattr(value, "dtype", None)
-    return found if isinstance(found, DType) else None
+    dtype = getattr(value, "dtype", None)
+    return dtype if isinstance(dtype, DType) else None
 
 
 def apply_as(op: str, primitive: Primitive, *operands: Tensor, **params: Any) -> Any:

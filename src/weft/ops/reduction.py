@@ -224,11 +224,11 @@ def _product_of_others(x: Tensor, axes: Axes) -> Tensor:
     """
     rest = tuple([axis for axis in range(x.ndim) if axis not in axes])
     order = (*rest, *axes)
-    turned = apply(transpose, x, order=order)
+    axes_last = apply(transpose, x, order=order)
     count = size([x.shape[axis] for axis in axes])
-    line = apply(reshape, turned, shape=(*turned.shape[: len(rest)], count))
+    line = apply(reshape, axes_last, shape=(*axes_last.shape[: len(rest)], count))
     before, after = (_product_before(line, reverse) for reverse in (False, True))
-    others = apply(reshape, before * after, shape=turned.shape)
+    others = apply(reshape, before * after, shape=axes_last.shape)
     return apply(transpose, others, order=inverse(order))
 
 

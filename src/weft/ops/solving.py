@@ -79,8 +79,8 @@ def _batch_system(primitive_of: Callable[[], Primitive]) -> Callable[..., tuple[
             front = to_front(size, a, left), to_front(size, b, right)
             return apply(primitive_of(), *front, **params), 0
         side = move_axis(b, right, b.ndim - 1)
-        joined = (*side.shape[:-2], side.shape[-2] * size)
-        out = bind(primitive_of(), a, bind(reshape, side, shape=joined), **params)
+        joined_shape = (*side.shape[:-2], side.shape[-2] * size)
+        out = bind(primitive_of(), a, bind(reshape, side, shape=joined_shape), **params)
         return apply(reshape, out, shape=side.shape), side.ndim - 1
 
     return batch
@@ -89,8 +89,8 @@ def _batch_system(primitive_of: Callable[[], Primitive]) -> Callable[..., tuple[
 def _triangular(a: Array, b: Array, lower: bool, unit: bool) -> Array:
     """By back substitution: NumPy's LU leaves an upper triangle alone; a lower one is turned."""
     if lower:
-        turned = _triangular(a[..., ::-1, ::-1], b[..., ::-1, :], False, unit)
-        return turned[..., ::-1, :]
+        reversed_solution = _triangular(a[..., ::-1, ::-1], b[..., ::-1, :], False, unit)
+        return reversed_solution[..., ::-1, :]
     upper = np.triu(a, 1 if unit else 0)
     if unit:
         upper = upper + np.eye(a.shape[-1], dtype=a.dtype)
@@ -234,9 +234,9 @@ def _pinv_type(x: TensorType, rtol: TensorType) -> TensorType:
 
 def _pinv_tangent(t: Tensor, out: Tensor, x: Tensor, rtol: Tensor) -> Tensor:
     """Golub and Pereyra (1973): right where the rank does not change."""
-    turned = adjoint(t)
-    inner = product(product(out, adjoint(out)), turned)
-    outer = product(turned, product(adjoint(out), out))
+    adjoint_tangent = adjoint(t)
+    inner = product(product(out, adjoint(out)), adjoint_tangent)
+    outer = product(adjoint_tangent, product(adjoint(out), out))
     inner = inner - product(product(inner, x), out)
     outer = outer - product(out, product(x, outer))
     return inner + outer - product(out, product(t, out))

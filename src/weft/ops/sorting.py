@@ -42,14 +42,14 @@ def along_axis(indices: Tensor, axis: int, shape: Shape) -> list[Tensor]:
 
     The shape is that of the result; `indices` has it, or 1 in places.
     """
-    found = []
+    index_tensors = []
     for each, dim in enumerate(shape):
         if each == axis:
-            found.append(bind(broadcast_to, indices, shape=shape))
+            index_tensors.append(bind(broadcast_to, indices, shape=shape))
         else:
             line = bind(reshape, count_up(dim), shape=(dim, *[1] * (len(shape) - each - 1)))
-            found.append(bind(broadcast_to, line, shape=shape))
-    return found
+            index_tensors.append(bind(broadcast_to, line, shape=shape))
+    return index_tensors
 
 
 def take_along(x: Tensor, indices: Tensor, axis: int) -> Tensor:
@@ -79,8 +79,8 @@ def order_of(x: Array, axis: int, descending: bool) -> Array:
     keys = sortable_array(x)
     if not descending:
         return np.argsort(keys, axis=axis, kind="stable")
-    turned = np.argsort(np.flip(keys, axis), axis=axis, kind="stable")
-    return np.flip(x.shape[axis] - 1 - turned, axis)
+    reversed_order = np.argsort(np.flip(keys, axis), axis=axis, kind="stable")
+    return np.flip(x.shape[axis] - 1 - reversed_order, axis)
 
 
 # --- sort and argsort --------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def _top_k_type(x: TensorType, k: int, axis: int, largest: bool) -> tuple[Tensor
             got={"x": x, "k": k, "axis": axis},
             fix=f"take them all: k={x.shape[axis]}",
         )
-    kept = x.with_shape((*x.shape[:axis], k, *x.shape[axis + 1 :]))
-    return kept, kept.with_dtype(INDEX)
+    values_type = x.with_shape((*x.shape[:axis], k, *x.shape[axis + 1 :]))
+    return values_type, values_type.with_dtype(INDEX)
 
 
 def _top_k(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
@@ -282,8 +282,8 @@ def _batch_searchsorted(
         assert axes[1] is not None
         front = move_axis(values, axes[1], 0)
         line = apply(reshape, front, shape=(size(front.shape),))
-        found = apply(searchsorted, x, line, side=side)
-        return apply(reshape, found, shape=front.shape), 0
+        places_in_rows = apply(searchsorted, x, line, side=side)
+        return apply(reshape, places_in_rows, shape=front.shape), 0
     fronts = [to_front(size_, o, axis) for o, axis in zip(operands, axes, strict=True)]
     return apply(searchsorted, *fronts, side=side), 0
 

@@ -165,10 +165,10 @@ def _spread_type(
     _check_dtype(op, "number", y)
     lead = y.ndim - len(window)
     counts = _counts(op, y, spatial, window, strides, padding, dilation)
-    for found, wanted in zip(y.shape[lead:], counts, strict=True):
+    for dim, wanted in zip(y.shape[lead:], counts, strict=True):
         require_equal(
             op,
-            found,
+            dim,
             wanted,
             expected="one element for each window",
             got={"y": y, "spatial": spatial},

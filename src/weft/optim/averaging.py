@@ -78,8 +78,8 @@ class ExponentialMovingAverage:
     def state_dict(self) -> dict[str, wf.Tensor]:
         """The averages by name, and how often they were updated."""
         named = zip(self.names, self.averages, strict=True)
-        found = {f"averages.{name}": average.clone() for name, average in named}
-        return {**found, "updates": self.updates.clone()}
+        averages = {f"averages.{name}": average.clone() for name, average in named}
+        return {**averages, "updates": self.updates.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()` over the same parameters."""
@@ -100,8 +100,8 @@ class ExponentialMovingAverage:
 def _named_parameters(model: Any) -> dict[str, wf.Tensor]:
     if hasattr(model, "named_parameters"):
         return dict(model.named_parameters())
-    found = model if isinstance(model, Mapping) else dict(enumerate(model))
-    return {str(name): parameter for name, parameter in found.items()}
+    parameters = model if isinstance(model, Mapping) else dict(enumerate(model))
+    return {str(name): parameter for name, parameter in parameters.items()}
 
 
 tree_node(ExponentialMovingAverage, ("parameters", "averages", "updates"))

@@ -80,5 +80,5 @@ def scaled_to_norm(
 
 
 def _with_gradients(parameters: wf.Tensor | Iterable[wf.Tensor]) -> list[wf.Tensor]:
-    found = [parameters] if isinstance(parameters, wf.Tensor) else list(parameters)
-    return [p for p in found if p.grad is not None]
+    all_parameters = [parameters] if isinstance(parameters, wf.Tensor) else list(parameters)
+    return [p for p in all_parameters if p.grad is not None]

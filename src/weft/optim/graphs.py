@@ -53,10 +53,10 @@ def _step(optimizer: Optimizer, loss: wf.Tensor) -> None:
     """The optimiser's step from the gradients of this loss alone."""
     parameters = optimizer.parameters
     before = [parameter.grad for parameter in parameters]
-    found = wf.gradients(optimizer.scale(loss), parameters)
-    if all(gradient is None for gradient in found):
+    gradients = wf.gradients(optimizer.scale(loss), parameters)
+    if all(gradient is None for gradient in gradients):
         raise _without_gradients(type(optimizer).__name__, loss)
-    for parameter, gradient in zip(parameters, found, strict=True):
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = None if gradient is None else gradient.detach()
     try:
         optimizer.step()
@@ -71,10 +71,10 @@ def _learned_variables(op: str, graph: Any, loss: wf.Tensor) -> dict[str, wf.Ten
     held = [(name, owner) for name, owner in pairs if owner is not None]
     needed = {id(each.target) for each in graph.needed([graph.operation_of(loss)])}
     cells = {cell.name for cell in graph.cells(trainable=True) if id(cell) in needed}
-    found = {name: owner for name, owner in held if name in cells}
-    if not found:
+    learned = {name: owner for name, owner in held if name in cells}
+    if not learned:
         raise _without_gradients(op, loss)
-    return found
+    return learned
 
 
 def _state_updates(graph: Any, loss: wf.Tensor) -> list[Any]:

@@ -58,12 +58,15 @@ class History:
         direction = -gradient
         weights: list[float] = []
         pairs = list(zip(self.steps, self.changes, strict=True))
+        # First loop, from the latest pair to the oldest: αᵢ = sᵢᵀ q / yᵢᵀ sᵢ, q ← q − αᵢ yᵢ.
         for step, change in reversed(pairs):
             weights.append(dot(step, direction) / dot(change, step))
             direction = direction - weights[-1] * change
         if pairs:
+            # The initial H is γ times the identity, with γ = sᵀ y / yᵀ y of the latest pair.
             step, change = pairs[-1]
             direction = direction * (dot(change, step) / dot(change, change))
+        # Second loop, from the oldest to the latest: r ← r + sᵢ (αᵢ − yᵢᵀ r / yᵢᵀ sᵢ).
         for step, change in pairs:
             correction = dot(change, direction) / dot(change, step)
             direction = direction + step * (weights.pop() - correction)
@@ -153,20 +156,20 @@ class LBFGS(Optimizer):
         direction = history.descent_direction(here.gradient)
         history.gradient, history.direction = here.gradient, direction
         size = options["lr"].item()
-        if begins:
+        if begins:  # nothing is known of the curvature, so the first step is short
             size *= min(1.0, 1.0 / wf.abs(here.gradient).sum().item())
         slope = dot(here.gradient, direction)
         history.size = 0.0
-        if slope > -options["tolerance_change"]:
+        if slope > -options["tolerance_change"]:  # the direction hardly leads down
             return here, 0
         self._count()
         if options["line_search"] is None:
             history.size = size
             self._move(self._values(), direction, size)
             return self._evaluate(closure), 1
-        found, evaluations = self._search(closure, here, slope, size, left)
-        history.size = found.size
-        return Here(found.loss, found.gradient), evaluations
+        end, evaluations = self._search(closure, here, slope, size, left)
+        history.size = end.size
+        return Here(end.loss, end.gradient), evaluations
 
     def _search(
         self, closure: Closure, here: Here, slope: float, size: float, left: int
@@ -184,9 +187,9 @@ class LBFGS(Optimizer):
         tolerance = self.groups[0].options["tolerance_change"] / max(
             _largest_magnitude(direction), 1e-300
         )
-        found, evaluations = strong_wolfe(evaluate, start, size, tolerance, max(left, 1))
-        self._move(origin, direction, found.size)
-        return found, evaluations
+        end, evaluations = strong_wolfe(evaluate, start, size, tolerance, max(left, 1))
+        self._move(origin, direction, end.size)
+        return end, evaluations
 
     def _stands(self, before: Here, here: Here) -> bool:
         """Whether neither the parameters nor the loss change any more."""
@@ -230,15 +233,15 @@ class LBFGS(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of `Optimizer`, and what the curvature is learned from."""
-        history, found = self._history, super().state_dict()
+        history, state = self._history, super().state_dict()
         if history.gradient is not None:
             for name in ("steps", "changes"):
                 kept = getattr(history, name)
-                found |= {f"history.{name}.{i}": x.clone() for i, x in enumerate(kept)}
-            found["history.gradient"] = history.gradient
-            found["history.direction"] = history.direction
-            found["history.size"] = history.size
-        return found
+                state |= {f"history.{name}.{i}": x.clone() for i, x in enumerate(kept)}
+            state["history.gradient"] = history.gradient
+            state["history.direction"] = history.direction
+            state["history.size"] = history.size
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict()` over the same parameters."""

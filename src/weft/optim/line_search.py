@@ -40,12 +40,14 @@ def strong_wolfe(
     used = 1
     while used <= limit:
         rises = used > 2 and point.loss >= before.loss
+        # The loss has not fallen enough, or rises again: a good point lies before this one.
         if not _falls(start, point) or rises or point.slope >= 0:
             if _falls(start, point) and not rises and _is_flat(start, point):
                 return point, used
             return _zoom(evaluate, start, before, point, tolerance, limit, used)
         if _is_flat(start, point):
             return point, used
+        # Still going down: further on, to where the cubic through both points is lowest.
         least = point.size + 0.01 * (point.size - before.size)
         further = cubic_minimum(before, point, least, point.size * 10)
         before, point = point, evaluate(further)
@@ -62,7 +64,7 @@ def _zoom(
     limit: int,
     used: int,
 ) -> tuple[Point, int]:
-    """Narrow an interval that holds a good point."""
+    """Narrow an interval that holds a good point; `low` is its end with the lower loss."""
     low, high = (one, other) if one.loss <= other.loss else (other, one)
     slow = False
     while used <= limit and abs(high.size - low.size) >= tolerance:
@@ -75,6 +77,7 @@ def _zoom(
         else:
             if _is_flat(start, point):
                 return point, used
+            # The loss falls from the new point away from `high`: the minimum is on that side.
             if point.slope * (high.size - low.size) >= 0:
                 high = low
             low = point
@@ -83,7 +86,11 @@ def _zoom(
 
 
 def _step_inside(one: Point, other: Point, slow: bool) -> tuple[float, bool]:
-    """A place within an interval, kept off its ends where the last one was near an end too."""
+    """The next place within an interval, and whether it is near one of the ends.
+
+    A tenth of the interval is kept from an end if the last place was near one too (`slow`): else
+    the interval might shrink from one side only.
+    """
     least, most = sorted((one.size, other.size))
     size = cubic_minimum(one, other, least, most)
     margin = 0.1 * (most - least)
@@ -118,10 +125,12 @@ def cubic_minimum(a: Point, b: Point, least: float, most: float) -> float:
 
 
 def _falls(start: Point, point: Point) -> bool:
+    """Armijo's condition: the loss has fallen by a share of what the first slope promises."""
     return point.loss <= start.loss + ENOUGH_FALL * point.size * start.slope
 
 
 def _is_flat(start: Point, point: Point) -> bool:
+    """The strong curvature condition of Wolfe: the slope is a fraction of that at the start."""
     return abs(point.slope) <= -ENOUGH_FLATNESS * start.slope
 
 

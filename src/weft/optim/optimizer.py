@@ -252,22 +252,22 @@ class Optimizer:
         self, dense: list[wf.Tensor | None], tables: list[_Table]
     ) -> tuple[list[wf.Tensor | None], wf.Tensor | None]:
         """The gradients to apply, first the parameters', then the rows'; and whether to apply."""
-        found = [*dense, *[table.gradient for table in tables]]
+        gradients = [*dense, *[table.gradient for table in tables]]
         if self.maximize:
-            found = [None if g is None else -g for g in found]
+            gradients = [None if g is None else -g for g in gradients]
         apply: wf.Tensor | None = None
         if self.scaling is not None:
-            found, apply = self.scaling.unscaled(found)
+            gradients, apply = self.scaling.unscaled(gradients)
             self.scaling.update(apply)
         if self.waiting is not None:
-            found, apply = self.waiting.add_gradients(
-                found, self.parameters, apply, self.accumulate
+            gradients, apply = self.waiting.add_gradients(
+                gradients, self.parameters, apply, self.accumulate
             )
         if (limit := self.clip_value) is not None:
-            found = [None if g is None else wf.clip(g, -limit, limit) for g in found]
+            gradients = [None if g is None else wf.clip(g, -limit, limit) for g in gradients]
         if self.clip_norm is not None:
-            found = scaled_to_norm(found, gradient_norm(found), self.clip_norm)
-        return found, apply
+            gradients = scaled_to_norm(gradients, gradient_norm(gradients), self.clip_norm)
+        return gradients, apply
 
     def _count_step(self, apply: wf.Tensor | None) -> wf.Tensor:
         """The number of this update, from 1; the counter is written where it is applied."""

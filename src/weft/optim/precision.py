@@ -97,12 +97,12 @@ class LossScale:
     def unscaled(self, gradients: Gradients) -> tuple[list[wf.Tensor | None], wf.Tensor]:
         """The gradients without the factor, and whether all of them are finite."""
         inverse = 1 / self.scale
-        found = [None if g is None else g * inverse for g in gradients]
+        true_gradients = [None if g is None else g * inverse for g in gradients]
         finite = wf.tensor(True)
-        for g in found:
+        for g in true_gradients:
             if g is not None:
                 finite = finite & wf.all(wf.isfinite(g))
-        return found, finite
+        return true_gradients, finite
 
     def update(self, finite: wf.Tensor) -> None:
         """Adapt the factor to whether the last gradients were finite."""

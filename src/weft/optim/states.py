@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 def saved_state(optimizer: Optimizer) -> dict[str, Any]:
     """All tensors and numbers that go on from step to step; the tensors as they are now."""
-    found = {name: handle.clone() for name, handle in named_tensors(optimizer)}
+    state = {name: handle.clone() for name, handle in named_tensors(optimizer)}
     for number, group in enumerate(optimizer.groups):
         for name, value in group.options.items():
             if not isinstance(value, wf.Tensor) and _is_saved(value):
-                found[f"groups.{number}.{name}"] = value
-    return found
+                state[f"groups.{number}.{name}"] = value
+    return state
 
 
 def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -254,10 +254,10 @@ def _make_private(folder: Path) -> None:
 def _entries(folder: Path) -> Iterator[_Entry]:
     """All entries; what a writer left behind when it was killed is removed on the way."""
     try:
-        found = list(os.scandir(folder))
+        items = list(os.scandir(folder))
     except OSError:
         return
-    for item in found:
+    for item in items:
         is_temporary = item.name.endswith(_TEMPORARY)
         if not is_temporary and not _KEY.fullmatch(item.name):
             continue

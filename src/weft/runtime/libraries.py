@@ -47,8 +47,8 @@ class Library:
 
     def symbol(self, name: str) -> int:
         """The address of a function; refused with the reason where there is none."""
-        found = self.find(name)
-        if found is None:
+        address = self.find(name)
+        if address is None:
             raise NameUnknownError(
                 "library",
                 f"the library has no function {name!r}",
@@ -56,7 +56,7 @@ class Library:
                 got={"library": str(self.path), "symbol": name},
                 fix=f"write it as WEFT_EXPORT int {name}(weft_context *context, ...)",
             )
-        return found
+        return address
 
     def find(self, name: str) -> int | None:
         """The address of a function; None where there is none."""
@@ -199,14 +199,14 @@ def shapes_by_rule(
     ])  # fmt: skip
     context = _Context(ABI, len(attributes), rows, None, _Fail(fail))
     given = (_Type * max(1, len(types)))(*map(_type, types))
-    made = (_Type * results)(*[_Type(-1, -1) for _ in range(results)])
-    code = _ShapeRule(address)(*map(ctypes.addressof, (context, given, made)))
+    result_types = (_Type * results)(*[_Type(-1, -1) for _ in range(results)])
+    code = _ShapeRule(address)(*map(ctypes.addressof, (context, given, result_types)))
     if code or messages:
         return messages[0] if messages else f"the shape rule returned {code}"
-    known = [0 <= each.dtype < len(DTYPES) and 0 <= each.rank <= MAX_RANK for each in made]
-    if not all(known) or any(size < 0 for each in made for size in each.shape[: each.rank]):
+    known = [0 <= each.dtype < len(DTYPES) and 0 <= each.rank <= MAX_RANK for each in result_types]
+    if not all(known) or any(size < 0 for each in result_types for size in each.shape[: each.rank]):
         return "the shape rule does not fill in dtype, rank and shape of each result"
-    return [TensorType(DTYPES[each.dtype], tuple(each.shape[: each.rank])) for each in made]
+    return [TensorType(DTYPES[each.dtype], tuple(each.shape[: each.rank])) for each in result_types]
 
 
 def _type(kind: TensorType) -> _Type:

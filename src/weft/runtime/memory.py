@@ -132,13 +132,13 @@ class Planner:
     def at(self, binding: Binding) -> MemoryPlan:
         """The plan for these values of the symbols."""
         key = frozenset(binding.items())
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plan(binding)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(binding)
             while len(self._plans) >= _REMEMBERED:
                 self._plans.pop(next(iter(self._plans)), None)
-            self._plans[key] = found
-        return found
+            self._plans[key] = plan
+        return plan
 
     def _plan(self, binding: Binding) -> MemoryPlan:
         expressions = {buffer.size for buffer in self.buffers}
@@ -200,13 +200,14 @@ class _Blocks:
     def from_buffers(
         cls, buffers: Sequence[Lifetime], sizes: Sequence[int], operands: Mapping[int, int]
     ) -> _Blocks:
+        """One block for each chain of buffers that take each other's place."""
         roots = [_root(index, operands) for index in range(len(buffers))]
-        kept = {root: block for block, root in enumerate(dict.fromkeys(roots))}
-        block_of = np.array([kept[root] for root in roots], np.int64)
-        last = np.zeros(len(kept), np.int64)
+        blocks = {root: block for block, root in enumerate(dict.fromkeys(roots))}
+        block_of = np.array([blocks[root] for root in roots], np.int64)
+        last = np.zeros(len(blocks), np.int64)
         np.maximum.at(last, block_of, np.array([buffer.last for buffer in buffers], np.int64))
-        first = np.array([buffers[root].first for root in kept], np.int64)
-        return cls(np.array([sizes[root] for root in kept], np.int64), first, last, block_of)
+        first = np.array([buffers[root].first for root in blocks], np.int64)
+        return cls(np.array([sizes[root] for root in blocks], np.int64), first, last, block_of)
 
     def place(self) -> _Integers:
         """The offset of each block, by the best of a few greedy orders."""
@@ -223,7 +224,8 @@ class _Blocks:
         return best if best is not None else np.zeros(0, np.int64)
 
     def lower_bound(self) -> int:
-        """The most bytes that live at one position."""
+        """The most bytes that are alive at one position, which no placing can go below."""
+        # Sizes are added where live ranges begin and taken off behind their ends.
         change = np.zeros(int(self.last.max(initial=-1)) + 2, np.int64)
         np.add.at(change, self.first, self.sizes)
         np.add.at(change, self.last + 1, -self.sizes)
@@ -261,6 +263,7 @@ class _Placed:
     def put(self, size: int, first: int, last: int) -> int:
         """Find a place for a block, put it there, and return its offset."""
         begins, ends, firsts, lasts = self.table[:, : self.count]
+        # Only blocks whose live ranges meet this one's are in the way.
         living = np.flatnonzero((firsts <= last) & (lasts >= first))
         offset = _best_gap(begins[living], ends[living], size)
         place = int(np.searchsorted(begins, offset))
@@ -274,7 +277,7 @@ def _best_gap(begins: _Integers, ends: _Integers, size: int) -> int:
     """The offset of the smallest gap of at least this size; behind everything if there is none."""
     if not len(begins):
         return 0
-    reached = np.maximum.accumulate(ends)
+    reached = np.maximum.accumulate(ends)  # blocks overlap, so an earlier one may end later
     starts = np.concatenate([[0], reached[:-1]])
     gaps = begins - starts
     gaps[gaps < size] = np.iinfo(np.int64).max
@@ -285,8 +288,9 @@ def _best_gap(begins: _Integers, ends: _Integers, size: int) -> int:
 class _Stacking:
     """Which blocks lie on which: enough to compute offsets for other sizes, without a search.
 
-    Any order of placing serves: each block lies on the highest end below it of those that live
-    at the same time. Only those are kept that no other keeps apart from it.
+    The blocks keep the order of a plan that was found by a search. Each lies on the highest end of
+    the blocks before it that are alive at the same time. Blocks that lie below another of these
+    blocks anyway need not be looked at.
     """
 
     def __init__(self, blocks: _Blocks, order: _Integers) -> None:
@@ -305,17 +309,19 @@ class _Stacking:
         return np.array(ends, np.int64) - sizes
 
     def _find_supports(self) -> list[tuple[int, list[int]]]:
+        """Each block in order, with the blocks that it may lie on."""
         first, last = self._blocks.first[self._order], self._blocks.last[self._order]
-        found = []
+        supports = []
         for place, block in enumerate(self._order.tolist()):
             below = np.flatnonzero((first[:place] <= last[place]) & (last[:place] >= first[place]))
             direct = []
             while len(below):
                 top, below = below[-1], below[:-1]
                 direct.append(int(self._order[top]))
+                # What lives together with `top` lies below it, and so below this block.
                 below = below[(first[below] > last[top]) | (last[below] < first[top])]
-            found.append((block, direct))
-        return found
+            supports.append((block, direct))
+        return supports
 
 
 def _root(index: int, operands: Mapping[int, int]) -> int:

@@ -193,8 +193,8 @@ class Merger:
             a, b = (side.get(id(handle), handle) for side in by_side)
             self.handles.append((handle, self.value(WRITTEN, a, b)))
         held = [{id(t.owner): tree for t, tree in region.touched} for region in self.regions]
-        found = {id(t.owner): t for region in self.regions for t, _ in region.touched}
-        for touched in found.values():
+        by_owner = {id(t.owner): t for region in self.regions for t, _ in region.touched}
+        for touched in by_owner.values():
             a, b = (side.get(id(touched.owner), touched.before) for side in held)
             what = f"a {type(touched.owner).__name__}"
             self.containers.append((touched.owner, self.value(what, a, b)))

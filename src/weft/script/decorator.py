@@ -139,8 +139,8 @@ def _rewritten_function(
     if runtime not in known:
         code = _rewritten_code(function)
         known[runtime] = None if code is None else rebuild_function(function, code, runtime)
-    found: Callable[..., Any] | None = known[runtime]
-    return found
+    rewritten: Callable[..., Any] | None = known[runtime]
+    return rewritten
 
 
 def _rewritten_code(function: types.FunctionType) -> types.CodeType | None:
@@ -151,14 +151,14 @@ def _rewritten_code(function: types.FunctionType) -> types.CodeType | None:
 
 
 def _compile(function: types.FunctionType) -> types.CodeType | None:
-    found = tree_of(function)
-    if found is None:
+    definition = tree_of(function)
+    if definition is None:
         return None
-    node = found.node
+    node = definition.node
     if isinstance(node, ast.Lambda):
         returned = ast.copy_location(ast.Return(node.body), node.body)
         node = ast.copy_location(ast.FunctionDef("_weft_lambda", node.args, [returned], []), node)
-    return compile_function(rewrite_function(node), found.owner, function.__code__)
+    return compile_function(rewrite_function(node), definition.owner, function.__code__)
 
 
 def _converted_callable(function: Any, runtime: Operators) -> Any:

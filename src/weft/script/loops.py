@@ -112,10 +112,10 @@ class Loop:
             region = record(self._run, [lead, *self._types()], self.lifted)
             if region.touched:
                 raise mistakes.grows(type(region.touched[0][0].owner).__name__)
-            found = [handle for handle, _ in region.written]
-            for handle in found:
+            new_handles = [handle for handle, _ in region.written]
+            for handle in new_handles:
                 self.lift(handle)
-            if not self._widen(region) and not self._begin(region) and not found:
+            if not self._widen(region) and not self._begin(region) and not new_handles:
                 return region
         raise mistakes.grows("tensor")
 
@@ -184,22 +184,22 @@ class Loop:
         Nobody looks at it: a step comes first, or a flag says whether a value was returned.
         """
         names = [name for name, _ in self.wanted_values()]
-        found = [
+        places_without_value = [
             place
             for place, name in enumerate(names)
             if self.before[place] is undefined
             and region.values[1 + place] is not undefined
             and (self.happens or name == RESULT)
         ]
-        for place in found:
+        for place in places_without_value:
             leaves, structure = flatten(region.values[1 + place])
             zeros = [_zeros(leaf.type) if isinstance(leaf, Slot) else leaf for leaf in leaves]
             self.before[place] = unflatten(structure, zeros)
-        if found:
+        if places_without_value:
             self.leaves, self.structures = [], []
             for name, value in self.wanted_values():
                 self._enter(name, value)
-        return bool(found)
+        return bool(places_without_value)
 
     def note_missing(self, region: Region) -> None:
         """Remember which names have a value only if there is a step."""
@@ -211,7 +211,7 @@ class Loop:
 
     def _leaves_after(self, region: Region) -> list[Any]:
         """What a step leaves for each leaf, in order; other Python values must stay as they are."""
-        found: list[Any] = []
+        leaves_left: list[Any] = []
         for place, (name, value) in enumerate(self.wanted_values()):
             structure = self.structures[place]
             if structure is None:
@@ -224,23 +224,25 @@ class Loop:
                 raise mistakes.differing_structures(name, BEFORE, (value, left))
             for old, new in zip(flatten(value)[0], leaves, strict=True):
                 if type_of(old):
-                    found.append(new)
+                    leaves_left.append(new)
                 elif old is not new and old != new:
                     raise mistakes.differing_objects(name, BEFORE, (old, new))
-        return found
+        return leaves_left
 
     def atoms(self, region: Region) -> list[Atom]:
         """The outputs of a step's graph, one for each value carried."""
-        found: list[Atom] = []
+        output_atoms: list[Atom] = []
         for leaf, left in zip(self.leaves, self._leaves_after(region), strict=True):
             kind = leaf.start.type
             if type_of(left) is None:
                 raise mistakes.differing_objects(leaf.name, BEFORE, (leaf.before, left))
             if not same_type(promoted_type(leaf.name, BEFORE, leaf.start, left), kind):
                 raise mistakes.differing_types(leaf.name, BEFORE, (kind, type_of(left)))
-            found.append(region.atom(left) if isinstance(left, Slot) else literal_of(left, kind))
+            output_atoms.append(
+                region.atom(left) if isinstance(left, Slot) else literal_of(left, kind)
+            )
         slots = region.values[len(region.values) - len(self.lifted) :] if self.lifted else []
-        return found + [region.atom(slot) for slot in slots]
+        return output_atoms + [region.atom(slot) for slot in slots]
 
     def leave(self, region: Region, results: Sequence[Tensor]) -> None:
         """Put the results of the loop into the names and the tensors that were written to."""
@@ -305,8 +307,8 @@ def _next_tensor(pairs: Any) -> Tensor:
     leaf, tensor = next(pairs)
     if leaf.number:
         notes.numbers.add(tensor)
-    found: Tensor = tensor
-    return found
+    next_tensor: Tensor = tensor
+    return next_tensor
 
 
 def _is_weaker(left: Any, leaf: Leaf) -> bool:

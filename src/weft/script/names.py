@@ -81,14 +81,14 @@ def bound_names(body: Iterable[ast.AST]) -> set[str]:
 
 def own_nodes(body: Iterable[ast.AST]) -> list[ast.AST]:
     """All nodes of statements except those inside nested functions and classes."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     waiting = list(body)
     while waiting:
         node = waiting.pop()
-        found.append(node)
+        nodes.append(node)
         if not isinstance(node, SCOPES):
             waiting.extend(ast.iter_child_nodes(node))
-    return found
+    return nodes
 
 
 def declared_names(

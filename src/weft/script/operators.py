@@ -239,10 +239,10 @@ class Operators:
     def _in_turn(self, source: Iterable[Any], flags: Body, body: Body, state: State) -> None:
         for count, item in enumerate(source):
             self._step_unless_stopped(flags, item, body, state)
-            found = flags()
-            if any(not is_traced(flag) and flag for flag in found):
+            flag_values = flags()
+            if any(not is_traced(flag) and flag for flag in flag_values):
                 return
-            if count >= ENDLESS and any(map(is_traced, found)):
+            if count >= ENDLESS and any(map(is_traced, flag_values)):
                 raise mistakes.endless(count)
 
     def _stage_counted_loop(self, source: Range, flags: Body, body: Body, state: State) -> None:
@@ -260,10 +260,10 @@ class Operators:
 
     def no_flag_is_set(self, *flags: Any) -> Any:
         """Whether no flag is set."""
-        found: Any = True
+        none_set: Any = True
         for flag in flags:
-            found = self.and_(found, lambda flag=flag: self.negation(flag))
-        return found
+            none_set = self.and_(none_set, lambda flag=flag: self.negation(flag))
+        return none_set
 
     def return_value(self, flag: Any, result: Body) -> Any:
         """The returned value of a function that may also reach its end without returning."""
@@ -288,10 +288,10 @@ class Operators:
 
     def marked_error(self, error: Any) -> Any:
         """What `raise` raises, marked where it may depend on a traced tensor."""
-        made = error() if isinstance(error, type) else error
+        exception = error() if isinstance(error, type) else error
         if RECORDING.journals:
-            notes.mark_raised(made)
-        return made
+            notes.mark_raised(exception)
+        return exception
 
     def touch(self, owner: Any) -> None:
         """Contents or attributes of something are about to be stored to."""
@@ -393,10 +393,10 @@ def _extreme(
 ) -> Any:
     if options or len(values) < 2 or not any(map(is_traced, values)):
         return plain(*values, **options)
-    found = values[0]
+    extreme = values[0]
     for value in values[1:]:
-        found = where(better(value, found), value, found)
-    return found
+        extreme = where(better(value, extreme), value, extreme)
+    return extreme
 
 
 SPECIAL: dict[Any, Any] = {print: _print, range: _range, min: _minimum, max: _maximum}

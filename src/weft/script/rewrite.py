@@ -97,11 +97,11 @@ class _Rewriter(ast.NodeTransformer):
 
     def block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """The statements, rewritten."""
-        found: list[ast.stmt] = []
+        statements: list[ast.stmt] = []
         for node in body:
             result = self.visit(node)
-            found += result if isinstance(result, list) else [result]
-        return found
+            statements += result if isinstance(result, list) else [result]
+        return statements
 
     # --- statements ----------------------------------------------------------------------------
 
@@ -316,8 +316,8 @@ STATE
         """Declarations that make names mean the function's own."""
         ours = sorted(set(names) - self.globals)
         theirs = sorted(set(names) & self.globals)
-        found: list[ast.stmt] = [ast.Nonlocal(ours)] if ours else []
-        return found + ([ast.Global(theirs)] if theirs else [])
+        declarations: list[ast.stmt] = [ast.Nonlocal(ours)] if ours else []
+        return declarations + ([ast.Global(theirs)] if theirs else [])
 
     def _state(
         self, names: set[str], wanted: set[str], changed: Sequence[str], at: ast.stmt
@@ -357,13 +357,13 @@ def _updated_names(body: Sequence[ast.stmt]) -> list[str]:
 
 def _touches(targets: Sequence[ast.expr], at: ast.stmt) -> list[ast.stmt]:
     """Calls that tell the runtime whose contents or attributes are about to be stored to."""
-    found: list[ast.stmt] = []
+    calls: list[ast.stmt] = []
     for target in targets:
         for node in ast.walk(target):
             stores = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
             if stores and isinstance(node, ast.Attribute | ast.Subscript) and _is_path(node.value):
-                found += _touch(_copy_expression(node.value), at)
-    return found
+                calls += _touch(_copy_expression(node.value), at)
+    return calls
 
 
 def _touch(base: ast.expr, at: ast.stmt) -> list[ast.stmt]:
@@ -393,8 +393,8 @@ def _binds(node: ast.expr) -> bool:
 
 
 def _stops(node: ast.stmt) -> list[str]:
-    found: list[str] = getattr(node, "stops", [])
-    return found
+    flags: list[str] = getattr(node, "stops", [])
+    return flags
 
 
 def _flags(node: ast.stmt) -> ast.expr:
@@ -417,8 +417,8 @@ def _leave(flags: list[str], node: ast.For) -> list[ast.stmt]:
 
 
 def _marked_names(node: ast.stmt, name: str) -> set[str]:
-    found: set[str] = getattr(node, name)
-    return found
+    names: set[str] = getattr(node, name)
+    return names
 
 
 def _is_runtime(node: ast.expr) -> bool:

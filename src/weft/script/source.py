@@ -36,8 +36,8 @@ class Found:
 def tree_of(function: types.FunctionType) -> Found | None:
     """The syntax tree of a function, to be changed freely; None where there is no source."""
     code = function.__code__
-    found = _functions(code.co_filename, "".join(linecache.getlines(code.co_filename)))
-    same = [each for each in found if _matches(each.node, code)]
+    functions = _functions(code.co_filename, "".join(linecache.getlines(code.co_filename)))
+    same = [each for each in functions if _matches(each.node, code)]
     return copy.deepcopy(same[0]) if len(same) == 1 else None
 
 
@@ -48,16 +48,16 @@ def _functions(file: str, text: str) -> tuple[Found, ...]:
         tree = ast.parse(text, file)
     except SyntaxError:
         return ()
-    found: list[Found] = []
+    functions: list[Found] = []
 
     def walk(node: ast.AST, owner: str | None) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                found.append(Found(child, owner))
+                functions.append(Found(child, owner))
             walk(child, child.name if isinstance(child, ast.ClassDef) else owner)
 
     walk(tree, None)
-    return tuple(found)
+    return tuple(functions)
 
 
 def _matches(
@@ -88,8 +88,8 @@ def compile_function(
             ast.copy_location(node, tree)
     ast.fix_missing_locations(module)
     whole = compile(module, code.co_filename, "exec", dont_inherit=True, flags=_future(code))
-    found = _find_code(whole, tree.name)
-    return _rename_code(found, code.co_name, code.co_qualname)
+    inner_code = _find_code(whole, tree.name)
+    return _rename_code(inner_code, code.co_name, code.co_qualname)
 
 
 def _future(code: types.CodeType) -> int:

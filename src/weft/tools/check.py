@@ -132,12 +132,12 @@ def _size_findings(subject: Subject) -> Iterator[Finding]:
     """Symbolic sizes that the program works for one number of only."""
     inputs = subject.graph.inputs[len(subject.graph.inputs) - len(subject.given) :]
     for variable, asked in zip(inputs, subject.given, strict=True):
-        for wanted, found in zip(asked.shape, variable.type.shape, strict=True):
-            if not isinstance(wanted, int) and isinstance(found, int):
+        for wanted, size in zip(asked.shape, variable.type.shape, strict=True):
+            if not isinstance(wanted, int) and isinstance(size, int):
                 yield Finding(
                     WARNING,
                     "fixed size",
-                    f"{wanted} can only be {found}: the program was written for that size",
+                    f"{wanted} can only be {size}: the program was written for that size",
                     got=f"{subject.names[variable]}: {asked}, used as {variable.type}",
                     fix="take the size from the input: x.shape[0]; or ask for that number",
                     at=subject.at,

@@ -77,8 +77,8 @@ class _Clusters:
                 yield f"{indent}  {_node(number, item)}"
             else:
                 inner.setdefault(item.path[depth], []).append((number, item))
-        for each, found in inner.items():
-            yield from self._cluster(each, found, depth + 1)
+        for each, group_members in inner.items():
+            yield from self._cluster(each, group_members, depth + 1)
         yield f"{indent}}}"
 
 

@@ -131,27 +131,27 @@ class Drawing:
 
     def _open_groups(self, many: int) -> set[Key]:
         """The groups that are open: level by level, as long as it can be read."""
-        found: set[Key] = {key for key in self.groups if len(key) == 1}
+        open_keys: set[Key] = {key for key in self.groups if len(key) == 1}
         level = [key for key in self.groups if len(key) == 1]
         while level:
             inner = [k for key in level for k in self.groups[key].inside if isinstance(k, tuple)]
             level = [key for key in inner if key[-1].kind == "module"]
-            if len(self._visible_keys(found | set(level))) > many:
+            if len(self._visible_keys(open_keys | set(level))) > many:
                 break
-            found |= set(level)
+            open_keys |= set(level)
         everything: set[Key] = set(self.groups)
-        return everything if len(self._visible_keys(everything)) <= many else found
+        return everything if len(self._visible_keys(everything)) <= many else open_keys
 
     def _visible_keys(self, is_open: set[Key]) -> list[Key]:
         stack: list[Key] = [key for key in self.groups if len(key) == 1]
-        found: list[Key] = []
+        visible: list[Key] = []
         while stack:
             key = stack.pop()
             if isinstance(key, tuple) and key in is_open:
                 stack += self.groups[key].inside
             else:
-                found.append(key)
-        return found
+                visible.append(key)
+        return visible
 
     def _shown_key(self, number: int) -> Key:
         """What stands for an item: itself, or the outermost closed group that it is in."""
@@ -382,15 +382,15 @@ def _topological_order(keys: Sequence[Key], pairs: Sequence[tuple[Any, Any]]) ->
     for a, b in pairs:
         if a in waiting and b in waiting and a != b:
             waiting[b].add(a)
-    found: list[Key] = []
+    order: list[Key] = []
     left = list(keys)
     while left:
         ready = next((key for key in left if not waiting[key]), left[0])
         left.remove(ready)
-        found.append(ready)
+        order.append(ready)
         for others in waiting.values():
             others.discard(ready)
-    return found
+    return order
 
 
 def _rectangle(box: tuple[float, ...], fill: str, line: str, round_: float) -> str:

@@ -35,12 +35,12 @@ def flow_findings(subject: Subject, ranges: dict[Any, Range]) -> Iterator[Findin
 def _live_nodes(subject: Subject) -> set[Any]:
     """The nodes that an output needs."""
     needed = set(subject.graph.outputs)
-    found = set()
+    live = set()
     for node in reversed(subject.graph.nodes):
         if node.primitive.impure or not needed.isdisjoint(node.results):
-            found.add(node)
+            live.add(node)
             needed.update(node.operands)
-    return found
+    return live
 
 
 def _unused_parameters(subject: Subject, unused: list[Any]) -> Iterator[Finding]:

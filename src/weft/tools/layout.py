@@ -220,7 +220,7 @@ def _fold_layers(
     rows: dict[int, list[int]] = defaultdict(list)
     for node, layer in enumerate(layers):
         rows[layer].append(node)
-    found = [0] * len(layers)
+    line_of_node = [0] * len(layers)
     line = 0
     for layer in sorted(rows):
         width = 0.0
@@ -229,9 +229,9 @@ def _fold_layers(
             if width and width + sizes[node][0] > widest and not is_port:
                 line, width = line + 1, 0.0
             width += sizes[node][0]
-            found[node] = line
+            line_of_node[node] = line
         line += 1
-    return found
+    return line_of_node
 
 
 def _straighten_route(points: list[Point]) -> list[Point]:

@@ -100,22 +100,22 @@ class Picture:
 
         What several kernels compute, each for itself, is drawn in each of them.
         """
-        made: dict[Any, tuple[int, int]] = {}
+        places: dict[Any, tuple[int, int]] = {}
         for variable in self.graph.inputs:
-            made[variable] = len(self.items), 0
+            places[variable] = len(self.items), 0
             self._add_input(variable)
         fused = {node for kernel in self.kernels for node in kernel.nodes}
         rest = [node for node in self.graph.nodes if node not in fused]
         for number, kernel in enumerate(self.kernels):
-            rest = self._add_ready(rest, made)
-            inside, home = dict(made), self._kernel_home(number)
+            rest = self._add_ready(rest, places)
+            inside, home = dict(places), self._kernel_home(number)
             for node in kernel.nodes:
                 self._add_node(node, inside, home, number)
-            made = {**inside, **made}
+            places = {**inside, **places}
         for node in rest:
-            self._add_node(node, made, self._home(node))
+            self._add_node(node, places, self._home(node))
         for position, atom in enumerate(self.graph.outputs):
-            self._add_output(position, atom, made)
+            self._add_output(position, atom, places)
 
     def _add_input(self, variable: Any) -> None:
         name = self.given.get(variable, self.names[variable])
@@ -206,15 +206,15 @@ class Picture:
 
     def _runs(self) -> dict[Any, Part]:
         """The line that a node is grouped under: where several in a row come from it."""
-        found: dict[Any, Part] = {}
+        part_of_node: dict[Any, Part] = {}
         several = self._homes_of_several_lines()
         runs = groupby(self.graph.nodes, key=lambda node: (self.homes[node], node.location))
         for number, ((home, location), run) in enumerate(runs):
             nodes = list(run)
             if location is not None and home in several and len(nodes) >= ALIKE:
                 part = Part("line", expression(location), f"l{number}")
-                found.update((node, part) for node in nodes)
-        return found
+                part_of_node.update((node, part) for node in nodes)
+        return part_of_node
 
     def _homes_of_several_lines(self) -> set[Home]:
         lines: dict[Home, set[Any]] = {}
@@ -229,9 +229,9 @@ class Picture:
         for source, target, _ in self.edges:
             readers.setdefault(source, []).append(self.items[target])
         for number, item in enumerate(self.items[: len(self.graph.inputs)]):
-            found = readers.get(number, [])
-            item.phase = min((each.phase for each in found), key=_order, default=PHASES[0])
-            paths = [each.path for each in found if each.phase == item.phase]
+            own_readers = readers.get(number, [])
+            item.phase = min((each.phase for each in own_readers), key=_order, default=PHASES[0])
+            paths = [each.path for each in own_readers if each.phase == item.phase]
             if self._is_held(number):
                 item.path = _frame(_common_prefix(paths) or max(paths, key=len, default=()))
             if item.path:  # the full name is in its text
@@ -270,16 +270,18 @@ class _Homes(dict[Any, Home]):
         given = set(graph.inputs)
         for node in reversed(graph.nodes):
             for atom in node.operands:
-                made = producer.get(atom)
-                if made is not None and not any(a in producer or a in given for a in made.operands):
-                    self[made] = self[node]
+                producing_node = producer.get(atom)
+                if producing_node is not None and not any(
+                    a in producer or a in given for a in producing_node.operands
+                ):
+                    self[producing_node] = self[node]
 
     def _follow(self, node: Any, near: Sequence[Any], optimizers: set[tuple[str, ...]]) -> None:
         """Move a node that only the optimiser is known of to where a neighbour is."""
         phase, modules = self[node]
-        found = [self[each][1] for each in near if self[each][1][:1] not in optimizers]
-        if modules[:1] in optimizers and found and found[0]:
-            self[node] = phase, found[0]
+        module_paths = [self[each][1] for each in near if self[each][1][:1] not in optimizers]
+        if modules[:1] in optimizers and module_paths and module_paths[0]:
+            self[node] = phase, module_paths[0]
 
 
 def _recorded_home(node: Any) -> Home:
@@ -336,8 +338,8 @@ def expression(location: Any) -> str:
     """The expression at a place in the source, or the place where there is none."""
     text, _, marks = location.source().partition("\n")
     start = len(marks) - len(marks.lstrip())
-    found = text[start : len(marks)] if marks else text
-    return shorten_text(found.strip() or str(location).partition(",")[0], 44)
+    snippet = text[start : len(marks)] if marks else text
+    return shorten_text(snippet.strip() or str(location).partition(",")[0], 44)
 
 
 def place_text(location: Any) -> str:

@@ -127,12 +127,12 @@ def profile(path: str | os.PathLike[str] | None = None) -> Iterator[Profile]:
 
     Kernels are timed by native code: nothing of Python runs between them, nor in the profile.
     """
-    found = Profile()
+    result = Profile()
     with wf.timings() as calls:
-        found.calls = calls
-        yield found
+        result.calls = calls
+        yield result
     if path is not None:
-        found.write_trace(path)
+        result.write_trace(path)
 
 
 def _row(calls: Sequence[Any]) -> ProfileRow:

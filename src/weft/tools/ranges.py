@@ -30,15 +30,15 @@ MULTIPLY = wf.ir.PRIMITIVES["multiply"]
 
 def ranges_of(graph: wf.ir.Graph) -> dict[Any, Range]:
     """The range of each value of a graph."""
-    found: dict[Any, Range] = dict.fromkeys(graph.inputs, ANYTHING)
+    by_value: dict[Any, Range] = dict.fromkeys(graph.inputs, ANYTHING)
     same = _squares(graph)
     for node in graph.nodes:
-        ranges = [range_of(atom, found) for atom in node.operands]
+        ranges = [range_of(atom, by_value) for atom in node.operands]
         result = wf.ir.ranges.NOT_NEGATIVE if node in same else _bounds(node, ranges)
-        found.update((each, result) for each in node.results)
+        by_value.update((each, result) for each in node.results)
     for atom in graph.outputs:
-        found.setdefault(atom, range_of(atom, found))
-    return found
+        by_value.setdefault(atom, range_of(atom, by_value))
+    return by_value
 
 
 def _squares(graph: wf.ir.Graph) -> set[Any]:

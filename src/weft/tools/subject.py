@@ -130,27 +130,27 @@ class Subject:
             return {}
         root = type(self.net).__name__
         modules = self.net.named_modules()
-        found = {name: type(module) for name, module in modules}
+        classes = {name: type(module) for name, module in modules}
         paths: dict[str, type] = {}
         for node in self.graph.nodes:
             path = "" if node.location is None else node.location.module
             first, _, rest = path.partition("/")
             inner = ".".join(part.partition("·")[0] for part in rest.split("/")) if rest else ""
-            if first.partition("·")[0] == root and inner in found:
-                paths[path] = found[inner]
+            if first.partition("·")[0] == root and inner in classes:
+                paths[path] = classes[inner]
         return paths
 
     def definition(self, name: str) -> Any:
         """Where in the user's classes a parameter, or the module that holds it, is made."""
         owner, parts = self.net, name.split(".")
-        found = self.at
+        nearest_place = self.at
         for number, part in enumerate(parts):
             place = _assignment(type(owner), part)
-            found = place if place is not None else found
+            nearest_place = place if place is not None else nearest_place
             owner = _part_of(owner, part)
             if owner is None or number == len(parts) - 1:
-                return found
-        return found
+                return nearest_place
+        return nearest_place
 
 
 def _functional_net(net: Any, state: dict[str, Any]) -> Callable[..., Any]:
@@ -158,8 +158,8 @@ def _functional_net(net: Any, state: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _types(specs: Sequence[Any]) -> list[wf.TensorType]:
-    found = wf.tree.leaves(list(specs))
-    return [each if isinstance(each, wf.TensorType) else wf.asarray(each).type for each in found]
+    leaves = wf.tree.leaves(list(specs))
+    return [each if isinstance(each, wf.TensorType) else wf.asarray(each).type for each in leaves]
 
 
 def _part_of(owner: Any, part: str) -> Any:

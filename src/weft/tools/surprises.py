@@ -74,18 +74,22 @@ class _Look:
 
     def dtype_before_conversion(self, position: int) -> Any:
         """The dtype that an operand had before it was converted on the same line, if it was."""
-        made = self.producers.get(self.node.operands[position])
-        if made is None or made.primitive.name != "convert":
+        producing_node = self.producers.get(self.node.operands[position])
+        if producing_node is None or producing_node.primitive.name != "convert":
             return None
-        return made.operands[0].type.dtype if made.location == self.node.location else None
+        return (
+            producing_node.operands[0].type.dtype
+            if producing_node.location == self.node.location
+            else None
+        )
 
 
 def _find_float64(look: _Look) -> Iterator[Finding]:
     """Where float64 comes from, unless it was asked for by an input."""
-    made = any(result.type.dtype.name == "float64" for result in look.node.results)
+    makes_double = any(result.type.dtype.name == "float64" for result in look.node.results)
     had = any(kind.dtype.name == "float64" for kind in look.types)
     is_count = look.name == "convert" and look.types[0].ndim == 0  # follows a tensor's dtype
-    if made and not had and not look.doubles and not is_count:
+    if makes_double and not had and not look.doubles and not is_count:
         yield look.warning(
             "float64",
             f"{look.name} makes float64, though no input is: all that follows is twice as large",
@@ -97,9 +101,9 @@ def _whole_division(look: _Look) -> Iterator[Finding]:
     """An integer division whose result is then used as a float."""
     if look.name != "convert" or not look.node.results[0].type.dtype.is_inexact:
         return
-    made = look.producers.get(look.node.operands[0])
-    if made is not None and made.primitive.name == "floor_divide":
-        whole = _Look(look.subject, made, 0, look.producers, {}, look.doubles)
+    producing_node = look.producers.get(look.node.operands[0])
+    if producing_node is not None and producing_node.primitive.name == "floor_divide":
+        whole = _Look(look.subject, producing_node, 0, look.producers, {}, look.doubles)
         yield whole.warning(
             "integer division",
             "// drops the fraction, and the result is then used as a float",
@@ -230,8 +234,8 @@ def _domain(look: _Look) -> Iterator[Finding]:
 
 
 def _remedy(look: _Look) -> str:
-    made = look.producers.get(look.node.operands[0])
-    name = "" if made is None else made.primitive.name
+    producing_node = look.producers.get(look.node.operands[0])
+    name = "" if producing_node is None else producing_node.primitive.name
     if look.name == "log" and name == "divide":
         return "take both in one: wf.log_softmax(x)"
     if look.name == "log" and name == "sigmoid":

@@ -150,8 +150,8 @@ class CheckpointFolder:
 
     def all(self, kind: str = "step") -> list[Path]:
         """The checkpoints of a kind, oldest first."""
-        found = [path for path in self.path.glob(f"{kind}-*") if path.is_dir()]
-        return sorted(found, key=_order)
+        folders = [path for path in self.path.glob(f"{kind}-*") if path.is_dir()]
+        return sorted(folders, key=_order)
 
     def latest(self, kind: str = "step") -> Path | None:
         """The newest checkpoint of a kind, if there is one."""

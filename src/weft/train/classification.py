@@ -41,11 +41,11 @@ class ConfusionMatrix(Metric):
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Count a batch."""
-        found, wanted = classes_of(
+        predicted, wanted = classes_of(
             self.name, outputs, targets, self.axis, self.threshold, self.ignore_index
         )
         self._grow(self._count(array_of(outputs), array_of(targets)))
-        np.add.at(self.state["matrix"], (wanted, found), 1)
+        np.add.at(self.state["matrix"], (wanted, predicted), 1)
 
     def value(self) -> Any:
         """The matrix int64[classes, classes]: rows are true classes, columns predicted ones."""
@@ -100,15 +100,15 @@ class Precision(ConfusionMatrix):
     def value(self) -> Any:
         """The number, or one for each class."""
         matrix = self.state["matrix"]
-        hits, found, wanted = np.diag(matrix), matrix.sum(axis=0), matrix.sum(axis=1)
+        hits, predicted, wanted = np.diag(matrix), matrix.sum(axis=0), matrix.sum(axis=1)
         if self.average == "micro" and not self.state["binary"]:
-            return float(self.share(hits.sum(), found.sum(), wanted.sum()))
-        each = self.share(hits, found, wanted)
+            return float(self.share(hits.sum(), predicted.sum(), wanted.sum()))
+        each = self.share(hits, predicted, wanted)
         if self.average == "none":
             return each
         if self.state["binary"]:
             return float(each[1])
-        occurs = (found + wanted) > 0
+        occurs = (predicted + wanted) > 0
         return float(each[occurs].mean()) if occurs.any() else float("nan")
 
     def share(self, hits: Any, found: Any, wanted: Any) -> Any:

@@ -34,11 +34,11 @@ class History:
         return plot(self, path, keys)
 
     def __getitem__(self, name: str) -> list[Any]:
-        found = [row[name] for row in self.rows if name in row]
-        if not found:
+        values = [row[name] for row in self.rows if name in row]
+        if not values:
             names = dict.fromkeys(key for row in self.rows for key in row)
             raise unknown("train.History", "column", name, names)
-        return found
+        return values
 
     def __len__(self) -> int:
         return len(self.rows)

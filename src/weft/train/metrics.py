@@ -144,10 +144,10 @@ class Accuracy(Metric):
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Count a batch."""
-        found, wanted = classes_of(
+        predicted, wanted = classes_of(
             self.name, outputs, targets, self.axis, self.threshold, self.ignore_index
         )
-        self.add(total=np.count_nonzero(found == wanted), count=wanted.size)
+        self.add(total=np.count_nonzero(predicted == wanted), count=wanted.size)
 
 
 class TopK(Metric):
@@ -222,8 +222,8 @@ class MSE(Metric):
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Count a batch."""
-        found, wanted = numbers_of(self.name, outputs, targets)
-        self.add(total=np.sum((found - wanted) ** 2), count=wanted.size)
+        predicted, wanted = numbers_of(self.name, outputs, targets)
+        self.add(total=np.sum((predicted - wanted) ** 2), count=wanted.size)
 
 
 class MAE(Metric):
@@ -240,8 +240,8 @@ class MAE(Metric):
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Count a batch."""
-        found, wanted = numbers_of(self.name, outputs, targets)
-        self.add(total=np.sum(np.abs(found - wanted)), count=wanted.size)
+        predicted, wanted = numbers_of(self.name, outputs, targets)
+        self.add(total=np.sum(np.abs(predicted - wanted)), count=wanted.size)
 
 
 class R2(Metric):
@@ -263,7 +263,7 @@ class R2(Metric):
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Count a batch; means are joined by Chan's formula, which does not cancel."""
-        found, wanted = numbers_of(self.name, outputs, targets)
+        predicted, wanted = numbers_of(self.name, outputs, targets)
         if wanted.size == 0:
             return
         before, mean = self.state["count"], wanted.mean()
@@ -271,7 +271,7 @@ class R2(Metric):
         gap = mean - self.state["mean"]
         spread = np.sum((wanted - mean) ** 2) + gap**2 * before * wanted.size / count
         self.add(
-            residual=np.sum((found - wanted) ** 2),
+            residual=np.sum((predicted - wanted) ** 2),
             spread=spread,
             mean=gap * wanted.size / count,
             count=wanted.size,
@@ -292,13 +292,13 @@ def array_of(value: Any) -> Array:
 
 def numbers_of(op: str, outputs: Any, targets: Any) -> tuple[Array, Array]:
     """Outputs and targets of one shape, in float64."""
-    found, wanted = array_of(outputs), array_of(targets)
-    if found.shape == (*wanted.shape, 1):
-        found = found[..., 0]
-    if found.shape != wanted.shape:
+    predicted, wanted = array_of(outputs), array_of(targets)
+    if predicted.shape == (*wanted.shape, 1):
+        predicted = predicted[..., 0]
+    if predicted.shape != wanted.shape:
         raise _misfit(op, "outputs and targets differ in shape", "targets of the outputs' shape",
-                      found, wanted)  # fmt: skip
-    return found.astype(np.float64), wanted.astype(np.float64)
+                      predicted, wanted)  # fmt: skip
+    return predicted.astype(np.float64), wanted.astype(np.float64)
 
 
 def scores_of(
@@ -331,11 +331,11 @@ def classes_of(
     ignore_index: int = IGNORED,
 ) -> tuple[Array, Array]:
     """The classes found and the classes wanted, both [examples], as `Accuracy` describes."""
-    found, wanted = array_of(outputs), array_of(targets)
-    if found.shape == (*wanted.shape, 1) and wanted.ndim:
-        found = found[..., 0]
-    if found.shape == wanted.shape:
-        chosen = (found > threshold).reshape(-1).astype(np.int64)
+    predicted, wanted = array_of(outputs), array_of(targets)
+    if predicted.shape == (*wanted.shape, 1) and wanted.ndim:
+        predicted = predicted[..., 0]
+    if predicted.shape == wanted.shape:
+        chosen = (predicted > threshold).reshape(-1).astype(np.int64)
         kept = wanted.reshape(-1).astype(np.int64)
         check_classes(op, kept[kept != ignore_index], 2)
         return chosen[kept != ignore_index], kept[kept != ignore_index]
@@ -409,8 +409,8 @@ def as_metrics(metrics: Iterable[Any]) -> list[Metric]:
     >>> [metric.name for metric in wf.train.as_metrics(["accuracy", wf.train.MSE("error")])]
     ['accuracy', 'error']
     """
-    made = [_as_metric(metric) for metric in metrics]
-    names = [metric.name for metric in made]
+    metric_list = [_as_metric(metric) for metric in metrics]
+    names = [metric.name for metric in metric_list]
     for name in names:
         if names.count(name) > 1:
             raise wf.ArgumentError(
@@ -420,7 +420,7 @@ def as_metrics(metrics: Iterable[Any]) -> list[Metric]:
                 got={"metrics": names},
                 fix=f'give one another name: name="{name}_2"',
             )
-    return made
+    return metric_list
 
 
 def _as_metric(metric: Any) -> Metric:

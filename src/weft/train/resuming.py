@@ -92,10 +92,10 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
     folder = trainer.checkpoint_folder
     if folder is None:
         folder = CheckpointFolder(_require_folder(path))
-    found = folder.load(_checkpoint_inside(path, kind), kind)
-    weights = found.require("model", trainer.model.state_dict())
-    with _name_file_in_errors(found.path / "state.safetensors"):
-        state: dict[str, Any] = unpack(found.facts["state"], found.tensors["state"])
+    checkpoint = folder.load(_checkpoint_inside(path, kind), kind)
+    weights = checkpoint.require("model", trainer.model.state_dict())
+    with _name_file_in_errors(checkpoint.path / "state.safetensors"):
+        state: dict[str, Any] = unpack(checkpoint.facts["state"], checkpoint.tensors["state"])
         trainer.optimizer.load_state_dict(state["optimizer"])
         for name in ("schedule", "ema"):
             if state[name] is not None and getattr(trainer, name) is not None:
@@ -106,8 +106,8 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
     trainer.model.load_state_dict(weights)
-    with _name_file_in_errors(found.path / "manifest.json"):
-        _place(trainer, found, state)
+    with _name_file_in_errors(checkpoint.path / "manifest.json"):
+        _place(trainer, checkpoint, state)
     return state
 
 

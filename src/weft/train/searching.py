@@ -99,15 +99,15 @@ def optuna_search(
     optuna = _optuna()
     sampler = optuna.samplers.TPESampler(seed=seed)
     study = optuna.create_study(sampler=sampler)
-    found: list[Trial] = []
+    finished_trials: list[Trial] = []
 
     def try_trial(trial: Any) -> float:
         config = {name: _suggest_value(trial, name, choice) for name, choice in space.items()}
-        found.append(Trial(config, float(objective(config))))
-        return found[-1].value
+        finished_trials.append(Trial(config, float(objective(config))))
+        return finished_trials[-1].value
 
     study.optimize(try_trial, n_trials=trials)
-    return _rank_trials(found)
+    return _rank_trials(finished_trials)
 
 
 def _optuna() -> Any:
@@ -226,12 +226,12 @@ def _part(data: Any, indices: Any) -> Any:
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    summary: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     for name in rows[0]:
         if isinstance(rows[0][name], float):
-            found[f"{name}_mean"] = float(np.mean(found[name]))
-            found[f"{name}_std"] = float(np.std(found[name], ddof=1))
-    return found
+            summary[f"{name}_mean"] = float(np.mean(summary[name]))
+            summary[f"{name}_std"] = float(np.std(summary[name], ddof=1))
+    return summary
 
 
 # --- the learning rate -------------------------------------------------------------------------
@@ -296,6 +296,7 @@ def find_lr(
 def _sweep_rates(
     trainer: Any, loader: Any, low: float, high: float, steps: int
 ) -> tuple[list[float], list[float]]:
+    """Learning rates from low to high, even in logarithm, and the smoothed loss at each."""
     rates: list[float] = []
     losses: list[float] = []
     smoothed = math.nan
@@ -317,6 +318,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 
 def _steepest_rate(rates: list[float], losses: list[float]) -> float:
+    """The rate at which the loss falls most steeply over the logarithm of the rate."""
     if len(rates) < 3:
         return rates[0] if rates else math.nan
     slopes = np.gradient(np.asarray(losses), np.log(rates))

@@ -282,8 +282,8 @@ class Trainer:
         measured = self._metric_values(self.metrics)
         self.row = {"epoch": self.epoch, "step": self.step, "loss": self.mean_loss, **measured}
         if held_out is not None:
-            found = self.evaluate(held_out)
-            self.row.update({f"val_{name}": value for name, value in found.items()})
+            held_out_numbers = self.evaluate(held_out)
+            self.row.update({f"val_{name}": value for name, value in held_out_numbers.items()})
         self._judge()
         self.row["seconds"] = time.perf_counter() - begin
         self._call("on_epoch_end")
@@ -323,8 +323,8 @@ class Trainer:
         """The compiled step; the model's outputs, if metrics want them."""
         weight, total = self._weights(batches.size_of(batch))
         keep, self._wants_gradients = self._wants_gradients, False
-        found = self.train_programs(batch, self._state(), weight, total, update, keep)
-        loss, outputs, self.gradients = found
+        step_results = self.train_programs(batch, self._state(), weight, total, update, keep)
+        loss, outputs, self.gradients = step_results
         self.loss = loss.item()
         return outputs
 
@@ -419,10 +419,10 @@ class Trainer:
                 total, count = total + loss.item() * size, count + size
                 for metric in self.metrics:
                     metric.update(outputs, batches.split(batch)[1])
-        found = {"loss": total / count, **self._metric_values(self.metrics)}
+        numbers = {"loss": total / count, **self._metric_values(self.metrics)}
         for metric in self.metrics:
             metric.state = training[metric.name]
-        return found
+        return numbers
 
     def predict(self, data: Any, *, batch_size: int = 32) -> Any:
         """The model's outputs for all of the data, joined; inputs alone, or the first of tuples.

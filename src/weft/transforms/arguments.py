@@ -38,8 +38,8 @@ class FlatFunction:
         result = self.f(*trees.unflatten(self.structure, leaves), **self.kwargs)
         if self.has_aux:
             result, self.aux = pair(self.op, result)
-        found, self.out = trees.flatten(result)
-        return [as_tensor(self.op, leaf, "result") for leaf in found]
+        result_leaves, self.out = trees.flatten(result)
+        return [as_tensor(self.op, leaf, "result") for leaf in result_leaves]
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """A tree in the form of the function's result."""

@@ -70,11 +70,11 @@ def backward(
     traced = grad_mode.enabled and isinstance(tensor._value, Traced)
     with recording(create_graph or traced):  # an outer tape may lie behind a trace
         seeds = [(tensor._node, seed)]
-        found = backpropagate(order, seeds, release=not keep, attach=create_graph)
+        cotangents = backpropagate(order, seeds, release=not keep, attach=create_graph)
         for node in order:
             handle = node.handle() if type(node) is Leaf and node.handle is not None else None
             if handle is not None:
-                cotangent = found.get(node)
+                cotangent = cotangents.get(node)
                 found_or_zero = zeros(handle.type) if cotangent is None else cotangent
                 _accumulate(handle, found_or_zero, create_graph)
 

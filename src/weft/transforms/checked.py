@@ -220,13 +220,13 @@ def _annotation(
     f: Callable[..., Any], name: str, written: object, names: dict[str, Any]
 ) -> TensorAnnotation | None:
     """The annotation as an object, from text too; None where it is not one of ours."""
-    found = _evaluate_annotation(f, name, written, names)
-    if isinstance(found, TensorAnnotation):
-        return found
-    inside = [each for each in get_args(found) if isinstance(each, TensorAnnotation)]
-    if get_origin(found) is tuple or not inside:
+    annotation = _evaluate_annotation(f, name, written, names)
+    if isinstance(annotation, TensorAnnotation):
+        return annotation
+    inside = [each for each in get_args(annotation) if isinstance(each, TensorAnnotation)]
+    if get_origin(annotation) is tuple or not inside:
         return None
-    return inside[0] | None if type(None) in get_args(found) else inside[0]
+    return inside[0] | None if type(None) in get_args(annotation) else inside[0]
 
 
 def _evaluate_annotation(
@@ -266,11 +266,11 @@ def _result_annotations(
     f: Callable[..., Any], written: object, names: dict[str, Any]
 ) -> tuple[TensorAnnotation | None, ...]:
     """One for the result, or one for each part of a result that is annotated as a tuple."""
-    found = _evaluate_annotation(f, "return", written, names)
-    if get_origin(found) is tuple:
-        parts = tuple([_annotation(f, "return", each, names) for each in get_args(found)])
+    annotation = _evaluate_annotation(f, "return", written, names)
+    if get_origin(annotation) is tuple:
+        parts = tuple([_annotation(f, "return", each, names) for each in get_args(annotation)])
         return parts if any(parts) else ()
-    single = _annotation(f, "return", found, names)
+    single = _annotation(f, "return", annotation, names)
     return () if single is None else (single,)
 
 

@@ -172,7 +172,7 @@ def _projection_of(result: Any, node: Node, number: dict[int, int]) -> Any:
 
 def _nodes_before(roots: Sequence[AnyNode | None], start: int) -> list[AnyNode]:
     """The nodes from before `start` that the roots were computed from."""
-    found: dict[AnyNode, None] = {}
+    older_nodes: dict[AnyNode, None] = {}
     seen: set[AnyNode] = set()
     stack = [root for root in roots if root is not None]
     while stack:
@@ -181,10 +181,10 @@ def _nodes_before(roots: Sequence[AnyNode | None], start: int) -> list[AnyNode]:
             continue
         seen.add(node)
         if node.number < start:
-            found[node] = None
+            older_nodes[node] = None
         else:
             stack.extend(parent for parent in node.parents if parent is not None)
-    return list(found)
+    return list(older_nodes)
 
 
 @dataclass(slots=True)
@@ -223,8 +223,8 @@ class Replay:
         oldest = min(node.number for node in self.outside)
         order, _ = nodes_between([root for root, _ in seeds], self.outside, oldest)
         attach = any(each._node is not None for each in out)
-        found = backpropagate(order, seeds, stops=self.outside, attach=attach)
-        return [found.get(node) for node in self.outside]
+        cotangent_of = backpropagate(order, seeds, stops=self.outside, attach=attach)
+        return [cotangent_of.get(node) for node in self.outside]
 
 
 def _fence_argument(leaf: Any) -> Any:

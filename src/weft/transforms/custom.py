@@ -68,8 +68,8 @@ class Rule:
 def _rule(rule: Rule | str) -> Rule:
     if isinstance(rule, Rule):
         return rule
-    found = RULES.get(rule)
-    if found is None:
+    registered = RULES.get(rule)
+    if registered is None:
         raise GradientError(
             "custom_derivative",
             "the derivative belongs to a function of another process",
@@ -77,7 +77,7 @@ def _rule(rule: Rule | str) -> Rule:
             got={"rule": rule},
             fix="define the function again, and trace it in this process",
         )
-    return found
+    return registered
 
 
 def _push(primals: Sequence[Tensor], tangents: Sequence[Tensor | None], rule: Rule) -> Any:
@@ -270,9 +270,11 @@ class _Call:
         def pull(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
             backs = pullback(self.rebuild(cotangents))
             given = backs if isinstance(backs, tuple) else (backs,)
-            found = [leaf for back in given for leaf in trees.leaves(back, is_leaf=_is_none)]
-            _check_types(self.owner.__name__, "a cotangent", found, primals)
-            return found
+            cotangents_of_primals = [
+                leaf for back in given for leaf in trees.leaves(back, is_leaf=_is_none)
+            ]
+            _check_types(self.owner.__name__, "a cotangent", cotangents_of_primals, primals)
+            return cotangents_of_primals
 
         return out, pull
 

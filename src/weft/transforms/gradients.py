@@ -237,8 +237,8 @@ def jvp(
     _check_tuples("jvp", primals, tangents)
     flat, xs = flat_function("jvp", f, tuple(primals), has_aux=has_aux)
     directions = _tangents(primals, tangents, xs)
-    results, found = forward.jvp(flat, xs, directions)
-    out = (flat.rebuild(results), flat.rebuild(reverse.or_zeros(found, results)))
+    results, output_tangents = forward.jvp(flat, xs, directions)
+    out = (flat.rebuild(results), flat.rebuild(reverse.or_zeros(output_tangents, results)))
     return (*out, flat.aux) if has_aux else out
 
 
@@ -307,8 +307,8 @@ def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor
             recorder.tensor(variable) if variable.type.dtype.is_inexact else None
             for variable in inputs
         ]
-        results, found = forward.jvp(flat, xs, tangents)
-        outputs = tuple(recorder.atom(t) for t in reverse.or_zeros(found, results))
+        results, output_tangents = forward.jvp(flat, xs, tangents)
+        outputs = tuple(recorder.atom(t) for t in reverse.or_zeros(output_tangents, results))
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
     return results, Closure(live(graph), tuple(recorder.captured))
 
@@ -391,11 +391,15 @@ def _reverse_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> li
 
         def backs(seed: Tensor, position: int = position) -> list[Tensor]:
             seeds = [seed if i == position else None for i in range(len(results))]
-            found = reverse.or_zeros(pull(seeds), xs)
-            return [conj(back) for back in found] if seed.dtype.is_complex else found
+            cotangents_of_xs = reverse.or_zeros(pull(seeds), xs)
+            return (
+                [conj(back) for back in cotangents_of_xs]
+                if seed.dtype.is_complex
+                else cotangents_of_xs
+            )
 
-        found = batching.vmap(backs, result.size, [_basis(result)], [0])
-        fronts = [batching.to_front(result.size, tensor, axis) for tensor, axis in found]
+        rows_with_axes = batching.vmap(backs, result.size, [_basis(result)], [0])
+        fronts = [batching.to_front(result.size, tensor, axis) for tensor, axis in rows_with_axes]
         rows.append(
             [
                 apply(PRIMITIVES["reshape"], front, shape=(*result.shape, *x.shape))
@@ -412,12 +416,12 @@ def _forward_rows(flat: Callable[..., list[Tensor]], xs: Sequence[Tensor]) -> li
 
         def tangents_along(tangent: Tensor, position: int = position) -> list[Tensor]:
             tangents = [tangent if i == position else None for i in range(len(xs))]
-            results, found = forward.jvp(flat, xs, tangents)
+            results, output_tangents = forward.jvp(flat, xs, tangents)
             _check_jacobian(results, xs, "forward")
-            return reverse.or_zeros(found, results)
+            return reverse.or_zeros(output_tangents, results)
 
-        found = batching.vmap(tangents_along, x.size, [_basis(x)], [0])
-        fronts = [batching.to_front(x.size, tensor, axis) for tensor, axis in found]
+        columns_with_axes = batching.vmap(tangents_along, x.size, [_basis(x)], [0])
+        fronts = [batching.to_front(x.size, tensor, axis) for tensor, axis in columns_with_axes]
         columns.append([_elements_last(front, x) for front in fronts])
     return [list(row) for row in zip(*columns, strict=True)]
 

@@ -166,11 +166,11 @@ class FirstRun(_Run):
         self, primitive: Primitive, types: tuple[TensorType, ...], computed: Callable[[], Any]
     ) -> Any:
         """See `_Run`."""
-        made = computed()
-        tensors = made if primitive.multiple else (made,)
+        new_result = computed()
+        tensors = new_result if primitive.multiple else (new_result,)
         values = tuple(tensor._value for tensor in tensors)
         self.kept.append(Kept(primitive.name, types, values))
-        return made
+        return new_result
 
     def forget(self, results: Sequence[Tensor]) -> None:
         """Let go what handles stood for that only the function knew, or that are its results."""

@@ -269,9 +269,9 @@ class Builder(GraphTrace):
         The handle holds that, too, as long as the builder is entered.
         """
         self._replaced.append((tensor, tensor._value, tensor._node))
-        made = self._repeat(tensor._node, tensor)
-        self._stand(tensor, made._value)
-        tensor._node = made._node
+        staged = self._repeat(tensor._node, tensor)
+        self._stand(tensor, staged._value)
+        tensor._node = staged._node
         return tensor
 
     def _repeat(self, node: Any, tensor: Tensor) -> Tensor:
@@ -383,11 +383,13 @@ class Builder(GraphTrace):
         operands = tuple(read)
         types = tuple([result.type for result in node.results])
         multiple = node.primitive.multiple
-        made = self.process(node.primitive, operands, node.params, types if multiple else types[0])
+        results = self.process(
+            node.primitive, operands, node.params, types if multiple else types[0]
+        )
         inexact = any(kind.dtype.is_inexact for kind in types)
         if inexact and any(operand._node is not None for operand in operands):
-            record(node.primitive, node.params, operands, made)
-        values.update(zip(node.results, made if multiple else (made,), strict=True))
+            record(node.primitive, node.params, operands, results)
+        values.update(zip(node.results, results if multiple else (results,), strict=True))
 
     def cell_of(self, tensor: Tensor) -> Cell | None:
         """The cell that a handle stands for, also while the builder is left."""
@@ -445,18 +447,18 @@ class Builder(GraphTrace):
         """A node of its own with the same value and derivative."""
         if not isinstance(value._value, Traced):
             return self.marked(value)
-        made: Tensor = bind(PRIMITIVES["reshape"], value, shape=value.shape)
-        return made
+        copy: Tensor = bind(PRIMITIVES["reshape"], value, shape=value.shape)
+        return copy
 
     def written(self) -> list[tuple[Cell, Tensor]]:
         """Cells whose handles were written to, with what they hold; they stand for cells again."""
-        found = []
+        cells_and_values = []
         for cell in self.cells:
             owner = cell.handle
             if owner is not None and self._exits and owner._value is not cell.value:
-                found.append((cell, wrap(owner._value)))
+                cells_and_values.append((cell, wrap(owner._value)))
                 owner._value = cell.value
-        return found
+        return cells_and_values
 
     def begin_with(self, cell: Cell, value: Tensor) -> None:
         """Let a cell begin with another value."""

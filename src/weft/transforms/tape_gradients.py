@@ -54,10 +54,10 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Tensor | None]:
         (y._node, filled_tensor(y.shape, y.dtype, 1) if w is None else w)
         for y, w in zip(roots, weights, strict=True)
     ]
-    found: dict[Any, Tensor] = {}
-    with recording(True), _note_cotangents(targets, found):
+    cotangents: dict[Any, Tensor] = {}
+    with recording(True), _note_cotangents(targets, cotangents):
         backpropagate(order, seeds)
-    return [None if x._node is None else found.get(x._node) for x in wanted]
+    return [None if x._node is None else cotangents.get(x._node) for x in wanted]
 
 
 def _nodes_leading_to(roots: Sequence[Any], targets: Sequence[Any]) -> list[Any]:

@@ -103,6 +103,7 @@ def test_serial_loops_over_different_places_are_part_of_the_grid() -> None:
     assert len(schedule(Kernel("last", (x, y), (), (nest,))).grid) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [33_000, 40_001])
 def test_a_long_sum_in_two_kernels_is_the_sum(count: int) -> None:
     (lowered,) = program_of(lambda x: (x * x).sum(), [wf.spec("float32", (count,))]).lowered

@@ -66,6 +66,8 @@ class Compiled:
     """Programs for calls whose derivative may be asked for, by which inputs have one."""
     places: list[int] | None = field(init=False)
     """Which arguments the inputs are, if they are nothing else."""
+    is_silent: bool = field(init=False)
+    """Whether a run shows nothing; a derivative would show it again, or not at all."""
     result: int | None = field(init=False)
     """Which output the call returns, if that is all."""
 
@@ -76,6 +78,7 @@ class Compiled:
         is_given = len(places) == len(self.recording.sources)
         self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
+        self.is_silent = silent(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
 
     def _reads_gradients(self) -> bool:
@@ -188,13 +191,8 @@ class Compiled:
             and settings.compiler
             and not OBSERVERS
             and not rewrites()
-            and self._is_pure
+            and self.is_silent
         )
-
-    @property
-    def _is_pure(self) -> bool:
-        """Whether a run shows nothing; a derivative would show it again, or not at all."""
-        return silent(self.recording.graph) is self.recording.graph
 
     def _taped_for(self, inputs: Sequence[Tensor]) -> Taped:
         """The two programs for calls in which these inputs have a place on the tape."""

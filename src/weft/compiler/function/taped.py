@@ -220,8 +220,8 @@ def _sizes_told(kind: TensorType) -> frozenset[str]:
 class Taped:
     """The two programs of a graph, for calls in which these inputs have a place on the tape."""
 
-    __slots__ = ("_backward", "_cut", "_forward", "_kept_inputs", "_kept_outputs", "_params",
-                 "_wanted", "graph")  # fmt: skip
+    __slots__ = ("_backward", "_cut", "_forward", "_inexact", "_kept_inputs", "_kept_outputs",
+                 "_params", "_wanted", "graph")  # fmt: skip
 
     def __init__(self, graph: Graph, wanted: Marks) -> None:
         self.graph = graph
@@ -229,7 +229,7 @@ class Taped:
             w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
         )
         self._cut = split_graph(graph, self._wanted)
-        self._forward = executable(self._cut.forward)
+        self._forward = unit_executable(self._cut.forward)
         self._backward: Executable | None = None
         derived = cotangent_graph(graph, self._wanted)
         read = {atom for node in derived.nodes for atom in node.operands} | set(derived.outputs)
@@ -241,6 +241,7 @@ class Taped:
         self._kept_outputs = [
             Place("output", place) in needed for place in range(len(graph.outputs))
         ]
+        self._inexact = inexact(graph.output_types)
         self._params = {"graph": graph, "pull": self}
 
     def __call__(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> list[Tensor]:
@@ -273,7 +274,7 @@ class Taped:
         parents = tuple([tensor._node for tensor in inputs])
         node = Node(call, self._params, (*values, *found[len(results) :]), parents, outs)
         for index, result in enumerate(results):
-            if found[index].dtype.kind not in "biu":
+            if self._inexact[index]:
                 result._node = Projection(node, index)
 
     @property
@@ -281,9 +282,7 @@ class Taped:
         """Whether the way back needs inputs, outputs and cotangents alone."""
         return len(self._cut.forward.outputs) == len(self.graph.outputs)
 
-    def pull(
-        self, node: Node, cotangents: dict[int, Tensor], wanted: Sequence[bool]
-    ) -> list[Tensor | None] | None:
+    def pull(self, node: Node, cotangents: dict[int, Tensor]) -> list[Tensor | None] | None:
         """The cotangents of the operands of a node; None where the general rule must find them."""
         arrays: list[Any] = []
         values, count = node.values, len(self.graph.outputs)
@@ -300,18 +299,25 @@ class Taped:
         if any(type(array) is not HostArray for array in arrays):
             return None
         if self._backward is None:
-            self._backward = executable(self._cut.backward)
+            self._backward = unit_executable(self._cut.backward)
         found = iter(self._backward.run(arrays))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:
         """A cotangent that the backward program takes, one for each result with derivatives."""
-        index = [i for i, d in enumerate(inexact(self.graph.output_types)) if d][position]
+        index = [i for i, is_inexact in enumerate(self._inexact) if is_inexact][position]
         known = cotangents.get(index)
         if known is not None:
             return known._value
         kind = wrap(node.out[index]).type
         return np.zeros(kind.shape, kind.dtype.numpy)
+
+
+def unit_executable(graph: Graph) -> Executable:
+    """What runs a graph that is one of many in a step, and shares its memory with them."""
+    found = executable(graph)
+    found.share_memory()
+    return found
 
 
 def run_kept(graph: Graph, program: Executable, arrays: Sequence[Array]) -> Sequence[Array]:

@@ -18,8 +18,7 @@ import numpy as np
 
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
-from weft.compiler.function.program_cache import executable
-from weft.compiler.function.taped import Taped, run_kept
+from weft.compiler.function.taped import Taped, run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.ir.dispatch import apply
@@ -27,14 +26,11 @@ from weft.ir.eager import Declined, Orders
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
-from weft.ops.control import Marks, silent
+from weft.ops.control import Marks
 from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
 Run = Callable[[Sequence[Tensor]], Any]
-MOST = 64
-"""How often a function is compiled; one that is called with ever new settings then goes on by
-reference where it is called with another one."""
 
 
 @lru_cache(maxsize=1024)
@@ -103,8 +99,6 @@ def compile_unit(
     )
     named = {name: anew(value, name in weights) for name, value in kwargs.items()}
     compilations = _compilations(function, tuple(orders.items()))
-    if len(compilations.compilations) >= MOST:
-        return None
     try:
         with recording(False):
             call = compilations._read(given, named)
@@ -118,7 +112,7 @@ def compile_unit(
     sources = [write.source for write in found.recording.writes]
     if any(source.gradient or source.handle is not None for source in sources):
         return None
-    if silent(found.recording.graph) is not found.recording.graph:
+    if not found.is_silent:
         return None
     places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
     if found.places is not None and not sources:
@@ -147,7 +141,7 @@ class UnitCall:
             outputs = self._taped_for(inputs)(inputs, arrays)
         else:
             if self._program is None:
-                self._program = executable(self._found.recording.graph)
+                self._program = unit_executable(self._found.recording.graph)
             graph = self._found.recording.graph
             outputs = [wrap(array) for array in run_kept(graph, self._program, arrays)]
         result = self._found.result

@@ -58,6 +58,12 @@ class Executable(Protocol):
     def recycle(self, array: Array) -> None:
         """Take an array that nobody else holds as memory for an output of a later run."""
 
+    def share_memory(self) -> None:
+        """From now on, take memory for each run from what all such programs share.
+
+        Many small programs that run one after the other then need no more than the largest.
+        """
+
     def release(self) -> None:
         """Free the memory that is kept from run to run."""
 

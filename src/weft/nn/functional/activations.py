@@ -329,13 +329,15 @@ def register_activation(name: Any, function: Any) -> None:
 def activation_name(op: str, name: str) -> str:
     """A name that is registered, or an error that suggests the nearest."""
     if name not in ACTIVATIONS:
-        meant = difflib.get_close_matches(str(name), list(ACTIVATIONS), 1)
+        suggestions = difflib.get_close_matches(str(name), list(ACTIVATIONS), 1)
         raise wf.NameUnknownError(
             op,
             f"no activation is registered under {name!r}",
             expected="one of " + ", ".join(ACTIVATIONS),
             got={"activation": name},
-            fix=f"activation={meant[0]!r}" if meant else "nn.register_activation(name, function)",
+            fix=f"activation={suggestions[0]!r}"
+            if suggestions
+            else "nn.register_activation(name, function)",
         )
     return name
 

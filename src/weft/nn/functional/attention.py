@@ -119,10 +119,10 @@ def apply_rotary(
         first, second = x[..., 0::2], x[..., 1::2]
     else:
         first, second = x[..., :half], x[..., half:]
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    rotated_halves = [first * cosine - second * sine, second * cosine + first * sine]
     if not interleaved:
-        return wf.concat(turned, axis=-1)
-    return wf.reshape(wf.stack(turned, axis=-1), x.shape)
+        return wf.concat(rotated_halves, axis=-1)
+    return wf.reshape(wf.stack(rotated_halves, axis=-1), x.shape)
 
 
 def sinusoidal_positions(positions: wf.Tensor, width: int, base: float = 10000.0) -> wf.Tensor:

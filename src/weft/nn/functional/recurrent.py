@@ -152,8 +152,8 @@ def recurrent_layer(
         if lengths is None:
             return after, after[0]
         runs = wf.expand_dims(number < lengths, axis=1)  # [batch, 1]
-        kept = tuple(wf.where(runs, new, old) for new, old in zip(after, carry, strict=True))
-        return kept, wf.where(runs, after[0], 0.0)
+        next_state = tuple(wf.where(runs, new, old) for new, old in zip(after, carry, strict=True))
+        return next_state, wf.where(runs, after[0], 0.0)
 
     last, outputs = wf.scan(step, state, (wf.arange(x.shape[0]), gates), reverse=reverse)
     return outputs, last

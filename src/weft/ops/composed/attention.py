@@ -65,18 +65,20 @@ def scaled_dot_product_attention(
         q, scale = multiply(q, convert_to(as_tensor(_OP, scale, "scale"), q.dtype)), 1.0
     operands = [q, k, v]
     if mask is not None:
-        found = as_tensor(_OP, mask, "mask")
-        operands.append(convert_to(found, q.dtype) if found.dtype.is_inexact else found)
+        mask_tensor = as_tensor(_OP, mask, "mask")
+        operands.append(
+            convert_to(mask_tensor, q.dtype) if mask_tensor.dtype.is_inexact else mask_tensor
+        )
     single = q.ndim == 2 and k.ndim == 2 and v.ndim == 2
     if single:
         operands[:3] = [apply(reshape, x, shape=(1, *x.shape)) for x in operands[:3]]
     params: dict[str, Any] = {
         "offset": _offset(q, k, causal, aligned), "scale": _scale(q, scale), "guarded": True,
     }  # fmt: skip
-    kept = 1.0 - _share(dropout)
-    if kept < 1:
+    keep_share = 1.0 - _share(dropout)
+    if keep_share < 1:
         operands += [key_or_next(_OP, key), wrap(np.zeros((), np.uint64))]
-        params["kept"] = kept
+        params["kept"] = keep_share
     try:
         out, _ = apply_multiple(attention, *operands, **params)
     except WeftError as error:

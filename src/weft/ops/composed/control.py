@@ -471,13 +471,13 @@ def _check_pair(recorded: Recorded) -> Recorded:
 
 
 def _check_structure(op: str, wanted: TreeStructure, recorded: Recorded) -> None:
-    found = recorded.structure.children[0] if op == "scan" else recorded.structure
-    if found != wanted:
+    result_structure = recorded.structure.children[0] if op == "scan" else recorded.structure
+    if result_structure != wanted:
         raise ArgumentError(
             op,
             f"{recorded.name} changes the structure of the carry",
             expected=f"the structure of init: {wanted}",
-            got={"init": wanted, recorded.name: found},
+            got={"init": wanted, recorded.name: result_structure},
             fix=f"return a carry structured as {wanted}",
         )
 
@@ -528,7 +528,7 @@ def _length(xs: Sequence[Tensor], structure: TreeStructure, length: Any) -> Dime
     """The common length of what is scanned over, and of `length` where it is given."""
     if length is not None and (isinstance(length, bool) or not isinstance(length, (int, Dim))):
         length = _integer_length(length)
-    found: Dimension | None = length
+    common_length: Dimension | None = length
     source = "length"
     for path, x in zip(structure.paths(), xs, strict=True):
         name = _path("xs", path)
@@ -540,17 +540,17 @@ def _length(xs: Sequence[Tensor], structure: TreeStructure, length: Any) -> Dime
                 got={name: x},
                 fix=f"close over {name} in the function instead",
             )
-        if found is not None and not equal(found, x.shape[0]):
+        if common_length is not None and not equal(common_length, x.shape[0]):
             raise ShapeError(
                 "scan",
                 "lengths differ",
-                expected=f"a first axis of {found}, as {source} has",
-                got={source: found, name: x},
-                note=f"{found} != {x.shape[0]}",
-                fix=f"{name}[:{found}]",
+                expected=f"a first axis of {common_length}, as {source} has",
+                got={source: common_length, name: x},
+                note=f"{common_length} != {x.shape[0]}",
+                fix=f"{name}[:{common_length}]",
             )
-        found, source = x.shape[0], name
-    if found is None or (isinstance(found, int) and found < 0):
+        common_length, source = x.shape[0], name
+    if common_length is None or (isinstance(common_length, int) and common_length < 0):
         raise ArgumentError(
             "scan",
             "the number of steps is not known",
@@ -558,7 +558,7 @@ def _length(xs: Sequence[Tensor], structure: TreeStructure, length: Any) -> Dime
             got={"length": length},
             fix="scan(f, init, None, length=10)",
         )
-    return found
+    return common_length
 
 
 def _integer_length(length: object) -> int:

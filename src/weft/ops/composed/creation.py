@@ -86,7 +86,7 @@ def asarray(
     (weft.int64, weft.float32)
     """
     check_host_device(device)
-    made, shared = ingest("asarray", obj, None if dtype is None else as_dtype(dtype))
+    ingested, shared = ingest("asarray", obj, None if dtype is None else as_dtype(dtype))
     if copy is False and not shared:
         raise ArgumentError(
             "asarray",
@@ -96,8 +96,8 @@ def asarray(
             fix="let it copy where it must: copy=None",
         )
     if not shared:
-        return made
-    return _copy_tensor(made) if copy else made
+        return ingested
+    return _copy_tensor(ingested) if copy else ingested
 
 
 def tensor(
@@ -115,8 +115,8 @@ def tensor(
     [2.0, 4.0]
     """
     check_host_device(device)
-    made, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
-    result = alias(stop_gradient(_copy_tensor(made) if shared else made))
+    ingested, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
+    result = alias(stop_gradient(_copy_tensor(ingested) if shared else ingested))
     if requires_grad:
         _require_inexact(result)
         result._node = Leaf(result)
@@ -317,9 +317,9 @@ def _number(op: str, name: str, value: Any) -> Any:
     if isinstance(value, (int, float, Dim)):
         return value
     if _is_single(value):
-        found = as_tensor(op, value)
-        if not found.dtype.is_complex:
-            return constant_array(op, name, found).item()
+        number = as_tensor(op, value)
+        if not number.dtype.is_complex:
+            return constant_array(op, name, number).item()
     raise ArgumentTypeError(
         op,
         f"{type(value).__name__} is not a real number",
@@ -464,8 +464,8 @@ def tril(x: Any, /, *, k: int = 0) -> Tensor:
     """
     matrix = _matrices("tril", x)
     shape = matrix.shape[-2:]
-    kept = greater_equal(_diagonal_columns("tril", shape, k), _positions(shape, 1))
-    return where(kept, matrix, _zero(matrix))
+    is_lower = greater_equal(_diagonal_columns("tril", shape, k), _positions(shape, 1))
+    return where(is_lower, matrix, _zero(matrix))
 
 
 def triu(x: Any, /, *, k: int = 0) -> Tensor:
@@ -477,8 +477,8 @@ def triu(x: Any, /, *, k: int = 0) -> Tensor:
     """
     matrix = _matrices("triu", x)
     shape = matrix.shape[-2:]
-    kept = greater_equal(_positions(shape, 1), _diagonal_columns("triu", shape, k))
-    return where(kept, matrix, _zero(matrix))
+    is_upper = greater_equal(_positions(shape, 1), _diagonal_columns("triu", shape, k))
+    return where(is_upper, matrix, _zero(matrix))
 
 
 def _zero(x: Tensor) -> Any:

@@ -81,9 +81,9 @@ def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Tensor:
         x, axis = reshape_known(x, (x.size,)), 0
     place = normalize_axis("take", axis, x.ndim, {"x": x})
     index = from_the_front("take", index_tensor("take", indices), place, x.shape[place])
-    found = apply(indexing.gather, x, index, axes=(place,))
-    others = range(index.ndim, found.ndim)
-    return transpose_known(found, (*others[:place], *range(index.ndim), *others[place:]))
+    gathered = apply(indexing.gather, x, index, axes=(place,))
+    others = range(index.ndim, gathered.ndim)
+    return transpose_known(gathered, (*others[:place], *range(index.ndim), *others[place:]))
 
 
 def index_add(

@@ -73,8 +73,8 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
     selection = select(x, read_key(x, key))
     if not selection.indices:
         return as_part(_basic_view(x, selection), x, key)
-    found = apply(gather, _basic_view(x, selection), *selection.indices, axes=selection.axes)
-    return transpose_known(found, selection.order())
+    gathered = apply(gather, _basic_view(x, selection), *selection.indices, axes=selection.axes)
+    return transpose_known(gathered, selection.order())
 
 
 def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
@@ -181,17 +181,19 @@ def select(x: Tensor, items: Sequence[Item]) -> Selection:
     known = _without_masks(x, items)
     advanced = any(isinstance(item, (Tensor, Point)) for item in known)
     selection = Selection(unique=_is_one_mask(items))
-    found: list[Tensor] = []
+    index_tensors: list[Tensor] = []
     runs: set[int] = set()  # one number for each stretch of neighbouring indices
     for number, item in enumerate(known):
         if isinstance(item, (Tensor, Point)) or (advanced and isinstance(item, int)):
-            found.append(_add_index(selection, x, item))
-            runs.add(number - len(found))
+            index_tensors.append(_add_index(selection, x, item))
+            runs.add(number - len(index_tensors))
         else:
             _add_basic(selection, x, item)
-    if found:
-        shape = broadcast_shapes(OP, [index.shape for index in found], _indices_by_name(found))
-        selection.indices = tuple([broadcast_known(index, shape) for index in found])
+    if index_tensors:
+        shape = broadcast_shapes(
+            OP, [index.shape for index in index_tensors], _indices_by_name(index_tensors)
+        )
+        selection.indices = tuple([broadcast_known(index, shape) for index in index_tensors])
         selection.place = selection.axes[0] if len(runs) == 1 else 0
     return selection
 

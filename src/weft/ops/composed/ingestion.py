@@ -58,8 +58,8 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
         except MemoryError:
             raise _too_large(op, obj) from None
     if is_concrete(obj) and not is_host(obj):
-        made = wrap(obj)
-        return convert_to(made, dtype or made.dtype), dtype is None or made.dtype is dtype
+        tensor = wrap(obj)
+        return convert_to(tensor, dtype or tensor.dtype), dtype is None or tensor.dtype is dtype
     return _of_array(op, _foreign_array(op, obj), dtype)
 
 
@@ -106,13 +106,13 @@ def _foreign_array(op: str, obj: Any) -> Array:
 
 
 def _of_array(op: str, array: Array, dtype: DType | None) -> Ingested:
-    made = array_tensor(op, array)
-    value = made._value
-    if dtype is None or made.dtype is dtype:
-        return made, np.may_share_memory(value, array) or array.size == 0
-    if dtype.is_integer and made.dtype.is_inexact and not np.isfinite(value).all():
+    tensor = array_tensor(op, array)
+    value = tensor._value
+    if dtype is None or tensor.dtype is dtype:
+        return tensor, np.may_share_memory(value, array) or array.size == 0
+    if dtype.is_integer and tensor.dtype.is_inexact and not np.isfinite(value).all():
         raise _range_error(op, array, dtype)
-    return convert_to(made, dtype), False
+    return convert_to(tensor, dtype), False
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Tensor:
@@ -175,8 +175,8 @@ def _dlpack_device(obj: Any) -> tuple[int, int] | None:
 
 def _of_sequence(op: str, obj: Any, dtype: DType | None) -> Tensor:
     if any(isinstance(leaf, Tensor) for leaf in _leaves(obj)):
-        made = _stack_nested(op, obj, "obj")
-        return made if dtype is None else convert_to(made, dtype)
+        stacked_tensor = _stack_nested(op, obj, "obj")
+        return stacked_tensor if dtype is None else convert_to(stacked_tensor, dtype)
     return wrap(_array_of_numbers(op, obj, dtype))
 
 
@@ -206,10 +206,10 @@ def _array_of_numbers(op: str, obj: Any, dtype: DType | None) -> Array:
     """Python numbers by NumPy, with our default dtypes, and our errors in place of NumPy's."""
     try:
         with np.errstate(all="ignore"):
-            found = np.array(obj, None if dtype is None else dtype.numpy)
+            array = np.array(obj, None if dtype is None else dtype.numpy)
     except (ValueError, TypeError, OverflowError) as error:
         _refuse(op, obj, dtype, error)
-    return found if dtype is not None else _default(op, obj, found)
+    return array if dtype is not None else _default(op, obj, array)
 
 
 def _default(op: str, obj: Any, found: Array) -> Array:

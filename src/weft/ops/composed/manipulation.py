@@ -126,9 +126,9 @@ def _found_shape(x: Tensor, shape: Any) -> Shape:
             got={"x": x, "shape": list(entries)},
             fix="write out all dimensions but one",
         )
-    found = list(known)
-    found.insert(free[0], _share(x, rest, entries))
-    return tuple(found)
+    shape_without_free = list(known)
+    shape_without_free.insert(free[0], _share(x, rest, entries))
+    return tuple(shape_without_free)
 
 
 def _share(x: Tensor, rest: Dimension, entries: Sequence[Any]) -> Dimension:
@@ -253,8 +253,8 @@ def permute_dims(x: Operand, /, axes: Sequence[int]) -> Tensor:
     x = as_tensor("permute_dims", x)
     listed = as_sequence("permute_dims", "axes", axes)
     order = normalize_axes("permute_dims", listed, x.ndim, {"x": x})
-    found: Tensor = apply_as("permute_dims", movement.transpose, x, order=order)
-    return found
+    permuted: Tensor = apply_as("permute_dims", movement.transpose, x, order=order)
+    return permuted
 
 
 def transpose(x: Operand, /, axes: Sequence[int] | None = None) -> Tensor:
@@ -302,8 +302,8 @@ def moveaxis(x: Operand, source: Axis, destination: Axis, /) -> Tensor:
             fix="wf.moveaxis(x, 0, -1), or two tuples of one length",
         )
     order = [axis for axis in range(x.ndim) if axis not in sources]
-    for target, moved in sorted(zip(targets, sources, strict=True)):
-        order.insert(target, moved)
+    for target, old_place in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, old_place)
     return transpose_known(x, tuple(order))
 
 
@@ -400,8 +400,8 @@ def concat(arrays: Sequence[Operand], /, *, axis: int | None = 0) -> Tensor:
         tensors = tuple([reshape_known(x, (x.size,)) for x in tensors])
     along = 0 if axis is None else axis
     place = normalize_axis("concat", along, tensors[0].ndim, {"x1": tensors[0]})
-    found: Tensor = apply_as("concat", movement.concatenate, *tensors, axis=place)
-    return found
+    concatenated: Tensor = apply_as("concat", movement.concatenate, *tensors, axis=place)
+    return concatenated
 
 
 def stack(arrays: Sequence[Operand], /, *, axis: int = 0) -> Tensor:
@@ -480,8 +480,8 @@ def repeat(x: Operand, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     if isinstance(counts, (int, Dim)):
         return _repeat_elements(x, counts, place)
     index = wrap(np.repeat(np.arange(len(counts)), counts))
-    found = apply(gather, x, index, axes=(place,))
-    return moveaxis(found, 0, place)
+    gathered = apply(gather, x, index, axes=(place,))
+    return moveaxis(gathered, 0, place)
 
 
 def _repeat_elements(x: Tensor, count: Dimension, axis: int) -> Tensor:

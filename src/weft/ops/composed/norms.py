@@ -190,5 +190,5 @@ def norm(
             fix="name the axes: axis=-1, or axis=(-2, -1)",
         )
     others = tuple(i for i in range(tensor.ndim) if i not in axes)
-    turned = apply(transpose, tensor, order=(*others, *axes))
-    return _keep_dims(matrix_norm(turned, ord=ord), tensor, axes, keepdims)
+    matrices_last = apply(transpose, tensor, order=(*others, *axes))
+    return _keep_dims(matrix_norm(matrices_last, ord=ord), tensor, axes, keepdims)

@@ -203,23 +203,29 @@ def _avg_pool(
     tensor, added = with_batch_axis(op, _inexact_operand(op, x), rank)
     params = _window(op, rank, tensor, kernel_size, stride, padding, 1, ceil_mode)
     total: Tensor = apply_as(op, window_sum, tensor, **params)
-    inside = sides(op, padding, rank)
-    if params["padding"] == inside and (count_include_pad or not any(map(any, inside))):
+    given_padding = sides(op, padding, rank)
+    # All windows have as many elements, unless ceil_mode has added padding that never counts.
+    all_full = params["padding"] == given_padding
+    if all_full and (count_include_pad or not any(map(any, given_padding))):
         return without_batch_axis(total / float(np.prod(params["window"])), added)
-    counted = inside if count_include_pad else ((0, 0),) * rank
-    return without_batch_axis(total / _counts(tensor, counted, params), added)
+    counting_padding = given_padding if count_include_pad else ((0, 0),) * rank
+    return without_batch_axis(total / _counts(tensor, counting_padding, params), added)
 
 
-def _counts(x: Tensor, counted: Padding, params: dict[str, Any]) -> Tensor:
-    """How many elements each window counts; `counted` padding counts as elements."""
-    spatial = x.shape[-len(counted) :]
-    grown = tuple([d + low + high for d, (low, high) in zip(spatial, counted, strict=True)])
-    one = convert_to(wrap(np.ones((1,) * len(grown), np.float32)), x.dtype)
-    ones = apply(broadcast_to, one, shape=grown)
+def _counts(x: Tensor, counting_padding: Padding, params: dict[str, Any]) -> Tensor:
+    """How many elements each window has, [*out]; some of the padding counts as elements.
+
+    The count is the sum over a window of ones, where the padding that counts is one too.
+    """
+    spatial = x.shape[-len(counting_padding) :]
+    sizes = zip(spatial, counting_padding, strict=True)
+    padded_shape = tuple([d + low + high for d, (low, high) in sizes])
+    one = convert_to(wrap(np.ones((1,) * len(padded_shape), np.float32)), x.dtype)
+    ones = apply(broadcast_to, one, shape=padded_shape)
     rest = tuple(
         [
             (low - a, high - b)
-            for (low, high), (a, b) in zip(params["padding"], counted, strict=True)
+            for (low, high), (a, b) in zip(params["padding"], counting_padding, strict=True)
         ]
     )
     return apply(window_sum, ones, **{**params, "padding": rest})
@@ -327,7 +333,7 @@ def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
     dim = int(x.shape[axis])
     if dim == count:
         return x
-    weights = np.zeros((dim, count))
+    weights = np.zeros((dim, count))  # column i: 1 / length in the i-th stretch
     for i, (start, stop) in enumerate(_bounds(dim, count)):
         weights[start:stop, i] = 1 / (stop - start)
     matrix = convert_to(wrap(weights), x.dtype)
@@ -347,8 +353,8 @@ def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
     bounds = _bounds(int(x.shape[axis]), count)
     width = max(stop - start for start, stop in bounds)
     places = np.array([[min(a + k, b - 1) for k in range(width)] for a, b in bounds], np.int64)
-    taken = apply(gather, x, wrap(places), axes=(axis,))  # [count, width, *rest]
-    return move_axis(apply(reduce_max, taken, axes=(1,)), 0, axis)
+    stretches = apply(gather, x, wrap(places), axes=(axis,))  # [count, width, *rest]
+    return move_axis(apply(reduce_max, stretches, axes=(1,)), 0, axis)
 
 
 @unit

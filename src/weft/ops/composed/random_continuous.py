@@ -90,10 +90,10 @@ def working_dtype(dtype: DType) -> DType:
 
 def unit(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Multiples of 2**-24 (2**-53 for float64) in [0, 1)."""
-    wide, kept = (uint64, 53) if dtype is float64 else (uint32, 24)
+    wide, mantissa_bits = (uint64, 53) if dtype is float64 else (uint32, 24)
     words = drawn_bits(key, shape, wide)
-    high = bitwise_right_shift(words, wide.bits - kept)
-    return multiply(convert_to(high, dtype), 2.0**-kept)
+    high = bitwise_right_shift(words, wide.bits - mantissa_bits)
+    return multiply(convert_to(high, dtype), 2.0**-mantissa_bits)
 
 
 def tail(words: Tensor, dtype: DType, lost: int = 0) -> Tensor:
@@ -114,12 +114,12 @@ def standard_normal(key: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """
     count = size(shape)
     half = (count + 1) // 2
-    wide, kept = (uint64, 53) if dtype is float64 else (uint32, 24)
+    wide, mantissa_bits = (uint64, 53) if dtype is float64 else (uint32, 24)
     words = drawn_bits(key, (half, 2), wide)
     first, second = (_column(words, place) for place in (0, 1))
     radius = sqrt(multiply(log(tail(first, dtype)), -2.0))
-    turn = convert_to(bitwise_right_shift(second, wide.bits - kept), dtype)
-    angle = multiply(turn, 2.0 * math.pi * 2.0**-kept)
+    turn = convert_to(bitwise_right_shift(second, wide.bits - mantissa_bits), dtype)
+    angle = multiply(turn, 2.0 * math.pi * 2.0**-mantissa_bits)
     both = apply(concatenate, multiply(radius, cos(angle)), multiply(radius, sin(angle)), axis=1)
     flat = apply(reshape, both, shape=(2 * half,))
     cut = apply(slice_, flat, starts=(0,), stops=(count,), strides=(1,))
@@ -347,8 +347,8 @@ def until_accepted(
 
     def attempt(state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         number, value, done = state
-        found, rejected = propose(fold_key(key, number))
-        return add(number, 1), where(done, value, found), logical_or(done, logical_not(rejected))
+        proposal, rejected = propose(fold_key(key, number))
+        return add(number, 1), where(done, value, proposal), logical_or(done, logical_not(rejected))
 
     nothing, none = filled_tensor(shape, float64, 0.0), filled_tensor(shape, bool_, False)
     start = (wrap(np.zeros((), np.uint64)), nothing, none)

@@ -313,8 +313,8 @@ def _choose_indices(
     bounds = cumulative_sum(p, axis=0)
     last = apply(slice_, bounds, starts=(count - 1,), stops=(count,), strides=(1,))
     flat = multiply(unit(key, (total,), float64), last)
-    found = apply(searchsorted, bounds, flat, side="right")
-    return apply(reshape, minimum(convert_to(found, int64), count - 1), shape=shape)
+    positions = apply(searchsorted, bounds, flat, side="right")
+    return apply(reshape, minimum(convert_to(positions, int64), count - 1), shape=shape)
 
 
 def _weighted_order(key: Tensor, p: Tensor) -> Tensor:
@@ -360,20 +360,24 @@ def _discrete(op: str, parameter: Any, shape: Shape) -> Tensor:
 
 
 def _poisson_by_inversion(key: Tensor, rate: Tensor, shape: Shape) -> Tensor:
-    """Add up chances until they exceed a uniform number."""
+    """Inversion with P(k) = P(k - 1) · rate / k, from P(0) = exp(-rate)."""
     first = exp(negative(rate))
     return _by_inversion(key, shape, first, lambda k, chance: multiply(chance, divide(rate, k)))
 
 
-def _by_inversion(key: Tensor, shape: Shape, first: Tensor, following: Any) -> Tensor:
-    """The smallest k whose chances up to k add up to a uniform number; `first` is that of 0."""
+def _by_inversion(key: Tensor, shape: Shape, first: Tensor, next_chance: Any) -> Tensor:
+    """Draws by inversion: the smallest k whose chances up to k add up to a uniform number.
+
+    `first` is the chance of 0, and `next_chance(k, chance)` that of k, given that of k - 1.
+    """
 
     def step(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # k is one number for all draws; a draw counts on while some of its number is left.
         k, number, chance, rest = state
         rest = subtract(rest, chance)
         k = add(k, 1.0)
         beyond = greater(rest, 0.0)
-        chance = following(k, chance)
+        chance = next_chance(k, chance)
         return k, add(number, where(beyond, 1.0, 0.0)), chance, rest
 
     def goes_on(state: tuple[Tensor, ...]) -> Tensor:
@@ -414,7 +418,10 @@ def _pair(key: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 def _is_rejected(
     us: Tensor, v: Tensor, bound: Tensor, k: Tensor, above: Tensor, edge: float
 ) -> Tensor:
-    """Not accepted by the square in the middle, and not below the density."""
+    """Whether proposals are rejected.
+
+    A square in the middle lies below the density, so that it is accepted without evaluating it.
+    """
     inside = logical_and(greater_equal(us, 0.07), less_equal(v, bound))
     outside = logical_or(less(k, 0.0), logical_and(less(us, edge), greater(v, us)))
     return logical_and(logical_not(inside), logical_or(outside, above))
@@ -437,9 +444,11 @@ def binomial(
     require(op, lambda n: (n >= 0) & (n == np.floor(n)), whole, f"wf.{op}((), 10)", n=n)
     require(op, _is_share, _SHARE, f"wf.{op}((), 10, 0.5)", p=p)
     count, chance = (_discrete(op, x, wanted) for x in (n, p))
+    # Above 1/2 failures are counted in place of successes: the methods need p ≤ 1/2.
     flipped = greater(chance, 0.5)
     share = where(flipped, subtract(1.0, chance), chance)
     few, many = parts(key_or_next(op, key), 2)
+    # Both methods run for all elements; each gets harmless parameters where the other is used.
     is_few = less(multiply(count, share), 10.0)
     small = _binomial_by_inversion(few, where(is_few, count, 1.0), share, wanted)
     large = _binomial_by_rejection(
@@ -450,6 +459,7 @@ def binomial(
 
 
 def _binomial_by_inversion(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> Tensor:
+    """Inversion with P(k) = P(k - 1) · (n - k + 1) / k · p / (1 - p), from P(0) = (1 - p)ⁿ."""
     odds = divide(p, subtract(1.0, p))
     first = exp(multiply(n, log1p(negative(p))))
 

@@ -201,9 +201,9 @@ def read_parameters(
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     target = float_dtype(op, dtype, tensors)
     got: dict[str, object] = dict(tensors)
-    joined = broadcast_shapes(op, [value.shape for value in tensors.values()], got)
-    wanted = joined if shape is None else check_shape(op, shape)
-    whole = broadcast_shapes(op, [wanted, joined], {"shape": list(wanted), **got})
+    common_shape = broadcast_shapes(op, [value.shape for value in tensors.values()], got)
+    wanted = common_shape if shape is None else check_shape(op, shape)
+    whole = broadcast_shapes(op, [wanted, common_shape], {"shape": list(wanted), **got})
     if len(whole) != len(wanted) or not all(map(equal, whole, wanted)):
         raise ShapeError(
             op,

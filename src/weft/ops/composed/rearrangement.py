@@ -278,8 +278,8 @@ def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Ten
     down, right = max(-offset, 0), max(offset, 0)
     count = _smaller_size(x.shape[first] - down, x.shape[second] - right)
     rows, columns = _diagonal_places(count, down, right)
-    found = moveaxis(apply(gather, x, rows, columns, axes=(first, second)), 0, -1)
-    return as_part(found, x, "wf.diagonal(x)")
+    diagonal_elements = moveaxis(apply(gather, x, rows, columns, axes=(first, second)), 0, -1)
+    return as_part(diagonal_elements, x, "wf.diagonal(x)")
 
 
 def _smaller_size(a: Dimension, b: Dimension) -> Dimension:
@@ -347,8 +347,8 @@ def unfold(x: Operand, axis: int, size: int, step: int = 1) -> Tensor:
         )
     count = (dim - size) // step + 1
     starts = reshape_known(multiply(count_up(count), step), (count, 1))
-    found = apply(gather, x, add(starts, count_up(size)), axes=(place,))  # [count, size, others]
-    windows = moveaxis(moveaxis(found, 1, -1), 0, place)
+    gathered = apply(gather, x, add(starts, count_up(size)), axes=(place,))  # [count, size, others]
+    windows = moveaxis(moveaxis(gathered, 1, -1), 0, place)
     return as_part(windows, x, "wf.unfold(x, axis, size, step)")
 
 

@@ -129,8 +129,8 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     if is_zero(line.shape[0]):
         return filled_tensor(x.shape, bool_, bool(invert))
     places = clip(searchsorted(line, x), 0, int(line.shape[0]) - 1)
-    found = equal(take(line, places), x)
-    return logical_not(found) if invert else found
+    is_member = equal(take(line, places), x)
+    return logical_not(is_member) if invert else is_member
 
 
 def is_nonzero(x: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def count_nonzero(
     """
     x = as_tensor("count_nonzero", x)
     axes = tuple(sorted(normalize_axes("count_nonzero", axis, x.ndim, {"x": x})))
-    found = apply(reduce_sum, convert_to(is_nonzero(x), INDEX), axes=axes)
+    counts = apply(reduce_sum, convert_to(is_nonzero(x), INDEX), axes=axes)
     if not keepdims:
-        return found
-    return reshape_known(found, tuple([1 if i in axes else d for i, d in enumerate(x.shape)]))
+        return counts
+    return reshape_known(counts, tuple([1 if i in axes else d for i, d in enumerate(x.shape)]))

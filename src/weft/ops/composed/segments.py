@@ -58,17 +58,17 @@ __all__ = [
 
 def _labels(op: str, labels: Operand, name: str) -> Tensor:
     """Labels as int64; negative ones are refused where they can be seen."""
-    found = convert_to(index_tensor(op, labels), INDEX)
-    value = found._value
+    label_tensor = convert_to(index_tensor(op, labels), INDEX)
+    value = label_tensor._value
     if is_host(value) and value.size and value.min() < 0:
         raise BoundsError(
             op,
             f"{name} holds the negative number {int(value.min())}",
             expected="numbers of at least 0",
-            got={name: found},
+            got={name: label_tensor},
             fix=f"move them up first: {name} - {name}.min()",
         )
-    return found
+    return label_tensor
 
 
 def _count(op: str, labels: Tensor, count: Dimension | None, option: str) -> Dimension:
@@ -238,8 +238,8 @@ def bincount(
             fix="flatten it first: x.reshape(-1)",
         )
     if length is None:
-        found = _count("bincount", labels, None, "length")
-        length = max(found, as_integer("bincount", "minlength", minlength))
+        largest_label_count = _count("bincount", labels, None, "length")
+        length = max(largest_label_count, as_integer("bincount", "minlength", minlength))
     one = (
         filled_tensor((), INDEX, 1)
         if weights is None

@@ -92,8 +92,8 @@ def unique_counts(x: Operand, /) -> UniqueCounts:
     >>> [part.tolist() for part in wf.unique_counts(wf.tensor([3, 1, 3]))]
     [[1, 3], [1, 2]]
     """
-    found = _unique_all("unique_counts", x)
-    return UniqueCounts(found.values, found.counts)
+    unique = _unique_all("unique_counts", x)
+    return UniqueCounts(unique.values, unique.counts)
 
 
 def unique_inverse(x: Operand, /) -> UniqueInverse:
@@ -103,8 +103,8 @@ def unique_inverse(x: Operand, /) -> UniqueInverse:
     >>> [part.tolist() for part in wf.unique_inverse(wf.tensor([3, 1, 3]))]
     [[1, 3], [1, 0, 1]]
     """
-    found = _unique_all("unique_inverse", x)
-    return UniqueInverse(found.values, found.inverse_indices)
+    unique = _unique_all("unique_inverse", x)
+    return UniqueInverse(unique.values, unique.inverse_indices)
 
 
 def unique_values(x: Operand, /) -> Tensor:

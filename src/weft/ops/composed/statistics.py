@@ -431,9 +431,9 @@ def _fractions(op: str, q: Any) -> Tensor:
 def _line_up(x: Tensor, axes: Axes) -> Tensor:
     """The tensor with some axes merged into one, which is the last."""
     rest = tuple([axis for axis in range(x.ndim) if axis not in axes])
-    turned = apply(transpose, x, order=(*rest, *axes))
-    kept = turned.shape[: len(rest)]
-    return apply(reshape, turned, shape=(*kept, size([x.shape[axis] for axis in axes])))
+    axes_last = apply(transpose, x, order=(*rest, *axes))
+    rest_shape = axes_last.shape[: len(rest)]
+    return apply(reshape, axes_last, shape=(*rest_shape, size([x.shape[axis] for axis in axes])))
 
 
 def _elements_at(ordered: Tensor, place: Tensor) -> Tensor:
@@ -553,19 +553,19 @@ def diff(
     given = [part for part in (prepend, x, append) if part is not None]
     parts = promote_operands("diff", given)
     place = normalize_axis("diff", axis, parts[0].ndim, {"x": parts[0]})
-    joined = apply(concatenate, *parts, axis=place) if len(parts) > 1 else alias(parts[0])
+    line = apply(concatenate, *parts, axis=place) if len(parts) > 1 else alias(parts[0])
     n = as_integer("diff", "n", n)
     if n < 0:
         raise ArgumentError(
             "diff",
             "n is negative",
             expected="n >= 0",
-            got={"x": joined, "n": n},
+            got={"x": line, "n": n},
             fix="use cumulative_sum for the inverse of diff",
         )
     for _ in range(n):
-        joined = _difference(joined, place)
-    return joined
+        line = _difference(line, place)
+    return line
 
 
 def _difference(x: Tensor, axis: int) -> Tensor:

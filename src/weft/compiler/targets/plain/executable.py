@@ -80,6 +80,9 @@ class PlainExecutable:
     def recycle(self, array: Array) -> None:
         """See `Executable`: memory is asked of the system each time."""
 
+    def share_memory(self) -> None:
+        """See `Executable`; it keeps none."""
+
     def release(self) -> None:
         """See `Executable`: nothing is kept."""
 

@@ -51,6 +51,8 @@ BOUND = 32
 """How many sets of sizes a program keeps its tables for."""
 
 
+SHARED = Arena()
+"""The memory of programs that share it: each takes a block for a run, and gives it back."""
 Shapes = tuple[tuple[int, ...], ...]
 Ready = tuple[Tables, Array, list[tuple[Any, Any]], Sizes]
 """Tables that are in place, the block of the later calls, the outputs, and the sizes."""
@@ -143,13 +145,24 @@ class CpuExecutable(ABC):
                 self._forget()  # what was to be prepared may be half-made
                 raise
             finally:
+                if self._arena is SHARED and self._block is not None:
+                    SHARED.give(self._block)
+                    self._block = None
                 self._runner = None
+
+    def share_memory(self) -> None:
+        """See `Executable`."""
+        if self._prepared is None:
+            with self._lock:
+                self._arena, self._block = SHARED, None
 
     def _run(self, arrays: Sequence[Array]) -> list[Array]:
         key = tuple([array.shape for array in arrays]) if self.symbols else ()
         ready = self._ready.get(key)
         if ready is not None and not WATCHERS and not self._spare:
             tables, block, made, self.state.sizes = ready
+            if self._arena is SHARED:
+                self._place(tables)
             prepared = self._prepared
             if prepared is None or prepared.holds(tables, arrays):
                 outputs = [np.empty(shape, dtype) for shape, dtype in made]
@@ -300,10 +313,11 @@ class CpuExecutable(ABC):
     def _place(self, tables: Tables) -> None:
         """Put the planned values into the program's block of memory, which all sizes share."""
         if self._block is None or self._block.size < tables.plan.peak:
-            self._ready.clear()
             self._block = None  # it goes before its successor comes
             self._block = self._arena.take(tables.plan)
-            self._forget()
+            if self._arena is not SHARED:
+                self._ready.clear()
+                self._forget()
         if tables.base != self._block.address:
             # in this order: a signal may come in between
             tables.addresses[tables.planned] = self._block.address + tables.offsets
