@@ -189,6 +189,6 @@ def test_joins_within_joins_are_stored_before_what_is_written_doubles_too_often(
 
     x = wf.asarray(np.arange(12.0).reshape(3, 4))
     graph = optimize(wf.ir.trace(f, x), CPU)
-    reasons = why_stored(graph, is_lowered).values()
+    reasons = why_stored(graph, is_lowered, CPU.limits.fusion).values()
     assert any("joins within each other" in reason for reason in reasons)
     np.testing.assert_array_equal(wf.jit(f)(x).numpy(), f(x).numpy())
