@@ -189,6 +189,8 @@ class _Judge:
             # what overflows in a narrower dtype, or on the way there, is no number
             most = np.max(np.abs(wide), initial=0.0, where=np.isfinite(wide))
             beyond = (np.abs(wide) > largest / 4) | (~np.isfinite(found) & (most > largest**0.5))
+            # and so is what is made of numbers so small that their inverses, multiplied, do
+            beyond |= ~np.isfinite(found) & (np.abs(wide) < largest**-0.75)
             return _described(places & ~beyond, found, wide)
 
     def _wrong_floats(

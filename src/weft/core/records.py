@@ -19,9 +19,11 @@ dataclasses.FrozenInstanceError: cannot assign to field 'stop'
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
+from types import FunctionType
 from typing import Any, TypeVar, dataclass_transform, overload
 
 __all__ = ["field", "frozen"]
@@ -60,10 +62,10 @@ def frozen(
         if repr:
             methods["__repr__"] = _repr_method([f.name for f in every if f.repr])
         if eq:
-            methods |= _comparison([f.name for f in every if f.compare])
+            methods |= _comparison(cls, [f.name for f in every if f.compare])
         for name, method in methods.items():
             if name not in own:
-                method.__name__, method.__qualname__ = name, f"{cls.__qualname__}.{name}"
+                method.__qualname__ = f"{cls.__qualname__}.{name}"
                 setattr(cls, name, method)
         return cls
 
@@ -106,53 +108,61 @@ def _initialiser(cls: Any, every: tuple[Field[Any], ...]) -> Any:
 def _guards(cls: Any, names: set[str]) -> dict[str, Any]:
     """The methods that refuse to change a value; a subclass may have attributes of its own."""
 
-    def assign(self: Any, name: str, value: Any) -> None:
+    def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807
         if type(self) is cls or name in names:
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         super(cls, self).__setattr__(name, value)
 
-    def delete(self: Any, name: str) -> None:
+    def __delattr__(self: Any, name: str) -> None:  # noqa: N807
         if type(self) is cls or name in names:
             raise FrozenInstanceError(f"cannot delete field {name!r}")
         super(cls, self).__delattr__(name)
 
-    return {"__setattr__": assign, "__delattr__": delete}
+    return {"__setattr__": __setattr__, "__delattr__": __delattr__}
 
 
 def _state_methods(names: tuple[str, ...]) -> dict[str, Any]:
     """State for copies and pickles of a class with slots."""
 
-    def get_state(self: Any) -> list[Any]:
+    def __getstate__(self: Any) -> list[Any]:  # noqa: N807
         return [getattr(self, name) for name in names]
 
-    def set_state(self: Any, state: list[Any]) -> None:
+    def __setstate__(self: Any, state: list[Any]) -> None:  # noqa: N807
         for name, value in zip(names, state, strict=True):
             object.__setattr__(self, name, value)
 
-    return {"__getstate__": get_state, "__setstate__": set_state}
+    return {"__getstate__": __getstate__, "__setstate__": __setstate__}
 
 
 def _repr_method(names: list[str]) -> Any:
-    def show(self: Any) -> str:
+    def __repr__(self: Any) -> str:  # noqa: N807
         parts = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"{type(self).__qualname__}({parts})"
 
-    return show
+    return __repr__
 
 
-def _comparison(names: list[str]) -> dict[str, Any]:
-    """Equality and hash, of all the fields that count as one tuple."""
+def _comparison(cls: Any, names: list[str]) -> dict[str, Any]:
+    """Equality and hash, of all the fields that count as one tuple.
+
+    They belong to the module of the class, as those of `dataclasses` do: sizes ask who compares
+    them (`core/guards.py`), and this module would answer for all.
+    """
     values: Any = attrgetter(*names) if len(names) > 1 else _tuple_of(names)
 
-    def equal(self: Any, other: object) -> Any:
+    def __eq__(self: Any, other: object) -> Any:  # noqa: N807
         if other.__class__ is self.__class__:
             return values(self) == values(other)
         return NotImplemented
 
-    def hash_of(self: Any) -> int:
+    def __hash__(self: Any) -> int:  # noqa: N807
         return hash(values(self))
 
-    return {"__eq__": equal, "__hash__": hash_of}
+    space = vars(sys.modules[cls.__module__])
+    return {
+        method.__name__: FunctionType(method.__code__, space, None, None, method.__closure__)
+        for method in (__eq__, __hash__)
+    }
 
 
 def _tuple_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -60,6 +60,8 @@ CHEAP, DIFFERENTIATED = 128, 4
 """The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
 functions whose derivative is more than one operation."""
 
+DEEPEST = 8
+"""How deep lists of arguments may lie in each other."""
 _SIMPLE = frozenset([int, bool, str, type(None)])
 
 
@@ -301,8 +303,10 @@ class Arguments:
         """Of tensors whose axes lie in memory in another order, that order."""
         self.is_large = False
 
-    def read(self, values: Any) -> None:
-        """Take values apart."""
+    def read(self, values: Any, depth: int = 0) -> None:
+        """Take values apart; containers in containers up to a depth."""
+        if depth > DEEPEST:
+            raise Declined
         least, parts = settings.eager_elements, self.parts
         for value in values:
             kind = type(value)
@@ -326,7 +330,7 @@ class Arguments:
             elif kind is tuple or kind is list:
                 parts.append(kind)
                 parts.append(len(value))
-                self.read(value)
+                self.read(value, depth + 1)
             else:
                 parts.append(static_key(value))
 

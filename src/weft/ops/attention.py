@@ -382,7 +382,8 @@ def plain_attention(
     nonzero_total = where(empty, 1.0, total)
     lse = where(empty, -np.inf, _or_zero(top) + log(nonzero_total))
     weighted = plain.product(plain.group_queries(plain.apply_dropout(powers)), plain.v, 1, 0)
-    out = plain.ungroup_queries(weighted) / _rows(nonzero_total if guarded else total)
+    is_guarded = guarded or is_zero(plain.k.shape[-2])
+    out = plain.ungroup_queries(weighted) / _rows(nonzero_total if is_guarded else total)
     return convert_to(out, q.dtype), lse
 
 
