@@ -12,6 +12,8 @@ import weft as wf
 from weft.compiler.fusion.grouping import why_stored
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import optimize
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.target import CPU, compile_program
@@ -192,3 +194,18 @@ def test_joins_within_joins_are_stored_before_what_is_written_doubles_too_often(
     reasons = why_stored(graph, is_lowered, CPU.limits.fusion).values()
     assert any("joins within each other" in reason for reason in reasons)
     np.testing.assert_array_equal(wf.jit(f)(x).numpy(), f(x).numpy())
+
+
+def test_the_first_launch_of_a_join_begins_it_wherever_rows_have_put_it() -> None:
+    """One part is computed with a product by rows, and so after the other one."""
+
+    def f(x: wf.Tensor, w: wf.Tensor, y: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+        half = x / 2
+        return wf.concat([x, y], axis=1), wf.softmax(half @ w)
+
+    kinds = [wf.spec("float32", shape) for shape in (("n", 1), (1,), ("n", 1))]
+    plan = plan_program(wf.ir.trace(f, *kinds), CPU)
+    verify_plan(plan, {"n": 128})
+    (join,) = [atom for atom in plan.graph.outputs if atom.type.shape[1:] == (2,)]
+    writers = [launch for launch in plan.launches if join in launch.writes]
+    assert [join in launch.updates for launch in writers] == [False, True]

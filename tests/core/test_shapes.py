@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from weft.core.shapes import (
     normalize_axis,
     require_equal,
     size,
+    symbol,
 )
 
 # --- unification -------------------------------------------------------------------------------
@@ -310,3 +312,12 @@ def test_axes_that_are_not_there_are_refused(
     error = caught.value
     assert (error.op, error.problem, error.fix) == ("sum", problem, fix)
     assert error.got.startswith("x: f32[...]   axis: ")
+
+
+def test_a_product_of_symbols_fits_itself_and_nothing_else() -> None:
+    area = symbol("height") * symbol("width")
+    known: dict[str, Any] = {}
+    assert match_size(area, area, known)
+    assert known == {"height": symbol("height"), "width": symbol("width")}
+    assert not match_size(area, symbol("height") * 3, {})
+    assert not match_size(area, 12, {})

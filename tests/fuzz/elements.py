@@ -60,7 +60,7 @@ UNARY = [
     "signbit({})",
     "stop_gradient({})",
     "clip({},-0.5,0.7)",
-    "nan_to_num({})",
+    "nan_to_num({}, posinf=9.0, neginf=-9.0)",
     "clip({},min=-0.25)",
     "pow(abs({})+0.5,1.5)",
     "pow({},3)",

@@ -41,6 +41,8 @@ Result = list[Array] | Exception
 NARROW = re.compile(r"wf\.(float16|bfloat16|float32|complex64)\b")
 SMALL = 32
 """The most elements of an input that the plain target is given."""
+MANY = 20_000
+"""The most elements and operations of a program that it is given."""
 SEED = 5
 """Where the global generator begins in each way."""
 CALLS = 3
@@ -92,7 +94,11 @@ def _by_plain_target(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is planned for the plain target at each call, and run by it."""
 
     def run_plainly(*tensors: wf.Tensor) -> list[wf.Tensor]:
-        plan = plan_program(wf.ir.trace(f, *tensors), PLAIN)
+        graph = wf.ir.trace(f, *tensors)
+        elements = sum(int(value.type.size) for node in graph.nodes for value in node.results)
+        if elements + wf.flops(graph) > MANY:
+            raise Unusable("the interpreter of loops would take too long")
+        plan = plan_program(graph, PLAIN)
         return [wf.asarray(x) for x in PLAIN.executable(plan).run([x.numpy() for x in tensors])]
 
     return run_plainly

@@ -165,7 +165,9 @@ def match_size(pattern: Dimension, dim: Dimension, known: dict[str, Dimension]) 
     """
     unknown = symbols_in(pattern) - known.keys()
     if len(unknown) > 1:
-        return False
+        # Several symbols have many solutions; where sizes are alike, each being itself is one.
+        known |= {name: symbol(name) for name in unknown} if pattern == dim else {}
+        return pattern == dim
     for name in unknown:
         value = _solve_pattern(pattern, dim, name, known)
         if value is None or is_negative(value):

@@ -192,12 +192,19 @@ def node_kernels_in_order(own: Sequence[Launch], kernels: Sequence[Lowered]) -> 
 
 
 def continue_joins(launches: Sequence[Launch]) -> list[Launch]:
-    """Of the launches that store parts of one value, all but the first change what is there."""
+    """Of the launches that store parts of one value, all but the first change what is there.
+
+    Launches that were put together may stand elsewhere than before, so another one may be first.
+    """
+    started = {v for launch in launches for v in launch.writes if v not in launch.updates}
     begun: set[Variable] = set()
     continued: list[Launch] = []
     for launch in launches:
-        more = tuple(v for v in launch.writes if v in begun and v not in launch.updates)
-        continued.append(replace(launch, updates=launch.updates + more) if more else launch)
+        updates = tuple(
+            v for v in launch.writes if v in begun or (v in launch.updates and v not in started)
+        )
+        is_same = set(updates) == set(launch.updates)
+        continued.append(launch if is_same else replace(launch, updates=updates))
         begun.update(launch.writes)
     return continued
 

@@ -226,7 +226,7 @@ def _order(
     """Launches fused by rows, in the order of the schedule; others read what is read later."""
     log, limits = shared.log, shared.target.limits.plan
     start = log.begin()
-    fused = chained(launches, (*graph.outputs, *read_later), graph, root, limits)
+    fused = continue_joins(chained(launches, (*graph.outputs, *read_later), graph, root, limits))
     together = [each for each in fused if each.kind is Kind.ROW_FUSION]
     log.end(ROW_FUSION, start, len(launches), len(fused), {"fused by rows": len(together)})
     start = log.begin()
