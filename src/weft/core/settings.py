@@ -68,7 +68,7 @@ class Settings:
 
     eager: str = _choose_from("WEFT_EAGER", ("native", "reference"))
     """How large tensors are worked on without `jit`: "native" or "reference"; see ir/eager.py."""
-    eager_elements: int = int(os.environ.get("WEFT_EAGER_ELEMENTS", "1024"))
+    eager_elements: int = int(os.environ.get("WEFT_EAGER_ELEMENTS", "256"))
     """From how many elements on a tensor is large: functions of it run compiled."""
 
     @contextmanager

@@ -52,11 +52,11 @@ SETTINGS = 32
 """With how many settings a function is compiled for the same types; one that is called with ever
 new ones goes on by reference."""
 
-WORTHWHILE: dict[type, int] = {Contraction: 4, Reduction: 16, Random: 1, Window: 1}
+WORTHWHILE: dict[type, int] = {Contraction: 16, Reduction: 64, Random: 4, Window: 4}
 """The kinds of primitives that run compiled by themselves, beside element-wise ones, and from how
 many times `eager_elements` on. Others move elements, which NumPy does by views or as quickly, or
 are opaque."""
-CHEAP, DIFFERENTIATED = 128, 4
+CHEAP, DIFFERENTIATED = 512, 16
 """The same for element-wise ones: sums and products, which NumPy does as quickly on one core, and
 functions whose derivative is more than one operation."""
 
