@@ -838,7 +838,7 @@ FAULTS: list[Fault] = [
     Fault(
         "loops with one body take over each other's values",
         lighten,
-        "_recomputed",
+        "_recomputed_values",
         lambda f: (
             lambda loop, first: {
                 node.results[0]: other.results[0]

@@ -31,9 +31,9 @@ __all__ = ["remove_dead_code"]
 def remove_dead_code(graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph without what no output needs; its inputs stay."""
     trimming = _Trimming()
-    found = trimming.cleaned(graph)
+    found = trimming.clean_graph(graph)
     if tally is not None:
-        tally.update(trimming.needed(graph, (True,) * len(graph.outputs)).removed)
+        tally.update(trimming.needs_of(graph, (True,) * len(graph.outputs)).removed)
     return found
 
 
@@ -51,14 +51,14 @@ class _Trimming:
     def __init__(self) -> None:
         self._known: dict[tuple[int, Marks], tuple[Graph, _Needed]] = {}
 
-    def needed(self, graph: Graph, outputs: Marks) -> _Needed:
+    def needs_of(self, graph: Graph, outputs: Marks) -> _Needed:
         """What some outputs need, remembered: graphs inside of graphs are asked for many times."""
         key = id(graph), outputs
         if key not in self._known:
-            self._known[key] = graph, self._needed(graph, outputs)
+            self._known[key] = graph, self._find_needs(graph, outputs)
         return self._known[key][1]
 
-    def _needed(self, graph: Graph, outputs: Marks) -> _Needed:
+    def _find_needs(self, graph: Graph, outputs: Marks) -> _Needed:
         needed = set(marked(graph.outputs, outputs))
         kept: list[GraphNode] = []
         removed: Tally = Counter()
@@ -69,18 +69,18 @@ class _Trimming:
             if graphs_of(node):
                 used = tuple([result in needed for result in node.results])
                 # What stays for its effect keeps a result: nodes are told apart by their results.
-                node = self._trimmed(node, used if any(used) else (True, *used[1:]), removed)
+                node = self._trim_node(node, used if any(used) else (True, *used[1:]), removed)
             kept.append(node)
             needed.update(node.operands)
         return _Needed(kept[::-1], tuple([v in needed for v in graph.inputs]), removed)
 
-    def cleaned(self, graph: Graph) -> Graph:
+    def clean_graph(self, graph: Graph) -> Graph:
         """The graph without what no output needs."""
-        kept = self.needed(graph, (True,) * len(graph.outputs)).nodes
+        kept = self.needs_of(graph, (True,) * len(graph.outputs)).nodes
         same = len(kept) == len(graph.nodes) and all(map(is_, kept, graph.nodes))
         return graph if same else Graph(graph.inputs, tuple(kept), graph.outputs, graph.name)
 
-    def _trimmed(self, node: GraphNode, used: Marks, removed: Tally) -> GraphNode:
+    def _trim_node(self, node: GraphNode, used: Marks, removed: Tally) -> GraphNode:
         """A node that holds graphs without what nothing uses."""
         trim = _TRIM.get(node.primitive)
         if trim is not None:
@@ -91,24 +91,24 @@ class _Trimming:
                 node = trimmed
         for key, value in node.params.items():
             if holds_graphs(value):
-                clean = self._cleaned(value, removed)
+                clean = self._clean_parameter(value, removed)
                 if not all(map(is_, graphs_in(clean), graphs_in(value))):
                     node = replace_node(node, params={**node.params, key: clean})
         return node
 
-    def _cleaned(self, value: Any, removed: Tally) -> Any:
+    def _clean_parameter(self, value: Any, removed: Tally) -> Any:
         if isinstance(value, Graph):
-            removed.update(self.needed(value, (True,) * len(value.outputs)).removed)
-            return self.cleaned(value)
-        return tuple([self._cleaned(each, removed) for each in value])
+            removed.update(self.needs_of(value, (True,) * len(value.outputs)).removed)
+            return self.clean_graph(value)
+        return tuple([self._clean_parameter(each, removed) for each in value])
 
     def reads(self, graph: Graph, outputs: Marks) -> Marks:
         """Which inputs some outputs need."""
-        return self.needed(graph, outputs).inputs
+        return self.needs_of(graph, outputs).inputs
 
-    def restricted(self, graph: Graph, inputs: Marks, outputs: Marks) -> Graph:
+    def restrict_graph(self, graph: Graph, inputs: Marks, outputs: Marks) -> Graph:
         """The graph with some of its inputs and outputs."""
-        kept = self.needed(graph, outputs).nodes
+        kept = self.needs_of(graph, outputs).nodes
         chosen = tuple(marked(graph.outputs, outputs))
         return Graph(tuple(marked(graph.inputs, inputs)), tuple(kept), chosen, graph.name)
 
@@ -136,7 +136,7 @@ def _trims(primitive: Primitive) -> Callable[[_Trim], _Trim]:
 def _trim_switch(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     branches: Sequence[Graph] = node.params["branches"]
     read = union(*[trimming.reads(branch, used) for branch in branches])
-    graphs = tuple([trimming.restricted(branch, read, used) for branch in branches])
+    graphs = tuple([trimming.restrict_graph(branch, read, used) for branch in branches])
     return replace_node(
         node,
         operands=(node.operands[0], *marked(node.operands[1:], read)),
@@ -160,7 +160,7 @@ def _trim_scan(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
         params={
             **node.params,
             **sizes,
-            "graph": trimming.restricted(graph, inputs, carry + stacked),
+            "graph": trimming.restrict_graph(graph, inputs, carry + stacked),
         },
         results=tuple(marked(node.results, carry + stacked)),
     )
@@ -174,8 +174,8 @@ def _trim_while(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     read = union(asked, trimming.reads(body, carry))
     inputs = (*read[:consts], *carry)
     graphs = {
-        "cond": trimming.restricted(condition, inputs, (True,)),
-        "body": trimming.restricted(body, inputs, carry),
+        "cond": trimming.restrict_graph(condition, inputs, (True,)),
+        "body": trimming.restrict_graph(body, inputs, carry),
     }
     return replace_node(
         node,
