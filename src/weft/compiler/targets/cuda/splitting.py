@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.compiler.fusion.long_sums import substituted
+from weft.compiler.fusion.long_sums import substitute_scalars
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.records import frozen
 from weft.ir.loops import (
@@ -123,7 +123,9 @@ def _whole(loop: Accumulate) -> list[Statement] | None:
     whole, here = left.args[0], start + inner.index
     if whole.detail > LONGEST_ROW:
         return None
-    updates = [replace(u, value=substituted(u.value, {here: inner.index})) for u in inner.updates]
+    updates = [
+        replace(u, value=substitute_scalars(u.value, {here: inner.index})) for u in inner.updates
+    ]
     moved = any(loop.index in u.value.variables or u.times or u.init for u in updates)
     if moved or any(update.init or update.times for update in loop.updates):
         return None
