@@ -492,7 +492,7 @@ FAULTS: list[Fault] = [
     Fault(
         "calls do not wait for what they read",
         order,
-        "_sorted",
+        "_sort_places",
         lambda f: lambda needs, wishes: list(range(len(needs)))[::-1],
         agrees(long_chain, X),
     ),
@@ -572,7 +572,7 @@ FAULTS: list[Fault] = [
     Fault(
         "an ensemble leaves its last chunk out",
         horizontal_fusion,
-        "_grouped",
+        "_group_launches",
         lambda f: (
             lambda launches: (
                 lambda launch: (
@@ -780,7 +780,7 @@ FAULTS: list[Fault] = [
     Fault(
         "every carry stays where it is",
         control_flow,
-        "staying",
+        "carries_in_place",
         lambda f: (
             lambda node, body: [
                 (n, node.params["num_consts"] + n) for n in range(node.params.get("num_carry", 0))

@@ -101,11 +101,11 @@ _executables: OrderedDict[tuple[str, Rewrites], Executable] = OrderedDict()
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
     if not settings.compiler or OBSERVERS:
-        return observed(graph, arrays)
+        return run_observed(graph, arrays)
     return executable(graph).run(arrays)
 
 
-def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+def run_observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs by reference, or compiled under observation.
 
     Where compiled outputs hold NaN, the reference is run too, for its observers to find the node.

@@ -96,7 +96,7 @@ class _Lighten(Walk):
 # --- what need not be a carry, an input, an output ---------------------------------------------
 
 
-def _hoist_unchanged_carries(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
+def _unchanged(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """A carry that no step changes is a constant, and known before the loop."""
     kept = [each for each in loop.carry if each.end is each.variable]
     if not kept or loop.needs_more_than(len(loop.carry) - len(kept) + len(loop.ys)):
@@ -152,7 +152,7 @@ def _rename_operands(node: GraphNode, names: dict[Atom, Atom]) -> GraphNode:
 # --- before the loop ---------------------------------------------------------------------------
 
 
-def _hoist_invariants(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
+def _before(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """What depends on constants is computed once; products of them and of xs for all steps."""
     levels = loop.levels()
     fixed = _invariants(loop, levels)
@@ -535,10 +535,10 @@ def _shifted_product_axes(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 _RULES: tuple[Callable[[_Lighten, Loop], Sequence[Atom] | None], ...] = (
-    _hoist_unchanged_carries,
+    _unchanged,
     _given_twice,
     _passed_on,
-    _hoist_invariants,
+    _before,
     _summed_products,
     _late_products,
     _same_carry,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from weft.compiler.graph_passes.graph_pass import Pass
-from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static, substitute_all
+from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static_shape, substitute_all
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import begin, environment
@@ -172,7 +172,7 @@ def _library_launch(node: GraphNode, error: Literal) -> Launch:
     buffers = (*node.operands, *node.results)
 
     def numbers(sizes: Sizes) -> list[int]:
-        return layout.numbers([(v.type.dtype, static(v.type.shape, sizes)) for v in buffers])
+        return layout.numbers([(v.type.dtype, static_shape(v.type.shape, sizes)) for v in buffers])
 
     given = (Literal(layout.data), error, Literal(layout.message))
     return Launch(

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.plan.interpreting import NoSuchBranch, run_control
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, bytes_of, static
+from weft.compiler.plan.launch import (
+    Kind,
+    Launch,
+    Sizes,
+    Value,
+    bound_params,
+    bytes_of,
+    static_shape,
+)
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
 from weft.compiler.targets.target import Donation, Observer, Span
 from weft.core.errors import UnsupportedError
@@ -198,5 +206,5 @@ def _flat(data: Array, value: Value) -> Array:
 
 
 def _typed(data: Array, value: Value, sizes: Sizes) -> Array:
-    shape = static(value.type.shape, sizes)
+    shape = static_shape(value.type.shape, sizes)
     return data.view(value.type.dtype.numpy).reshape(shape)

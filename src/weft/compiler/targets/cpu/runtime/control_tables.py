@@ -118,14 +118,17 @@ class _LoopTables:
 
     def _there(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
         """The carries that stay, and the rest of a binding to where they are."""
-        for number in self.loop.kept:
+        for number in self.loop.kept_carries:
             yield number, (len(self.loop.node.operands) + number, 0, 0)
 
     def _starts(self) -> Rows:
         """From where each carry that stays begins to where it stays, and its bytes."""
         loop, kinds = self.loop, self.loop.plans[0].graph.output_types
         last = len(loop.node.operands)
-        return [(loop.num_consts + n, last + n, bytes_of(kinds[n], self.sizes)) for n in loop.kept]
+        return [
+            (loop.num_consts + n, last + n, bytes_of(kinds[n], self.sizes))
+            for n in loop.kept_carries
+        ]
 
     def _moving(self, targets: list[int]) -> Iterator[tuple[int, ...]]:
         """What moves on with each step: xs and ys."""
@@ -150,7 +153,7 @@ class _LoopTables:
         unused = int(reached.ctypes.data) + 16
         rows: Rows = []
         for place in range(loop.num_carry):
-            if place in loop.kept:
+            if place in loop.kept_carries:
                 continue
             first = loop.num_consts + place
             cells = [

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, static
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, static_shape
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import Code, compiled
 from weft.compiler.targets.cpu.cache.symbols import found_again
@@ -58,7 +58,7 @@ class Tables:
         """The shape of a value, which the sizes are those of these tables of."""
         known = self.shapes.get(variable)
         if known is None:
-            known = self.shapes[variable] = static(variable.type.shape, sizes)
+            known = self.shapes[variable] = static_shape(variable.type.shape, sizes)
         return known
 
     def cell(self, slot: int) -> int:
@@ -242,7 +242,7 @@ def refusal(plan: ProgramPlan, tables: Tables, position: int, sizes: Sizes) -> B
 def _view(address: int, value: Value, sizes: Sizes) -> Array:
     if isinstance(value, Literal):
         return value.value
-    shape, dtype = static(value.type.shape, sizes), value.type.dtype.numpy
+    shape, dtype = static_shape(value.type.shape, sizes), value.type.dtype.numpy
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if count == 0:
         return np.empty(shape, dtype)
