@@ -629,7 +629,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a broadcast operand moves along",
         element_reads,
-        "aligned",
+        "align_index",
         lambda f: lambda index, operand, result: index[len(result) - len(operand) :],
         agrees(lambda x: wf.exp(x) * x[:, :1], X),
     ),
@@ -720,7 +720,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a transposed operand is taken as it lies",
         forms,
-        "_turned",
+        "_is_transpose",
         lambda f: lambda *given, **named: None if f(*given, **named) is None else False,
         agrees(lambda x: x @ x.T, numbers(64, 64)),
     ),
@@ -739,7 +739,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a convolution steps by one whatever its stride",
         convolution_plans,
-        "_seen",
+        "_window_starts",
         lambda f: lambda a, *rest: f(replace(a, strides=(1, 1, 1)), *rest),
         agrees(convolved, IMAGE, TAPS),
     ),
@@ -791,7 +791,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a loop backwards begins at the front",
         control_tables._LoopTables,
-        "_moving",
+        "_moving_bindings",
         lambda f: (
             lambda self, *given: f(replace(self, loop=replace(self.loop, reverse=False)), *given)
         ),

@@ -430,7 +430,7 @@ def test_nothing_is_compiled_before_a_choice_is_made(monkeypatch: Any) -> None:
 
     bounded = wf.jit(step, memory=budget)
     with monkeypatch.context() as patched:
-        patched.setattr(tables, "compiled", refused)
+        patched.setattr(tables, "kernel_codes", refused)
         patched.setattr(cpu_target, "begin", refused)
         assert bounded.memory(ws, x).peak <= budget
         with pytest.raises(OutOfMemoryError):

@@ -38,7 +38,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
 from weft.ir.graph import Graph
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
-from weft.ops.control import Marks, silent
+from weft.ops.control import Marks, silent_graph
 from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR
 
@@ -78,7 +78,7 @@ class Compiled:
         is_given = len(places) == len(self.recording.sources)
         self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
-        self.is_silent = silent(self.recording.graph) is self.recording.graph
+        self.is_silent = silent_graph(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
 
     def _reads_gradients(self) -> bool:

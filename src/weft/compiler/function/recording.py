@@ -32,12 +32,12 @@ from weft.core.records import frozen
 from weft.core.scopes import scopes
 from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
-from weft.ir.dispatch import running
+from weft.ir.dispatch import active_trace
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, here, lift
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
-from weft.ir.tracing import GraphTrace, live, substitute
+from weft.ir.tracing import GraphTrace, substitute, without_dead_nodes
 from weft.ops.random_bits import GENERATOR
 from weft.runtime.no_gc import pause_collection
 
@@ -232,11 +232,11 @@ def record(
     modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
     paused = pause_collection()
     try:
-        with running(trace), Lifting():
+        with active_trace(trace), Lifting():
             for position, (handle, kind) in enumerate(zip(arguments, kinds, strict=True)):
                 trace.lift(handle, kind, Source(position))
             start = trace.input(GENERATOR.counter.type, Source())
-            with GENERATOR.lifted(wrap(start)) as counter:
+            with GENERATOR.use_counter(wrap(start)) as counter:
                 results, structure = trees.flatten(call())
             drawn = counter._value if counter._value is not start else None
             return _finish(trace, results, structure, drawn)
@@ -293,7 +293,7 @@ def _used_graph(trace: StateTrace, outputs: Sequence[Atom]) -> tuple[Graph, tupl
     An input of which only the size counts stays, too, if no other one says that size.
     """
     everything = tuple(variable for variable, _ in trace.inputs)
-    graph = live(Graph(everything, tuple(trace.nodes), tuple(outputs)))
+    graph = without_dead_nodes(Graph(everything, tuple(trace.nodes), tuple(outputs)))
     read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
     said = {name for variable in everything if variable in read for name in _symbols(variable)}
     for variable in everything:

@@ -130,7 +130,7 @@ def _statement(statement: Statement, index: Scalar, here: Scalar) -> Statement:
 def substitute_scalars(x: Scalar, known: Mapping[Scalar, Scalar]) -> Scalar:
     """An expression with other expressions in place of variables."""
     done: dict[Scalar, Scalar] = dict(known)
-    for each in scalars.ordered(x):
+    for each in scalars.nodes_in_order(x):
         if each not in done:
             args = tuple(done[arg] for arg in each.args)
             same = args == each.args

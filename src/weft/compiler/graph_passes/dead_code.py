@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weft.ir.graph import Graph, GraphNode, graphs_in
 from weft.ir.primitive import Primitive
 from weft.ir.walking import Tally, graphs_of, holds_graphs, is_pure, replace_node
-from weft.ops.control import Marks, marked, settle, union
+from weft.ops.control import Marks, select_marked, settle, union
 from weft.ops.control_branch import switch
 from weft.ops.control_loop import scan, while_
 from weft.ops.identity import barrier
@@ -59,7 +59,7 @@ class _Trimming:
         return self._known[key][1]
 
     def _find_needs(self, graph: Graph, outputs: Marks) -> _Needed:
-        needed = set(marked(graph.outputs, outputs))
+        needed = set(select_marked(graph.outputs, outputs))
         kept: list[GraphNode] = []
         removed: Tally = Counter()
         for node in reversed(graph.nodes):
@@ -109,8 +109,8 @@ class _Trimming:
     def restrict_graph(self, graph: Graph, inputs: Marks, outputs: Marks) -> Graph:
         """The graph with some of its inputs and outputs."""
         kept = self.needs_of(graph, outputs).nodes
-        chosen = tuple(marked(graph.outputs, outputs))
-        return Graph(tuple(marked(graph.inputs, inputs)), tuple(kept), chosen, graph.name)
+        chosen = tuple(select_marked(graph.outputs, outputs))
+        return Graph(tuple(select_marked(graph.inputs, inputs)), tuple(kept), chosen, graph.name)
 
 
 def _has_effect(node: GraphNode) -> bool:
@@ -139,9 +139,9 @@ def _trim_switch(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode
     graphs = tuple([trimming.restrict_graph(branch, read, used) for branch in branches])
     return replace_node(
         node,
-        operands=(node.operands[0], *marked(node.operands[1:], read)),
+        operands=(node.operands[0], *select_marked(node.operands[1:], read)),
         params={**node.params, "branches": graphs},
-        results=tuple(marked(node.results, used)),
+        results=tuple(select_marked(node.results, used)),
     )
 
 
@@ -156,13 +156,13 @@ def _trim_scan(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     sizes = {"num_consts": sum(read[:consts]), "num_carry": sum(carry)}
     return replace_node(
         node,
-        operands=tuple(marked(node.operands, inputs)),
+        operands=tuple(select_marked(node.operands, inputs)),
         params={
             **node.params,
             **sizes,
             "graph": trimming.restrict_graph(graph, inputs, carry + stacked),
         },
-        results=tuple(marked(node.results, carry + stacked)),
+        results=tuple(select_marked(node.results, carry + stacked)),
     )
 
 
@@ -179,7 +179,7 @@ def _trim_while(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     }
     return replace_node(
         node,
-        operands=tuple(marked(node.operands, inputs)),
+        operands=tuple(select_marked(node.operands, inputs)),
         params={**node.params, **graphs, "num_consts": sum(read[:consts])},
-        results=tuple(marked(node.results, carry)),
+        results=tuple(select_marked(node.results, carry)),
     )

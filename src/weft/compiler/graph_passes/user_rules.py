@@ -36,7 +36,7 @@ from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.inlining import inline
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
 from weft.core.errors import ArgumentError, GraphError, Unsupported, WeftError
-from weft.core.forks import renewed
+from weft.core.forks import renew_in_children
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir import reverse
@@ -100,7 +100,7 @@ class Rewrite:
 Rewrites = tuple[Rewrite, ...]
 _standing: list[Rewrites] = [()]
 _only: ContextVar[Rewrites | None] = ContextVar("only", default=None)
-_lock = renewed(Lock())
+_lock = renew_in_children(Lock())
 
 
 def rewrites() -> Rewrites:

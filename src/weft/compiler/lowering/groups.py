@@ -53,7 +53,7 @@ from weft.ir.loops import (
     Update,
     has_loops,
 )
-from weft.ir.scalar_functions import lowered, why_not_lowered
+from weft.ir.scalar_functions import lower_element, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
 from weft.ir.walking import one_number
 
@@ -159,7 +159,7 @@ class _Elements(Reading[Scalar]):
 
     def operation(self, node: GraphNode, operands: list[Scalar]) -> Scalar:
         """The primitive's own lowering."""
-        return lowered(node.primitive, operands, node.results[0].type.dtype, node.params)
+        return lower_element(node.primitive, operands, node.results[0].type.dtype, node.params)
 
     def choice(self, conditions: Sequence[Condition], inside: Scalar, outside: Scalar) -> Scalar:
         """Select by the conditions; what is loaded inside is loaded only there."""
@@ -167,13 +167,13 @@ class _Elements(Reading[Scalar]):
         return (
             inside
             if holds is None
-            else scalars.select(holds, scalars.guarded(inside, holds), outside)
+            else scalars.select(holds, scalars.guard_loads(inside, holds), outside)
         )
 
     def only_where(self, conditions: Sequence[Condition], element: Scalar) -> Scalar:
         """The element, whose loads are made only where the conditions hold."""
         holds = self.lowering.condition(conditions)
-        return element if holds is None else scalars.guarded(element, holds)
+        return element if holds is None else scalars.guard_loads(element, holds)
 
 
 class _Lowering:
@@ -484,7 +484,7 @@ class _Lowering:
         if node.primitive.lower is None:
             return element
         dtype = accumulation_dtype(node.results[0].type.dtype)
-        return lowered(node.primitive, [element], dtype, node.params)
+        return lower_element(node.primitive, [element], dtype, node.params)
 
     def _store(self, root: Root, value: Scalar) -> Store:
         return Store(*self.locate_element(*root.target), value)

@@ -40,7 +40,7 @@ from weft.compiler.targets.target import Target
 from weft.core.errors import ArgumentError, ArgumentTypeError, OutOfMemoryError
 from weft.core.records import frozen
 from weft.ir.graph import Graph, Variable
-from weft.runtime.arena import readable
+from weft.runtime.arena import readable_size
 from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.stamps import program_sources
 
@@ -364,7 +364,7 @@ def _too_large(report: MemoryReport, budget: int, fit: Fit) -> OutOfMemoryError:
     over = report.peak - budget
     again = "everything computed again that helps" if fit.recomputed else "nothing to recompute"
     fixed = {
-        name: readable(size)
+        name: readable_size(size)
         for name in ("inputs", "outputs", "constants", "temporary")
         if (size := getattr(report, name))
     }
@@ -373,13 +373,13 @@ def _too_large(report: MemoryReport, budget: int, fit: Fit) -> OutOfMemoryError:
     outside = report.peak - report.arena
     return OutOfMemoryError(
         "jit",
-        f"the program needs {readable(report.peak)}, {readable(over)} more than it was given, "
-        f"with {again}",
-        expected=f"at most {readable(budget)}",
-        got={**fixed, "arena": readable(report.arena), **stays},
+        f"the program needs {readable_size(report.peak)}, {readable_size(over)} more than it was "
+        f"given, with {again}",
+        expected=f"at most {readable_size(budget)}",
+        got={**fixed, "arena": readable_size(report.arena), **stays},
         note="the largest values that stay"
         if outside < budget
-        else f"arguments, state and results alone are {readable(outside)}",
+        else f"arguments, state and results alone are {readable_size(outside)}",
         fix=f'memory="{_size_text(report.peak)}", a smaller batch, or 16-bit floats',
         at=at,
     )
@@ -388,7 +388,7 @@ def _too_large(report: MemoryReport, budget: int, fit: Fit) -> OutOfMemoryError:
 def _place(value: LiveValue) -> str:
     """The size of a value, its type, and the line that it comes from."""
     where = "" if value.at is None else f" from {str(value.at).partition(', in ')[0]}"
-    return f"{readable(value.bytes)}, {value.type}{where}"
+    return f"{readable_size(value.bytes)}, {value.type}{where}"
 
 
 def _size_text(size: int) -> str:

@@ -40,7 +40,7 @@ from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode, Variable
 from weft.ir.printing import name_variables
 from weft.ir.scalar_functions import why_not_lowered
-from weft.runtime.arena import readable
+from weft.runtime.arena import readable_size
 
 __all__ = ["Explanation", "KernelReport", "StoredValue", "explain", "kernel_reports"]
 
@@ -104,8 +104,8 @@ class KernelReport:
 
     def __str__(self) -> str:
         head = f"{self.name:<12} {self.kind:<10} {self.space}"
-        costs = f"{amount(self.flops)}FLOP, {readable(self.read)} read,"
-        lines = [f"{head:<52} {costs} {readable(self.written)} written"]
+        costs = f"{amount(self.flops)}FLOP, {readable_size(self.read)} read,"
+        lines = [f"{head:<52} {costs} {readable_size(self.written)} written"]
         if self.members:
             return "\n".join([*lines, *self._members()])
         lines += [f"    by reference: {self.reason}"] if self.reason else []
@@ -219,11 +219,11 @@ class Explanation:
             yield "sizes: " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
         read, written = (sum(getattr(k, s) for k in self.kernels) for s in ("read", "written"))
         yield (
-            f"{amount(self.flops)}FLOP, {readable(read)} read, {readable(written)} written; "
-            f"peak memory {readable(self.memory.peak)}"
+            f"{amount(self.flops)}FLOP, {readable_size(read)} read, "
+            f"{readable_size(written)} written; peak memory {readable_size(self.memory.peak)}"
         )
         if self.recomputed:
-            saved = readable(sum(value.bytes for value in self.recomputed))
+            saved = readable_size(sum(value.bytes for value in self.recomputed))
             yield f"{len(self.recomputed)} values of {saved} are computed again to save memory"
 
 

@@ -35,7 +35,7 @@ from weft.ir import scalars
 from weft.ir.affine_index import strides
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loops import Accumulate, For, Kernel, Let, Scratch, Statement, Store, Update
-from weft.ir.scalar_functions import lowered
+from weft.ir.scalar_functions import lower_element
 from weft.ir.scalars import Buffer, Scalar
 from weft.ops.random_bits import DRAW, philox
 
@@ -222,7 +222,7 @@ class Writer:
         if name == "iota":
             along = key if node.params["axis"] == kind.ndim - 1 else self.first + i
             return scalars.cast(along, kind.dtype)
-        return lowered(node.primitive, operands, kind.dtype, node.params)
+        return lower_element(node.primitive, operands, kind.dtype, node.params)
 
     def _is_there(self, key: Scalar, i: Scalar) -> Scalar:
         """Whether the mask may be read there."""

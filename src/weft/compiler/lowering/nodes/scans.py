@@ -94,7 +94,7 @@ def linear_recurrence(draft: Draft) -> SingleKernel:
     state = line.state("state", compute_dtype(dtype))
     a, b = (widen_element(operand[line.at]) for operand in draft.operands)
     product = a * state.buffer[line.inner]
-    total = b + (scalars.rounded(product, dtype) if is_short(dtype) else product)
+    total = b + (scalars.round_to(product, dtype) if is_short(dtype) else product)
     value = scalars.cast(scalars.select(scalars.equal(line.step, ZERO), b, total), dtype)
     body = (
         Store(draft.result, line.at, value),

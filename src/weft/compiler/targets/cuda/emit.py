@@ -39,7 +39,7 @@ from weft.ir.loops import (
     Store,
     Update,
     has_loops,
-    written,
+    written_buffers,
 )
 from weft.ir.scalars import Buffer, const, size
 
@@ -186,7 +186,7 @@ class DeviceEmitter(Emitter):
 
     def _elements(self, loop: For, number: str, stop: str) -> None:
         """A thread's own elements: a vector of them, and at the end one after the other."""
-        lines, width, writes = self.values.lines, self.plan.width, written(loop.body)
+        lines, width, writes = self.values.lines, self.plan.width, written_buffers(loop.body)
         self.in_vectors = True
         if width == 1:
             self.values.define(loop.index, (number,))
@@ -272,7 +272,7 @@ class DeviceEmitter(Emitter):
         is_own = isinstance(statement, Store) or (
             isinstance(statement, For | Accumulate) and self._is_divided(statement)
         )
-        return is_own and bool(written((statement,)) & self.plan.exchanged)
+        return is_own and bool(written_buffers((statement,)) & self.plan.exchanged)
 
     def _is_divided(self, loop: For | Accumulate) -> bool:
         """Whether the threads of a team divide a loop."""
@@ -287,7 +287,7 @@ class DeviceEmitter(Emitter):
             self._divided_for(loop)
         else:
             stop = self.values.scalar(loop.extent)
-            writes = written(loop.body)
+            writes = written_buffers(loop.body)
             self.guarded("0", stop, writes, lambda: self._serial_for(loop, "0", stop), [])
 
     def _divided_for(self, loop: For) -> None:
@@ -327,7 +327,7 @@ class DeviceEmitter(Emitter):
         carried: list[tuple[Type, str]],
     ) -> list[str]:
         """A loop in steps of the team; what its threads carry, each its own part."""
-        writes = written(loop.body)
+        writes = written_buffers(loop.body)
 
         def one(base: str, active: str, names: list[str], key: object) -> list[str]:
             outer, self.in_vectors = self.in_vectors, True
@@ -360,7 +360,7 @@ class DeviceEmitter(Emitter):
         """All steps written out, so that the next loop over the row knows what they computed."""
         extent, values = int(loop.extent.detail), self.values
         stride = self.plan.team * self.plan.width
-        waits = not (written(loop.body) & buffers_read((loop,)))
+        waits = not (written_buffers(loop.body) & buffers_read((loop,)))
         lines = values.lines
         values.deferred = type(lines)(values.function) if waits else None
         for step in range(steps):

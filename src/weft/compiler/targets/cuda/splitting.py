@@ -44,9 +44,9 @@ from weft.ir.loops import (
     expressions,
     has_loops,
     walk,
-    written,
+    written_buffers,
 )
-from weft.ir.scalars import Buffer, Scalar, ordered
+from weft.ir.scalars import Buffer, Scalar, nodes_in_order
 
 
 @frozen(slots=False)
@@ -149,9 +149,9 @@ def _is_apart(loop: Accumulate, kernel: Kernel) -> bool:
         if isinstance(statement, Accumulate):
             own |= {update.variable for update in statement.updates}
         for root in expressions(statement):
-            used |= {x for x in ordered(root) if x.op in ("index", "local")}
+            used |= {x for x in nodes_in_order(root) if x.op in ("index", "local")}
             read |= root.buffers
-    return used <= own and not (read & written(kernel.body)) and not loop.extent.variables
+    return used <= own and not (read & written_buffers(kernel.body)) and not loop.extent.variables
 
 
 def _blocks(loop: Accumulate, made: list[Buffer]) -> For:

@@ -12,7 +12,7 @@ from weft.compiler.targets.llvm.machine import Machine
 from weft.compiler.targets.llvm.values import Lanes
 from weft.core.dtypes import DType
 from weft.ir.loop_reference import identity
-from weft.ir.loops import PARTIALS, Accumulate, Statement, Update, has_loops, written
+from weft.ir.loops import PARTIALS, Accumulate, Statement, Update, has_loops, written_buffers
 from weft.ir.scalars import const
 
 LONGEST = 16
@@ -50,7 +50,9 @@ class Accumulation(Control):
             for update, kind in zip(loop.updates, kinds, strict=True)
             for _ in range(count)
         ]
-        results = self.guarded("0", stop, written(loop.body), lambda: write(loop, stop), instead)
+        results = self.guarded(
+            "0", stop, written_buffers(loop.body), lambda: write(loop, stop), instead
+        )
         for position, update in enumerate(loop.updates):
             names = tuple(results[position * count : (position + 1) * count])
             self._finish(update, names, kinds[position])
@@ -83,7 +85,7 @@ class Accumulation(Control):
             self.body(loop.body)
             return self._updated(loop.updates, names, width, ())
 
-        return self.loop("0", stop, 1, written(loop.body), body, carried, runs=True)
+        return self.loop("0", stop, 1, written_buffers(loop.body), body, carried, runs=True)
 
     def _updated(
         self, updates: tuple[Update, ...], names: list[str], width: int, masks: Vectors
@@ -94,7 +96,7 @@ class Accumulation(Control):
         results = []
         for position, update in enumerate(updates):
             kind = Type(update.variable.dtype, width)
-            taken = [self.values.vectors(each) for each in update.taken]
+            taken = [self.values.vectors(each) for each in update.summands]
             for k, parts in enumerate(zip(*taken, strict=True)):
                 name = names[position * count + k]
                 if update.times is None:
@@ -106,7 +108,7 @@ class Accumulation(Control):
 
     def _partials_in_registers(self, loop: Accumulate, stop: str) -> list[str]:
         """64 partial results as vectors, each step one element for all of them."""
-        width, writes = self.machine.width, written(loop.body)
+        width, writes = self.machine.width, written_buffers(loop.body)
         extent = _constant(loop)
         whole = self.whole("0", stop, PARTIALS, extent)
         names = self._beginnings(loop)
@@ -129,7 +131,7 @@ class Accumulation(Control):
 
     def _rest(self, loop: Accumulate, places: list[str], start: str, stop: str) -> None:
         """Go on with partial results in memory: in vectors, the last one masked or scalar."""
-        width, writes, extent = self.machine.width, written(loop.body), _constant(loop)
+        width, writes, extent = self.machine.width, written_buffers(loop.body), _constant(loop)
         whole = self.whole(start, stop, width, extent)
         if width == 1 or (self.machine.masked and whole != str(extent)):
             body = self._spot_body(loop, places, stop)

@@ -17,7 +17,7 @@ from weft.compiler.targets.llvm.ir_types import steps, widened
 from weft.compiler.targets.llvm.machine import Machine
 from weft.compiler.targets.llvm.values import ZEROS, Lanes, Values
 from weft.ir.loops import Accumulate, For, expressions, walk
-from weft.ir.scalars import Buffer, ordered
+from weft.ir.scalars import Buffer, nodes_in_order
 
 Body = Callable[[str, list[str]], list[str]]
 """Writes a loop's body: given its index and what it carries, what it carries on."""
@@ -157,7 +157,7 @@ class Control:
     def work(self, loop: For | Accumulate) -> int:
         """The instructions of a loop's body."""
         roots = [self.values.expand(x) for s in walk((loop,)) for x in expressions(s)]
-        return sum(1 for x in ordered(*roots) if x.args and x.variables)
+        return sum(1 for x in nodes_in_order(*roots) if x.args and x.variables)
 
 
 def _runs(start: str, stop: str) -> bool:

@@ -40,9 +40,9 @@ from weft.ir.scalars import (
     fma,
     less,
     node,
+    nodes_in_order,
     not_equal,
     or_,
-    ordered,
     select,
     sqrt,
     trunc,
@@ -484,7 +484,7 @@ class Expander:
 
     def __call__(self, x: Scalar) -> Scalar:
         """The expression without elementary functions."""
-        for each in ordered(x) if x not in self._done else ():
+        for each in nodes_in_order(x) if x not in self._done else ():
             if each not in self._done:
                 self._done[each] = self._expanded(each)
         return self._done[x]

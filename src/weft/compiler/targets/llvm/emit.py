@@ -33,7 +33,7 @@ from weft.ir.loops import (
     Store,
     has_loops,
     walk,
-    written,
+    written_buffers,
 )
 from weft.ir.scalars import Scalar, size
 
@@ -128,11 +128,11 @@ class Emitter(Accumulation):
             start, stop = "%begin", "%end"
         write = self._vector_for if loop.is_vector and self.machine.width > 1 else self._serial_for
         outer, self.in_vectors = self.in_vectors, self.in_vectors or loop.is_vector
-        self.guarded(start, stop, written(loop.body), lambda: write(loop, start, stop), [])
+        self.guarded(start, stop, written_buffers(loop.body), lambda: write(loop, start, stop), [])
         self.in_vectors = outer
 
     def _unrolled(self, loop: For) -> None:
-        writes = written(loop.body)
+        writes = written_buffers(loop.body)
         for i in range(int(loop.extent.detail)):
             self.values.enter(writes)
             self.values.define(loop.index, (str(i),))
@@ -145,7 +145,7 @@ class Emitter(Accumulation):
         if plan is not None:
             self.ahead[id(plan[0])] = plan[1]
         body = self._scalar_body(loop)
-        return self.loop(start, stop, 1, written(loop.body), body, [], runs=True)
+        return self.loop(start, stop, 1, written_buffers(loop.body), body, [], runs=True)
 
     def _vector_for(self, loop: For, start: str, stop: str) -> list[str]:
         width = self.machine.width
@@ -153,7 +153,7 @@ class Emitter(Accumulation):
         count = self._unrolling(loop)
         while extent is not None and count > 1 and extent < count * width:
             count //= 2
-        writes = written(loop.body)
+        writes = written_buffers(loop.body)
         done = start
         for vectors in (count, 1) if count > 1 and not self.machine.masked else (count,):
             if extent is not None and extent - int(done) < width * vectors:

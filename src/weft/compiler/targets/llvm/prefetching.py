@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from weft.core.dtypes import INDEX
 from weft.ir.loops import For, Store, expressions, has_loops, walk
-from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, ordered
+from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, nodes_in_order
 
 _HEAVY = 16
 """Instructions of a vector loop's body from which on memory may be asked for beside them."""
@@ -52,7 +52,7 @@ def planned(row: For, work: Callable[[For], int]) -> tuple[For, tuple[Touch, ...
 def _operands(row: For, heavy: For) -> list[Touch]:
     """What the next row reads and this one does not."""
     roots = [x for s in walk(row.body) for x in expressions(s)]
-    loads = [x for x in ordered(*roots) if x.op == "load" and len(x.args) == 1]
+    loads = [x for x in nodes_in_order(*roots) if x.op == "load" and len(x.args) == 1]
     found = {(x.detail, x.args[0]): None for x in loads if x.detail.access != "scratch"}
     touches = []
     for buffer, offset in _along(found, row, heavy):

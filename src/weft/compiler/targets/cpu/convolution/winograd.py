@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, placed
+from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, place_block
 from weft.compiler.targets.cpu.products.tiles import Tile
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder
 from weft.compiler.targets.llvm.ir_types import Type
@@ -76,11 +76,11 @@ Transform = Callable[[Vectors, Sequence[str]], list[str]]
 def winograd_functions(tile: Tile) -> list[IRBuilder]:
     """The functions of convolutions by Winograd's method."""
     return [
-        _seen(tile),
-        _made(tile),
-        _spread(tile),
-        _transformed(tile),
-        _weighed(tile),
+        _input_function(tile),
+        _result_function(tile),
+        _spread_function(tile),
+        _weight_function(tile),
+        _weight_gradient_function(tile),
         _winograd(tile),
         _winograd_weights(tile),
     ]
@@ -123,7 +123,7 @@ def _outward(v: Vectors, e: Sequence[str]) -> list[str]:
     return [*found, e[3]]
 
 
-def _both(v: Vectors, square: list[list[str]], transform: Transform) -> list[list[str]]:
+def _transform_square(v: Vectors, square: list[list[str]], transform: Transform) -> list[list[str]]:
     """A transform of the columns and then of the rows of a square."""
     columns = [transform(v, list(column)) for column in zip(*square, strict=True)]
     rows = [list(row) for row in zip(*columns, strict=True)]
@@ -153,7 +153,7 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
                     [v.load(out.at(element, begin, out.mul("%wide", m))) for m in range(size)]
                 )
             target = out.at(element, "%to", out.add(out.mul(number, "%wide"), c))
-            made = _both(v, square, transform)
+            made = _transform_square(v, square, transform)
             for k, values in enumerate(made):
                 for m, value in enumerate(values):
                     place = out.mul(plane, k * SIDE + m)
@@ -161,15 +161,15 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
     return out
 
 
-def _seen(tile: Tile) -> IRBuilder:
+def _input_function(tile: Tile) -> IRBuilder:
     return _tiles("winograd_seen", tile, SIDE, RESULT, _input)
 
 
-def _spread(tile: Tile) -> IRBuilder:
+def _spread_function(tile: Tile) -> IRBuilder:
     return _tiles("winograd_spread", tile, RESULT, RESULT, _outward)
 
 
-def _made(tile: Tile) -> IRBuilder:
+def _result_function(tile: Tile) -> IRBuilder:
     """A function that turns sums [COUNT, most, panel] into results, without those outside y."""
     element = Type(tile.dtype).text
     given = (
@@ -197,7 +197,7 @@ def _made(tile: Tile) -> IRBuilder:
                 [v.load(out.at(element, source, out.mul(plane, k * SIDE + n))) for n in range(SIDE)]
                 for k in range(SIDE)
             ]
-            for k, values in enumerate(_both(v, square, _output)):
+            for k, values in enumerate(_transform_square(v, square, _output)):
                 here = out.add(row, k)
                 with out.when(out.test("slt", here, "%height")):
                     for n, value in enumerate(values):
@@ -233,7 +233,7 @@ def _backward(v: Vectors, p: Sequence[str]) -> list[str]:
     ]
 
 
-def _transformed(tile: Tile) -> IRBuilder:
+def _weight_function(tile: Tile) -> IRBuilder:
     """A function from weights of some terms, in a panel, to `COUNT` matrices of them."""
     element = Type(tile.dtype).text
     given = ("terms", "step", "tap", "plane")
@@ -246,13 +246,13 @@ def _transformed(tile: Tile) -> IRBuilder:
             for k in range(3)
         ]
         target = out.at(element, "%to", out.add(out.mul(t, tile.columns), j))
-        for k, values in enumerate(_both(v, square, _weight)):
+        for k, values in enumerate(_transform_square(v, square, _weight)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%plane", k * SIDE + m)))
     return out
 
 
-def _weighed(tile: Tile) -> IRBuilder:
+def _weight_gradient_function(tile: Tile) -> IRBuilder:
     """A function from `COUNT` sums of channels by outputs to weights [channels, taps, outputs]."""
     element, wide = Type(tile.dtype).text, tile.columns
     given = ("channels", "outputs", "line")
@@ -265,7 +265,7 @@ def _weighed(tile: Tile) -> IRBuilder:
             for k in range(SIDE)
         ]
         target = out.at(element, "%w", out.add(out.mul(out.mul(c, 9), "%line"), o))
-        for k, values in enumerate(_both(v, square, _backward)):
+        for k, values in enumerate(_transform_square(v, square, _backward)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%line", 3 * k + m)))
     return out
@@ -319,7 +319,7 @@ def _winograd(tile: Tile) -> IRBuilder:
     rows, terms = (out.at("i64", "%sizes", n[name]) for name in ("rows_at", "terms_at"))
     with out.loop("%begin", "%end") as number:
         block, part = out.div(number, n["parts"]), out.rem(number, n["parts"])
-        first, many, q, start = placed(out, n, block)
+        first, many, q, start = place_block(out, n, block)
         _call(out, "frame", (x, "%sizes", frame), (first, many, start, "0", n["channels"]))
         strips = out.least(out.sub(n["strips"], q), n["rows"])
         tiles = out.mul(out.mul(many, strips), n["across"])
@@ -391,7 +391,7 @@ def _winograd_weights(tile: Tile) -> IRBuilder:
         to = out.least(out.add(from_, share), every)
         with out.loop(from_, out.most(to, out.add(from_, 1))) as block:
             # a split without a block is one of no tiles, which stores zeros
-            first, some, q, start = placed(out, n, block)
+            first, some, q, start = place_block(out, n, block)
             many = out.put(f"select i1 {out.test('slt', block, to)}, i64 {some}, i64 0")
             strips = out.least(out.sub(n["strips"], q), n["rows"])
             tiles = out.mul(out.mul(many, strips), n["across"])
