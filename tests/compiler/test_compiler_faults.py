@@ -678,7 +678,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a vector is stored one element late",
         values.Values,
-        "_moved",
+        "_move_pointer",
         lambda f: (
             lambda self, buffer, origin, base: f(self, buffer, f(self, buffer, origin, "1"), base)
         ),
@@ -687,7 +687,7 @@ FAULTS: list[Fault] = [
     Fault(
         "what is behind the last whole vector is left out",
         blocks.Control,
-        "whole",
+        "end_of_whole_steps",
         lambda f: lambda self, start, stop, step, extent: stop,
         kernel_keeps_to_its_buffers,
     ),

@@ -12,7 +12,7 @@ from tests.compiler.cuda.sample_kernels import program_of
 import weft as wf
 from weft.compiler.targets.cuda.emit import emit_device_module
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
-from weft.compiler.targets.cuda.splitting import split
+from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.core.dtypes import INDEX, float32
 from weft.ir.loop_reference import run_reference
 from weft.ir.loop_verify import verify_kernel
@@ -107,7 +107,7 @@ def test_serial_loops_over_different_places_are_part_of_the_grid() -> None:
 @pytest.mark.parametrize("count", [33_000, 40_001])
 def test_a_long_sum_in_two_kernels_is_the_sum(count: int) -> None:
     (lowered,) = program_of(lambda x: (x * x).sum(), [wf.spec("float32", (count,))]).lowered
-    parts = split(lowered.kernel)
+    parts = split_kernel(lowered.kernel)
     assert len(parts.kernels) == 2
     x = np.random.default_rng(0).normal(size=count).astype(np.float32)
     between = [
@@ -122,4 +122,4 @@ def test_a_long_sum_in_two_kernels_is_the_sum(count: int) -> None:
 
 def test_kernels_without_long_sums_stay_whole() -> None:
     for kernel in (shared.softmax(), shared.column_sums(), shared.moments()):
-        assert split(kernel).kernels == (kernel,)
+        assert split_kernel(kernel).kernels == (kernel,)

@@ -282,20 +282,20 @@ class DeviceEmitter(Emitter):
 
     def _for(self, loop: For) -> None:
         if loop.kind == "unrolled":
-            self._unrolled(loop)
+            self._write_unrolled(loop)
         elif self._is_divided(loop):
             self._divided_for(loop)
         else:
             stop = self.values.scalar(loop.extent)
             writes = written_buffers(loop.body)
-            self.guarded("0", stop, writes, lambda: self._serial_for(loop, "0", stop), [])
+            self.guard_range("0", stop, writes, lambda: self._serial_for(loop, "0", stop), [])
 
     def _divided_for(self, loop: For) -> None:
         def write(names: list[str]) -> list[str]:
             self.body(loop.body)
             return names
 
-        self._divided(loop, write, [])
+        self._divide_over_team(loop, write, [])
 
     def accumulate(self, loop: Accumulate) -> None:
         """Write an accumulation, and define its locals."""
@@ -311,16 +311,18 @@ class DeviceEmitter(Emitter):
 
         def write(names: list[str]) -> list[str]:
             self.body(loop.body)
-            return self._updated(loop.updates, names, width, ())
+            return self._update_accumulators(loop.updates, names, width, ())
 
-        partial = self._divided(loop, write, [(kind, _identity(u, kind)) for kind, u in carried])
+        partial = self._divide_over_team(
+            loop, write, [(kind, _identity(u, kind)) for kind, u in carried]
+        )
         for update, name in zip(loop.updates, partial, strict=True):
-            total = self.team.combined(update, name, width)
+            total = self.team.combine_threads(update, name, width)
             self._finish(update, (total,), Type(update.variable.dtype))
 
     # --- loops that a team divides ---------------------------------------------------------------
 
-    def _divided(
+    def _divide_over_team(
         self,
         loop: For | Accumulate,
         write: Callable[[list[str]], list[str]],
@@ -334,7 +336,9 @@ class DeviceEmitter(Emitter):
             with self.values.step(loop.index, base, self.plan.width, active, writes, key):
                 results = write(names)
                 if active:
-                    results = self._kept(active, results, names, [kind for kind, _ in carried])
+                    results = self._keep_inactive(
+                        active, results, names, [kind for kind, _ in carried]
+                    )
             self.in_vectors = outer
             return results
 
@@ -345,10 +349,10 @@ class DeviceEmitter(Emitter):
         stop = self.values.scalar(loop.extent)
         begins = [(kind.text, name) for kind, name in carried]
 
-        def inside() -> list[str]:
+        def long_loop() -> list[str]:
             return self._long(stop, stride, writes, begins, one)
 
-        return self.guarded("0", stop, writes, inside, begins)
+        return self.guard_range("0", stop, writes, long_loop, begins)
 
     def _steps(
         self,
@@ -395,7 +399,7 @@ class DeviceEmitter(Emitter):
 
         return self.loop("0", stop, stride * _UNROLLED, writes, body, carried, runs=True)
 
-    def _kept(
+    def _keep_inactive(
         self, active: str, results: list[str], names: list[str], kinds: Sequence[Type]
     ) -> list[str]:
         """Accumulators, changed only where the elements of a step are there."""

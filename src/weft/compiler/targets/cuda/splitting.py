@@ -13,7 +13,7 @@ everything, depends on the extent only.
 >>> total = local("t", float32)
 >>> sums = Accumulate(i, const(100_000, INDEX), (Update(total, "add", x[i]),))
 >>> body = with_blocks((sums, Store(y, const(0, INDEX), total)))
->>> for part in split(Kernel("sum", (x, y), (), body)).kernels:
+>>> for part in split_kernel(Kernel("sum", (x, y), (), body)).kernels:
 ...     print(part)
 kernel sum.blocks(x: read f32, y: write f32, part0: both f64; )
   parallel i.block < 7
@@ -61,7 +61,7 @@ LONGEST_ROW = 256 * 1024
 """Terms of a sum whose error the partial results of one team keep small: at most 256 for each."""
 
 
-def split(kernel: Kernel) -> Split:
+def split_kernel(kernel: Kernel) -> Split:
     """A kernel with its long sums in launches of their own; itself alone, where it has none."""
     if kernel.parallel is not None and schedule(kernel).team > 1:
         kernel = replace(kernel, body=_with_whole_rows(kernel.body))
@@ -80,7 +80,7 @@ def split(kernel: Kernel) -> Split:
         ]
         between += [(buffer, statement.extent) for buffer in made]
         blocks.append(_blocks(statement, made))
-        body.append(_combined(statement, made))
+        body.append(_combine_blocks(statement, made))
     if not blocks:
         return Split((kernel,))
     buffers = (*kernel.buffers, *(buffer for buffer, _ in between))
@@ -101,7 +101,7 @@ def _with_whole_rows(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     for statement in body:
         match statement:
             case Accumulate():
-                made += _whole(statement) or [statement]
+                made += _whole_accumulation(statement) or [statement]
             case For():
                 made.append(replace(statement, body=_with_whole_rows(statement.body)))
             case _:
@@ -109,7 +109,7 @@ def _with_whole_rows(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return tuple(made)
 
 
-def _whole(loop: Accumulate) -> list[Statement] | None:
+def _whole_accumulation(loop: Accumulate) -> list[Statement] | None:
     """One accumulation in place of one over blocks; None where it is none, or too long."""
     if len(loop.body) != 1 or not isinstance(loop.body[0], Accumulate):
         return None
@@ -162,7 +162,7 @@ def _blocks(loop: Accumulate, made: list[Buffer]) -> For:
     return For(loop.index, loop.extent, (*loop.body, *stores), "parallel")
 
 
-def _combined(loop: Accumulate, made: list[Buffer]) -> Accumulate:
+def _combine_blocks(loop: Accumulate, made: list[Buffer]) -> Accumulate:
     updates = [
         replace(update, value=buffer[loop.index])
         for buffer, update in zip(made, loop.updates, strict=True)

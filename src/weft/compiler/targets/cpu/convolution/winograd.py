@@ -93,11 +93,11 @@ def _vectors(out: IRBuilder, tile: Tile) -> Vectors:
 def _input(v: Vectors, d: Sequence[str]) -> list[str]:
     """`INPUT` times six vectors: rows of opposite points share their even and odd parts."""
     (a, b), (p, q) = POINTS, (_A, _B)
-    found = [v.scaled(p * q, d[0], v.scaled(-(p + q), d[2], d[4]))]
+    found = [v.scale_and_add(p * q, d[0], v.scale_and_add(-(p + q), d[2], d[4]))]
     for point, other in ((a, q), (b, p)):
-        even, odd = v.scaled(-other, d[2], d[4]), v.scaled(-other, d[1], d[3])
-        found += [v.scaled(point, odd, even), v.scaled(-point, odd, even)]
-    return [*found, v.scaled(p * q, d[1], v.scaled(-(p + q), d[3], d[5]))]
+        even, odd = v.scale_and_add(-other, d[2], d[4]), v.scale_and_add(-other, d[1], d[3])
+        found += [v.scale_and_add(point, odd, even), v.scale_and_add(-point, odd, even)]
+    return [*found, v.scale_and_add(p * q, d[1], v.scale_and_add(-(p + q), d[3], d[5]))]
 
 
 def _output(v: Vectors, m: Sequence[str]) -> list[str]:
@@ -107,9 +107,9 @@ def _output(v: Vectors, m: Sequence[str]) -> list[str]:
     more, less = v.add(m[3], m[4]), v.sub(m[3], m[4])
     return [
         v.add(m[0], v.add(even, more)),
-        v.scaled(a, odd, v.scaled(b, less)),
-        v.scaled(p, even, v.scaled(q, more)),
-        v.scaled(a**3, odd, v.scaled(b**3, less, m[5])),
+        v.scale_and_add(a, odd, v.scale_and_add(b, less)),
+        v.scale_and_add(p, even, v.scale_and_add(q, more)),
+        v.scale_and_add(a**3, odd, v.scale_and_add(b**3, less, m[5])),
     ]
 
 
@@ -117,9 +117,9 @@ def _outward(v: Vectors, e: Sequence[str]) -> list[str]:
     """The transpose of `OUTPUT` times four vectors."""
     found = [e[0]]
     for point in POINTS:
-        even = v.scaled(point**2, e[2], e[0])
-        odd = v.scaled(point**2, e[3], e[1])
-        found += [v.scaled(point, odd, even), v.scaled(-point, odd, even)]
+        even = v.scale_and_add(point**2, e[2], e[0])
+        odd = v.scale_and_add(point**2, e[3], e[1])
+        found += [v.scale_and_add(point, odd, even), v.scale_and_add(-point, odd, even)]
     return [*found, e[3]]
 
 
@@ -211,10 +211,13 @@ def _result_function(tile: Tile) -> IRBuilder:
 
 def _weight(v: Vectors, w: Sequence[str]) -> list[str]:
     """`WEIGHT` times three vectors."""
-    found = [v.scaled(float(WEIGHT[0, 0]), w[0])]
+    found = [v.scale_and_add(float(WEIGHT[0, 0]), w[0])]
     for row in (1, 3):
         first, second, third = (float(each) for each in WEIGHT[row])
-        even, odd = v.scaled(first, w[0], v.scaled(third, w[2])), v.scaled(second, w[1])
+        even, odd = (
+            v.scale_and_add(first, w[0], v.scale_and_add(third, w[2])),
+            v.scale_and_add(second, w[1]),
+        )
         found += [v.add(even, odd), v.sub(even, odd)]
     return [*found, w[2]]
 
@@ -224,11 +227,11 @@ def _backward(v: Vectors, p: Sequence[str]) -> list[str]:
     a, b = WEIGHT[1], WEIGHT[3]
     even, odd = v.add(p[1], p[2]), v.sub(p[1], p[2])
     more, less = v.add(p[3], p[4]), v.sub(p[3], p[4])
-    first = v.scaled(float(a[0]), even, v.scaled(float(b[0]), more))
-    third = v.scaled(float(a[2]), even, v.scaled(float(b[2]), more, p[5]))
+    first = v.scale_and_add(float(a[0]), even, v.scale_and_add(float(b[0]), more))
+    third = v.scale_and_add(float(a[2]), even, v.scale_and_add(float(b[2]), more, p[5]))
     return [
-        v.scaled(float(WEIGHT[0, 0]), p[0], first),
-        v.scaled(float(a[1]), odd, v.scaled(float(b[1]), less)),
+        v.scale_and_add(float(WEIGHT[0, 0]), p[0], first),
+        v.scale_and_add(float(a[1]), odd, v.scale_and_add(float(b[1]), less)),
         third,
     ]
 
