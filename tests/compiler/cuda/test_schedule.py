@@ -65,7 +65,7 @@ def test_rows_that_begin_between_vectors_are_touched_one_by_one() -> None:
 def test_what_only_its_own_thread_reads_of_a_row_is_in_registers() -> None:
     made = scheduled(lambda x: wf.softmax(x, axis=-1), wf.spec("float32", (64, 768)))
     assert [buffer.name for buffer in made.registers] == ["s0"]
-    assert not made.exchanged
+    assert not made.exchanged_buffers
 
 
 def test_what_an_earlier_step_has_written_is_in_memory() -> None:
@@ -87,7 +87,7 @@ def test_what_other_threads_read_is_exchanged_between_barriers() -> None:
     )
     kernel = Kernel("turned", (x, s, y), (), (For(i, n, body, "parallel"),))
     verify_kernel(kernel)
-    assert schedule(kernel).exchanged == {s}
+    assert schedule(kernel).exchanged_buffers == {s}
     assert emit_device_module([kernel]).count("call void @llvm.nvvm.bar.warp.sync") == 2
 
 

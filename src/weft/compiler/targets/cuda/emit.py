@@ -272,7 +272,7 @@ class DeviceEmitter(Emitter):
         is_own = isinstance(statement, Store) or (
             isinstance(statement, For | Accumulate) and self._is_divided(statement)
         )
-        return is_own and bool(written_buffers((statement,)) & self.plan.exchanged)
+        return is_own and bool(written_buffers((statement,)) & self.plan.exchanged_buffers)
 
     def _is_divided(self, loop: For | Accumulate) -> bool:
         """Whether the threads of a team divide a loop."""

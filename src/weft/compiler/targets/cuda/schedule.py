@@ -91,7 +91,7 @@ class Schedule:
         return -(-self.teams(sizes) * self.team // self.block)
 
     @cached_property
-    def exchanged(self) -> frozenset[Buffer]:
+    def exchanged_buffers(self) -> frozenset[Buffer]:
         """Memory that one thread of a team may write and another read."""
         if self.team == 1:
             return frozenset()
