@@ -68,7 +68,7 @@ PROPAGATE = reverse._propagate
 STRUCTURE = graph.structure
 NUMBER_TEXT = printing.number_text
 PARAM_TEXT = graph.param_text
-LIVE = tracing.live
+LIVE = tracing.without_dead_nodes
 MOVE_AXIS = batching.move_axis
 RESULT_TYPE = operands.result_type
 
@@ -612,7 +612,7 @@ LIBRARY_FAULTS = [
     ),
     Fault(
         "a graph that loses a node",
-        lambda: patched((tracing, "live"), value=_without_first),
+        lambda: patched((tracing, "without_dead_nodes"), value=_without_first),
         holds(laws.law_a_traced_program_computes_the_same),
     ),
     Fault(

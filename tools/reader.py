@@ -24,7 +24,7 @@ from weft.compiler.function.jit import Jit
 from weft.compiler.plan.launch import Kind
 from weft.compiler.targets.cpu import target
 from weft.compiler.targets.cpu.cache import kernels
-from weft.compiler.targets.cpu.cache.symbols import origin, remembered
+from weft.compiler.targets.cpu.cache.symbols import origin, remember_address
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.runtime import tables as table_module
 from weft.compiler.targets.cpu.runtime.control_tables import control_address, control_numbers
@@ -93,7 +93,7 @@ def without_machine_code() -> Iterator[None]:
     """Inside, kernels have numbers for addresses, and the texts of modules are remembered."""
     numbers = count(LAST_ADDRESS, 64)
     addresses: dict[str, int] = {}
-    key_of, begin, compiled = kernels.entry_key, target.begin, table_module.compiled
+    key_of, begin, compiled = kernels.entry_key, target.begin, table_module.kernel_codes
 
     def key_of_text(content: bytes, *environment: str) -> str:
         key = key_of(content, *environment)
@@ -105,15 +105,15 @@ def without_machine_code() -> Iterator[None]:
     def number(wanted: Sequence[Any]) -> list[Any]:
         for kernel in wanted:
             if kernel.digest not in addresses:
-                addresses[kernel.digest] = remembered(next(numbers), "kernel", kernel.digest)
+                addresses[kernel.digest] = remember_address(next(numbers), "kernel", kernel.digest)
         return [kernels.Code(addresses[kernel.digest], None) for kernel in wanted]
 
     kernels.entry_key, target.begin = key_of_text, lambda wanted: None
-    table_module.compiled = number
+    table_module.kernel_codes = number
     try:
         yield
     finally:
-        kernels.entry_key, target.begin, table_module.compiled = key_of, begin, compiled
+        kernels.entry_key, target.begin, table_module.kernel_codes = key_of, begin, compiled
 
 
 def machine_text() -> str:

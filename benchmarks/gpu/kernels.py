@@ -26,7 +26,7 @@ from weft.compiler.plan.planning import WrittenKernels, plan_program
 from weft.compiler.targets.cpu.target import CPU
 from weft.compiler.targets.cuda.device import Event, Memory, Stream, device
 from weft.compiler.targets.cuda.execution import compile_for
-from weft.compiler.targets.cuda.graphs import ExecutableGraph, captured
+from weft.compiler.targets.cuda.graphs import ExecutableGraph, capture_graph
 from weft.ir.tracing import trace
 
 REPEATS = 20
@@ -105,7 +105,7 @@ class WeftContender:
         for launch in launches:
             launch(stream)
         stream.synchronize()
-        with captured(stream) as graphs:
+        with capture_graph(stream) as graphs:
             for _ in range(REPEATS):
                 for launch in launches:
                     launch(stream)

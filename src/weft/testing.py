@@ -32,7 +32,7 @@ from weft.ir.loop_reference import run_reference
 from weft.ir.loop_verify import verify_kernel
 from weft.ir.loops import For, Kernel, Store
 from weft.ir.primitive import Primitive, Sample
-from weft.ir.scalar_functions import lowered
+from weft.ir.scalar_functions import lower_element
 from weft.ir.scalars import Buffer
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ir.text import parse
@@ -375,7 +375,7 @@ def run_lowered(primitive: Primitive, sample: Sample) -> Array:
     dtype = primitive.type_rule(*types, **sample.params).dtype  # type: ignore[union-attr]
     sources = [Buffer(f"x{i}", kind.dtype) for i, kind in enumerate(types)]
     target, place = Buffer("out", dtype, "write"), scalars.index("i")
-    value = lowered(primitive, [source[place] for source in sources], dtype, sample.params)
+    value = lower_element(primitive, [source[place] for source in sources], dtype, sample.params)
     body = For(place, scalars.size("n"), (Store(target, place, value),))
     out = np.empty(operands[0].size, dtype.numpy)
     kernel = Kernel(primitive.name, (*sources, target), ("n",), (body,))

@@ -148,7 +148,7 @@ def random_expression(random: np.random.Generator, leaves: list[Scalar], depth: 
         return scalars.select(parts[0] < parts[1], parts[2], parts[0])
     if random.random() < 0.1:
         inner = random_expression(random, leaves, depth - 1)
-        return scalars.rounded(inner, (float64, int32)[random.integers(2)])
+        return scalars.round_to(inner, (float64, int32)[random.integers(2)])
     op = EXACT[random.integers(len(EXACT))]
     arity = scalars.INSTRUCTIONS[op].arity
     operands = [random_expression(random, leaves, depth - 1) for _ in range(arity)]

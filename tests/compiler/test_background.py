@@ -120,7 +120,7 @@ def test_kernels_that_are_compiled_side_by_side_are_the_same_as_one_after_the_ot
 
 def test_kernels_of_one_program_are_loaded_together_and_found_singly() -> None:
     several = [scaled(1.5 + n) for n in range(5)]
-    codes = kernels.compiled(several)
+    codes = kernels.kernel_codes(several)
     assert len({id(code.engine) for code in codes}) == 1
     assert len({code.address for code in codes}) == 5
     assert kernels.code_of(several[3].digest) is codes[3]

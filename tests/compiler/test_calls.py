@@ -410,11 +410,11 @@ def test_what_is_no_array_is_left_to_numpy() -> None:
 
 def test_places_that_are_not_found_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [np.ones(3), np.ones(4), np.ones((2, 2)).T]
-    assert array_fields.Fields.found(made) == array_fields.fields()
-    assert array_fields.Fields.found([]) is None
+    assert array_fields.Fields.find_fields(made) == array_fields.fields()
+    assert array_fields.Fields.find_fields([]) is None
     assert places(made, ctypes.c_int64, lambda array: 4711) == []
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="another"))
-    assert array_fields.Fields.found(made) is None
+    assert array_fields.Fields.find_fields(made) is None
 
 
 @dataclass

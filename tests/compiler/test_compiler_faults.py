@@ -492,7 +492,7 @@ FAULTS: list[Fault] = [
     Fault(
         "calls do not wait for what they read",
         order,
-        "_sorted",
+        "_sort_places",
         lambda f: lambda needs, wishes: list(range(len(needs)))[::-1],
         agrees(long_chain, X),
     ),
@@ -572,7 +572,7 @@ FAULTS: list[Fault] = [
     Fault(
         "an ensemble leaves its last chunk out",
         horizontal_fusion,
-        "_grouped",
+        "_group_launches",
         lambda f: (
             lambda launches: (
                 lambda launch: (
@@ -629,7 +629,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a broadcast operand moves along",
         element_reads,
-        "aligned",
+        "align_index",
         lambda f: lambda index, operand, result: index[len(result) - len(operand) :],
         agrees(lambda x: wf.exp(x) * x[:, :1], X),
     ),
@@ -678,7 +678,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a vector is stored one element late",
         values.Values,
-        "_moved",
+        "_move_pointer",
         lambda f: (
             lambda self, buffer, origin, base: f(self, buffer, f(self, buffer, origin, "1"), base)
         ),
@@ -687,7 +687,7 @@ FAULTS: list[Fault] = [
     Fault(
         "what is behind the last whole vector is left out",
         blocks.Control,
-        "whole",
+        "end_of_whole_steps",
         lambda f: lambda self, start, stop, step, extent: stop,
         kernel_keeps_to_its_buffers,
     ),
@@ -720,7 +720,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a transposed operand is taken as it lies",
         forms,
-        "_turned",
+        "_is_transpose",
         lambda f: lambda *given, **named: None if f(*given, **named) is None else False,
         agrees(lambda x: x @ x.T, numbers(64, 64)),
     ),
@@ -739,7 +739,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a convolution steps by one whatever its stride",
         convolution_plans,
-        "_seen",
+        "_window_starts",
         lambda f: lambda a, *rest: f(replace(a, strides=(1, 1, 1)), *rest),
         agrees(convolved, IMAGE, TAPS),
     ),
@@ -780,7 +780,7 @@ FAULTS: list[Fault] = [
     Fault(
         "every carry stays where it is",
         control_flow,
-        "staying",
+        "carries_in_place",
         lambda f: (
             lambda node, body: [
                 (n, node.params["num_consts"] + n) for n in range(node.params.get("num_carry", 0))
@@ -791,7 +791,7 @@ FAULTS: list[Fault] = [
     Fault(
         "a loop backwards begins at the front",
         control_tables._LoopTables,
-        "_moving",
+        "_moving_bindings",
         lambda f: (
             lambda self, *given: f(replace(self, loop=replace(self.loop, reverse=False)), *given)
         ),
@@ -838,7 +838,7 @@ FAULTS: list[Fault] = [
     Fault(
         "loops with one body take over each other's values",
         lighten,
-        "_recomputed",
+        "_recomputed_values",
         lambda f: (
             lambda loop, first: {
                 node.results[0]: other.results[0]

@@ -178,8 +178,8 @@ def test_a_part_that_uses_its_values_often_is_written_once(monkeypatch: pytest.M
     made: list[Any] = []
     node = scalars.node
     monkeypatch.setattr(scalars, "node", lambda *args: made.append(args) or node(*args))
-    guarded = scalars.guarded(x, scalars.less(scalars.index("i"), scalars.index("j")))
-    assert len(scalars.ordered(guarded)) > 24
+    guarded = scalars.guard_loads(x, scalars.less(scalars.index("i"), scalars.index("j")))
+    assert len(scalars.nodes_in_order(guarded)) > 24
     assert len(made) < 60
 
 

@@ -21,7 +21,7 @@ from weft.ir.dispatch import apply
 from weft.ir.kinds import Control, Elementwise, Kind, Movement, Opaque, Reduction, Window
 from weft.ir.loops import Kernel
 from weft.ir.primitive import PRIMITIVES, Primitive, Sample
-from weft.ir.scalar_functions import element_cost, lowered
+from weft.ir.scalar_functions import element_cost, lower_element
 from weft.ir.tensor import Tensor
 from weft.ir.walking import keeps_elements
 from weft.ops.movement import transpose
@@ -38,7 +38,7 @@ def functions_of(primitive: Primitive) -> set[str]:
     count = len(primitive.samples()[0].operands)
     places = [scalars.local(f"x{i}", float32) for i in range(count)]
     try:
-        nodes = scalars.ordered(lowered(primitive, places, float32, {}))
+        nodes = scalars.nodes_in_order(lower_element(primitive, places, float32, {}))
     except (Unsupported, wf.DTypeError):
         return set()
     dear = {n for n, each in scalars.INSTRUCTIONS.items() if each.cost >= scalars.FUNCTION}

@@ -31,7 +31,7 @@ from weft.core.errors import Unsupported
 from weft.ir import scalars
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES, Primitive, Sample, find
-from weft.ir.scalar_functions import lowered, why_not_lowered
+from weft.ir.scalar_functions import lower_element, why_not_lowered
 from weft.ir.tensor import wrap
 from weft.testing import Array, close_in_ulps, run_lowered
 
@@ -175,7 +175,7 @@ def test_an_elementwise_primitive_is_lowered_or_says_why_not(primitive: Primitiv
 
 def test_16_bit_floats_are_computed_in_float32_and_rounded_once() -> None:
     x = scalars.local("x", float16)
-    assert str(lowered(find("sigmoid"), [x], float16, {})) == (
+    assert str(lower_element(find("sigmoid"), [x], float16, {})) == (
         "cast<f16>(1 / (exp(-cast<f32>(x)) + 1))"
     )
 

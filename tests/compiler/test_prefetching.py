@@ -11,7 +11,7 @@ from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.llvm import emit
 from weft.compiler.targets.llvm.emit import emit_module
-from weft.compiler.targets.llvm.prefetching import planned
+from weft.compiler.targets.llvm.prefetching import plan_prefetch
 from weft.core.dtypes import INDEX, float32
 from weft.ir.loops import Accumulate, For, Kernel, Scratch, Statement, Store, Update
 from weft.ir.scalars import Buffer, Scalar, const, erfc, index, load, local
@@ -35,7 +35,7 @@ def rows(columns: int, value: Scalar) -> For:
 
 
 def touched(row: For, work: int = 30) -> list[tuple[str, str, bool]]:
-    plan = planned(row, lambda loop: work if loop is row.body[0] else 2)
+    plan = plan_prefetch(row, lambda loop: work if loop is row.body[0] else 2)
     return [] if plan is None else [(t.buffer.name, str(t.offset), t.writes) for t in plan[1]]
 
 
@@ -66,8 +66,8 @@ def test_fetching_ahead_changes_no_bit(
     random = np.random.default_rng(columns)
     x, w = (random.normal(size=s).astype("f4") for s in ((count, columns), columns))
     results = []
-    for plan in (planned, lambda *_: None):
-        monkeypatch.setattr(emit, "planned", plan)
+    for plan in (plan_prefetch, lambda *_: None):
+        monkeypatch.setattr(emit, "plan_prefetch", plan)
         y = np.full((count, columns), np.nan, "f4")
         call_kernel(compile_kernels([kernel])["k"], [x, w, y], [], 0, count)
         results.append(y)

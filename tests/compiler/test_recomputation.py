@@ -13,7 +13,7 @@ from tests.quiet import wait_for_quiet
 
 import weft as wf
 from weft.compiler.function import program_cache
-from weft.compiler.function.recording import outside
+from weft.compiler.function.recording import outside_source
 from weft.compiler.memory_budget import search
 from weft.compiler.memory_budget.candidates import Ladders
 from weft.compiler.memory_budget.model import Flow, prompt, recomputing
@@ -392,10 +392,10 @@ def test_a_scan_of_scans_keeps_less_than_a_scan() -> None:
 
 def test_states_that_hold_equal_numbers_are_told_apart() -> None:
     one, other = wf.tensor(1.0), wf.tensor(1.0)
-    assert outside(one).same(outside(one))
-    assert not outside(one).same(outside(other))
+    assert outside_source(one).is_same_place(outside_source(one))
+    assert not outside_source(one).is_same_place(outside_source(other))
     many, more = wf.ones((3,)), wf.ones((3,))
-    assert not outside(many).same(outside(more))
+    assert not outside_source(many).is_same_place(outside_source(more))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_nothing_is_compiled_before_a_choice_is_made(monkeypatch: Any) -> None:
 
     bounded = wf.jit(step, memory=budget)
     with monkeypatch.context() as patched:
-        patched.setattr(tables, "compiled", refused)
+        patched.setattr(tables, "kernel_codes", refused)
         patched.setattr(cpu_target, "begin", refused)
         assert bounded.memory(ws, x).peak <= budget
         with pytest.raises(OutOfMemoryError):
@@ -537,7 +537,7 @@ def test_what_is_read_right_behind_the_peak_is_not_dropped() -> None:
 def test_a_flow_with_anchors_is_the_same_made_from_another_or_alone() -> None:
     ws, x = weights(8), batch()
     flow = Flow(optimize(wf.jit(step).graph(ws, x), CPU), CPU.limits)
-    anchored, _ = flow.anchored([flow.start // 3, flow.start // 2])
+    anchored, _ = flow.anchor_places([flow.start // 3, flow.start // 2])
     alone = Flow(flow.graph, CPU.limits, anchored.anchors, flow.start)
     assert anchored.anchors
     assert anchored.readers == alone.readers

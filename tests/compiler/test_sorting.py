@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft as wf
-from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
+from weft.compiler.targets.cpu.cache.program_store import freeze_program, thaw_program
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import FEW, SHORT, Keys, _parts
 from weft.compiler.targets.cpu.target import compile_program
@@ -182,7 +182,7 @@ def test_sizes_that_are_not_known_in_advance() -> None:
 def test_a_stored_program_sorts() -> None:
     kind = wf.spec("float32", (3, 100))
     graph = wf.ir.trace(lambda x: (wf.sort(x), *wf.topk(x, 2)), kind)
-    program = thawed(frozen(compile_program(graph)), lambda: compile_program(graph))
+    program = thaw_program(freeze_program(compile_program(graph)), lambda: compile_program(graph))
     assert program is not None
     x = drawn("float32", 3, 100)
     values, top, places = program.run([x])

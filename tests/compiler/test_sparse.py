@@ -11,7 +11,7 @@ import pytest
 import weft as wf
 from weft.compiler.plan.order import early
 from weft.compiler.plan.schedule import Task, peak, schedule
-from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
+from weft.compiler.targets.cpu.cache.program_store import freeze_program, thaw_program
 from weft.compiler.targets.cpu.engine import call_kernel
 from weft.compiler.targets.cpu.runtime.copies import CHUNK, copy_address, numbers
 from weft.compiler.targets.cpu.target import compile_program
@@ -451,7 +451,7 @@ def test_a_stored_program_changes_rows_in_their_place() -> None:
 
     kinds = [wf.spec("float32", (8, 3)), wf.spec("int64", (2,)), wf.spec("float32", (2, 3))]
     graph = wf.ir.trace(f, *kinds)
-    program = thawed(frozen(compile_program(graph)), lambda: compile_program(graph))
+    program = thaw_program(freeze_program(compile_program(graph)), lambda: compile_program(graph))
     assert program is not None
     assert program.donations == {0: (0,)}
     data, rows = table_of(8), table_of(2, seed=1)

@@ -17,8 +17,12 @@ from tests.quiet import wait_for_quiet
 import weft as wf
 from weft.compiler.targets.cpu.cache import kernels, program_store
 from weft.compiler.targets.cpu.cache import relocation as image_module
-from weft.compiler.targets.cpu.cache.program_store import StoredProgram, frozen, thawed
-from weft.compiler.targets.cpu.cache.relocation import taken
+from weft.compiler.targets.cpu.cache.program_store import (
+    StoredProgram,
+    freeze_program,
+    thaw_program,
+)
+from weft.compiler.targets.cpu.cache.relocation import take_image
 from weft.compiler.targets.cpu.cache.symbols import found_again, origin
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.target import compile_program
@@ -57,7 +61,7 @@ PROGRAMS: list[Callable[..., Any]] = [_step, _loop, _constants]
 def test_a_stored_program_gives_the_same_bits(function: Callable[..., Any]) -> None:
     graph = wf.ir.trace(function, *KINDS)
     program = compile_program(graph)
-    restored = thawed(frozen(program), lambda: compile_program(graph))
+    restored = thaw_program(freeze_program(program), lambda: compile_program(graph))
     assert restored is not None
     for seed in range(3):
         expected = program.run(_inputs(seed))
@@ -70,7 +74,7 @@ def test_a_stored_program_says_what_is_wrong_as_the_compiled_one_does() -> None:
     kinds = wf.spec("float32", (4,)), wf.spec("int64", (2,))
     graph = wf.ir.trace(lambda x, i: wf.take(x, i), *kinds)
     program = compile_program(graph)
-    restored = thawed(frozen(program), lambda: compile_program(graph))
+    restored = thaw_program(freeze_program(program), lambda: compile_program(graph))
     assert restored is not None
     arrays = [np.ones(4, np.float32), np.array([0, 9])]
     with pytest.raises(wf.BoundsError) as expected:
@@ -83,25 +87,25 @@ def test_a_stored_program_says_what_is_wrong_as_the_compiled_one_does() -> None:
 
 def test_programs_of_symbolic_sizes_are_not_stored() -> None:
     graph = wf.ir.trace(lambda x: x * 2, wf.spec("float32", ("n",)))
-    assert frozen(compile_program(graph)) is None
+    assert freeze_program(compile_program(graph)) is None
 
 
 def test_programs_that_call_python_are_not_stored() -> None:
     graph = wf.ir.trace(lambda x: wf.linalg.inv(x), wf.spec("float32", (3, 3)))
-    assert frozen(compile_program(graph)) is None
+    assert freeze_program(compile_program(graph)) is None
 
 
 def test_a_missing_kernel_means_that_the_program_is_compiled_again() -> None:
     program = compile_program(wf.ir.trace(lambda x: wf.exp(x) + 1, wf.spec("float32", (3,))))
-    data = frozen(program)
+    data = freeze_program(program)
     assert data is not None
-    assert thawed(data.replace(b'"kernel"', b'"nobody"'), lambda: program) is None
+    assert thaw_program(data.replace(b'"kernel"', b'"nobody"'), lambda: program) is None
 
 
 def test_a_number_that_is_no_known_address_has_no_image() -> None:
     table, again = ({"table": np.array([1 << 45])} for _ in range(2))
-    assert taken(table, again, plain=()) is None
-    assert taken(table, again, plain=("table",)) is not None
+    assert take_image(table, again, plain=()) is None
+    assert take_image(table, again, plain=("table",)) is not None
 
 
 def test_small_addresses_are_found_and_numbers_like_them_are_not(
@@ -119,9 +123,9 @@ def test_small_addresses_are_found_and_numbers_like_them_are_not(
     number = int(first["data"].ctypes.data) + 16  # what looks like an address, and stays
     first["table"][1] = number
     monkeypatch.setattr(image_module, "SMALL", 1 << 60)  # as if all of them were small
-    image = taken(first, made(), plain=("data", "constant"))
+    image = take_image(first, made(), plain=("data", "constant"))
     assert image is not None
-    memory = image.restored(lambda name: None)
+    memory = image.restore_memory(lambda name: None)
     assert memory is not None
     start = image.places["table"]
     places = [8 * image.places["data"] + 8, number, 8 * image.places["constant"], 3]
@@ -135,11 +139,11 @@ def test_a_program_is_found_by_the_code_that_made_it_only(
     cache = DiskCache(tmp_path)
     monkeypatch.setattr(program_store, "shared_disk", lambda: cache)
     graph = wf.ir.trace(lambda x: wf.sin(x) * 5, wf.spec("float32", (4,)))
-    first = program_store.stored(graph.digest(), lambda: compile_program(graph))
+    first = program_store.stored_program(graph.digest(), lambda: compile_program(graph))
     BACKGROUND.finish()  # the program is written
-    again = program_store.stored(graph.digest(), lambda: compile_program(graph))
+    again = program_store.stored_program(graph.digest(), lambda: compile_program(graph))
     monkeypatch.setattr(program_store, "program_sources", lambda: "other code")
-    other = program_store.stored(graph.digest(), lambda: compile_program(graph))
+    other = program_store.stored_program(graph.digest(), lambda: compile_program(graph))
     assert [type(each) for each in (first, again, other)] == [Program, StoredProgram, Program]
 
 

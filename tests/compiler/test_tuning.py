@@ -43,7 +43,7 @@ def test_all_ways_give_the_product(
     assert len(found) == len(set(found))
     for plan in found:
         with wf.settings.changed(tuning=True):
-            made = tuning._compiled(compile_program, product, plan).run([left, right])[0]
+            made = tuning._compile_product(compile_program, product, plan).run([left, right])[0]
         np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4, err_msg=str(plan))
 
 
@@ -56,7 +56,7 @@ def test_the_fastest_way_is_kept_on_disk(folder: Path, monkeypatch: pytest.Monke
     product = Product(float32, (1, 64, 128, 96), (False, True))
     slow = Plan("rows", True, 2048)
     seconds = {str(slow): 0.5}
-    monkeypatch.setattr(tuning, "_compiled", lambda compile_program, product, plan: plan)
+    monkeypatch.setattr(tuning, "_compile_product", lambda compile_program, product, plan: plan)
     monkeypatch.setattr(tuning, "_seconds", lambda plan, arrays: seconds.get(str(plan), 1.0))
     assert tuning.tuned(compile_program, product) == slow
     assert len([file for file in folder.rglob("*") if file.is_file()]) == 1
@@ -68,7 +68,7 @@ def test_the_fastest_way_is_kept_on_disk(folder: Path, monkeypatch: pytest.Monke
 def test_the_usual_way_stays_where_others_are_hardly_faster(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "_compiled", lambda compile_program, product, plan: plan)
+    monkeypatch.setattr(tuning, "_compile_product", lambda compile_program, product, plan: plan)
     monkeypatch.setattr(
         tuning, "_seconds", lambda plan, arrays: 1.0 if plan.form == "usual" else 0.96
     )

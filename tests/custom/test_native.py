@@ -20,7 +20,7 @@ from tests.custom.operators import COMPILER, EXAMPLE, built, clean_names, exampl
 
 import weft as wf
 from weft.compiler.function.program_cache import executable
-from weft.compiler.targets.cpu.cache.program_store import frozen, thawed
+from weft.compiler.targets.cpu.cache.program_store import freeze_program, thaw_program
 from weft.compiler.targets.cpu.target import compile_program
 from weft.custom import elementwise, native
 from weft.runtime.libraries import HEADER
@@ -423,9 +423,9 @@ def test_a_library_of_other_content_makes_another_program(library: Any, tmp_path
 def test_a_stored_program_says_what_its_kernel_reports(softclip: Any) -> None:
     graph = wf.ir.trace(lambda x: softclip(x, limit=-1.0) * 2, wf.spec("float32", (3,)))
     program = compile_program(graph)
-    data = frozen(program)
+    data = freeze_program(program)
     assert data is not None
-    stored = thawed(data, lambda: program)
+    stored = thaw_program(data, lambda: program)
     assert stored is not None
     with pytest.raises(wf.ArgumentError, match="limit must be positive"):
         stored.run([np.ones(3, np.float32)])

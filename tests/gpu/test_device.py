@@ -12,7 +12,7 @@ import weft as wf
 from weft.compiler.targets.cuda.device import Event, PinnedMemory, Stream, device, device_count
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.execution import compile_for
-from weft.compiler.targets.cuda.graphs import Graph, captured
+from weft.compiler.targets.cuda.graphs import Graph, capture_graph
 from weft.compiler.targets.cuda.modules import Launch, Module, assemble
 from weft.core.errors import DeviceError, OutOfMemoryError
 
@@ -77,7 +77,7 @@ def test_a_captured_graph_runs_again_and_a_built_one_is_updated() -> None:
     card = device()
     stream = Stream(card)
     launch, values, target, _source = doubling(stream, 512)
-    with captured(stream) as graphs:
+    with capture_graph(stream) as graphs:
         launch(stream)
     assert graphs[0].count() == 1
     stream.fill(target, 0)  # type: ignore[arg-type]

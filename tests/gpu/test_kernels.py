@@ -12,7 +12,7 @@ from tests.compiler.cuda.sample_kernels import SampleProgram, Values, runs, samp
 
 from weft.compiler.lowering.groups import Lowered
 from weft.compiler.targets.cpu.cache.kernels import Code
-from weft.compiler.targets.cpu.cache.kernels import compiled as cpu_code
+from weft.compiler.targets.cpu.cache.kernels import kernel_codes as cpu_code
 from weft.compiler.targets.cpu.engine import call_kernel
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available

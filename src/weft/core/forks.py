@@ -5,7 +5,7 @@ given back, so each lock here is free in a child, and who has half-made state be
 to begin anew. Where that is not possible, as in LLVM, a fork waits until nobody is inside.
 
 >>> from threading import Lock
->>> lock = renewed(Lock())
+>>> lock = renew_in_children(Lock())
 >>> lock.acquire(), renew_all(), lock.locked()
 (True, None, False)
 """
@@ -25,7 +25,7 @@ _locks: WeakSet[Any] = WeakSet()
 _renewals: list[Callable[[], object]] = []
 
 
-def renewed(lock: Held) -> Held:
+def renew_in_children(lock: Held) -> Held:
     """A lock of `threading`, which is free in every forked child."""
     _locks.add(lock)
     return lock

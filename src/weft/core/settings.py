@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from weft.core.errors import ArgumentError, NameUnknownError
-from weft.core.forks import in_child, renewed
+from weft.core.forks import in_child, renew_in_children
 from weft.core.names import nearest_name
 
 
@@ -144,7 +144,7 @@ for _name in _names():
 _Changed.__qualname__ = Settings.__qualname__  # what their text begins with
 
 _here = _Here()
-_lock = renewed(threading.RLock())
+_lock = renew_in_children(threading.RLock())
 _blocks = [0]
 """How many `with` blocks there are, in all threads."""
 

@@ -8,7 +8,7 @@ Arrays that belong to others, such as a NumPy array a tensor was made of, may ch
 >>> array, seen = np.ones(3), []
 >>> watch(array, lambda: seen.append("changed"))
 True
->>> changed(array), changed(array), seen
+>>> notify_change(array), notify_change(array), seen
 (None, None, ['changed'])
 >>> lend(array), watch(array[:2], lambda: None)
 (None, False)
@@ -58,7 +58,7 @@ def watch(array: Array, notice: Notice) -> bool:
     return True
 
 
-def changed(array: Array) -> None:
+def notify_change(array: Array) -> None:
     """Notify the watchers of an array that its elements have changed."""
     if _watched:
         _tell(id(array))

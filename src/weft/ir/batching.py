@@ -17,7 +17,7 @@ from weft.core.devices import Device
 from weft.core.errors import Unsupported
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
-from weft.ir.dispatch import apply, running
+from weft.ir.dispatch import active_trace, apply
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tensor import Tensor, Trace, Traced, wrap
 
@@ -86,7 +86,7 @@ def vmap(
 ) -> list[tuple[Tensor, int | None]]:
     """The results of f over a batch, each with its batch axis, None where it has none."""
     trace = BatchTrace(size)
-    with running(trace):
+    with active_trace(trace):
         inner = [trace.tensor(x, axis) for x, axis in zip(arguments, axes, strict=True)]
         return [trace.tensor_and_axis(result) for result in f(*inner)]
 

@@ -49,7 +49,7 @@ NATIVE: list[Native] = []
 
 
 @contextmanager
-def running(trace: Trace) -> Iterator[None]:
+def active_trace(trace: Trace) -> Iterator[None]:
     """Make a trace the deepest one inside a `with` block."""
     trace.level = len(traces.stack) + 1
     trace.location = user_location()

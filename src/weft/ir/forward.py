@@ -16,7 +16,7 @@ import numpy as np
 from weft.core.devices import Device
 from weft.core.errors import GradientError, Unsupported
 from weft.ir.derivatives import Additive, Constant, Joint, Linear
-from weft.ir.dispatch import bind, running
+from weft.ir.dispatch import active_trace, bind
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.reverse import zeros
 from weft.ir.tensor import Tensor, Trace, Traced, grad_mode, host_array, wrap
@@ -170,7 +170,7 @@ def jvp(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results of f and their tangents; None stands for a zero tangent."""
     trace = ForwardTrace()
-    with running(trace):
+    with active_trace(trace):
         arguments = [trace.tensor(p, t) for p, t in zip(primals, tangents, strict=True)]
         pairs = [trace.primal_and_tangent(result) for result in f(*arguments)]
     return [primal for primal, _ in pairs], [tangent for _, tangent in pairs]

@@ -21,7 +21,7 @@ from weft.core.shapes import Unifier
 from weft.core.trees import TreeStructure
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
-from weft.ir.dispatch import running
+from weft.ir.dispatch import active_trace
 from weft.ir.graph import Graph
 from weft.ir.sizes import resolve_graph, resolve_type
 from weft.ir.tensor import Tensor, Traced, wrap
@@ -90,7 +90,7 @@ def infer(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     call = _Call.from_arguments(f, args, kwargs)
     recorder = AbstractTrace()
-    with running(recorder), Guards({}), Unifier() as unifier:
+    with active_trace(recorder), Guards({}), Unifier() as unifier:
         inputs = [recorder.tensor(_type("infer", leaf)) for leaf in call.operands()]
         result = call.run(inputs)
         sizes = unifier.resolve

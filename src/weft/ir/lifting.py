@@ -24,7 +24,7 @@ import threading
 import weakref
 from typing import Any, Self
 
-from weft.core.forks import in_child, renewed
+from weft.core.forks import in_child, renew_in_children
 from weft.ir.tensor import Tensor
 
 
@@ -47,7 +47,7 @@ class _Here(threading.local):
 
 
 here = _Here()
-_lock = renewed(threading.Lock())
+_lock = renew_in_children(threading.Lock())
 _blocks: dict[int, weakref.WeakSet[Lifting]] = {}
 """For each handle that is lifted in any thread, the blocks that lift it."""
 

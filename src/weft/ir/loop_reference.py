@@ -32,7 +32,7 @@ from weft.ir.loops import (
     has_loops,
 )
 from weft.ir.numerics import convert_numbers
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, ordered
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, nodes_in_order
 
 Array = np.ndarray[Any, Any]
 Values = dict[Scalar, Any]
@@ -130,11 +130,11 @@ class _Run:
         self.variables[loop.index] = np.int64(i)
         self.body(loop.body, in_vector)
         done: Values = {}
-        return [[self.value(each, done) for each in u.taken] for u in loop.updates]
+        return [[self.value(each, done) for each in u.summands] for u in loop.updates]
 
     def value(self, x: Scalar, done: Values) -> Any:
         """The value of an expression, as a NumPy scalar; `done` holds those already known."""
-        for each in ordered(x) if x not in done else ():
+        for each in nodes_in_order(x) if x not in done else ():
             if each not in done:
                 done[each] = self._value(each, done)
         return done[x]

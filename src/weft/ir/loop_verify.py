@@ -31,9 +31,9 @@ from weft.ir.loops import (
     Update,
     expressions,
     walk,
-    written,
+    written_buffers,
 )
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, ordered
+from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, nodes_in_order
 
 LONGEST_UNROLLED = 64
 
@@ -135,7 +135,7 @@ class _Check:
                 "a vector loop inside another", "vector loops innermost", {"loop": str(loop.index)}
             )
         offsets = {s.offset for s in walk(loop.body) if isinstance(s, Store)}
-        changed = written(loop.body)
+        changed = written_buffers(loop.body)
         for statement in walk(loop.body):
             for x in expressions(statement):
                 for read in _loads(x, changed):
@@ -152,7 +152,7 @@ class _Check:
         self._body(loop.body, scope | {loop.index})
         for update in loop.updates:
             self._update(update)
-            self._check_scope(loop, update.taken, inner)
+            self._check_scope(loop, update.summands, inner)
             if update.init is not None:
                 self._check_scope(loop, (update.init,), scope)
         for update in loop.updates:
@@ -231,7 +231,7 @@ class _Check:
     def _check_loads_and_sizes(self, value: Scalar) -> None:
         """Loads are from buffers, and sizes are sizes, of this kernel."""
         known = {*self.kernel.buffers, *(s.buffer for s in self.kernel.scratch)}
-        for x in ordered(value):
+        for x in nodes_in_order(value):
             if x.op == "size" and x.detail not in self.kernel.sizes:
                 got = {"size": str(x)}
                 self._fail("a size that the kernel is not given", "one of its sizes", got)
@@ -258,7 +258,7 @@ def _loads(x: Scalar, buffers: frozenset[Buffer]) -> list[Scalar]:
     """The loads from some buffers in an expression."""
     if not x.buffers & buffers:
         return []
-    return [each for each in ordered(x) if each.op == "load" and each.detail in buffers]
+    return [each for each in nodes_in_order(x) if each.op == "load" and each.detail in buffers]
 
 
 def _defined_locals(body: tuple[Statement, ...]) -> frozenset[Scalar]:

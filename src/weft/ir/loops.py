@@ -51,7 +51,16 @@ from typing import Literal
 from weft.core.dtypes import INDEX
 from weft.core.records import frozen
 from weft.ir.loop_digest import digest
-from weft.ir.scalars import INSTRUCTIONS, Buffer, Combine, Scalar, const, ordered, render, size
+from weft.ir.scalars import (
+    INSTRUCTIONS,
+    Buffer,
+    Combine,
+    Scalar,
+    const,
+    nodes_in_order,
+    render,
+    size,
+)
 
 Kind = Literal["serial", "parallel", "vector", "parallel vector", "unrolled"]
 
@@ -116,7 +125,7 @@ class Update:
     times: Scalar | None = None
 
     @property
-    def taken(self) -> tuple[Scalar, ...]:
+    def summands(self) -> tuple[Scalar, ...]:
         """The values that each iteration adds: a value, or two factors."""
         return (self.value,) if self.times is None else (self.value, self.times)
 
@@ -213,7 +222,7 @@ def expressions(statement: Statement) -> Iterator[Scalar]:
             yield extent
         case Accumulate(_, extent, updates):
             yield extent
-            yield from (part for u in updates for part in (*u.taken, u.init) if part is not None)
+            yield from (part for u in updates for part in (*u.summands, u.init) if part is not None)
 
 
 def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -224,7 +233,7 @@ def walk(body: tuple[Statement, ...]) -> Iterator[Statement]:
             yield from walk(statement.body)
 
 
-def written(body: tuple[Statement, ...]) -> frozenset[Buffer]:
+def written_buffers(body: tuple[Statement, ...]) -> frozenset[Buffer]:
     """The buffers that statements store to."""
     return frozenset(s.buffer for s in walk(body) if isinstance(s, Store))
 
@@ -284,14 +293,14 @@ class _Writer:
         yield f"{indent}{kind} {self._introduced_name(loop.index)} < {extent}"
         yield from self._body(loop.body, indent + "  ")
         if isinstance(loop, Accumulate):
-            values = tuple(each for update in loop.updates for each in update.taken)
+            values = tuple(each for update in loop.updates for each in update.summands)
             yield from self._lines_of_shared(values, indent + "  ")
             for update in loop.updates:
                 yield f"{indent}  {self._update(update)}"
             self._forget()
 
     def _update(self, update: Update) -> str:
-        value = " times ".join([self._text(each) for each in update.taken])
+        value = " times ".join([self._text(each) for each in update.summands])
         start = "" if update.init is None else f" from {self._text(update.init)}"
         variable = update.variable
         return (
@@ -320,7 +329,7 @@ class _Writer:
 
 def _shared_subexpressions(roots: tuple[Scalar, ...]) -> Iterator[Scalar]:
     """The subexpressions that get a line of their own, operands first."""
-    nodes = ordered(*roots)
+    nodes = nodes_in_order(*roots)
     uses = Counter(arg for x in nodes for arg in x.args) + Counter(roots)
     sizes: dict[Scalar, int] = {}
     depths: dict[Scalar, int] = {}

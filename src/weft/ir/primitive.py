@@ -61,9 +61,9 @@ class Primitive:
     lower(scalars, *operands, **params): one element of an element-wise primitive's result, or what
     a reduction combines of an element, given the module `weft.ir.scalars` and one element of each
     operand, never a 16-bit float or complex; raises `Unsupported` for dtypes without an expression.
-    Call it by `scalar_functions.lowered`. None where the kind says it all, or where the compiler
-    has a kernel of the primitive (`weft.compiler.lowering.nodes`), which it checks when it is
-    imported; `Unsupported("why")` where the primitive is called by reference.
+    Call it by `scalar_functions.lower_element`. None where the kind says it all, or where the
+    compiler has a kernel of the primitive (`weft.compiler.lowering.nodes`), which it checks when it
+    is imported; `Unsupported("why")` where the primitive is called by reference.
     loops(draft): the kernel of a primitive that is not element-wise, as those in lowering/nodes.
     native: the functions of a shared library that compute it; the target calls them.
     """

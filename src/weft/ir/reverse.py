@@ -27,7 +27,7 @@ from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
 from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDerivative
-from weft.ir.dispatch import apply, running
+from weft.ir.dispatch import active_trace, apply
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import Hook, Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
@@ -321,7 +321,7 @@ def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> T
     back over. A linear function's adjoint needs no value of its argument.
     """
     trace = AbstractTrace(stages=False)
-    with running(trace), recording(True):
+    with active_trace(trace), recording(True):
         argument = trace.tensor(kind)
         leaf = argument._node = Leaf()
         results = f(argument)

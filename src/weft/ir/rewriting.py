@@ -43,7 +43,7 @@ from weft.core.errors import GraphError, TraceError
 from weft.core.locations import Location
 from weft.core.records import frozen
 from weft.core.types import TensorType
-from weft.ir.dispatch import apply, running
+from weft.ir.dispatch import active_trace, apply
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tensor import Tensor, Trace, wrap
@@ -492,7 +492,7 @@ class _RuleWalk(Walk):
         return _RuleWalk(graph, self.rules, self.tally).run()
 
     def run(self) -> Graph:
-        with running(self.recorder):
+        with active_trace(self.recorder):
             return super().run()
 
     def put_new(self, node: GraphNode) -> Sequence[Atom]:

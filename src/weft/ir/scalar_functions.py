@@ -1,7 +1,7 @@
 """Functions of one element that take several instructions, and a primitive of one element.
 
-`lowered` is how the compiler asks a primitive for its scalar expression. The other functions are
-what the `lower` slots of several primitives share; they follow NumPy in every special case.
+`lower_element` is how the compiler asks a primitive for its scalar expression. The other functions
+are what the `lower` slots of several primitives share; they follow NumPy in every special case.
 
 >>> from weft.core.dtypes import float32
 >>> from weft.ir.scalars import local
@@ -35,16 +35,16 @@ from weft.ir.scalars import (
     local,
     log1p,
     maximum,
+    nodes_in_order,
     not_equal,
     or_,
-    ordered,
     select,
 )
 
 NO_COMPLEX = Unsupported("complex numbers are computed by reference")
 
 
-def lowered(
+def lower_element(
     primitive: Primitive, operands: Sequence[Scalar], dtype: DType, params: Mapping[str, Any]
 ) -> Scalar:
     """One element of a primitive's result, which has that dtype.
@@ -54,7 +54,7 @@ def lowered(
 
     >>> from weft.core.dtypes import float16
     >>> from weft.ir.primitive import find
-    >>> print(lowered(find("square"), [local("x", float16)], float16, {}))
+    >>> print(lower_element(find("square"), [local("x", float16)], float16, {}))
     cast<f16>(cast<f32>(x) * cast<f32>(x))
     """
     if primitive.lower is None:
@@ -82,7 +82,7 @@ def why_not_lowered(
     'complex numbers are computed by reference'
     """
     try:
-        lowered(primitive, [local(f"x{i}", d) for i, d in enumerate(operands)], dtype, params)
+        lower_element(primitive, [local(f"x{i}", d) for i, d in enumerate(operands)], dtype, params)
     except Unsupported as missing:
         return missing.reason
     return None
@@ -118,10 +118,10 @@ def _expression_cost(
 ) -> int:
     places = [local(f"x{i}", each) for i, each in enumerate(operands)]
     try:
-        expression = lowered(primitive, places, dtype, params)
+        expression = lower_element(primitive, places, dtype, params)
     except Unsupported:
         return 1
-    return sum(_instruction_cost(x) for x in ordered(expression))
+    return sum(_instruction_cost(x) for x in nodes_in_order(expression))
 
 
 def _instruction_cost(x: Scalar) -> int:

@@ -32,7 +32,7 @@ import numpy as np
 
 from weft.core.dtypes import DTYPES, INDEX, DType, bool_, float32, float64
 from weft.core.errors import DTypeError
-from weft.core.forks import renewed
+from weft.core.forks import renew_in_children
 from weft.core.records import frozen
 from weft.ir import numerics
 
@@ -176,7 +176,7 @@ class Scalar:
 
 _NOTHING: frozenset[Any] = frozenset()
 _NODES: WeakValueDictionary[tuple[Any, ...], Scalar] = WeakValueDictionary()
-_LOCK = renewed(Lock())
+_LOCK = renew_in_children(Lock())
 _VARIABLES = frozenset({"index", "local"})
 
 
@@ -263,7 +263,7 @@ def cast(x: Scalar, dtype: DType) -> Scalar:
     return x if x.dtype is dtype else node("cast", dtype, (x,))
 
 
-def rounded(x: Scalar, dtype: DType) -> Scalar:
+def round_to(x: Scalar, dtype: DType) -> Scalar:
     """x in its own dtype, with no more precision than another one has."""
     return cast(cast(x, dtype), x.dtype)
 
@@ -490,10 +490,10 @@ def coefficient(offset: Scalar, variable: Scalar) -> Scalar | None:
     return None
 
 
-def ordered(*roots: Scalar) -> list[Scalar]:
+def nodes_in_order(*roots: Scalar) -> list[Scalar]:
     """All nodes of expressions, each once, operands first.
 
-    >>> [str(x) for x in ordered(index("i") * 2 + index("i"))]
+    >>> [str(x) for x in nodes_in_order(index("i") * 2 + index("i"))]
     ['i', '2', 'i * 2', 'i * 2 + i']
     """
     nodes: dict[Scalar, None] = {}
@@ -529,13 +529,13 @@ _ATOM = 9
 Names = Mapping["Scalar | Buffer", str]
 
 
-def guarded(value: Scalar, holds: Scalar) -> Scalar:
+def guard_loads(value: Scalar, holds: Scalar) -> Scalar:
     """The expression with all its loads made only where a condition holds.
 
     Each node is made once, however often it is used: paths through an expression are many.
     """
     guarded_nodes: dict[Scalar, Scalar] = {}
-    for x in ordered(value):
+    for x in nodes_in_order(value):
         if not x.buffers:
             guarded_nodes[x] = x
         elif x.op == "load":

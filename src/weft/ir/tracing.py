@@ -19,7 +19,7 @@ from weft.core.locations import node_location
 from weft.core.records import frozen
 from weft.core.scopes import scopes
 from weft.core.types import TensorType
-from weft.ir.dispatch import bind, running
+from weft.ir.dispatch import active_trace, bind
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import Primitive
 from weft.ir.sizes import specialize
@@ -119,15 +119,15 @@ def trace(
 ) -> Closure:
     """The graph of f on arguments of these types; `whole` keeps what no output needs."""
     recorder = GraphTrace()
-    with running(recorder):
+    with active_trace(recorder):
         inputs = [Variable(kind) for kind in types]
         results = f(*[recorder.tensor(variable) for variable in inputs])
         outputs = tuple(recorder.atom(result) for result in results)
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
-    return Closure(graph if whole else live(graph), tuple(recorder.captured))
+    return Closure(graph if whole else without_dead_nodes(graph), tuple(recorder.captured))
 
 
-def live(graph: Graph) -> Graph:
+def without_dead_nodes(graph: Graph) -> Graph:
     """The graph without nodes that no output needs."""
     needed: set[Atom] = set(graph.outputs)
     reversed_nodes: list[GraphNode] = []

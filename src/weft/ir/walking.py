@@ -172,7 +172,7 @@ class Walk:
 
 
 def _without_dead_nodes(graph: Graph) -> Graph:
-    """The graph without pure nodes that no output needs; `tracing.live`, with less ceremony."""
+    """The graph without pure nodes that no output needs; see `tracing.without_dead_nodes`."""
     needed = set(graph.outputs)
     reversed_nodes: list[GraphNode] = []
     for node in reversed(graph.nodes):

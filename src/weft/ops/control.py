@@ -27,7 +27,7 @@ from weft.core.shapes import Dimension, equal
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
 from weft.ir.batching import to_front, vmap
-from weft.ir.dispatch import OBSERVERS, running
+from weft.ir.dispatch import OBSERVERS, active_trace
 from weft.ir.forward import jvp
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.reverse import or_zeros, vjp
@@ -68,13 +68,13 @@ def closed_graph(f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]
     return trace(f, types).closed()
 
 
-def marked(values: Iterable[T], marks: Iterable[bool]) -> list[T]:
+def select_marked(values: Iterable[T], marks: Iterable[bool]) -> list[T]:
     """The values that are marked."""
     return [value for value, mark in zip(values, marks, strict=True) if mark]
 
 
 def place_marked(values: Iterable[T], marks: Iterable[bool]) -> list[T | None]:
-    """The values at the marked places, None at the others: undoes `marked`."""
+    """The values at the marked places, None at the others: undoes `select_marked`."""
     rest = iter(values)
     return [next(rest) if mark else None for mark in marks]
 
@@ -105,7 +105,7 @@ def split_by_counts(values: Sequence[T], counts: Sequence[int]) -> list[Sequence
 # --- effects -----------------------------------------------------------------------------------
 
 
-def silent(graph: Graph) -> Graph:
+def silent_graph(graph: Graph) -> Graph:
     """The graph without nodes that only have an effect: a derivative must not print again."""
     return graph if all(map(is_pure, graph.nodes)) else _without_shown_nodes(graph)
 
@@ -126,7 +126,7 @@ def _silent_node(node: GraphNode) -> GraphNode:
 
 def _silent_value(value: Any) -> Any:
     if isinstance(value, Graph):
-        return silent(value)
+        return silent_graph(value)
     return tuple(map(_silent_value, value)) if isinstance(value, tuple) else value
 
 
@@ -137,16 +137,16 @@ def tangent_outputs(
     graph: Graph, primals: Sequence[Tensor], tangents: Iterable[Tensor], moving: Marks
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Outputs and their tangents, given the tangents of the inputs that move."""
-    return jvp(partial(interpret, silent(graph)), primals, place_marked(tangents, moving))
+    return jvp(partial(interpret, silent_graph(graph)), primals, place_marked(tangents, moving))
 
 
 @remember
 def moving_outputs(graph: Graph, moving: Marks) -> Marks:
     """Which outputs move when these inputs do."""
     space = AbstractTrace()
-    with running(space):
+    with active_trace(space):
         primals = [space.tensor(kind) for kind in graph.input_types]
-        tangents = [space.tensor(kind) for kind in marked(graph.input_types, moving)]
+        tangents = [space.tensor(kind) for kind in select_marked(graph.input_types, moving)]
         _, output_tangents = tangent_outputs(graph, primals, tangents, moving)
     return tuple(each is not None for each in output_tangents)
 
@@ -158,9 +158,9 @@ def tangent_graph(graph: Graph, moving: Marks, wanted: Marks) -> Graph:
 
     def tangents(*values: Tensor) -> list[Tensor]:
         outputs, output_tangents = tangent_outputs(graph, values[:count], values[count:], moving)
-        return or_zeros(marked(output_tangents, wanted), marked(outputs, wanted))
+        return or_zeros(select_marked(output_tangents, wanted), select_marked(outputs, wanted))
 
-    return closed_graph(tangents, [*graph.input_types, *marked(graph.input_types, moving)])
+    return closed_graph(tangents, [*graph.input_types, *select_marked(graph.input_types, moving)])
 
 
 # --- reverse mode ------------------------------------------------------------------------------
@@ -174,9 +174,9 @@ def input_cotangents(
     def outputs(*varying: Tensor) -> tuple[Tensor, ...]:
         rest = iter(varying)
         arguments = [next(rest) if w else x for x, w in zip(inputs, wanted, strict=True)]
-        return interpret(silent(graph), *arguments)
+        return interpret(silent_graph(graph), *arguments)
 
-    varying = marked(inputs, wanted)
+    varying = select_marked(inputs, wanted)
     _, pullback = vjp(outputs, *varying)
     return or_zeros(pullback(place_marked(cotangents, inexact(graph.output_types))), varying)
 
@@ -188,7 +188,7 @@ def cotangent_graph(graph: Graph, wanted: Marks) -> Graph:
     outputs = graph.output_types
     return closed_graph(
         lambda *values: input_cotangents(graph, values[:count], values[count:], wanted),
-        [*graph.input_types, *marked(outputs, inexact(outputs))],
+        [*graph.input_types, *select_marked(outputs, inexact(outputs))],
     )
 
 
@@ -210,7 +210,7 @@ def batched_interpretation(
 def batched_outputs(graph: Graph, marks: Marks, size: Dimension) -> Marks:
     """Which outputs have a batch axis when these inputs do."""
     space = AbstractTrace()
-    with running(space):
+    with active_trace(space):
         pairs = zip(graph.input_types, marks, strict=True)
         inputs = [space.tensor(_batch_type(size, kind, mark)) for kind, mark in pairs]
         outputs_with_axes = batched_interpretation(graph, size, inputs, marks)

@@ -36,11 +36,11 @@ from weft.ops.control import (
     closed_graph,
     cotangent_graph,
     inexact,
-    marked,
     moving_outputs,
     place_marked,
     remember,
     run,
+    select_marked,
     tangent_graph,
 )
 from weft.ops.elementwise import multiply, sin
@@ -87,7 +87,7 @@ def _call_vjp(
     asked = tuple(w and d for w, d in zip(wanted, inexact(primals), strict=True))
     given = [cotangent for cotangent in cotangents if cotangent is not None]
     derived, read = _read_inputs(cotangent_graph(graph, asked))
-    operands = marked([*primals, *given], read)
+    operands = select_marked([*primals, *given], read)
     return place_marked(apply_multiple(call, *operands, graph=derived), asked)
 
 
@@ -99,7 +99,7 @@ def _read_inputs(graph: Graph) -> tuple[Graph, Marks]:
     """
     read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
     marks = tuple(v in read or not is_static(v.type.shape) for v in graph.inputs)
-    return Graph(tuple(marked(graph.inputs, marks)), graph.nodes, graph.outputs), marks
+    return Graph(tuple(select_marked(graph.inputs, marks)), graph.nodes, graph.outputs), marks
 
 
 def _batch_call(

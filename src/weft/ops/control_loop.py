@@ -34,14 +34,14 @@ from weft.ops.control import (
     closed_graph,
     inexact,
     input_cotangents,
-    marked,
     moving_outputs,
     place_marked,
     remember,
     require_types,
     run,
+    select_marked,
     settle,
-    silent,
+    silent_graph,
     split_by_counts,
     tangent_outputs,
 )
@@ -156,8 +156,8 @@ def _with_tangents(
     """
     parts = []
     for low, high in zip((0, *bounds), (*bounds, len(primals)), strict=True):
-        models = marked(primals[low:high], moving[low:high])
-        slopes = or_zeros(marked(tangents[low:high], moving[low:high]), models)
+        models = select_marked(primals[low:high], moving[low:high])
+        slopes = or_zeros(select_marked(tangents[low:high], moving[low:high]), models)
         parts.append([*primals[low:high], *slopes])
     return parts
 
@@ -179,11 +179,16 @@ def _tangent_step(
     def step(*values: Tensor) -> list[Tensor]:
         c, tc, s, ts, x, tx = split_by_counts(values, counts)
         outputs, slopes = tangent_outputs(graph, [*c, *s, *x], [*tc, *ts, *tx], moving)
-        return [*outputs[:num_carry], *or_zeros(marked(slopes, wanted), marked(outputs, wanted))]
+        return [
+            *outputs[:num_carry],
+            *or_zeros(select_marked(slopes, wanted), select_marked(outputs, wanted)),
+        ]
 
     kinds = graph.input_types
     parts = [(kinds[:num_consts], fixed), (kinds[num_consts:held], varied), (kinds[held:], stepped)]
-    return closed_graph(step, [k for part, marks in parts for k in (*part, *marked(part, marks))])
+    return closed_graph(
+        step, [k for part, marks in parts for k in (*part, *select_marked(part, marks))]
+    )
 
 
 def _scan_vjp(
@@ -209,7 +214,7 @@ def _scan_vjp(
     forth = {"graph": _saving_step(graph, num_consts, num_carry), "num_carry": num_carry}
     saved = apply_multiple(scan, *primals, **forth, **params, reverse=reverse)[num_carry:]
     # The constants' cotangents are sums over all steps, so they are carried.
-    sums = [zeros(x.type) for x in marked(primals[:num_consts], asked[:num_consts])]
+    sums = [zeros(x.type) for x in select_marked(primals[:num_consts], asked[:num_consts])]
     ct_carry = [ct for ct in cotangents[:num_carry] if ct is not None]
     ct_ys = [ct for ct in cotangents[num_carry:] if ct is not None]
     back = apply_multiple(
@@ -233,7 +238,7 @@ def _saving_step(graph: Graph, num_consts: int, num_carry: int) -> Graph:
     """The step, with the carry that it is given in place of y."""
     return closed_graph(
         lambda *values: [
-            *interpret(silent(graph), *values)[:num_carry],
+            *interpret(silent_graph(graph), *values)[:num_carry],
             *values[num_consts : num_consts + num_carry],
         ],
         graph.input_types,
@@ -250,9 +255,9 @@ def _cotangent_step(graph: Graph, num_consts: int, num_carry: int, asked: Marks)
     """
     held = num_consts + num_carry
     kinds, outputs = graph.input_types, graph.output_types
-    sums = marked(kinds[:num_consts], asked[:num_consts])
+    sums = select_marked(kinds[:num_consts], asked[:num_consts])
     ct_carry, ct_ys = (
-        marked(part, inexact(part)) for part in (outputs[:num_carry], outputs[num_carry:])
+        select_marked(part, inexact(part)) for part in (outputs[:num_carry], outputs[num_carry:])
     )
     parts = [kinds[:num_consts], sums, ct_carry, kinds[num_consts:held], kinds[held:], ct_ys]
 
@@ -408,7 +413,7 @@ def _beside_tangents(
 
     def test(*values: Tensor) -> tuple[Tensor, ...]:
         consts, _, carry, _ = split_by_counts(values, (*counts, len(values) - sum(counts)))
-        return interpret(silent(cond), *consts, *carry)
+        return interpret(silent_graph(cond), *consts, *carry)
 
     return closed_graph(test, kinds)
 

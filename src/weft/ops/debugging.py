@@ -31,7 +31,7 @@ from weft.core.errors import (
     ShapeError,
     Unsupported,
 )
-from weft.core.forks import renewed
+from weft.core.forks import renew_in_children
 from weft.core.locations import Location
 from weft.core.settings import settings
 from weft.core.shapes import Dimension, equal
@@ -471,7 +471,7 @@ def observed_for_nan() -> Iterator[None]:
 class _ShortPaths:
     """How many `with` blocks want the short paths closed, in all threads."""
 
-    lock = renewed(threading.Lock())
+    lock = renew_in_children(threading.Lock())
     closed = 0
 
 

@@ -4,7 +4,7 @@ Each function is the `read` of a `Movement`: given a reader, a node and the inde
 its result, it says what that element is. The compiler writes movement into what reads it by these.
 
 >>> from weft.ir.affine_index import Affine
->>> aligned((Affine.variable(0), Affine.variable(1)), (1, 5), (4, 5))
+>>> align_index((Affine.variable(0), Affine.variable(1)), (1, 5), (4, 5))
 (0, i1)
 """
 
@@ -19,7 +19,7 @@ from weft.ir.graph import GraphNode
 from weft.ir.kinds import ElementReader, Index
 
 
-def aligned(index: Index, operand: Shape, result: Shape) -> Index:
+def align_index(index: Index, operand: Shape, result: Shape) -> Index:
     """The index of a broadcast operand's element that goes into an element of the result."""
     extra = len(result) - len(operand)
     return tuple(
@@ -40,7 +40,7 @@ def of_transpose(reader: ElementReader[Any], node: GraphNode, index: Index) -> A
 def of_broadcast(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:
     """The same element all along an axis that is repeated."""
     operand = node.operands[0]
-    return reader.at(operand, aligned(index, operand.type.shape, node.params["shape"]))
+    return reader.at(operand, align_index(index, operand.type.shape, node.params["shape"]))
 
 
 def of_reshape(reader: ElementReader[Any], node: GraphNode, index: Index) -> Any:

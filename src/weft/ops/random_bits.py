@@ -27,7 +27,7 @@ import numpy as np
 
 from weft.core.dtypes import DType, uint8, uint32, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError, TraceError
-from weft.core.forks import renewed
+from weft.core.forks import renew_in_children
 from weft.core.shapes import Dimension, Shape, require_equal
 from weft.core.types import TensorType
 from weft.ir.batching import BatchTrace, to_front
@@ -214,13 +214,13 @@ class Generator:
     """A key and a counter: draw number n uses the key with n folded in.
 
     Both are tensor handles, rebound by `seed` and by each draw, so that a transform can lift them:
-    while a function is traced, `lifted` puts a traced counter in the place of this thread's own.
+    while a function is traced, `use_counter` puts a traced counter in place of this thread's own.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.key = seed_key(seed)
         self.counter = wrap(np.zeros((), np.uint64))
-        self._lock = renewed(threading.RLock())
+        self._lock = renew_in_children(threading.RLock())
         self.here = _Here()
 
     def seed(self, seed: int) -> None:
@@ -259,7 +259,7 @@ class Generator:
         return self.counter if traced is None else traced
 
     @contextmanager
-    def lifted(self, counter: Tensor) -> Iterator[Tensor]:
+    def use_counter(self, counter: Tensor) -> Iterator[Tensor]:
         """Draw from another counter inside a `with` block, in this thread; gives its handle."""
         before = self.here.counter
         handle = self.here.counter = wrap(counter._value)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.core.errors import OutOfMemoryError
-from weft.core.forks import renewed
+from weft.core.forks import renew_in_children
 from weft.core.records import frozen
 from weft.runtime.memory import ALIGNMENT, MemoryPlan
 
@@ -39,7 +39,7 @@ class Account:
 
     current: int = 0
     peak: int = 0
-    _lock: Lock = field(default_factory=lambda: renewed(Lock()), repr=False)
+    _lock: Lock = field(default_factory=lambda: renew_in_children(Lock()), repr=False)
 
     def add(self, size: int) -> None:
         """Count an allocation, or with a negative size a release."""
@@ -163,12 +163,12 @@ def _text(path: str) -> str:
 
 def _out_of_memory(plan: MemoryPlan, available: int | None, verb: str) -> OutOfMemoryError:
     largest = plan.largest_live()
-    limit = "less" if available is None else readable(available)
-    got = {buffer.name: readable(plan.sizes[buffer.name]) for buffer in largest}
+    limit = "less" if available is None else readable_size(available)
+    got = {buffer.name: readable_size(plan.sizes[buffer.name]) for buffer in largest}
     got |= {b.name: f"{got[b.name]} ({b.at})" for b in largest if b.at is not None}
     return OutOfMemoryError(
         "memory",
-        f"the program needs {readable(plan.peak)} at once, and {verb} {limit}",
+        f"the program needs {readable_size(plan.peak)} at once, and {verb} {limit}",
         expected=f"at most {limit}",
         got=got,
         note="the largest values that live together",
@@ -177,10 +177,10 @@ def _out_of_memory(plan: MemoryPlan, available: int | None, verb: str) -> OutOfM
     )
 
 
-def readable(size: int) -> str:
+def readable_size(size: int) -> str:
     """Bytes as people write them.
 
-    >>> readable(1536), readable(3 * 10**9)
+    >>> readable_size(1536), readable_size(3 * 10**9)
     ('1.5 kB', '3.0 GB')
     """
     amount = float(size)

@@ -27,7 +27,7 @@ SWITCH_SECONDS = 1e-4
 """How long the interpreter may be asked for in vain: LLVM's thread needs it between two calls."""
 
 
-def shielded(work: Callable[[], T]) -> T:
+def run_shielded(work: Callable[[], T]) -> T:
     """What some work returns, done where no signal is handled.
 
     A signal whose handler raises ends Python code at any place. LLVM's objects, which then have two
@@ -89,7 +89,7 @@ class Task(Generic[T]):
             self._error = error
         self._home.note_done(self)
 
-    def taken(self) -> Callable[[], T] | None:
+    def take_work(self) -> Callable[[], T] | None:
         """The work, which is given away once."""
         work, self._work = self._work, None
         return work
@@ -133,7 +133,7 @@ class Background:
     def take(self, task: Task[T]) -> Callable[[], T] | None:
         """The work of a task, for one caller."""
         with self._lock:
-            return task.taken()
+            return task.take_work()
 
     def note_done(self, task: Task[Any]) -> None:
         """Mark a task as done and wake those who wait."""
@@ -187,7 +187,7 @@ BACKGROUND = Background(max(1, min(MOST, (os.cpu_count() or 1) - 1)))
 """The one queue; who waits for it works, too, so it leaves a core to him."""
 
 
-def finished(value: T) -> Task[T]:
+def finished_task(value: T) -> Task[T]:
     """A task whose result is known."""
     task = Task(lambda: value, BACKGROUND)
     task.run()

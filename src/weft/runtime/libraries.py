@@ -19,7 +19,7 @@ from threading import Lock
 
 from weft.core.dtypes import DTYPES, DType
 from weft.core.errors import ArgumentError, NameUnknownError
-from weft.core.forks import renewed
+from weft.core.forks import renew_in_children
 from weft.core.types import TensorType
 
 ABI = 1
@@ -67,7 +67,7 @@ class Library:
 
 
 _loaded: dict[Path, Library] = {}
-_lock = renewed(Lock())
+_lock = renew_in_children(Lock())
 
 
 def load_library(path: str | os.PathLike[str]) -> Library:

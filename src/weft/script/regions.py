@@ -25,12 +25,12 @@ from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 from weft.core.trees import flatten, unflatten
 from weft.core.types import TensorType
-from weft.ir.dispatch import running
+from weft.ir.dispatch import active_trace
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, lift
 from weft.ir.parts import possible_origins
 from weft.ir.tensor import Tensor, wrap
-from weft.ir.tracing import GraphTrace, live
+from weft.ir.tracing import GraphTrace, without_dead_nodes
 from weft.ops.random_bits import GENERATOR
 from weft.script.state import Journal, Touched
 
@@ -142,7 +142,7 @@ def record(
         *own, counter = inputs
         count = len(own) - len(lifted)
         with (
-            GENERATOR.lifted(counter) as handle,
+            GENERATOR.use_counter(counter) as handle,
             _activate_journal(journal),
             _lift_handles(lifted, own[count:]),
         ):
@@ -178,10 +178,10 @@ class _Recorder(GraphTrace):
     def graph_of(self, f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType]) -> Graph:
         """The graph of (arguments, captured tensors)."""
         inputs = [Variable(kind) for kind in types]
-        with running(self):
+        with active_trace(self):
             results = f(*[self.tensor(variable) for variable in inputs])
             outputs = tuple(self.atom(result) for result in results)
-        return live(Graph((*inputs, *self.captures), tuple(self.nodes), outputs))
+        return without_dead_nodes(Graph((*inputs, *self.captures), tuple(self.nodes), outputs))
 
     def outer_tensors(self) -> tuple[Tensor, ...]:
         """The captured tensors; the very handles where they hold what was captured.
@@ -220,7 +220,7 @@ def same_contents(a: Any, b: Any) -> bool:
 def _activate_journal(journal: Journal) -> Iterator[None]:
     RECORDING.journals.append(journal)
     try:
-        with running(journal), Lifting():
+        with active_trace(journal), Lifting():
             yield
     finally:
         journal.rollback()

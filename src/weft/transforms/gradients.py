@@ -15,12 +15,12 @@ from typing import Any, Literal
 from weft.core import trees
 from weft.core.errors import ArgumentError, ArgumentTypeError, GradientError, ShapeError
 from weft.ir import batching, forward, reverse
-from weft.ir.dispatch import apply, running
+from weft.ir.dispatch import active_trace, apply
 from weft.ir.functions import trace_function
 from weft.ir.graph import Graph, Variable
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.tensor import Tensor
-from weft.ir.tracing import Closure, GraphTrace, interpret, live
+from weft.ir.tracing import Closure, GraphTrace, interpret, without_dead_nodes
 from weft.ops.composed.creation import eye
 from weft.ops.elementwise import conj
 from weft.ops.operands import as_tensor, check_function, scalar_tensor
@@ -301,7 +301,7 @@ class LinearTrace(GraphTrace):
 
 def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor], Closure]:
     recorder = LinearTrace()
-    with running(recorder):
+    with active_trace(recorder):
         inputs = [Variable(x.type) for x in xs]
         tangents = [
             recorder.tensor(variable) if variable.type.dtype.is_inexact else None
@@ -310,7 +310,7 @@ def _linear_graph(flat: FlatFunction, xs: Sequence[Tensor]) -> tuple[list[Tensor
         results, output_tangents = forward.jvp(flat, xs, tangents)
         outputs = tuple(recorder.atom(t) for t in reverse.or_zeros(output_tangents, results))
     graph = Graph((*inputs, *recorder.captures), tuple(recorder.nodes), outputs)
-    return results, Closure(live(graph), tuple(recorder.captured))
+    return results, Closure(without_dead_nodes(graph), tuple(recorder.captured))
 
 
 def jacobian(

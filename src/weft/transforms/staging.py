@@ -139,7 +139,7 @@ class Builder(GraphTrace):
     def __enter__(self) -> Self:
         if any(not isinstance(trace, Builder) for trace in traces.stack):
             raise _inside_another(traces.stack[-1])
-        lifting = GENERATOR.lifted(self.drawn)
+        lifting = GENERATOR.use_counter(self.drawn)
         counter = lifting.__enter__()
         self._exits.append((traces.recording, (lifting, counter)))
         traces.stack.append(self)

@@ -21,7 +21,7 @@ from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, s
 from weft.compiler.targets.cuda.execution import scratch_of_all
 from weft.compiler.targets.cuda.machine import WARP
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
-from weft.compiler.targets.cuda.splitting import split
+from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.ir.loops import Kernel, evaluate
 
 Array = np.ndarray[Any, Any]
@@ -126,7 +126,7 @@ def _launch(plan: Schedule, arrays: Sequence[Array], sizes: dict[str, int]) -> N
 def run_emulated(kernel: Kernel, arrays: Sequence[Array], sizes: Sequence[int] = ()) -> list[Array]:
     """Run a kernel's launches on copies of arrays; the copies."""
     named = dict(zip(kernel.sizes, sizes, strict=True))
-    parts = split(kernel)
+    parts = split_kernel(kernel)
     between = [
         np.zeros(max(1, evaluate(count, named)), buffer.dtype.numpy)
         for buffer, count in parts.between

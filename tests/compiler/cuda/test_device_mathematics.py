@@ -17,7 +17,18 @@ from weft.compiler.targets.cuda.library import BY_HAND, FUNCTIONS, definitions
 from weft.compiler.targets.cuda.machine import card
 from weft.core.dtypes import bfloat16, float32
 from weft.ir.loops import For, Kernel, Store
-from weft.ir.scalars import Buffer, Scalar, cast, exp, exp2, index, local, node, ordered, size
+from weft.ir.scalars import (
+    Buffer,
+    Scalar,
+    cast,
+    exp,
+    exp2,
+    index,
+    local,
+    node,
+    nodes_in_order,
+    size,
+)
 
 Array = np.ndarray[Any, Any]
 Reference = Callable[..., Any]
@@ -131,7 +142,7 @@ def test_lgamma_is_within_a_few_units_of_1_and_of_itself() -> None:
 def on_the_cpu(x: Scalar) -> Scalar:
     """An expression with the CPU's instructions in place of the card's own."""
     done: dict[Scalar, Scalar] = {}
-    for each in ordered(x):
+    for each in nodes_in_order(x):
         args = tuple(done[arg] for arg in each.args)
         if each.op == "power_of_two":
             done[each] = exp2(args[0])
@@ -200,5 +211,5 @@ def test_only_what_is_rounded_next_is_short() -> None:
     expand = mathematics.DeviceExpander()
     rounded = expand(cast(exp(x) * y, bfloat16))
     added = expand(cast(exp(x) + y, bfloat16))
-    assert len(ordered(rounded)) < 10
-    assert len(ordered(added)) > 15
+    assert len(nodes_in_order(rounded)) < 10
+    assert len(nodes_in_order(added)) > 15

@@ -14,7 +14,7 @@ from weft.compiler.targets.cuda import device as devices
 from weft.compiler.targets.cuda import driver as drivers
 from weft.compiler.targets.cuda.device import Device, Event, PinnedMemory, Stream
 from weft.compiler.targets.cuda.driver import Driver, open_driver
-from weft.compiler.targets.cuda.graphs import Graph, captured
+from weft.compiler.targets.cuda.graphs import Graph, capture_graph
 from weft.compiler.targets.cuda.modules import Launch, Module, assemble, machine_code
 from weft.core.errors import ArgumentError, DeviceError, OutOfMemoryError
 
@@ -40,7 +40,7 @@ def test_a_machine_without_a_driver_says_so_and_computes_on_its_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drivers, "LIBRARIES", ("libno-such-driver.so",))
-    drivers._opened.cache_clear()
+    drivers._opened_driver.cache_clear()
     try:
         assert not drivers.is_available()
         assert devices.device_count() == 0
@@ -49,7 +49,7 @@ def test_a_machine_without_a_driver_says_so_and_computes_on_its_cpu(
         assert "device='cpu'" in caught.value.fix
         assert (wf.tensor([1.0]) + 1).tolist() == [2.0]
     finally:
-        drivers._opened.cache_clear()
+        drivers._opened_driver.cache_clear()
 
 
 def test_an_old_driver_is_refused_with_its_version() -> None:
@@ -242,10 +242,10 @@ def test_a_graph_is_built_of_launches_and_updated() -> None:
 def test_what_is_put_on_a_stream_is_captured_also_where_it_fails() -> None:
     library, device = fake_device()
     stream = Stream(device)
-    with captured(stream) as graphs:
+    with capture_graph(stream) as graphs:
         fake_launch(device)(stream)
     assert len(graphs) == 1
-    with pytest.raises(RuntimeError, match="inside"), captured(stream):
+    with pytest.raises(RuntimeError, match="inside"), capture_graph(stream):
         raise RuntimeError("inside")
     assert library.names().count("cuStreamEndCapture") == 2
 

@@ -14,7 +14,7 @@ from tests.compiler.cuda.sample_kernels import program_of
 import weft as wf
 from weft.compiler.targets.cuda import schedule as schedules
 from weft.compiler.targets.cuda.schedule import schedule
-from weft.compiler.targets.cuda.splitting import split
+from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Kernel
 
@@ -64,7 +64,7 @@ def test_long_rows_whose_sums_are_in_blocks_are_whole_for_a_team() -> None:
     assert kernel.parallel is not None
     assert kernel.parallel.is_vector
     assert (plan.team, plan.vector) == (32, None)
-    assert "block <" not in str(split(kernel).kernels[0])
+    assert "block <" not in str(split_kernel(kernel).kernels[0])
     check(kernel, drawn(2, 1200))
 
 

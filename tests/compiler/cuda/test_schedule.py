@@ -12,7 +12,7 @@ from tests.compiler.cuda.sample_kernels import program_of
 import weft as wf
 from weft.compiler.targets.cuda.emit import emit_device_module
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
-from weft.compiler.targets.cuda.splitting import split
+from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.core.dtypes import INDEX, float32
 from weft.ir.loop_reference import run_reference
 from weft.ir.loop_verify import verify_kernel
@@ -65,7 +65,7 @@ def test_rows_that_begin_between_vectors_are_touched_one_by_one() -> None:
 def test_what_only_its_own_thread_reads_of_a_row_is_in_registers() -> None:
     made = scheduled(lambda x: wf.softmax(x, axis=-1), wf.spec("float32", (64, 768)))
     assert [buffer.name for buffer in made.registers] == ["s0"]
-    assert not made.exchanged
+    assert not made.exchanged_buffers
 
 
 def test_what_an_earlier_step_has_written_is_in_memory() -> None:
@@ -87,7 +87,7 @@ def test_what_other_threads_read_is_exchanged_between_barriers() -> None:
     )
     kernel = Kernel("turned", (x, s, y), (), (For(i, n, body, "parallel"),))
     verify_kernel(kernel)
-    assert schedule(kernel).exchanged == {s}
+    assert schedule(kernel).exchanged_buffers == {s}
     assert emit_device_module([kernel]).count("call void @llvm.nvvm.bar.warp.sync") == 2
 
 
@@ -107,7 +107,7 @@ def test_serial_loops_over_different_places_are_part_of_the_grid() -> None:
 @pytest.mark.parametrize("count", [33_000, 40_001])
 def test_a_long_sum_in_two_kernels_is_the_sum(count: int) -> None:
     (lowered,) = program_of(lambda x: (x * x).sum(), [wf.spec("float32", (count,))]).lowered
-    parts = split(lowered.kernel)
+    parts = split_kernel(lowered.kernel)
     assert len(parts.kernels) == 2
     x = np.random.default_rng(0).normal(size=count).astype(np.float32)
     between = [
@@ -122,4 +122,4 @@ def test_a_long_sum_in_two_kernels_is_the_sum(count: int) -> None:
 
 def test_kernels_without_long_sums_stay_whole() -> None:
     for kernel in (shared.softmax(), shared.column_sums(), shared.moments()):
-        assert split(kernel).kernels == (kernel,)
+        assert split_kernel(kernel).kernels == (kernel,)

@@ -56,7 +56,7 @@ class Call:
         self.family = (self.kind, *cleared) if cleared else self.kind
         self.key = (self.family, *[handle._value.shape for handle in self.handles])
 
-    def fixed(self, recording: Recording) -> tuple[int, ...]:
+    def fixed_inputs(self, recording: Recording) -> tuple[int, ...]:
         """The inputs of a recording that are likely to be the same in many calls, by position.
 
         They are what objects hold, such as modules, and what the function closes over, where the
@@ -77,7 +77,7 @@ class Call:
             for position, source in enumerate(recording.sources)
             if not source.gradient
             and (source.argument is not None or source.handle is not None)
-            and not any(map(source.same, written))
+            and not any(map(source.is_same_place, written))
             and id(source.owner(self.handles)) not in passed
         )
 
@@ -113,14 +113,14 @@ class Family:
         """Keep one more program, and not too many of them."""
         self.programs = [*self.programs, program][-PROGRAMS:]
 
-    def generalized(self, types: Sequence[TensorType]) -> list[TensorType] | None:
+    def generalize_types(self, types: Sequence[TensorType]) -> list[TensorType] | None:
         """The types with a symbol for each dimension that was seen with another size.
 
         Dimensions that changed alike are one symbol. Sizes of 0 and 1 broadcast, and stay numbers.
         """
         if self.fixed:
             return None
-        known = self._known()
+        known = self._known_types()
         taken = {dim for old in known for dim in old.shape if isinstance(dim, Dim)}
         names: dict[tuple[Dimension, Dimension], Dim] = {}
         shapes = []
@@ -133,18 +133,18 @@ class Family:
             )
         return [new.with_shape(shape) for new, shape in zip(types, shapes, strict=True)]
 
-    def _known(self) -> Sequence[TensorType]:
+    def _known_types(self) -> Sequence[TensorType]:
         return self.programs[-1].types if self.programs else self.first
 
     def reason(self, types: Sequence[TensorType], general: Sequence[TensorType]) -> str:
         """What changed, in words."""
-        if [*general] == [*self._known()]:
+        if [*general] == [*self._known_types()]:
             sizes = sizes_of(general, types) or {}
             told = ", ".join(f"{name} = {size}" for name, size in sizes.items())
             return f"sizes that the function tells apart: {told}"
         changed = [
             f"axis {axis} of tensor {position}: {a} then {b}"
-            for position, (old, new) in enumerate(zip(self._known(), types, strict=True))
+            for position, (old, new) in enumerate(zip(self._known_types(), types, strict=True))
             for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True))
             if a != b
         ]

@@ -21,7 +21,7 @@ from weft.compiler.function.donation import (
     unheld,
     writable_over,
 )
-from weft.compiler.function.program_cache import draft, executable, forget_drafts, observed
+from weft.compiler.function.program_cache import draft, executable, forget_drafts, run_observed
 from weft.compiler.function.recording import Output, Recording, Source
 from weft.compiler.function.taped import Taped
 from weft.compiler.fusion.costs import Sizes, bytes_of
@@ -38,7 +38,7 @@ from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
 from weft.ir.graph import Graph
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
-from weft.ops.control import Marks, silent
+from weft.ops.control import Marks, silent_graph
 from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR
 
@@ -78,7 +78,7 @@ class Compiled:
         is_given = len(places) == len(self.recording.sources)
         self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
-        self.is_silent = silent(self.recording.graph) is self.recording.graph
+        self.is_silent = silent_graph(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
 
     def _reads_gradients(self) -> bool:
@@ -90,14 +90,14 @@ class Compiled:
         if self.budget is None:
             return Fit(self.recording.graph)
         if self._fit is None:
-            self._fit = self._fitted(self.budget)
+            self._fit = self._fit_budget(self.budget)
         return self._fit
 
-    def _fitted(self, budget: int) -> Fit:
+    def _fit_budget(self, budget: int) -> Fit:
         written, found = WrittenKernels(), None
 
         def judge(graph: Graph) -> MemoryReport:
-            return self._drafted(draft(graph, self.fixed, written), {})
+            return self._draft_report(draft(graph, self.fixed, written), {})
 
         try:
             found = fitted(
@@ -107,7 +107,7 @@ class Compiled:
             forget_drafts(None if found is None else found.graph)
         return found
 
-    def _drafted(self, plan: ProgramPlan, sizes: Sizes) -> MemoryReport:
+    def _draft_report(self, plan: ProgramPlan, sizes: Sizes) -> MemoryReport:
         return memory_report(plan, sizes, expected_donations(self.recording, plan))
 
     def _held_outside(self) -> int:
@@ -121,13 +121,14 @@ class Compiled:
     def memory(self, types: Sequence[TensorType]) -> MemoryReport:
         """What a call with arguments of these types will allocate; nothing is compiled for it."""
         plan = draft(self.fit.graph, self.fixed)
-        found = self._drafted(plan, read_sizes(plan.graph, types))
+        found = self._draft_report(plan, read_sizes(plan.graph, types))
         return replace(found, recomputed=self.fit.recomputed)
 
     def fits(self) -> bool:
         """Whether tensors from outside that no variable was found for are as they were."""
         return not self.outside or all(
-            (held := source.held()) is None or held.type == kind for source, kind in self.outside
+            (held := source.held_tensor()) is None or held.type == kind
+            for source, kind in self.outside
         )
 
     def __call__(self, handles: Sequence[Tensor]) -> Any:
@@ -211,7 +212,7 @@ class Compiled:
 
     def _run(self, arrays: list[Array], finished: list[Array] | None = None) -> Sequence[Array]:
         if not settings.compiler or OBSERVERS:
-            return observed(self.recording.graph, arrays)
+            return run_observed(self.recording.graph, arrays)
         if self.program is None or self.rules is not rewrites():
             self._compile()
         assert self.program is not None

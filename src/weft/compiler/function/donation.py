@@ -49,7 +49,9 @@ def donations(recording: Recording, program: Executable | ProgramPlan) -> list[D
         if output is None or source.gradient or is_counter or output in lasting:
             continue
         inputs = program.donations.get(output, ())
-        found += [(output, given) for given in inputs if source.same(recording.sources[given])]
+        found += [
+            (output, given) for given in inputs if source.is_same_place(recording.sources[given])
+        ]
     return found
 
 

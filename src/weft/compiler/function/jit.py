@@ -152,8 +152,8 @@ class Jit:
         types = [handle.type for handle in call.handles]
         if not all(is_static(kind.shape) for kind in types):
             # inside a trace for all sizes, whose guards and unifier note what is needed here
-            recording = self._recorded(call, types)
-            return self._made(call, types, recording, "inside of a function for all sizes")
+            recording = self._record_call(call, types)
+            return self._make_program(call, types, recording, "inside of a function for all sizes")
         found = self._compiled.get(call.key)
         if found is None or not found.fits():
             found = self._compiled[call.key] = self._compile(call)
@@ -178,7 +178,7 @@ class Jit:
         found = family.find(types)
         if found is not None:
             return found
-        general = family.generalized(types) if self._budget is None else None
+        general = family.generalize_types(types) if self._budget is None else None
         if general is not None:
             try:
                 program = self._compile_general(call, general, family.reason(types, general))
@@ -208,16 +208,16 @@ class Jit:
         unifier: Unifier | None = None,
     ) -> Compiled:
         with unifier or Unifier() as unifier:
-            recording = self._recorded(call, types)
+            recording = self._record_call(call, types)
         if unifier.bindings:
             graph = resolve_graph(recording.graph, unifier.resolve)
             recording = replace(recording, graph=graph)
-        return self._made(call, types, recording, reason)
+        return self._make_program(call, types, recording, reason)
 
-    def _recorded(self, call: Call, types: Sequence[TensorType]) -> Recording:
+    def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
         return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types)
 
-    def _made(
+    def _make_program(
         self, call: Call, types: Sequence[TensorType], recording: Recording, reason: str
     ) -> Compiled:
         if any(isinstance(result, Dim) for result in recording.results):
@@ -227,7 +227,7 @@ class Jit:
         if looked_at:
             self._looked_at[call.kind] = looked_at
             call.distinguish(looked_at)
-        return Compiled(recording, budget=self._budget, fixed=call.fixed(recording))
+        return Compiled(recording, budget=self._budget, fixed=call.fixed_inputs(recording))
 
 
 def jit(

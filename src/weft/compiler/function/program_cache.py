@@ -26,7 +26,7 @@ from weft.ir.dispatch import OBSERVERS
 from weft.ir.graph import Graph, is_local
 from weft.ir.sizes import specialize
 from weft.ir.tensor import wrap
-from weft.ops.control import run, silent
+from weft.ops.control import run, silent_graph
 from weft.ops.control_call import EVALUATOR
 from weft.ops.debugging import has_nan
 from weft.runtime.threads import get_num_threads
@@ -101,11 +101,11 @@ _executables: OrderedDict[tuple[str, Rewrites], Executable] = OrderedDict()
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
     if not settings.compiler or OBSERVERS:
-        return observed(graph, arrays)
+        return run_observed(graph, arrays)
     return executable(graph).run(arrays)
 
 
-def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+def run_observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs by reference, or compiled under observation.
 
     Where compiled outputs hold NaN, the reference is run too, for its observers to find the node.
@@ -114,7 +114,7 @@ def observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
         return by_reference(graph, arrays)
     outputs = executable(graph).run([array.copy() for array in arrays])
     if any(map(has_nan, outputs)):
-        by_reference(silent(graph), arrays)
+        by_reference(silent_graph(graph), arrays)
         raise _only_compiled(outputs)
     return outputs
 

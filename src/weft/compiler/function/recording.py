@@ -32,19 +32,19 @@ from weft.core.records import frozen
 from weft.core.scopes import scopes
 from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
-from weft.ir.dispatch import running
+from weft.ir.dispatch import active_trace
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, here, lift
 from weft.ir.tape import Leaf, Node, Projection
 from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
-from weft.ir.tracing import GraphTrace, live, substitute
+from weft.ir.tracing import GraphTrace, substitute, without_dead_nodes
 from weft.ops.random_bits import GENERATOR
 from weft.runtime.no_gc import pause_collection
 
 
 @frozen(eq=False)
 class Source:
-    """Where an input comes from at each call; `same` tells whether two are one place.
+    """Where an input comes from at each call; `is_same_place` tells whether two are one place.
 
     An argument by position, a handle outside (its last value stands in when it is gone), or, with
     neither, the counter of the global generator. `gradient`: not the handle's value but its grad's.
@@ -63,12 +63,12 @@ class Source:
             return self.handle()
         return GENERATOR.counter
 
-    def same(self, other: Source) -> bool:
+    def is_same_place(self, other: Source) -> bool:
         """Whether both are the same place; weak references would compare what they refer to."""
         places = (self.argument, self.gradient), (other.argument, other.gradient)
         return places[0] == places[1] and self.handle is other.handle
 
-    def held(self) -> Tensor | None:
+    def held_tensor(self) -> Tensor | None:
         """What a handle outside holds; None when it is gone."""
         owner = None if self.handle is None else self.handle()
         return owner._grad if owner is not None and self.gradient else owner
@@ -149,7 +149,7 @@ class StateTrace(GraphTrace):
 
     def touch_gradient(self, handle: Tensor, written: bool) -> None:
         """See `Trace`."""
-        held = self._of(handle)
+        held = self._held_of(handle)
         if held is None or id(handle) in self.written_gradients:
             return
         if written:
@@ -159,7 +159,7 @@ class StateTrace(GraphTrace):
 
     def lift(self, handle: Tensor, kind: TensorType, source: Source) -> None:
         """Put a traced value of a type, and a traced gradient, into a handle."""
-        if self._of(handle) is not None:
+        if self._held_of(handle) is not None:
             return
         lift(handle)
         handle._value = self.input(kind, source)
@@ -178,19 +178,19 @@ class StateTrace(GraphTrace):
 
     def adopt(self, handle: Tensor) -> None:
         """A handle from outside is about to be written to: it becomes state."""
-        if self._of(handle) is not None:
+        if self._held_of(handle) is not None:
             lift(handle)  # it may have been adopted in a block that has ended
         elif not isinstance(handle._value, Traced):
             self._capture(handle)
             lift(handle)
-            self._hold(handle, outside(handle))
+            self._hold(handle, outside_source(handle))
 
     def _hold(self, handle: Tensor, source: Source) -> None:
         grad = None if handle._grad is None else handle._grad._value
         self.held[id(handle)] = Held(weakref.ref(handle), source, handle._value, grad)
         self.written_gradients.discard(id(handle))
 
-    def _of(self, handle: Tensor) -> Held | None:
+    def _held_of(self, handle: Tensor) -> Held | None:
         """What is known of a handle; another may have had its number, and be gone."""
         held = self.held.get(id(handle))
         return held if held is not None and held.handle() is handle else None
@@ -205,16 +205,16 @@ class StateTrace(GraphTrace):
         if len(self.captures) > count:
             # What the function itself has put into a handle is a constant: no handle holds it.
             owner = wrap(tensor._value) if self._is_replaced(tensor) else tensor
-            self.inputs.append((variable, outside(owner)))
+            self.inputs.append((variable, outside_source(owner)))
         return variable
 
     def _is_replaced(self, handle: Tensor) -> bool:
         """Whether the call has put another value into a handle than it held at the beginning."""
-        held = self._of(handle)
+        held = self._held_of(handle)
         return held is not None and handle._value is not held.start
 
 
-def outside(handle: Tensor) -> Source:
+def outside_source(handle: Tensor) -> Source:
     """The source of a tensor that the function closes over."""
     return Source(handle=weakref.ref(handle), last=handle._value)
 
@@ -232,11 +232,11 @@ def record(
     modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
     paused = pause_collection()
     try:
-        with running(trace), Lifting():
+        with active_trace(trace), Lifting():
             for position, (handle, kind) in enumerate(zip(arguments, kinds, strict=True)):
                 trace.lift(handle, kind, Source(position))
             start = trace.input(GENERATOR.counter.type, Source())
-            with GENERATOR.lifted(wrap(start)) as counter:
+            with GENERATOR.use_counter(wrap(start)) as counter:
                 results, structure = trees.flatten(call())
             drawn = counter._value if counter._value is not start else None
             return _finish(trace, results, structure, drawn)
@@ -266,7 +266,7 @@ def _finish(
     ]
     if drawn is not None:
         writes.append(Write(Source(), put(drawn)))
-    graph, sources = _used(trace, outputs)
+    graph, sources = _used_graph(trace, outputs)
     differentiable = any(_is_differentiable(result) for result in results)
     looked_at = frozenset(trace.read_gradients)
     return Recording(graph, sources, shown, structure, tuple(writes), differentiable, looked_at)
@@ -287,13 +287,13 @@ def _writes(held: Held, put: Callable[[Any], int], replaced: Set[int]) -> list[W
     return found
 
 
-def _used(trace: StateTrace, outputs: Sequence[Atom]) -> tuple[Graph, tuple[Source, ...]]:
+def _used_graph(trace: StateTrace, outputs: Sequence[Atom]) -> tuple[Graph, tuple[Source, ...]]:
     """The graph with only those inputs that it reads and that somebody still holds.
 
     An input of which only the size counts stays, too, if no other one says that size.
     """
     everything = tuple(variable for variable, _ in trace.inputs)
-    graph = live(Graph(everything, tuple(trace.nodes), tuple(outputs)))
+    graph = without_dead_nodes(Graph(everything, tuple(trace.nodes), tuple(outputs)))
     read = {atom for node in graph.nodes for atom in node.operands} | set(graph.outputs)
     said = {name for variable in everything if variable in read for name in _symbols(variable)}
     for variable in everything:

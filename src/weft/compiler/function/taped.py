@@ -33,16 +33,16 @@ from weft.ir.kinds import Elementwise, Movement
 from weft.ir.reverse import or_zeros, vjp
 from weft.ir.tape import LARGE, Node, Projection, hollow_tensor
 from weft.ir.tensor import Tensor, traces, wrap
-from weft.ir.tracing import interpret, live
+from weft.ir.tracing import interpret, without_dead_nodes
 from weft.ir.walking import is_pure
 from weft.ops.control import (
     Marks,
     closed_graph,
     cotangent_graph,
     inexact,
-    marked,
     place_marked,
-    silent,
+    select_marked,
+    silent_graph,
 )
 from weft.ops.control_call import call
 
@@ -82,7 +82,7 @@ def split_graph(graph: Graph, wanted: Marks) -> Cut:
     early = [node for node in joint.nodes if not is_late.issuperset(node.results)]
     late = [node for node in joint.nodes if is_late.issuperset(node.results)]
     repeated, saved = _choose(early, late, [*inputs, *outputs], gradients)
-    forward = live(Graph(inputs, tuple(early), (*outputs, *saved)))
+    forward = without_dead_nodes(Graph(inputs, tuple(early), (*outputs, *saved)))
     given = {v: Place("saved", len(outputs) + i) for i, v in enumerate(saved)}
     given |= {v: Place("output", i) for i, v in enumerate(outputs) if isinstance(v, Variable)}
     given |= {v: Place("input", i) for i, v in enumerate(inputs)}
@@ -101,14 +101,14 @@ def _joint(graph: Graph, wanted: Marks) -> Graph:
         def outputs(*varying: Tensor) -> Sequence[Tensor]:
             rest = iter(varying)
             arguments = [next(rest) if w else x for x, w in zip(inputs, wanted, strict=True)]
-            return interpret(silent(graph), *arguments)
+            return interpret(silent_graph(graph), *arguments)
 
-        varying = marked(inputs, wanted)
+        varying = select_marked(inputs, wanted)
         results, pullback = vjp(outputs, *varying)
         return [*results, *or_zeros(pullback(place_marked(cotangents, inexact(kinds))), varying)]
 
     return closed_graph(
-        outputs_and_cotangents, [*graph.input_types, *marked(kinds, inexact(kinds))]
+        outputs_and_cotangents, [*graph.input_types, *select_marked(kinds, inexact(kinds))]
     )
 
 

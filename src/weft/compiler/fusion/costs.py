@@ -43,10 +43,10 @@ def flops(graph: Graph, **sizes: int) -> int:
             got={"graph": graph},
             fix="wf.flops(wf.ir.trace(f, *types))",
         )
-    return sum(operations(node, sizes) + _inside(node, sizes) for node in graph.nodes)
+    return sum(operations(node, sizes) + _operations_of_graphs(node, sizes) for node in graph.nodes)
 
 
-def _inside(node: GraphNode, sizes: Sizes) -> int:
+def _operations_of_graphs(node: GraphNode, sizes: Sizes) -> int:
     """The operations of the graphs that a node holds."""
     held = [param for param in node.params.values() if isinstance(param, Graph)]
     branches = [param for param in node.params.values() if isinstance(param, tuple)]

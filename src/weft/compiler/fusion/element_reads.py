@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from weft.ir.affine_index import Affine
 from weft.ir.graph import Atom, GraphNode, Literal, Variable
 from weft.ir.kinds import Condition, Index, Movement
-from weft.ops.movement_reads import aligned
+from weft.ops.movement_reads import align_index
 
 T = TypeVar("T")
 Loads = frozenset[tuple[Atom, Index]]
@@ -85,7 +85,8 @@ class Reading(Generic[T]):
             return kind.read(self, node, index)  # type: ignore[no-any-return]
         shape = node.results[0].type.shape
         operands = [
-            self.at(operand, aligned(index, operand.type.shape, shape)) for operand in node.operands
+            self.at(operand, align_index(index, operand.type.shape, shape))
+            for operand in node.operands
         ]
         return self.operation(node, operands)
 

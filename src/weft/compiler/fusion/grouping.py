@@ -84,11 +84,11 @@ class Root:
         return self.part is not None or self.rows > 0
 
     @property
-    def reduced(self) -> Index:
+    def operand_index(self) -> Index:
         """The index of what a reduction reads."""
         if self.rows == 0:
             return reduced_index(self.node, len(self.outer))
-        own = counted(self.variable.type.shape, 0)
+        own = counting_index(self.variable.type.shape, 0)
         return chunk_index(own, self.node, self.rows, len(self.outer))
 
     @property
@@ -99,7 +99,7 @@ class Root:
     @property
     def target(self) -> tuple[Variable, Index]:
         """The value that it is stored in, and where in it an element is."""
-        own = counted(self.variable.type.shape, 0)
+        own = counting_index(self.variable.type.shape, 0)
         return (
             (self.variable, own) if self.part is None else (self.part.whole, self.part.index(own))
         )
@@ -119,7 +119,7 @@ class Group:
         """Whether a root holds one value per row."""
         return root.is_reduction or root.outer != self.outer + self.inner
 
-    def joined(self, root: Root) -> bool:
+    def join_root(self, root: Root) -> bool:
         """Whether the root fits this group; if so it becomes part of it."""
         split = self._split_with(root)
         if split is None:
@@ -145,7 +145,7 @@ class Group:
 
     def _reads_in_place(self, root: Root) -> bool:
         """Whether a root reads the others' values only at its own place, or its own row."""
-        whole = counted(self.outer + self.inner, 0)
+        whole = counting_index(self.outer + self.inner, 0)
         members: dict[Atom, Root] = {member.target[0]: member for member in self.roots}
         for atom, index in root.reads:
             member = members.get(atom)
@@ -219,7 +219,7 @@ class _Grouping:
         """
         steps: list[Step] = []
         place: dict[Atom, int] = {}
-        for node in self._ordered():
+        for node in self._nodes_in_order():
             self._raise_floor(node, len(steps))
             if not self._is_loop(node):
                 steps.append(Single(node))
@@ -231,7 +231,7 @@ class _Grouping:
                 place[node.results[0]] = max(place[root.variable] for root in roots)
         return steps
 
-    def _ordered(self) -> list[GraphNode]:
+    def _nodes_in_order(self) -> list[GraphNode]:
         """The nodes, numbers that are made of nothing but given numbers before all others.
 
         A count of steps is then there when a state is updated, wherever it was written.
@@ -258,7 +258,7 @@ class _Grouping:
         partial, rest = halves(node, rows)
         outer = tuple(dim for dim in partial.type.shape if dim != 1)
         own = Root(partial, node, outer, (rows,), frozenset(), rows=rows)
-        own = replace(own, reads=self.accesses.at(node.operands[0], own.reduced))
+        own = replace(own, reads=self.accesses.at(node.operands[0], own.operand_index))
         moves = [offset(index, atom.type.shape) for atom, index in own.reads]
         steps = {each.factor(len(outer) - 1) for each in moves if each.factor(len(outer)) != 0}
         if not {1} <= steps <= {0, 1}:
@@ -353,7 +353,7 @@ class _Grouping:
         variable = node.results[0]
         outer = tuple(dim for dim in variable.type.shape if dim != 1)
         if not is_reduction(node):
-            index = counted(variable.type.shape, 0)
+            index = counting_index(variable.type.shape, 0)
             return Root(variable, node, outer, (), self.accesses.of_node(node, index))
         operand, axes = node.operands[0], node.params["axes"]
         sizes = [operand.type.shape[axis] for axis in axes]
@@ -371,7 +371,7 @@ class _Grouping:
             assert isinstance(step, Group)
             if step.weight + weight > self.limits.kernel_weight:
                 continue
-            if self._belongs(root, step) and step.joined(root):
+            if self._belongs(root, step) and step.join_root(root):
                 step.weight += weight
                 self._note(root, position)
                 return position
@@ -429,7 +429,7 @@ class _Grouping:
         """Whether a root replaces an input: it is an output, and reads the input at its place."""
         if root.variable not in self.outputs:
             return False
-        own = offset(counted(root.variable.type.shape, 0), root.variable.type.shape)
+        own = offset(counting_index(root.variable.type.shape, 0), root.variable.type.shape)
         return any(
             atom in self.inputs
             and atom.type.shape == root.variable.type.shape
@@ -458,7 +458,7 @@ def _readers(graph: Graph) -> dict[Variable, int]:
     return counts
 
 
-def counted(shape: Shape, first: int) -> Index:
+def counting_index(shape: Shape, first: int) -> Index:
     """The loop variables of a value's axes, from number `first` on; axes of size 1 have none."""
     numbers = count(first)
     return tuple(Affine() if dim == 1 else Affine.variable(next(numbers)) for dim in shape)
@@ -467,8 +467,8 @@ def counted(shape: Shape, first: int) -> Index:
 def reduced_index(node: GraphNode, outer: int) -> Index:
     """The index of what a reduction reads: its own loops, then, from `outer` on, those it sums."""
     shape, axes = node.operands[0].type.shape, node.params["axes"]
-    kept = iter(counted(node.results[0].type.shape, 0))
-    inner = iter(counted(tuple(shape[axis] for axis in axes), outer))
+    kept = iter(counting_index(node.results[0].type.shape, 0))
+    inner = iter(counting_index(tuple(shape[axis] for axis in axes), outer))
     return tuple(next(inner) if axis in axes else next(kept) for axis in range(len(shape)))
 
 

@@ -59,7 +59,7 @@ def _in_blocks(loop: Accumulate, in_vectors: bool) -> list[Statement]:
         return [loop]
     outer = scalars.index(f"{loop.index.detail}.block")
     here = outer * block + loop.index
-    inner = [_moved(update, loop.index, here) for update in loop.updates]
+    inner = [_block_update(update, loop.index, here) for update in loop.updates]
     left = scalars.minimum(scalars.const(block, INDEX), loop.extent - outer * block)
     body = tuple(_statement(each, loop.index, here) for each in loop.body)
     rows = Accumulate(loop.index, left, tuple(inner), body)
@@ -80,11 +80,11 @@ def _is_short(extent: Scalar, limit: int) -> bool:
     return extent.op == "const" and extent.detail <= limit
 
 
-def _moved(update: Update, index: Scalar, here: Scalar) -> Update:
+def _block_update(update: Update, index: Scalar, here: Scalar) -> Update:
     """What a block takes: the same at its own place, without what the whole begins with."""
     variable = scalars.local(f"{update.variable.detail}.block", update.variable.dtype)
-    times = None if update.times is None else substituted(update.times, {index: here})
-    value = substituted(update.value, {index: here})
+    times = None if update.times is None else substitute_scalars(update.times, {index: here})
+    value = substitute_scalars(update.value, {index: here})
     return Update(variable, update.combine, value, None, times)
 
 
@@ -101,42 +101,42 @@ def _statement(statement: Statement, index: Scalar, here: Scalar) -> Statement:
     known = {index: here}
     match statement:
         case Let():
-            return replace(statement, value=substituted(statement.value, known))
+            return replace(statement, value=substitute_scalars(statement.value, known))
         case Store():
-            where = None if statement.where is None else substituted(statement.where, known)
+            where = None if statement.where is None else substitute_scalars(statement.where, known)
             return Store(
                 statement.buffer,
-                substituted(statement.offset, known),
-                substituted(statement.value, known),
+                substitute_scalars(statement.offset, known),
+                substitute_scalars(statement.value, known),
                 where,
             )
         case For():
             body = tuple(_statement(each, index, here) for each in statement.body)
-            return replace(statement, extent=substituted(statement.extent, known), body=body)
+            return replace(statement, extent=substitute_scalars(statement.extent, known), body=body)
     updates = tuple(
         replace(
             update,
-            value=substituted(update.value, known),
-            init=None if update.init is None else substituted(update.init, known),
-            times=None if update.times is None else substituted(update.times, known),
+            value=substitute_scalars(update.value, known),
+            init=None if update.init is None else substitute_scalars(update.init, known),
+            times=None if update.times is None else substitute_scalars(update.times, known),
         )
         for update in statement.updates
     )
     body = tuple(_statement(each, index, here) for each in statement.body)
-    extent = substituted(statement.extent, known)
+    extent = substitute_scalars(statement.extent, known)
     return Accumulate(statement.index, extent, updates, body)
 
 
-def substituted(x: Scalar, known: Mapping[Scalar, Scalar]) -> Scalar:
+def substitute_scalars(x: Scalar, known: Mapping[Scalar, Scalar]) -> Scalar:
     """An expression with other expressions in place of variables."""
     done: dict[Scalar, Scalar] = dict(known)
-    for each in scalars.ordered(x):
+    for each in scalars.nodes_in_order(x):
         if each not in done:
             args = tuple(done[arg] for arg in each.args)
             same = args == each.args
-            done[each] = each if same else _again(each, args)
+            done[each] = each if same else _with_arguments(each, args)
     return done[x]
 
 
-def _again(x: Scalar, args: tuple[Scalar, ...]) -> Scalar:
+def _with_arguments(x: Scalar, args: tuple[Scalar, ...]) -> Scalar:
     return scalars.node(x.op, x.dtype, args, x.detail)

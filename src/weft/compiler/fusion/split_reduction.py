@@ -25,14 +25,14 @@ from weft.ir.graph import GraphNode, Variable
 from weft.ir.primitive import PRIMITIVES, Primitive
 
 
-def computed(dtype: DType) -> DType:
+def accumulation_dtype(dtype: DType) -> DType:
     """The dtype that values are accumulated in: 16-bit floats in float32."""
     return float32 if dtype in (float16, bfloat16) else dtype
 
 
 def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     """The rows of a chunk of a reduction over all leading axes; 0 where there are no chunks."""
-    shape, last = node.operands[0].type.shape, _last(node)
+    shape, last = node.operands[0].type.shape, _last_summed_axis(node)
     axes = [axis for axis, dim in enumerate(shape) if dim != 1]
     reduced = [axis for axis in axes if axis in node.params["axes"]]
     if last < 0 or axes[: len(reduced)] != reduced or 0 in shape:
@@ -43,7 +43,7 @@ def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     return _divisor(shape[last], limits)
 
 
-def _last(node: GraphNode) -> int:
+def _last_summed_axis(node: GraphNode) -> int:
     """The last axis that is summed over and has more than one element; -1 where there is none."""
     shape = node.operands[0].type.shape
     return max([axis for axis in node.params["axes"] if shape[axis] != 1], default=-1)
@@ -64,17 +64,17 @@ def _divisor(dim: object, limits: FusionLimits) -> int:
 
 def halves(node: GraphNode, rows: int) -> tuple[Variable, GraphNode]:
     """What the reduction of the rows of each chunk makes, and the reduction of that."""
-    last, shape = _last(node), node.operands[0].type.shape
+    last, shape = _last_summed_axis(node), node.operands[0].type.shape
     chunks = (*shape[:last], shape[last] // rows, *shape[last + 1 :])
-    partial = Variable(TensorType(computed(node.results[0].type.dtype), chunks))
+    partial = Variable(TensorType(accumulation_dtype(node.results[0].type.dtype), chunks))
     if node.primitive.lower is None:
         return partial, replace(node, operands=(partial,))
     axes = {"axes": node.params["axes"]}
-    plain = _combining(node.primitive)
+    plain = _combining_reduction(node.primitive)
     return partial, replace(node, primitive=plain, operands=(partial,), params=axes)
 
 
-def _combining(primitive: Primitive) -> Primitive:
+def _combining_reduction(primitive: Primitive) -> Primitive:
     """The reduction that combines partial results of another, as they are."""
     alike = (each for each in PRIMITIVES.values() if each.kind == primitive.kind)
     return next(each for each in alike if each.lower is None)
@@ -82,7 +82,7 @@ def _combining(primitive: Primitive) -> Primitive:
 
 def chunk_index(own: Sequence[Affine], node: GraphNode, rows: int, loop: int) -> tuple[Affine, ...]:
     """The element that a reduction of a chunk reads, of its own index and the loop over rows."""
-    last = _last(node)
+    last = _last_summed_axis(node)
     return tuple(
         index * rows + Affine.variable(loop) if axis == last else index
         for axis, index in enumerate(own)

@@ -79,30 +79,32 @@ class _Last(Walk):
         """How the order goes through a node that reads a value with channels last."""
         primitive, kind = node.primitive, node.primitive.kind
         if primitive is movement.reshape:
-            return self.pooled
+            return self.fuse_pool_gradient
         if not any(isinstance(atom, Variable) and atom in self.last for atom in node.operands):
             return None
         if isinstance(kind, Elementwise) or primitive in (stopped, barrier):
             return self.elementwise
         if isinstance(kind, Reduction):
-            return self.reduced
+            return self.move_reduction
         if isinstance(kind, Window) and kind.combine is not None:
             return self.windows
         if primitive is window_spread:
             return self.spread_window
-        return self.moved(primitive)
+        return self.movement_rule(primitive)
 
-    def moved(self, primitive: Primitive) -> Callable[[GraphNode], Sequence[Atom] | None] | None:
+    def movement_rule(
+        self, primitive: Primitive
+    ) -> Callable[[GraphNode], Sequence[Atom] | None] | None:
         """How the order goes through movement along axes."""
         if primitive is movement.pad:
-            return self.padded
+            return self.move_pad
         if primitive is movement.slice_:
-            return self.sliced
-        return self.joined if primitive is movement.concatenate else None
+            return self.move_slice
+        return self.move_concatenate if primitive is movement.concatenate else None
 
     # --- values ------------------------------------------------------------------------------
 
-    def found(self, made: Atom, like: GraphNode) -> Sequence[Atom]:
+    def restore_order(self, made: Atom, like: GraphNode) -> Sequence[Atom]:
         """The value in its own order, which nobody may want."""
         order = to_first(made.type.ndim)
         back = self.make(movement.transpose, made, like=like, order=order)
@@ -110,29 +112,29 @@ class _Last(Walk):
         self.last[back] = made
         return [back]
 
-    def wanted(self, atom: Atom, like: GraphNode) -> Atom:
+    def with_channels_last(self, atom: Atom, like: GraphNode) -> Atom:
         """A value with its channels last."""
         if isinstance(atom, Literal):
             order = to_last(atom.value.ndim)
             return Literal(np.ascontiguousarray(atom.value.transpose(order)))
         if atom not in self.last:
-            self.last[atom] = self.turned(atom, like)
+            self.last[atom] = self.turn_channels_last(atom, like)
         return self.last[atom]
 
-    def turned(self, atom: Variable, like: GraphNode) -> Atom:
+    def turn_channels_last(self, atom: Variable, like: GraphNode) -> Atom:
         """A value with its channels last, which it does not have yet."""
         maker, order = self.maker(atom), to_last(atom.type.ndim)
         shape = tuple(atom.type.shape[axis] for axis in order)
         if maker is not None and maker.primitive is movement.broadcast_to:
-            source = self.ranked(maker.operands[0], atom.type.ndim, like)
+            source = self.with_rank(maker.operands[0], atom.type.ndim, like)
             return self.make(
-                movement.broadcast_to, self.wanted(source, like), like=like, shape=shape
+                movement.broadcast_to, self.with_channels_last(source, like), like=like, shape=shape
             )
         if maker is not None and maker.primitive is movement.full:
             return self.make(maker.primitive, like=like, **{**maker.params, "shape": shape})
         return self.make(movement.transpose, atom, like=like, order=order)
 
-    def ranked(self, atom: Atom, ndim: int, like: GraphNode) -> Atom:
+    def with_rank(self, atom: Atom, ndim: int, like: GraphNode) -> Atom:
         """A value with axes of size 1 in front, up to a rank."""
         missing = ndim - atom.type.ndim
         if missing == 0:
@@ -152,7 +154,7 @@ class _Last(Walk):
         dtype = node.results[0].type.dtype
         operands = []
         for atom, turn in zip(node.operands, turned, strict=True):
-            operand = self.wanted(atom, node) if turn else atom
+            operand = self.with_channels_last(atom, node) if turn else atom
             if dtype in SHORT:
                 operand = self.make(convert, operand, like=node, dtype=float32)
             operands.append(operand)
@@ -160,7 +162,7 @@ class _Last(Walk):
         if dtype in SHORT:
             made = self.make(convert, made, like=node, dtype=dtype)
         self.tally[f"{node.primitive.name} with channels last"] += 1
-        return self.found(made, node) if has_channels else [made]
+        return self.restore_order(made, node) if has_channels else [made]
 
     # --- what lies between -------------------------------------------------------------------
 
@@ -170,12 +172,16 @@ class _Last(Walk):
         if all(atom.type.ndim != ndim for atom in whole):
             return None
         operands = [
-            self.wanted(self.ranked(atom, ndim, node), node) if atom.type.ndim else atom
+            self.with_channels_last(self.with_rank(atom, ndim, node), node)
+            if atom.type.ndim
+            else atom
             for atom in node.operands
         ]
-        return self.found(self.make(node.primitive, *operands, like=node, **node.params), node)
+        return self.restore_order(
+            self.make(node.primitive, *operands, like=node, **node.params), node
+        )
 
-    def reduced(self, node: GraphNode) -> Sequence[Atom] | None:
+    def move_reduction(self, node: GraphNode) -> Sequence[Atom] | None:
         (atom,) = node.operands
         axes = tuple(node.params["axes"])
         place = {axis: at for at, axis in enumerate(to_last(atom.type.ndim))}
@@ -183,7 +189,7 @@ class _Last(Walk):
         if kept != sorted(kept):
             return None
         moved = tuple(sorted(place[axis] for axis in axes))
-        operand = self.wanted(atom, node)
+        operand = self.with_channels_last(atom, node)
         splits = node.primitive is reduce_sum and atom.type.dtype.bits >= 32
         if splits and kept == [atom.type.ndim - 1] and len(moved) > 1:
             # image by image first: rows that were just made are summed while they are in cache
@@ -196,9 +202,12 @@ class _Last(Walk):
         if len(node.params["window"]) != atom.type.ndim - 2:
             return None
         made = self.make(
-            node.primitive, self.wanted(atom, node), like=node, **_with_channels(node.params)
+            node.primitive,
+            self.with_channels_last(atom, node),
+            like=node,
+            **_with_channels(node.params),
         )
-        return self.found(made, node)
+        return self.restore_order(made, node)
 
     def spread_window(self, node: GraphNode) -> Sequence[Atom] | None:
         (atom,) = node.operands
@@ -207,14 +216,18 @@ class _Last(Walk):
         params = _with_channels({k: v for k, v in node.params.items() if k != "spatial"})
         spatial = (*node.params["spatial"], atom.type.shape[1])
         made = self.make(
-            node.primitive, self.wanted(atom, node), like=node, spatial=spatial, **params
+            node.primitive,
+            self.with_channels_last(atom, node),
+            like=node,
+            spatial=spatial,
+            **params,
         )
-        return self.found(made, node)
+        return self.restore_order(made, node)
 
-    def padded(self, node: GraphNode) -> Sequence[Atom] | None:
+    def move_pad(self, node: GraphNode) -> Sequence[Atom] | None:
         return self.by_axis(node, "padding")
 
-    def sliced(self, node: GraphNode) -> Sequence[Atom] | None:
+    def move_slice(self, node: GraphNode) -> Sequence[Atom] | None:
         return self.by_axis(node, "starts", "stops", "strides")
 
     def by_axis(self, node: GraphNode, *names: str) -> Sequence[Atom] | None:
@@ -223,18 +236,21 @@ class _Last(Walk):
         order = to_last(atom.type.ndim)
         moved = {name: tuple(node.params[name][axis] for axis in order) for name in names}
         made = self.make(
-            node.primitive, self.wanted(atom, node), like=node, **{**node.params, **moved}
+            node.primitive,
+            self.with_channels_last(atom, node),
+            like=node,
+            **{**node.params, **moved},
         )
-        return self.found(made, node)
+        return self.restore_order(made, node)
 
-    def joined(self, node: GraphNode) -> Sequence[Atom] | None:
+    def move_concatenate(self, node: GraphNode) -> Sequence[Atom] | None:
         axis = to_last(node.results[0].type.ndim).index(node.params["axis"])
-        operands = [self.wanted(atom, node) for atom in node.operands]
-        return self.found(self.make(node.primitive, *operands, like=node, axis=axis), node)
+        operands = [self.with_channels_last(atom, node) for atom in node.operands]
+        return self.restore_order(self.make(node.primitive, *operands, like=node, axis=axis), node)
 
     # --- the gradient of a maximum over windows ----------------------------------------------
 
-    def pooled(self, node: GraphNode) -> Sequence[Atom] | None:
+    def fuse_pool_gradient(self, node: GraphNode) -> Sequence[Atom] | None:
         """Cotangents scattered to where the maxima of windows are, as one kernel."""
         scatter = self.maker(node.operands[0])
         if scatter is None or scatter.primitive is not scatter_add:
@@ -248,10 +264,10 @@ class _Last(Walk):
         assert isinstance(x, Variable)
         cotangent = self.make(movement.reshape, scatter.operands[1], like=node, shape=counts)
         made = self.make(
-            window_max_gradient, self.last[x], self.wanted(cotangent, node), like=node,
+            window_max_gradient, self.last[x], self.with_channels_last(cotangent, node), like=node,
             **_with_channels(found.params),
         )  # fmt: skip
-        return self.found(made, node)
+        return self.restore_order(made, node)
 
     def places_of_maxima(self, scatter: GraphNode) -> GraphNode | None:
         """The node that finds the places that are scattered to, if all is as it should be."""

@@ -45,15 +45,15 @@ def _first(kind: TensorType) -> TensorType:
     return kind.with_shape(tuple(kind.shape[axis] for axis in to_first(kind.ndim)))
 
 
-def _last(kind: Any) -> TensorType:
+def _channels_last_type(kind: Any) -> TensorType:
     return kind.with_shape(tuple(kind.shape[axis] for axis in to_last(kind.ndim)))  # type: ignore[no-any-return]
 
 
-def _turned(array: Array) -> Array:
+def _channels_first_array(array: Array) -> Array:
     return array.transpose(to_first(array.ndim))
 
 
-def _back(array: Array) -> Array:
+def _channels_last_array(array: Array) -> Array:
     return np.ascontiguousarray(array.transpose(to_last(array.ndim)))
 
 
@@ -62,7 +62,7 @@ def _samples(primitive: Primitive, turned: tuple[bool, bool]) -> list[Sample]:
     return [
         Sample(
             tuple(
-                _back(array) if turn else array
+                _channels_last_array(array) if turn else array
                 for array, turn in zip(each.operands, turned, strict=True)
             ),
             each.params,
@@ -94,8 +94,10 @@ conv_last = _with_channels_last(
     (True, False),
     name="conv_last",
     doc="Cross-correlation of x: [N, *size, C] with w: [O, C/groups, *kernel], to [N, *out, O].",
-    type_rule=lambda x, w, **params: _last(conv.type_rule(_first(x), w, **params)),
-    reference=lambda x, w, **params: _back(conv.reference(_turned(x), w, **params)),
+    type_rule=lambda x, w, **params: _channels_last_type(conv.type_rule(_first(x), w, **params)),
+    reference=lambda x, w, **params: _channels_last_array(
+        conv.reference(_channels_first_array(x), w, **params)
+    ),
 )
 
 conv_last_input_gradient = _with_channels_last(
@@ -103,8 +105,12 @@ conv_last_input_gradient = _with_channels_last(
     (True, False),
     name="conv_last_input_gradient",
     doc="The transpose of conv_last in its input: y: [N, *out, O] and w to [N, *spatial, C].",
-    type_rule=lambda y, w, **params: _last(conv_input_gradient.type_rule(_first(y), w, **params)),
-    reference=lambda y, w, **params: _back(conv_input_gradient.reference(_turned(y), w, **params)),
+    type_rule=lambda y, w, **params: _channels_last_type(
+        conv_input_gradient.type_rule(_first(y), w, **params)
+    ),
+    reference=lambda y, w, **params: _channels_last_array(
+        conv_input_gradient.reference(_channels_first_array(y), w, **params)
+    ),
 )
 
 conv_last_weight_gradient = _with_channels_last(
@@ -114,7 +120,7 @@ conv_last_weight_gradient = _with_channels_last(
     doc="The transpose of conv_last in its kernel: x and y to [O, C/groups, *kernel].",
     type_rule=lambda x, y, **params: conv_weight_gradient.type_rule(_first(x), _first(y), **params),
     reference=lambda x, y, **params: conv_weight_gradient.reference(
-        _turned(x), _turned(y), **params
+        _channels_first_array(x), _channels_first_array(y), **params
     ),
 )
 

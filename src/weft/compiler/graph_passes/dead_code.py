@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weft.ir.graph import Graph, GraphNode, graphs_in
 from weft.ir.primitive import Primitive
 from weft.ir.walking import Tally, graphs_of, holds_graphs, is_pure, replace_node
-from weft.ops.control import Marks, marked, settle, union
+from weft.ops.control import Marks, select_marked, settle, union
 from weft.ops.control_branch import switch
 from weft.ops.control_loop import scan, while_
 from weft.ops.identity import barrier
@@ -31,9 +31,9 @@ __all__ = ["remove_dead_code"]
 def remove_dead_code(graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph without what no output needs; its inputs stay."""
     trimming = _Trimming()
-    found = trimming.cleaned(graph)
+    found = trimming.clean_graph(graph)
     if tally is not None:
-        tally.update(trimming.needed(graph, (True,) * len(graph.outputs)).removed)
+        tally.update(trimming.needs_of(graph, (True,) * len(graph.outputs)).removed)
     return found
 
 
@@ -51,15 +51,15 @@ class _Trimming:
     def __init__(self) -> None:
         self._known: dict[tuple[int, Marks], tuple[Graph, _Needed]] = {}
 
-    def needed(self, graph: Graph, outputs: Marks) -> _Needed:
+    def needs_of(self, graph: Graph, outputs: Marks) -> _Needed:
         """What some outputs need, remembered: graphs inside of graphs are asked for many times."""
         key = id(graph), outputs
         if key not in self._known:
-            self._known[key] = graph, self._needed(graph, outputs)
+            self._known[key] = graph, self._find_needs(graph, outputs)
         return self._known[key][1]
 
-    def _needed(self, graph: Graph, outputs: Marks) -> _Needed:
-        needed = set(marked(graph.outputs, outputs))
+    def _find_needs(self, graph: Graph, outputs: Marks) -> _Needed:
+        needed = set(select_marked(graph.outputs, outputs))
         kept: list[GraphNode] = []
         removed: Tally = Counter()
         for node in reversed(graph.nodes):
@@ -69,18 +69,18 @@ class _Trimming:
             if graphs_of(node):
                 used = tuple([result in needed for result in node.results])
                 # What stays for its effect keeps a result: nodes are told apart by their results.
-                node = self._trimmed(node, used if any(used) else (True, *used[1:]), removed)
+                node = self._trim_node(node, used if any(used) else (True, *used[1:]), removed)
             kept.append(node)
             needed.update(node.operands)
         return _Needed(kept[::-1], tuple([v in needed for v in graph.inputs]), removed)
 
-    def cleaned(self, graph: Graph) -> Graph:
+    def clean_graph(self, graph: Graph) -> Graph:
         """The graph without what no output needs."""
-        kept = self.needed(graph, (True,) * len(graph.outputs)).nodes
+        kept = self.needs_of(graph, (True,) * len(graph.outputs)).nodes
         same = len(kept) == len(graph.nodes) and all(map(is_, kept, graph.nodes))
         return graph if same else Graph(graph.inputs, tuple(kept), graph.outputs, graph.name)
 
-    def _trimmed(self, node: GraphNode, used: Marks, removed: Tally) -> GraphNode:
+    def _trim_node(self, node: GraphNode, used: Marks, removed: Tally) -> GraphNode:
         """A node that holds graphs without what nothing uses."""
         trim = _TRIM.get(node.primitive)
         if trim is not None:
@@ -91,26 +91,26 @@ class _Trimming:
                 node = trimmed
         for key, value in node.params.items():
             if holds_graphs(value):
-                clean = self._cleaned(value, removed)
+                clean = self._clean_parameter(value, removed)
                 if not all(map(is_, graphs_in(clean), graphs_in(value))):
                     node = replace_node(node, params={**node.params, key: clean})
         return node
 
-    def _cleaned(self, value: Any, removed: Tally) -> Any:
+    def _clean_parameter(self, value: Any, removed: Tally) -> Any:
         if isinstance(value, Graph):
-            removed.update(self.needed(value, (True,) * len(value.outputs)).removed)
-            return self.cleaned(value)
-        return tuple([self._cleaned(each, removed) for each in value])
+            removed.update(self.needs_of(value, (True,) * len(value.outputs)).removed)
+            return self.clean_graph(value)
+        return tuple([self._clean_parameter(each, removed) for each in value])
 
     def reads(self, graph: Graph, outputs: Marks) -> Marks:
         """Which inputs some outputs need."""
-        return self.needed(graph, outputs).inputs
+        return self.needs_of(graph, outputs).inputs
 
-    def restricted(self, graph: Graph, inputs: Marks, outputs: Marks) -> Graph:
+    def restrict_graph(self, graph: Graph, inputs: Marks, outputs: Marks) -> Graph:
         """The graph with some of its inputs and outputs."""
-        kept = self.needed(graph, outputs).nodes
-        chosen = tuple(marked(graph.outputs, outputs))
-        return Graph(tuple(marked(graph.inputs, inputs)), tuple(kept), chosen, graph.name)
+        kept = self.needs_of(graph, outputs).nodes
+        chosen = tuple(select_marked(graph.outputs, outputs))
+        return Graph(tuple(select_marked(graph.inputs, inputs)), tuple(kept), chosen, graph.name)
 
 
 def _has_effect(node: GraphNode) -> bool:
@@ -136,12 +136,12 @@ def _trims(primitive: Primitive) -> Callable[[_Trim], _Trim]:
 def _trim_switch(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     branches: Sequence[Graph] = node.params["branches"]
     read = union(*[trimming.reads(branch, used) for branch in branches])
-    graphs = tuple([trimming.restricted(branch, read, used) for branch in branches])
+    graphs = tuple([trimming.restrict_graph(branch, read, used) for branch in branches])
     return replace_node(
         node,
-        operands=(node.operands[0], *marked(node.operands[1:], read)),
+        operands=(node.operands[0], *select_marked(node.operands[1:], read)),
         params={**node.params, "branches": graphs},
-        results=tuple(marked(node.results, used)),
+        results=tuple(select_marked(node.results, used)),
     )
 
 
@@ -156,13 +156,13 @@ def _trim_scan(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     sizes = {"num_consts": sum(read[:consts]), "num_carry": sum(carry)}
     return replace_node(
         node,
-        operands=tuple(marked(node.operands, inputs)),
+        operands=tuple(select_marked(node.operands, inputs)),
         params={
             **node.params,
             **sizes,
-            "graph": trimming.restricted(graph, inputs, carry + stacked),
+            "graph": trimming.restrict_graph(graph, inputs, carry + stacked),
         },
-        results=tuple(marked(node.results, carry + stacked)),
+        results=tuple(select_marked(node.results, carry + stacked)),
     )
 
 
@@ -174,12 +174,12 @@ def _trim_while(trimming: _Trimming, node: GraphNode, used: Marks) -> GraphNode:
     read = union(asked, trimming.reads(body, carry))
     inputs = (*read[:consts], *carry)
     graphs = {
-        "cond": trimming.restricted(condition, inputs, (True,)),
-        "body": trimming.restricted(body, inputs, carry),
+        "cond": trimming.restrict_graph(condition, inputs, (True,)),
+        "body": trimming.restrict_graph(body, inputs, carry),
     }
     return replace_node(
         node,
-        operands=tuple(marked(node.operands, inputs)),
+        operands=tuple(select_marked(node.operands, inputs)),
         params={**node.params, **graphs, "num_consts": sum(read[:consts])},
-        results=tuple(marked(node.results, carry)),
+        results=tuple(select_marked(node.results, carry)),
     )

@@ -81,7 +81,7 @@ class _Lookups(Walk):
         if rows is None or rows.primitive is not gather:
             return None
         table, *indices = rows.operands
-        order = _leading(node.params["order"], indices[0].type.ndim)
+        order = _leading_order(node.params["order"], indices[0].type.ndim)
         if order is None:
             return None
         turned = [self.make(transpose, i, like=node, order=order) for i in indices]
@@ -94,7 +94,7 @@ class _Lookups(Walk):
         made = self.maker(updates)
         if made is None or made.primitive is not transpose:
             return None
-        order = _leading(made.params["order"], indices[0].type.ndim)
+        order = _leading_order(made.params["order"], indices[0].type.ndim)
         if order is None:
             return None
         turned = [self.make(transpose, i, like=node, order=inverse(order)) for i in indices]
@@ -125,8 +125,8 @@ class _Lookups(Walk):
             index = self.index_for(found, pairs[side], pairs[1 - side], node)
             if index is None:
                 continue
-            total = self.added(found.table, other, index, node)
-            table = self.used(found.table, found.table, index, node)
+            total = self.add_per_row(found.table, other, index, node)
+            table = self.zero_unused_rows(found.table, found.table, index, node)
             operands = (table, total) if side == 0 else (total, table)
             self.tally["sum_over_rows"] += 1
             return self.make(dot, *operands, like=node, contract=((0,), (0,)), batch=((), ()))
@@ -164,11 +164,11 @@ class _Lookups(Walk):
             or not found.is_long(self.lookups_per_row)
         ):
             return None
-        total = self.added(base, given, indices[0], node)
+        total = self.add_per_row(base, given, indices[0], node)
         params = {"contract": ((1,), right), "batch": ((), ())}
         product = self.make(dot, total, matrix, like=made, **params)
         self.tally["added_products"] += 1
-        return self.used(product, base, indices[0], node)
+        return self.zero_unused_rows(product, base, indices[0], node)
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -181,13 +181,13 @@ class _Lookups(Walk):
         fits = found.table.type.ndim == 2 and found.table.type.dtype.is_floating
         return found if fits and found.is_long(self.lookups_per_row) else None
 
-    def added(self, table: Atom, updates: Atom, index: Atom, like: GraphNode) -> Atom:
+    def add_per_row(self, table: Atom, updates: Atom, index: Atom, like: GraphNode) -> Atom:
         """What is added up for each row of a table."""
         rest = updates.type.shape[index.type.ndim :]
         zeros = self.zeros(updates.type, (table.type.shape[0], *rest), like)
         return self.make(scatter_add, zeros, updates, index, like=like, axes=(0,))
 
-    def used(self, value: Atom, table: Atom, index: Atom, like: GraphNode) -> Atom:
+    def zero_unused_rows(self, value: Atom, table: Atom, index: Atom, like: GraphNode) -> Atom:
         """The rows that are looked up, and 0 in place of others, which may be NaN or infinite."""
         kind, rows = value.type, table.type.shape[0]
         one = self.constant(np.ones((), kind.dtype.numpy), kind.with_shape(index.type.shape), like)
@@ -204,7 +204,7 @@ class _Lookups(Walk):
         return self.constant(np.zeros((), kind.dtype.numpy), kind.with_shape(shape), like)
 
 
-def _leading(order: Sequence[int], count: int) -> tuple[int, ...] | None:
+def _leading_order(order: Sequence[int], count: int) -> tuple[int, ...] | None:
     """The order of the first axes, where only those change places."""
     moves = tuple(order[:count])
     stays = tuple(order[count:]) == tuple(range(count, len(order)))

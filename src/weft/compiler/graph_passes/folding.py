@@ -63,7 +63,7 @@ class _Fold(Walk):
         """One number from operands that are one number each, or bare numbers for some."""
         kind = node.results[0].type
         if node.primitive is full:
-            return None if kind.shape else [Literal(np.asarray(_evaluated(node, [])[0]))]
+            return None if kind.shape else [Literal(np.asarray(_evaluate_node(node, [])[0]))]
         rule = _number_rule(node.primitive)
         known = [number for number in numbers if number is not None]
         if rule is not None and known and len(known) == len(numbers):
@@ -79,7 +79,7 @@ class _Fold(Walk):
             return None
         if not is_pure(node) or not _is_small(node):
             return None
-        values = _attempt(_evaluated, node, constants)
+        values = _attempt(_evaluate_node, node, constants)
         return None if values is None else [Literal(np.asarray(value)) for value in values]
 
     def with_numbers(
@@ -97,7 +97,7 @@ class _Fold(Walk):
         return self.put(replace_node(node, operands=tuple(bare))) if same else None
 
 
-def _evaluated(node: GraphNode, arrays: Sequence[Array]) -> tuple[Array, ...]:
+def _evaluate_node(node: GraphNode, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """The results of a node on constants, by its reference."""
     result = node.primitive.reference(*arrays, **node.params)
     return result if node.primitive.multiple else (result,)
@@ -132,17 +132,17 @@ def _is_open(params: Iterable[Any]) -> bool:
 
 
 def _pointwise(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
-    return _evaluated(node, numbers)[0]
+    return _evaluate_node(node, numbers)[0]
 
 
-def _chosen(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
+def _equal_number(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     """One of some equal numbers, where there is at least one."""
     shape = node.operands[0].type.shape
     sizes = [shape[axis] for axis in node.params["axes"]]
     return numbers[0] if all(isinstance(size, int) and size > 0 for size in sizes) else None
 
 
-def _moved(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
+def _common_number(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     """The one number of all operands, and of what fills gaps, where they are equal to the bit."""
     kind, found = node.primitive.kind, list(numbers)
     if isinstance(kind, Movement) and kind.fill is not None:
@@ -150,7 +150,7 @@ def _moved(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     return found[0] if len({number.tobytes() for number in found}) == 1 else None
 
 
-def _summed(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
+def _sum_of_equal(node: GraphNode, numbers: Sequence[Array]) -> Array | None:
     """The sum of equal numbers, where every order of adding them gives the same."""
     kind, value = node.operands[0].type, numbers[0]
     sizes = [kind.shape[axis] for axis in node.params["axes"]]
@@ -173,9 +173,9 @@ def _number_rule(primitive: Primitive) -> Callable[[GraphNode, Sequence[Array]],
     if isinstance(kind, Elementwise):
         return _pointwise
     if isinstance(kind, Movement):
-        return _moved
+        return _common_number
     if not isinstance(kind, Reduction) or primitive.lower is not None:
         return None
     if kind.is_idempotent:
-        return _chosen
-    return _summed if kind.combine == "add" else None
+        return _equal_number
+    return _sum_of_equal if kind.combine == "add" else None

@@ -71,11 +71,11 @@ class StageReport:
         change = f"{self.before} -> {self.after} nodes"
         if not self.is_pass:
             read, made = self.counted
-            change = f"{_several(self.before, read)} -> {_several(self.after, made)}"
+            change = f"{_count_text(self.before, read)} -> {_count_text(self.after, made)}"
         return f"{self.name}: {change}   {names}".rstrip()
 
 
-def _several(count: int, noun: Noun) -> str:
+def _count_text(count: int, noun: Noun) -> str:
     return f"{count} {noun[count != 1]}"
 
 

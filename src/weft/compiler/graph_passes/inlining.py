@@ -33,14 +33,16 @@ class _Inline(Walk):
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         if node.primitive.name in ("custom", "call"):
             graph = specialize(node.params["graph"], [atom.type for atom in node.operands])
-            return self.spliced(node, graph, node.operands)
+            return self.splice_and_count(node, graph, node.operands)
         if node.primitive.name == "switch" and node.params["rows"] == 0:
             index = self.uniform(node.operands[0])
             branches = node.params["branches"]
             if index is not None and 0 <= int(index) < len(branches):
-                return self.spliced(node, branches[int(index)], node.operands[1:])
+                return self.splice_and_count(node, branches[int(index)], node.operands[1:])
         return None
 
-    def spliced(self, node: GraphNode, graph: Graph, operands: Sequence[Atom]) -> list[Atom]:
+    def splice_and_count(
+        self, node: GraphNode, graph: Graph, operands: Sequence[Atom]
+    ) -> list[Atom]:
         self.tally[node.primitive.name] += 1
         return self.splice(graph, operands)

@@ -36,7 +36,7 @@ from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.inlining import inline
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
 from weft.core.errors import ArgumentError, GraphError, Unsupported, WeftError
-from weft.core.forks import renewed
+from weft.core.forks import renew_in_children
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir import reverse
@@ -100,7 +100,7 @@ class Rewrite:
 Rewrites = tuple[Rewrite, ...]
 _standing: list[Rewrites] = [()]
 _only: ContextVar[Rewrites | None] = ContextVar("only", default=None)
-_lock = renewed(Lock())
+_lock = renew_in_children(Lock())
 
 
 def rewrites() -> Rewrites:
@@ -121,11 +121,11 @@ def exactly(rules: Rewrites) -> Iterator[None]:
 
 def apply_rewrites(graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph rewritten by the rules that hold now."""
-    return _together(rewrites()).apply(graph, tally)
+    return _join_rule_sets(rewrites()).apply(graph, tally)
 
 
 @lru_cache(maxsize=64)
-def _together(rules: Rewrites) -> RuleSet:
+def _join_rule_sets(rules: Rewrites) -> RuleSet:
     return RuleSet("rewrites", *[each.rules for each in rules])
 
 
@@ -169,7 +169,7 @@ def rewrite(
         _refuse("unknown class of dtypes", "one of " + ", ".join(DTYPE_CLASSES),
                 {"dtypes": dtypes}, 'dtypes="float"')  # fmt: skip
     sides = _Sides(pattern, replacement, name, dtypes, domain, exact, lone)
-    rule = sides.checked(None if on is None else tuple(on))
+    rule = sides.checked_rewrite(None if on is None else tuple(on))
     rule.add()
     return rule
 
@@ -192,11 +192,11 @@ class _Sides:
         parameters = inspect.signature(self.pattern).parameters.values()
         return {p.name: p.default for p in parameters if p.default is not p.empty}
 
-    def checked(self, on: Types | None) -> Rewrite:
+    def checked_rewrite(self, on: Types | None) -> Rewrite:
         """The rule, if both sides agree wherever they are tried."""
         count = len(inspect.signature(self.pattern).parameters) - len(self.holes)
         choices = [on] if on is not None else self._choices(count)
-        tried = {types: self._traced(types, may_fail=on is None) for types in choices}
+        tried = {types: self._trace_pattern(types, may_fail=on is None) for types in choices}
         graphs = {types: graph for types, graph in tried.items() if graph is not None}
         if not graphs:
             _refuse("the pattern takes none of the operands it was tried with",
@@ -217,7 +217,7 @@ class _Sides:
         wide = dtypes or list(DTYPE_CLASSES[self.dtypes])[:2]
         return [(TensorType(d, s),) * count for d, s in product(wide, SHAPES)]
 
-    def _traced(
+    def _trace_pattern(
         self, types: Types, holes: Mapping[str, Any] | None = None, may_fail: bool = True
     ) -> Graph | None:
         """The pattern on operands of these types; None where it does not take them."""
@@ -246,27 +246,35 @@ class _Sides:
 
         @lru_cache(maxsize=256)
         def general(types: Types) -> Call | None:
-            return None if (graph := self._traced(types)) is None else made(graph, holes)
+            return (
+                None
+                if (graph := self._trace_pattern(types)) is None
+                else make_pattern(graph, holes)
+            )
 
-        def made(graph: Graph, holes: Mapping[str, Any]) -> Call | None:
+        def make_pattern(graph: Graph, holes: Mapping[str, Any]) -> Call | None:
             try:
                 return pattern_of(name, graph, holes, self.lone)
             except GraphError:
                 return None
 
-        def at(types: Types, found: Mapping[str, Any] | None) -> Call | None:
+        def pattern_at(types: Types, found: Mapping[str, Any] | None) -> Call | None:
             if any(kind.dtype not in allowed for kind in types):
                 return None
             if found is None:
                 return general(types)
-            return None if (graph := self._traced(types, found)) is None else made(graph, {})
+            return (
+                None
+                if (graph := self._trace_pattern(types, found)) is None
+                else make_pattern(graph, {})
+            )
 
         forms: dict[Call, Rule] = {}
         for types, graph in graphs.items():
             loose = loosened(pattern_of(f"rewrite {name}", graph, holes, self.lone))
             forms.setdefault(loose, Rule(
                 name, inspect.getdoc(self.replacement) or "", self.pattern, self.replacement,
-                types, holes, loose, exact=self.exact, domain=self.domain, at=at,
+                types, holes, loose, exact=self.exact, domain=self.domain, at=pattern_at,
             ))  # fmt: skip
         return list(forms.values())
 
@@ -320,12 +328,12 @@ class _Check:
         """Refuse a rule whose sides give different values, or different gradients."""
         generator = np.random.default_rng(0)
         for _ in range(TRIALS):
-            operands = [self._drawn(generator, kind) for kind in self.types]
+            operands = [self._draw_operand(generator, kind) for kind in self.types]
             self._check_values(operands)
             if all(_is_wide(kind.dtype) for kind in self.types if kind.dtype.is_inexact):
                 self._check_gradients(operands, generator)
 
-    def _drawn(self, generator: np.random.Generator, kind: TensorType) -> Array:
+    def _draw_operand(self, generator: np.random.Generator, kind: TensorType) -> Array:
         low, high = self.sides.domain
         shape = tuple(int(dim) for dim in kind.shape)
         drawn = generator.uniform(low, high, shape)
@@ -360,7 +368,7 @@ class _Check:
         if not moving or not out.dtype.is_inexact:
             return
         ct = wrap(np.asarray(generator.normal(size=out.shape)).astype(out.dtype.numpy))
-        found = [self._pulled(side, operands, moving, ct)
+        found = [self._pull_gradients(side, operands, moving, ct)
                  for side in (self.sides.pattern, self.sides.replacement)]  # fmt: skip
         left, right = found
         if left is None or right is None:  # derivatives are taken before rules are applied
@@ -369,7 +377,7 @@ class _Check:
             self._compare(f"the gradients in operand {place + 1} differ", operands, one, other,
                           8 * STEPS)  # fmt: skip
 
-    def _pulled(
+    def _pull_gradients(
         self, side: Function, operands: Sequence[Array], moving: Sequence[int], ct: Tensor
     ) -> list[Array] | None:
         """The gradients of a side; None where it has none."""

@@ -4,7 +4,7 @@ A draft knows one node. It names the node's buffers, writes sizes as expressions
 and strides into loops and offsets; neighbouring axes that every access runs through in one stretch
 become one loop.
 
->>> merged((2, 3, 4), ((12, 4, 1), (0, 4, 1)))
+>>> merge_axes((2, 3, 4), ((12, 4, 1), (0, 4, 1)))
 ((2, 12), ((12, 1), (0, 1)))
 """
 
@@ -95,13 +95,13 @@ class Draft:
 
     def extent(self, dim: Dimension) -> Scalar:
         """A size as an expression."""
-        return self.extents.of(dim)
+        return self.extents.extent_of(dim)
 
     def walk(
         self, prefix: str, shape: Shape, *steps: Sequence[Dimension]
     ) -> tuple[list[Loop], list[Scalar]]:
         """Loops over a shape, and for each access the offset that its strides lead to."""
-        dims, along = merged(shape, steps)
+        dims, along = merge_axes(shape, steps)
         loops = [
             (scalars.index(f"{prefix}{number}"), self.extent(dim))
             for number, dim in enumerate(dims)
@@ -124,7 +124,7 @@ class Draft:
     ) -> SingleKernel:
         """The finished kernel."""
         name = self.node.primitive.name
-        read = any(self.report in _stored(statement) for statement in body)
+        read = any(self.report in _stored_buffers(statement) for statement in body)
         buffers, values = (*self.operands, self.result), (*self.node.operands, *self.node.results)
         if read:
             buffers, values = (*buffers, self.report), (*values, self.error)
@@ -149,12 +149,12 @@ class Draft:
         return SingleKernel(kernel, values, (), work=work, checked=True)
 
 
-def _stored(statement: Statement) -> set[Buffer]:
+def _stored_buffers(statement: Statement) -> set[Buffer]:
     own = {statement.buffer} if isinstance(statement, Store) else set()
-    return own.union(*[_stored(each) for each in getattr(statement, "body", ())])
+    return own.union(*[_stored_buffers(each) for each in getattr(statement, "body", ())])
 
 
-def merged(
+def merge_axes(
     shape: Shape, steps: Sequence[Sequence[Dimension]]
 ) -> tuple[Shape, tuple[tuple[Dimension, ...], ...]]:
     """A shape with its strides, without axes of size 1, neighbours made one where they can be."""
@@ -192,17 +192,17 @@ def is_short(dtype: DType) -> bool:
     return dtype in (float16, bfloat16)
 
 
-def computed(dtype: DType) -> DType:
+def compute_dtype(dtype: DType) -> DType:
     """The dtype that elements are computed in."""
     return float32 if is_short(dtype) else dtype
 
 
-def wide(x: Scalar) -> Scalar:
+def widen_element(x: Scalar) -> Scalar:
     """An element in the dtype that it is computed in."""
-    return scalars.cast(x, computed(x.dtype))
+    return scalars.cast(x, compute_dtype(x.dtype))
 
 
-def both(conditions: Sequence[Scalar]) -> Scalar | None:
+def all_conditions(conditions: Sequence[Scalar]) -> Scalar | None:
     """Whether all conditions hold; None where there are none."""
     total: Scalar | None = None
     for each in conditions:
@@ -210,7 +210,7 @@ def both(conditions: Sequence[Scalar]) -> Scalar | None:
     return total
 
 
-def within(x: Scalar, extent: Scalar) -> Scalar:
+def is_within(x: Scalar, extent: Scalar) -> Scalar:
     """Whether an index is not below 0, and below an extent."""
     return scalars.and_(scalars.less_equal(ZERO, x), scalars.less(x, extent))
 

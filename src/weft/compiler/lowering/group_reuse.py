@@ -93,10 +93,10 @@ def rebound(made: Lowered, known: Signature, signature: Signature, name: str) ->
     other: dict[Any, Any] = dict(zip(known.numbers, signature.numbers, strict=True))
     kernel = replace(made.kernel, name=name)
     kernel.__dict__["digest"] = made.kernel.digest  # known, and the same
-    return replace(renamed(made, other.__getitem__), kernel=kernel)
+    return replace(rename_values(made, other.__getitem__), kernel=kernel)
 
 
-def renamed(made: L, named: Callable[[Any], Any]) -> L:
+def rename_values(made: L, named: Callable[[Any], Any]) -> L:
     """A lowered kernel over other values."""
     return replace(
         made,

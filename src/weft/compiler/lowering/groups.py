@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.fusion.element_reads import Reading
-from weft.compiler.fusion.grouping import Group, Root, Step, counted, is_reduction
+from weft.compiler.fusion.grouping import Group, Root, Step, counting_index, is_reduction
 from weft.compiler.fusion.long_sums import with_blocks
-from weft.compiler.fusion.split_reduction import computed
+from weft.compiler.fusion.split_reduction import accumulation_dtype
 from weft.compiler.lowering.group_reuse import Signature, rebound
 from weft.compiler.lowering.symbolic_size import Extents
 from weft.compiler.targets.limits import LoweringLimits
@@ -53,7 +53,7 @@ from weft.ir.loops import (
     Update,
     has_loops,
 )
-from weft.ir.scalar_functions import lowered, why_not_lowered
+from weft.ir.scalar_functions import lower_element, why_not_lowered
 from weft.ir.scalars import Buffer, Scalar
 from weft.ir.walking import one_number
 
@@ -136,17 +136,17 @@ class _Elements(Reading[Scalar]):
         found = self.lowering.locals.get(variable)
         if found is not None:
             return found
-        return self._loaded(variable, index)
+        return self._load_element(variable, index)
 
-    def _loaded(self, value: Variable | Literal, index: Index) -> Scalar:
-        return scalars.load(*self.lowering.located(value, index))
+    def _load_element(self, value: Variable | Literal, index: Index) -> Scalar:
+        return scalars.load(*self.lowering.locate_element(value, index))
 
     def literal(self, literal: Literal, index: Index) -> Scalar:
         """A number, or a load from an array of constants."""
         number = one_number(literal.value)
         if number is not None:
             return scalars.const(number.item(), literal.type.dtype)
-        return self._loaded(literal, index)
+        return self._load_element(literal, index)
 
     def number(self, value: Any, node: GraphNode) -> Scalar:
         """A number of the node's dtype."""
@@ -159,7 +159,7 @@ class _Elements(Reading[Scalar]):
 
     def operation(self, node: GraphNode, operands: list[Scalar]) -> Scalar:
         """The primitive's own lowering."""
-        return lowered(node.primitive, operands, node.results[0].type.dtype, node.params)
+        return lower_element(node.primitive, operands, node.results[0].type.dtype, node.params)
 
     def choice(self, conditions: Sequence[Condition], inside: Scalar, outside: Scalar) -> Scalar:
         """Select by the conditions; what is loaded inside is loaded only there."""
@@ -167,13 +167,13 @@ class _Elements(Reading[Scalar]):
         return (
             inside
             if holds is None
-            else scalars.select(holds, scalars.guarded(inside, holds), outside)
+            else scalars.select(holds, scalars.guard_loads(inside, holds), outside)
         )
 
     def only_where(self, conditions: Sequence[Condition], element: Scalar) -> Scalar:
         """The element, whose loads are made only where the conditions hold."""
         holds = self.lowering.condition(conditions)
-        return element if holds is None else scalars.guarded(element, holds)
+        return element if holds is None else scalars.guard_loads(element, holds)
 
 
 class _Lowering:
@@ -192,13 +192,13 @@ class _Lowering:
             for atom, _ in root.reads
             if isinstance(atom, Variable) and atom not in self.members
         }
-        self.joined = _joined(group)
+        self.joined = _whole_values(group)
         self.escaping = {v for v in self.members if self._escapes(v)}
 
     # --- loops -------------------------------------------------------------------------------
 
     @cached_property
-    def merged(self) -> list[list[int]]:
+    def merged_loops(self) -> list[list[int]]:
         """Neighbouring loops that are one loop, outer and inner apart."""
         outer, whole = len(self.group.outer), len(self.group.outer + self.group.inner)
         merged: list[list[int]] = []
@@ -223,7 +223,7 @@ class _Lowering:
     def extent(self, position: int) -> Scalar:
         """How often a merged loop runs."""
         total: Dimension = 1
-        for loop in self.merged[position]:
+        for loop in self.merged_loops[position]:
             total = total * (self.group.outer + self.group.inner)[loop]
         return self.dimension(total)
 
@@ -234,7 +234,7 @@ class _Lowering:
     def place(self, where: Affine, first: int = 0) -> Scalar:
         """An offset over the merged loops, or over those from loop number `first` on."""
         total = self.dimension(where.constant)
-        for position, loops in enumerate(self.merged):
+        for position, loops in enumerate(self.merged_loops):
             factor = where.factor(loops[-1])
             if factor != 0 and loops[0] >= first:
                 total = self.variable(position) * self.dimension(factor) + total
@@ -255,7 +255,7 @@ class _Lowering:
 
     def dimension(self, dim: Dimension) -> Scalar:
         """A size as an expression over the symbols, which the kernel is given."""
-        return self.extents.of(dim)
+        return self.extents.extent_of(dim)
 
     # --- values ------------------------------------------------------------------------------
 
@@ -267,16 +267,16 @@ class _Lowering:
             self.values[value] = known
         return known
 
-    def located(self, value: Variable | Literal, index: Index) -> tuple[Buffer, Scalar]:
+    def locate_element(self, value: Variable | Literal, index: Index) -> tuple[Buffer, Scalar]:
         """The buffer that holds a value, and where in it an element is."""
         where = offset(index, value.type.shape)
-        row = self.held.get(value)
+        row = self.held_rows.get(value)
         if row is None:
             return self.buffer(value), self.place(where)
         return row, self.place(where, len(self.group.outer))
 
     @cached_property
-    def held(self) -> dict[Variable | Literal, Buffer]:
+    def held_rows(self) -> dict[Variable | Literal, Buffer]:
         """Values that nothing but later loops over the same row reads: a row of each in scratch."""
         row = size(self.group.inner)
         if not self.group.inner or not isinstance(row, int) or self._is_column():
@@ -314,14 +314,16 @@ class _Lowering:
         """The kernel of the whole group."""
         self.elements = _Elements(self)
         for root in self.group.roots:
-            if root.variable in self._stored_roots and root.variable not in self.held:
+            if root.variable in self._stored_roots and root.variable not in self.held_rows:
                 self.buffer(root.target[0], "both")
         body = self._column_body() if self._is_column() else self._row_body()
-        body, known = _counted(body) if not self.extents.symbols else (body, {})
+        body, known = _count_at_run_time(body) if not self.extents.symbols else (body, {})
         body = with_blocks(body)
         sizes = (*self.extents.symbols, *known)
-        row = self.dimension(size(self.group.inner)) if self.held else None
-        scratch = tuple(Scratch(buffer, row) for buffer in self.held.values() if row is not None)
+        row = self.dimension(size(self.group.inner)) if self.held_rows else None
+        scratch = tuple(
+            Scratch(buffer, row) for buffer in self.held_rows.values() if row is not None
+        )
         kernel = Kernel(name, tuple(self.values.values()), sizes, body, scratch)
         made = {r.target[0] for r in self.group.roots if r.variable in self._stored_roots}
         written = tuple(v for v in self.values if v in made)
@@ -334,12 +336,12 @@ class _Lowering:
         The parts lie one after the other and make up the whole. Indices are within their bounds,
         so that what the other loops add stays below a part where nothing is added to it.
         """
-        if not self.merged or self.merged[0][0] >= len(self.group.outer):
+        if not self.merged_loops or self.merged_loops[0][0] >= len(self.group.outer):
             return {}
-        rows = [loops for loops in self.merged if loops[0] < len(self.group.outer)]
+        rows = [loops for loops in self.merged_loops if loops[0] < len(self.group.outer)]
         if len(rows) == 1 and self._is_column():
             return {}
-        first = self.merged[0]
+        first = self.merged_loops[0]
         count = size((self.group.outer + self.group.inner)[loop] for loop in first)
         accesses: dict[Variable | Literal, set[Affine]] = {}
         for root in self.group.roots:
@@ -414,8 +416,8 @@ class _Lowering:
         return [*loops, pending] if pending else loops
 
     def _row_body(self) -> tuple[Statement, ...]:
-        rows = [p for p, loops in enumerate(self.merged) if loops[0] < len(self.group.outer)]
-        inner = [p for p in range(len(self.merged)) if p not in rows]
+        rows = [p for p, loops in enumerate(self.merged_loops) if loops[0] < len(self.group.outer)]
+        inner = [p for p in range(len(self.merged_loops)) if p not in rows]
         if not self.group.inner:
             return self._nest(rows, self._stores(self.group.roots), vector=True)
         body: list[Statement] = []
@@ -473,25 +475,25 @@ class _Lowering:
     def _value(self, root: Root) -> Scalar:
         """One element of a root, or of what a reduction reads."""
         if not is_reduction(root.node):
-            return self.elements.of_node(root.node, counted(root.variable.type.shape, 0))
-        element = self.elements.at(root.node.operands[0], root.reduced)
+            return self.elements.of_node(root.node, counting_index(root.variable.type.shape, 0))
+        element = self.elements.at(root.node.operands[0], root.operand_index)
         return self._term(root.node, element)
 
     def _term(self, node: GraphNode, element: Scalar) -> Scalar:
         """What a reduction combines of an element: itself, where the definition says no more."""
         if node.primitive.lower is None:
             return element
-        dtype = computed(node.results[0].type.dtype)
-        return lowered(node.primitive, [element], dtype, node.params)
+        dtype = accumulation_dtype(node.results[0].type.dtype)
+        return lower_element(node.primitive, [element], dtype, node.params)
 
     def _store(self, root: Root, value: Scalar) -> Store:
-        return Store(*self.located(*root.target), value)
+        return Store(*self.locate_element(*root.target), value)
 
     def _row_value(self, root: Root, inner: Sequence[int]) -> list[Statement]:
         """A value per row: a reduction, or an operation on such; a local from here on."""
         dtype = root.variable.type.dtype
         value = self._value(root)
-        local = scalars.local(f"r{len(self.locals)}", computed(value.dtype))
+        local = scalars.local(f"r{len(self.locals)}", accumulation_dtype(value.dtype))
         statements: list[Statement] = []
         if root.is_reduction:
             wide = scalars.cast(value, local.dtype)
@@ -534,15 +536,15 @@ class _Lowering:
         return bool(along)
 
     def _column_body(self) -> tuple[Statement, ...]:
-        rows = [p for p, loops in enumerate(self.merged) if loops[0] < len(self.group.outer)]
-        inner = [p for p in range(len(self.merged)) if p not in rows]
+        rows = [p for p, loops in enumerate(self.merged_loops) if loops[0] < len(self.group.outer)]
+        inner = [p for p in range(len(self.merged_loops)) if p not in rows]
         body: list[Statement] = []
         for root in self.group.roots:
             body += self._row_value(root, inner)
         return self._nest(rows, tuple(body), vector=True)
 
 
-def _counted(
+def _count_at_run_time(
     body: tuple[Statement, ...],
 ) -> tuple[tuple[Statement, ...], dict[str, int]]:
     """A body that is one loop over elements, with its extent given at run time.
@@ -557,7 +559,7 @@ def _counted(
     return (replace(loop, extent=scalars.size("count")),), {"count": int(loop.extent.detail)}
 
 
-def _joined(group: Group) -> set[Variable]:
+def _whole_values(group: Group) -> set[Variable]:
     """The values that are made of parts which are all in a group."""
     counts = Counter(root.part.whole for root in group.roots if root.part is not None)
     parts = {root.part.whole: root.part.count for root in group.roots if root.part is not None}

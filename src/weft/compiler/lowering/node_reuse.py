@@ -21,7 +21,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from weft.compiler.lowering.group_reuse import renamed
+from weft.compiler.lowering.group_reuse import rename_values
 from weft.compiler.lowering.nodes import SingleKernel, single_kernels
 from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import DType
@@ -103,15 +103,17 @@ def _rebound(
     old = (*known.operands, *known.results, reported)
     names: dict[Any, Any] = dict(zip(old, (*node.operands, *node.results, error), strict=True))
 
-    def named(value: Any) -> Any:
+    def renamed_value(value: Any) -> Any:
         if value not in names:  # memory that the node's kernels share
             names[value] = Variable(value.type) if isinstance(value, Variable) else value
         return names[value]
 
     return tuple(
         replace(
-            renamed(each, named),
-            copied=None if each.copied is None else (named(each.copied[0]), named(each.copied[1])),
+            rename_values(each, renamed_value),
+            copied=None
+            if each.copied is None
+            else (renamed_value(each.copied[0]), renamed_value(each.copied[1])),
         )
         for each in made
     )

@@ -2,7 +2,7 @@
 
 >>> from weft.core.dimensions import symbol
 >>> extents = Extents()
->>> print(extents.of(symbol("batch") * 4 + 1), tuple(extents.symbols))
+>>> print(extents.extent_of(symbol("batch") * 4 + 1), tuple(extents.symbols))
 batch * 4 + 1 ('batch',)
 """
 
@@ -21,7 +21,7 @@ class Extents:
     def __init__(self) -> None:
         self.symbols: dict[str, None] = {}
 
-    def of(self, dim: Dimension) -> Scalar:
+    def extent_of(self, dim: Dimension) -> Scalar:
         """A size as an int64 expression."""
         if not isinstance(dim, Dim):
             return scalars.const(int(dim), INDEX)
@@ -35,6 +35,6 @@ class Extents:
 
     def _atom(self, atom: str | Floor) -> Scalar:
         if isinstance(atom, Floor):
-            return self.of(atom.numerator) // self.of(atom.denominator)
+            return self.extent_of(atom.numerator) // self.extent_of(atom.denominator)
         self.symbols[atom] = None
         return scalars.size(atom)

@@ -13,7 +13,7 @@ least time to compute again for the bytes that they free, whatever made them.
 ...     return x.sum()
 >>> flow = Flow(wf.ir.trace(wf.grad(f), *[wf.spec("float32", (64, 64))] * 2), Limits())
 >>> ladders = Ladders(flow)
->>> flow.weigh(frozenset()).peak, ladders.cheapest(200_000).peak, ladders.smallest.peak
+>>> flow.weigh(frozenset()).peak, ladders.cheapest(200_000).peak, ladders.smallest_choice.peak
 (212992, 196608, 147456)
 """
 
@@ -68,11 +68,17 @@ class Ladders:
         def rank(number: int) -> tuple[float, ...]:
             ladder = self._ladder(number)
             found = ladder.first(target)
-            return (1.0, ladder.least.peak) if found is None else (0.0, found.cost, found.peak)
+            return (
+                (1.0, ladder.lowest_step.peak) if found is None else (0.0, found.cost, found.peak)
+            )
 
         best = self._best(rank)
         found = None if best is None else self._ladder(best).first(target)
-        return None if best is None or found is None else self._ladder(best).pruned(found, target)
+        return (
+            None
+            if best is None or found is None
+            else self._ladder(best).prune_choice(found, target)
+        )
 
     def _best(self, rank: Callable[[int], tuple[float, ...]]) -> int | None:
         """The number of the ladder of least rank, looked for among a few, then beside the best."""
@@ -86,11 +92,11 @@ class Ladders:
         return None
 
     @property
-    def smallest(self) -> Weight:
+    def smallest_choice(self) -> Weight:
         """The choice that needs least memory."""
-        best = self._best(lambda number: (self._ladder(number).least.peak,))
+        best = self._best(lambda number: (self._ladder(number).lowest_step.peak,))
         nothing = self.flow.weigh(frozenset())
-        return nothing if best is None else min(nothing, self._ladder(best).least, key=_need)
+        return nothing if best is None else min(nothing, self._ladder(best).lowest_step, key=_need)
 
 
 def _need(weight: Weight) -> tuple[float, float]:
@@ -102,7 +108,7 @@ class Ladder:
 
     def __init__(self, flow: Flow, bound: int) -> None:
         cuts = list(_cuts(flow, bound))
-        self.flow, self.kept = flow.anchored(cuts)
+        self.flow, self.kept = flow.anchor_places(cuts)
         self.candidates = [v for v in self.flow.candidates if v not in self.kept]
         self._order: dict[Variable, None] = {}
         self.steps = [0]
@@ -121,7 +127,7 @@ class Ladder:
         return self.known[number]
 
     @property
-    def least(self) -> Weight:
+    def lowest_step(self) -> Weight:
         """The weight of the lowest step."""
         return min(map(self.weigh, self.ends), key=_need)
 
@@ -139,7 +145,7 @@ class Ladder:
                 low = middle + 1
         return self.weigh(high)
 
-    def pruned(self, weight: Weight, target: float) -> Weight:
+    def prune_choice(self, weight: Weight, target: float) -> Weight:
         """The choice without the values that need not be dropped for it to fit.
 
         What is made last before the peak is read first behind it: it lives there either way.

@@ -81,7 +81,7 @@ class _Facts:
         """The last place where something may fail."""
 
     @cached_property
-    def repeated(self) -> set[GraphNode]:
+    def repeatable_nodes(self) -> set[GraphNode]:
         """The nodes that give the same when they are done again, and have no other effect."""
         return {
             node
@@ -148,10 +148,10 @@ class Flow:
             if self.stored.isdisjoint(node.results):
                 touched.update(node.results)
             else:
-                self._places[place] = self._done(place, node, reads), reads
+                self._places[place] = self._place_done(place, node, reads), reads
         return sorted(self._places.values(), key=lambda each: each[0])
 
-    def _done(self, place: int, node: GraphNode, reads: tuple[Variable, ...]) -> int:
+    def _place_done(self, place: int, node: GraphNode, reads: tuple[Variable, ...]) -> int:
         """Where a node is done.
 
         An update of state, which makes outputs alone, is done as soon as what it reads is there,
@@ -210,7 +210,7 @@ class Flow:
         What may fail is not: no state could be written over before it. Loops are, as they are worth
         that, and the plan shows what it costs.
         """
-        return self._facts.repeated.issuperset(self.expression(value))
+        return self._facts.repeatable_nodes.issuperset(self.expression(value))
 
     def expression(self, value: Variable) -> list[GraphNode]:
         """The nodes that make a stored value from other stored values."""
@@ -264,7 +264,7 @@ class Flow:
     # --- cuts --------------------------------------------------------------------------------
 
     @cached_property
-    def _carried(self) -> dict[Variable, tuple[int, int]]:
+    def _carried_ranges(self) -> dict[Variable, tuple[int, int]]:
         """Where the values are made that nodes before the peak make, and where they read them last.
 
         Values that are not written to memory are among them, as they could be.
@@ -279,20 +279,20 @@ class Flow:
                 found.update(dict.fromkeys(node.results, (place, place)))
         return {v: life for v, life in found.items() if v not in self.free}
 
-    def carried(self, place: int) -> list[Variable]:
+    def carried_over(self, place: int) -> list[Variable]:
         """The values that nodes before the peak carry over a place, in order."""
-        return [v for v, (first, last) in self._carried.items() if first <= place < last]
+        return [v for v, (first, last) in self._carried_ranges.items() if first <= place < last]
 
     @cached_property
     def widths(self) -> list[int]:
         """The bytes that are carried over each place before the peak."""
         sizes = self._facts.sizes
-        lives = [(a, b - 1, sizes[v]) for v, (a, b) in self._carried.items() if b > a]
+        lives = [(a, b - 1, sizes[v]) for v, (a, b) in self._carried_ranges.items() if b > a]
         return self._curve(lives)
 
-    def anchored(self, places: Iterable[int]) -> tuple[Flow, set[Variable]]:
+    def anchor_places(self, places: Iterable[int]) -> tuple[Flow, set[Variable]]:
         """The flow in which all that is carried over some places is stored, and those values."""
-        kept = {value for place in places for value in self.carried(place)}
+        kept = {value for place in places for value in self.carried_over(place)}
         anchors = frozenset(kept - self.stored)
         return Flow(self.graph, self.limits, anchors, self.start, self), kept
 
@@ -382,7 +382,7 @@ def released(flow: Flow) -> Graph:
         if isinstance(flow.producer[v].primitive.kind, Contraction)
         and late.get(v, 0) > flow.made[v] + WAIT
     }
-    return _fenced(flow.graph, waiting) if waiting else flow.graph
+    return _fence_values(flow.graph, waiting) if waiting else flow.graph
 
 
 def prompt(flow: Flow) -> Graph:
@@ -410,7 +410,7 @@ def prompt(flow: Flow) -> Graph:
     return Graph(flow.graph.inputs, ordered, flow.graph.outputs, flow.graph.name)
 
 
-def _fenced(graph: Graph, values: set[Variable]) -> Graph:
+def _fence_values(graph: Graph, values: set[Variable]) -> Graph:
     """The graph with a barrier between some values and all that read them."""
     renamed: dict[Atom, Variable] = {}
     nodes: list[GraphNode] = []
@@ -442,9 +442,9 @@ class _Rewriting:
         self.nodes: list[GraphNode] = []
         self.clones: dict[Atom, Variable] = {}
         self.fences: dict[Atom, Variable] = {}
-        self.affected = self._affected()
+        self.affected = self._affected_values()
 
-    def _affected(self) -> set[Variable]:
+    def _affected_values(self) -> set[Variable]:
         """What is not there behind the peak: dropped values, and expressions that read them."""
         found: set[Variable] = set()
         for node in self.flow.graph.nodes[: self.flow.start]:

@@ -40,7 +40,7 @@ from weft.compiler.targets.target import Target
 from weft.core.errors import ArgumentError, ArgumentTypeError, OutOfMemoryError
 from weft.core.records import frozen
 from weft.ir.graph import Graph, Variable
-from weft.runtime.arena import readable
+from weft.runtime.arena import readable_size
 from weft.runtime.cache import entry_key, shared_disk
 from weft.runtime.stamps import program_sources
 
@@ -143,12 +143,12 @@ def fitted(graph: Graph, target: Target, budget: int, judge: Judge, outside: int
     """
     graph = optimize(graph, target)
     digest = " ".join([graph.digest(), *target.environment()])
-    known = _recalled(graph, target.limits, f"{digest} in {budget}", judge)
+    known = _recall_plan(graph, target.limits, f"{digest} in {budget}", judge)
     if known is not None and known.peak <= budget:
         return known.fit
     search = _Search(graph, target.limits, budget, judge, outside)
-    found = search.run() or search.lowest()
-    least = _least(search, digest)
+    found = search.run() or search.lowest_plan()
+    least = _least_plan(search, digest)
     if found is None and least.peak <= budget:
         found = least
     if found is None:
@@ -157,12 +157,12 @@ def fitted(graph: Graph, target: Target, budget: int, judge: Judge, outside: int
     return found.fit
 
 
-def _least(search: _Search, digest: str) -> _Plan:
+def _least_plan(search: _Search, digest: str) -> _Plan:
     """Of all plans of a graph that were ever seen, the one that needs least."""
     own = min(search.seen, key=lambda plan: plan.peak)
-    peak, choices = _noted(f"least {digest}")
+    peak, choices = _noted_choices(f"least {digest}")
     if choices is not None and peak < own.peak:
-        known = _recalled(search.graph, search.limits, f"least {digest}", search.judge)
+        known = _recall_plan(search.graph, search.limits, f"least {digest}", search.judge)
         if known is not None and known.peak < own.peak:
             return known
     if choices is None or peak != own.peak:
@@ -170,12 +170,12 @@ def _least(search: _Search, digest: str) -> _Plan:
     return own
 
 
-def _recalled(graph: Graph, limits: Limits, asked: str, judge: Judge) -> _Plan | None:
+def _recall_plan(graph: Graph, limits: Limits, asked: str, judge: Judge) -> _Plan | None:
     """The plan of choices that were made before."""
-    _, choices = _noted(asked)
+    _, choices = _noted_choices(asked)
     if choices is None:
         return None
-    fit = _followed(graph, limits, choices)
+    fit = _follow_choices(graph, limits, choices)
     return _Plan(fit, judge(fit.graph), tuple(choices))
 
 
@@ -190,7 +190,7 @@ def _note(asked: str, plan: _Plan) -> None:
     shared_disk().put(_key(asked), json.dumps(_notes[asked]).encode())
 
 
-def _noted(asked: str) -> tuple[int, Sequence[Choice] | None]:
+def _noted_choices(asked: str) -> tuple[int, Sequence[Choice] | None]:
     """The peak and the choices that were noted."""
     data = None if asked in _notes else shared_disk().get(_key(asked))
     peak, choices = _notes.get(asked, (0, None)) if data is None else json.loads(data)
@@ -201,29 +201,29 @@ def _key(asked: str) -> str:
     return entry_key(asked.encode(), "recomputation", program_sources())
 
 
-def _followed(graph: Graph, limits: Limits, choices: Sequence[Choice]) -> Fit:
+def _follow_choices(graph: Graph, limits: Limits, choices: Sequence[Choice]) -> Fit:
     """The graph after choices that were made before, round by round."""
     fit = Fit(released(Flow(graph, limits)) if choices else graph)
     for start, anchors, dropped in [choice for choice in choices if choice[0] >= 0]:
         ordered = prompt(Flow(fit.graph, limits))
         made = [value for node in ordered.nodes for value in node.results]
         flow = Flow(ordered, limits, frozenset(made[number] for number in anchors), start)
-        fit = _applied(fit, flow, frozenset(made[number] for number in dropped))
+        fit = _apply_choice(fit, flow, frozenset(made[number] for number in dropped))
     return fit
 
 
-def _numbered(flow: Flow, dropped: frozenset[Variable]) -> Choice:
+def _number_choice(flow: Flow, dropped: frozenset[Variable]) -> Choice:
     made = [value for node in flow.graph.nodes for value in node.results]
     anchors = [number for number, value in enumerate(made) if value in flow.anchors]
     return flow.start, anchors, [number for number, value in enumerate(made) if value in dropped]
 
 
-def _applied(fit: Fit, flow: Flow, dropped: frozenset[Variable]) -> Fit:
-    again = [_recomputed(flow, value) for value in values_again(flow, dropped)]
+def _apply_choice(fit: Fit, flow: Flow, dropped: frozenset[Variable]) -> Fit:
+    again = [_record_recomputed(flow, value) for value in values_again(flow, dropped)]
     return Fit(recomputing(flow, dropped), (*fit.recomputed, *again))
 
 
-def _recomputed(flow: Flow, value: Variable) -> Recomputed:
+def _record_recomputed(flow: Flow, value: Variable) -> Recomputed:
     node = flow.producer[value]
     size = bytes_of(value.type, {})
     return Recomputed(node.primitive.name, str(value.type), size, node.location)
@@ -248,26 +248,26 @@ class _Search:
         flow = Flow(self.graph, self.limits)
         plan: _Plan | None = None
         if flow.weigh(frozenset()).peak + self.outside <= HOPELESS * self.budget:
-            plan = self.drafted(Fit(self.graph))
+            plan = self.draft_plan(Fit(self.graph))
             if plan.peak <= self.budget:
                 return plan
         start = released(flow)
         if plan is not None and start is not self.graph:
-            plan = self.drafted(Fit(start), (RELEASED,))
-        return self._descended(Fit(start), plan)
+            plan = self.draft_plan(Fit(start), (RELEASED,))
+        return self._descend(Fit(start), plan)
 
-    def _descended(self, fit: Fit, plan: _Plan | None) -> _Plan | None:
+    def _descend(self, fit: Fit, plan: _Plan | None) -> _Plan | None:
         """The plan that fits after some rounds, each of which lowers a peak."""
         for _ in range(ROUNDS):
             if plan is not None and plan.peak <= self.budget:
                 return plan
-            found = _Round(self, fit if plan is None else plan.fit, plan).lowered()
+            found = _Round(self, fit if plan is None else plan.fit, plan).lower_peak()
             if found is None:
                 return None
             plan = found
         return plan if plan is not None and plan.peak <= self.budget else None
 
-    def lowest(self) -> _Plan | None:
+    def lowest_plan(self) -> _Plan | None:
         """The cheapest plan that fits of those that are seen on the way to the least.
 
         That way is the same whatever the budget, so that what one budget finds others do, too.
@@ -275,14 +275,14 @@ class _Search:
         fit = Fit(released(Flow(self.graph, self.limits)))
         down = _Search(self.graph, self.limits, 0, self.judge, self.outside)
         down.seen = self.seen
-        down._descended(fit, None)
+        down._descend(fit, None)
         _Round(down, fit, None).explore()
         if not self.seen:  # nothing can be dropped
-            self.drafted(fit, (RELEASED,))
+            self.draft_plan(fit, (RELEASED,))
         fitting = [plan for plan in self.seen if plan.peak <= self.budget]
         return min(fitting, key=lambda plan: plan.cost, default=None)
 
-    def drafted(self, fit: Fit, choices: tuple[Choice, ...] = (), cost: float = 0.0) -> _Plan:
+    def draft_plan(self, fit: Fit, choices: tuple[Choice, ...] = (), cost: float = 0.0) -> _Plan:
         """The plan of a graph."""
         plan = _Plan(fit, self.judge(fit.graph), choices, cost)
         self.outside = plan.outside
@@ -299,7 +299,7 @@ class _Round:
         self.ladders = Ladders(self.flow)
         self._tried: set[frozenset[Variable]] = set()
 
-    def lowered(self) -> _Plan | None:
+    def lower_peak(self) -> _Plan | None:
         """The cheapest plan that fits, or else the one that comes nearest; None if nothing helps.
 
         The model and the real plan differ by what is packed, fused and reordered: where a choice
@@ -309,8 +309,8 @@ class _Round:
         budget, best = self.search.budget, self.before
         target, refined = self._target(), 0
         for _ in range(ATTEMPTS):
-            weight = self.ladders.cheapest(target) or self.ladders.smallest
-            plan = self._drafted(weight)
+            weight = self.ladders.cheapest(target) or self.ladders.smallest_choice
+            plan = self._draft_choice(weight)
             if plan is None:
                 break
             if self.flow.others > target:  # of several hills this was one
@@ -329,11 +329,11 @@ class _Round:
 
     def explore(self) -> None:
         """Draft a few choices that drop less than all, one of which may need least."""
-        least, most = self.ladders.smallest.peak, self.flow.weigh(frozenset()).peak
+        least, most = self.ladders.smallest_choice.peak, self.flow.weigh(frozenset()).peak
         for part in EXPLORED:
             weight = self.ladders.cheapest(least + part * (most - least))
             if weight is not None:
-                self._drafted(weight)
+                self._draft_choice(weight)
 
     def _rank(self, plan: _Plan) -> tuple[float, float]:
         fits = plan.peak <= self.search.budget
@@ -346,15 +346,15 @@ class _Round:
             return allowed * USUAL
         return allowed * self.flow.weigh(frozenset()).peak / max(1, self.before.report.arena)
 
-    def _drafted(self, weight: Weight) -> _Plan | None:
+    def _draft_choice(self, weight: Weight) -> _Plan | None:
         """The plan of a choice; None if it was seen before, or is none."""
         if weight.dropped in self._tried or not weight.dropped:
             return None
         self._tried.add(weight.dropped)
-        fit = _applied(self.fit, weight.flow, weight.dropped)
+        fit = _apply_choice(self.fit, weight.flow, weight.dropped)
         choices, cost = (self.before.choices, self.before.cost) if self.before else ((), 0.0)
-        choices = (*choices, _numbered(weight.flow, weight.dropped))
-        return self.search.drafted(fit, choices, cost + weight.cost)
+        choices = (*choices, _number_choice(weight.flow, weight.dropped))
+        return self.search.draft_plan(fit, choices, cost + weight.cost)
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def _too_large(report: MemoryReport, budget: int, fit: Fit) -> OutOfMemoryError:
     over = report.peak - budget
     again = "everything computed again that helps" if fit.recomputed else "nothing to recompute"
     fixed = {
-        name: readable(size)
+        name: readable_size(size)
         for name in ("inputs", "outputs", "constants", "temporary")
         if (size := getattr(report, name))
     }
@@ -373,14 +373,14 @@ def _too_large(report: MemoryReport, budget: int, fit: Fit) -> OutOfMemoryError:
     outside = report.peak - report.arena
     return OutOfMemoryError(
         "jit",
-        f"the program needs {readable(report.peak)}, {readable(over)} more than it was given, "
-        f"with {again}",
-        expected=f"at most {readable(budget)}",
-        got={**fixed, "arena": readable(report.arena), **stays},
+        f"the program needs {readable_size(report.peak)}, {readable_size(over)} more than it was "
+        f"given, with {again}",
+        expected=f"at most {readable_size(budget)}",
+        got={**fixed, "arena": readable_size(report.arena), **stays},
         note="the largest values that stay"
         if outside < budget
-        else f"arguments, state and results alone are {readable(outside)}",
-        fix=f'memory="{_rounded(report.peak)}", a smaller batch, or 16-bit floats',
+        else f"arguments, state and results alone are {readable_size(outside)}",
+        fix=f'memory="{_size_text(report.peak)}", a smaller batch, or 16-bit floats',
         at=at,
     )
 
@@ -388,10 +388,10 @@ def _too_large(report: MemoryReport, budget: int, fit: Fit) -> OutOfMemoryError:
 def _place(value: LiveValue) -> str:
     """The size of a value, its type, and the line that it comes from."""
     where = "" if value.at is None else f" from {str(value.at).partition(', in ')[0]}"
-    return f"{readable(value.bytes)}, {value.type}{where}"
+    return f"{readable_size(value.bytes)}, {value.type}{where}"
 
 
-def _rounded(size: int) -> str:
+def _size_text(size: int) -> str:
     """An amount that is at least as large, as people write it."""
     unit, name = (10**6, "MB") if size >= 10**7 else (10**3, "kB")
     return f"{-(-size // unit)}{name}"

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TypeAlias
 
-from weft.compiler.plan.in_place import replacing
+from weft.compiler.plan.in_place import replaceable_inputs
 from weft.compiler.plan.launch import (
     Kind,
     Launch,
@@ -58,15 +58,17 @@ class Loop:
     reverse: bool = False
 
     @cached_property
-    def kept(self) -> list[int]:
+    def kept_carries(self) -> list[int]:
         """The carries that a step may change where they are."""
-        return [number for number, _ in staying(self.node, self.plans[0])]
+        return [number for number, _ in carries_in_place(self.node, self.plans[0])]
 
     @property
     def in_place(self) -> tuple[tuple[Variable, Variable], ...]:
         """Results that may take the place of what their carries begin with."""
-        operands = [self.node.operands[self.num_consts + number] for number in self.kept]
-        pairs = zip([self.node.results[number] for number in self.kept], operands, strict=True)
+        operands = [self.node.operands[self.num_consts + number] for number in self.kept_carries]
+        pairs = zip(
+            [self.node.results[number] for number in self.kept_carries], operands, strict=True
+        )
         return tuple((result, atom) for result, atom in pairs if isinstance(atom, Variable))
 
     def bytes(self, sizes: Sizes) -> int:
@@ -77,7 +79,7 @@ class Loop:
         """Where the spare places of carries begin in scratch memory, and where the last ends."""
         places = [max(plan.planner.at(sizes).peak for plan in self.plans)]
         for number, kind in enumerate(self.plans[0].graph.output_types[: self.num_carry]):
-            spare = 0 if number in self.kept else _aligned(bytes_of(kind, sizes))
+            spare = 0 if number in self.kept_carries else _aligned_size(bytes_of(kind, sizes))
             places.append(places[-1] + spare)
         return places
 
@@ -143,11 +145,14 @@ def control_launch(node: GraphNode, plan: Planned) -> Launch | None:
     )  # fmt: skip
 
 
-def staying(node: GraphNode, body: ProgramPlan) -> list[tuple[int, int]]:
+def carries_in_place(node: GraphNode, body: ProgramPlan) -> list[tuple[int, int]]:
     """The carries that a step of a loop may change where they are: as output and as input."""
     if node.primitive.name not in ("scan", "while"):
         return []
-    first, allowed = node.params["num_consts"], replacing(body.launches, body.graph, body.root)
+    first, allowed = (
+        node.params["num_consts"],
+        replaceable_inputs(body.launches, body.graph, body.root),
+    )
     count = node.params.get("num_carry", len(node.results))
     return [(n, first + n) for n in range(count) if first + n in allowed.get(n, ())]
 
@@ -185,5 +190,5 @@ def _switch(node: GraphNode, plan: Planned) -> Choice:
     )
 
 
-def _aligned(size: int) -> int:
+def _aligned_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT

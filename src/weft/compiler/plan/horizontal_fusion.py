@@ -30,7 +30,7 @@ USUAL = 128
 programs, not machines."""
 
 
-def scheduled(
+def schedule_launches(
     launches: Sequence[Launch], graph: Graph, root: Root, limits: PlanLimits
 ) -> list[Launch]:
     """The launches in the order in which they run; those that run as one are one launch."""
@@ -45,7 +45,7 @@ def scheduled(
     inputs = set(graph.inputs)
     tasks = [_task(launch, root, sizes, inputs) for launch in launches]
     order = schedule(tasks, bytes_of, limits.filling_chunks)
-    return [_grouped([launches[number] for number in numbers]) for numbers in order]
+    return [_group_launches([launches[number] for number in numbers]) for numbers in order]
 
 
 class _UsualSizes:
@@ -75,7 +75,7 @@ def _task(launch: Launch, root: Root, sizes: _UsualSizes, inputs: set[Variable])
     return Task(reads, writes, work, launch.work is not None, launch.is_pinned, replaces)
 
 
-def _grouped(launches: Sequence[Launch]) -> Launch:
+def _group_launches(launches: Sequence[Launch]) -> Launch:
     """Launches that run as one; one launch as it is."""
     if len(launches) == 1:
         return launches[0]

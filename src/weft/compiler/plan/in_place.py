@@ -50,7 +50,7 @@ def _free_pairs(launch: Launch, root: Root) -> Iterator[tuple[Variable, Variable
             yield stored, other
 
 
-def reused(
+def choose_places(
     found: Mapping[Variable, Sequence[Variable]], within: Callable[[Variable], bool]
 ) -> dict[Variable, Variable]:
     """A place for each stored value that has one among the values asked for, each given once."""
@@ -77,11 +77,13 @@ def donations(launches: Sequence[Launch], graph: Graph, root: Root) -> dict[int,
         for value in launch.writes
     }
     late = {value for launch in launches[safe:] for value in launch.writes} - early
-    found = replacing(launches, graph, root)
+    found = replaceable_inputs(launches, graph, root)
     return {output: given for output, given in found.items() if graph.outputs[output] in late}
 
 
-def replacing(launches: Sequence[Launch], graph: Graph, root: Root) -> dict[int, tuple[int, ...]]:
+def replaceable_inputs(
+    launches: Sequence[Launch], graph: Graph, root: Root
+) -> dict[int, tuple[int, ...]]:
     """For each output the inputs whose place it may take while the launches run, by position.
 
     The input must not be an output itself, and no other output may share the memory.

@@ -223,7 +223,7 @@ def substitute_all(dim: Dimension, sizes: Sizes) -> int:
     return int(substitute(dim, dict(sizes)))
 
 
-def static(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
+def static_shape(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     """A shape as numbers."""
     return tuple(substitute_all(dim, sizes) for dim in shape)
 
@@ -240,12 +240,12 @@ def byte_count(kind: TensorType) -> Dimension:
 
 def bound_params(node: GraphNode, sizes: Sizes) -> dict[str, Any]:
     """The parameters that a node's reference takes: with numbers for symbols, in graphs too."""
-    return {key: _bound(value, sizes) for key, value in node.params.items()}
+    return {key: _bind_sizes(value, sizes) for key, value in node.params.items()}
 
 
-def _bound(value: Any, sizes: Sizes) -> Any:
+def _bind_sizes(value: Any, sizes: Sizes) -> Any:
     if isinstance(value, tuple):
-        return tuple(_bound(each, sizes) for each in value)
+        return tuple(_bind_sizes(each, sizes) for each in value)
     if isinstance(value, Graph):
         return resolve_graph(value, lambda dim: substitute(dim, dict(sizes)))
     return substitute_all(value, sizes) if hasattr(value, "symbols") else value

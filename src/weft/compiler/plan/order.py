@@ -28,13 +28,17 @@ def early(launches: Sequence[Launch], root: Root) -> list[Launch]:
     for place, launch in enumerate(launches):
         for value in launch.writes:
             writers.setdefault(root(value), []).append(place)
-    needs = [_needed(launch, place, writers, root) for place, launch in enumerate(launches)]
+    needs = [
+        _needed_launches(launch, place, writers, root) for place, launch in enumerate(launches)
+    ]
     _keep_effects_in_order(launches, needs)
     wishes = _possible(needs, _wishes(launches, writers, root))
-    return [launches[place] for place in _sorted(needs, wishes)]
+    return [launches[place] for place in _sort_places(needs, wishes)]
 
 
-def _needed(launch: Launch, place: int, writers: dict[Value, list[int]], root: Root) -> set[int]:
+def _needed_launches(
+    launch: Launch, place: int, writers: dict[Value, list[int]], root: Root
+) -> set[int]:
     """Those that write what a launch reads; before one that writes, those that begin that.
 
     A value that is begun by one launch and changed by another is read by those that follow only.
@@ -91,7 +95,7 @@ def _possible(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[set
     if not bits:
         return list(wishes)
     before = [0] * len(needs)  # a bit for each launch with wishes that must come before
-    for place in _sorted(needs, [set() for _ in needs]):
+    for place in _sort_places(needs, [set() for _ in needs]):
         for other in needs[place]:
             before[place] |= before[other] | bits.get(other, 0)
     return [
@@ -100,7 +104,7 @@ def _possible(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[set
     ]
 
 
-def _sorted(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[int]:
+def _sort_places(needs: Sequence[set[int]], wishes: Sequence[set[int]]) -> list[int]:
     """The places, each behind those it needs, and those it would like to be behind.
 
     Where nothing else can go on, the first that has what it needs no longer has wishes.

@@ -29,8 +29,8 @@ from weft.compiler.pipeline import (
     optimize_with_report,
 )
 from weft.compiler.plan.control_flow import control_launch
-from weft.compiler.plan.horizontal_fusion import USUAL, scheduled
-from weft.compiler.plan.in_place import donations, places, reused
+from weft.compiler.plan.horizontal_fusion import USUAL, schedule_launches
+from weft.compiler.plan.in_place import choose_places, donations, places
 from weft.compiler.plan.launch import (
     Kind,
     Launch,
@@ -43,7 +43,7 @@ from weft.compiler.plan.launch import (
     one,
 )
 from weft.compiler.plan.program_plan import ProgramPlan, root_of, symbols_of
-from weft.compiler.plan.row_fusion import chained
+from weft.compiler.plan.row_fusion import chain_launches
 from weft.compiler.plan.stage_log import StageLog
 from weft.compiler.plan.verify import verify_plan
 from weft.compiler.targets.target import Target
@@ -226,11 +226,13 @@ def _order(
     """Launches fused by rows, in the order of the schedule; others read what is read later."""
     log, limits = shared.log, shared.target.limits.plan
     start = log.begin()
-    fused = continue_joins(chained(launches, (*graph.outputs, *read_later), graph, root, limits))
+    fused = continue_joins(
+        chain_launches(launches, (*graph.outputs, *read_later), graph, root, limits)
+    )
     together = [each for each in fused if each.kind is Kind.ROW_FUSION]
     log.end(ROW_FUSION, start, len(launches), len(fused), {"fused by rows": len(together)})
     start = log.begin()
-    order = scheduled(fused, graph, root, limits)
+    order = schedule_launches(fused, graph, root, limits)
     grouped = [each for each in order if each.kind is Kind.GROUPED]
     log.end(SCHEDULE, start, len(fused), len(order), {"groups that run as one": len(grouped)})
     return order
@@ -271,7 +273,7 @@ def live_ranges(
                 first.setdefault(value, position)
                 last[value] = len(launches) if value in kept else position
     scratch = {each.nested.scratch: each.nested.form.bytes for each in launches if each.nested}
-    replaced = reused(places(launches, root), first.__contains__)
+    replaced = choose_places(places(launches, root), first.__contains__)
     return [
         Lifetime(
             str(slots[v]),

@@ -125,7 +125,7 @@ def _lines(plan: ProgramPlan, sizes: Sizes, indent: str) -> Iterator[str]:
     memory = plan.planner.at(sizes) if bound else None
     seen: set[Value] = set()
 
-    def named(value: Value) -> str:
+    def value_name(value: Value) -> str:
         slot = plan.slot(value)
         if value in seen or isinstance(value, Literal):
             return f"v{slot}" if value in seen else f"constant {value.type}"
@@ -133,14 +133,17 @@ def _lines(plan: ProgramPlan, sizes: Sizes, indent: str) -> Iterator[str]:
         offset = None if memory is None else memory.offsets.get(str(slot))
         return f"v{slot}: {value.type}" + ("" if offset is None else f" @{offset}")
 
-    inputs = ", ".join(map(named, plan.graph.inputs))
-    outputs = ", ".join(map(named, plan.graph.outputs))
+    inputs = ", ".join(map(value_name, plan.graph.inputs))
+    outputs = ", ".join(map(value_name, plan.graph.outputs))
     peak = "" if memory is None else f", {memory.peak} bytes"
     yield f"{indent}plan({inputs}) -> {outputs}{peak} {{"
     for number, launch in enumerate(plan.launches):
         once = "once " if number < plan.once else ""
         given = [v for v in launch.values if v not in launch.writes or v in launch.updates]
-        values, results = ", ".join(map(named, given)), ", ".join(map(named, launch.writes))
+        values, results = (
+            ", ".join(map(value_name, given)),
+            ", ".join(map(value_name, launch.writes)),
+        )
         yield f"{indent}  {results} = {once}{launch.kind} {launch.name}({values})"
         for inside in launch.nested.plans if launch.nested else ():
             yield from _lines(inside, sizes, indent + "    ")

@@ -46,7 +46,7 @@ class Stage:
     few: Dimension
 
 
-def chained(
+def chain_launches(
     launches: Sequence[Launch],
     outputs: Sequence[Value],
     graph: Graph,
@@ -70,7 +70,7 @@ def _lazy(launches: Sequence[Launch], root: Root) -> list[int]:
     # a join has several, one for each of its parts
     makers: dict[Value, list[int]] = {}
 
-    def awaited(place: int) -> set[int]:
+    def awaited_launches(place: int) -> set[int]:
         """The launches before one that wait, and make what it reads or begin what it writes."""
         found = {p for value in launches[place].values for p in makers.get(root(value), ())}
         return {other for other in found if other < place} & waiting
@@ -78,14 +78,16 @@ def _lazy(launches: Sequence[Launch], root: Root) -> list[int]:
     def put(place: int) -> None:
         needed, unseen = {place}, [place]
         while unseen:
-            others = awaited(unseen.pop()) - needed
+            others = awaited_launches(unseen.pop()) - needed
             needed |= others
             unseen += others
         waiting.difference_update(needed)
         order.extend(sorted(needed))
 
     for place, launch in enumerate(launches):
-        if is_sum(launch) or (awaited(place) and launch.group is not None and not launch.by_rows):
+        if is_sum(launch) or (
+            awaited_launches(place) and launch.group is not None and not launch.by_rows
+        ):
             for value in launch.writes:
                 makers.setdefault(root(value), []).append(place)
             waiting.add(place)
@@ -134,11 +136,13 @@ class _Chains:
         chains: dict[int, _Chain] = {}
         for position, launch in enumerate(self.launches):
             if position not in self.taken and self.is_start(launch):
-                chains[position] = _Chain(self, position, _beside_product).begun().grown()
+                chains[position] = (
+                    _Chain(self, position, _beside_product).extend_backward().extend_forward()
+                )
                 self.take(chains[position])
         for position in self.row_kernels() if self.sums else ():
             if position not in self.taken:
-                chains[position] = _Chain(self, position, _beside_sum).summed()
+                chains[position] = _Chain(self, position, _beside_sum).extend_by_sums()
                 self.take(chains[position])
         made = {p: chain.launch() for p, chain in chains.items() if len(chain.stages) > 1}
         return [
@@ -203,7 +207,7 @@ class _Chain:
         self.width = {self.chains.root(value): launch.by_rows[value] for value in launch.writes}
         return Stage(launch, 1, 1)
 
-    def begun(self) -> _Chain:
+    def extend_backward(self) -> _Chain:
         """The chain with the launch before it that makes its left operand, if that fits."""
         chains, (start,), (own,) = self.chains, self.positions, self.stages
         left = chains.root(own.launch.values[0])
@@ -229,26 +233,28 @@ class _Chain:
             self.seen.pop(left, None)
         return self
 
-    def grown(self) -> _Chain:
+    def extend_forward(self) -> _Chain:
         """The chain with as many of the launches that follow as fit, and then with sums."""
         count, most = len(self.stages), self.chains.limits.fused_launches
-        while count < most and any(self.added(position) for position in self.following()):
+        while count < most and any(
+            self.add_stage(position) for position in self.following_launches()
+        ):
             count += 1
-        return self.summed()
+        return self.extend_by_sums()
 
-    def following(self) -> list[int]:
+    def following_launches(self) -> list[int]:
         """The launches that read what the chain makes, but for those at its ends."""
         found = {p for value in self.width for p in self.chains.readers.get(value, ())}
         return sorted(found.difference(self.positions, self.chains.sums, self.chains.packs))
 
-    def summed(self) -> _Chain:
+    def extend_by_sums(self) -> _Chain:
         """The chain with sums over rows that it makes or reads, and packing of what it makes."""
         if self.stages:
             for position in self.chains.sums:
-                self.added(position)
+                self.add_stage(position)
             for position in self.chains.packs:
                 if self.is_last(position):
-                    self.added(position)
+                    self.add_stage(position)
         return self
 
     def is_last(self, position: int) -> bool:
@@ -258,7 +264,7 @@ class _Chain:
             return False
         return self.chains.first_reader([value], [*self.positions, position]) is None
 
-    def added(self, position: int) -> bool:
+    def add_stage(self, position: int) -> bool:
         """Whether a launch fits as the next stage; if so it is."""
         chains, launch = self.chains, self.chains.launches[position]
         moved = not launch.updates and chains.are_made(launch, self.end, self.positions)

@@ -59,8 +59,8 @@ def schedule(tasks: Sequence[Task], sizes: Mapping[Hashable, int], large: float)
     for window in (WINDOW, 0):
         head = _ensembles(body, tasks, window, large)
         if peak([*head, *tail], tasks, sizes) <= allowed:
-            return [*_reordered(head, tail, tasks, sizes), *tail]
-    return _reordered(plain, [], tasks, sizes)
+            return [*_reorder_launches(head, tail, tasks, sizes), *tail]
+    return _reorder_launches(plain, [], tasks, sizes)
 
 
 def peak(launches: Sequence[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]) -> int:
@@ -68,16 +68,18 @@ def peak(launches: Sequence[Launch], tasks: Sequence[Task], sizes: Mapping[Hasha
     last = _last_readers(launches, tasks)
     live = most = 0
     for place, launch in enumerate(launches):
-        live += sum(sizes.get(value, 0) for value in _of(launch, tasks, _writes))
+        live += sum(sizes.get(value, 0) for value in _values_of_launch(launch, tasks, _writes))
         most = max(most, live)
-        ended = {v for v in _of(launch, tasks, _all) if last[v] == place}
+        ended = {v for v in _values_of_launch(launch, tasks, _all) if last[v] == place}
         live -= sum(sizes.get(value, 0) for value in ended)
     return most
 
 
 def _last_readers(launches: Sequence[Launch], tasks: Sequence[Task]) -> dict[Hashable, int]:
     return {
-        value: place for place, launch in enumerate(launches) for value in _of(launch, tasks, _all)
+        value: place
+        for place, launch in enumerate(launches)
+        for value in _values_of_launch(launch, tasks, _all)
     }
 
 
@@ -90,7 +92,7 @@ def _all(task: Task) -> Iterable[Hashable]:
     return (*task.reads, *task.writes)
 
 
-def _of(
+def _values_of_launch(
     launch: Launch, tasks: Sequence[Task], values: Callable[[Task], Iterable[Hashable]]
 ) -> dict[Hashable, None]:
     """The values of all tasks of a launch, each once."""
@@ -152,7 +154,7 @@ def _is_small(task: Task, large: float) -> bool:
 # --- order ---------------------------------------------------------------------------------------
 
 
-def _reordered(
+def _reorder_launches(
     head: list[Launch], tail: list[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]
 ) -> list[Launch]:
     """The launches in an order that needs less memory, if one is found."""
@@ -165,10 +167,10 @@ def _frugal(
     head: list[Launch], tail: list[Launch], tasks: Sequence[Task], sizes: Mapping[Hashable, int]
 ) -> list[Launch]:
     """Of the launches that can run, the first that frees what it takes; else the first."""
-    waiting = _waiting(head, tasks)
+    waiting = _launches_before(head, tasks)
     readers: dict[Hashable, int] = {}
     for launch in (*head, *tail):
-        for value in _of(launch, tasks, _all):
+        for value in _values_of_launch(launch, tasks, _all):
             readers[value] = readers.get(value, 0) + 1
     followers: dict[int, list[int]] = {}
     for place, needed in enumerate(waiting):
@@ -181,7 +183,7 @@ def _frugal(
         place = next((p for p in ready if _gain(head[p], tasks, sizes, readers) >= 0), ready[0])
         ready.remove(place)
         order.append(head[place])
-        for value in _of(head[place], tasks, _all):
+        for value in _values_of_launch(head[place], tasks, _all):
             readers[value] -= 1
         for follower in followers.get(place, ()):
             counts[follower] -= 1
@@ -198,11 +200,11 @@ def _gain(
     readers: Mapping[Hashable, int],
 ) -> int:
     """The bytes that are free after a launch and were not before."""
-    ended = sum(sizes.get(v, 0) for v in _of(launch, tasks, _all) if readers[v] == 1)
-    return ended - sum(sizes.get(v, 0) for v in _of(launch, tasks, _writes))
+    ended = sum(sizes.get(v, 0) for v in _values_of_launch(launch, tasks, _all) if readers[v] == 1)
+    return ended - sum(sizes.get(v, 0) for v in _values_of_launch(launch, tasks, _writes))
 
 
-def _waiting(head: Sequence[Launch], tasks: Sequence[Task]) -> list[set[int]]:
+def _launches_before(head: Sequence[Launch], tasks: Sequence[Task]) -> list[set[int]]:
     """For each launch those that must come before it."""
     writer: dict[Hashable, int] = {}
     readers: dict[Hashable, set[int]] = {}

@@ -24,13 +24,13 @@ from weft.compiler.fusion.costs import Sizes, bytes_of, number, operations
 from weft.compiler.fusion.grouping import Group, why_stored
 from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.pipeline import StageReport
-from weft.compiler.plan.control_flow import Nested, staying
+from weft.compiler.plan.control_flow import Nested, carries_in_place
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
 from weft.compiler.report.memory_use import MemoryReport, Recomputed, memory_report
 from weft.compiler.report.stages import stage_lines, stage_reports
-from weft.compiler.report.text import amount, counted, place, several
+from weft.compiler.report.text import amount, count_text, names_with_counts, place
 from weft.compiler.targets.target import Donation, Target, default_target
 from weft.core.errors import ArgumentError, ArgumentTypeError, Unsupported
 from weft.core.locations import Location
@@ -40,7 +40,7 @@ from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode, Variable
 from weft.ir.printing import name_variables
 from weft.ir.scalar_functions import why_not_lowered
-from weft.runtime.arena import readable
+from weft.runtime.arena import readable_size
 
 __all__ = ["Explanation", "KernelReport", "StoredValue", "explain", "kernel_reports"]
 
@@ -104,13 +104,13 @@ class KernelReport:
 
     def __str__(self) -> str:
         head = f"{self.name:<12} {self.kind:<10} {self.space}"
-        costs = f"{amount(self.flops)}FLOP, {readable(self.read)} read,"
-        lines = [f"{head:<52} {costs} {readable(self.written)} written"]
+        costs = f"{amount(self.flops)}FLOP, {readable_size(self.read)} read,"
+        lines = [f"{head:<52} {costs} {readable_size(self.written)} written"]
         if self.members:
             return "\n".join([*lines, *self._members()])
         lines += [f"    by reference: {self.reason}"] if self.reason else []
         for line, names in self.lines.items():
-            lines.append(f"    {counted(names)}")
+            lines.append(f"    {names_with_counts(names)}")
             lines += [f"        {line}"] if line else []
         for value in self.stored:
             lines.append(f"    stores {value.name}: {value.type}, {value.reason}")
@@ -127,10 +127,11 @@ class KernelReport:
         for members in alike.values():
             first, count = members[0], len(members)
             name = first.name if count == 1 else f"{first.name} ×{count}"
-            yield f"    {name}: {counted([member.space for member in members])}"
-            yield f"        {counted(first.primitives)}"
+            yield f"    {name}: {names_with_counts([member.space for member in members])}"
+            yield f"        {names_with_counts(first.primitives)}"
             yield from [f"            {line}" for line in first.lines if line]
-            yield f"        stores {counted([each.type for m in members for each in m.stored])}"
+            stored_types = [each.type for member in members for each in member.stored]
+            yield f"        stores {names_with_counts(stored_types)}"
 
 
 @frozen(slots=False)
@@ -211,18 +212,18 @@ class Explanation:
 
     def _head(self) -> Iterator[str]:
         kinds = [kernel.kind for kernel in self.kernels]
-        counts = [several(kinds.count(k), *words) for k, words in _KINDS.items() if k in kinds]
+        counts = [count_text(kinds.count(k), *words) for k, words in _KINDS.items() if k in kinds]
         nodes = f"{len(self.graph.nodes)} nodes recorded, {len(self.optimized.nodes)} after passes"
         yield f"{nodes}: {', '.join(counts) or 'nothing to compute'}"
         if self.sizes:
             yield "sizes: " + ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
         read, written = (sum(getattr(k, s) for k in self.kernels) for s in ("read", "written"))
         yield (
-            f"{amount(self.flops)}FLOP, {readable(read)} read, {readable(written)} written; "
-            f"peak memory {readable(self.memory.peak)}"
+            f"{amount(self.flops)}FLOP, {readable_size(read)} read, "
+            f"{readable_size(written)} written; peak memory {readable_size(self.memory.peak)}"
         )
         if self.recomputed:
-            saved = readable(sum(value.bytes for value in self.recomputed))
+            saved = readable_size(sum(value.bytes for value in self.recomputed))
             yield f"{len(self.recomputed)} values of {saved} are computed again to save memory"
 
 
@@ -360,7 +361,7 @@ class _Reports:
             return self.chain(launch)
         if launch.kind is Kind.COPY or (launch.updates and launch.group is None):
             return self.update(launch)
-        nodes = self.fused(launch.group) if launch.group else self._single(launch)
+        nodes = self.fused_nodes(launch.group) if launch.group else self._single(launch)
         reads = {v for v in launch.values if v not in launch.writes}
         writes = [v for v in launch.writes if v in self.names or v in self.packed]
         return KernelReport(
@@ -370,7 +371,7 @@ class _Reports:
             if launch.group
             else " · ".join(str(v.type) for v in launch.values if v in reads),
             tuple(nodes),
-            tuple(self.stored(launch, value) for value in writes),
+            tuple(self.stored_value(launch, value) for value in writes),
             why_by_reference(launch.node) if launch.node is not None else "",
             sum(bytes_of(value.type, self.sizes) for value in reads),
             sum(bytes_of(value.type, self.sizes) for value in writes),
@@ -391,7 +392,7 @@ class _Reports:
             if there
             else " · ".join(str(v.type) for v in launch.values[:-1]),
             () if copies else (node,),
-            () if copies else (self.stored(launch, result),),
+            () if copies else (self.stored_value(launch, result),),
             "",
             touched + sum(bytes_of(value.type, self.sizes) for value in others),
             touched,
@@ -401,7 +402,7 @@ class _Reports:
     def control(self, launch: Launch, nested: Nested) -> KernelReport:
         """The report of a loop or a choice: what is inside, as often as it is known to be run."""
         node, name = nested.node, nested.node.primitive.name
-        stay = [staying(node, nested.plans[0]), *[()] * (len(nested.plans) - 1)]
+        stay = [carries_in_place(node, nested.plans[0]), *[()] * (len(nested.plans) - 1)]
         pairs = zip(nested.plans, stay, strict=True)
         inner = [tuple(kernel_reports(part, self.sizes, donated)) for part, donated in pairs]
         steps = nested.form.steps(self.sizes)
@@ -417,7 +418,7 @@ class _Reports:
             "choice" if name == "switch" else "loop",
             self.course(node, steps),
             (node,),
-            tuple(self.stored(launch, value) for value in launch.writes),
+            tuple(self.stored_value(launch, value) for value in launch.writes),
             "",
             read,
             written,
@@ -429,7 +430,7 @@ class _Reports:
         """How often what is inside a node is run."""
         if node.primitive.name == "scan":
             back = ", the last first" if node.params["reverse"] else ""
-            return several(steps, "step", "steps") + back
+            return count_text(steps, "step", "steps") + back
         if node.primitive.name == "while":
             most = node.params["max_steps"]
             return "as long as it holds" if most is None else f"at most {most} steps"
@@ -461,7 +462,7 @@ class _Reports:
             "product",
             " · ".join(str(v.type) for v in launch.stages[0].values[:2]) + " and its rows",
             tuple(node for part in parts for node in part.nodes),
-            tuple(self.stored(launch, value) for value in launch.writes),
+            tuple(self.stored_value(launch, value) for value in launch.writes),
             "",
             sum(bytes_of(value.type, self.sizes) for value in reads),
             sum(bytes_of(value.type, self.sizes) for value in launch.writes),
@@ -493,7 +494,7 @@ class _Reports:
     def shape(self, shape: Shape) -> str:
         return str([number(dim, self.sizes) for dim in shape])
 
-    def fused(self, group: Group) -> list[GraphNode]:
+    def fused_nodes(self, group: Group) -> list[GraphNode]:
         """The nodes that are computed in a kernel, in the order of the graph."""
         stack = [root.node for root in group.roots]
         members = {root.variable for root in group.roots}
@@ -507,19 +508,21 @@ class _Reports:
                 stack += [self.producer[atom] for atom in inner if atom in self.producer]
         return sorted(filter(self.order.__contains__, found), key=self.order.__getitem__)
 
-    def stored(self, launch: Launch, value: Variable) -> StoredValue:
+    def stored_value(self, launch: Launch, value: Variable) -> StoredValue:
         """A value that is written, and why."""
         known = self.names.get(value) or ("sums" if value in self.groups else "packed")
         reason = self.reasons.get(value) or _REASONS.get(known, _LATER)
         if reason != "an output":
-            apart = [self.apart(value, launch, reader) for reader in self.readers.get(value, [])]
+            apart = [
+                self.reason_apart(value, launch, reader) for reader in self.readers.get(value, [])
+            ]
             reason = "; ".join([reason, *[why for why in apart if why]])
         node = self.producer.get(value)
         at = None if node is None else node.location
         size = bytes_of(value.type, self.sizes)
         return StoredValue(known, str(value.type), size, reason, at)
 
-    def apart(self, value: Variable, launch: Launch, reader: Launch) -> str:
+    def reason_apart(self, value: Variable, launch: Launch, reader: Launch) -> str:
         """Why a kernel that reads a value is not the one that computes it."""
         mine, other = self.groups.get(value), reader.group
         if mine is None or other is None or mine is other:

@@ -19,7 +19,7 @@ from weft.core.locations import Location
 from weft.core.records import frozen
 from weft.ir.graph import GraphNode, Literal, Variable
 from weft.ir.printing import name_variables
-from weft.runtime.arena import readable
+from weft.runtime.arena import readable_size
 
 __all__ = ["LiveValue", "MemoryReport", "Recomputed", "memory_report"]
 
@@ -41,7 +41,7 @@ class LiveValue:
 
     def __str__(self) -> str:
         where = "" if self.at is None else f"   {str(self.at).partition(', in ')[0]}"
-        return f"{readable(self.bytes):>10}  {self.name}: {self.type}{where}"
+        return f"{readable_size(self.bytes):>10}  {self.name}: {self.type}{where}"
 
 
 @frozen
@@ -55,7 +55,7 @@ class Recomputed:
 
     def __str__(self) -> str:
         where = "" if self.at is None else f"   {str(self.at).partition(', in ')[0]}"
-        return f"{readable(self.bytes):>10}  {self.primitive}: {self.type}{where}"
+        return f"{readable_size(self.bytes):>10}  {self.primitive}: {self.type}{where}"
 
 
 @frozen
@@ -103,14 +103,14 @@ class MemoryReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"peak {readable(self.peak)}"
+        yield f"peak {readable_size(self.peak)}"
         for name in ("inputs", "outputs", "donated", "constants", "arena", "temporary"):
-            yield f"  {name:<10} {readable(getattr(self, name)):>10}"
+            yield f"  {name:<10} {readable_size(getattr(self, name)):>10}"
         if self.largest:
             yield "the largest values that live together in the arena"
             yield from [f"  {value}" for value in self.largest[:LISTED]]
         if self.recomputed:
-            total = readable(sum(value.bytes for value in self.recomputed))
+            total = readable_size(sum(value.bytes for value in self.recomputed))
             yield f"{len(self.recomputed)} values, {total}, are computed again; the largest"
             largest = sorted(self.recomputed, key=lambda value: -value.bytes)
             yield from [f"  {value}" for value in largest[:LISTED]]
@@ -121,7 +121,7 @@ class MemoryReport:
     def _chart(self) -> Iterator[str]:
         most = max(self.timeline) or 1
         for name, live in zip(self.calls, self.timeline, strict=False):
-            yield f"  {name:<12} {'#' * round(BAR * live / most):<{BAR}} {readable(live):>10}"
+            yield f"  {name:<12} {'#' * round(BAR * live / most):<{BAR}} {readable_size(live):>10}"
 
 
 def memory_report(

@@ -1,6 +1,6 @@
 """Words for reports: amounts, counts and places.
 
->>> counted(["add", "exp", "add"]), several(1, "step", "steps")
+>>> names_with_counts(["add", "exp", "add"]), count_text(1, "step", "steps")
 ('add ×2, exp', '1 step')
 """
 
@@ -24,12 +24,12 @@ def amount(value: float) -> str:
     return f"{value:.1f} T"
 
 
-def several(count: int, one: str, many: str) -> str:
+def count_text(count: int, one: str, many: str) -> str:
     """A count with the word for one, or for several."""
     return f"{count} {one if count == 1 else many}"
 
 
-def counted(names: Sequence[str]) -> str:
+def names_with_counts(names: Sequence[str]) -> str:
     """Names in order, with how often each comes."""
     counts = {name: names.count(name) for name in names}
     return ", ".join(name if many == 1 else f"{name} ×{many}" for name, many in counts.items())

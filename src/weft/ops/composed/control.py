@@ -316,7 +316,7 @@ def _record(
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         nonlocal draws
-        with GENERATOR.lifted(tensors[-1]) as handle:
+        with GENERATOR.use_counter(tensors[-1]) as handle:
             results, structure = _tensors(op, f(*unflatten(arguments, tensors[:-1])), name)
         structures.append(structure)
         draws = handle._value is not tensors[-1]._value

@@ -95,7 +95,7 @@ class KnownCall:
                     return None
                 handles += memory.children
             elif type(known) is _Other:
-                inner = _inside(x, known)
+                inner = _tensors_inside(x, known)
                 if inner is None:
                     return None
                 handles += inner
@@ -119,7 +119,7 @@ class KnownCall:
         return self.found.apply(arrays if places is None else [arrays[n] for n in places])
 
 
-def _inside(x: Any, known: _Other) -> list[Tensor] | None:
+def _tensors_inside(x: Any, known: _Other) -> list[Tensor] | None:
     """The tensors in an argument, if all that a key says of it is as it was."""
     key: list[Any] = []
     handles: list[Tensor] = []

@@ -67,7 +67,7 @@ def causal_offset(condition: Atom, inverted: bool, makers: Makers) -> int | None
     if primitive in (broadcast_to, convert):
         return causal_offset(node.operands[0], inverted, makers)
     if primitive in (EQUAL, NOT_EQUAL):
-        chosen = _chosen(node, makers)
+        chosen = _condition_of_choice(node, makers)
         return None if chosen is None else causal_offset(chosen[0], chosen[1] ^ inverted, makers)
     if not isinstance(kind, Elementwise) or kind.compares is None:
         return None
@@ -81,7 +81,7 @@ def causal_offset(condition: Atom, inverted: bool, makers: Makers) -> int | None
     return gap.start - strict if gap.steps == {-2: 1, -1: -1} else None
 
 
-def _chosen(node: GraphNode, makers: Makers) -> tuple[Atom, bool] | None:
+def _condition_of_choice(node: GraphNode, makers: Makers) -> tuple[Atom, bool] | None:
     """The condition behind `where(condition, x, y) == z` of numbers, and whether it is inverted."""
     for value, other in (node.operands, node.operands[::-1]):
         choice, wanted = makers.get(value), uniform(other, makers)  # type: ignore[arg-type]
@@ -125,10 +125,10 @@ def _line(atom: Atom, makers: Makers) -> Line | None:
     if primitive is not convert and not keeps_elements(node):
         return None
     inner = _line(node.operands[0], makers)
-    return None if inner is None else _moved(inner, node, shape)
+    return None if inner is None else _move_line(inner, node, shape)
 
 
-def _moved(line: Line, node: GraphNode, shape: Shape) -> Line | None:
+def _move_line(line: Line, node: GraphNode, shape: Shape) -> Line | None:
     primitive, before = node.primitive, node.operands[0].type.shape
     if primitive is reshape:
         if [d for d in before if d != 1] != [d for d in shape if d != 1]:

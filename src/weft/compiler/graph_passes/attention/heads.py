@@ -55,13 +55,17 @@ class _Heads(Walk):
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         if node.primitive is concatenate:
-            return self.joined(node)
+            return self.join_heads_last(node)
         if node.primitive is not reshape or not self.feeds(node.results[0]):
             return None
         maker = self.maker(node.operands[0])
         if maker is None or _splits(node) is None:
             return None
-        made = self.sliced(node, maker) if maker.primitive is slice_ else self.computed(node, maker)
+        made = (
+            self.slice_heads(node, maker)
+            if maker.primitive is slice_
+            else self.split_elementwise(node, maker)
+        )
         if made is not None:
             self.tally["heads split off first"] += 1
         return made
@@ -79,7 +83,7 @@ class _Heads(Walk):
             )
         )
 
-    def sliced(self, node: GraphNode, maker: GraphNode) -> Sequence[Atom] | None:
+    def slice_heads(self, node: GraphNode, maker: GraphNode) -> Sequence[Atom] | None:
         """reshape(slice(x)): a slice of heads, where it begins and ends with whole ones."""
         head, x = node.results[0].type.shape[-1], maker.operands[0]
         starts, stops, steps = (maker.params[name] for name in ("starts", "stops", "strides"))
@@ -89,7 +93,7 @@ class _Heads(Walk):
             return None
         if not all(isinstance(end, int) and end % head == 0 for end in ends):
             return None
-        whole = self.split(x, head, node)
+        whole = self.split_heads(x, head, node)
         first, last, _ = (int(end) // head for end in ends)
         made = self.make(
             slice_, whole, like=maker, starts=(*starts[:-1], first, 0),
@@ -97,7 +101,7 @@ class _Heads(Walk):
         )  # fmt: skip
         return [made]
 
-    def computed(self, node: GraphNode, maker: GraphNode) -> Sequence[Atom] | None:
+    def split_elementwise(self, node: GraphNode, maker: GraphNode) -> Sequence[Atom] | None:
         """reshape(x + y): the sum of both, split, where nothing else wants it."""
         value = maker.results[0]
         head, rank = node.results[0].type.shape[-1], value.type.ndim
@@ -110,14 +114,14 @@ class _Heads(Walk):
         for x in maker.operands:
             if x.type.ndim and x.type.shape[-1] == 1 and x.type.ndim < rank:
                 return None
-            operands.append(self.split(x, head, node) if x.type.ndim else x)
+            operands.append(self.split_heads(x, head, node) if x.type.ndim else x)
         return [self.make(maker.primitive, *operands, like=maker, **maker.params)]
 
     def is_shared(self, value: Variable) -> bool:
         """Whether more than one node reads a value."""
         return value in self.outputs or len(self.readers.get(value, [])) != 1
 
-    def split(self, x: Atom, head: Dimension, like: GraphNode) -> Atom:
+    def split_heads(self, x: Atom, head: Dimension, like: GraphNode) -> Atom:
         """A value with its last axis divided into heads; an axis of size 1 becomes two."""
         *lead, width = x.type.shape
         shape: Shape = (*lead, 1, 1) if width == 1 else (*lead, width // head, head)
@@ -125,7 +129,7 @@ class _Heads(Walk):
             return Literal(x.value.reshape([int(dim) for dim in shape]))
         return self.make(reshape, x, like=like, shape=shape)
 
-    def joined(self, node: GraphNode) -> Sequence[Atom] | None:
+    def join_heads_last(self, node: GraphNode) -> Sequence[Atom] | None:
         """concatenate(reshape(x), …) along joined heads: the heads concatenated, then joined."""
         makers = [self.maker(atom) for atom in node.operands]
         found = [each for each in makers if each is not None and each.primitive is reshape]

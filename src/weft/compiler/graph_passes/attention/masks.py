@@ -164,7 +164,7 @@ def _samples(primitive: Primitive, count: int) -> list[Sample]:
     return samples
 
 
-def _computed(primitive: Primitive, count: int) -> Primitive:
+def _computed_mask_primitive(primitive: Primitive, count: int) -> Primitive:
     return Primitive(
         f"computed_{primitive.name}",
         f"What {primitive.name} is, with a mask that a graph computes of fewer numbers.",
@@ -178,8 +178,8 @@ def _computed(primitive: Primitive, count: int) -> Primitive:
     )
 
 
-computed_attention: Primitive = _computed(attention, 3)
-computed_attention_gradient: Primitive = _computed(attention_gradient, 6)
+computed_attention: Primitive = _computed_mask_primitive(attention, 3)
+computed_attention_gradient: Primitive = _computed_mask_primitive(attention_gradient, 6)
 
 COMPUTED: dict[Primitive, tuple[Primitive, int]] = {
     attention: (computed_attention, 3),

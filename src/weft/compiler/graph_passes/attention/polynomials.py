@@ -7,7 +7,7 @@ taken out of such a sum. So `p · (a - Σ(a · p))` is found however it is spell
 >>> import weft as wf
 >>> kinds = [wf.spec("float32", (3,))] * 2
 >>> graph = wf.ir.trace(lambda a, b: (a * b - (b * a) / 2.0, 0.5 * a * b), *kinds)
->>> left, right = (Polynomials(graph, ndim=1).of(atom) for atom in graph.outputs)
+>>> left, right = (Polynomials(graph, ndim=1).polynomial_of(atom) for atom in graph.outputs)
 >>> left == right
 True
 """
@@ -82,7 +82,7 @@ class Polynomials:
         self.through, self.chosen = through, chosen
         self._known: dict[Variable, Polynomial] = {}
 
-    def of(self, atom: Atom) -> Polynomial:
+    def polynomial_of(self, atom: Atom) -> Polynomial:
         """The polynomial of a value; a variable alone where nothing is known of it."""
         value = uniform(atom, self.makers)
         if value is not None:
@@ -91,32 +91,36 @@ class Polynomials:
             return {factors((Variable(atom.type), 1)): 1.0}
         if atom not in self._known:
             self._known[atom] = {factors((atom, 1)): 1.0}
-            found = self._made(self.makers[atom]) if atom in self.makers else None
+            found = self._polynomial_of_node(self.makers[atom]) if atom in self.makers else None
             if found is not None and len(found) <= MOST:
                 self._known[atom] = found
         return self._known[atom]
 
-    def _made(self, node: GraphNode) -> Polynomial | None:
+    def _polynomial_of_node(self, node: GraphNode) -> Polynomial | None:
         other = self.through(node)
         if other is not None:
-            return self.of(other)
+            return self.polynomial_of(other)
         choice = self.chosen(node)
         if choice is not None:
-            return _times(self.of(choice[0]), {factors((choice[1], 1)): 1.0})
+            return _times(self.polynomial_of(choice[0]), {factors((choice[1], 1)): 1.0})
         primitive = node.primitive
-        if primitive in _ARITHMETIC and self._aligned(node):
-            return _ARITHMETIC[primitive](*[self.of(each) for each in node.operands])
+        if primitive in _ARITHMETIC and self._has_aligned_operands(node):
+            return _ARITHMETIC[primitive](*[self.polynomial_of(each) for each in node.operands])
         if primitive is reduce_sum and self._is_over_rows(node):
-            return _summed(self.of(node.operands[0]), self.ndim)
+            return _sum_along_rows(self.polynomial_of(node.operands[0]), self.ndim)
         if primitive is reshape and _is_column(node):
-            return self.of(node.operands[0])
+            return self.polynomial_of(node.operands[0])
         same_rank = node.operands and node.operands[0].type.ndim == node.results[0].type.ndim
-        return self.of(node.operands[0]) if primitive is broadcast_to and same_rank else None
+        return (
+            self.polynomial_of(node.operands[0])
+            if primitive is broadcast_to and same_rank
+            else None
+        )
 
     def _is_over_rows(self, node: GraphNode) -> bool:
         return node.operands[0].type.ndim == self.ndim and node.params["axes"] == (self.ndim - 1,)
 
-    def _aligned(self, node: GraphNode) -> bool:
+    def _has_aligned_operands(self, node: GraphNode) -> bool:
         """Whether no operand but a number has axes of other meaning than the result's."""
         ndim = node.results[0].type.ndim
         return all(
@@ -183,24 +187,24 @@ def _times(x: Polynomial, y: Polynomial) -> Polynomial | None:
 
 
 @_stands_for("negative")
-def _negated(x: Polynomial) -> Polynomial | None:
+def _negate(x: Polynomial) -> Polynomial | None:
     return _times(x, {factors(): -1.0})
 
 
 @_stands_for("subtract")
 def _minus(x: Polynomial, y: Polynomial) -> Polynomial | None:
-    return _plus(x, _negated(y))
+    return _plus(x, _negate(y))
 
 
 @_stands_for("divide")
-def _over(x: Polynomial, y: Polynomial) -> Polynomial | None:
+def _divide_by_term(x: Polynomial, y: Polynomial) -> Polynomial | None:
     if len(y) != 1:
         return None
     ((term, number),) = y.items()
     return _times(x, {frozenset([(factor, -power) for factor, power in term]): 1 / number})
 
 
-def _summed(x: Polynomial, ndim: int) -> Polynomial | None:
+def _sum_along_rows(x: Polynomial, ndim: int) -> Polynomial | None:
     """The sum along rows: what is the same along them stands before it."""
     total: Polynomial | None = {}
     for term, number in x.items():

@@ -97,8 +97,8 @@ class _Rewrite(Walk):
         found = out if name == "out" else self.backward(site, node)[name]
         if not site.is_stacked:
             found = self.make(reshape, found, like=node, shape=found.type.shape[1:])
-        found = self.arranged(View(found, product.order, number), node)
-        return (self.converted(found, node.results[0].type.dtype, node),)
+        found = self.view_value(View(found, product.order, number), node)
+        return (self.convert_value(found, node.results[0].type.dtype, node),)
 
     def is_small(self, node: GraphNode) -> bool:
         """Whether attention has too few queries to be one primitive."""
@@ -117,9 +117,9 @@ class _Rewrite(Walk):
         masking, leaves = found
         operands = [*node.operands[:place], *leaves, *node.operands[place + 1 :]]
         self.tally["mask computed in attention"] += 1
-        return self.several(primitive, operands, {**node.params, "masking": masking}, node)
+        return self.put_results(primitive, operands, {**node.params, "masking": masking}, node)
 
-    def arranged(self, view: View, like: GraphNode) -> Atom:
+    def view_value(self, view: View, like: GraphNode) -> Atom:
         """A view as a value."""
         atom = self.renamed(view.atom)
         if view.order != tuple(range(len(view.order))):
@@ -129,14 +129,14 @@ class _Rewrite(Walk):
             atom = self.make(PRIMITIVES["multiply"], atom, factor, like=like)
         return atom
 
-    def stacked(self, site: Site, view: View, like: GraphNode) -> Atom:
+    def view_with_heads(self, site: Site, view: View, like: GraphNode) -> Atom:
         """A view as a value, with an axis of heads."""
-        atom = self.arranged(view, like)
+        atom = self.view_value(view, like)
         if site.is_stacked:
             return atom
         return self.make(reshape, atom, like=like, shape=(1, *atom.type.shape))
 
-    def converted(self, atom: Atom, dtype: DType, like: GraphNode) -> Atom:
+    def convert_value(self, atom: Atom, dtype: DType, like: GraphNode) -> Atom:
         """A value in a dtype."""
         if atom.type.dtype is dtype:
             return atom
@@ -147,12 +147,14 @@ class _Rewrite(Walk):
         if site.powers not in self.made:
             assert site.v is not None
             views = [View(each.atom, each.order) for each in (site.q, site.k, site.v)]
-            operands = [self.stacked(site, each, node) for each in views] + self.mask(site, node)
+            operands = [self.view_with_heads(site, each, node) for each in views] + self.mask(
+                site, node
+            )
             params = {"offset": site.offset, "scale": site.scale, "guarded": False}
             if site.drop is not None:
                 operands += [self.renamed(site.drop.key), self.renamed(site.drop.data)]
                 params["kept"] = site.drop.kept
-            results = self.several(attention, operands, params, node)
+            results = self.put_results(attention, operands, params, node)
             self.made[site.powers] = operands, params, results
             self.tally["attention"] += 1
         return self.made[site.powers]
@@ -162,18 +164,18 @@ class _Rewrite(Walk):
         if site.powers not in self.gradients:
             assert site.ct is not None
             operands, params, (out, lse) = self.forward(site, node)
-            ct = self.stacked(site, View(site.ct.atom, site.ct.order), node)
-            wide = [self.converted(x, lse.type.dtype, node) for x in (ct, out)]
+            ct = self.view_with_heads(site, View(site.ct.atom, site.ct.order), node)
+            wide = [self.convert_value(x, lse.type.dtype, node) for x in (ct, out)]
             weighed = self.make(PRIMITIVES["multiply"], *wide, like=node)
             axes = (out.type.ndim - 1,)
             delta = self.make(PRIMITIVES["reduce_sum"], weighed, like=node, axes=axes)
             given = [*operands[:3], lse, ct, delta, *operands[3:]]
-            found = self.several(attention_gradient, given, params, node)
+            found = self.put_results(attention_gradient, given, params, node)
             self.gradients[site.powers] = dict(zip(("dq", "dk", "dv"), found, strict=True))
             self.tally["attention gradient"] += 1
         return self.gradients[site.powers]
 
-    def several(
+    def put_results(
         self, primitive: Primitive, operands: list[Atom], params: dict[str, Any], like: GraphNode
     ) -> list[Atom]:
         """The results of a new node."""
@@ -189,15 +191,15 @@ class _Rewrite(Walk):
             each = self.renamed(condition)
             if inverted:
                 each = self.make(PRIMITIVES["logical_not"], each, like=node)
-            hidden = each if hidden is None else self.joined("logical_and", hidden, each, node)
+            hidden = each if hidden is None else self.make_binary("logical_and", hidden, each, node)
         bias: Atom | None = None
         for atom in site.biases:
-            each = self.converted(self.renamed(atom), wide_dtype(atom.type.dtype), node)
-            bias = each if bias is None else self.joined("add", bias, each, node)
+            each = self.convert_value(self.renamed(atom), wide_dtype(atom.type.dtype), node)
+            bias = each if bias is None else self.make_binary("add", bias, each, node)
         if hidden is None or bias is None:
             return [each for each in (hidden, bias) if each is not None]
         nothing = Literal(np.array(-np.inf, bias.type.dtype.numpy))
         return [self.make(PRIMITIVES["where"], hidden, bias, nothing, like=node)]
 
-    def joined(self, name: str, x: Atom, y: Atom, like: GraphNode) -> Atom:
+    def make_binary(self, name: str, x: Atom, y: Atom, like: GraphNode) -> Atom:
         return self.make(PRIMITIVES[name], x, y, like=like)

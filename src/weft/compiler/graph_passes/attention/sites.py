@@ -61,7 +61,7 @@ class View:
     order: tuple[int, ...]
     scale: float = 1.0
 
-    def same(self, other: View) -> bool:
+    def shows_same(self, other: View) -> bool:
         """Whether two views show the same, up to the number."""
         return self.atom is other.atom and self.order == other.order
 
@@ -75,14 +75,14 @@ def _view(atom: Atom, order: tuple[int, ...], makers: Makers) -> View:
             order = tuple(node.params["order"][axis] for axis in order)
             atom = node.operands[0]
             continue
-        found = _scaled(node, makers)
+        found = _scaled_value(node, makers)
         if found is None:
             break
         atom, scale = found[0], scale * found[1]
     return View(atom, order, scale)
 
 
-def _scaled(node: GraphNode, makers: Makers) -> tuple[Atom, float] | None:
+def _scaled_value(node: GraphNode, makers: Makers) -> tuple[Atom, float] | None:
     """What a node multiplies by a number, and the number."""
     if node.primitive.name not in ("multiply", "divide"):
         return None
@@ -226,7 +226,7 @@ def _site(scores: Variable, powers: Variable, makers: Makers, fewest: int) -> Si
         node = makers[atom]
         if node.primitive is dot:
             return _with_product(found, node, makers, fewest)
-        scaled = _scaled(node, makers)
+        scaled = _scaled_value(node, makers)
         if scaled is not None:
             atom = scaled[0]
             found.scale *= scaled[1]
@@ -234,7 +234,7 @@ def _site(scores: Variable, powers: Variable, makers: Makers, fewest: int) -> Si
         if _is_between_floats(node):
             atom = node.operands[0]
             continue
-        inner = _unmasked(found, node, makers) if found.scale == 1.0 else None
+        inner = _value_before_mask(found, node, makers) if found.scale == 1.0 else None
         if inner is None or inner.type.shape != scores.type.shape:
             return None
         atom = inner
@@ -260,7 +260,7 @@ def _with_product(site: Site, node: GraphNode, makers: Makers, fewest: int) -> S
     return site
 
 
-def _unmasked(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
+def _value_before_mask(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
     """What a node hides keys of or adds to; the site then knows of it."""
     if node.primitive.name == "where":
         return _unhidden(site, node, makers)
@@ -283,7 +283,7 @@ def _leads_to_dot(atom: Atom, makers: Makers) -> bool:
         if node.primitive is dot:
             return True
         names = {"where": slice(1, 3), "add": slice(0, 2)}
-        scaled = _scaled(node, makers)
+        scaled = _scaled_value(node, makers)
         inner = [scaled[0]] if scaled else node.operands[names.get(node.primitive.name, slice(0))]
         inner = node.operands if _is_between_floats(node) else inner
         same = [x for x in inner if x.type.shape == node.results[0].type.shape]
@@ -395,7 +395,7 @@ def _collect(site: Site, dots: list[GraphNode], graph: Graph, makers: Makers) ->
         graph,
         len(shape),
         lambda node: _unchosen(site, node, makers),
-        lambda node: _kept(shape, node, makers),
+        lambda node: _value_before_dropout(shape, node, makers),
     )
     matrices = [
         (node, matrix)
@@ -406,7 +406,7 @@ def _collect(site: Site, dots: list[GraphNode], graph: Graph, makers: Makers) ->
     for node, matrix in matrices:
         product = _product(node, matrix, makers)
         if product is not None:
-            polynomial = polynomials.of(matrix)
+            polynomial = polynomials.polynomial_of(matrix)
             if not _note_value(site, product, polynomial, makers):
                 _note_score(site, product, polynomial, makers)
 
@@ -424,7 +424,9 @@ def _unchosen(site: Site, node: GraphNode, makers: Makers) -> Atom | None:
     return None
 
 
-def _kept(shape: Shape, node: GraphNode, makers: Makers) -> tuple[Atom, Variable] | None:
+def _value_before_dropout(
+    shape: Shape, node: GraphNode, makers: Makers
+) -> tuple[Atom, Variable] | None:
     """What dropout leaves of a matrix of probabilities, or of cotangents, and what says where."""
     if node.primitive.name != "where":
         return None
@@ -473,7 +475,7 @@ def _agrees(site: Site, name: str, view: View) -> bool:
     if known is None:
         setattr(site, name, view)
         return True
-    return known.same(view)
+    return known.shows_same(view)
 
 
 def _note_score(site: Site, product: Product, found: Polynomial, makers: Makers) -> None:
@@ -499,7 +501,7 @@ def _note_score(site: Site, product: Product, found: Polynomial, makers: Makers)
         return
     known = site.q if product.summed == 0 else site.k
     ct, v = views
-    if known.same(product.other) and _agrees(site, "ct", ct) and _agrees(site, "v", v):
+    if known.shows_same(product.other) and _agrees(site, "ct", ct) and _agrees(site, "v", v):
         number *= ct.scale * v.scale * product.other.scale / site.scale
         number *= 1.0 if drop is None else drop.kept
         name = "dk" if product.summed == 0 else "dq"

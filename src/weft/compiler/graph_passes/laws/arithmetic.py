@@ -99,7 +99,7 @@ def subtract_negative(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
-def _wrapped(value: int, dtype: DType) -> int:
+def _wrap_integer(value: int, dtype: DType) -> int:
     """An integer as the dtype holds it, which wraps around."""
     return int(np.array(value & ((1 << dtype.bits) - 1), f"u{dtype.itemsize}").view(dtype.numpy))
 
@@ -107,13 +107,13 @@ def _wrapped(value: int, dtype: DType) -> int:
 @simplify.rule(lambda x, c=3, d=5: (x + c) + d, on=_INTEGERS)
 def add_constants(x: Tensor, c: int, d: int) -> Tensor | None:
     """(x + c) + d = x + (c + d), for integers."""
-    return x + _wrapped(c + d, x.dtype) if x.dtype.is_integer else None
+    return x + _wrap_integer(c + d, x.dtype) if x.dtype.is_integer else None
 
 
 @simplify.rule(lambda x, c=3, d=5: (x * c) * d, on=_INTEGERS)
 def multiply_constants(x: Tensor, c: int, d: int) -> Tensor | None:
     """(x · c) · d = x · (c · d), for integers."""
-    return x * _wrapped(c * d, x.dtype) if x.dtype.is_integer else None
+    return x * _wrap_integer(c * d, x.dtype) if x.dtype.is_integer else None
 
 
 # --- products ----------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def _rounding(primitive: Primitive) -> None:
         lambda x: apply(primitive, apply(primitive, x)),
         name=f"{primitive.name}_of_{primitive.name}",
     )
-    def again(x: Tensor) -> Tensor:
+    def round_once(x: Tensor) -> Tensor:
         """What is rounded once is rounded."""
         return apply(primitive, x)
 

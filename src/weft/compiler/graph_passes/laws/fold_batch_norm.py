@@ -64,7 +64,9 @@ class Weighted(NamedTuple):
         assert isinstance(kind, TensorType)
         return kind.shape
 
-    def scaled(self, w: Tensor, s: Tensor, y: Shape, params: dict[str, Any]) -> Tensor | None:
+    def scale_weights(
+        self, w: Tensor, s: Tensor, y: Shape, params: dict[str, Any]
+    ) -> Tensor | None:
         """The weights, each channel's times its number; None where that is no less work."""
         axis = self.axis(w, **params)
         if axis is None or not self.is_channel(s, y) or not _pays(w, y):
@@ -127,27 +129,29 @@ def _law(each: Weighted, name: str, law: str, left: Program, right: Program) -> 
     """
     count = len(signature(left).parameters) - 1
 
-    def before(x: Tensor, w: Tensor, *numbers: Tensor, **params: Any) -> Tensor:
+    def scaled_product(x: Tensor, w: Tensor, *numbers: Tensor, **params: Any) -> Tensor:
         return left(each.product(x, w, **params), *numbers)
 
-    def after(x: Tensor, w: Tensor, *numbers: Tensor, **params: Any) -> Tensor | None:
+    def product_of_scaled(x: Tensor, w: Tensor, *numbers: Tensor, **params: Any) -> Tensor | None:
         y = each.shape(x, w, **params)
         if x.dtype.bits < 32 or not all(each.is_channel(s, y) for s in numbers):
             return None
 
         def product(factor: Tensor | None) -> Tensor | None:
-            weights = w if factor is None else each.scaled(w, factor, y, params)
+            weights = w if factor is None else each.scale_weights(w, factor, y, params)
             return None if weights is None else each.product(x, weights, **params)
 
         return right(product, *numbers)
 
     names = [Parameter(f"x{i}", Parameter.POSITIONAL_OR_KEYWORD) for i in range(count + 2)]
     holes = [Parameter(k, Parameter.KEYWORD_ONLY, default=v) for k, v in each.params.items()]
-    before.__signature__ = Signature([*names, *holes])  # type: ignore[attr-defined]
-    after.__doc__ = law.replace("y", "x∗w")
+    scaled_product.__signature__ = Signature([*names, *holes])  # type: ignore[attr-defined]
+    product_of_scaled.__doc__ = law.replace("y", "x∗w")
     types = [spec("float32", shape) for shape in (each.x, each.w, *[each.s] * count)]
     label = f"{each.primitive.name}_{name}"
-    fold_scales.rule(before, name=label, on=types, lone=True, exact=False, domain=(0.5, 2.0))(after)
+    fold_scales.rule(
+        scaled_product, name=label, on=types, lone=True, exact=False, domain=(0.5, 2.0)
+    )(product_of_scaled)
 
 
 def _with(

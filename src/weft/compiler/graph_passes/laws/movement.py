@@ -130,7 +130,7 @@ def spread_twice(x: Tensor, first: Shape, second: Shape) -> Tensor:
     return spread(x, shape=second)
 
 
-def _led(shape: Shape, rank: int) -> Shape:
+def _shape_of_rank(shape: Shape, rank: int) -> Shape:
     """The shape with ones in front, up to a rank."""
     return (1,) * (rank - len(shape)) + shape
 
@@ -143,18 +143,18 @@ def _led(shape: Shape, rank: int) -> Shape:
 )
 def spread_new_axes(x: Tensor, first: Shape, second: Shape) -> Tensor | None:
     """A broadcast makes leading axes by itself."""
-    return spread(x, shape=second) if first == _led(x.shape, len(first)) else None
+    return spread(x, shape=second) if first == _shape_of_rank(x.shape, len(first)) else None
 
 
 # --- slices, paddings and joins ----------------------------------------------------------------
 
 
-def _cut(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> Tensor:
+def _cut_box(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> Tensor:
     return sliced(x, starts=starts, stops=stops, strides=strides)
 
 
 @rearrange.rule(
-    lambda x, starts=(0, 0), stops=(2, 3), strides=(1, 1): _cut(x, starts, stops, strides)
+    lambda x, starts=(0, 0), stops=(2, 3), strides=(1, 1): _cut_box(x, starts, stops, strides)
 )
 def slice_everything(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> Tensor | None:
     """A slice of all elements."""
@@ -167,8 +167,8 @@ def slice_everything(x: Tensor, starts: Shape, stops: Shape, strides: Shape) -> 
 
 
 @rearrange.rule(
-    lambda x, a=(3, 0), b=(9, 5), c=(2, 1), d=(1, 2), e=(3, 4), f=(2, 2): _cut(
-        _cut(x, a, b, c), d, e, f
+    lambda x, a=(3, 0), b=(9, 5), c=(2, 1), d=(1, 2), e=(3, 4), f=(2, 2): _cut_box(
+        _cut_box(x, a, b, c), d, e, f
     ),
     on=spec("float32", (10, 5)),
     cases=[
@@ -188,7 +188,7 @@ def slice_twice(
     each = [(*one, *other) for one, other in zip(outer, inner, strict=True)]
     starts = [start + stride * first for start, stride, first, _, _ in each]
     stops = [start + stride * (last - 1) + 1 for start, stride, _, last, _ in each]
-    return _cut(
+    return _cut_box(
         x, tuple(starts), tuple(stops), tuple([stride * step for _, stride, _, _, step in each])
     )
 
@@ -202,7 +202,7 @@ def pad_nothing(x: Tensor, padding: Padding, value: float) -> Tensor | None:
 
 
 @rearrange.rule(
-    lambda x, padding=((1, 2, 0), (0, 1, 0)), value=2.5, a=(1, 0), b=(3, 3), c=(1, 1): _cut(
+    lambda x, padding=((1, 2, 0), (0, 1, 0)), value=2.5, a=(1, 0), b=(3, 3), c=(1, 1): _cut_box(
         padded(x, padding=padding, value=value), a, b, c
     )
 )
@@ -271,7 +271,9 @@ def add_neighbours(x: Tensor, y: Tensor, first: Padding, second: Padding) -> Ten
 # --- products ----------------------------------------------------------------------------------
 
 
-def _untransposed(order: Order, contract: Order, batch: Order) -> tuple[Order, Order] | None:
+def _axes_before_transpose(
+    order: Order, contract: Order, batch: Order
+) -> tuple[Order, Order] | None:
     """The axes of a product before a transpose; None where the free ones change their order."""
     free = [order[axis] for axis in free_axes(len(order), contract, batch)]
     if free != sorted(free):
@@ -289,7 +291,7 @@ def product_of_transpose(
     x: Tensor, y: Tensor, order: Order, contract: Axes, batch: Axes
 ) -> Tensor | None:
     """A product reads its left operand along any axes."""
-    found = _untransposed(order, contract[0], batch[0])
+    found = _axes_before_transpose(order, contract[0], batch[0])
     if found is None:
         return None
     return product(x, y, contract=(found[0], contract[1]), batch=(found[1], batch[1]))
@@ -305,7 +307,7 @@ def product_by_transpose(
     x: Tensor, y: Tensor, order: Order, contract: Axes, batch: Axes
 ) -> Tensor | None:
     """A product reads its right operand along any axes."""
-    found = _untransposed(order, contract[1], batch[1])
+    found = _axes_before_transpose(order, contract[1], batch[1])
     if found is None:
         return None
     return product(x, y, contract=(contract[0], found[0]), batch=(batch[0], found[1]))
@@ -398,11 +400,11 @@ class _Absorb(Walk):
             start, stop = (node.params[key][axis] for key in ("starts", "stops"))
             known = all(isinstance(at, int) for at in (low, high, start, stop))
             if known and low <= start and stop <= high:
-                return [self.shifted(node, atom, axis, low)]
+                return [self.shift_slice(node, atom, axis, low)]
             low = high
         return None
 
-    def shifted(self, node: GraphNode, atom: Atom, axis: int, by: Dimension) -> Atom:
+    def shift_slice(self, node: GraphNode, atom: Atom, axis: int, by: Dimension) -> Atom:
         self.tally["slice_of_join"] += 1
         starts, stops = (list(node.params[key]) for key in ("starts", "stops"))
         starts[axis], stops[axis] = starts[axis] - by, stops[axis] - by
@@ -415,7 +417,7 @@ def _only_spreads(node: GraphNode) -> bool:
     if node.primitive is not movement.reshape:
         return node.primitive is movement.broadcast_to
     shape: Shape = node.params["shape"]
-    return shape == _led(node.operands[0].type.shape, len(shape))
+    return shape == _shape_of_rank(node.operands[0].type.shape, len(shape))
 
 
 def _has_type(node: GraphNode, operands: Sequence[Atom]) -> bool:

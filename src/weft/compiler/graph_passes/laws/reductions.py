@@ -73,7 +73,7 @@ for _primitive in REDUCTIONS:
     _trivial(_primitive)
 
 
-def _unrepeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
+def _one_repetition(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
     """One of the repetitions along axes; None where there may be none, or elements of x itself."""
     if not all(isinstance(shape[axis], int) and shape[axis] > 0 for axis in axes):
         return None
@@ -85,7 +85,7 @@ def _unrepeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
     return apply(broadcast_to, single, shape=_rest(shape, axes))
 
 
-def _joined(primitive: Primitive) -> None:
+def _add_twice_rule(primitive: Primitive) -> None:
     """Two reductions that any order gives the same as one."""
     dtype = "bool" if REDUCTIONS[primitive].combine in ("and", "or") else "float32"
 
@@ -113,12 +113,12 @@ def _joined(primitive: Primitive) -> None:
     )
     def of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
         """The extreme of equal elements is any of them."""
-        return _unrepeated(x, shape, axes)
+        return _one_repetition(x, shape, axes)
 
 
 for _primitive, _kind in REDUCTIONS.items():
     if _kind.is_idempotent:
-        _joined(_primitive)
+        _add_twice_rule(_primitive)
 
 
 @reduce_less.rule(
@@ -131,7 +131,7 @@ for _primitive, _kind in REDUCTIONS.items():
 )
 def sum_of_repeated(x: Tensor, shape: Shape, axes: Axes) -> Tensor | None:
     """The sum of n equal numbers is n times the number, up to rounding."""
-    single = None if x.dtype.bits < 32 else _unrepeated(x, shape, axes)
+    single = None if x.dtype.bits < 32 else _one_repetition(x, shape, axes)
     if single is None:
         return None
     count = math.prod([int(shape[axis]) for axis in axes])

@@ -65,7 +65,7 @@ class _Lighten(Walk):
     def course(self, node: GraphNode) -> tuple[object, ...]:
         """What the carry of a scan is in each step, worked out once."""
         if node not in self._courses:
-            self._courses[node] = _course(Loop.of(node))
+            self._courses[node] = _course(Loop.from_scan(node))
         return self._courses[node]
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
@@ -74,7 +74,7 @@ class _Lighten(Walk):
         if node.primitive is not scan:
             return None
         for rule in _RULES:
-            found = rule(self, Loop.of(node))
+            found = rule(self, Loop.from_scan(node))
             if found is not None:
                 self.tally[rule.__name__.strip("_")] += 1
                 return found
@@ -136,7 +136,7 @@ def _given_twice(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
         return None
     loop.consts = [pair for pair in loop.consts if pair[0] not in renamed]
     loop.xs = [pair for pair in loop.xs if pair[0] not in renamed]
-    loop.nodes = [_renamed(node, renamed) for node in loop.nodes]
+    loop.nodes = [_rename_operands(node, renamed) for node in loop.nodes]
     loop.ys = [renamed.get(y, y) for y in loop.ys]
     for each in loop.carry:
         each.end = renamed.get(each.end, each.end)
@@ -144,7 +144,7 @@ def _given_twice(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     return [*ends, *ys]
 
 
-def _renamed(node: GraphNode, names: dict[Atom, Atom]) -> GraphNode:
+def _rename_operands(node: GraphNode, names: dict[Atom, Atom]) -> GraphNode:
     operands = tuple([names.get(atom, atom) for atom in node.operands])
     return GraphNode(node.primitive, operands, node.params, node.results, node.location)
 
@@ -242,14 +242,14 @@ def _pays(node: GraphNode, stepped: Atom, limits: PassLimits) -> bool:
     made, read = _elements(node.results[0]), _elements(stepped)
     if made is None or read is None:
         return True
-    inner = [stepped.type.shape[axis] for axis in _contracted(node, stepped)]
+    inner = [stepped.type.shape[axis] for axis in _contracted_axes(node, stepped)]
     rows = read
     for size in inner:
         rows //= max(1, int(size))
     return made <= limits.step_product_growth * read and rows < limits.tall_product_rows
 
 
-def _contracted(node: GraphNode, operand: Atom) -> tuple[int, ...]:
+def _contracted_axes(node: GraphNode, operand: Atom) -> tuple[int, ...]:
     side = 0 if node.operands[0] is operand else 1
     return tuple(node.params["contract"][side])
 
@@ -261,7 +261,7 @@ def _summed_products(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """A carry to which each step adds a product is one product behind the loop."""
     levels = loop.levels()
     for number, each in enumerate(loop.carry):
-        term = _added(loop, each)
+        term = _added_term(loop, each)
         if term is None or not _is_worth_stacking(loop, term, levels):
             continue
         places = [loop.place(atom) for atom in term.operands]
@@ -277,7 +277,7 @@ def _summed_products(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     return None
 
 
-def _added(loop: Loop, carry: Carry) -> GraphNode | None:
+def _added_term(loop: Loop, carry: Carry) -> GraphNode | None:
     """The product or sum that a step adds to a carry and to nothing else."""
     node = loop.makers.get(carry.end) if isinstance(carry.end, Variable) else None
     if node is None or node.primitive.name != "add" or loop.uses[carry.variable] != 1:
@@ -366,7 +366,7 @@ def _same_carry(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     course = _course(loop)
     for other in walk.nodes:
         if other.primitive is scan and walk.course(other) == course:
-            found = _joined(walk, Loop.of(other), loop)
+            found = _join_loops(walk, Loop.from_scan(other), loop)
             if found is not None:
                 return found
     return None
@@ -395,7 +395,7 @@ def _identity(atom: Atom) -> object:
     return atom if isinstance(atom, Variable) else (str(atom.type), atom.value.tobytes())
 
 
-def _joined(walk: _Lighten, first: Loop, loop: Loop) -> Sequence[Atom] | None:
+def _join_loops(walk: _Lighten, first: Loop, loop: Loop) -> Sequence[Atom] | None:
     """The results of a loop as those of an earlier one with the same carry."""
     place = walk.nodes.index(first.node)
     later = {result for node in walk.nodes[place:] for result in node.results}
@@ -416,14 +416,14 @@ def _joined(walk: _Lighten, first: Loop, loop: Loop) -> Sequence[Atom] | None:
         operands = tuple(names.get(atom, atom) for atom in node.operands)
         first.nodes.append(GraphNode(node.primitive, operands, node.params, results, node.location))
         names.update(zip(node.results, results, strict=True))
-    extended = _extended(walk, first, [names.get(y, y) for y in loop.ys])
+    extended = _extend_outputs(walk, first, [names.get(y, y) for y in loop.ys])
     return [*extended.results[: len(loop.carry)], *extended.results[len(first.node.results) :]]
 
 
-def _extended(walk: _Lighten, loop: Loop, ys: Sequence[Atom]) -> GraphNode:
+def _extend_outputs(walk: _Lighten, loop: Loop, ys: Sequence[Atom]) -> GraphNode:
     """A scan that has been put, with more outputs; its results stay what they were."""
     loop.ys += ys
-    made = loop.rebuilt()
+    made = loop.rebuild_scan()
     results = (*loop.node.results, *made.results[len(loop.node.results) :])
     made = GraphNode(scan, made.operands, made.params, results, made.location)
     walk.replace_made(loop.node, made)
@@ -436,7 +436,7 @@ def _kept_product(walk: _Lighten, node: GraphNode) -> Sequence[Atom] | None:
     maker = walk.maker(stacked)
     if maker is None or maker.primitive is not scan or node.params["batch"] != ((), ()):
         return None
-    loop = Loop.of(maker)
+    loop = Loop.from_scan(maker)
     place = maker.results.index(stacked) - len(loop.carry)
     given: dict[Atom, Atom] = dict(loop.consts)
     for inner in loop.nodes if place >= 0 else ():
@@ -445,9 +445,9 @@ def _kept_product(walk: _Lighten, node: GraphNode) -> Sequence[Atom] | None:
         other = inner.operands[1]
         if not same_atom(given.get(other, other), constant):
             continue
-        if _shifted(inner.params) == _plain(node.params):
+        if _shifted_product_axes(inner.params) == _product_axes(node.params):
             walk.tally["kept_product"] += 1
-            return [_extended(walk, loop, [inner.results[0]]).results[-1]]
+            return [_extend_outputs(walk, loop, [inner.results[0]]).results[-1]]
     return None
 
 
@@ -455,14 +455,14 @@ def _kept_value(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     """What a loop computes again from an earlier one's values is kept by that, if it is smaller."""
     makers = dict.fromkeys(walk.maker(operand) for _, operand in loop.xs)
     for maker in [node for node in makers if node is not None and node.primitive is scan]:
-        first = Loop.of(maker)
-        same = _recomputed(loop, first)
-        freed = {value: _freed(walk, loop, first, value, same) for value in same}
+        first = Loop.from_scan(maker)
+        same = _recomputed_values(loop, first)
+        freed = {value: _freed_elements(walk, loop, first, value, same) for value in same}
         best = max(freed, key=lambda value: freed[value], default=None)
         if best is not None and freed[best] > 0:
             kept = same[best]
             if kept not in first.ys:
-                maker = _extended(walk, first, [kept])
+                maker = _extend_outputs(walk, first, [kept])
             place = len(first.carry) + first.ys.index(kept)
             loop.xs = [(best, maker.results[place]), *_still_read(loop, best)]
             ends, ys = loop.put(walk)
@@ -470,7 +470,7 @@ def _kept_value(walk: _Lighten, loop: Loop) -> Sequence[Atom] | None:
     return None
 
 
-def _recomputed(loop: Loop, first: Loop) -> dict[Variable, Atom]:
+def _recomputed_values(loop: Loop, first: Loop) -> dict[Variable, Atom]:
     """Values of a loop's steps that the steps of an earlier one have made, and what they are there.
 
     They depend on no carry, only on what the earlier loop has given out, or goes over, too. Loops
@@ -503,7 +503,7 @@ def _is_same(node: GraphNode, other: GraphNode, operands: Sequence[Atom]) -> boo
     return all(same_atom(a, b) for a, b in pairs) and repr(node.params) == repr(other.params)
 
 
-def _freed(
+def _freed_elements(
     walk: _Lighten, loop: Loop, first: Loop, value: Variable, same: dict[Variable, Atom]
 ) -> int:
     """How many elements fewer are kept if a loop is given a value instead of computing it again."""
@@ -524,13 +524,13 @@ def _still_read(loop: Loop, value: Variable) -> Iterator[tuple[Variable, Atom]]:
     yield from [pair for pair in loop.xs if pair[0] in read]
 
 
-def _plain(params: dict[str, Any]) -> tuple[Any, ...]:
+def _product_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(tuple(map(tuple, params[key])) for key in ("contract", "batch"))
 
 
-def _shifted(params: dict[str, Any]) -> tuple[Any, ...]:
+def _shifted_product_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     """The parameters of a product whose left operand has the steps in front."""
-    (left, right), batch = _plain(params)
+    (left, right), batch = _product_axes(params)
     return (tuple(axis + 1 for axis in left), right), batch
 
 

@@ -2,7 +2,7 @@
 
 >>> import weft as wf
 >>> f = lambda h, xs: wf.scan(lambda h, x: (h * x, h), h, xs)
->>> loop = Loop.of(wf.ir.trace(f, wf.spec("float32", ()), wf.spec("float32", (5,))).nodes[0])
+>>> loop = Loop.from_scan(wf.ir.trace(f, wf.spec("float32", ()), wf.spec("float32", (5,))).nodes[0])
 >>> len(loop.consts), len(loop.carry), len(loop.xs), len(loop.ys), loop.length
 (0, 1, 1, 1, 5)
 """
@@ -48,7 +48,7 @@ class Loop:
     uses: Counter[Atom] = field(init=False)
 
     @classmethod
-    def of(cls, node: GraphNode) -> Loop:
+    def from_scan(cls, node: GraphNode) -> Loop:
         """The parts of a scan."""
         graph: Graph = node.params["graph"]
         consts, count = node.params["num_consts"], node.params["num_carry"]
@@ -68,7 +68,7 @@ class Loop:
         """How many steps there are."""
         return self.node.params["length"]  # type: ignore[no-any-return]
 
-    def rebuilt(self) -> GraphNode:
+    def rebuild_scan(self) -> GraphNode:
         """The scan of the parts as they are now, without what nothing needs."""
         outputs = (*[each.end for each in self.carry], *self.ys)
         inputs = (
@@ -89,18 +89,20 @@ class Loop:
             "num_consts": len(self.consts),
             "num_carry": len(self.carry),
         }
-        kinds = [each.start.type for each in self.carry] + [self.stacked(y.type) for y in self.ys]
+        kinds = [each.start.type for each in self.carry] + [
+            self.stacked_type(y.type) for y in self.ys
+        ]
         results = tuple(Variable(kind) for kind in kinds)
         return GraphNode(scan, operands, params, results, self.node.location)
 
-    def stacked(self, kind: TensorType) -> TensorType:
+    def stacked_type(self, kind: TensorType) -> TensorType:
         """The type of all steps' values of a type."""
         return kind.with_shape((self.length, *kind.shape))
 
     def put(self, walk: Walk) -> tuple[list[Atom], list[Atom]]:
         """Put the scan into a graph: what stands for the carry at the end, and for the outputs."""
         count = len(self.carry)
-        results = list(walk.put(self.rebuilt()))
+        results = list(walk.put(self.rebuild_scan()))
         return results[:count], results[count:]
 
     def needs_more_than(self, results: int) -> bool:

@@ -19,8 +19,15 @@ from math import ceil
 
 import numpy as np
 
-from weft.compiler.lowering.builder import ZERO, Draft, SingleKernel, computed, kernel_of, wide
-from weft.compiler.lowering.nodes.convolutions import few, products, zeroed
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    SingleKernel,
+    compute_dtype,
+    kernel_of,
+    widen_element,
+)
+from weft.compiler.lowering.nodes.convolutions import few, products, zero_buffer
 from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import INDEX, DType, bool_, float32, float64, uint64
 from weft.core.shapes import Dimension, Shape, size
@@ -28,7 +35,7 @@ from weft.ir import scalars
 from weft.ir.affine_index import strides
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.loops import Accumulate, For, Kernel, Let, Scratch, Statement, Store, Update
-from weft.ir.scalar_functions import lowered
+from weft.ir.scalar_functions import lower_element
 from weft.ir.scalars import Buffer, Scalar
 from weft.ops.random_bits import DRAW, philox
 
@@ -57,7 +64,7 @@ class Writer:
         self.group = 1 if self.heads == self.shared else int(self.heads) // int(self.shared)
         self.offset = draft.params["offset"]
         self.guarded = draft.params["guarded"] or self.keys == 0
-        self.dtype = computed(self.q.dtype)
+        self.dtype = compute_dtype(self.q.dtype)
         self.lanes = _lanes(self.queries, self.offset is not None, draft.limits)
         self.key_block = draft.limits.attention_block_keys
         """Keys of a block."""
@@ -105,7 +112,7 @@ class Writer:
             scalars.const(self.lanes, INDEX), self.extent(self.queries) - self.first
         )
 
-    def placed(self, row: Scalar, block: Scalar) -> list[Statement]:
+    def place_block(self, row: Scalar, block: Scalar) -> list[Statement]:
         """What follows from a head and a block of queries."""
         keys = self.extent(self.keys)
         last = keys
@@ -118,7 +125,7 @@ class Writer:
             Let(self.limit, last),
         ]
 
-    def sharing(self) -> Let:
+    def shared_head(self) -> Let:
         """Which head of keys the head of queries sees."""
         return Let(self.shared_row, self.row // self.group if self.group > 1 else self.row)
 
@@ -130,24 +137,26 @@ class Writer:
         count = count if most is None else scalars.minimum(most, count)
         lets = [
             Let(self.start, (begin + self.block) * self.key_block),
-            Let(self.tiles, (self.here + (self.tall - 1)) // self.tall),
+            Let(self.tiles, (self.seen_keys + (self.tall - 1)) // self.tall),
         ]
         return For(self.block, count, (*lets, *body))
 
     @property
-    def here(self) -> Scalar:
+    def seen_keys(self) -> Scalar:
         """How many keys of the block are seen by some query."""
         return scalars.minimum(scalars.const(self.key_block, INDEX), self.limit - self.start)
 
-    def each(self, *stores: Statement, index: Scalar) -> For:
+    def for_each_query(self, *stores: Statement, index: Scalar) -> For:
         """Statements for each query of the block."""
         return For(index, self.extent(self.lanes), stores, "vector")
 
-    def turned(self, source: Buffer, target: Buffer, width: Dimension, scale: float) -> Statement:
+    def copy_turned(
+        self, source: Buffer, target: Buffer, width: Dimension, scale: float
+    ) -> Statement:
         """Copy rows of the block of queries as [width, lanes], zeros for those that are not."""
         d, i = scalars.index("d"), scalars.index("i")
         line = (self.row * self.extent(self.queries) + self.first + i) * self.extent(width) + d
-        value = wide(scalars.load(source, line, scalars.less(i, self.rows)))
+        value = widen_element(scalars.load(source, line, scalars.less(i, self.rows)))
         scaled = value if scale == 1 else value * self.number(scale)
         store = Store(target, d * self.lanes + i, scaled)
         return For(d, self.extent(width), (For(i, self.extent(self.lanes), (store,), "vector"),))
@@ -168,7 +177,9 @@ class Writer:
             found.append(base)
         return lets, found
 
-    def scored(self, sums: Sequence[Scalar], tile: Scalar, i: Scalar, masked: bool) -> list[Scalar]:
+    def score_tile(
+        self, sums: Sequence[Scalar], tile: Scalar, i: Scalar, masked: bool
+    ) -> list[Scalar]:
         """Scores of a tile, given its products: -inf where a key is hidden."""
         scores = []
         nothing = self.number(-float("inf"))
@@ -179,7 +190,7 @@ class Writer:
                 if seen.dtype is bool_:
                     value = scalars.select(seen, value, nothing)
                 else:
-                    value = value + wide(seen)
+                    value = value + widen_element(seen)
             if masked:
                 value = scalars.select(self._is_seen(key, i), value, nothing)
             scores.append(value)
@@ -211,7 +222,7 @@ class Writer:
         if name == "iota":
             along = key if node.params["axis"] == kind.ndim - 1 else self.first + i
             return scalars.cast(along, kind.dtype)
-        return lowered(node.primitive, operands, kind.dtype, node.params)
+        return lower_element(node.primitive, operands, kind.dtype, node.params)
 
     def _is_there(self, key: Scalar, i: Scalar) -> Scalar:
         """Whether the mask may be read there."""
@@ -274,7 +285,7 @@ class Writer:
             found.append(word)
         return found
 
-    def summed(
+    def add_weighted_rows(
         self,
         rows: Buffer,
         width: Dimension,
@@ -292,18 +303,18 @@ class Writer:
         for number in range(unit):
             column = scalars.local(f"column{number}", INDEX)
             lets.append(Let(column, line + scalars.minimum(t * unit + number, last)))
-            left.append(wide(rows[column + j * self.extent(width)]))
-        sums, found = products("o", unit, self.here, left, weights[j * self.lanes + i], j)
+            left.append(widen_element(rows[column + j * self.extent(width)]))
+        sums, found = products("o", unit, self.seen_keys, left, weights[j * self.lanes + i], j)
         stores = []
         for number, local in enumerate(found):
             place = (t * unit + number) * self.lanes + i
             before = total[place] if factor is None else total[place] * factor[i]
             stores.append(Store(total, place, before + local))
         count = self.extent((width + (unit - 1)) // unit)
-        return For(t, count, (*lets, self.each(sums, *stores, index=i)))
+        return For(t, count, (*lets, self.for_each_query(sums, *stores, index=i)))
 
     def columns(self, name: str, width: Dimension) -> Buffer:
-        """Memory for [width, lanes], and as many rows more as `summed` writes."""
+        """Memory for [width, lanes], and as many rows more as `add_weighted_rows` writes."""
         return self.memory(name, self.column_count(width))
 
     def column_count(self, width: Dimension) -> Dimension:
@@ -319,7 +330,7 @@ class Writer:
         whole = scalars.maximum(ZERO, most - self.start) // self.tall
         return scalars.minimum(self.tiles, whole)
 
-    def finished(self, body: tuple[Statement, ...], products_: int) -> SingleKernel:
+    def single_kernel(self, body: tuple[Statement, ...], products_: int) -> SingleKernel:
         """The kernel; its work counts a vector of products as one operation."""
         node = self.draft.node
         rows = size(self.batch) * self.heads * self.queries
@@ -370,36 +381,36 @@ class _Forward(Writer):
         task = scalars.index("task")
         blocks = self.extent(self.blocks)
         body = (
-            *self.placed(task // blocks, blocks - 1 - task % blocks),
-            self.sharing(),
-            self.turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
-            *self.begun(),
+            *self.place_block(task // blocks, blocks - 1 - task % blocks),
+            self.shared_head(),
+            self.copy_turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            *self.begin_sums(),
             self.key_blocks(
                 [
                     *self.scored_tiles(),
-                    *self.raised(),
-                    self.weighed(),
-                    *self.dropped(),
-                    self.added(),
+                    *self.rescale_sums(),
+                    self.exponentiate_scores(),
+                    *self.drop_weights(),
+                    self.add_values(),
                 ]
             ),
-            *self.written(),
+            *self.write_results(),
         )
         tasks = self.extent(size(self.batch) * self.heads) * blocks
-        return self.finished((For(task, tasks, body, "parallel"),), 1)
+        return self.single_kernel((For(task, tasks, body, "parallel"),), 1)
 
-    def begun(self) -> tuple[Statement, ...]:
+    def begin_sums(self) -> tuple[Statement, ...]:
         i = scalars.index("i")
         # not -inf, whose difference to itself is no number
         lowest = self.number(LOWEST[self.dtype])
         return (
-            self.each(
+            self.for_each_query(
                 Store(self.top, i, lowest),
                 Store(self.before, i, lowest),
                 Store(self.sum, i, self.number(0)),
                 index=i,
             ),
-            *zeroed(self.total, self.extent(self.column_count(self.value))),
+            *zero_buffer(self.total, self.extent(self.column_count(self.value))),
         )
 
     def scored_tiles(self) -> tuple[Statement, ...]:
@@ -415,11 +426,11 @@ class _Forward(Writer):
         i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
         tile = scalars.local("tile", INDEX)
         lets, bases = self.key_rows("k", tile, self.head)
-        left = [wide(self.k[base + d]) for base in bases]
+        left = [widen_element(self.k[base + d]) for base in bases]
         right = self.turned_q[d * self.lanes + i]
         sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
         scores = [scalars.local(f"score{number}", self.dtype) for number in range(self.tall)]
-        values = self.scored(found, tile, i, masked)
+        values = self.score_tile(found, tile, i, masked)
         top = self.top[i]
         for score in scores:
             top = scalars.maximum(top, score)
@@ -428,15 +439,15 @@ class _Forward(Writer):
             for number, score in enumerate(scores)
         ]
         held = [Let(score, value) for score, value in zip(scores, values, strict=True)]
-        inner = self.each(sums, *held, *stores, Store(self.top, i, top), index=i)
+        inner = self.for_each_query(sums, *held, *stores, Store(self.top, i, top), index=i)
         return For(t, count, (Let(tile, begin + t), *lets, inner))
 
-    def raised(self) -> tuple[Statement, ...]:
+    def rescale_sums(self) -> tuple[Statement, ...]:
         """How much what was added before counts, now that there is a larger score."""
         i = scalars.index("i")
         factor = scalars.exp(self.before[i] - self.top[i])
         return (
-            self.each(
+            self.for_each_query(
                 Store(self.factor, i, factor),
                 Store(self.sum, i, self.sum[i] * self.factor[i]),
                 Store(self.before, i, self.top[i]),
@@ -444,7 +455,7 @@ class _Forward(Writer):
             ),
         )
 
-    def weighed(self) -> Statement:
+    def exponentiate_scores(self) -> Statement:
         """Exponentials in place of scores, and their sum."""
         i, j = scalars.index("i"), scalars.index("j")
         power, total = scalars.local("power", self.dtype), scalars.local("powers", self.dtype)
@@ -454,9 +465,9 @@ class _Forward(Writer):
             Store(self.scores, place, power),
         )
         sums = Accumulate(j, self.tiles * self.tall, (Update(total, "add", power),), body)
-        return self.each(sums, Store(self.sum, i, self.sum[i] + total), index=i)
+        return self.for_each_query(sums, Store(self.sum, i, self.sum[i] + total), index=i)
 
-    def dropped(self) -> tuple[Statement, ...]:
+    def drop_weights(self) -> tuple[Statement, ...]:
         """Exponentials times the factors of dropout, once they are summed."""
         if self.key is None:
             return ()
@@ -466,13 +477,13 @@ class _Forward(Writer):
             place = (t * self.tall + number) * self.lanes + i
             kept = self.scores[place] * self.number(1 / self.kept if self.kept else 0)
             stores.append(Store(self.scores, place, scalars.select(stays, kept, self.number(0))))
-        return (For(t, self.tiles, (self.each(*stores, index=i),)),)
+        return (For(t, self.tiles, (self.for_each_query(*stores, index=i),)),)
 
-    def added(self) -> Statement:
+    def add_values(self) -> Statement:
         """Values times exponentials, to what there was before, lowered."""
-        return self.summed(self.v, self.value, self.scores, self.total, self.factor)
+        return self.add_weighted_rows(self.v, self.value, self.scores, self.total, self.factor)
 
-    def written(self) -> tuple[Statement, ...]:
+    def write_results(self) -> tuple[Statement, ...]:
         """Sums divided by the sum of exponentials, turned back; and the logarithm of that."""
         i, d = scalars.index("i"), scalars.index("d")
         inverse = 1 / self.sum[i]
@@ -484,7 +495,7 @@ class _Forward(Writer):
         store = Store(out, place * self.extent(self.value) + d, scalars.cast(value, out.dtype))
         height = self.top[i] + scalars.log(self.sum[i])
         return (
-            self.each(Store(self.factor, i, inverse), index=i),
+            self.for_each_query(Store(self.factor, i, inverse), index=i),
             For(i, self.rows, (Store(lse, place, scalars.cast(height, lse.dtype)),), "vector"),
             For(i, self.rows, (For(d, self.extent(self.value), (store,), "vector"),)),
         )

@@ -15,9 +15,17 @@ but the machine is full. Each sum is one task's, in an order that depends on siz
 
 from __future__ import annotations
 
-from weft.compiler.lowering.builder import ONE, ZERO, Draft, SingleKernel, is_short, kernel_of, wide
+from weft.compiler.lowering.builder import (
+    ONE,
+    ZERO,
+    Draft,
+    SingleKernel,
+    is_short,
+    kernel_of,
+    widen_element,
+)
 from weft.compiler.lowering.nodes.attention import Writer
-from weft.compiler.lowering.nodes.convolutions import products, zeroed
+from weft.compiler.lowering.nodes.convolutions import products, zero_buffer
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
@@ -54,8 +62,8 @@ class _Backward(Writer):
         self.dv = self._target(2, "dv", self.value)
         heads = size(self.batch) * self.shared
         split = isinstance(heads, int) and heads < self.limits.divided_heads
-        body, tasks = self.divided() if split else (self.whole(), self.extent(heads))
-        return self.finished((For(self.task, tasks, body, "parallel"),), 3)
+        body, tasks = self.divide_head() if split else (self.whole_head(), self.extent(heads))
+        return self.single_kernel((For(self.task, tasks, body, "parallel"),), 3)
 
     def _target(self, place: int, name: str, width: Dimension) -> Buffer:
         """Where sums over queries are kept: in the result, unless its dtype is too short."""
@@ -64,19 +72,19 @@ class _Backward(Writer):
 
     # --- tasks ---------------------------------------------------------------------------------
 
-    def whole(self) -> tuple[Statement, ...]:
+    def whole_head(self) -> tuple[Statement, ...]:
         """All of one head of keys."""
         keys = self.key_blocks([*self.weights(), self.dq(), *self.dkv()])
         return (
             Let(self.shared_row, self.task),
             Let(self.begin, ZERO),
             Let(self.there, self.extent(self.keys)),
-            *self.cleared(),
+            *self.clear_targets(),
             self.all_queries((*self.no_dq(), keys, self.dq_written())),
-            *self.stored(),
+            *self.store_targets(),
         )
 
-    def divided(self) -> tuple[tuple[Statement, ...], Scalar]:
+    def divide_head(self) -> tuple[tuple[Statement, ...], Scalar]:
         """Blocks of queries first, then blocks of keys; how many there are together."""
         chunk = self.limits.divided_head_key_blocks * self.key_block
         chunks = self.extent((self.keys + (chunk - 1)) // chunk)
@@ -94,8 +102,8 @@ class _Backward(Writer):
         """A block of queries, with all keys that it sees."""
         blocks = self.extent(self.blocks)
         return (
-            *self.placed(self.task // blocks, self.task % blocks),
-            self.sharing(),
+            *self.place_block(self.task // blocks, self.task % blocks),
+            self.shared_head(),
             *self.queries_known(),
             *self.no_dq(),
             self.key_blocks([*self.weights(), self.dq()]),
@@ -113,15 +121,15 @@ class _Backward(Writer):
             Let(self.shared_row, rest // chunks),
             Let(self.begin, rest % chunks * chunk),
             Let(self.there, scalars.minimum(scalars.const(chunk, INDEX), most)),
-            *self.cleared(),
+            *self.clear_targets(),
             self.all_queries((self.key_blocks([*self.weights(), *self.dkv()], begin, many),)),
-            *self.stored(),
+            *self.store_targets(),
         )
 
     def all_queries(self, body: tuple[Statement, ...]) -> Statement:
         """Statements for each block of queries of each head that shares the task's keys."""
         row = self.shared_row * self.group + self.member
-        inner = (*self.placed(row, self.query_block), *self.queries_known(), *body)
+        inner = (*self.place_block(row, self.query_block), *self.queries_known(), *body)
         blocks = For(self.query_block, self.extent(self.blocks), inner)
         return For(self.member, scalars.const(self.group, INDEX), (blocks,))
 
@@ -138,9 +146,9 @@ class _Backward(Writer):
             nothing = scalars.equal(lse, self.number(-float("inf")))
             lse = scalars.select(nothing, self.number(0), lse)
         return (
-            self.turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
-            self.turned(self.ct, self.turned_ct, self.value, 1.0),
-            self.each(Store(self.height, i, lse), Store(self.shift, i, delta), index=i),
+            self.copy_turned(self.q, self.turned_q, self.head, self.draft.params["scale"]),
+            self.copy_turned(self.ct, self.turned_ct, self.value, 1.0),
+            self.for_each_query(Store(self.height, i, lse), Store(self.shift, i, delta), index=i),
         )
 
     def weights(self) -> tuple[Statement, ...]:
@@ -150,30 +158,30 @@ class _Backward(Writer):
             Let(whole, self.seen_by_all()),
             self._powers(ZERO, whole, masked=False),
             self._powers(whole, self.tiles - whole, masked=True),
-            self._moved(),
+            self._score_cotangents(),
         )
 
     def _powers(self, begin: Scalar, count: Scalar, masked: bool) -> Statement:
         i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
         tile = scalars.local("tile", INDEX)
         lets, bases = self.key_rows("k", tile, self.head)
-        left = [wide(self.k[base + d]) for base in bases]
+        left = [widen_element(self.k[base + d]) for base in bases]
         right = self.turned_q[d * self.lanes + i]
         sums, found = products("s", self.tall, self.extent(self.head), left, right, d)
         stores = [
             Store(self.powers, self._place(tile, number, i), scalars.exp(score - self.height[i]))
-            for number, score in enumerate(self.scored(found, tile, i, masked))
+            for number, score in enumerate(self.score_tile(found, tile, i, masked))
         ]
-        inner = self.each(sums, *stores, index=i)
+        inner = self.for_each_query(sums, *stores, index=i)
         return For(t, count, (Let(tile, begin + t), *lets, inner))
 
     def _place(self, tile: Scalar, number: int, i: Scalar) -> Scalar:
         return (tile * self.tall + number) * self.lanes + i
 
-    def _moved(self) -> Statement:
+    def _score_cotangents(self) -> Statement:
         i, d, t = scalars.index("i"), scalars.index("d"), scalars.index("t")
         lets, bases = self.key_rows("v", t, self.value)
-        left = [wide(self.v[base + d]) for base in bases]
+        left = [widen_element(self.v[base + d]) for base in bases]
         right = self.turned_ct[d * self.lanes + i]
         sums, found = products("c", self.tall, self.extent(self.value), left, right, d)
         scale = self.number(self.draft.params["scale"])
@@ -188,17 +196,17 @@ class _Backward(Writer):
             if stays:
                 kept = scalars.select(stays[number], self.powers[place] * factor, nothing)
                 stores.append(Store(self.powers, place, kept))
-        return For(t, self.tiles, (*lets, self.each(sums, *stores, index=i)))
+        return For(t, self.tiles, (*lets, self.for_each_query(sums, *stores, index=i)))
 
     # --- results -------------------------------------------------------------------------------
 
     def no_dq(self) -> tuple[Statement, ...]:
         """Sums for a new block of queries."""
-        return zeroed(self.total, self.extent(self.column_count(self.head)))
+        return zero_buffer(self.total, self.extent(self.column_count(self.head)))
 
     def dq(self) -> Statement:
         """Keys, weighted by the cotangents of scores."""
-        return self.summed(self.k, self.head, self.moved, self.total)
+        return self.add_weighted_rows(self.k, self.head, self.moved, self.total)
 
     def dq_written(self) -> Statement:
         """Copy the block's gradient, turned back."""
@@ -225,30 +233,30 @@ class _Backward(Writer):
         line = (self.row * self.extent(self.queries) + self.first + i) * self.extent(width)
         for number in range(unit):
             here = scalars.local(f"here{number}", INDEX)
-            lets.append(Let(here, scalars.minimum(t * unit + number, self.here - 1)))
+            lets.append(Let(here, scalars.minimum(t * unit + number, self.seen_keys - 1)))
             left.append(weights[here * self.lanes + i])
             places.append(self._target_line(target, self.start + here, width) + d)
-            inside.append(scalars.less(t * unit + number, self.here))
-        sums, found = products("g", unit, self.rows, left, wide(rows[line + d]), i)
+            inside.append(scalars.less(t * unit + number, self.seen_keys))
+        sums, found = products("g", unit, self.rows, left, widen_element(rows[line + d]), i)
         stores = [
             Store(target, place, target[place] + local, there)
             for place, local, there in zip(places, found, inside, strict=True)
         ]
         inner = For(d, self.extent(width), (sums, *stores), "vector")
-        return For(t, (self.here + (unit - 1)) // unit, (*lets, inner))
+        return For(t, (self.seen_keys + (unit - 1)) // unit, (*lets, inner))
 
     def _target_line(self, target: Buffer, key: Scalar, width: Dimension) -> Scalar:
         whole = self.shared_row * self.extent(self.keys)
         return (key if target.access == "scratch" else whole + key) * self.extent(width)
 
-    def cleared(self) -> tuple[Statement, ...]:
+    def clear_targets(self) -> tuple[Statement, ...]:
         """Zeros for the task's keys."""
         return tuple(
             self._each_target(x, width, self.number(0), x)
             for x, width in ((self.dk, self.head), (self.dv, self.value))
         )
 
-    def stored(self) -> tuple[Statement, ...]:
+    def store_targets(self) -> tuple[Statement, ...]:
         """Copy what was kept beside the results."""
         pairs = ((self.dk, self.head, self.outs[1]), (self.dv, self.value, self.outs[2]))
         return tuple(

@@ -20,11 +20,11 @@ from weft.compiler.lowering.builder import (
     Draft,
     Loop,
     SingleKernel,
-    both,
+    all_conditions,
+    is_within,
     kernel_of,
     nest,
     uniform,
-    within,
 )
 from weft.compiler.lowering.nodes.gathers import box_starts
 from weft.core.shapes import Dimension, size
@@ -37,23 +37,23 @@ from weft.ir.scalars import Scalar
 def update_slice(draft: Draft) -> SingleKernel:
     """x with a slice replaced."""
     starts = [draft.extent(start) for start in draft.params["starts"]]
-    return _replaced(draft, starts, draft.params["strides"], ())
+    return _lay_over_copy(draft, starts, draft.params["strides"], ())
 
 
 @kernel_of("dynamic_update_slice")
 def dynamic_update_slice(draft: Draft) -> SingleKernel:
     """x with a box replaced, at starts that are data."""
     starts, read = box_starts(draft, 2, draft.shape(1))
-    return _replaced(draft, starts, (1,) * len(starts), read)
+    return _lay_over_copy(draft, starts, (1,) * len(starts), read)
 
 
-def _replaced(
+def _lay_over_copy(
     draft: Draft, starts: Sequence[Scalar], strides: Sequence[Dimension], read: Sequence[Statement]
 ) -> SingleKernel:
     """Operand 1 laid over a copy of operand 0: only the box is touched."""
     below = uniform(draft.node.operands[0], draft.producers)
     if below is not None:
-        return _laid(draft, 1, starts, strides, read, below)
+        return _lay_over_constant(draft, 1, starts, strides, read, below)
     steps = draft.strides(-1)
     apart = [step * stride for step, stride in zip(steps, strides, strict=True)]
     loops, (target, source) = draft.walk("i", draft.shape(1), apart, draft.strides(1))
@@ -69,10 +69,12 @@ def pad(draft: Draft) -> SingleKernel:
     starts = [draft.extent(low) for low, _, _ in padding]
     value = np.asarray(draft.params["value"]).astype(draft.result.dtype.numpy).item()
     below = scalars.const(value, draft.result.dtype)
-    return _laid(draft, 0, starts, [between + 1 for _, _, between in padding], (), below)
+    return _lay_over_constant(
+        draft, 0, starts, [between + 1 for _, _, between in padding], (), below
+    )
 
 
-def _laid(
+def _lay_over_constant(
     draft: Draft,
     operand: int,
     starts: Sequence[Scalar],
@@ -87,7 +89,7 @@ def _laid(
     ]
     steps, over = draft.strides(-1), draft.strides(operand)
     row = draft.offset([i for i, _ in rows], steps[:-1])
-    meets, source, more = _met(draft, rows, parts, starts, strides, over)
+    meets, source, more = _row_overlap(draft, rows, parts, starts, strides, over)
     if not dims:
         return draft.kernel((*read, Store(draft.result, ZERO, draft.operands[operand][0])), 1)
     column = scalars.index("j")
@@ -109,7 +111,7 @@ def _laid(
     return draft.kernel((*read, *nest(rows, body, vector=False)), size(dims))
 
 
-def _met(
+def _row_overlap(
     draft: Draft,
     rows: Sequence[Loop],
     parts: Sequence[Dimension],
@@ -124,8 +126,8 @@ def _met(
         inside = scalars.local(f"n{axis}", moved.dtype)
         step = draft.extent(strides[axis])
         more.append(Let(inside, moved // step))
-        conditions.append(within(inside, draft.extent(parts[axis])))
+        conditions.append(is_within(inside, draft.extent(parts[axis])))
         if strides[axis] != 1:
             conditions.append(scalars.equal(inside * step, moved))
         source = source + inside * draft.extent(over[axis])
-    return both(conditions), source, more
+    return all_conditions(conditions), source, more

@@ -18,10 +18,10 @@ from weft.compiler.lowering.builder import (
     Draft,
     Loop,
     SingleKernel,
-    computed,
+    compute_dtype,
     kernel_of,
     nest,
-    wide,
+    widen_element,
 )
 from weft.core.dtypes import INDEX
 from weft.core.records import frozen
@@ -50,7 +50,7 @@ def dot(draft: Draft) -> SingleKernel:
     work = size(draft.shape(-1)) * size(terms.shape)
     if all(size(axes.shape) != 1 for axes in (rows, columns, terms)):
         return _Blocked(draft, stack, rows, columns, terms).kernel(work)
-    return draft.kernel(_plain(draft, (stack, rows), columns, terms), work)
+    return draft.kernel(_element_loops(draft, (stack, rows), columns, terms), work)
 
 
 def _roles(draft: Draft) -> tuple[_Axes, _Axes, _Axes, _Axes]:
@@ -64,18 +64,18 @@ def _roles(draft: Draft) -> tuple[_Axes, _Axes, _Axes, _Axes]:
     )
     first, second = len(batch[0]), len(batch[0]) + len(rows)
 
-    def taken(values: Sequence[Dimension], axes: Sequence[int]) -> tuple[Dimension, ...]:
+    def pick(values: Sequence[Dimension], axes: Sequence[int]) -> tuple[Dimension, ...]:
         return tuple(values[axis] for axis in axes)
 
     none = (0,) * (len(a) + len(b))
     return (
-        _Axes(taken(a, batch[0]), taken(left, batch[0]), taken(right, batch[1]), out[:first]),
-        _Axes(taken(a, rows), taken(left, rows), none[: len(rows)], out[first:second]),
-        _Axes(taken(b, columns), none[: len(columns)], taken(right, columns), out[second:]),
+        _Axes(pick(a, batch[0]), pick(left, batch[0]), pick(right, batch[1]), out[:first]),
+        _Axes(pick(a, rows), pick(left, rows), none[: len(rows)], out[first:second]),
+        _Axes(pick(b, columns), none[: len(columns)], pick(right, columns), out[second:]),
         _Axes(
-            taken(a, contract[0]),
-            taken(left, contract[0]),
-            taken(right, contract[1]),
+            pick(a, contract[0]),
+            pick(left, contract[0]),
+            pick(right, contract[1]),
             none[: len(contract[0])],
         ),
     )
@@ -84,7 +84,7 @@ def _roles(draft: Draft) -> tuple[_Axes, _Axes, _Axes, _Axes]:
 # --- plain loops ---------------------------------------------------------------------------------
 
 
-def _plain(
+def _element_loops(
     draft: Draft, outer: Sequence[_Axes], columns: _Axes, terms: _Axes
 ) -> tuple[Statement, ...]:
     """Each element by itself; columns are in vectors, or else the sums are."""
@@ -93,16 +93,16 @@ def _plain(
     row_loops, row = draft.walk("i", shape, *steps)
     column_loops, column = draft.walk("j", columns.shape, columns.a, columns.b, columns.out)
     term_loops, term = draft.walk("k", terms.shape, terms.a, terms.b)
-    x = wide(draft.operands[0][row[0] + column[0] + term[0]])
-    y = wide(draft.operands[1][row[1] + column[1] + term[1]])
-    total, body = _summed(x * y, term_loops)
+    x = widen_element(draft.operands[0][row[0] + column[0] + term[0]])
+    y = widen_element(draft.operands[1][row[1] + column[1] + term[1]])
+    total, body = _sum_over_loops(x * y, term_loops)
     value = scalars.cast(total, draft.result.dtype)
     body = (*body, Store(draft.result, row[2] + column[2], value))
     in_vectors = bool(column_loops) or not term_loops
     return nest([*row_loops, *column_loops], body, vector=in_vectors)
 
 
-def _summed(value: Scalar, terms: Sequence[Loop]) -> tuple[Scalar, tuple[Statement, ...]]:
+def _sum_over_loops(value: Scalar, terms: Sequence[Loop]) -> tuple[Scalar, tuple[Statement, ...]]:
     """The sum of an expression over loops, and the statements that make it."""
     body: tuple[Statement, ...] = ()
     for number, (index, extent) in enumerate(reversed(terms)):
@@ -127,7 +127,7 @@ class _Blocked:
         self.block, self.rows_at_once = draft.limits.product_block, draft.limits.accumulated_rows
         self.stack, self.rows, self.columns, self.terms = stack, rows, columns, terms
         self.depth = draft.extent(size(terms.shape))
-        dtype = computed(draft.result.dtype)
+        dtype = compute_dtype(draft.result.dtype)
         self.left, self.right = Buffer("left", dtype, "scratch"), Buffer("right", dtype, "scratch")
 
     def kernel(self, work: Dimension) -> SingleKernel:
@@ -138,9 +138,9 @@ class _Blocked:
             Let(self.product, task // (many * wide_)),
             Let(self.row, task // wide_ % many * self.block),
             Let(self.column, task % wide_ * self.block),
-            *self._packed(self.rows, 0, self.row, self.left),
-            *self._packed(self.columns, 1, self.column, self.right),
-            *self._multiplied(),
+            *self._pack_block(self.rows, 0, self.row, self.left),
+            *self._pack_block(self.columns, 1, self.column, self.right),
+            *self._multiply_block(),
         )
         stack = self.draft.extent(size(self.stack.shape))
         scratch = tuple(Scratch(each, self.depth * self.block) for each in (self.left, self.right))
@@ -165,7 +165,7 @@ class _Blocked:
             total = total + along * extent(steps[axis])
         return total
 
-    def _packed(
+    def _pack_block(
         self, axes: _Axes, operand: int, start: Scalar, target: Buffer
     ) -> tuple[Statement, ...]:
         """Copy rows to [row, term], or columns to [term, column], in the dtype of sums."""
@@ -176,11 +176,11 @@ class _Blocked:
         place = self._place(axes, start + one, getattr(axes, own))
         place = place + self._place(self.stack, self.product, shared)
         to = term * self.block + one if operand else one * self.depth + term
-        store = Store(target, to, wide(self.draft.operands[operand][base + at]))
+        store = Store(target, to, widen_element(self.draft.operands[operand][base + at]))
         inside = nest(loops, (store,), parallel=False, vector=not operand)
         return (For(one, self._part(axes, start), (Let(base, place), *inside)),)
 
-    def _multiplied(self) -> tuple[Statement, ...]:
+    def _multiply_block(self) -> tuple[Statement, ...]:
         """Some rows at a time, all columns in vectors; rows beyond the last are the last again."""
         rows, columns = (
             self._part(self.rows, self.row),

@@ -19,13 +19,13 @@ from weft.compiler.lowering.builder import (
     Draft,
     Loop,
     SingleKernel,
-    both,
+    all_conditions,
+    is_within,
     kernel_of,
     nest,
-    wide,
-    within,
+    widen_element,
 )
-from weft.compiler.lowering.nodes.convolutions import Writer, few, products, zeroed
+from weft.compiler.lowering.nodes.convolutions import Writer, few, products, zero_buffer
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
@@ -60,19 +60,19 @@ class _Backward(Writer):
         self.total = self.memory("total", self.area)
         channels = self.extent((sizes.channels + (self.unit - 1)) // self.unit)
         body = (
-            *zeroed(self.total, self.extent(self.area)),
+            *zero_buffer(self.total, self.extent(self.area)),
             For(
                 self.row_block,
                 self.row_blocks,
                 (
-                    *self.packed(),
-                    For(self.channel, channels, (*self.weights(), *self.spread())),
+                    *self.pack_cotangents(),
+                    For(self.channel, channels, (*self.weights(), *self.spread_to_taps())),
                 ),
             ),
-            *self.written(),
+            *self.write_result(),
         )
         groups = nest([(self.group, self.extent(sizes.groups))], body, parallel=False, vector=False)
-        return self.finished((For(self.block, self.image_blocks, groups, "parallel"),))
+        return self.single_kernel((For(self.block, self.image_blocks, groups, "parallel"),))
 
     def loops(self) -> tuple[Loop, Loop]:
         """Loops over the images and the rows of a block."""
@@ -80,7 +80,7 @@ class _Backward(Writer):
         rows = self.part(self.row_block, self.rows, self.sizes.counts[0])
         return (scalars.index("n"), images), (scalars.index("r"), rows)
 
-    def packed(self) -> tuple[Statement, ...]:
+    def pack_cotangents(self) -> tuple[Statement, ...]:
         """Copy the cotangents of a block, so that its places lie side by side."""
         sizes = self.sizes
         (n, images), (_, rows) = self.loops()
@@ -88,7 +88,7 @@ class _Backward(Writer):
         width = self.extent(self.rows * sizes.rest)
         source = self.of_y(self.block * self.images + n, o, self.row_block * width + q)
         at = o * self.extent(self.columns) + n * width + q
-        store = Store(self.cotangents, at, wide(self.y[source]))
+        store = Store(self.cotangents, at, widen_element(self.y[source]))
         loops = [(o, self.extent(sizes.outputs)), (n, images), (q, rows * self.extent(sizes.rest))]
         return nest(loops, (store,), parallel=False)
 
@@ -107,17 +107,17 @@ class _Backward(Writer):
             (u, self.extent(self.unit)),
             (k, self.extent(sizes.taps)),
         ]
-        store = Store(self.turned, at, wide(self.w[source]))
+        store = Store(self.turned, at, widen_element(self.w[source]))
         return nest(loops, (store,), parallel=False, vector=False)
 
-    def spread(self) -> tuple[Statement, ...]:
+    def spread_to_taps(self) -> tuple[Statement, ...]:
         """For each tap, multiply and add to what it saw."""
         taps = self.taps("k")
         tap = self.draft.offset([i for i, _ in taps], contiguous(self.sizes.kernel))
-        body = (*self.multiplied(tap), *self.added([i for i, _ in taps]))
+        body = (*self.multiply_block(tap), *self.add_tap([i for i, _ in taps]))
         return nest(taps, body, parallel=False, vector=False)
 
-    def multiplied(self, tap: Scalar) -> tuple[Statement, ...]:
+    def multiply_block(self, tap: Scalar) -> tuple[Statement, ...]:
         outputs, columns = self.extent(self.sizes.outputs), self.extent(self.columns)
         j, o = scalars.index("j"), self.output
         left = [
@@ -128,12 +128,12 @@ class _Backward(Writer):
         stores = [Store(self.products, columns * row + j, each) for row, each in enumerate(found)]
         return (For(j, columns, (sums, *stores), "vector"),)
 
-    def added(self, tap: Sequence[Scalar]) -> tuple[Statement, ...]:
+    def add_tap(self, tap: Sequence[Scalar]) -> tuple[Statement, ...]:
         sizes = self.sizes
         u, inner = scalars.index("u"), self.place_loops("j")
         loops = [*self.loops(), *inner]
         row = self.row_block * self.extent(self.rows) + loops[1][0]
-        place, inside = self.seen([row, *[i for i, _ in inner]], tap)
+        place, inside = self.tap_places([row, *[i for i, _ in inner]], tap)
         column = self.draft.offset(
             [i for i, _ in loops], contiguous((self.images, self.rows, *sizes.counts[1:]))
         )
@@ -141,14 +141,14 @@ class _Backward(Writer):
             [loops[0][0], self.channel * self.unit + u, *place],
             contiguous((self.images, sizes.channels, *sizes.area)),
         )
-        guard = both(inside)
+        guard = all_conditions(inside)
         old = scalars.load(self.total, target, guard)
         more = self.products[u * self.extent(self.columns) + column]
         units = self.part(self.channel, self.unit, sizes.channels)
         store = Store(self.total, target, old + more, guard)
         return nest([(u, units), *loops], (store,), parallel=False)
 
-    def written(self) -> tuple[Statement, ...]:
+    def write_result(self) -> tuple[Statement, ...]:
         """Copy the block into the result."""
         sizes = self.sizes
         (n, images), _ = self.loops()
@@ -196,18 +196,18 @@ class _Weights(Writer):
             Let(group, self.block // (outputs * channels)),
             Let(self.output, rest // channels),
             Let(self.channel, rest % channels),
-            *zeroed(self.total, self.extent(self.depth * self.lanes)),
-            *self.placed(),
+            *zero_buffer(self.total, self.extent(self.depth * self.lanes)),
+            *self.place_windows(),
             *nest(
                 [(self.image_block, self.image_blocks), (self.row_block, self.row_blocks)],
-                (*self.packed_x(), *self.packed_y(), *self.multiplied()),
+                (*self.packed_x(), *self.packed_y(), *self.multiply_block()),
                 parallel=False,
                 vector=False,
             ),
-            *self.written(),
+            *self.write_result(),
         )
         count = self.extent(sizes.groups) * outputs * channels
-        return self.finished((For(self.block, count, body, "parallel"),))
+        return self.single_kernel((For(self.block, count, body, "parallel"),))
 
     def _frame(self) -> tuple[Dimension, ...]:
         """The sizes of what the windows of a block see."""
@@ -218,7 +218,7 @@ class _Weights(Writer):
             for n, s, k, d in zip(counts, sizes.strides, sizes.kernel, sizes.dilation, strict=True)
         )
 
-    def placed(self) -> tuple[Statement, ...]:
+    def place_windows(self) -> tuple[Statement, ...]:
         """Where the window of each place begins."""
         sizes = self.sizes
         n, r, inner = scalars.index("n"), scalars.index("r"), self.place_loops("j")
@@ -240,7 +240,7 @@ class _Weights(Writer):
         ]
         image, channel = self.image_block * self.images + n, self.channel * self.deep + c
         inside = [
-            within(p, self.extent(d))
+            is_within(p, self.extent(d))
             for p, d, padded, first in zip(
                 place, sizes.area, sizes.padded, (True, *[False] * 9), strict=False
             )
@@ -250,11 +250,13 @@ class _Weights(Writer):
             scalars.less(image, self.extent(sizes.images)),
             scalars.less(channel, self.extent(sizes.channels)),
         ]
-        value = scalars.load(self.x, self.of_x(image, channel, place), both(inside))
+        value = scalars.load(self.x, self.of_x(image, channel, place), all_conditions(inside))
         index = [n, c, *[i for i, _ in loops]]
         at = self.draft.offset(index, contiguous((self.images, self.deep, *self.frame)))
         outer = [(n, self.extent(self.images)), (c, self.extent(self.deep))]
-        return nest([*outer, *loops], (Store(self.seen_x, at, wide(value)),), parallel=False)
+        return nest(
+            [*outer, *loops], (Store(self.seen_x, at, widen_element(value)),), parallel=False
+        )
 
     def packed_y(self) -> tuple[Statement, ...]:
         """Copy the cotangents, with zeros where there is no image, row or output."""
@@ -264,7 +266,7 @@ class _Weights(Writer):
         image = self.image_block * self.images + n
         output = self.output * self.lanes + o
         place = self.row_block * self.extent(width) + q
-        inside = both(
+        inside = all_conditions(
             [
                 scalars.less(image, self.extent(sizes.images)),
                 scalars.less(output, self.extent(sizes.outputs)),
@@ -272,7 +274,9 @@ class _Weights(Writer):
             ]
         )
         value = scalars.load(self.y, self.of_y(image, output, place), inside)
-        store = Store(self.turned, (n * self.extent(width) + q) * self.lanes + o, wide(value))
+        store = Store(
+            self.turned, (n * self.extent(width) + q) * self.lanes + o, widen_element(value)
+        )
         loops = [
             (n, self.extent(self.images)),
             (q, self.extent(width)),
@@ -280,7 +284,7 @@ class _Weights(Writer):
         ]
         return nest(loops, (store,), parallel=False)
 
-    def multiplied(self) -> tuple[Statement, ...]:
+    def multiply_block(self) -> tuple[Statement, ...]:
         """Add the products of a block to all weights of the task."""
         sizes, unit = self.sizes, self.unit
         b, o, p = scalars.index("b"), scalars.index("o"), scalars.index("p")
@@ -311,7 +315,7 @@ class _Weights(Writer):
         block = For(o, self.extent(self.lanes), (sums, *stores), "vector")
         return (For(b, self.extent(self.depth // unit), (*lets, block)),)
 
-    def written(self) -> tuple[Statement, ...]:
+    def write_result(self) -> tuple[Statement, ...]:
         """Copy the task's weights into the result."""
         sizes = self.sizes
         o, q = scalars.index("o"), scalars.index("q")

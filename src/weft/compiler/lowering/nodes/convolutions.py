@@ -19,12 +19,12 @@ from weft.compiler.lowering.builder import (
     Draft,
     Loop,
     SingleKernel,
-    both,
-    computed,
+    all_conditions,
+    compute_dtype,
+    is_within,
     kernel_of,
     nest,
-    wide,
-    within,
+    widen_element,
 )
 from weft.compiler.targets.limits import LoweringLimits
 from weft.core.dtypes import INDEX, int64
@@ -116,7 +116,7 @@ class Writer:
         self.images, self.rows = self.sizes.block(places, draft.limits)
         buffers = (*draft.operands, draft.result)
         self.x, self.w, self.y = buffers[x], buffers[w], buffers[y]
-        self.dtype = computed(draft.result.dtype)
+        self.dtype = compute_dtype(draft.result.dtype)
         self.group = scalars.index("group")
         self.block = scalars.index("block")
         self.scratch: list[Scratch] = []
@@ -162,7 +162,7 @@ class Writer:
         dims = self.sizes.kernel
         return [(scalars.index(f"{prefix}{a}"), self.extent(d)) for a, d in enumerate(dims)]
 
-    def seen(
+    def tap_places(
         self, at: Sequence[Scalar], tap: Sequence[Scalar]
     ) -> tuple[list[Scalar], list[Scalar]]:
         """Where in x a tap of the window at an output place is, and whether that is inside."""
@@ -172,7 +172,7 @@ class Writer:
             place = p * sizes.strides[axis] + k * sizes.dilation[axis] - sizes.low[axis]
             places.append(place)
             if sizes.padded[axis]:
-                conditions.append(within(place, self.extent(sizes.area[axis])))
+                conditions.append(is_within(place, self.extent(sizes.area[axis])))
         return places, conditions
 
     def of_x(self, image: Scalar, channel: Scalar, place: Sequence[Scalar]) -> Scalar:
@@ -187,7 +187,7 @@ class Writer:
         steps = contiguous((sizes.images, sizes.groups, sizes.outputs, sizes.places))
         return self.draft.offset([image, self.group, output, place], steps)
 
-    def finished(self, body: tuple[Statement, ...]) -> SingleKernel:
+    def single_kernel(self, body: tuple[Statement, ...]) -> SingleKernel:
         """The kernel; its work counts a vector of products as one operation."""
         sizes = self.sizes
         work = sizes.images * sizes.places * sizes.groups * sizes.outputs
@@ -209,7 +209,7 @@ def products(
     return Accumulate(index, extent, tuple(updates)), locals_
 
 
-def zeroed(buffer: Buffer, count: Scalar) -> tuple[Statement, ...]:
+def zero_buffer(buffer: Buffer, count: Scalar) -> tuple[Statement, ...]:
     """Memory filled with zeros."""
     i = scalars.index("z")
     return (For(i, count, (Store(buffer, i, scalars.const(0, buffer.dtype)),), "vector"),)
@@ -242,14 +242,14 @@ class _Forward(Writer):
         self.chunk = scalars.index("chunk")
         chunks = self.extent((sizes.channels + (self.deep - 1)) // self.deep)
         body = (
-            *zeroed(self.total, self.extent(rows * columns)),
-            For(self.chunk, chunks, (*self.packed(), *self.multiplied())),
-            *self.written(),
+            *zero_buffer(self.total, self.extent(rows * columns)),
+            For(self.chunk, chunks, (*self.pack_patches(), *self.multiply_channels())),
+            *self.write_block(),
         )
         groups = nest([(self.group, self.extent(sizes.groups))], body, parallel=False, vector=False)
         image, row = self.image_blocks, self.row_blocks
         lets = (Let(self.at_image, self.block // row), Let(self.at_row, self.block % row))
-        return self.finished((For(self.block, image * row, (*lets, *groups), "parallel"),))
+        return self.single_kernel((For(self.block, image * row, (*lets, *groups), "parallel"),))
 
     def _deep(self) -> int:
         """How many channels' patches stay cached."""
@@ -268,25 +268,25 @@ class _Forward(Writer):
         image = self.at_image * self.images + n
         return [(n, images), (r, rows)], image, self.at_row * self.extent(self.rows) + r
 
-    def packed(self) -> tuple[Statement, ...]:
+    def pack_patches(self) -> tuple[Statement, ...]:
         """Copy the patches of some channels."""
         sizes = self.sizes
         c, taps, inner = scalars.index("c"), self.taps("k"), self.place_loops("j")
         loops, image, row = self.block_loops()
         tap = [i for i, _ in taps]
-        place, inside = self.seen([row, *[i for i, _ in inner]], tap)
+        place, inside = self.tap_places([row, *[i for i, _ in inner]], tap)
         source = self.of_x(image, self.chunk * self.deep + c, place)
-        value = scalars.load(self.x, source, both(inside))
+        value = scalars.load(self.x, source, all_conditions(inside))
         line = self.draft.offset([c, *tap], contiguous((self.deep, *sizes.kernel)))
         column = self.draft.offset(
             [i for i, _ in (*loops, *inner)],
             contiguous((self.images, self.rows, *sizes.counts[1:])),
         )
-        store = Store(self.patches, line * self.extent(self.columns) + column, wide(value))
+        store = Store(self.patches, line * self.extent(self.columns) + column, widen_element(value))
         channels = (c, self.part(self.chunk, self.deep, sizes.channels))
         return nest([channels, *taps, *loops, *inner], (store,), parallel=False)
 
-    def multiplied(self) -> tuple[Statement, ...]:
+    def multiply_channels(self) -> tuple[Statement, ...]:
         """Add the products of these channels to all outputs."""
         sizes, unit = self.sizes, self.unit
         o, j, k = scalars.index("o"), scalars.index("j"), scalars.index("k")
@@ -300,7 +300,7 @@ class _Forward(Writer):
             base = scalars.local(f"w{row}", INDEX)
             first = (self.group * self.extent(sizes.outputs) + output) * whole + start
             lets.append(Let(base, first))
-            left.append(wide(self.w[base + k]))
+            left.append(widen_element(self.w[base + k]))
         sums, found = products("s", unit, depth, left, self.patches[k * columns + j], k)
         stores = []
         for row, local in enumerate(found):
@@ -310,7 +310,7 @@ class _Forward(Writer):
         count = self.extent((sizes.outputs + (unit - 1)) // unit)
         return (For(o, count, (*lets, block)),)
 
-    def written(self) -> tuple[Statement, ...]:
+    def write_block(self) -> tuple[Statement, ...]:
         """Copy the block into y."""
         sizes = self.sizes
         o, n, q = scalars.index("o"), scalars.index("n"), scalars.index("q")

@@ -14,7 +14,15 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from weft.compiler.lowering.builder import Draft, Loop, SingleKernel, both, kernel_of, nest, within
+from weft.compiler.lowering.builder import (
+    Draft,
+    Loop,
+    SingleKernel,
+    all_conditions,
+    is_within,
+    kernel_of,
+    nest,
+)
 from weft.compiler.lowering.convolution_sizes import Sizes, node_sizes
 from weft.core.dtypes import INDEX
 from weft.core.shapes import Dimension
@@ -27,25 +35,25 @@ from weft.ir.scalars import Buffer, Scalar
 @kernel_of("conv_last")
 def conv_last(draft: Draft) -> SingleKernel | None:
     """The sum of products of each window, channel by channel."""
-    sizes = _alone(draft)
+    sizes = _depthwise_sizes(draft)
     return None if sizes is None else _Places(draft, sizes).kernel(backward=False)
 
 
 @kernel_of("conv_last_input_gradient")
 def conv_last_input_gradient(draft: Draft) -> SingleKernel | None:
     """The sum of products of each place with the windows that see it."""
-    sizes = _alone(draft)
+    sizes = _depthwise_sizes(draft)
     return None if sizes is None else _Places(draft, sizes).kernel(backward=True)
 
 
 @kernel_of("conv_last_weight_gradient")
 def conv_last_weight_gradient(draft: Draft) -> SingleKernel | None:
     """The sums over all places, of all taps in one pass."""
-    sizes = _alone(draft)
+    sizes = _depthwise_sizes(draft)
     return None if sizes is None else _Weights(draft, sizes).kernel()
 
 
-def _alone(draft: Draft) -> Sizes | None:
+def _depthwise_sizes(draft: Draft) -> Sizes | None:
     """The sizes of a convolution of floats, if each channel is alone."""
     sizes = node_sizes(draft.node)
     if sizes is None or not draft.result.dtype.is_floating:
@@ -76,12 +84,14 @@ class _Writer:
         """Loops over the places of an image."""
         return [(scalars.index(f"q{a}"), self.draft.extent(d)) for a, d in enumerate(dims)]
 
-    def of(self, place: list[Scalar], dims: tuple[int, ...]) -> Scalar:
+    def element_offset(self, place: list[Scalar], dims: tuple[int, ...]) -> Scalar:
         """The offset of an element at a place."""
         steps = contiguous((self.sizes.images, *dims, self.sizes.groups))
         return self.draft.offset([self.image, *place, self.channel], steps)
 
-    def seen(self, at: list[Scalar], tap: tuple[int, ...]) -> tuple[list[Scalar], Scalar | None]:
+    def tap_place(
+        self, at: list[Scalar], tap: tuple[int, ...]
+    ) -> tuple[list[Scalar], Scalar | None]:
         """Where in x a tap of a window is, and whether that is inside."""
         s = self.sizes
         places, conditions = [], []
@@ -90,10 +100,12 @@ class _Writer:
             last = (s.counts[axis] - 1) * s.strides[axis] + k * s.dilation[axis] - s.low[axis]
             places.append(place)
             if k * s.dilation[axis] < s.low[axis] or last >= s.area[axis]:
-                conditions.append(within(place, self.draft.extent(s.area[axis])))
-        return places, both(conditions)
+                conditions.append(is_within(place, self.draft.extent(s.area[axis])))
+        return places, all_conditions(conditions)
 
-    def seeing(self, at: list[Scalar], tap: tuple[int, ...]) -> tuple[list[Scalar], Scalar | None]:
+    def window_place(
+        self, at: list[Scalar], tap: tuple[int, ...]
+    ) -> tuple[list[Scalar], Scalar | None]:
         """Which window sees a place of x by a tap, and whether there is one."""
         s = self.sizes
         places, conditions = [], []
@@ -102,10 +114,10 @@ class _Writer:
             stride = scalars.const(s.strides[axis], INDEX)
             places.append(moved // stride if s.strides[axis] > 1 else moved)
             whole = scalars.const(s.counts[axis] * s.strides[axis], INDEX)
-            conditions.append(within(moved, whole))
+            conditions.append(is_within(moved, whole))
             if s.strides[axis] > 1:
                 conditions.append(scalars.equal(moved % stride, scalars.const(0, INDEX)))
-        return places, both(conditions)
+        return places, all_conditions(conditions)
 
 
 class _Places(_Writer):
@@ -127,10 +139,10 @@ class _Places(_Writer):
         lets = (Let(self.image, row // first), Let(at[0], row % first))
         total: Scalar = scalars.const(0, draft.result.dtype)
         for number, tap in enumerate(self.taps):
-            place, inside = self.seeing(at, tap) if backward else self.seen(at, tap)
-            value = scalars.load(draft.operands[0], self.of(place, source), inside)
+            place, inside = self.window_place(at, tap) if backward else self.tap_place(at, tap)
+            value = scalars.load(draft.operands[0], self.element_offset(place, source), inside)
             total = total + value * turned[scalars.const(number, INDEX) * groups + c]
-        store = Store(draft.result, self.of(at, target), total)
+        store = Store(draft.result, self.element_offset(at, target), total)
         body = nest([*loops[1:], (c, groups)], (store,), parallel=False)
         outer = For(row, draft.extent(s.images * target[0]), (*lets, fill, *body), "parallel")
         scratch = (Scratch(turned, draft.extent(s.groups * s.taps)),)
@@ -148,11 +160,11 @@ class _Weights(_Writer):
         self.channel = block * lanes + lane
         loops = [(self.image, draft.extent(s.images)), *self.loops(s.counts)]
         at = [index for index, _ in loops[1:]]
-        given = y[self.of(at, s.counts)]
+        given = y[self.element_offset(at, s.counts)]
         values: list[Scalar] = []
         for tap in self.taps:
-            place, inside = self.seen(at, tap)
-            values.append(scalars.load(x, self.of(place, s.area), inside) * given)
+            place, inside = self.tap_place(at, tap)
+            values.append(scalars.load(x, self.element_offset(place, s.area), inside) * given)
         body: tuple[Statement, ...] = ()
         for depth, (index, extent) in enumerate(reversed(loops)):
             names = [scalars.local(f"t{depth}_{k}", given.dtype) for k in range(s.taps)]

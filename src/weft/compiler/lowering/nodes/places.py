@@ -15,7 +15,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.compiler.lowering.builder import ZERO, Draft, Loop, Producers, SingleKernel, both, within
+from weft.compiler.lowering.builder import (
+    ZERO,
+    Draft,
+    Loop,
+    Producers,
+    SingleKernel,
+    all_conditions,
+    is_within,
+)
 from weft.core.dtypes import INDEX, bool_
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
@@ -52,7 +60,7 @@ def places(draft: Draft, first: int, row: Sequence[Dimension], *, checked: bool 
     checked: it is looked whether they are within; else they are known to be.
     """
     shape, axes = draft.shape(first), draft.params["axes"]
-    counted = _counted(draft, first)
+    counted = _counted_axes(draft, first)
     loops, (own, other), by_axis = _loops(draft, shape, row, any(a is not None for a in counted))
     read: list[Statement] = []
     conditions, base = [], ZERO
@@ -61,10 +69,10 @@ def places(draft: Draft, first: int, row: Sequence[Dimension], *, checked: bool 
         if index is None:
             index = scalars.local(f"at{number}", INDEX)
             read.append(Let(index, draft.operands[first + number][own]))
-            conditions.append(within(index, draft.extent(draft.shape(0)[axis])))
+            conditions.append(is_within(index, draft.extent(draft.shape(0)[axis])))
         base = base + index * draft.extent(draft.strides(0)[axis])
     fits = None
-    found = both(conditions) if checked else None
+    found = all_conditions(conditions) if checked else None
     if found is not None:
         fits = scalars.local("fits", bool_)
         read += [Let(fits, found), draft.refuse(scalars.not_(fits))]
@@ -75,9 +83,12 @@ def places(draft: Draft, first: int, row: Sequence[Dimension], *, checked: bool 
 def check(draft: Draft, first: int) -> SingleKernel | None:
     """A kernel that looks whether all places are within; None where that is known."""
     i, axes, shape = scalars.index("i"), draft.params["axes"], draft.shape(first)
-    asked = [n for n, along in enumerate(_counted(draft, first)) if along is None]
-    found = both(
-        [within(draft.operands[first + n][i], draft.extent(draft.shape(0)[axes[n]])) for n in asked]
+    asked = [n for n, along in enumerate(_counted_axes(draft, first)) if along is None]
+    found = all_conditions(
+        [
+            is_within(draft.operands[first + n][i], draft.extent(draft.shape(0)[axes[n]]))
+            for n in asked
+        ]
     )
     if found is None:
         return None
@@ -89,7 +100,7 @@ def check(draft: Draft, first: int) -> SingleKernel | None:
     return draft.check(body, size(shape), [first + n for n in asked])
 
 
-def _counted(draft: Draft, first: int) -> list[int | None]:
+def _counted_axes(draft: Draft, first: int) -> list[int | None]:
     """The axis of the index that each index counts along, where it goes along all of x's."""
     found = []
     for axis, atom in zip(draft.params["axes"], draft.node.operands[first:], strict=True):
@@ -131,10 +142,10 @@ def counting_axis(atom: Variable | Literal, producers: Producers) -> int | None:
         return None
     if node.primitive is broadcast_to:
         return along + len(after) - len(before)
-    return _reshaped(along, before, after)
+    return _axis_after_reshape(along, before, after)
 
 
-def _reshaped(axis: int, before: Shape, after: Shape) -> int | None:
+def _axis_after_reshape(axis: int, before: Shape, after: Shape) -> int | None:
     """Where an axis stands after axes of size 1 have come or gone; None where more happens."""
     if [dim for dim in before if dim != 1] != [dim for dim in after if dim != 1]:
         return None

@@ -19,13 +19,13 @@ from weft.compiler.lowering.builder import (
     Draft,
     Loop,
     SingleKernel,
-    both,
-    computed,
+    all_conditions,
+    compute_dtype,
     is_short,
+    is_within,
     kernel_of,
     nest,
-    wide,
-    within,
+    widen_element,
 )
 from weft.core.dtypes import INDEX
 from weft.core.shapes import is_static, size
@@ -62,7 +62,7 @@ class _Gradient:
         self.total, self.start = draft.result, self.row * self.area
         self.scratch = list[Scratch]()
         if is_short(draft.result.dtype):
-            self.total = Buffer("total", computed(draft.result.dtype), "scratch")
+            self.total = Buffer("total", compute_dtype(draft.result.dtype), "scratch")
             self.scratch, self.start = [Scratch(self.total, self.area)], ZERO
 
     def kernel(self) -> SingleKernel:
@@ -80,7 +80,7 @@ class _Gradient:
         work = self.lead * size(self.counts) * size(self.params["window"]) * 2
         return draft.kernel(nest(rows, body, vector=False), work, tuple(self.scratch))
 
-    def at(self, tap: tuple[int, ...]) -> tuple[Scalar, Scalar | None]:
+    def tap_offset(self, tap: tuple[int, ...]) -> tuple[Scalar, Scalar | None]:
         """Where a tap is, and whether that is inside."""
         places, conditions = [], []
         for axis, ((index, _), k) in enumerate(zip(self.loops, tap, strict=True)):
@@ -89,19 +89,19 @@ class _Gradient:
             place = index * self.params["strides"][axis] + gap
             places.append(place)
             if low or high:
-                conditions.append(within(place, self.draft.extent(self.spatial[axis])))
-        return self.draft.offset(places, contiguous(self.spatial)), both(conditions)
+                conditions.append(is_within(place, self.draft.extent(self.spatial[axis])))
+        return self.draft.offset(places, contiguous(self.spatial)), all_conditions(conditions)
 
     def window(self) -> list[Statement]:
         """Find the largest, then go through all taps again."""
         draft, x = self.draft, self.draft.operands[0]
         taps = list(product(*[range(int(dim)) for dim in self.params["window"]]))
-        kind = computed(x.dtype)
+        kind = compute_dtype(x.dtype)
         lowest = scalars.const(-np.inf if kind.is_floating else np.iinfo(kind.numpy).min, kind)
         best, found = lowest, scalars.const(-1, INDEX)
         statements: list[Statement] = []
         for number, tap in enumerate(taps):
-            place, inside = self.at(tap)
+            place, inside = self.tap_offset(tap)
             instead = scalars.cast(lowest, x.dtype)
             value = scalars.local(f"value{number}", kind)
             source = scalars.load(x, self.row * self.area + place, inside, instead)
@@ -114,17 +114,17 @@ class _Gradient:
             largest = scalars.local(f"best{number}", kind)
             where = scalars.local(f"found{number}", INDEX)
             statements += [
-                Let(value, wide(source)),
+                Let(value, widen_element(source)),
                 Let(where, scalars.select(better, scalars.const(number, INDEX), found)),
                 Let(largest, scalars.select(better, value, best)),
             ]
             best, found = largest, where
         index = [self.row, *[i for i, _ in self.loops]]
         own = draft.offset(index, contiguous((self.lead, *self.counts)))
-        given = scalars.local("given", computed(x.dtype))
-        statements.append(Let(given, wide(draft.operands[1][own])))
+        given = scalars.local("given", compute_dtype(x.dtype))
+        statements.append(Let(given, widen_element(draft.operands[1][own])))
         for number, tap in enumerate(taps):
-            place, inside = self.at(tap)
+            place, inside = self.tap_offset(tap)
             here = scalars.equal(found, scalars.const(number, INDEX))
             target = self.start + place
             old = scalars.load(self.total, target, inside)

@@ -18,11 +18,11 @@ from weft.compiler.lowering.builder import (
     ZERO,
     Draft,
     SingleKernel,
-    computed,
+    compute_dtype,
     is_short,
     kernel_of,
     nest,
-    wide,
+    widen_element,
 )
 from weft.core.dtypes import INDEX, DType, bool_, float64, int32
 from weft.core.shapes import size
@@ -62,7 +62,7 @@ class _Line:
         return self.draft.kernel(loops, size(self.draft.shape(0)) * 2, scratch)
 
 
-def _running(combine: Combine) -> Callable[[Draft], SingleKernel]:
+def _running_combination(combine: Combine) -> Callable[[Draft], SingleKernel]:
     """Each element combined with what came before it."""
 
     def write(draft: Draft) -> SingleKernel:
@@ -82,23 +82,23 @@ def _running(combine: Combine) -> Callable[[Draft], SingleKernel]:
     return write
 
 
-kernel_of("cumulative_sum")(_running(scalars.add))
-kernel_of("cumulative_prod")(_running(scalars.multiply))
-kernel_of("cumulative_logsumexp")(_running(add_exponentials))
+kernel_of("cumulative_sum")(_running_combination(scalars.add))
+kernel_of("cumulative_prod")(_running_combination(scalars.multiply))
+kernel_of("cumulative_logsumexp")(_running_combination(add_exponentials))
 
 
 @kernel_of("linear_recurrence")
 def linear_recurrence(draft: Draft) -> SingleKernel:
     """y[k] = a[k]·y[k-1] + b[k], each product and each sum rounded to the dtype."""
     line, dtype = _Line(draft), draft.result.dtype
-    state = line.state("state", computed(dtype))
-    a, b = (wide(operand[line.at]) for operand in draft.operands)
+    state = line.state("state", compute_dtype(dtype))
+    a, b = (widen_element(operand[line.at]) for operand in draft.operands)
     product = a * state.buffer[line.inner]
-    total = b + (scalars.rounded(product, dtype) if is_short(dtype) else product)
+    total = b + (scalars.round_to(product, dtype) if is_short(dtype) else product)
     value = scalars.cast(scalars.select(scalars.equal(line.step, ZERO), b, total), dtype)
     body = (
         Store(draft.result, line.at, value),
-        Store(state.buffer, line.inner, wide(draft.result[line.at])),
+        Store(state.buffer, line.inner, widen_element(draft.result[line.at])),
     )
     return line.kernel(body, state)
 
@@ -108,7 +108,7 @@ def _positions_so_far(extreme: Combine) -> Callable[[Draft], SingleKernel]:
 
     def write(draft: Draft) -> SingleKernel:
         line = _Line(draft)
-        new = wide(draft.operands[0][line.at])
+        new = widen_element(draft.operands[0][line.at])
         best, place = line.state("best", new.dtype), line.state("place", INDEX)
         first, at = scalars.equal(line.step, ZERO), line.inner
         top = scalars.select(first, new, extreme(best.buffer[at], new))
@@ -145,7 +145,7 @@ def argmin(draft: Draft) -> SingleKernel:
 def _first_extreme(draft: Draft, combine: Extreme) -> SingleKernel:
     """The extreme first, and then the first place where it stands."""
     line = _Line(draft)
-    x = wide(draft.operands[0][line.at])
+    x = widen_element(draft.operands[0][line.at])
     value = scalars.cast(x, int32) if x.dtype is bool_ else x
     top, found = scalars.local("top", value.dtype), scalars.local("found", INDEX)
     here = scalars.or_(scalars.equal(value, top), scalars.not_equal(value, value))

@@ -25,12 +25,12 @@ from weft.compiler.lowering.builder import (
     Loop,
     SingleKernel,
     Singles,
-    computed,
+    compute_dtype,
     is_short,
     kernel_of,
     nest,
     uniform,
-    wide,
+    widen_element,
 )
 from weft.compiler.lowering.nodes.places import Places, check, places
 from weft.core.dtypes import INDEX
@@ -46,7 +46,7 @@ Combine = Callable[[Scalar, Scalar], Scalar]
 @kernel_of("scatter")
 def scatter(draft: Draft) -> Singles:
     """Of several updates for one place the last one stays."""
-    return _scattered(draft, lambda old, new: new)
+    return _scatter_kernels(draft, lambda old, new: new)
 
 
 @kernel_of("scatter_add")
@@ -54,19 +54,19 @@ def scatter_add(draft: Draft) -> Singles:
     """All updates for one place are added."""
     if is_short(draft.result.dtype):
         return _at_once(draft, scalars.add)
-    return _scattered(draft, scalars.add)
+    return _scatter_kernels(draft, scalars.add)
 
 
 @kernel_of("scatter_max")
 def scatter_max(draft: Draft) -> Singles:
     """The largest of an element and its updates."""
-    return _scattered(draft, scalars.maximum)
+    return _scatter_kernels(draft, scalars.maximum)
 
 
 @kernel_of("scatter_min")
 def scatter_min(draft: Draft) -> Singles:
     """The smallest of an element and its updates."""
-    return _scattered(draft, scalars.minimum)
+    return _scatter_kernels(draft, scalars.minimum)
 
 
 @frozen
@@ -83,13 +83,13 @@ class _Part:
     update: Scalar
 
 
-def _scattered(draft: Draft, combine: Combine) -> Singles:
+def _scatter_kernels(draft: Draft, combine: Combine) -> Singles:
     """Kernels that check the indices, and change a copy of x."""
     if uniform(draft.node.operands[0], draft.producers) is not None:
         return _at_once(draft, combine)
     rest, rows = _rest(draft)
     found = places(draft, 2, rows, checked=False)
-    body = _Updates(draft, combine, found, draft.result).divided(rest)
+    body = _Updates(draft, combine, found, draft.result).divide_over_threads(rest)
     update = draft.update(body, size(draft.shape(1)))
     checked = check(Draft(draft.node, draft.producers, draft.error, draft.limits), 2)
     return (update,) if checked is None else (checked, update)
@@ -100,7 +100,7 @@ def _at_once(draft: Draft, combine: Combine) -> SingleKernel:
     rest, rows = _rest(draft)
     total = _Total(draft, combine, places(draft, 2, rows))
     work = size(draft.shape(1)) + size(draft.shape(0))
-    return draft.kernel(total.divided(rest), work, total.scratch)
+    return draft.kernel(total.divide_over_threads(rest), work, total.scratch)
 
 
 def _rest(draft: Draft) -> tuple[_Part, Sequence[Dimension]]:
@@ -122,7 +122,7 @@ class _Updates:
     def __init__(self, draft: Draft, combine: Combine, found: Places, buffer: Buffer) -> None:
         self.draft, self.combine, self.found, self.buffer = draft, combine, found, buffer
 
-    def divided(self, rest: _Part) -> tuple[Statement, ...]:
+    def divide_over_threads(self, rest: _Part) -> tuple[Statement, ...]:
         """The kernel: what no two updates share is divided over threads."""
         batch, loops = self.found.batch, self.found.loops
         if batch is not None:
@@ -131,7 +131,7 @@ class _Updates:
             return nest(loops[:1], self.body(whole, rest, loops[1:]), vector=False)
         most = self.draft.limits.scatter_block_elements
         if len(rest.loops) == 1 and _is_long(rest.loops[0][1], most):
-            block, part = _blocked(rest, most)
+            block, part = _cut_into_blocks(rest, most)
             return nest([block], self.body(part, part, loops), vector=False)
         if len(rest.loops) > 1:
             part = replace(rest, loops=rest.loops[1:])
@@ -146,8 +146,8 @@ class _Updates:
             inner[0] = (inner[0][0], scalars.select(found.fits, inner[0][1], ZERO))
         elif found.fits is not None:
             guard = found.fits
-        old = wide(scalars.load(self.buffer, place, guard))
-        new = wide(self.draft.operands[1][found.row + rest.update])
+        old = widen_element(scalars.load(self.buffer, place, guard))
+        new = widen_element(self.draft.operands[1][found.row + rest.update])
         value = scalars.cast(self.combine(old, new), self.buffer.dtype)
         row = nest(inner, (Store(self.buffer, place, value, guard),), parallel=False)
         return nest(loops, (*found.read, *row), parallel=False, vector=False)
@@ -160,20 +160,20 @@ class _Total(_Updates):
         super().__init__(draft, combine, found, draft.result)
         self.scratch: tuple[Scratch, ...] = ()
         if is_short(draft.result.dtype):
-            self.buffer = Buffer("total", computed(draft.result.dtype), "scratch")
+            self.buffer = Buffer("total", compute_dtype(draft.result.dtype), "scratch")
             self.scratch = (Scratch(self.buffer, draft.extent(size(draft.shape(0)))),)
 
     def body(self, whole: _Part, rest: _Part, loops: Sequence[Loop]) -> tuple[Statement, ...]:
         """Begin with x, and write the updates into it."""
         start = uniform(self.draft.node.operands[0], self.draft.producers)
-        begin = self._each(whole, self.buffer, lambda at: self.draft.operands[0][at], start)
+        begin = self._fill_part(whole, self.buffer, lambda at: self.draft.operands[0][at], start)
         updates = super().body(whole, rest, loops)
         if not self.scratch:
             return (*begin, *updates)
-        end = self._each(whole, self.draft.result, lambda at: self.buffer[at], None)
+        end = self._fill_part(whole, self.draft.result, lambda at: self.buffer[at], None)
         return (*begin, *updates, *end)
 
-    def _each(
+    def _fill_part(
         self, part: _Part, target: Buffer, read: Callable[[Scalar], Scalar], value: Scalar | None
     ) -> tuple[Statement, ...]:
         """Give a part of a buffer the values of another, or one value."""
@@ -190,7 +190,7 @@ def _is_long(extent: Scalar, most: int) -> bool:
     return extent.op != "const" or extent.detail >= most
 
 
-def _blocked(rest: _Part, most: int) -> tuple[Loop, _Part]:
+def _cut_into_blocks(rest: _Part, most: int) -> tuple[Loop, _Part]:
     """A row cut into blocks of so many elements: the loop over them, and one of them."""
     (index, extent), block = rest.loops[0], scalars.index("block")
     start = block * most

@@ -20,13 +20,13 @@ from weft.compiler.lowering.builder import (
     Draft,
     Loop,
     SingleKernel,
-    both,
-    computed,
+    all_conditions,
+    compute_dtype,
     is_short,
+    is_within,
     kernel_of,
     nest,
-    wide,
-    within,
+    widen_element,
 )
 from weft.core.dtypes import INDEX, DType
 from weft.core.shapes import Dimension, Shape, is_static, size
@@ -66,29 +66,29 @@ class _Windows:
         most = self.draft.limits.unrolled_window_taps
         return is_static(self.window) and int(size(self.window)) <= most
 
-    def at(self, tap: Sequence[Scalar]) -> tuple[Scalar, Scalar | None]:
+    def tap_offset(self, tap: Sequence[Scalar]) -> tuple[Scalar, Scalar | None]:
         """Where a tap of the window is, counted through the last axes; whether it is inside."""
         places, conditions = [], []
         for axis, ((index, _), k) in enumerate(zip(self.loops, tap, strict=True)):
             place = index * self.steps[axis] + k * self.gaps[axis] - self.low[axis]
             places.append(place)
             if self.padded[axis]:
-                conditions.append(within(place, self.draft.extent(self.spatial[axis])))
-        return self.draft.offset(places, strides(self.spatial)), both(conditions)
+                conditions.append(is_within(place, self.draft.extent(self.spatial[axis])))
+        return self.draft.offset(places, strides(self.spatial)), all_conditions(conditions)
 
     def every_tap(self) -> list[tuple[Scalar, Scalar | None]]:
         """All taps of a window that is written out."""
         taps = product(*[range(int(dim)) for dim in self.window])
-        return [self.at([scalars.const(k, INDEX) for k in tap]) for tap in taps]
+        return [self.tap_offset([scalars.const(k, INDEX) for k in tap]) for tap in taps]
 
-    def seen(self, place: Scalar, inside: Scalar | None, otherwise: Scalar) -> Scalar:
+    def tap_value(self, place: Scalar, inside: Scalar | None, otherwise: Scalar) -> Scalar:
         """What a tap sees."""
         start = self.row * self.draft.extent(size(self.spatial))
         x = self.draft.operands[0]
         instead = scalars.cast(otherwise, x.dtype)
-        return wide(scalars.load(x, start + place, inside, instead))
+        return widen_element(scalars.load(x, start + place, inside, instead))
 
-    def own(self) -> Scalar:
+    def window_offset(self) -> Scalar:
         """The place of the window among all windows."""
         index = [self.row, *[i for i, _ in self.loops]]
         return self.draft.offset(index, strides((self.lead, *self.counts)))
@@ -103,7 +103,7 @@ def _over_windows(draft: Draft) -> _Windows:
     return _Windows(draft, draft.shape(0)[-count:], draft.shape(-1)[-count:])
 
 
-def _reduced(
+def _reduce_windows(
     draft: Draft, combine: Combine, function: Callable[[Scalar, Scalar], Scalar], start: Scalar
 ) -> SingleKernel:
     """One value of each window, of its taps in order."""
@@ -112,19 +112,19 @@ def _reduced(
     if windows.small():
         total = start
         for place, inside in windows.every_tap():
-            total = function(total, windows.seen(place, inside, start))
+            total = function(total, windows.tap_value(place, inside, start))
     else:
-        total, body = _accumulated(windows, combine, start)
-    store = Store(draft.result, windows.own(), scalars.cast(total, draft.result.dtype))
+        total, body = _accumulate_window(windows, combine, start)
+    store = Store(draft.result, windows.window_offset(), scalars.cast(total, draft.result.dtype))
     return draft.kernel(nest(windows.all, (*body, store)), windows.work())
 
 
-def _accumulated(
+def _accumulate_window(
     windows: _Windows, combine: Combine, start: Scalar
 ) -> tuple[Scalar, tuple[Statement, ...]]:
     """The value of a window that is gone through by loops."""
-    place, inside = windows.at([i for i, _ in windows.taps])
-    value = windows.seen(place, inside, start)
+    place, inside = windows.tap_offset([i for i, _ in windows.taps])
+    value = windows.tap_value(place, inside, start)
     body: tuple[Statement, ...] = ()
     for number, (index, extent) in enumerate(reversed(windows.taps)):
         local = scalars.local(f"total{number}", value.dtype)
@@ -136,17 +136,19 @@ def _accumulated(
 @kernel_of("window_sum")
 def window_sum(draft: Draft) -> SingleKernel:
     """The sum over each window."""
-    zero = scalars.const(0, computed(draft.result.dtype))
-    return _reduced(draft, "add", scalars.add, zero)
+    zero = scalars.const(0, compute_dtype(draft.result.dtype))
+    return _reduce_windows(draft, "add", scalars.add, zero)
 
 
 @kernel_of("window_max")
 def window_max(draft: Draft) -> SingleKernel:
     """The largest element of each window."""
-    return _reduced(draft, "maximum", scalars.maximum, _lowest(computed(draft.result.dtype)))
+    return _reduce_windows(
+        draft, "maximum", scalars.maximum, _lowest_number(compute_dtype(draft.result.dtype))
+    )
 
 
-def _lowest(dtype: DType) -> Scalar:
+def _lowest_number(dtype: DType) -> Scalar:
     lowest = np.iinfo(dtype.numpy).min if dtype.is_integer else -np.inf
     return scalars.const(lowest, dtype)
 
@@ -157,9 +159,9 @@ def window_argmax(draft: Draft) -> SingleKernel | None:
     windows = _over_windows(draft)
     if not windows.small():
         return None
-    best, found = _lowest(computed(draft.operands[0].dtype)), scalars.const(-1, INDEX)
+    best, found = _lowest_number(compute_dtype(draft.operands[0].dtype)), scalars.const(-1, INDEX)
     for place, inside in windows.every_tap():
-        value = windows.seen(place, inside, best)
+        value = windows.tap_value(place, inside, best)
         better = scalars.or_(scalars.less(best, value), scalars.less(found, ZERO))
         if value.dtype.is_floating:
             first_nan = scalars.and_(scalars.not_equal(value, value), scalars.equal(best, best))
@@ -168,7 +170,7 @@ def window_argmax(draft: Draft) -> SingleKernel | None:
             better = scalars.and_(better, inside)
         best = scalars.select(better, value, best)
         found = scalars.select(better, place, found)
-    store = Store(draft.result, windows.own(), found)
+    store = Store(draft.result, windows.window_offset(), found)
     return draft.kernel(nest(windows.all, (store,)), windows.work())
 
 
@@ -180,11 +182,13 @@ def window_spread(draft: Draft) -> SingleKernel:
     area = draft.extent(size(windows.spatial))
     start, total, scratch = windows.row * area, draft.result, list[Scratch]()
     if is_short(draft.result.dtype):
-        total = Buffer("total", computed(draft.result.dtype), "scratch")
+        total = Buffer("total", compute_dtype(draft.result.dtype), "scratch")
         scratch, start = [Scratch(total, area)], ZERO
-    place, inside = windows.at([i for i, _ in windows.taps])
+    place, inside = windows.tap_offset([i for i, _ in windows.taps])
     target = start + place
-    value = scalars.load(total, target, inside) + wide(draft.operands[0][windows.own()])
+    value = scalars.load(total, target, inside) + widen_element(
+        draft.operands[0][windows.window_offset()]
+    )
     i = scalars.index("i")
     body = (
         *nest(

@@ -34,7 +34,7 @@ from weft.compiler.targets.llvm.machine import Machine
 from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
 from weft.runtime.address_space import is_divided
-from weft.runtime.compile_queue import shielded
+from weft.runtime.compile_queue import run_shielded
 
 Array = np.ndarray[Any, Any]
 _SIGNATURE = ctypes.CFUNCTYPE(
@@ -64,7 +64,7 @@ def compile_kernels(
 def emit_object(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> bytes:
     """Compile kernels to the bytes of an object file, which `load_object` takes."""
     machine = host(width)
-    with _selection.plain():
+    with _selection.without_strength_reduction():
         return _object(emit_module(kernels, machine), machine, opt)
 
 
@@ -75,30 +75,30 @@ def kernel_text(kernel: Kernel) -> str:
 
 def emit_kernel(text: str) -> bytes:
     """Compile the text of a kernel to the bytes of an object file; nearly all of it is LLVM's."""
-    with _selection.plain():
+    with _selection.without_strength_reduction():
         return _object(text, host(), 2)
 
 
 def emit_text(source: str) -> bytes:
     """Compile LLVM IR that was written by hand to the bytes of an object file, for this machine."""
-    with _selection.whole():
+    with _selection.with_strength_reduction():
         return _object(source, host(), 2)
 
 
 def assembly(kernels: Sequence[Kernel], *, width: int | None = None, opt: int = 2) -> str:
     """The machine's instructions of kernels, to read."""
     machine = host(width)
-    with _selection.plain():
+    with _selection.without_strength_reduction():
         module = llvm.parse_assembly(emit_module(kernels, machine))
         return str(_target_machine(machine, opt).emit_assembly(module))
 
 
 def _object(text: str, machine: Machine, opt: int) -> bytes:
     """The object file of a module that needs no passes."""
-    return shielded(lambda: _emitted(text, machine, opt))
+    return run_shielded(lambda: _emit_object(text, machine, opt))
 
 
-def _emitted(text: str, machine: Machine, opt: int) -> bytes:
+def _emit_object(text: str, machine: Machine, opt: int) -> bytes:
     """See `_object`; nothing is shared between threads."""
     module = llvm.parse_assembly(text, llvm.create_context())
     target = _target_machine(machine, opt)
@@ -136,17 +136,17 @@ def load_for_a_while(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict
         with _loaded.lock:
             _add_symbols()
             if is_divided():
-                return _linked(codes, names)
+                return _link_objects(codes, names)
             engine = _engine()
             for code in codes:
                 engine.add_object_file(llvm.ObjectFileRef.from_data(code))
             engine.finalize_object()
             return {name: engine.get_function_address(symbol_name(name)) for name in names}, engine
 
-    return shielded(load)
+    return run_shielded(load)
 
 
-def _linked(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict[str, int], Any]:
+def _link_objects(codes: Sequence[bytes], names: Sequence[str]) -> tuple[dict[str, int], Any]:
     """See `load_for_a_while`: each file in one stretch of memory, in some more time.
 
     The usual engine maps code and constants apart, and LLVM ends the process where they are too
@@ -179,7 +179,7 @@ def load_text(source: str, name: str) -> int:
             _loaded.engines.append(engine)
             return int(engine.get_function_address(name))
 
-    return shielded(load)
+    return run_shielded(load)
 
 
 class _Selection:
@@ -195,7 +195,7 @@ class _Selection:
         self._kernels = 0
 
     @contextmanager
-    def plain(self) -> Iterator[None]:
+    def without_strength_reduction(self) -> Iterator[None]:
         """Without it."""
         with self._changed:
             self._kernels += 1
@@ -211,7 +211,7 @@ class _Selection:
                     self._changed.notify_all()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def with_strength_reduction(self) -> Iterator[None]:
         """With it, alone."""
         with self._changed:
             self._changed.wait_for(lambda: self._kernels == 0)

@@ -65,13 +65,13 @@ def available() -> list[str]:
 
 def host(width: int | None = None) -> Machine:
     """The machine that code is made for, with vectors of its own width or of another one."""
-    machine = _chosen()
+    machine = _chosen_machine()
     if width is None or width == machine.width:
         return machine
     return replace(machine, width=width, masked=machine.masked and width > 1)
 
 
-def _chosen() -> Machine:
+def _chosen_machine() -> Machine:
     """The machine of this process: what was compiled for one is not mixed with another's."""
     name = settings.machine or os.environ.get(VARIABLE, "")
     first = _first_name(name)
@@ -83,7 +83,7 @@ def _chosen() -> Machine:
             got={"machine": repr(name)},
             fix=f"set it before the first program, or start another process with {VARIABLE}={name}",
         )
-    return _named(name)
+    return _machine_of_name(name)
 
 
 _names: list[str] = []
@@ -91,13 +91,13 @@ _names: list[str] = []
 
 def _first_name(name: str) -> str:
     if not _names:
-        _named(name)  # one that is refused is not the first
+        _machine_of_name(name)  # one that is refused is not the first
         _names.append(name)
     return _names[0]
 
 
 @cache
-def _named(name: str) -> Machine:
+def _machine_of_name(name: str) -> Machine:
     triple, features, has = _processor()
     if name:
         return machine_named(name, triple, has)

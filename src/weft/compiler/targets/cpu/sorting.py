@@ -104,7 +104,7 @@ class Keys:
         is_nan = out.put(f"icmp ugt {kind} {size}, {_INFINITY[self.dtype.name]}")
         return out.put(f"select i1 {is_nan}, {kind} -1, {kind} {key}")
 
-    def made(self, out: IRBuilder, pointer: str, stride: str, index: str) -> str:
+    def word_of(self, out: IRBuilder, pointer: str, stride: str, index: str) -> str:
         """The word of an element that stands at a place of a row."""
         key = self.key(out, pointer, out.mul(index, stride))
         wide = out.put(f"zext {self.kind} {key} to {self.word}")
@@ -136,7 +136,7 @@ class Keys:
 # --- an array of words -------------------------------------------------------------------------
 
 
-def _inserted(keys: Keys) -> IRBuilder:
+def _insertion_sort(keys: Keys) -> IRBuilder:
     """`inserted(a, n)`: words in ascending order, each moved down to its place."""
     out = IRBuilder("inserted", ("ptr %a", "i64 %n"))
     with out.loop(1, "%n") as i:
@@ -153,7 +153,7 @@ def _inserted(keys: Keys) -> IRBuilder:
     return out
 
 
-def _distributed(keys: Keys) -> IRBuilder:
+def _radix_sort(keys: Keys) -> IRBuilder:
     """`distributed(a, b, n)`: words in ascending order by one byte after the other; b is used."""
     out = IRBuilder("distributed", ("ptr %a", "ptr %b", "i64 %n"))
     tables = [out.put("alloca [256 x i64], align 64") for _ in keys.bytes]
@@ -165,11 +165,11 @@ def _distributed(keys: Keys) -> IRBuilder:
     with out.loop(0, "%n") as i:
         word = keys.load(out, "%a", i)
         for table, shift in zip(tables, keys.bytes, strict=True):
-            _counted(out, table, keys.digit(out, word, shift))
+            _count_digit(out, table, keys.digit(out, word, shift))
     for table, shift in zip(tables, keys.bytes, strict=True):
         first = keys.digit(out, keys.load(out, "%a", 0), shift)
         with out.when(out.test("ne", out.number(table, first), "%n")):
-            _begun(out, table, total)
+            _first_places(out, table, total)
             _dealt(out, keys, table, shift, (source, target))
     last = out.put(f"load ptr, ptr {source}")
     with out.when(out.put(f"icmp ne ptr {last}, %a")):
@@ -177,7 +177,7 @@ def _distributed(keys: Keys) -> IRBuilder:
     return out
 
 
-def _counted(out: IRBuilder, table: str, digit: str) -> str:
+def _count_digit(out: IRBuilder, table: str, digit: str) -> str:
     """Count one more of a digit; how many there were."""
     at = out.at("i64", table, digit)
     old = out.put(f"load i64, ptr {at}")
@@ -185,7 +185,7 @@ def _counted(out: IRBuilder, table: str, digit: str) -> str:
     return old
 
 
-def _begun(out: IRBuilder, table: str, total: str) -> None:
+def _first_places(out: IRBuilder, table: str, total: str) -> None:
     """Make of how often each digit comes, where the first with it goes."""
     out.do(f"store i64 0, ptr {total}")
     with out.loop(0, 256) as digit:
@@ -199,12 +199,12 @@ def _dealt(out: IRBuilder, keys: Keys, table: str, shift: int, cells: tuple[str,
     source, target = (out.put(f"load ptr, ptr {cell}") for cell in cells)
     with out.loop(0, "%n") as i:
         word = keys.load(out, source, i)
-        keys.store(out, word, target, _counted(out, table, keys.digit(out, word, shift)))
+        keys.store(out, word, target, _count_digit(out, table, keys.digit(out, word, shift)))
     out.do(f"store ptr {target}, ptr {cells[0]}")
     out.do(f"store ptr {source}, ptr {cells[1]}")
 
 
-def _ordered() -> IRBuilder:
+def _order_words() -> IRBuilder:
     """`ordered(a, b, n)`: words in ascending order, by what is quicker."""
     out = IRBuilder("ordered", ("ptr %a", "ptr %b", "i64 %n"))
     is_short = out.test("sle", "%n", SHORT)
@@ -218,11 +218,11 @@ def _ordered() -> IRBuilder:
 # --- rows --------------------------------------------------------------------------------------
 
 
-def _whole(keys: Keys) -> IRBuilder:
+def _order_row(keys: Keys) -> IRBuilder:
     """`whole(x, stride, n, k, a)`: a row as words in order."""
     out = IRBuilder("whole", ("ptr %x", "i64 %stride", "i64 %n", "i64 %k", "ptr %a"))
     with out.loop(0, "%n") as i:
-        keys.store(out, keys.made(out, "%x", "%stride", i), "%a", i)
+        keys.store(out, keys.word_of(out, "%x", "%stride", i), "%a", i)
     out.do(f"call void @ordered(ptr %a, ptr {out.at(keys.word, '%a', '%n')}, i64 %n)")
     return out
 
@@ -239,7 +239,7 @@ def _first_few(keys: Keys) -> IRBuilder:
     out.do(f"store i64 0, ptr {count}")
     room, spare = out.mul("%k", 2), out.at(keys.word, "%a", "%n")
     with out.loop(0, "%n") as i:
-        word = keys.made(out, "%x", "%stride", i)
+        word = keys.word_of(out, "%x", "%stride", i)
         most = out.put(f"load {keys.word}, ptr {limit}, align 8")
         with out.when(out.put(f"icmp ult {keys.word} {word}, {most}")):
             held = out.put(f"load i64, ptr {count}")
@@ -287,7 +287,13 @@ def _rows(keys: Keys, values: bool, indices: bool) -> IRBuilder:
 
 @cache
 def _rows_address(keys: Keys, values: bool, indices: bool) -> int:
-    parts = [_inserted(keys), _distributed(keys), _ordered(), _whole(keys), _first_few(keys)]
+    parts = [
+        _insertion_sort(keys),
+        _radix_sort(keys),
+        _order_words(),
+        _order_row(keys),
+        _first_few(keys),
+    ]
     source = module_text(*parts, _rows(keys, values, indices))
     return text_addresses(source, ["rows"])["rows"]
 
@@ -329,10 +335,10 @@ def sort_launches(node: GraphNode) -> list[Launch] | None:
         return None
     if node.operands[0].type.dtype.is_complex:
         return None
-    return [_searching(node) if is_search else _sorting(node)]
+    return [_search_launch(node) if is_search else _sort_launch(node)]
 
 
-def _sorting(node: GraphNode) -> Launch:
+def _sort_launch(node: GraphNode) -> Launch:
     params, kind, axis = node.params, node.operands[0].type, node.params["axis"]
     count: Dimension = kind.shape[axis]
     first: Dimension = params.get("k", count)
@@ -371,7 +377,7 @@ def _parts(rows: Dimension, count: Dimension, keys: Keys) -> int:
     return max(1, parts)
 
 
-def _searching(node: GraphNode) -> Launch:
+def _search_launch(node: GraphNode) -> Launch:
     line, wanted = (atom.type for atom in node.operands)
 
     def numbers(sizes: Sizes) -> list[int]:

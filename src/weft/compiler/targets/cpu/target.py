@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 
 from weft.compiler.graph_passes.graph_pass import Pass
-from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static, substitute_all
+from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static_shape, substitute_all
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import begin, environment
 from weft.compiler.targets.cpu.cache.prefetch_modules import begin_driver, begin_modules
-from weft.compiler.targets.cpu.cache.program_store import stored
+from weft.compiler.targets.cpu.cache.program_store import stored_program
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
@@ -101,7 +101,7 @@ class CpuTarget:
 
     def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
         """See `Target`."""
-        return stored(digest, compiled)
+        return stored_program(digest, compiled)
 
     def watch(self, observe: Observer) -> AbstractContextManager[None]:
         """See `Target`."""
@@ -145,23 +145,23 @@ def _weighed_products(
         shape = [substitute_all(dim, sizes) for dim in product.shape]
         return PANEL_CHUNKS * math.prod(shape) * 2 / PANEL
 
-    def copying(sizes: Sizes) -> float:
+    def copying_work(sizes: Sizes) -> float:
         return substitute_all(node.operands[1].type.size, sizes) / CPU.limits.plan.chunk_operations
 
-    return [_weighed(each, copying if each.kind is Kind.PACK else work) for each in launches]
+    return [_with_work(each, copying_work if each.kind is Kind.PACK else work) for each in launches]
 
 
 def _weighed_convolution(launch: Launch, node: GraphNode) -> Launch:
     def work(sizes: Sizes) -> float:
         return PANEL_CHUNKS * convolutions.flops(node, sizes) / PANEL
 
-    def copying(sizes: Sizes) -> float:
+    def copying_work(sizes: Sizes) -> float:
         return substitute_all(launch.values[0].type.size, sizes) / CPU.limits.plan.chunk_operations
 
-    return _weighed(launch, work if launch.kind is Kind.CONVOLUTION else copying)
+    return _with_work(launch, work if launch.kind is Kind.CONVOLUTION else copying_work)
 
 
-def _weighed(launch: Launch, work: Callable[[Sizes], float]) -> Launch:
+def _with_work(launch: Launch, work: Callable[[Sizes], float]) -> Launch:
     return replace(launch, work=work)
 
 
@@ -172,7 +172,7 @@ def _library_launch(node: GraphNode, error: Literal) -> Launch:
     buffers = (*node.operands, *node.results)
 
     def numbers(sizes: Sizes) -> list[int]:
-        return layout.numbers([(v.type.dtype, static(v.type.shape, sizes)) for v in buffers])
+        return layout.numbers([(v.type.dtype, static_shape(v.type.shape, sizes)) for v in buffers])
 
     given = (Literal(layout.data), error, Literal(layout.message))
     return Launch(

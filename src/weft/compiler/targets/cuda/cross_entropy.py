@@ -204,7 +204,7 @@ class _Writer:
         spin_until(kernel, full, parity)
         logit_place = self.place + kernel.select(known, label, 0) * 2
         labelled = self._number(logit_place)
-        shift = self._highest() * -base
+        shift = self._highest_logit() * -base
         total = self._sum(shift)
         log_sum = kernel.let("f32", "lg2.approx.ftz.f32", total) - shift
         scale = kernel.select(known, self.scale, 0.0, "f32")
@@ -248,7 +248,7 @@ class _Writer:
             write(place, pairs)
             kernel.assign(place, place + _THREADS * _VECTOR_BYTES)
 
-    def _highest(self) -> Value:
+    def _highest_logit(self) -> Value:
         kernel, dtype = self.kernel, self.spec.dtype
         highest = kernel.variable("b32", _LOWEST_PAIR[dtype], "highest")
 

@@ -271,11 +271,11 @@ class Arena:
         if free:
             return free.pop()
         try:
-            return self._allocated(size)
+            return self._allocate(size)
         except OutOfMemoryError:
             self.used -= size
             self.release()
-            found = self._allocated(size)
+            found = self._allocate(size)
             self.used += size
             return found
 
@@ -292,7 +292,7 @@ class Arena:
                 self._driver("cuMemFreeAsync", addresses.pop(), self._stream)
         self._driver("cuStreamSynchronize", self._stream)
 
-    def _allocated(self, size: int) -> int:
+    def _allocate(self, size: int) -> int:
         place = c_uint64()
         self._driver("cuMemAllocAsync", byref(place), size, self._stream)
         return place.value

@@ -197,7 +197,7 @@ def open_driver(library: Any) -> Driver:
     """A library's functions, after the checks that it is new enough and has a card."""
     driver = Driver(library)
     if driver.version < OLDEST_DRIVER:
-        raise _old_driver(f"it knows CUDA {_dotted(driver.version)}")
+        raise _old_driver(f"it knows CUDA {_version_text(driver.version)}")
     driver("cuInit", 0)
     if driver.number("cuDeviceGetCount") == 0:
         raise driver.error("cuDeviceGetCount", NO_DEVICE)
@@ -205,7 +205,7 @@ def open_driver(library: Any) -> Driver:
 
 
 @cache
-def _opened() -> Driver | WeftError:
+def _opened_driver() -> Driver | WeftError:
     """The driver of this machine, or why there is none; looked for once."""
     for name in LIBRARIES:
         try:
@@ -227,7 +227,7 @@ def _opened() -> Driver | WeftError:
 
 def load_driver() -> Driver:
     """The driver of this machine; a DeviceError says why there is none."""
-    opened = _opened()
+    opened = _opened_driver()
     if isinstance(opened, WeftError):
         raise opened
     return opened
@@ -235,18 +235,18 @@ def load_driver() -> Driver:
 
 def is_available() -> bool:
     """Whether there are a driver and a card that programs can run on."""
-    return isinstance(_opened(), Driver)
+    return isinstance(_opened_driver(), Driver)
 
 
 def _old_driver(found: str) -> DeviceError:
     return DeviceError(
         "cuda",
         "the NVIDIA driver is too old",
-        expected=f"a driver for CUDA {_dotted(OLDEST_DRIVER)} or later: release 525",
+        expected=f"a driver for CUDA {_version_text(OLDEST_DRIVER)} or later: release 525",
         got={"driver": found},
         fix="install a newer driver from nvidia.com, or compute on the CPU: device='cpu'",
     )
 
 
-def _dotted(version: int) -> str:
+def _version_text(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"

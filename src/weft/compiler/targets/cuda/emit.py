@@ -39,7 +39,7 @@ from weft.ir.loops import (
     Store,
     Update,
     has_loops,
-    written,
+    written_buffers,
 )
 from weft.ir.scalars import Buffer, const, size
 
@@ -186,7 +186,7 @@ class DeviceEmitter(Emitter):
 
     def _elements(self, loop: For, number: str, stop: str) -> None:
         """A thread's own elements: a vector of them, and at the end one after the other."""
-        lines, width, writes = self.values.lines, self.plan.width, written(loop.body)
+        lines, width, writes = self.values.lines, self.plan.width, written_buffers(loop.body)
         self.in_vectors = True
         if width == 1:
             self.values.define(loop.index, (number,))
@@ -272,7 +272,7 @@ class DeviceEmitter(Emitter):
         is_own = isinstance(statement, Store) or (
             isinstance(statement, For | Accumulate) and self._is_divided(statement)
         )
-        return is_own and bool(written((statement,)) & self.plan.exchanged)
+        return is_own and bool(written_buffers((statement,)) & self.plan.exchanged_buffers)
 
     def _is_divided(self, loop: For | Accumulate) -> bool:
         """Whether the threads of a team divide a loop."""
@@ -282,20 +282,20 @@ class DeviceEmitter(Emitter):
 
     def _for(self, loop: For) -> None:
         if loop.kind == "unrolled":
-            self._unrolled(loop)
+            self._write_unrolled(loop)
         elif self._is_divided(loop):
             self._divided_for(loop)
         else:
             stop = self.values.scalar(loop.extent)
-            writes = written(loop.body)
-            self.guarded("0", stop, writes, lambda: self._serial_for(loop, "0", stop), [])
+            writes = written_buffers(loop.body)
+            self.guard_range("0", stop, writes, lambda: self._serial_for(loop, "0", stop), [])
 
     def _divided_for(self, loop: For) -> None:
         def write(names: list[str]) -> list[str]:
             self.body(loop.body)
             return names
 
-        self._divided(loop, write, [])
+        self._divide_over_team(loop, write, [])
 
     def accumulate(self, loop: Accumulate) -> None:
         """Write an accumulation, and define its locals."""
@@ -311,30 +311,34 @@ class DeviceEmitter(Emitter):
 
         def write(names: list[str]) -> list[str]:
             self.body(loop.body)
-            return self._updated(loop.updates, names, width, ())
+            return self._update_accumulators(loop.updates, names, width, ())
 
-        partial = self._divided(loop, write, [(kind, _identity(u, kind)) for kind, u in carried])
+        partial = self._divide_over_team(
+            loop, write, [(kind, _identity(u, kind)) for kind, u in carried]
+        )
         for update, name in zip(loop.updates, partial, strict=True):
-            total = self.team.combined(update, name, width)
+            total = self.team.combine_threads(update, name, width)
             self._finish(update, (total,), Type(update.variable.dtype))
 
     # --- loops that a team divides ---------------------------------------------------------------
 
-    def _divided(
+    def _divide_over_team(
         self,
         loop: For | Accumulate,
         write: Callable[[list[str]], list[str]],
         carried: list[tuple[Type, str]],
     ) -> list[str]:
         """A loop in steps of the team; what its threads carry, each its own part."""
-        writes = written(loop.body)
+        writes = written_buffers(loop.body)
 
         def one(base: str, active: str, names: list[str], key: object) -> list[str]:
             outer, self.in_vectors = self.in_vectors, True
             with self.values.step(loop.index, base, self.plan.width, active, writes, key):
                 results = write(names)
                 if active:
-                    results = self._kept(active, results, names, [kind for kind, _ in carried])
+                    results = self._keep_inactive(
+                        active, results, names, [kind for kind, _ in carried]
+                    )
             self.in_vectors = outer
             return results
 
@@ -345,10 +349,10 @@ class DeviceEmitter(Emitter):
         stop = self.values.scalar(loop.extent)
         begins = [(kind.text, name) for kind, name in carried]
 
-        def inside() -> list[str]:
+        def long_loop() -> list[str]:
             return self._long(stop, stride, writes, begins, one)
 
-        return self.guarded("0", stop, writes, inside, begins)
+        return self.guard_range("0", stop, writes, long_loop, begins)
 
     def _steps(
         self,
@@ -360,7 +364,7 @@ class DeviceEmitter(Emitter):
         """All steps written out, so that the next loop over the row knows what they computed."""
         extent, values = int(loop.extent.detail), self.values
         stride = self.plan.team * self.plan.width
-        waits = not (written(loop.body) & buffers_read((loop,)))
+        waits = not (written_buffers(loop.body) & buffers_read((loop,)))
         lines = values.lines
         values.deferred = type(lines)(values.function) if waits else None
         for step in range(steps):
@@ -395,7 +399,7 @@ class DeviceEmitter(Emitter):
 
         return self.loop("0", stop, stride * _UNROLLED, writes, body, carried, runs=True)
 
-    def _kept(
+    def _keep_inactive(
         self, active: str, results: list[str], names: list[str], kinds: Sequence[Type]
     ) -> list[str]:
         """Accumulators, changed only where the elements of a step are there."""

@@ -18,7 +18,7 @@ from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.modules import Launch, Module, load_ptx
 from weft.compiler.targets.cuda.nvptx import kernels_to_ptx
 from weft.compiler.targets.cuda.schedule import Schedule, schedule
-from weft.compiler.targets.cuda.splitting import Split, split
+from weft.compiler.targets.cuda.splitting import Split, split_kernel
 from weft.core.errors import DeviceError
 from weft.ir.loops import Kernel, evaluate
 
@@ -80,13 +80,13 @@ def compile_for(target: Device, kernels: Sequence[Kernel]) -> list[DeviceKernel]
     parts: dict[str, Split] = {}
     for kernel in kernels:
         digest = kernel.digest
-        parts.setdefault(digest, _renamed(split(kernel), digest))
+        parts.setdefault(digest, _rename_kernels(split_kernel(kernel), digest))
     written = [part for each in parts.values() for part in each.kernels]
     module = load_ptx(target, kernels_to_ptx(written, card()))
     return [DeviceKernel(kernel, parts[kernel.digest], module) for kernel in kernels]
 
 
-def _renamed(parts: Split, digest: str) -> Split:
+def _rename_kernels(parts: Split, digest: str) -> Split:
     kernels = [replace(part, name=f"{digest}_{k}") for k, part in enumerate(parts.kernels)]
     return Split(tuple(kernels), parts.between)
 

@@ -68,7 +68,7 @@ class ExecutableGraph:
 
 
 @contextmanager
-def captured(stream: Stream) -> Iterator[list[Graph]]:
+def capture_graph(stream: Stream) -> Iterator[list[Graph]]:
     """What is put on the stream inside becomes a graph, the one element of the list afterwards."""
     graphs: list[Graph] = []
     stream.driver("cuStreamBeginCapture_v2", stream.handle, _THIS_THREAD)

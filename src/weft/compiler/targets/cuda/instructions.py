@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from weft.compiler.targets.llvm.instructions import cast
 from weft.compiler.targets.llvm.ir_builder import Lines
-from weft.compiler.targets.llvm.ir_types import Type, widened
+from weft.compiler.targets.llvm.ir_types import Type, vector_text
 from weft.core.dtypes import bfloat16, float32, int32
 from weft.ir.scalars import Scalar
 
@@ -30,7 +30,7 @@ def device_cast(lines: Lines, source: Type, target: Type, x: str) -> str:
         return _from_bfloat16(lines, source, target, x)
     if target.dtype is not bfloat16 or source.dtype is not float32:
         return cast(lines, source, target, x)
-    short = widened("bfloat", source.width)
+    short = vector_text("bfloat", source.width)
     rounded = lines.put(f"fptrunc {source.text} {x} to {short}")
     return lines.put(f"bitcast {short} {rounded} to {target.text}")
 
@@ -85,7 +85,11 @@ def divide_by_shared(
     lines.do(f"br i1 {is_good}, label %{fast}, label %{slow}")
     lines.label(fast)
     quotient = lines.put(f"fmul {kind.text} {x}, {wide_inverse}")
-    found = quotient if short else _corrected(lines, kind, x, quotient, wide_divisor, wide_inverse)
+    found = (
+        quotient
+        if short
+        else _correct_quotient(lines, kind, x, quotient, wide_divisor, wide_inverse)
+    )
     lines.do(f"br label %{after}")
     lines.label(slow)
     plain = lines.put(f"fdiv {kind.text} {x}, {wide_divisor}")
@@ -94,7 +98,9 @@ def divide_by_shared(
     return lines.put(f"phi {kind.text} [ {found}, %{fast} ], [ {plain}, %{slow} ]")
 
 
-def _corrected(lines: Lines, kind: Type, x: str, quotient: str, divisor: str, inverse: str) -> str:
+def _correct_quotient(
+    lines: Lines, kind: Type, x: str, quotient: str, divisor: str, inverse: str
+) -> str:
     """A quotient with what is left over divided, too; as it is, where it is near infinity."""
     negative = lines.put(f"fneg {kind.text} {quotient}")
     fma = f"call {kind.text} @llvm.fma.{kind.suffix}"

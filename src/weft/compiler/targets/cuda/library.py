@@ -51,7 +51,7 @@ def _with_sign_of(x: Scalar, magnitude: Scalar) -> Scalar:
     return bitcast(or_(bitcast(absolute(magnitude), uint64), sign), float64)
 
 
-def _ascending(x: Scalar, *coefficients: float) -> Scalar:
+def _ascending_polynomial(x: Scalar, *coefficients: float) -> Scalar:
     """A polynomial whose lowest power comes first."""
     return polynomial(x, *reversed(coefficients))
 
@@ -172,7 +172,7 @@ _COSINE = (
 )  # fmt: skip
 
 
-def _reduced(x: Scalar) -> tuple[Scalar, Scalar]:
+def _reduce_angle(x: Scalar) -> tuple[Scalar, Scalar]:
     """The angle beyond the nearest multiple of π/2, and which multiple it is, modulo 4."""
     whole = rint(minimum(maximum(x, -_FAR), _FAR) * (2.0 / math.pi))
     rest = fma(whole, const(-1.5707963267948966, float64), x)
@@ -186,19 +186,19 @@ def _reduced(x: Scalar) -> tuple[Scalar, Scalar]:
 
 def _sine_near(x: Scalar) -> Scalar:
     square = x * x
-    return select(equal(x, 0.0), x, fma(_ascending(square, *_SINE), square * x, x))
+    return select(equal(x, 0.0), x, fma(_ascending_polynomial(square, *_SINE), square * x, x))
 
 
 def _cosine_near(x: Scalar) -> Scalar:
     square = x * x
     half = square * 0.5
     top = 1.0 - half
-    return top + ((1.0 - top) - half + _ascending(square, *_COSINE) * square * square)
+    return top + ((1.0 - top) - half + _ascending_polynomial(square, *_COSINE) * square * square)
 
 
 def _circular(quarter: int) -> Rule:
     def circular(x: Scalar) -> Scalar:
-        rest, quadrant = _reduced(x)
+        rest, quadrant = _reduce_angle(x)
         quadrant = quadrant + quarter
         value = select(equal(quadrant & 1, 0), _sine_near(rest), _cosine_near(rest))
         return select(equal(quadrant & 2, 0), value, -value)
@@ -207,7 +207,7 @@ def _circular(quarter: int) -> Rule:
 
 
 def _tan(x: Scalar) -> Scalar:
-    rest, quadrant = _reduced(x)
+    rest, quadrant = _reduce_angle(x)
     sine, cosine = _sine_near(rest), _cosine_near(rest)
     even = equal(quadrant & 1, 0)
     return select(even, sine, -cosine) / select(even, cosine, sine)
@@ -233,7 +233,11 @@ _HALF_PI = (1.5707963267948966, 6.123233995736766e-17)
 
 
 def _asin_near(x: Scalar, square: Scalar) -> Scalar:
-    ratio = square * _ascending(square, *_ASIN_TOP) / _ascending(square, *_ASIN_BELOW)
+    ratio = (
+        square
+        * _ascending_polynomial(square, *_ASIN_TOP)
+        / _ascending_polynomial(square, *_ASIN_BELOW)
+    )
     return fma(x, ratio, x)
 
 
@@ -276,7 +280,7 @@ def _atan(x: Scalar) -> Scalar:
     high, low = select(is_far, _HALF_PI[0], high), select(is_far, _HALF_PI[1], low)
     t = top / below
     square = t * t
-    curve = t * square * _ascending(square, *_ATAN)
+    curve = t * square * _ascending_polynomial(square, *_ATAN)
     return _signed_angle(x, high - ((curve - low) - t))
 
 
@@ -410,7 +414,7 @@ _GAMMA = (
 
 
 def _ratio(x: Scalar, top: tuple[float, ...], below: tuple[float, ...]) -> Scalar:
-    return _ascending(x, *top) / _ascending(x, *below)
+    return _ascending_polynomial(x, *top) / _ascending_polynomial(x, *below)
 
 
 def _erfc_far(size: Scalar) -> Scalar:
@@ -503,7 +507,7 @@ def definitions(called: Iterable[str], machine: Machine) -> list[str]:
         if name in BY_HAND:
             found[name] = []
             continue
-        found[name], more = _written(name, machine)
+        found[name], more = _function_lines(name, machine)
         pending += more
     text = [line for name in sorted(found) for line in found[name]]
     by_hand = {BY_HAND[name] for name in found if name in BY_HAND}
@@ -513,7 +517,7 @@ def definitions(called: Iterable[str], machine: Machine) -> list[str]:
 
 
 @cache
-def _written(name: str, machine: Machine) -> tuple[list[str], list[str]]:
+def _function_lines(name: str, machine: Machine) -> tuple[list[str], list[str]]:
     """The lines of a function, and the names of those that it calls."""
     rule, function = FUNCTIONS[name], Function()
     arity = 2 if name in ("atan2", "hypot", "pow") else 1

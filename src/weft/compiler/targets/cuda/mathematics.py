@@ -164,22 +164,24 @@ class DeviceExpander(Expander):
         super().__init__(half=True)
         self._short: dict[Scalar, Scalar] = {}
 
-    def _expanded(self, x: Scalar) -> Scalar:
+    def _expand_node(self, x: Scalar) -> Scalar:
         if x.op == "cast" and x.dtype in (bfloat16, float16) and x.args[0].dtype is float32:
             return self._cast(self._rounded_next(x.args[0], 0), x.dtype)
         rule = SINGLE.get(x.op) if x.dtype is float32 else None
         if rule is not None:
             return rule(*(self._done[arg] for arg in x.args))
         angle = _angle_of_half_tanh(x)
-        return super()._expanded(x) if angle is None else _half_of_tanh_and_one(self._done[angle])
+        return (
+            super()._expand_node(x) if angle is None else _half_of_tanh_and_one(self._done[angle])
+        )
 
     def _rounded_next(self, x: Scalar, depth: int) -> Scalar:
         """A float32 that is rounded to 16 bits next: with no more digits than that needs."""
         if x not in self._short:
-            self._short[x] = self._shortened(x, depth)
+            self._short[x] = self._shorten(x, depth)
         return self._short[x]
 
-    def _shortened(self, x: Scalar, depth: int) -> Scalar:
+    def _shorten(self, x: Scalar, depth: int) -> Scalar:
         if x.dtype is not float32 or depth > _DEEPEST or _angle_of_half_tanh(x) is not None:
             return self._done[x]
         if x.op in SHORT:

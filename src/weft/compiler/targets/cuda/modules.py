@@ -45,13 +45,13 @@ def assemble(device: Device, ptx: str) -> bytes:
             code, size = c_void_p(), c_size_t()
             driver("cuLinkComplete", state, byref(code), byref(size))
         except DeviceError as error:
-            raise _refused(error, logs[1].value.decode(errors="replace"), ptx) from None
+            raise _compile_error(error, logs[1].value.decode(errors="replace"), ptx) from None
         return ctypes.string_at(code.value or 0, size.value)
     finally:
         driver("cuLinkDestroy", state)
 
 
-def _refused(error: DeviceError, log: str, ptx: str) -> DeviceError:
+def _compile_error(error: DeviceError, log: str, ptx: str) -> DeviceError:
     """The error with the compiler's log, which names lines of the text."""
     first = ptx.lstrip()[:120].splitlines()
     return DeviceError(

@@ -212,7 +212,7 @@ class Kernel:
     def do(self, instruction: str, *operands: Operand, when: Value | None = None) -> None:
         """Append an instruction, under a predicate where one is given."""
         condition = f"@{when} " if when is not None else ""
-        self._lines.append(f"{condition}{instruction} {', '.join(map(_spelled, operands))};")
+        self._lines.append(f"{condition}{instruction} {', '.join(map(_operand_text, operands))};")
 
     def let(self, kind: str, instruction: str, *operands: Operand, name: str = "") -> Value:
         """The new register into which an instruction writes."""
@@ -345,7 +345,7 @@ class Kernel:
         )
 
 
-def _spelled(operand: Operand) -> str:
+def _operand_text(operand: Operand) -> str:
     return float_literal(operand) if isinstance(operand, float) else str(operand)
 
 

@@ -39,9 +39,9 @@ from weft.ir.loops import (
     expressions,
     has_loops,
     walk,
-    written,
+    written_buffers,
 )
-from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, ordered
+from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, nodes_in_order
 
 BLOCK = 256
 """Threads of a block that work alone."""
@@ -91,11 +91,11 @@ class Schedule:
         return -(-self.teams(sizes) * self.team // self.block)
 
     @cached_property
-    def exchanged(self) -> frozenset[Buffer]:
+    def exchanged_buffers(self) -> frozenset[Buffer]:
         """Memory that one thread of a team may write and another read."""
         if self.team == 1:
             return frozenset()
-        return (written(self.body) & buffers_read(self.body)) - frozenset(self.registers)
+        return (written_buffers(self.body) & buffers_read(self.body)) - frozenset(self.registers)
 
     @cached_property
     def registers(self) -> dict[Buffer, Scalar]:
@@ -142,7 +142,7 @@ def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Statement, ...]]:
 
 def _is_independent(loop: For, outer: list[For]) -> bool:
     """Whether the iterations of a serial loop write different places, and read none of them."""
-    if written((loop,)) & buffers_read((loop,)):
+    if written_buffers((loop,)) & buffers_read((loop,)):
         return False
     stores = [s for s in walk((loop,)) if isinstance(s, Store)]
     if len({s.buffer for s in stores}) < len(stores):
@@ -282,7 +282,7 @@ def _own_index(buffer: Buffer, body: tuple[Statement, ...], team: int, width: in
 
 
 def _touches(buffer: Buffer, body: tuple[Statement, ...]) -> bool:
-    return buffer in written(body) or buffer in buffers_read(body)
+    return buffer in written_buffers(body) or buffer in buffers_read(body)
 
 
 def _places(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
@@ -292,7 +292,7 @@ def _places(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
         if isinstance(statement, Store) and statement.buffer is buffer:
             found |= {statement.offset} if statement.where is None else {statement.where}
         for root in expressions(statement):
-            for x in ordered(root):
+            for x in nodes_in_order(root):
                 if x.op == "load" and x.detail is buffer:
                     found |= set(x.args)
     return found
@@ -351,7 +351,7 @@ def _accesses(body: tuple[Statement, ...]) -> Iterator[tuple[Buffer, Scalar]]:
         if isinstance(statement, Store):
             yield statement.buffer, statement.offset
         for root in expressions(statement):
-            for x in ordered(root):
+            for x in nodes_in_order(root):
                 if x.op == "load":
                     yield x.detail, x.args[0]
 

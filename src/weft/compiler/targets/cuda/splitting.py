@@ -13,7 +13,7 @@ everything, depends on the extent only.
 >>> total = local("t", float32)
 >>> sums = Accumulate(i, const(100_000, INDEX), (Update(total, "add", x[i]),))
 >>> body = with_blocks((sums, Store(y, const(0, INDEX), total)))
->>> for part in split(Kernel("sum", (x, y), (), body)).kernels:
+>>> for part in split_kernel(Kernel("sum", (x, y), (), body)).kernels:
 ...     print(part)
 kernel sum.blocks(x: read f32, y: write f32, part0: both f64; )
   parallel i.block < 7
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.compiler.fusion.long_sums import substituted
+from weft.compiler.fusion.long_sums import substitute_scalars
 from weft.compiler.targets.cuda.schedule import schedule
 from weft.core.records import frozen
 from weft.ir.loops import (
@@ -44,9 +44,9 @@ from weft.ir.loops import (
     expressions,
     has_loops,
     walk,
-    written,
+    written_buffers,
 )
-from weft.ir.scalars import Buffer, Scalar, ordered
+from weft.ir.scalars import Buffer, Scalar, nodes_in_order
 
 
 @frozen(slots=False)
@@ -61,7 +61,7 @@ LONGEST_ROW = 256 * 1024
 """Terms of a sum whose error the partial results of one team keep small: at most 256 for each."""
 
 
-def split(kernel: Kernel) -> Split:
+def split_kernel(kernel: Kernel) -> Split:
     """A kernel with its long sums in launches of their own; itself alone, where it has none."""
     if kernel.parallel is not None and schedule(kernel).team > 1:
         kernel = replace(kernel, body=_with_whole_rows(kernel.body))
@@ -80,7 +80,7 @@ def split(kernel: Kernel) -> Split:
         ]
         between += [(buffer, statement.extent) for buffer in made]
         blocks.append(_blocks(statement, made))
-        body.append(_combined(statement, made))
+        body.append(_combine_blocks(statement, made))
     if not blocks:
         return Split((kernel,))
     buffers = (*kernel.buffers, *(buffer for buffer, _ in between))
@@ -101,7 +101,7 @@ def _with_whole_rows(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     for statement in body:
         match statement:
             case Accumulate():
-                made += _whole(statement) or [statement]
+                made += _whole_accumulation(statement) or [statement]
             case For():
                 made.append(replace(statement, body=_with_whole_rows(statement.body)))
             case _:
@@ -109,7 +109,7 @@ def _with_whole_rows(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return tuple(made)
 
 
-def _whole(loop: Accumulate) -> list[Statement] | None:
+def _whole_accumulation(loop: Accumulate) -> list[Statement] | None:
     """One accumulation in place of one over blocks; None where it is none, or too long."""
     if len(loop.body) != 1 or not isinstance(loop.body[0], Accumulate):
         return None
@@ -123,7 +123,9 @@ def _whole(loop: Accumulate) -> list[Statement] | None:
     whole, here = left.args[0], start + inner.index
     if whole.detail > LONGEST_ROW:
         return None
-    updates = [replace(u, value=substituted(u.value, {here: inner.index})) for u in inner.updates]
+    updates = [
+        replace(u, value=substitute_scalars(u.value, {here: inner.index})) for u in inner.updates
+    ]
     moved = any(loop.index in u.value.variables or u.times or u.init for u in updates)
     if moved or any(update.init or update.times for update in loop.updates):
         return None
@@ -147,9 +149,9 @@ def _is_apart(loop: Accumulate, kernel: Kernel) -> bool:
         if isinstance(statement, Accumulate):
             own |= {update.variable for update in statement.updates}
         for root in expressions(statement):
-            used |= {x for x in ordered(root) if x.op in ("index", "local")}
+            used |= {x for x in nodes_in_order(root) if x.op in ("index", "local")}
             read |= root.buffers
-    return used <= own and not (read & written(kernel.body)) and not loop.extent.variables
+    return used <= own and not (read & written_buffers(kernel.body)) and not loop.extent.variables
 
 
 def _blocks(loop: Accumulate, made: list[Buffer]) -> For:
@@ -160,7 +162,7 @@ def _blocks(loop: Accumulate, made: list[Buffer]) -> For:
     return For(loop.index, loop.extent, (*loop.body, *stores), "parallel")
 
 
-def _combined(loop: Accumulate, made: list[Buffer]) -> Accumulate:
+def _combine_blocks(loop: Accumulate, made: list[Buffer]) -> Accumulate:
     updates = [
         replace(update, value=buffer[loop.index])
         for buffer, update in zip(made, loop.updates, strict=True)

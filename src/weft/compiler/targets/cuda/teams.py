@@ -71,7 +71,7 @@ class Team:
         kind = f"[{WARP} x i64]"
         return [f'@"{self.name}.warps" = internal addrspace(3) global {kind} poison, align 16']
 
-    def combined(self, update: Update, name: str, width: int) -> str:
+    def combine_threads(self, update: Update, name: str, width: int) -> str:
         """The partial results of all threads made one, which every thread then has."""
         kind = Type(update.variable.dtype, width)
         if width > 2:
@@ -105,12 +105,12 @@ class Team:
         """The value of the lane whose number differs in one bit."""
         lines = self.values.lines
         if kind.width == 1:
-            return _shuffled(lines, kind, name, distance)
+            return _shuffle(lines, kind, name, distance)
         found = "poison"
         one = Type(kind.dtype)
         for lane in range(kind.width):
             part = lines.put(f"extractelement {kind.text} {name}, i64 {lane}")
-            moved = _shuffled(lines, one, part, distance)
+            moved = _shuffle(lines, one, part, distance)
             found = lines.put(f"insertelement {kind.text} {found}, {one.text} {moved}, i64 {lane}")
         return found
 
@@ -135,12 +135,12 @@ class Team:
             found = lines.put(f"trunc {memory} {found} to {kind.text}")
         distance = warps // 2
         while distance:
-            found = self._combine(update, kind, found, _shuffled(lines, kind, found, distance))
+            found = self._combine(update, kind, found, _shuffle(lines, kind, found, distance))
             distance //= 2
         return found
 
 
-def _shuffled(lines: Lines, kind: Type, name: str, distance: int) -> str:
+def _shuffle(lines: Lines, kind: Type, name: str, distance: int) -> str:
     """A scalar of another lane, in parts of 32 bits."""
     bits = 1 if kind.text == "i1" else kind.dtype.bits
     whole = (

@@ -99,19 +99,19 @@ class DeviceValues(Values):
 
     # --- instructions ----------------------------------------------------------------------------
 
-    def _written(self, x: Scalar) -> Value:
+    def _write_expression(self, x: Scalar) -> Value:
         if x.op == "divide" and x.dtype is float32 and self.active_depth:
-            return self._divided(x)
-        return super()._written(x)
+            return self._divide(x)
+        return super()._write_expression(x)
 
-    def _divided(self, x: Scalar) -> Value:
+    def _divide(self, x: Scalar) -> Value:
         """A quotient; a divisor that all elements share is inverted once."""
         top, below = (self._operand(arg) for arg in x.args)
         is_shared = top.depth >= self.active_depth > below.depth and below.names[0].startswith("%")
         if not is_shared or top.depth != self.depth:
-            return super()._written(x)
+            return super()._write_expression(x)
         key = ("reciprocal", below.names[0])
-        known = self.known(key)
+        known = self.known_value(key)
         if known is None:
             pair = shared_reciprocal(self.scopes[below.depth].lines, below.names[0])
             known = self._keep(key, Value(pair, below.depth))
@@ -125,7 +125,7 @@ class DeviceValues(Values):
         if x.op == "cast":
             return device_cast(lines, Type(x.args[0].dtype, width), Type(x.dtype, width), *given)
         if x.op == "call":
-            return _each(lines, x, width, given)
+            return _call_per_lane(lines, x, width, given)
         written = device_instruction(lines, x, Type(x.args[0].dtype, width), given)
         return super()._instruction(lines, x, width, given) if written is None else written
 
@@ -135,7 +135,7 @@ class DeviceValues(Values):
         if width == 1:
             return super()._rarely(x)
         lines, kinds = self.lines, [Type(arg.dtype, width) for arg in x.args]
-        wide = [self.widened(o, a.dtype)[0] for o, a in zip(operands, x.args, strict=True)]
+        wide = [self.widen_value(o, a.dtype)[0] for o, a in zip(operands, x.args, strict=True)]
         name = "poison"
         for lane in range(width):
             parts = [_lane(lines, kind, each, lane) for kind, each in zip(kinds, wide, strict=True)]
@@ -162,7 +162,7 @@ class DeviceValues(Values):
 
     def _where(self, lines: Lines, depth: int, condition: str) -> str:
         """The condition under which an access at a depth is made."""
-        return _both(lines, self.active if depth >= self.active_depth else "", condition)
+        return _both_conditions(lines, self.active if depth >= self.active_depth else "", condition)
 
     def _pointer(self, lines: Lines, buffer: Buffer, offset: str) -> str:
         kind = Type(buffer.dtype).memory
@@ -170,7 +170,7 @@ class DeviceValues(Values):
 
     def _element(self, lines: Lines, buffer: Buffer, pointer: str, condition: str) -> str:
         kind = Type(buffer.dtype)
-        return _loaded(lines, kind, pointer, condition, buffer.dtype.itemsize)
+        return _load_lanes(lines, kind, pointer, condition, buffer.dtype.itemsize)
 
     def _vector_load(self, x: Scalar, lanes: Lanes) -> Value:
         kind = Type(x.dtype, lanes.width)
@@ -180,20 +180,20 @@ class DeviceValues(Values):
         if contiguous and all(guard.width == 1 for guard in guards):
             condition = guards[0].names[0] if guards else ""
             align = self._alignment(x.detail, x.args[0], lanes)
-            where = _both(lines, self.active, condition)
-            name = _loaded(lines, kind, places[0], where, align)
+            where = _both_conditions(lines, self.active, condition)
+            name = _load_lanes(lines, kind, places[0], where, align)
             if guards:
-                instead = self.widened(guards[1], x.dtype)[0]
+                instead = self.widen_value(guards[1], x.dtype)[0]
                 name = lines.put(
                     f"select i1 {condition}, {kind.text} {name}, {kind.text} {instead}"
                 )
             return Value((name,), self.depth, lanes.width)
-        wide = [self.widened(g, a.dtype)[0] for g, a in zip(guards, x.args[1:], strict=True)]
+        wide = [self.widen_value(g, a.dtype)[0] for g, a in zip(guards, x.args[1:], strict=True)]
         name = "poison"
         for lane in range(lanes.width):
             pointer = self._lane_pointer(x.detail, places[0], contiguous, lane, lanes.width)
             condition = _lane(lines, Type(bool_, lanes.width), wide[0], lane) if wide else ""
-            where = _both(lines, self.active, condition)
+            where = _both_conditions(lines, self.active, condition)
             one = self._element(lines, x.detail, pointer, where)
             if wide:
                 instead = _lane(lines, kind, wide[1], lane)
@@ -232,7 +232,9 @@ class DeviceValues(Values):
     ) -> None:
         lines = self.lines
         pointer = self._pointer(lines, buffer, offset.names[0])
-        where = _both(lines, self.active or self.leader, "" if guard is None else guard.names[0])
+        where = _both_conditions(
+            lines, self.active or self.leader, "" if guard is None else guard.names[0]
+        )
         self._put(Type(buffer.dtype), value.names[0], pointer, where, buffer.dtype.itemsize)
 
     def _vector_store(
@@ -252,7 +254,10 @@ class DeviceValues(Values):
         for lane in range(lanes.width):
             pointer = self._lane_pointer(buffer, places[0], contiguous, lane, lanes.width)
             held = _lane(lines, Type(bool_, lanes.width), masks[0], lane) if masks[0] else ""
-            one, where = _lane(lines, kind, values[0], lane), _both(lines, self.active, held)
+            one, where = (
+                _lane(lines, kind, values[0], lane),
+                _both_conditions(lines, self.active, held),
+            )
             self._put(Type(buffer.dtype), one, pointer, where, buffer.dtype.itemsize)
 
     def _put(self, kind: Type, value: str, pointer: str, where: str, align: int) -> None:
@@ -278,7 +283,7 @@ def conditional(lines: Lines, condition: str, instructions: Sequence[str]) -> No
     lines.label(after)
 
 
-def _loaded(lines: Lines, kind: Type, pointer: str, where: str, align: int) -> str:
+def _load_lanes(lines: Lines, kind: Type, pointer: str, where: str, align: int) -> str:
     if where:
         pointer = lines.put(f"select i1 {where}, ptr {pointer}, ptr %nowhere")
     name = lines.put(f"load {kind.memory}, ptr {pointer}, align {align}")
@@ -288,7 +293,7 @@ def _loaded(lines: Lines, kind: Type, pointer: str, where: str, align: int) -> s
     return lines.put(f"icmp ne {kind.memory} {name}, {zero}")
 
 
-def _both(lines: Lines, first: str, second: str) -> str:
+def _both_conditions(lines: Lines, first: str, second: str) -> str:
     """Both conditions; an empty one always holds."""
     if not first or not second:
         return first or second
@@ -304,7 +309,7 @@ def _with_lane(lines: Lines, kind: Type, vector: str, one: str, lane: int) -> st
     return lines.put(f"insertelement {kind.text} {vector}, {element} {one}, i64 {lane}")
 
 
-def _each(lines: Lines, x: Scalar, width: int, operands: Sequence[str]) -> str:
+def _call_per_lane(lines: Lines, x: Scalar, width: int, operands: Sequence[str]) -> str:
     """A function of the library, called for each lane."""
     dtype: DType = x.args[0].dtype
     kind = Type(dtype, width)

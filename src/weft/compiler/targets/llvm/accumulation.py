@@ -12,7 +12,7 @@ from weft.compiler.targets.llvm.machine import Machine
 from weft.compiler.targets.llvm.values import Lanes
 from weft.core.dtypes import DType
 from weft.ir.loop_reference import identity
-from weft.ir.loops import PARTIALS, Accumulate, Statement, Update, has_loops, written
+from weft.ir.loops import PARTIALS, Accumulate, Statement, Update, has_loops, written_buffers
 from weft.ir.scalars import const
 
 LONGEST = 16
@@ -50,7 +50,9 @@ class Accumulation(Control):
             for update, kind in zip(loop.updates, kinds, strict=True)
             for _ in range(count)
         ]
-        results = self.guarded("0", stop, written(loop.body), lambda: write(loop, stop), instead)
+        results = self.guard_range(
+            "0", stop, written_buffers(loop.body), lambda: write(loop, stop), instead
+        )
         for position, update in enumerate(loop.updates):
             names = tuple(results[position * count : (position + 1) * count])
             self._finish(update, names, kinds[position])
@@ -81,11 +83,11 @@ class Accumulation(Control):
         def body(i: str, names: list[str]) -> list[str]:
             self.values.define(loop.index, (i,))
             self.body(loop.body)
-            return self._updated(loop.updates, names, width, ())
+            return self._update_accumulators(loop.updates, names, width, ())
 
-        return self.loop("0", stop, 1, written(loop.body), body, carried, runs=True)
+        return self.loop("0", stop, 1, written_buffers(loop.body), body, carried, runs=True)
 
-    def _updated(
+    def _update_accumulators(
         self, updates: tuple[Update, ...], names: list[str], width: int, masks: Vectors
     ) -> list[str]:
         """Combine accumulators with the values of this iteration, in the lanes of masks."""
@@ -94,7 +96,7 @@ class Accumulation(Control):
         results = []
         for position, update in enumerate(updates):
             kind = Type(update.variable.dtype, width)
-            taken = [self.values.vectors(each) for each in update.taken]
+            taken = [self.values.vectors(each) for each in update.summands]
             for k, parts in enumerate(zip(*taken, strict=True)):
                 name = names[position * count + k]
                 if update.times is None:
@@ -106,31 +108,31 @@ class Accumulation(Control):
 
     def _partials_in_registers(self, loop: Accumulate, stop: str) -> list[str]:
         """64 partial results as vectors, each step one element for all of them."""
-        width, writes = self.machine.width, written(loop.body)
+        width, writes = self.machine.width, written_buffers(loop.body)
         extent = _constant(loop)
-        whole = self.whole("0", stop, PARTIALS, extent)
+        whole = self.end_of_whole_steps("0", stop, PARTIALS, extent)
         names = self._beginnings(loop)
         if whole != "0":
             body = self._partial_body(loop, width)
-            names = self.loop("0", whole, PARTIALS, writes, body, self._carried(loop, names))
+            names = self.loop("0", whole, PARTIALS, writes, body, self._carried_pairs(loop, names))
         if whole != str(extent):
             places = self._memory(loop)
             self._spill(loop, places, names)
             self._rest(loop, places, whole, stop)
-            names = self._restored(loop, places)
-        return self._joined(loop, names)
+            names = self._restore_vectors(loop, places)
+        return self._join_partial_results(loop, names)
 
     def _partials_in_memory(self, loop: Accumulate, stop: str) -> list[str]:
         """64 partial results in memory, so that long bodies are written only once."""
         places = self._memory(loop)
         self._spill(loop, places, self._beginnings(loop))
         self._rest(loop, places, "0", stop)
-        return self._joined(loop, self._restored(loop, places))
+        return self._join_partial_results(loop, self._restore_vectors(loop, places))
 
     def _rest(self, loop: Accumulate, places: list[str], start: str, stop: str) -> None:
         """Go on with partial results in memory: in vectors, the last one masked or scalar."""
-        width, writes, extent = self.machine.width, written(loop.body), _constant(loop)
-        whole = self.whole(start, stop, width, extent)
+        width, writes, extent = self.machine.width, written_buffers(loop.body), _constant(loop)
+        whole = self.end_of_whole_steps(start, stop, width, extent)
         if width == 1 or (self.machine.masked and whole != str(extent)):
             body = self._spot_body(loop, places, stop)
             self.loop(start, stop, width, writes, body, [])
@@ -147,7 +149,7 @@ class Accumulation(Control):
         kinds = [(u, Type(u.variable.dtype, width)) for u in loop.updates]
         return [_identity(u, kind) for u, kind in kinds for _ in range(PARTIALS // width)]
 
-    def _carried(self, loop: Accumulate, names: list[str]) -> list[tuple[str, str]]:
+    def _carried_pairs(self, loop: Accumulate, names: list[str]) -> list[tuple[str, str]]:
         count = len(names) // len(loop.updates)
         kinds = [Type(u.variable.dtype, self.machine.width).text for u in loop.updates]
         return [(kinds[position // count], name) for position, name in enumerate(names)]
@@ -168,9 +170,9 @@ class Accumulation(Control):
         def body(i: str, _: list[str]) -> list[str]:
             masks = (self.mask(i, stop, width),) if stop else ()
             pointers = self._spots(loop, places, i)
-            names = self._loaded(loop, pointers)
+            names = self._load_locals(loop, pointers)
             results = self._lane_updates(loop, Lanes(loop.index, width, (i,), masks), names)
-            self._stored(loop, pointers, results)
+            self._store_locals(loop, pointers, results)
             return []
 
         return body
@@ -182,8 +184,10 @@ class Accumulation(Control):
             self.values.define(loop.index, (i,))
             self.body(loop.body)
             pointers = self._spots(loop, places, i)
-            names = self._loaded(loop, pointers, 1)
-            self._stored(loop, pointers, self._updated(loop.updates, names, 1, ()), 1)
+            names = self._load_locals(loop, pointers, 1)
+            self._store_locals(
+                loop, pointers, self._update_accumulators(loop.updates, names, 1, ()), 1
+            )
             return []
 
         return body
@@ -196,13 +200,13 @@ class Accumulation(Control):
             for u, place in zip(loop.updates, places, strict=True)
         ]
 
-    def _loaded(self, loop: Accumulate, pointers: list[str], width: int = 0) -> list[str]:
+    def _load_locals(self, loop: Accumulate, pointers: list[str], width: int = 0) -> list[str]:
         lines, lanes = self.values.lines, width or self.machine.width
         kinds = [Type(u.variable.dtype, lanes) for u in loop.updates]
         pairs = zip(kinds, pointers, strict=True)
         return [_from_local(lines, kind, pointer) for kind, pointer in pairs]
 
-    def _stored(
+    def _store_locals(
         self, loop: Accumulate, pointers: list[str], names: list[str], width: int = 0
     ) -> None:
         lanes = width or self.machine.width
@@ -213,7 +217,7 @@ class Accumulation(Control):
         for (kind, pointer), name in zip(self._vectors(loop, places), names, strict=True):
             _to_local(self.values.lines, kind, pointer, name)
 
-    def _restored(self, loop: Accumulate, places: list[str]) -> list[str]:
+    def _restore_vectors(self, loop: Accumulate, places: list[str]) -> list[str]:
         lines = self.values.lines
         return [_from_local(lines, kind, spot) for kind, spot in self._vectors(loop, places)]
 
@@ -233,12 +237,12 @@ class Accumulation(Control):
 
         def write() -> None:
             self.body(loop.body)
-            results.extend(self._updated(loop.updates, names, lanes.width, lanes.masks))
+            results.extend(self._update_accumulators(loop.updates, names, lanes.width, lanes.masks))
 
         self.in_lanes(lanes, write)
         return results
 
-    def _joined(self, loop: Accumulate, names: list[str]) -> list[str]:
+    def _join_partial_results(self, loop: Accumulate, names: list[str]) -> list[str]:
         """64 partial results made one: each half combined with the other."""
         width = self.machine.width
         count = len(names) // len(loop.updates)
@@ -247,20 +251,20 @@ class Accumulation(Control):
             own = names[position * count : (position + 1) * count]
             while len(own) > 1:
                 kind, half = Type(update.variable.dtype, width), len(own) // 2
-                own = [self._combined(update, kind, own[k], own[k + half]) for k in range(half)]
-            results.append(self._across(update, own[0], width))
+                own = [self._combine_two(update, kind, own[k], own[k + half]) for k in range(half)]
+            results.append(self._combine_lanes(update, own[0], width))
         return results
 
-    def _across(self, update: Update, name: str, width: int) -> str:
+    def _combine_lanes(self, update: Update, name: str, width: int) -> str:
         lines, dtype = self.values.lines, update.variable.dtype
         while width > 1:
             kind, half = Type(dtype, width), width // 2
             parts = [_lanes_of(lines, kind, name, range(k, k + half)) for k in (0, half)]
-            name = self._combined(update, Type(dtype, half), *parts)
+            name = self._combine_two(update, Type(dtype, half), *parts)
             width = half
         return name
 
-    def _combined(self, update: Update, kind: Type, x: str, y: str) -> str:
+    def _combine_two(self, update: Update, kind: Type, x: str, y: str) -> str:
         return TABLE[update.combine](self.values.lines, kind, x, y)
 
 

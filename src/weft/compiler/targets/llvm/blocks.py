@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.compiler.targets.llvm.ir_builder import Function
-from weft.compiler.targets.llvm.ir_types import steps, widened
+from weft.compiler.targets.llvm.ir_types import steps, vector_text
 from weft.compiler.targets.llvm.machine import Machine
 from weft.compiler.targets.llvm.values import ZEROS, Lanes, Values
 from weft.ir.loops import Accumulate, For, expressions, walk
-from weft.ir.scalars import Buffer, ordered
+from weft.ir.scalars import Buffer, nodes_in_order
 
 Body = Callable[[str, list[str]], list[str]]
 """Writes a loop's body: given its index and what it carries, what it carries on."""
@@ -42,7 +42,7 @@ class Control:
         self.entry.append(f"  {name} = alloca {kind}, align 64")
         return name
 
-    def whole(self, start: str, stop: str, step: int, extent: int | None) -> str:
+    def end_of_whole_steps(self, start: str, stop: str, step: int, extent: int | None) -> str:
         """The end of as many whole steps as there are."""
         if extent is not None:
             return str(int(start) + (extent - int(start)) // step * step)
@@ -63,7 +63,7 @@ class Control:
         most = lines.put(f"call i64 @llvm.smin.i64(i64 {left}, i64 {width})")
         short = lines.put(f"trunc i64 {most} to i32")
         one = lines.put(f"insertelement <{width} x i32> poison, i32 {short}, i64 0")
-        kind = widened("i32", width)
+        kind = vector_text("i32", width)
         splat = lines.put(f"shufflevector {kind} {one}, {kind} poison, {kind} zeroinitializer")
         return lines.put(f"icmp slt {kind} {steps(width, 'i32')}, {splat}")
 
@@ -75,7 +75,7 @@ class Control:
         write()
         values.lanes, values.lanes_depth = outer
 
-    def guarded(
+    def guard_range(
         self,
         start: str,
         stop: str,
@@ -157,7 +157,7 @@ class Control:
     def work(self, loop: For | Accumulate) -> int:
         """The instructions of a loop's body."""
         roots = [self.values.expand(x) for s in walk((loop,)) for x in expressions(s)]
-        return sum(1 for x in ordered(*roots) if x.args and x.variables)
+        return sum(1 for x in nodes_in_order(*roots) if x.args and x.variables)
 
 
 def _runs(start: str, stop: str) -> bool:

@@ -40,9 +40,9 @@ from weft.ir.scalars import (
     fma,
     less,
     node,
+    nodes_in_order,
     not_equal,
     or_,
-    ordered,
     select,
     sqrt,
     trunc,
@@ -123,7 +123,7 @@ def _exponent(x: Scalar, scale: float) -> tuple[Scalar, Scalar]:
     return moved - shift, _bits(moved) - bits
 
 
-def _reduced(x: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+def _reduce_exponent(x: Scalar) -> tuple[Scalar, Scalar, Scalar]:
     """x less the nearest multiple of log 2; and which multiple: as a float, and as an integer."""
     whole, exponent = _exponent(x, 1.4426950408889634)
     high, low = _LN2[x.dtype]
@@ -131,13 +131,13 @@ def _reduced(x: Scalar) -> tuple[Scalar, Scalar, Scalar]:
     return fma(whole, const(-low, x.dtype), rest), whole, exponent
 
 
-def _clamped(x: Scalar, low: float, high: float) -> Scalar:
+def _clamp(x: Scalar, low: float, high: float) -> Scalar:
     """x within bounds; a NaN stays one."""
     x = select(less(x, low), low, x)
     return select(less(high, x), high, x)
 
 
-def _scaled(x: Scalar, whole: Scalar, exponent: Scalar) -> Scalar:
+def _scale_by_power(x: Scalar, whole: Scalar, exponent: Scalar) -> Scalar:
     """x·2ᵉ, rounded once, so that the results may be subnormal or infinite."""
     if x.dtype is float32:
         return node("scale", float32, (x, whole))
@@ -147,18 +147,18 @@ def _scaled(x: Scalar, whole: Scalar, exponent: Scalar) -> Scalar:
 
 def _exp(x: Scalar) -> Scalar:
     low, high = (-104.0, 89.0) if x.dtype is float32 else (-746.0, 710.0)
-    rest, whole, exponent = _reduced(_clamped(x, low, high))
-    return _scaled(polynomial(rest, *_EXP[x.dtype], 1.0, 1.0), whole, exponent)
+    rest, whole, exponent = _reduce_exponent(_clamp(x, low, high))
+    return _scale_by_power(polynomial(rest, *_EXP[x.dtype], 1.0, 1.0), whole, exponent)
 
 
 def _exp2(x: Scalar) -> Scalar:
-    x = _clamped(x, -150.0, 129.0)
+    x = _clamp(x, -150.0, 129.0)
     whole, exponent = _exponent(x, 1.0)
-    return _scaled(polynomial(x - whole, *_EXP2, 1.0), whole, exponent)
+    return _scale_by_power(polynomial(x - whole, *_EXP2, 1.0), whole, exponent)
 
 
 def _expm1(x: Scalar) -> Scalar:
-    rest, _, exponent = _reduced(_clamped(x, -20.0, 89.0))
+    rest, _, exponent = _reduce_exponent(_clamp(x, -20.0, 89.0))
     tail = polynomial(rest, *_EXPM1)
     series = fma(tail * rest, rest, rest)
     scale = _power_of_two(exponent - 1)  # half of it, as 2¹²⁸ is too great
@@ -270,7 +270,7 @@ def _logarithm(factor: float) -> Function:
 
 def _power(x: Scalar, y: Scalar) -> Scalar:
     product = _log2_in_double(cast(absolute(x), float64)) * cast(y, float64)
-    magnitude = cast(_exp2_in_double(_clamped(product, -200.0, 200.0)), float32)
+    magnitude = cast(_exp2_in_double(_clamp(product, -200.0, 200.0)), float32)
     magnitude = _power_special(absolute(x), y, magnitude)
     whole = equal(y, trunc(y))
     halved = y * 0.5
@@ -341,7 +341,7 @@ def _erfc_of_size(x: Scalar) -> Scalar:
     g = fma(near * near, polynomial(near, *_EXP[float32]), near)
     first, t, slope = _in_pieces(ERFC, 1.48, x)
     p = t * slope
-    return _scaled(first + fma(first, g, fma(p, g, p)), whole, exponent)
+    return _scale_by_power(first + fma(first, g, fma(p, g, p)), whole, exponent)
 
 
 # --- circular functions --------------------------------------------------------------------------
@@ -484,12 +484,12 @@ class Expander:
 
     def __call__(self, x: Scalar) -> Scalar:
         """The expression without elementary functions."""
-        for each in ordered(x) if x not in self._done else ():
+        for each in nodes_in_order(x) if x not in self._done else ():
             if each not in self._done:
-                self._done[each] = self._expanded(each)
+                self._done[each] = self._expand_node(each)
         return self._done[x]
 
-    def _expanded(self, x: Scalar) -> Scalar:
+    def _expand_node(self, x: Scalar) -> Scalar:
         args = tuple(self._done[arg] for arg in x.args)
         if x.op == "cast":
             return self._cast(args[0], x.dtype)

@@ -21,7 +21,7 @@ from weft.compiler.targets.llvm.accumulation import LONGEST, Accumulation
 from weft.compiler.targets.llvm.blocks import Body
 from weft.compiler.targets.llvm.instructions import constants, declarations
 from weft.compiler.targets.llvm.machine import Machine
-from weft.compiler.targets.llvm.prefetching import Touch, planned
+from weft.compiler.targets.llvm.prefetching import Touch, plan_prefetch
 from weft.compiler.targets.llvm.values import Lanes
 from weft.ir.loops import (
     Accumulate,
@@ -33,7 +33,7 @@ from weft.ir.loops import (
     Store,
     has_loops,
     walk,
-    written,
+    written_buffers,
 )
 from weft.ir.scalars import Scalar, size
 
@@ -121,18 +121,20 @@ class Emitter(Accumulation):
 
     def _for(self, loop: For) -> None:
         if loop.kind == "unrolled":
-            self._unrolled(loop)
+            self._write_unrolled(loop)
             return
         start, stop = "0", self.values.scalar(loop.extent)
         if loop.is_parallel:
             start, stop = "%begin", "%end"
         write = self._vector_for if loop.is_vector and self.machine.width > 1 else self._serial_for
         outer, self.in_vectors = self.in_vectors, self.in_vectors or loop.is_vector
-        self.guarded(start, stop, written(loop.body), lambda: write(loop, start, stop), [])
+        self.guard_range(
+            start, stop, written_buffers(loop.body), lambda: write(loop, start, stop), []
+        )
         self.in_vectors = outer
 
-    def _unrolled(self, loop: For) -> None:
-        writes = written(loop.body)
+    def _write_unrolled(self, loop: For) -> None:
+        writes = written_buffers(loop.body)
         for i in range(int(loop.extent.detail)):
             self.values.enter(writes)
             self.values.define(loop.index, (str(i),))
@@ -141,24 +143,26 @@ class Emitter(Accumulation):
             self.values.lines.text += text
 
     def _serial_for(self, loop: For, start: str, stop: str) -> list[str]:
-        plan = planned(loop, self.work) if loop.is_parallel and self.machine.width > 1 else None
+        plan = (
+            plan_prefetch(loop, self.work) if loop.is_parallel and self.machine.width > 1 else None
+        )
         if plan is not None:
             self.ahead[id(plan[0])] = plan[1]
         body = self._scalar_body(loop)
-        return self.loop(start, stop, 1, written(loop.body), body, [], runs=True)
+        return self.loop(start, stop, 1, written_buffers(loop.body), body, [], runs=True)
 
     def _vector_for(self, loop: For, start: str, stop: str) -> list[str]:
         width = self.machine.width
         extent = loop.extent.detail if loop.extent.op == "const" and start == "0" else None
-        count = self._unrolling(loop)
+        count = self._vectors_per_step(loop)
         while extent is not None and count > 1 and extent < count * width:
             count //= 2
-        writes = written(loop.body)
+        writes = written_buffers(loop.body)
         done = start
         for vectors in (count, 1) if count > 1 and not self.machine.masked else (count,):
             if extent is not None and extent - int(done) < width * vectors:
                 continue
-            until = self.whole(done, stop, width * vectors, extent)
+            until = self.end_of_whole_steps(done, stop, width * vectors, extent)
             body = self._vector_body(loop, width, vectors)
             self.loop(done, until, width * vectors, writes, body, [])
             done = until
@@ -168,7 +172,7 @@ class Emitter(Accumulation):
             return self.loop(done, stop, width, writes, self._masked_body(loop, width, stop), [])
         return self.loop(done, stop, 1, writes, self._scalar_body(loop), [])
 
-    def _unrolling(self, loop: For) -> int:
+    def _vectors_per_step(self, loop: For) -> int:
         """How many vectors a step takes: more of shorter bodies, for latency."""
         work = self.work(loop)
         if has_loops(loop.body):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 
 from weft.compiler.targets.llvm.ir_builder import Lines
-from weft.compiler.targets.llvm.ir_types import Type, overload, widened
+from weft.compiler.targets.llvm.ir_types import Type, overload, vector_text
 from weft.core.dtypes import DType, bool_, float16, float32, int32
 
 Rule = Callable[..., str]
@@ -31,7 +31,7 @@ def _rule(name: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _plain(name: str, floating: str, integer: str) -> None:
+def _add_instruction(name: str, floating: str, integer: str) -> None:
     """An instruction that is one of LLVM's, for floats and for integers."""
 
     def rule(lines: Lines, kind: Type, *operands: str) -> str:
@@ -51,13 +51,13 @@ def _intrinsic(name: str, word: str) -> None:
     TABLE[name] = lambda lines, kind, *operands: intrinsic(lines, word, kind, *operands)
 
 
-_plain("add", "fadd", "add")
-_plain("subtract", "fsub", "sub")
-_plain("multiply", "fmul", "mul")
-_plain("divide", "fdiv", "")
-_plain("and", "", "and")
-_plain("or", "", "or")
-_plain("xor", "", "xor")
+_add_instruction("add", "fadd", "add")
+_add_instruction("subtract", "fsub", "sub")
+_add_instruction("multiply", "fmul", "mul")
+_add_instruction("divide", "fdiv", "")
+_add_instruction("and", "", "and")
+_add_instruction("or", "", "or")
+_add_instruction("xor", "", "xor")
 _intrinsic("fma", "fma")
 _intrinsic("sqrt", "sqrt")
 _intrinsic("floor", "floor")
@@ -137,7 +137,7 @@ def _shift(name: str, signed: str, unsigned: str) -> None:
 
     def rule(lines: Lines, kind: Type, x: str, amount: str) -> str:
         word = signed if kind.dtype.kind == "signed" else unsigned
-        if _known(amount, lambda number: 0 <= number < kind.dtype.bits):
+        if _is_literal_with(amount, lambda number: 0 <= number < kind.dtype.bits):
             return lines.put(f"{word} {kind.text} {x}, {amount}")
         bits = kind.dtype.bits
         inside = lines.put(f"icmp ult {kind.text} {amount}, {kind.literal(bits)}")
@@ -149,7 +149,7 @@ def _shift(name: str, signed: str, unsigned: str) -> None:
     TABLE[name] = rule
 
 
-def _known(operand: str, holds: Callable[[int], bool]) -> bool:
+def _is_literal_with(operand: str, holds: Callable[[int], bool]) -> bool:
     """Whether an operand is a literal for which a condition holds."""
     number = operand.rpartition(" ")[2].rstrip(")")
     return number.lstrip("-").isdigit() and holds(int(number))
@@ -161,22 +161,22 @@ _shift("shift_right", "ashr", "lshr")
 
 @_rule("floor_divide")
 def _floor_divide(lines: Lines, kind: Type, x: str, y: str) -> str:
-    return _divided(lines, kind, x, y, _floored_quotient)
+    return _divide_integers(lines, kind, x, y, _floored_quotient)
 
 
 @_rule("modulo")
 def _modulo(lines: Lines, kind: Type, x: str, y: str) -> str:
-    return _divided(lines, kind, x, y, _floored_rest)
+    return _divide_integers(lines, kind, x, y, _floored_rest)
 
 
 @_rule("fmod")
 def _fmod(lines: Lines, kind: Type, x: str, y: str) -> str:
-    return _divided(lines, kind, x, y, _cut_rest)
+    return _divide_integers(lines, kind, x, y, _cut_rest)
 
 
-def _divided(lines: Lines, kind: Type, x: str, y: str, by: Rule) -> str:
+def _divide_integers(lines: Lines, kind: Type, x: str, y: str, by: Rule) -> str:
     """0 where the divisor is 0; and no trap where the quotient is too great by one."""
-    if _known(y, lambda number: number > 0):
+    if _is_literal_with(y, lambda number: number > 0):
         return by(lines, kind, x, y, None)
     zero = lines.put(f"icmp eq {kind.text} {y}, {kind.literal(0)}")
     least, refused = None, zero
@@ -303,7 +303,7 @@ def lookup(lines: Lines, places: Type, permuted: bool, table: tuple[float, ...],
     last = lines.put(f"and {places.text} {place}, {places.literal(15)}")
     name = f"@table.{sha256(repr(table).encode()).hexdigest()[:16]}"
     lines.function.tables[name] = table
-    wide = widened("ptr", kind.width)
+    wide = vector_text("ptr", kind.width)
     pointers = lines.put(f"getelementptr float, ptr {name}, {places.text} {last}")
     if kind.width == 1:
         return lines.put(f"load float, ptr {pointers}, align 4")
@@ -364,11 +364,11 @@ def declarations(externals: set[tuple[str, int, int]]) -> list[str]:
     ]
     for name, arity, width in sorted(externals):
         if width > 1:
-            lines += _each(name, arity, width)
+            lines += _lane_function(name, arity, width)
     return lines
 
 
-def _each(name: str, arity: int, width: int) -> list[str]:
+def _lane_function(name: str, arity: int, width: int) -> list[str]:
     """A function that calls another for each lane."""
     vector = f"<{width} x double>"
     given = ", ".join(f"{vector} %x{i}" for i in range(arity))

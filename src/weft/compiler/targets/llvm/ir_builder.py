@@ -38,7 +38,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from weft.compiler.targets.llvm.ir_types import Type, element, widened
+from weft.compiler.targets.llvm.ir_types import Type, element, vector_text
 
 _TYPE = re.compile(r"^(?:<[^>]*>|\S+)")
 KERNEL = ("ptr %buffers", "ptr %sizes", "i64 %begin", "i64 %end")
@@ -91,7 +91,7 @@ class Lines:
         if kind.width == 1:
             return name
         one = self.put(f"insertelement {kind.text} poison, {element(kind.dtype)} {name}, i64 0")
-        mask = widened("i32", kind.width)
+        mask = vector_text("i32", kind.width)
         return self.put(
             f"shufflevector {kind.text} {one}, {kind.text} poison, {mask} zeroinitializer"
         )
@@ -163,7 +163,7 @@ class IRBuilder(Lines):
         """The finished function."""
         end = ["  ret void"] if self.block else []
         text = "\n".join([self.head, "entry:", *filter(None, self.text), *end, "}"])
-        return re.sub(r"%loop\d+\.\d+", lambda found: self._known(found[0]), text)
+        return re.sub(r"%loop\d+\.\d+", lambda found: self._unchanged_value(found[0]), text)
 
     def put(self, instruction: str, kind: str = "i64") -> str:
         """Append an instruction; the name of its value, which is of a type."""
@@ -231,7 +231,7 @@ class IRBuilder(Lines):
         yield
         after = loop.back or self._way()
         for number, phi in enumerate(phis):
-            start, last = before[1][number], self._known(after[1][number])
+            start, last = before[1][number], self._unchanged_value(after[1][number])
             if not after[0] or last == phi:
                 self._unchanged[phi] = start
             else:
@@ -321,7 +321,7 @@ class IRBuilder(Lines):
         self.label(name)
         self._restore(ways[0][1][:known])
         for number, variable in enumerate(self.variables):
-            given = [(self._known(values[number]), block) for block, values in ways]
+            given = [(self._unchanged_value(values[number]), block) for block, values in ways]
             if len({text for text, _ in given}) > 1:
                 pairs = ", ".join(f"[{text}, %{block}]" for text, block in given)
                 variable.value = self.put(f"phi {variable.kind} {pairs}", variable.kind)
@@ -331,7 +331,7 @@ class IRBuilder(Lines):
         for variable, value in zip(self.variables, values, strict=True):
             variable.value = value
 
-    def _known(self, name: str) -> str:
+    def _unchanged_value(self, name: str) -> str:
         """A value, or the one that a variable had before loops that do not change it."""
         while name in self._unchanged:
             name = self._unchanged[name]
@@ -479,7 +479,7 @@ class IRBuilder(Lines):
 
     def call(self, function: IRBuilder | str, *operands: Operand, result: str = "void") -> str:
         """Call a function of the module, one at an address, or one that is declared by its name."""
-        given = [self._typed(operand) for operand in operands]
+        given = [self._typed_operand(operand) for operand in operands]
         if isinstance(function, IRBuilder):
             result, function = function.result, function.symbol
         elif function[0] not in "%@":
@@ -492,7 +492,7 @@ class IRBuilder(Lines):
         self.do(text)
         return ""
 
-    def _typed(self, operand: Operand) -> str:
+    def _typed_operand(self, operand: Operand) -> str:
         has_type = not isinstance(operand, int) and " " in operand
         return str(operand) if has_type else f"{self.kind(operand)} {operand}"
 

@@ -35,17 +35,17 @@ class Type:
     @cached_property
     def text(self) -> str:
         """As in `<16 x float>`."""
-        return widened(element(self.dtype), self.width)
+        return vector_text(element(self.dtype), self.width)
 
     @cached_property
     def memory(self) -> str:
         """The type in memory, which differs for bool."""
-        return widened("i8", self.width) if self.dtype is bool_ else self.text
+        return vector_text("i8", self.width) if self.dtype is bool_ else self.text
 
     @cached_property
     def mask(self) -> str:
         """The type of a condition for each lane."""
-        return widened("i1", self.width)
+        return vector_text("i1", self.width)
 
     @cached_property
     def suffix(self) -> str:
@@ -58,7 +58,7 @@ class Type:
         return text if self.width == 1 else f"splat ({element(self.dtype)} {text})"
 
 
-def widened(text: str, width: int) -> str:
+def vector_text(text: str, width: int) -> str:
     """The type of a vector, or of one lane."""
     return text if width == 1 else f"<{width} x {text}>"
 

@@ -81,11 +81,11 @@ class Vectors:
         how = "fmul" if self.type.dtype.is_floating else "mul"
         return self.add(total, self.out.put(f"{how} {self.kind} {x}, {y}", self.kind))
 
-    def scaled(self, factor: float, x: str, y: str | None = None) -> str:
+    def scale_and_add(self, factor: float, x: str, y: str | None = None) -> str:
         """factor x + y."""
         number = self.type.literal(float(self.type.dtype.numpy.type(factor)))
         if y is None:
             return self.out.put(f"fmul {self.kind} {x}, {number}", self.kind)
         if self.fused:
             return self.multiply_add(number, x, y)
-        return self.add(self.scaled(factor, x), y)
+        return self.add(self.scale_and_add(factor, x), y)

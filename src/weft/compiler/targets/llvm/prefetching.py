@@ -13,7 +13,7 @@ idle. So that loop asks for both. To ask is no access: beyond the last row nothi
 >>> first = For(j, n, (Store(s, j, exp(x[i * 64 + j])),), "vector")
 >>> last = For(j, n, (Store(y, i * 64 + j, s[j] / local("t", float32)),), "vector")
 >>> row = For(i, n, (first, total, last), "parallel")
->>> loop, touches = planned(row, lambda loop: 30 if loop is first else 3)
+>>> loop, touches = plan_prefetch(row, lambda loop: 30 if loop is first else 3)
 >>> loop is first, [(each.buffer.name, str(each.offset), each.writes) for each in touches]
 (True, [('x', 'i * 64 + j + 64', False), ('y', 'i * 64 + j', True)])
 """
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from weft.core.dtypes import INDEX
 from weft.ir.loops import For, Store, expressions, has_loops, walk
-from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, ordered
+from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const, nodes_in_order
 
 _HEAVY = 16
 """Instructions of a vector loop's body from which on memory may be asked for beside them."""
@@ -39,7 +39,7 @@ class Touch(NamedTuple):
     writes: bool
 
 
-def planned(row: For, work: Callable[[For], int]) -> tuple[For, tuple[Touch, ...]] | None:
+def plan_prefetch(row: For, work: Callable[[For], int]) -> tuple[For, tuple[Touch, ...]] | None:
     """The vector loop of a row that fetches ahead, and what; None where there is none."""
     loops = [s for s in row.body if isinstance(s, For) and s.is_vector and not has_loops(s.body)]
     heavy = max(loops, key=work, default=None)
@@ -52,10 +52,10 @@ def planned(row: For, work: Callable[[For], int]) -> tuple[For, tuple[Touch, ...
 def _operands(row: For, heavy: For) -> list[Touch]:
     """What the next row reads and this one does not."""
     roots = [x for s in walk(row.body) for x in expressions(s)]
-    loads = [x for x in ordered(*roots) if x.op == "load" and len(x.args) == 1]
+    loads = [x for x in nodes_in_order(*roots) if x.op == "load" and len(x.args) == 1]
     found = {(x.detail, x.args[0]): None for x in loads if x.detail.access != "scratch"}
     touches = []
-    for buffer, offset in _along(found, row, heavy):
+    for buffer, offset in _places_along(found, row, heavy):
         step = coefficient(offset, row.index)
         if step is not None and not is_const(step, 0):
             touches.append(Touch(buffer, offset + step, False))
@@ -67,10 +67,10 @@ def _results(row: For, heavy: For) -> list[Touch]:
     later = row.body[row.body.index(heavy) + 1 :]
     stores = [s for s in walk(later) if isinstance(s, Store) and s.where is None]
     found = {(s.buffer, s.offset): None for s in stores if s.buffer.access != "scratch"}
-    return [Touch(buffer, offset, True) for buffer, offset in _along(found, row, heavy)]
+    return [Touch(buffer, offset, True) for buffer, offset in _places_along(found, row, heavy)]
 
 
-def _along(
+def _places_along(
     places: Iterable[tuple[Buffer, Scalar]], row: For, heavy: For
 ) -> list[tuple[Buffer, Scalar]]:
     """The places that lie side by side for the loop's own index, and depend on no other loop."""

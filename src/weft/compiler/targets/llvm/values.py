@@ -25,7 +25,7 @@ from weft.compiler.targets.llvm.instructions import (
     select,
 )
 from weft.compiler.targets.llvm.ir_builder import Function, Lines
-from weft.compiler.targets.llvm.ir_types import Type, element, overload, steps, widened
+from weft.compiler.targets.llvm.ir_types import Type, element, overload, steps, vector_text
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import INDEX, DType, bool_, float64
 from weft.core.records import frozen
@@ -109,7 +109,7 @@ class Values:
         """Give an index or local a value, in the innermost scope."""
         self.scopes[-1].values[variable] = Value(names, self.depth, width)
 
-    def known(self, key: Any) -> Value | None:
+    def known_value(self, key: Any) -> Value | None:
         """What is written already, in any scope around."""
         for scope in reversed(self.scopes):
             found = scope.values.get(key)
@@ -128,16 +128,18 @@ class Values:
         pending = [x]
         while pending:
             current = pending[-1]
-            if self.known(current) is not None:
+            if self.known_value(current) is not None:
                 pending.pop()
                 continue
-            missing = [arg for arg in self._needed(current) if self.known(arg) is None]
+            missing = [
+                arg for arg in self._needed_operands(current) if self.known_value(arg) is None
+            ]
             if missing:
                 pending += missing
                 continue
             pending.pop()
-            self._keep(current, self._written(current))
-        found = self.known(x)
+            self._keep(current, self._write_expression(current))
+        found = self.known_value(x)
         assert found is not None
         return found
 
@@ -147,13 +149,13 @@ class Values:
 
     def vectors(self, x: Scalar) -> tuple[str, ...]:
         """The names of an expression's vectors, or of its scalar outside vector loops."""
-        return self.widened(self.value(self.expand(x)), x.dtype)
+        return self.widen_value(self.value(self.expand(x)), x.dtype)
 
-    def _needed(self, x: Scalar) -> tuple[Scalar, ...]:
+    def _needed_operands(self, x: Scalar) -> tuple[Scalar, ...]:
         """The operands that must be there first; a load's place is written in its own way."""
         return x.args[1:] if x.op == "load" and self.lanes is not None else x.args
 
-    def _written(self, x: Scalar) -> Value:
+    def _write_expression(self, x: Scalar) -> Value:
         if x.op == "const":
             return Value((Type(x.dtype).literal(x.detail),), 0)
         if x.op == "index":
@@ -168,12 +170,12 @@ class Values:
         lines = self.scopes[depth].lines
         if width == 1:
             return Value((self._instruction(lines, x, 1, [o.names[0] for o in operands]),), depth)
-        parts = [self.widened(o, a.dtype) for o, a in zip(operands, x.args, strict=True)]
+        parts = [self.widen_value(o, a.dtype) for o, a in zip(operands, x.args, strict=True)]
         names = [self._instruction(lines, x, width, each) for each in zip(*parts, strict=True)]
         return Value(tuple(names), depth, width)
 
     def _operand(self, x: Scalar) -> Value:
-        found = self.known(x)
+        found = self.known_value(x)
         return self.value(x) if found is None else found
 
     def _instruction(self, lines: Lines, x: Scalar, width: int, operands: Iterable[str]) -> str:
@@ -204,7 +206,7 @@ class Values:
             names.append(lines.put(f"add {kind.text} {splat}, {steps(lanes.width)}"))
         return Value(tuple(names), self.lanes_depth, lanes.width)
 
-    def widened(self, value: Value, dtype: DType) -> tuple[str, ...]:
+    def widen_value(self, value: Value, dtype: DType) -> tuple[str, ...]:
         """A value for each lane, also where it is the same for all."""
         lanes = self.lanes
         if lanes is None or value.width == lanes.width:
@@ -217,7 +219,7 @@ class Values:
         if not name.startswith("%"):
             return f"splat ({element(dtype)} {name})"
         key = ("splat", name, width)
-        found = self.known(key)
+        found = self.known_value(key)
         if found is None:
             lines = self.scopes[value.depth].lines
             found = self._keep(key, Value((lines.splat(name, kind),), value.depth, width))
@@ -230,7 +232,7 @@ class Values:
         width = max(operand.width for operand in operands)
         lines = self.scopes[depth].lines
         parts = [
-            self.widened(o, a.dtype) if width > 1 else o.names
+            self.widen_value(o, a.dtype) if width > 1 else o.names
             for o, a in zip(operands, x.args, strict=True)
         ]
         names = [rare_call(lines, x, width, *each) for each in zip(*parts, strict=True)]
@@ -272,7 +274,7 @@ class Values:
         for variable in x.variables:
             if variable is lanes.index:
                 return True
-            found = self.known(variable)
+            found = self.known_value(variable)
             if found is not None and found.width > 1:
                 return True
         return False
@@ -283,11 +285,11 @@ class Values:
             places, contiguous = self._places(x.detail, x.args[0], lanes)
             if contiguous:
                 return self._load_or_zeros(x, places, lanes)
-        guards = [self.widened(self._operand(arg), arg.dtype) for arg in x.args[1:]]
+        guards = [self.widen_value(self._operand(arg), arg.dtype) for arg in x.args[1:]]
         otherwise = guards[1] if guards else (_zero(kind),) * len(lanes.bases)
         masks = self._masks(guards[0] if guards else (), lanes)
         if guards and x.dtype is bool_:
-            wide = widened("i8", lanes.width)
+            wide = vector_text("i8", lanes.width)
             otherwise = tuple(self.lines.put(f"zext {kind.text} {o} to {wide}") for o in otherwise)
         places, contiguous = self._places(x.detail, x.args[0], lanes)
         names = []
@@ -312,7 +314,7 @@ class Values:
             return lanes.masks or ("",) * len(lanes.bases)
         if not lanes.masks:
             return conditions
-        kind = widened("i1", lanes.width)
+        kind = vector_text("i1", lanes.width)
         pairs = zip(lanes.masks, conditions, strict=True)
         return tuple(self.lines.put(f"and {kind} {a}, {b}") for a, b in pairs)
 
@@ -320,22 +322,22 @@ class Values:
         """Pointers for each vector: to its first element, or to the element of every lane."""
         step = None if self._varies_otherwise(offset, lanes) else coefficient(offset, lanes.index)
         if step is None:
-            vectors = self.widened(self.value(offset), INDEX)
+            vectors = self.widen_value(self.value(offset), INDEX)
             return [self._pointers(buffer, v, lanes.width) for v in vectors], False
         start = self.value(self.expand(at_zero(offset, lanes.index)))
         origin = self._origin(buffer, start)
         if is_const(step, 1):
-            return [self._moved(buffer, origin, base) for base in lanes.bases], True
-        return self._strided(buffer, origin, self.value(self.expand(step)), lanes), False
+            return [self._move_pointer(buffer, origin, base) for base in lanes.bases], True
+        return self._strided_pointers(buffer, origin, self.value(self.expand(step)), lanes), False
 
     def _varies_otherwise(self, offset: Scalar, lanes: Lanes) -> bool:
         """Whether more than the loop's index makes an offset differ between lanes."""
-        others = (self.known(v) for v in offset.variables if v is not lanes.index)
+        others = (self.known_value(v) for v in offset.variables if v is not lanes.index)
         return any(found is not None and found.width > 1 for found in others)
 
     def _origin(self, buffer: Buffer, start: Value) -> str:
         key = ("origin", buffer, start.names[0])
-        found = self.known(key)
+        found = self.known_value(key)
         if found is None:
             lines, pointer = self.scopes[start.depth].lines, self.pointers[buffer]
             name = lines.put(
@@ -344,7 +346,7 @@ class Values:
             found = self._keep(key, Value((name,), start.depth))
         return found.names[0]
 
-    def _moved(self, buffer: Buffer, origin: str, base: str) -> str:
+    def _move_pointer(self, buffer: Buffer, origin: str, base: str) -> str:
         return self.lines.put(f"getelementptr {_memory(buffer)}, ptr {origin}, i64 {base}")
 
     def _pointers(self, buffer: Buffer, offsets: str, width: int) -> str:
@@ -353,11 +355,13 @@ class Values:
             f"getelementptr {_memory(buffer)}, ptr {pointer}, <{width} x i64> {offsets}"
         )
 
-    def _strided(self, buffer: Buffer, origin: str, step: Value, lanes: Lanes) -> list[str]:
+    def _strided_pointers(
+        self, buffer: Buffer, origin: str, step: Value, lanes: Lanes
+    ) -> list[str]:
         """Pointers that are equally far apart."""
         kind = Type(INDEX, lanes.width)
         key = ("strides", step.names[0], lanes.width)
-        strides = self.known(key)
+        strides = self.known_value(key)
         if strides is None:
             lines = self.scopes[step.depth].lines
             splat = self._splat(step, INDEX, lanes.width)
@@ -366,7 +370,7 @@ class Values:
         found = []
         for base in lanes.bases:
             start = self.lines.put(f"mul i64 {base}, {step.names[0]}")
-            first = self._moved(buffer, origin, start)
+            first = self._move_pointer(buffer, origin, start)
             found.append(
                 self.lines.put(
                     f"getelementptr {_memory(buffer)}, ptr {first}, {kind.text} {strides.names[0]}"
@@ -390,8 +394,8 @@ class Values:
         if lanes is None or lanes.width == 1:
             self._scalar_store(buffer, self.value(offset), self.value(value), guard)
         else:
-            values = self.widened(self.value(value), buffer.dtype)
-            conditions = () if guard is None else self.widened(guard, bool_)
+            values = self.widen_value(self.value(value), buffer.dtype)
+            conditions = () if guard is None else self.widen_value(guard, bool_)
             self._vector_store(buffer, offset, values, self._masks(conditions, lanes), lanes)
         self.forget([buffer])
 
@@ -400,7 +404,7 @@ class Values:
     ) -> None:
         lines = self.lines
         stored = _to_memory(lines, Type(buffer.dtype), value.names[0])
-        pointer = self._moved(buffer, self.pointers[buffer], offset.names[0])
+        pointer = self._move_pointer(buffer, self.pointers[buffer], offset.names[0])
         if guard is not None:
             pointer = lines.put(f"select i1 {guard.names[0]}, ptr {pointer}, ptr %nowhere")
         lines.do(f"store {_memory(buffer)} {stored}, ptr {pointer}, align {buffer.dtype.itemsize}")
@@ -489,7 +493,7 @@ def _contiguous_load(kind: Type, place: str, mask: str, instead: str) -> str:
 
 def _gather(kind: Type, places: str, mask: str, instead: str) -> str:
     name = f"@llvm.masked.gather.{_memory_suffix(kind)}.{overload('ptr', kind.width)}"
-    pointers, on = widened("ptr", kind.width), mask or "splat (i1 true)"
+    pointers, on = vector_text("ptr", kind.width), mask or "splat (i1 true)"
     given = f"{pointers} {places}, i32 {kind.dtype.itemsize}, {kind.mask} {on}"
     return f"call {kind.memory} {name}({given}, {kind.memory} {instead})"
 
@@ -505,7 +509,7 @@ def _contiguous_store(kind: Type, value: str, place: str, mask: str) -> str:
 
 def _scatter(kind: Type, value: str, places: str, mask: str) -> str:
     name = f"@llvm.masked.scatter.{_memory_suffix(kind)}.{overload('ptr', kind.width)}"
-    pointers, on = widened("ptr", kind.width), mask or "splat (i1 true)"
+    pointers, on = vector_text("ptr", kind.width), mask or "splat (i1 true)"
     given = f"{kind.memory} {value}, {pointers} {places}, i32 {kind.dtype.itemsize}"
     return f"call void {name}({given}, {kind.mask} {on})"
 

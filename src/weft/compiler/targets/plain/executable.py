@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.plan.interpreting import NoSuchBranch, run_control
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, bytes_of, static
+from weft.compiler.plan.launch import (
+    Kind,
+    Launch,
+    Sizes,
+    Value,
+    bound_params,
+    bytes_of,
+    static_shape,
+)
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
 from weft.compiler.targets.target import Donation, Observer, Span
 from weft.core.errors import UnsupportedError
@@ -70,7 +78,7 @@ class PlainExecutable:
             for observe in OBSERVERS:
                 observe(self.plan, sizes, spans)
         outputs = [
-            given[atom] if atom in given else _typed(data, atom, sizes)
+            given[atom] if atom in given else _typed_array(data, atom, sizes)
             for atom, data in zip(graph.outputs, made, strict=True)
         ]
         if finished is not None:
@@ -162,7 +170,7 @@ class _Run:
             raise RuntimeError(f"the kernel {launch.name} reported an error")
 
     def _reference(self, node: GraphNode) -> None:
-        operands = [_typed(self.data(atom), atom, self.sizes) for atom in node.operands]
+        operands = [_typed_array(self.data(atom), atom, self.sizes) for atom in node.operands]
         params = bound_params(node, self.sizes)
         with np.errstate(all="ignore"):
             given = node.primitive.reference(*operands, **params)
@@ -197,6 +205,6 @@ def _flat(data: Array, value: Value) -> Array:
     return data.view(value.type.dtype.numpy)
 
 
-def _typed(data: Array, value: Value, sizes: Sizes) -> Array:
-    shape = static(value.type.shape, sizes)
+def _typed_array(data: Array, value: Value, sizes: Sizes) -> Array:
+    shape = static_shape(value.type.shape, sizes)
     return data.view(value.type.dtype.numpy).reshape(shape)

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary, finalize
 import llvmlite
 import llvmlite.binding as llvm
 
-from weft.compiler.targets.cpu.cache.symbols import finder, forgotten, remembered
+from weft.compiler.targets.cpu.cache.symbols import finder, forget_address, remember_address
 from weft.compiler.targets.cpu.engine import (
     emit_kernel,
     emit_text,
@@ -34,7 +34,7 @@ from weft.compiler.targets.cpu.machine import host
 from weft.core.forks import wait_at_fork
 from weft.ir.loops import Kernel
 from weft.runtime.cache import entry_key, shared_disk
-from weft.runtime.compile_queue import BACKGROUND, Task, finished
+from weft.runtime.compile_queue import BACKGROUND, Task, finished_task
 from weft.runtime.stamps import source_stamp
 
 EMITTER = ("core", "ir", "compiler/targets/llvm")
@@ -71,15 +71,15 @@ def begin(kernels: Iterable[Kernel]) -> None:
         digest = kernel.digest
         with _lock:
             if digest not in _pending and _known.get(digest) is None:
-                _pending[digest] = _stored(_key(digest)) or _begun(kernel)
+                _pending[digest] = _stored_object(_key(digest)) or _begin_kernel(kernel)
 
 
-def _begun(kernel: Kernel) -> Task[bytes]:
+def _begin_kernel(kernel: Kernel) -> Task[bytes]:
     text = kernel_text(replace(kernel, name=f"weft_{kernel.digest}"))
-    return _emitted(_key(kernel.digest), lambda: emit_kernel(text))
+    return _emit_in_background(_key(kernel.digest), lambda: emit_kernel(text))
 
 
-def _emitted(key: str, emit: Callable[[], bytes]) -> Task[bytes]:
+def _emit_in_background(key: str, emit: Callable[[], bytes]) -> Task[bytes]:
     """An object file that is under way, and then written to disk."""
 
     def work() -> bytes:
@@ -90,25 +90,25 @@ def _emitted(key: str, emit: Callable[[], bytes]) -> Task[bytes]:
     return BACKGROUND.submit(work)
 
 
-def _stored(key: str) -> Task[bytes] | None:
+def _stored_object(key: str) -> Task[bytes] | None:
     data = shared_disk().get(key)
-    return None if data is None else finished(data)
+    return None if data is None else finished_task(data)
 
 
-def compiled(kernels: Sequence[Kernel]) -> list[Code]:
+def kernel_codes(kernels: Sequence[Kernel]) -> list[Code]:
     """The machine code of each kernel."""
     begin(kernels)
     with _lock:
-        known = _claimed([kernel.digest for kernel in kernels])
-        return [_kept(digest, known[digest]) for digest in (k.digest for k in kernels)]
+        known = _claim_codes([kernel.digest for kernel in kernels])
+        return [_keep_recent(digest, known[digest]) for digest in (k.digest for k in kernels)]
 
 
 def addresses(kernels: Sequence[Kernel]) -> list[int]:
     """The native function of each kernel, for as long as they are recent."""
-    return [code.address for code in compiled(kernels)]
+    return [code.address for code in kernel_codes(kernels)]
 
 
-def _claimed(digests: Iterable[str]) -> dict[str, Code]:
+def _claim_codes(digests: Iterable[str]) -> dict[str, Code]:
     """The code of digests, which is there or under way; what is new is loaded at once."""
     known = {digest: _known.get(digest) for digest in digests}
     new = {digest: _pending.pop(digest).result() for digest, code in known.items() if code is None}
@@ -120,12 +120,12 @@ def codes_of(digests: Sequence[str]) -> list[Code | None]:
     with _lock:
         for digest in digests:
             if digest not in _pending and _known.get(digest) is None:
-                found = _stored(_key(digest))
+                found = _stored_object(_key(digest))
                 if found is not None:
                     _pending[digest] = found
         there = [d for d in digests if d in _pending or _known.get(d) is not None]
-        known = _claimed(there)
-        return [_kept(d, known[d]) if d in known else None for d in digests]
+        known = _claim_codes(there)
+        return [_keep_recent(d, known[d]) if d in known else None for d in digests]
 
 
 def code_of(digest: str) -> Code | None:
@@ -133,7 +133,7 @@ def code_of(digest: str) -> Code | None:
     return codes_of([digest])[0]
 
 
-def _kept(digest: str, code: Code) -> Code:
+def _keep_recent(digest: str, code: Code) -> Code:
     """The code, which is the most recent one from now on."""
     _recent[digest] = _known[digest] = code
     _recent.move_to_end(digest)
@@ -152,8 +152,8 @@ def _load(objects: Mapping[str, bytes]) -> dict[str, Code]:
 
 
 def _code(digest: str, address: int, engine: object) -> Code:
-    code = Code(remembered(address, "kernel", digest), engine)
-    finalize(code, forgotten, code.address).atexit = False
+    code = Code(remember_address(address, "kernel", digest), engine)
+    finalize(code, forget_address, code.address).atexit = False
     return code
 
 
@@ -162,19 +162,21 @@ def begin_text(source: str) -> None:
     key = entry_key(source.encode(), *environment())
     with _lock:
         if key not in _pending and key not in _modules:
-            _pending[key] = _stored(key) or _emitted(key, lambda: emit_text(source))
+            _pending[key] = _stored_object(key) or _emit_in_background(
+                key, lambda: emit_text(source)
+            )
 
 
 def text_addresses(source: str, names: Sequence[str]) -> dict[str, int]:
     """The functions of a module that was written by hand, each defined as `weft.name`."""
     key = entry_key(source.encode(), *environment())
     with _lock:
-        under_way = _pending.pop(key, None) or _stored(key)
-        task = under_way or _emitted(key, lambda: emit_text(source))
+        under_way = _pending.pop(key, None) or _stored_object(key)
+        task = under_way or _emit_in_background(key, lambda: emit_text(source))
         found = load_object(task.result(), names)
         _modules.add(key)
         for name in names:
-            _texts[key, name] = remembered(found[name], "text", key, name)
+            _texts[key, name] = remember_address(found[name], "text", key, name)
         return found
 
 
@@ -185,7 +187,7 @@ def _text_address(key: str, name: str) -> int | None:
             code = shared_disk().get(key)
             if code is None:
                 return None
-            _texts[key, name] = remembered(load_object(code, [name])[name], "text", key, name)
+            _texts[key, name] = remember_address(load_object(code, [name])[name], "text", key, name)
         return _texts[key, name]
 
 

@@ -5,7 +5,7 @@ all programs: LLVM compiles them while the passes go over the graph.
 
 >>> import weft as wf
 >>> graph = wf.ir.trace(lambda x: x @ x, wf.spec("float32", (64, 64)))
->>> sorted(form for form, _ in _used(graph))
+>>> sorted(form for form, _ in _used_forms(graph))
 ['product']
 """
 
@@ -29,7 +29,7 @@ from weft.runtime.compile_queue import BACKGROUND
 def begin_modules(graph: Graph) -> None:
     """Start with the modules that the program of a graph will call, as far as that can be seen."""
     begin_driver()
-    for form, dtype in sorted(_used(graph), key=str):
+    for form, dtype in sorted(_used_forms(graph), key=str):
         if dtype in GEMM:
             _begin_contractions(form, dtype)
 
@@ -39,14 +39,14 @@ def begin_driver() -> None:
     _begin_driver_once()
 
 
-def _used(graph: Graph) -> set[tuple[str, DType]]:
+def _used_forms(graph: Graph) -> set[tuple[str, DType]]:
     """The forms of contractions and their dtypes, also in graphs that the graph holds."""
     found = {
         (node.primitive.kind.form, node.operands[0].type.dtype)
         for node in graph.nodes
         if isinstance(node.primitive.kind, Contraction)
     }
-    return found.union(*map(_used, graph.subgraphs()))
+    return found.union(*map(_used_forms, graph.subgraphs()))
 
 
 @cache

@@ -10,7 +10,7 @@ the graph, when it is asked.
 >>> import weft as wf
 >>> from weft.compiler.targets.cpu.target import compile_program
 >>> graph = wf.ir.trace(lambda x: wf.exp(x) * 2, wf.spec("float32", (3,)))
->>> again = thawed(frozen(compile_program(graph)), lambda: compile_program(graph))
+>>> again = thaw_program(freeze_program(compile_program(graph)), lambda: compile_program(graph))
 >>> again.run([np.zeros(3, np.float32)])[0].tolist()
 [2.0, 2.0, 2.0]
 """
@@ -28,8 +28,8 @@ import numpy as np
 from weft.compiler.plan.launch import Sizes, Value
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import codes_of, environment
-from weft.compiler.targets.cpu.cache.relocation import Image, taken
-from weft.compiler.targets.cpu.cache.symbols import finder, found_again, remembered
+from weft.compiler.targets.cpu.cache.relocation import Image, take_image
+from weft.compiler.targets.cpu.cache.symbols import finder, found_again, remember_address
 from weft.compiler.targets.cpu.runtime.driver import WATCHERS, execute_address
 from weft.compiler.targets.cpu.runtime.executable import CpuExecutable
 from weft.compiler.targets.cpu.runtime.program import Program
@@ -51,17 +51,17 @@ LARGEST = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<Q")
 
 
-def stored(digest: str, compiled: Callable[[], Executable]) -> Executable:
+def stored_program(digest: str, compiled: Callable[[], Executable]) -> Executable:
     """The program of a graph's digest: found on disk, or compiled and stored for others."""
     key = entry_key(digest.encode(), program_sources(), *environment())
     execute_address()  # it knows the interpreter; what is stored must find this one
     paused = pause_collection()
     try:
-        known = thawed(shared_disk().get(key), compiled)
+        known = thaw_program(shared_disk().get(key), compiled)
         if known is not None:
             return known
         made = compiled()
-        data = frozen(made) if isinstance(made, Program) else None
+        data = freeze_program(made) if isinstance(made, Program) else None
     finally:
         if paused:
             gc.enable()
@@ -76,11 +76,11 @@ finder("pool", lambda: thread_pool().address)
 # --- storing -----------------------------------------------------------------------------------
 
 
-def frozen(program: Program) -> bytes | None:
+def freeze_program(program: Program) -> bytes | None:
     """A program as bytes; None where it is not the kind that is stored."""
     if program.symbols or any(each.node is not None for each in program.plan.every_launch()):
         return None
-    remembered(thread_pool().address, "pool")
+    remember_address(thread_pool().address, "pool")
     tables = program.tables({})
     image = _image(program, tables)
     if image is None or image.words.nbytes > LARGEST:
@@ -109,7 +109,9 @@ def _image(program: Program, tables: Tables) -> Image | None:
     again, _ = _arrays(program, program.tables({}))
     distinct = {array.ctypes.data: key for key, array in reversed(arrays.items())}
     kept = {key: array for key, array in arrays.items() if distinct[array.ctypes.data] == key}
-    return taken(kept, {key: again[key] for key in kept}, [key for key in constants if key in kept])
+    return take_image(
+        kept, {key: again[key] for key in kept}, [key for key in constants if key in kept]
+    )
 
 
 def _arrays(program: Program, tables: Tables) -> tuple[dict[Hashable, Array], list[Hashable]]:
@@ -159,7 +161,7 @@ def _interface(program: Program) -> dict[str, Any]:
 # --- running -----------------------------------------------------------------------------------
 
 
-def thawed(data: bytes | None, compiled: Callable[[], Executable]) -> StoredProgram | None:
+def thaw_program(data: bytes | None, compiled: Callable[[], Executable]) -> StoredProgram | None:
     """The program that bytes stand for; None if a native function of it is missing."""
     if data is None:
         return None
@@ -172,7 +174,7 @@ def thawed(data: bytes | None, compiled: Callable[[], Executable]) -> StoredProg
     words, inward, outward, planned, offsets = arrays
     held = codes_of(_digests(head))  # all at once, which is faster than one by one
     image = Image(words, {}, inward, outward, tuple(tuple(name) for name in head["names"]))
-    memory = image.restored(found_again)
+    memory = image.restore_memory(found_again)
     if memory is None:
         return None
     return StoredProgram(head, memory, (planned, offsets), compiled, held)

@@ -8,9 +8,9 @@ addresses are. A large word that is none of these is not understood, and then th
 >>> def made():
 ...     data = np.array([5, 6])
 ...     return {0: np.array([data.ctypes.data + 8, 3]), 1: data}
->>> image = taken(made(), made(), plain=())
+>>> image = take_image(made(), made(), plain=())
 >>> where = image.places[0]
->>> memory = image.restored(lambda name: None)
+>>> memory = image.restore_memory(lambda name: None)
 >>> moved = memory[where : where + 2]
 >>> int(moved[1]), int(moved[0]) == memory.ctypes.data + 8 * (image.places[1] + 1)
 (3, True)
@@ -46,7 +46,7 @@ class Image:
     """Where addresses of functions stand; they count in `names`."""
     names: tuple[Origin, ...]
 
-    def restored(self, find: Callable[[Origin], int | None]) -> Array | None:
+    def restore_memory(self, find: Callable[[Origin], int | None]) -> Array | None:
         """The arrays in memory, with this process's addresses; None if a function is missing."""
         found = [find(name) for name in self.names]
         if None in found:
@@ -60,7 +60,7 @@ class Image:
         return memory
 
 
-def taken(
+def take_image(
     arrays: Mapping[Hashable, Array], again: Mapping[Hashable, Array], plain: Iterable[Hashable]
 ) -> Image | None:
     """The image of arrays, of which the `plain` ones hold no addresses; None if there is none.
@@ -78,7 +78,7 @@ def taken(
     for key in set(arrays) - set(plain):
         scanned[places[key] : places[key] + arrays[key].size] = True
     both = [_in_a_row(each, places, total) for each in (arrays, again)]
-    return _relocated(both, places, scanned, (arrays, again))
+    return _relocate_arrays(both, places, scanned, (arrays, again))
 
 
 def _in_a_row(arrays: Mapping[Hashable, Array], places: dict[Hashable, int], total: int) -> Array:
@@ -89,7 +89,7 @@ def _in_a_row(arrays: Mapping[Hashable, Array], places: dict[Hashable, int], tot
     return words
 
 
-def _relocated(
+def _relocate_arrays(
     both: Sequence[Array],
     places: dict[Hashable, int],
     scanned: Array,

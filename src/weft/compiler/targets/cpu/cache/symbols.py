@@ -1,7 +1,7 @@
 """Native functions by name: how a stored program finds a function again in another process.
 
->>> from weft.compiler.targets.cpu.cache.symbols import found_again, origin, remembered
->>> remembered(4711, "a function", "f32")
+>>> from weft.compiler.targets.cpu.cache.symbols import found_again, origin, remember_address
+>>> remember_address(4711, "a function", "f32")
 4711
 >>> origin(4711), found_again(("nothing of the kind",)) is None
 (('a function', 'f32'), True)
@@ -18,13 +18,13 @@ _origins: dict[int, Origin] = {}
 _finders: dict[str, Callable[..., int | None]] = {}
 
 
-def remembered(address: int, *name: str) -> int:
+def remember_address(address: int, *name: str) -> int:
     """The address, which from now on has a name."""
     _origins[address] = name
     return address
 
 
-def forgotten(address: int) -> None:
+def forget_address(address: int) -> None:
     """Let an address be nobody's: the function is gone."""
     _origins.pop(address, None)
 

@@ -209,11 +209,11 @@ class Fences:
         zone = whole[:first] if self.at_end else whole[size:]
         made = Buffer(start, total, start + FENCE + first, data, zone, place)
         if self.at_end and first % 2:  # the pattern begins with the first byte of the data
-            data[:] = self.filled(size)
+            data[:] = self.pattern_bytes(size)
         self._buffers.append(made)
         return made
 
-    def filled(self, size: int) -> Array:
+    def pattern_bytes(self, size: int) -> Array:
         """So many bytes of the pattern."""
         return np.full(size // 2 + 1, self.pattern, np.uint16).view(np.uint8)[:size]
 
@@ -238,8 +238,8 @@ class Fences:
     def _zone(self, buffer: Buffer) -> Array:
         """What the rest of a buffer's pages should hold."""
         if self.at_end:
-            return self.filled(buffer.zone.size)
-        return self.filled(buffer.zone.size + buffer.data.size)[buffer.data.size :]
+            return self.pattern_bytes(buffer.zone.size)
+        return self.pattern_bytes(buffer.zone.size + buffer.data.size)[buffer.data.size :]
 
     def release(self) -> None:
         """Give the memory back; the buffers made last are those at the end of the table."""

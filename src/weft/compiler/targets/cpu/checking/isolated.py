@@ -61,7 +61,7 @@ class Isolated:
         """Start anew with the bytes of these inputs."""
         for value, buffer in self._buffers.items():
             if isinstance(value, Variable):
-                buffer.data[:] = self.way.fences.filled(buffer.data.size)
+                buffer.data[:] = self.way.fences.pattern_bytes(buffer.data.size)
         for variable, given in zip(self.plan.graph.inputs, inputs, strict=True):
             self.data(variable)[:] = given
 
@@ -136,7 +136,7 @@ class Isolated:
         if damage is not None:
             buffer, problem = damage
             touched = [v for v in launch.values if self._buffers.get(self.plan.root(v)) is buffer]
-            raise misbehaviour(launch, f"{named(launch, touched)} {problem}", self.sizes)
+            raise misbehaviour(launch, f"{describe_values(launch, touched)} {problem}", self.sizes)
 
     def _refer(self, launch: Launch) -> None:
         answers = self.way.answers
@@ -149,7 +149,7 @@ class Isolated:
 
     # --- loops and choices ---------------------------------------------------------------------
 
-    def _within(self, launch: Launch, number: int) -> Isolated:
+    def _isolated_plan(self, launch: Launch, number: int) -> Isolated:
         """What runs a plan inside a launch."""
         assert launch.nested is not None
         key = id(launch), number
@@ -164,7 +164,7 @@ class Isolated:
         operands = [self.data(atom).copy() for atom in nested.node.operands]
 
         def run(number: int, inputs: list[Array]) -> list[Array]:
-            return self._within(launch, number).run(inputs)
+            return self._isolated_plan(launch, number).run(inputs)
 
         try:
             results = run_control(nested.form, operands, self.sizes, run)
@@ -174,7 +174,7 @@ class Isolated:
             self.data(result)[:] = data
 
 
-def named(launch: Launch, values: Sequence[Value]) -> str:
+def describe_values(launch: Launch, values: Sequence[Value]) -> str:
     """Which of a launch's values these are, in words."""
     if not values:
         return "memory of another launch"

@@ -114,14 +114,14 @@ class _Checked:
         self.skipped = len(program.plan.launches) - run.given[1]
         """The launches whose results are there from an earlier run."""
         self.made: set[Value] = {v for node in program.graph.nodes for v in node.results}
-        self.shared = self.made | _shared(program)
+        self.shared = self.made | _shared_values(program)
         """Values that are more than the work space of one launch."""
         self.whole: set[Value] = set()
         """Values that were found to be written everywhere."""
 
     def run(self) -> int:
         """Run all launches."""
-        program, inputs = self.program, [self.planned(v) for v in self.program.graph.inputs]
+        program, inputs = self.program, [self.planned_bytes(v) for v in self.program.graph.inputs]
         for isolated in (self.one, self.two):
             isolated.begin(inputs)
         self.fill()
@@ -132,7 +132,7 @@ class _Checked:
                 self.one.step(launch)
                 self.two.step(launch)
             except Stopped:
-                return self.stopped(position)
+                return self.confirm_error(position)
             self.compare_isolated(launch)
             if position >= self.skipped:
                 self.launch(position, launch)
@@ -140,7 +140,7 @@ class _Checked:
             self.require_whole(program.plan.launches[-1] if program.plan.launches else None, atom)
         return self.given.given[1]
 
-    def planned(self, value: Value) -> Array:
+    def planned_bytes(self, value: Value) -> Array:
         """The bytes of a value where the plan has put it."""
         slot = self.program.plan.slot(value)
         size = bytes_of(value.type, self.given.sizes)
@@ -153,16 +153,16 @@ class _Checked:
         prepared = [v for launch in program.plan.launches[: self.skipped] for v in launch.writes]
         slots = set(run.tables.planned.tolist())
         held = [v for v in prepared if program.plan.slot(v) in slots]
-        kept = [self.planned(v).copy() for v in held]
+        kept = [self.planned_bytes(v).copy() for v in held]
         arena = bytes_at(run.tables.base, run.tables.plan.peak)
-        arena[:] = self.one.way.fences.filled(arena.size)
+        arena[:] = self.one.way.fences.pattern_bytes(arena.size)
         for value, data in zip(held, kept, strict=True):
-            self.planned(value)[:] = data
+            self.planned_bytes(value)[:] = data
         donated = {place for _, place in run.donated}
         for array in run.made:
             if not any(array is run.inputs[place] for place in donated):
                 flat = array.reshape(-1).view(np.uint8)
-                flat[:] = self.one.way.fences.filled(flat.size)
+                flat[:] = self.one.way.fences.pattern_bytes(flat.size)
 
     def compare_read(self, launch: Launch) -> None:
         """Compare what a launch is about to read with what was made in isolation."""
@@ -179,11 +179,11 @@ class _Checked:
             execute()(row, 1, *rest)
         else:  # what calls back into Python has been asked already
             for value in launch.writes:
-                self.planned(value)[:] = self.one.data(value)
-        for value in self.written(launch):
+                self.planned_bytes(value)[:] = self.one.data(value)
+        for value in self.shared_writes(launch):
             self.compare(launch, value, "writes", "is not what the launch makes in isolation")
 
-    def stopped(self, position: int) -> int:
+    def confirm_error(self, position: int) -> int:
         """A launch has reported an error: it does as planned, too, and is asked for its reason."""
         program, (start, _, *rest) = self.program, self.given.given
         program.state.error[0] = 0
@@ -202,20 +202,20 @@ class _Checked:
         values = [v for v in launch.values if isinstance(v, Variable) and v is not scratch]
         return [v for v in values if root(v) not in own]
 
-    def written(self, launch: Launch) -> list[Variable]:
+    def shared_writes(self, launch: Launch) -> list[Variable]:
         """What a launch writes for others."""
         return [value for value in launch.writes if self.program.root(value) in self.shared]
 
     def compare(self, launch: Launch, value: Value, verb: str, problem: str) -> None:
         """Compare a value as planned with the one in isolation, where that is written."""
-        if not self.agree(value, self.one.data(value), self.planned(value)):
+        if not self.agree(value, self.one.data(value), self.planned_bytes(value)):
             place = launch.values.index(value)
             text = f"value {place} ({value.type}), which it {verb}, {problem}"
             raise misbehaviour(launch, text, self.given.sizes)
 
     def compare_isolated(self, launch: Launch) -> None:
         """Compare what both isolated runs have made of a launch."""
-        for value in self.written(launch):
+        for value in self.shared_writes(launch):
             if not self.agree(value, self.one.data(value), self.two.data(value)):
                 text = (
                     f"{value.type}, which it writes, depends on memory that nobody has "
@@ -226,10 +226,12 @@ class _Checked:
     def agree(self, value: Value, one: Array, other: Array) -> bool:
         """Whether two forms of a value are the same where it is written."""
         kind = value.type.dtype.numpy
-        if _same(one, other, kind):
+        if _are_same_numbers(one, other, kind):
             return True
         written = ~self.unwritten(value)
-        return _same(_elements(one, kind)[written], _elements(other, kind)[written], kind)
+        return _are_same_numbers(
+            _elements(one, kind)[written], _elements(other, kind)[written], kind
+        )
 
     def unwritten(self, value: Value) -> Array:
         """Which elements hold what both isolated runs had filled their memory with."""
@@ -237,7 +239,7 @@ class _Checked:
         parts = []
         for isolated in (self.one, self.two):
             data = isolated.data(value)
-            parts.append(data == isolated.way.fences.filled(data.size))
+            parts.append(data == isolated.way.fences.pattern_bytes(data.size))
         whole: Array = (parts[0] & parts[1]).reshape(-1, kind.itemsize).all(axis=1)
         return whole
 
@@ -266,7 +268,7 @@ def _verify_donations(program: Program, run: Run) -> None:
             raise misbehaviour(program.plan.launches[-1], text, run.sizes)
 
 
-def _shared(program: Program) -> set[Value]:
+def _shared_values(program: Program) -> set[Value]:
     """The values that several launches touch, or that are returned."""
     touched = Counter(
         v for launch in program.plan.launches for v in {program.root(v) for v in launch.values}
@@ -286,7 +288,7 @@ def _elements(data: Array, kind: np.dtype[Any]) -> Array:
     return np.frombuffer(data.tobytes(), kind)
 
 
-def _same(one: Array, other: Array, kind: np.dtype[Any]) -> bool:
+def _are_same_numbers(one: Array, other: Array, kind: np.dtype[Any]) -> bool:
     """Whether bytes, or elements, are the same numbers; one NaN is as good as another."""
     if np.array_equal(one.view(np.uint8), other.view(np.uint8)):
         return True

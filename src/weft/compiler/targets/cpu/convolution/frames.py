@@ -80,7 +80,7 @@ def frame_bytes(out: IRBuilder, tile: Tile, n: dict[str, str]) -> str:
     return out.mul(out.mul(count, n["at_once"]), tile.dtype.itemsize)
 
 
-def placed(out: IRBuilder, n: dict[str, str], block: str) -> tuple[str, str, str, str]:
+def place_block(out: IRBuilder, n: dict[str, str], block: str) -> tuple[str, str, str, str]:
     """The first image of a block, how many, its first row among q's, and its first frame row."""
     number, inside = out.div(block, n["blocks"]), out.rem(block, n["blocks"])
     first = out.mul(number, n["at_once"])

@@ -22,7 +22,7 @@ from weft.compiler.targets.cpu.convolution.frames import (
     frame_bytes,
     frame_function,
     numbers,
-    placed,
+    place_block,
 )
 from weft.compiler.targets.cpu.convolution.winograd import winograd_functions
 from weft.compiler.targets.cpu.machine import host
@@ -154,7 +154,7 @@ def _direct(tile: Tile) -> IRBuilder:
     share = out.div(out.sub(out.add(every, n["parts"]), 1), n["parts"])
     with out.loop("%begin", "%end") as number:
         block, part = out.div(number, n["parts"]), out.rem(number, n["parts"])
-        first, many, q, row = placed(out, n, block)
+        first, many, q, row = place_block(out, n, block)
         out.do(
             f"call void @frame(ptr {x}, ptr %sizes, ptr {frame}, i64 {first}, i64 {many},"
             f" i64 {row}, i64 0, i64 {n['pixel']})"
@@ -215,7 +215,7 @@ def _weights(tile: Tile) -> IRBuilder:
         with out.loop(from_, out.most(to, out.add(from_, 1))) as block:
             # a split without a block is one of no places, which stores zeros
             is_some = out.test("slt", block, to)
-            first, many_there, q, row = placed(out, n, block)
+            first, many_there, q, row = place_block(out, n, block)
             many = out.put(f"select i1 {is_some}, i64 {many_there}, i64 0")
             out.do(
                 f"call void @frame(ptr {x}, ptr %sizes, ptr {frame}, i64 {first}, i64 {many},"

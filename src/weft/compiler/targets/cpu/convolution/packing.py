@@ -1,7 +1,7 @@
 """Weights before and after a convolution: in panels, and back from sums.
 
 >>> from weft.core.dtypes import float32
->>> summed(float32, 2, 1, 16, 9).name
+>>> sum_kernel(float32, 2, 1, 16, 9).name
 'sum'
 """
 
@@ -22,7 +22,7 @@ SQUARE = 16
 """Rows and columns that are turned at a time."""
 
 
-def packed(
+def packing_launch(
     weights: Value, target: Variable, columns: int, *, groups: int = 1, turned: bool
 ) -> Launch:
     """The launch that copies weights [O, C/groups, *kernel] into panels of columns.
@@ -71,10 +71,10 @@ def taps_first(dtype: DType, outputs: int, channels: int, taps: int, width: int)
     return Kernel("pack", (source, target), (), (body,))
 
 
-def added(node: GraphNode, partial: Variable) -> Launch:
+def sum_launch(node: GraphNode, partial: Variable) -> Launch:
     """The launch that adds partial sums [splits, groups, rows, outputs] and turns them."""
     splits, groups, rows, outputs = (int(dim) for dim in partial.type.shape)
-    kernel = summed(partial.type.dtype, splits, groups, outputs, rows)
+    kernel = sum_kernel(partial.type.dtype, splits, groups, outputs, rows)
     count = kernel.iterations({})
     grain = max(1, 32768 * count // max(1, rows * splits * groups * outputs))
     return Launch(
@@ -83,7 +83,7 @@ def added(node: GraphNode, partial: Variable) -> Launch:
     )  # fmt: skip
 
 
-def summed(dtype: DType, splits: int, groups: int, outputs: int, rows: int) -> Kernel:
+def sum_kernel(dtype: DType, splits: int, groups: int, outputs: int, rows: int) -> Kernel:
     """The kernel from partial sums [splits, groups, rows, outputs] to [groups, outputs, rows].
 
     Squares are turned one after the other, where there are whole ones: lines stay in cache.

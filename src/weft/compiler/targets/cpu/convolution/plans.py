@@ -102,7 +102,7 @@ def _axes(s: Sizes) -> _Three:
     )  # fmt: skip
 
 
-def cut(
+def cut_blocks(
     images: Dimension, count: int, rest: int, wanted: int, tasks: int = TASKS
 ) -> tuple[int, int]:
     """Rows of a block, and images: about `wanted` places, but so many blocks at least."""
@@ -116,7 +116,7 @@ def cut(
     return rows, next(m for m in range(many, 0, -1) if images % m == 0 or m <= many // 2 + 1)
 
 
-def _shared(rows: int, count: int, rest: int) -> int:
+def _shared_rows(rows: int, count: int, rest: int) -> int:
     """Rows of a block where all rows would be one, which keeps all threads but one waiting."""
     halves = [-(-count // blocks) for blocks in (4, 2)] if rows == count else []
     return next((fewer for fewer in halves if fewer * rest >= FEW), rows)
@@ -150,12 +150,12 @@ def forward(s: Sizes, width: int) -> Plan:
     """The plan of a convolution; `width`: columns of a panel."""
     a = _axes(s)
     rest = a.counts[1] * a.counts[2]
-    rows, at_once = cut(s.images, a.counts[0], rest, PLACES)
+    rows, at_once = cut_blocks(s.images, a.counts[0], rest, PLACES)
     if s.images == 1 and s.outputs * s.groups <= width:
-        rows = _shared(rows, a.counts[0], rest)
+        rows = _shared_rows(rows, a.counts[0], rest)
     pixel, outputs = s.groups * s.channels, s.groups * s.outputs
     frame = _forward_frame(a, rows)
-    row_offsets = _seen(a, at_once, rows, frame, pixel)
+    row_offsets = _window_starts(a, at_once, rows, frame, pixel)
     places = _offsets(_grid(at_once, rows, *a.counts[1:]), (1, a.counts[0], *a.counts[1:]))
     c, *tap = _grid(s.channels, *a.kernel)
     terms = _tap_offsets(a, tap, frame, pixel) + c
@@ -182,7 +182,7 @@ def _forward_frame(a: _Three, rows: int) -> Three:
     return first, second, third
 
 
-def _seen(a: _Three, at_once: int, rows: int, frame: Three, pixel: int) -> Array:
+def _window_starts(a: _Three, at_once: int, rows: int, frame: Three, pixel: int) -> Array:
     """Where in the frame the windows of a block begin."""
     image, *place = _grid(at_once, rows, *a.counts[1:])
     moved = tuple(q * step for q, step in zip(place, a.strides, strict=True))
@@ -208,7 +208,7 @@ def backward(s: Sizes, width: int) -> Plan:
     ]
     counts = [-(-dim // stride) for dim, stride in zip(a.area, a.strides, strict=True)]
     rest = counts[1] * counts[2] * prod(a.strides)
-    rows, at_once = cut(s.images, counts[0], rest, PLACES * 2)
+    rows, at_once = cut_blocks(s.images, counts[0], rest, PLACES * 2)
     frame = (rows - 1 + spans[0], counts[1] - 1 + spans[1], counts[2] - 1 + spans[2])
     pixel, channels = s.groups * s.outputs, s.groups * s.channels
     panels = -(-s.channels // width)
@@ -318,10 +318,10 @@ def weights(s: Sizes) -> WeightPlan:
     """Taps and channels are rows, places are terms; what splits have added up is added at last."""
     a = _axes(s)
     rest = a.counts[1] * a.counts[2]
-    rows, at_once = cut(s.images, a.counts[0], rest, TERMS)
+    rows, at_once = cut_blocks(s.images, a.counts[0], rest, TERMS)
     pixel, outputs = s.groups * s.channels, s.groups * s.outputs
     frame = _forward_frame(a, rows)
-    seen = _seen(a, at_once, rows, frame, pixel)
+    seen = _window_starts(a, at_once, rows, frame, pixel)
     places = _offsets(_grid(at_once, rows, *a.counts[1:]), (1, a.counts[0], *a.counts[1:]))
     c, *tap = _grid(s.channels, *a.kernel)
     row_offsets = _tap_offsets(a, tap, frame, pixel) + c

@@ -21,7 +21,7 @@ from weft.compiler.lowering.nodes.depthwise import is_alone
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered, plans, winograd_select
-from weft.compiler.targets.cpu.convolution.packing import added, packed
+from weft.compiler.targets.cpu.convolution.packing import packing_launch, sum_launch
 from weft.compiler.targets.cpu.convolution.plans import Plan, WeightPlan
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
@@ -115,7 +115,9 @@ class _Direct:
             terms * self.width,
         ]
         return [
-            packed(self.node.operands[1], target, columns, groups=s.groups, turned=not forward),
+            packing_launch(
+                self.node.operands[1], target, columns, groups=s.groups, turned=not forward
+            ),
             self.direct(plan, target, columns, steps),
         ]
 
@@ -159,7 +161,7 @@ class _Direct:
         plan = plans.weights(s)
         rows = s.channels * s.taps
         partial = Variable(TensorType(self.dtype, (plan.splits, s.groups, rows, s.outputs)))
-        return [self.partial(plan, partial, rows), added(self.node, partial)]
+        return [self.partial(plan, partial, rows), sum_launch(self.node, partial)]
 
     def partial(self, plan: WeightPlan, target: Variable, rows: int) -> Launch:
         """The launch that multiplies."""

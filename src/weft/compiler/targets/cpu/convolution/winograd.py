@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, placed
+from weft.compiler.targets.cpu.convolution.frames import FRAME, frame_bytes, numbers, place_block
 from weft.compiler.targets.cpu.products.tiles import Tile
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder
 from weft.compiler.targets.llvm.ir_types import Type
@@ -76,11 +76,11 @@ Transform = Callable[[Vectors, Sequence[str]], list[str]]
 def winograd_functions(tile: Tile) -> list[IRBuilder]:
     """The functions of convolutions by Winograd's method."""
     return [
-        _seen(tile),
-        _made(tile),
-        _spread(tile),
-        _transformed(tile),
-        _weighed(tile),
+        _input_function(tile),
+        _result_function(tile),
+        _spread_function(tile),
+        _weight_function(tile),
+        _weight_gradient_function(tile),
         _winograd(tile),
         _winograd_weights(tile),
     ]
@@ -93,11 +93,11 @@ def _vectors(out: IRBuilder, tile: Tile) -> Vectors:
 def _input(v: Vectors, d: Sequence[str]) -> list[str]:
     """`INPUT` times six vectors: rows of opposite points share their even and odd parts."""
     (a, b), (p, q) = POINTS, (_A, _B)
-    found = [v.scaled(p * q, d[0], v.scaled(-(p + q), d[2], d[4]))]
+    found = [v.scale_and_add(p * q, d[0], v.scale_and_add(-(p + q), d[2], d[4]))]
     for point, other in ((a, q), (b, p)):
-        even, odd = v.scaled(-other, d[2], d[4]), v.scaled(-other, d[1], d[3])
-        found += [v.scaled(point, odd, even), v.scaled(-point, odd, even)]
-    return [*found, v.scaled(p * q, d[1], v.scaled(-(p + q), d[3], d[5]))]
+        even, odd = v.scale_and_add(-other, d[2], d[4]), v.scale_and_add(-other, d[1], d[3])
+        found += [v.scale_and_add(point, odd, even), v.scale_and_add(-point, odd, even)]
+    return [*found, v.scale_and_add(p * q, d[1], v.scale_and_add(-(p + q), d[3], d[5]))]
 
 
 def _output(v: Vectors, m: Sequence[str]) -> list[str]:
@@ -107,9 +107,9 @@ def _output(v: Vectors, m: Sequence[str]) -> list[str]:
     more, less = v.add(m[3], m[4]), v.sub(m[3], m[4])
     return [
         v.add(m[0], v.add(even, more)),
-        v.scaled(a, odd, v.scaled(b, less)),
-        v.scaled(p, even, v.scaled(q, more)),
-        v.scaled(a**3, odd, v.scaled(b**3, less, m[5])),
+        v.scale_and_add(a, odd, v.scale_and_add(b, less)),
+        v.scale_and_add(p, even, v.scale_and_add(q, more)),
+        v.scale_and_add(a**3, odd, v.scale_and_add(b**3, less, m[5])),
     ]
 
 
@@ -117,13 +117,13 @@ def _outward(v: Vectors, e: Sequence[str]) -> list[str]:
     """The transpose of `OUTPUT` times four vectors."""
     found = [e[0]]
     for point in POINTS:
-        even = v.scaled(point**2, e[2], e[0])
-        odd = v.scaled(point**2, e[3], e[1])
-        found += [v.scaled(point, odd, even), v.scaled(-point, odd, even)]
+        even = v.scale_and_add(point**2, e[2], e[0])
+        odd = v.scale_and_add(point**2, e[3], e[1])
+        found += [v.scale_and_add(point, odd, even), v.scale_and_add(-point, odd, even)]
     return [*found, e[3]]
 
 
-def _both(v: Vectors, square: list[list[str]], transform: Transform) -> list[list[str]]:
+def _transform_square(v: Vectors, square: list[list[str]], transform: Transform) -> list[list[str]]:
     """A transform of the columns and then of the rows of a square."""
     columns = [transform(v, list(column)) for column in zip(*square, strict=True)]
     rows = [list(row) for row in zip(*columns, strict=True)]
@@ -153,7 +153,7 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
                     [v.load(out.at(element, begin, out.mul("%wide", m))) for m in range(size)]
                 )
             target = out.at(element, "%to", out.add(out.mul(number, "%wide"), c))
-            made = _both(v, square, transform)
+            made = _transform_square(v, square, transform)
             for k, values in enumerate(made):
                 for m, value in enumerate(values):
                     place = out.mul(plane, k * SIDE + m)
@@ -161,15 +161,15 @@ def _tiles(name: str, tile: Tile, size: int, step: int, transform: Transform) ->
     return out
 
 
-def _seen(tile: Tile) -> IRBuilder:
+def _input_function(tile: Tile) -> IRBuilder:
     return _tiles("winograd_seen", tile, SIDE, RESULT, _input)
 
 
-def _spread(tile: Tile) -> IRBuilder:
+def _spread_function(tile: Tile) -> IRBuilder:
     return _tiles("winograd_spread", tile, RESULT, RESULT, _outward)
 
 
-def _made(tile: Tile) -> IRBuilder:
+def _result_function(tile: Tile) -> IRBuilder:
     """A function that turns sums [COUNT, most, panel] into results, without those outside y."""
     element = Type(tile.dtype).text
     given = (
@@ -197,7 +197,7 @@ def _made(tile: Tile) -> IRBuilder:
                 [v.load(out.at(element, source, out.mul(plane, k * SIDE + n))) for n in range(SIDE)]
                 for k in range(SIDE)
             ]
-            for k, values in enumerate(_both(v, square, _output)):
+            for k, values in enumerate(_transform_square(v, square, _output)):
                 here = out.add(row, k)
                 with out.when(out.test("slt", here, "%height")):
                     for n, value in enumerate(values):
@@ -211,10 +211,13 @@ def _made(tile: Tile) -> IRBuilder:
 
 def _weight(v: Vectors, w: Sequence[str]) -> list[str]:
     """`WEIGHT` times three vectors."""
-    found = [v.scaled(float(WEIGHT[0, 0]), w[0])]
+    found = [v.scale_and_add(float(WEIGHT[0, 0]), w[0])]
     for row in (1, 3):
         first, second, third = (float(each) for each in WEIGHT[row])
-        even, odd = v.scaled(first, w[0], v.scaled(third, w[2])), v.scaled(second, w[1])
+        even, odd = (
+            v.scale_and_add(first, w[0], v.scale_and_add(third, w[2])),
+            v.scale_and_add(second, w[1]),
+        )
         found += [v.add(even, odd), v.sub(even, odd)]
     return [*found, w[2]]
 
@@ -224,16 +227,16 @@ def _backward(v: Vectors, p: Sequence[str]) -> list[str]:
     a, b = WEIGHT[1], WEIGHT[3]
     even, odd = v.add(p[1], p[2]), v.sub(p[1], p[2])
     more, less = v.add(p[3], p[4]), v.sub(p[3], p[4])
-    first = v.scaled(float(a[0]), even, v.scaled(float(b[0]), more))
-    third = v.scaled(float(a[2]), even, v.scaled(float(b[2]), more, p[5]))
+    first = v.scale_and_add(float(a[0]), even, v.scale_and_add(float(b[0]), more))
+    third = v.scale_and_add(float(a[2]), even, v.scale_and_add(float(b[2]), more, p[5]))
     return [
-        v.scaled(float(WEIGHT[0, 0]), p[0], first),
-        v.scaled(float(a[1]), odd, v.scaled(float(b[1]), less)),
+        v.scale_and_add(float(WEIGHT[0, 0]), p[0], first),
+        v.scale_and_add(float(a[1]), odd, v.scale_and_add(float(b[1]), less)),
         third,
     ]
 
 
-def _transformed(tile: Tile) -> IRBuilder:
+def _weight_function(tile: Tile) -> IRBuilder:
     """A function from weights of some terms, in a panel, to `COUNT` matrices of them."""
     element = Type(tile.dtype).text
     given = ("terms", "step", "tap", "plane")
@@ -246,13 +249,13 @@ def _transformed(tile: Tile) -> IRBuilder:
             for k in range(3)
         ]
         target = out.at(element, "%to", out.add(out.mul(t, tile.columns), j))
-        for k, values in enumerate(_both(v, square, _weight)):
+        for k, values in enumerate(_transform_square(v, square, _weight)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%plane", k * SIDE + m)))
     return out
 
 
-def _weighed(tile: Tile) -> IRBuilder:
+def _weight_gradient_function(tile: Tile) -> IRBuilder:
     """A function from `COUNT` sums of channels by outputs to weights [channels, taps, outputs]."""
     element, wide = Type(tile.dtype).text, tile.columns
     given = ("channels", "outputs", "line")
@@ -265,7 +268,7 @@ def _weighed(tile: Tile) -> IRBuilder:
             for k in range(SIDE)
         ]
         target = out.at(element, "%w", out.add(out.mul(out.mul(c, 9), "%line"), o))
-        for k, values in enumerate(_both(v, square, _backward)):
+        for k, values in enumerate(_transform_square(v, square, _backward)):
             for m, value in enumerate(values):
                 v.store(value, out.at(element, target, out.mul("%line", 3 * k + m)))
     return out
@@ -319,7 +322,7 @@ def _winograd(tile: Tile) -> IRBuilder:
     rows, terms = (out.at("i64", "%sizes", n[name]) for name in ("rows_at", "terms_at"))
     with out.loop("%begin", "%end") as number:
         block, part = out.div(number, n["parts"]), out.rem(number, n["parts"])
-        first, many, q, start = placed(out, n, block)
+        first, many, q, start = place_block(out, n, block)
         _call(out, "frame", (x, "%sizes", frame), (first, many, start, "0", n["channels"]))
         strips = out.least(out.sub(n["strips"], q), n["rows"])
         tiles = out.mul(out.mul(many, strips), n["across"])
@@ -391,7 +394,7 @@ def _winograd_weights(tile: Tile) -> IRBuilder:
         to = out.least(out.add(from_, share), every)
         with out.loop(from_, out.most(to, out.add(from_, 1))) as block:
             # a split without a block is one of no tiles, which stores zeros
-            first, some, q, start = placed(out, n, block)
+            first, some, q, start = place_block(out, n, block)
             many = out.put(f"select i1 {out.test('slt', block, to)}, i64 {some}, i64 0")
             strips = out.least(out.sub(n["strips"], q), n["rows"])
             tiles = out.mul(out.mul(many, strips), n["across"])

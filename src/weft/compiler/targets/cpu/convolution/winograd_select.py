@@ -19,8 +19,8 @@ from weft.compiler.lowering.convolution_sizes import Sizes
 from weft.compiler.plan.launch import Kind, Launch
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered
-from weft.compiler.targets.cpu.convolution.packing import added, packed
-from weft.compiler.targets.cpu.convolution.plans import TASKS, cut, pairs
+from weft.compiler.targets.cpu.convolution.packing import packing_launch, sum_launch
+from weft.compiler.targets.cpu.convolution.plans import TASKS, cut_blocks, pairs
 from weft.compiler.targets.cpu.convolution.winograd import (
     COUNT,
     RESULT,
@@ -96,9 +96,9 @@ class _Writer:
         """How many images there are."""
         return int(substitute(self.s.images, dict(sizes)))
 
-    def cut(self, tiles: int) -> None:
+    def choose_blocks(self, tiles: int) -> None:
         """Choose blocks of about so many tiles."""
-        self.rows, self.at_once = cut(self.s.images, self.strips, self.across, tiles, 1)
+        self.rows, self.at_once = cut_blocks(self.s.images, self.strips, self.across, tiles, 1)
         self.blocks = -(-self.strips // self.rows)
         self.most = self.at_once * self.rows * self.across
 
@@ -121,7 +121,7 @@ class _Places(_Writer):
         self.turned = turned
         self.panels = -(-s.outputs // self.width)
         self.raw = COUNT * s.channels * s.outputs * 4 > SMALL
-        self.cut(16 if s.channels * s.outputs <= 64 * 64 else 32)
+        self.choose_blocks(16 if s.channels * s.outputs <= 64 * 64 else 32)
         images = s.images if isinstance(s.images, int) else TASKS * self.at_once
         tasks = -(-images // self.at_once) * self.blocks
         self.parts = 1 if tasks >= TASKS else min(self.panels, -(-TASKS // max(1, tasks)))
@@ -139,14 +139,14 @@ class _Places(_Writer):
         steps = [s.channels * line, line, 0, self.width]
         if self.turned:
             steps = [line, self.panels * line, 8 * self.width, -self.width]
-        pack = packed(self.node.operands[1], weights, s.outputs, turned=self.turned)
+        pack = packing_launch(self.node.operands[1], weights, s.outputs, turned=self.turned)
         return [pack, self.convolution(weights, min(DEEP, s.channels), steps)]
 
     def transform(self, target: Variable) -> Launch:
         """The launch that transforms weights."""
         s = self.s
         steps = (9, s.outputs * 9) if self.turned else (s.channels * 9, 9)
-        kernel = transformed(s.outputs, s.channels, self.width, steps, self.turned)
+        kernel = weight_kernel(s.outputs, s.channels, self.width, steps, self.turned)
         return Launch(
             Kind.PACK,
             "pack",
@@ -204,7 +204,7 @@ class _Weights(_Writer):
         s, width = self.s, self.width
         if any(dim % width and dim > width for dim in (s.channels, s.outputs)):
             return None
-        self.cut(32)
+        self.choose_blocks(32)
         self.channel_parts, self.output_parts = -(-s.channels // width), -(-s.outputs // width)
         own = self.channel_parts * self.output_parts
         images = s.images if isinstance(s.images, int) else TASKS
@@ -213,7 +213,7 @@ class _Weights(_Writer):
         self.splits = min(wanted, max(1, -(-images // self.at_once) * self.blocks))
         shape = (self.splits, 1, s.channels * 9, s.outputs)
         partial = Variable(TensorType(float32, shape))
-        return [self.products(partial), added(self.node, partial)]
+        return [self.products(partial), sum_launch(self.node, partial)]
 
     def products(self, target: Variable) -> Launch:
         """The launch that multiplies."""
@@ -261,7 +261,9 @@ def _number(value: int) -> Scalar:
     return scalars.const(value, scalars.index("i").dtype)
 
 
-def _applied(matrix: Matrix, given: list[Scalar], name: str, body: list[Statement]) -> list[Scalar]:
+def _apply_matrix(
+    matrix: Matrix, given: list[Scalar], name: str, body: list[Statement]
+) -> list[Scalar]:
     """A matrix times scalars, each of which is a local of its own."""
     found = []
     for number, row in enumerate(matrix):
@@ -284,14 +286,14 @@ def _twice(
 ) -> list[list[Scalar]]:
     """A matrix times the columns of a square, and then times its rows."""
     columns = [
-        _applied(matrix, list(column), f"c{number}_", body)
+        _apply_matrix(matrix, list(column), f"c{number}_", body)
         for number, column in enumerate(zip(*square, strict=True))
     ]
     rows = [list(row) for row in zip(*columns, strict=True)]
-    return [_applied(matrix, row, f"r{number}_", body) for number, row in enumerate(rows)]
+    return [_apply_matrix(matrix, row, f"r{number}_", body) for number, row in enumerate(rows)]
 
 
-def transformed(
+def weight_kernel(
     columns: int, terms: int, width: int, steps: tuple[int, int], turned: bool
 ) -> Kernel:
     """The kernel from weights to `COUNT` matrices in panels; steps: of a column and of a term."""

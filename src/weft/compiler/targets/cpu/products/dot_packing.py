@@ -120,7 +120,7 @@ def _panels(words: Words, out: IRBuilder) -> Iterator[_Panel]:
         yield panel
         if words.lead:
             with out.when(out.test("sgt", lead, 0)):
-                _begun(words, out, panel, begin)
+                _store_first_sums(words, out, panel, begin)
 
 
 def pack_plain(words: Words) -> IRBuilder:
@@ -159,7 +159,7 @@ def _woven_rows(words: Words, out: IRBuilder, panel: _Panel, word: str, rest: st
             loaded.append(_load(words, out, here, own))
             if rest is None:  # rows are far apart: none is fetched because of the one before
                 out.prefetch(out.at(words.element, here, ahead))
-        for v, vector in enumerate(_interleaved(words, out, loaded)):
+        for v, vector in enumerate(_interleave_rows(words, out, loaded)):
             target = out.at("i32", out.at("i32", line, j), v * LANES)
             out.do(f"store <16 x i32> {vector}, ptr {target}, align 4")
 
@@ -182,16 +182,20 @@ def _load(words: Words, out: IRBuilder, place: str, mask: str) -> str:
     return out.call(f"llvm.masked.load.{suffix}.p0", *given, result=kind)
 
 
-def _interleaved(words: Words, out: IRBuilder, rows: Sequence[str]) -> list[str]:
+def _interleave_rows(words: Words, out: IRBuilder, rows: Sequence[str]) -> list[str]:
     """Rows of terms as vectors of words: the n-th terms of all rows, then the next ones."""
     lanes = LANES * words.terms
     kind, made = f"<{lanes} x {words.element}>", list(rows)
     if words.terms == 2:
-        made = list(_woven(out, kind, rows[0], rows[1], lanes, 1))
+        made = list(_weave_vectors(out, kind, rows[0], rows[1], lanes, 1))
     elif words.terms == 4:
-        pairs = [_woven(out, kind, rows[i], rows[i + 1], lanes, 1) for i in (0, 2)]
+        pairs = [_weave_vectors(out, kind, rows[i], rows[i + 1], lanes, 1) for i in (0, 2)]
         halves = zip(*pairs, strict=True)
-        made = [v for first, second in halves for v in _woven(out, kind, first, second, lanes, 2)]
+        made = [
+            v
+            for first, second in halves
+            for v in _weave_vectors(out, kind, first, second, lanes, 2)
+        ]
     return [_as_words(words, out, vector) for vector in made]
 
 
@@ -208,7 +212,7 @@ def _as_words(words: Words, out: IRBuilder, vector: str) -> str:
     return out.put(f"bitcast <16 x float> {wide} to <16 x i32>")
 
 
-def _woven(
+def _weave_vectors(
     out: IRBuilder, kind: str, first: str, second: str, lanes: int, unit: int
 ) -> tuple[str, str]:
     """Two vectors that take units of lanes of two vectors in turn."""
@@ -249,7 +253,9 @@ def _turned_square(
     square = [_as_words(words, out, each) for each in loaded]
     for _ in range(LANES.bit_length() - 1):  # in each round the first half is woven into the second
         pairs = zip(square[: LANES // 2], square[LANES // 2 :], strict=True)
-        square = [v for first, second in pairs for v in _woven(out, kind, first, second, LANES, 1)]
+        square = [
+            v for first, second in pairs for v in _weave_vectors(out, kind, first, second, LANES, 1)
+        ]
     line, count = out.at("i32", panel.to, j), out.sub(panel.words, word)
     all_lanes = "<16 x i1> splat (i1 true), <16 x i1> zeroinitializer"
     for i, vector in enumerate(square):
@@ -259,7 +265,7 @@ def _turned_square(
         out.call("llvm.masked.store.v16i32.p0", *given)
 
 
-def _begun(words: Words, out: IRBuilder, panel: _Panel, begin: str) -> None:
+def _store_first_sums(words: Words, out: IRBuilder, panel: _Panel, begin: str) -> None:
     """Store what sums begin with: what 128 more in each left element adds, taken away."""
     kind = "<16 x i32>"
     with out.loop(0, panel.wanted, LANES) as j:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.compiler.targets.cpu.cache.symbols import finder, remembered
+from weft.compiler.targets.cpu.cache.symbols import finder, remember_address
 from weft.compiler.targets.cpu.engine import load_text
 from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
@@ -94,8 +94,8 @@ def form_of(node: GraphNode) -> Product | None:
     contract, batch = node.params["contract"], node.params["batch"]
     if any(tuple(axes) != tuple(range(len(axes))) for axes in batch):
         return None
-    left = _turned(a.ndim, batch[0], contract[0], inner_last=True)
-    right = _turned(b.ndim, batch[1], contract[1], inner_last=False)
+    left = _is_transpose(a.ndim, batch[0], contract[0], inner_last=True)
+    right = _is_transpose(b.ndim, batch[1], contract[1], inner_last=False)
     if left is None or right is None or not _same_order(contract):
         return None
     rows = size(a.shape[axis] for axis in free_axes(a.ndim, contract[0], batch[0]))
@@ -110,7 +110,7 @@ def _same_order(contract: tuple[Sequence[int], Sequence[int]]) -> bool:
     return sorted(pairs) == sorted(pairs, key=lambda pair: pair[1])
 
 
-def _turned(
+def _is_transpose(
     ndim: int, batch: Sequence[int], contract: Sequence[int], *, inner_last: bool
 ) -> bool | None:
     """Whether an operand is the transpose of what the product wants; None if it is neither."""
@@ -136,18 +136,18 @@ def arrange_products(graph: Graph, tally: Tally | None = None) -> Graph:
 def _native(node: GraphNode) -> list[GraphNode]:
     """A node, or a product with what must come before and after it."""
     if node.primitive.name == "dot_wide":
-        return [node] if form_of(node) is not None else _arranged(node)
+        return [node] if form_of(node) is not None else _arrange_operands(node)
     if node.primitive.name != "dot":
         return [node]
     if node.operands[0].type.dtype in SHORT:
-        *before, product, after = _widened(node)
+        *before, product, after = _widen_product(node)
         return [*before, *_native(product), after]
     dtype = node.operands[0].type.dtype
     is_odd = dtype in GEMM and product_of(node) is None
-    return _arranged(node) if is_odd else [node]
+    return _arrange_operands(node) if is_odd else [node]
 
 
-def _widened(node: GraphNode) -> list[GraphNode]:
+def _widen_product(node: GraphNode) -> list[GraphNode]:
     """A product of 16-bit floats as one of float32, whose sums are rounded once, at the end."""
     wide = [Variable(replace(atom.type, dtype=float32)) for atom in node.operands]
     total = Variable(replace(node.results[0].type, dtype=float32))
@@ -160,7 +160,7 @@ def _widened(node: GraphNode) -> list[GraphNode]:
     return [*before, product, GraphNode(convert, (total,), rounding, node.results, node.location)]
 
 
-def _arranged(node: GraphNode) -> list[GraphNode]:
+def _arrange_operands(node: GraphNode) -> list[GraphNode]:
     """The product after a transpose of each operand that does not lie as it should.
 
     The terms may be summed in the order of either operand's axes: fewer elements are then moved.
@@ -168,7 +168,7 @@ def _arranged(node: GraphNode) -> list[GraphNode]:
     pairs = list(zip(*node.params["contract"], strict=True))
     orders = [sorted(pairs, key=lambda pair: pair[side]) for side in (0, 1)]
     options = [[_side(node, side, order) for side in (0, 1)] for order in orders]
-    sides = min(options, key=_moved)
+    sides = min(options, key=_moved_elements)
     turned = [turn for turn, _, _ in sides if turn is not None]
     operands = tuple(operand for _, operand, _ in sides)
     stack = tuple(range(len(node.params["batch"][0])))
@@ -180,7 +180,7 @@ Side = tuple[GraphNode | None, Atom, tuple[int, ...]]
 """A transpose where one is needed, the operand after it, and the axes that are summed over."""
 
 
-def _moved(sides: Sequence[Side]) -> int:
+def _moved_elements(sides: Sequence[Side]) -> int:
     """How many elements transposes move, as far as that is known."""
     counts = [operand.type.size for turn, operand, _ in sides if turn is not None]
     return sum(count if isinstance(count, int) else UNKNOWN for count in counts)
@@ -193,7 +193,7 @@ def _side(node: GraphNode, side: int, pairs: Sequence[tuple[int, int]]) -> Side:
     inner, batch = tuple([pair[side] for pair in pairs]), tuple(node.params["batch"][side])
     leading = batch == tuple(range(len(batch)))
     ordered = inner == tuple(sorted(inner))
-    if leading and ordered and _turned(ndim, batch, inner, inner_last=inner_last) is not None:
+    if leading and ordered and _is_transpose(ndim, batch, inner, inner_last=inner_last) is not None:
         return None, operand, inner
     free = free_axes(ndim, inner, batch)
     turn = _turn(operand, batch + (free + inner if inner_last else inner + free), node)
@@ -321,7 +321,7 @@ def panels(shape: Sequence[int]) -> int:
 def product_address(dtype: DType) -> int:
     """The address of a function with a kernel's signature that makes a stack of products."""
     text = source(dtype, gemm_address(dtype))
-    return remembered(load_text(text, f"weft.{GEMM[dtype]}"), "blas", dtype.name)
+    return remember_address(load_text(text, f"weft.{GEMM[dtype]}"), "blas", dtype.name)
 
 
 finder("blas", lambda name: product_address(as_dtype(name)))

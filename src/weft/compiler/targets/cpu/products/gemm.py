@@ -305,7 +305,7 @@ def _turn_square(out: IRBuilder, tile: Tile, line: _Line, term: str) -> None:
     for _ in range(lanes.bit_length() - 1):
         halves = [(vectors[i // 2], vectors[i // 2 + lanes // 2]) for i in range(lanes)]
         vectors = [
-            out.put(f"shufflevector {kind} {a}, {kind} {b}, {_woven(lanes, i % 2)}", kind)
+            out.put(f"shufflevector {kind} {a}, {kind} {b}, {_weaving_order(lanes, i % 2)}", kind)
             for i, (a, b) in enumerate(halves)
         ]
     for i, vector in enumerate(vectors):
@@ -313,7 +313,7 @@ def _turn_square(out: IRBuilder, tile: Tile, line: _Line, term: str) -> None:
         out.store(vector, out.at(element, line.to, place), align=align)
 
 
-def _woven(lanes: int, half: int) -> str:
+def _weaving_order(lanes: int, half: int) -> str:
     """The order that takes lanes of two vectors in turn, from the first or the second half."""
     chosen = [half * lanes // 2 + i // 2 + (lanes if i % 2 else 0) for i in range(lanes)]
     return f"<{lanes} x i32> <" + ", ".join(f"i32 {lane}" for lane in chosen) + ">"

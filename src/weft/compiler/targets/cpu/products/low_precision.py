@@ -65,7 +65,9 @@ def _wide_type(a: TensorType, b: TensorType, contract: Axes, batch: Axes) -> Ten
     return dot.type_rule(*kinds, contract=contract, batch=batch)  # type: ignore[return-value]
 
 
-def _wide(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], contract: Axes, batch: Axes) -> Any:
+def _wide_reference(
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], contract: Axes, batch: Axes
+) -> Any:
     kind = np.int32 if b.dtype.itemsize == 1 else np.float32
     return dot.reference(a.astype(kind), b.astype(kind), contract=contract, batch=batch)
 
@@ -87,7 +89,7 @@ dot_wide = Primitive(
     kind=dot.kind,
     lower=_REASON,
     type_rule=_wide_type,
-    reference=_wide,
+    reference=_wide_reference,
     derivatives=_REASON,
     batch=_REASON,
     samples=_samples,
@@ -124,24 +126,24 @@ class _Site:
         node = self.node
         if node.primitive is not dot or not self.is_many():
             return [node]
-        operands = [self.short(operand) for operand in node.operands]
+        operands = [self.short_operand(operand) for operand in node.operands]
         found = [operand for operand in operands if operand is not None]
         words = words_for(*found) if len(found) == 2 else None
         if words is None or not self.is_held(words):
             return [node]
         if words.terms == 1:
-            found[0] = self.widened(found[0])
+            found[0] = self.widen_left(found[0])
         kind = replace(node.results[0].type, dtype=words.total)
         if kind.dtype is node.results[0].type.dtype:
-            return [*self.before, self.made(found, node.results)]
+            return [*self.before, self.wide_product(found, node.results)]
         total, params = Variable(kind), {"dtype": node.results[0].type.dtype}
         after = GraphNode(convert, (total,), params, node.results, node.location)
-        return [*self.before, self.made(found, (total,)), after]
+        return [*self.before, self.wide_product(found, (total,)), after]
 
-    def made(self, operands: Sequence[Atom], results: tuple[Variable, ...]) -> GraphNode:
+    def wide_product(self, operands: Sequence[Atom], results: tuple[Variable, ...]) -> GraphNode:
         return GraphNode(dot_wide, tuple(operands), self.node.params, results, self.node.location)
 
-    def widened(self, left: Atom) -> Atom:
+    def widen_left(self, left: Atom) -> Atom:
         """A left operand that is read as it lies as float32, which the calls before it may make."""
         form = form_of(self.node)
         if form is None or form.turned[0]:
@@ -167,7 +169,7 @@ class _Site:
         terms = size(left[axis] for axis in self.node.params["contract"][0])
         return words.total is int32 and isinstance(terms, int) and terms <= MOST
 
-    def short(self, atom: Atom) -> Atom | None:
+    def short_operand(self, atom: Atom) -> Atom | None:
         """An operand before it was converted; None if it was no short one."""
         dtype = atom.type.dtype
         if dtype in (bfloat16, float16, int8):
@@ -175,7 +177,7 @@ class _Site:
         if dtype not in (int32, int64):
             return None
         if isinstance(atom, Literal):
-            return _narrowed(atom)
+            return _narrow_literal(atom)
         node = self.producer.get(atom)
         if node is None:
             return None
@@ -184,17 +186,17 @@ class _Site:
             return source if source.type.dtype in (int8, uint8) else None
         if not keeps_elements(node):  # which may as well be moved before they are converted
             return None
-        before = self.short(node.operands[0])
-        return None if before is None else self.moved(before, node)
+        before = self.short_operand(node.operands[0])
+        return None if before is None else self.move_operand(before, node)
 
-    def moved(self, source: Atom, node: GraphNode) -> Variable:
+    def move_operand(self, source: Atom, node: GraphNode) -> Variable:
         """What a movement makes of an operand before it was converted."""
         result = Variable(replace(node.results[0].type, dtype=source.type.dtype))
         self.before.append(replace(node, operands=(source,), results=(result,)))
         return result
 
 
-def _narrowed(atom: Literal) -> Literal | None:
+def _narrow_literal(atom: Literal) -> Literal | None:
     """A constant of integers in 8 bits, if they fit."""
     value = np.asarray(atom.value)
     narrow = value.astype(np.int8)

@@ -20,7 +20,7 @@ from weft.compiler.targets.cpu.products import forms
 from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.gemm import functions
 from weft.compiler.targets.cpu.products.gemv import vector_launches
-from weft.compiler.targets.cpu.products.tile_plans import Plan, chosen, usual
+from weft.compiler.targets.cpu.products.tile_plans import Plan, measured_plan, usual
 from weft.compiler.targets.cpu.products.tiles import Tile, tile_of
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
@@ -40,7 +40,7 @@ CHUNKS = 8
 
 def product_launches(node: GraphNode, product: Product) -> list[Launch]:
     """The launches that make a product, in order."""
-    plan = chosen(product)
+    plan = measured_plan(product)
     if plan is None or plan.form == "usual":
         vector = vector_launches(node, product)
         if vector is not None:

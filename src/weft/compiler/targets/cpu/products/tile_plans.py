@@ -68,7 +68,7 @@ TUNER: list[Callable[[Product], Plan | None]] = []
 """Finds the plan that was measured to be the fastest, where there is one."""
 
 
-def chosen(product: Product) -> Plan | None:
+def measured_plan(product: Product) -> Plan | None:
     """The plan that was measured; None for the usual way."""
     return TUNER[-1](product) if settings.tuning and TUNER else None
 

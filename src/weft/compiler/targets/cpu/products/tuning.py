@@ -71,7 +71,7 @@ _plans: dict[Product, Plan] = {}
 def _fastest(compile_program: Compile, product: Product) -> Plan:
     """The way that took the least time, or the usual one, which comes first, if it is close."""
     arrays = _operands(product)
-    runs = {plan: _compiled(compile_program, product, plan) for plan in ways(product)}
+    runs = {plan: _compile_product(compile_program, product, plan) for plan in ways(product)}
     best = dict.fromkeys(runs, np.inf)
     for _ in range(ROUNDS):
         for plan, program in runs.items():
@@ -93,14 +93,14 @@ def _seconds(program: Program, arrays: list[np.ndarray]) -> float:
             return float(best)
 
 
-def _compiled(compile_program: Compile, product: Product, plan: Plan) -> Program:
+def _compile_product(compile_program: Compile, product: Product, plan: Plan) -> Program:
     """A program of nothing but the product, made in one way."""
-    with _forced(plan):
+    with _force_plan(plan):
         return compile_program(_graph(product))
 
 
 @contextmanager
-def _forced(plan: Plan) -> Iterator[None]:
+def _force_plan(plan: Plan) -> Iterator[None]:
     TUNER.append(lambda product: plan)
     try:
         yield

@@ -36,7 +36,7 @@ class Fields:
     flags: int
 
     @staticmethod
-    def found(arrays: Sequence[Array]) -> Fields | None:
+    def find_fields(arrays: Sequence[Array]) -> Fields | None:
         """The places that fit all these arrays, if there is one of each."""
         if sys.implementation.name != "cpython" or not arrays:
             return None
@@ -56,7 +56,7 @@ def _words(address: int, count: int) -> list[int]:
 def fields() -> Fields | None:
     """The places in this process; None where they cannot be told."""
     plain = [np.zeros(shape, kind) for shape in ((3,), (2, 5), ()) for kind in ("f4", "i8")]
-    return Fields.found([*plain, np.zeros((4, 6))[::2], np.zeros((3, 4)).T, plain[1][1:]])
+    return Fields.find_fields([*plain, np.zeros((4, 6))[::2], np.zeros((3, 4)).T, plain[1][1:]])
 
 
 def write_addresses(arrays: Sequence[Array], table: int, slots: int = 0) -> list[Array]:

@@ -104,30 +104,33 @@ class _LoopTables:
         """Constants, xs and ys, and what lies in scratch memory; first those that move."""
         loop = self.loop
         scratch = len(loop.node.operands) + len(loop.node.results)
-        rows: Rows = [*self._moving(targets)]
+        rows: Rows = [*self._moving_bindings(targets)]
         for plan, table in zip(loop.plans, self.tables, strict=True):
             for place, variable in enumerate(plan.graph.inputs[: loop.num_consts]):
                 rows.append((table.cell(plan.slots[variable]), place, 0, 0))
-            rows += _planned(table, scratch)
+            rows += _planned_bindings(table, scratch)
             rows += [
                 (table.cell(plan.slots[plan.graph.inputs[loop.num_consts + number]]), *there)
-                for number, there in self._there()
+                for number, there in self._bindings_in_place()
             ]
-        rows += [(targets[number], *there) for number, there in self._there()]
+        rows += [(targets[number], *there) for number, there in self._bindings_in_place()]
         return sorted(rows, key=lambda row: row[3] == 0)
 
-    def _there(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    def _bindings_in_place(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
         """The carries that stay, and the rest of a binding to where they are."""
-        for number in self.loop.kept:
+        for number in self.loop.kept_carries:
             yield number, (len(self.loop.node.operands) + number, 0, 0)
 
     def _starts(self) -> Rows:
         """From where each carry that stays begins to where it stays, and its bytes."""
         loop, kinds = self.loop, self.loop.plans[0].graph.output_types
         last = len(loop.node.operands)
-        return [(loop.num_consts + n, last + n, bytes_of(kinds[n], self.sizes)) for n in loop.kept]
+        return [
+            (loop.num_consts + n, last + n, bytes_of(kinds[n], self.sizes))
+            for n in loop.kept_carries
+        ]
 
-    def _moving(self, targets: list[int]) -> Iterator[tuple[int, ...]]:
+    def _moving_bindings(self, targets: list[int]) -> Iterator[tuple[int, ...]]:
         """What moves on with each step: xs and ys."""
         loop, body, table = self.loop, self.loop.plans[0], self.tables[0]
         held = loop.num_consts + loop.num_carry
@@ -150,7 +153,7 @@ class _LoopTables:
         unused = int(reached.ctypes.data) + 16
         rows: Rows = []
         for place in range(loop.num_carry):
-            if place in loop.kept:
+            if place in loop.kept_carries:
                 continue
             first = loop.num_consts + place
             cells = [
@@ -197,13 +200,13 @@ class _ChoiceTables:
             (table.cell(plan.slots[variable]), place + 1, 0, 0)
             for place, variable in enumerate(plan.graph.inputs)
         ]
-        rows += _planned(table, count + len(node.results))
+        rows += _planned_bindings(table, count + len(node.results))
         if self.choice.rows:
             copies = self._by_row(plan, table)
         else:
             targets, copies = _targets(plan, table, self.sizes)
             rows += [(cell, count + place, 0, 0) for place, cell in enumerate(targets)]
-        return _kept(table.given, keep), *_table(rows, keep), *_table(copies, keep)
+        return _keep_numbers(table.given, keep), *_table(rows, keep), *_table(copies, keep)
 
     def _by_row(self, plan: ProgramPlan, table: Tables) -> Rows:
         """From where each output is to the result it is for, and the bytes of a row."""
@@ -243,11 +246,11 @@ def _targets(plan: ProgramPlan, table: Tables, sizes: Sizes) -> tuple[list[int],
 def _records(plan: ProgramPlan, table: Tables, keep: list[Array]) -> tuple[int, int]:
     """What the driver is given for a step of a plan, and for what is done once before."""
     calls, _, *rest = table.given
-    step = _kept(table.given_after(plan.once), keep)
-    return step, _kept([calls, plan.once, *rest], keep)
+    step = _keep_numbers(table.given_after(plan.once), keep)
+    return step, _keep_numbers([calls, plan.once, *rest], keep)
 
 
-def _planned(table: Tables, scratch: int) -> Rows:
+def _planned_bindings(table: Tables, scratch: int) -> Rows:
     """The bindings of what lies in scratch memory."""
     places = zip(table.planned.tolist(), table.offsets.tolist(), strict=True)
     return [(table.cell(slot), scratch, offset, 0) for slot, offset in places]
@@ -255,10 +258,10 @@ def _planned(table: Tables, scratch: int) -> Rows:
 
 def _table(rows: Rows, keep: list[Array]) -> tuple[int, int]:
     """Rows as an array that is kept: its address, and how many there are."""
-    return _kept([number for row in rows for number in row], keep), len(rows)
+    return _keep_numbers([number for row in rows for number in row], keep), len(rows)
 
 
-def _kept(numbers: Sequence[int], keep: list[Array]) -> int:
+def _keep_numbers(numbers: Sequence[int], keep: list[Array]) -> int:
     array = np.array([*numbers, 0], np.int64)
     keep.append(array)
     return int(array.ctypes.data)

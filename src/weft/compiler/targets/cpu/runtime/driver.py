@@ -118,7 +118,7 @@ def _look() -> IRBuilder:
     return out
 
 
-def _guarded() -> IRBuilder:
+def _guarded_call() -> IRBuilder:
     """`guarded(...)`: call back to Python; behind the buffers are the error slot and the function.
 
     The error slot holds `UNANSWERED` until the function has come back and written to it.
@@ -170,7 +170,7 @@ def source() -> str:
     """The text of the module."""
     look = _look()
     variables = "@watch = internal global ptr null\n@last = internal global i64 0"
-    return module_text(variables, _set_watch(), look, _guarded(), _execute(look))
+    return module_text(variables, _set_watch(), look, _guarded_call(), _execute(look))
 
 
 @cache

@@ -37,7 +37,7 @@ from weft.compiler.targets.cpu.runtime.preparation import Preparation
 from weft.compiler.targets.cpu.runtime.tables import State, Tables
 from weft.compiler.targets.target import Donation
 from weft.core.forks import in_child
-from weft.core.sharing import changed
+from weft.core.sharing import notify_change
 from weft.ir.graph import Graph, Variable
 from weft.runtime.arena import Arena, Block
 
@@ -117,7 +117,7 @@ class CpuExecutable(ABC):
         return symbols_of(self.graph)
 
     @cached_property
-    def _around(self) -> Callable[[], AbstractContextManager[None]]:
+    def _blas_threads(self) -> Callable[[], AbstractContextManager[None]]:
         return one_thread_each if self.calls_blas else nullcontext
 
     def run(
@@ -170,7 +170,7 @@ class CpuExecutable(ABC):
                 if said is True:
                     return outputs
                 if said is None:
-                    raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
+                    raise self._run_failure(tables, int(block[1]), int(block[-1]), arrays)
         return self._run_anew(arrays, (), [])
 
     def _run_donated(
@@ -195,7 +195,7 @@ class CpuExecutable(ABC):
         self._place(tables)
         self.state.sizes = sizes
         if self._is_direct and not WATCHERS:
-            made = self._made(arrays, tables, sizes, donated)
+            made = self._make_arrays(arrays, tables, sizes, donated)
             block = self._block_for(tables, arrays, sizes)
             block[-1] = -1
             try:
@@ -203,15 +203,15 @@ class CpuExecutable(ABC):
             finally:  # also where a signal was handled as the launch returned
                 if donated and block[-1] == block[1] and not self.state.error[0]:
                     _tell_of(donated, arrays)
-                    finished += self._assembled(arrays, made, tables, sizes)
+                    finished += self._assemble_outputs(arrays, made, tables, sizes)
             if said is None:
-                raise self._failed(tables, int(block[1]), int(block[-1]), arrays)
+                raise self._run_failure(tables, int(block[1]), int(block[-1]), arrays)
             if said:
-                return finished if donated else self._assembled(arrays, made, tables, sizes)
+                return finished if donated else self._assemble_outputs(arrays, made, tables, sizes)
             self._forget()  # nothing was run
         return self._run_by_steps(tables, arrays, donated, sizes, finished)
 
-    def _failed(
+    def _run_failure(
         self, tables: Tables, wanted: int, ended: int, inputs: Sequence[Array]
     ) -> BaseException:
         """What went wrong in a run that wanted so many calls and came to the end of some."""
@@ -225,13 +225,17 @@ class CpuExecutable(ABC):
     @cached_property
     def _is_direct(self) -> bool:
         """Whether a run is one native call: addresses of inputs and new outputs, and the driver."""
-        return self._launch is not None and self._around is nullcontext
+        return self._launch is not None and self._blas_threads is nullcontext
 
     def _block_for(self, tables: Tables, inputs: Sequence[Array], sizes: Sizes) -> Array:
         """What a launch is given: without the first calls where what they make is there."""
         if self._launched is None or self._launched[0] is not tables:
             later = self.once if self._prepared is not None else 0
-            self._launched = tables, self._written(tables, 0), self._written(tables, later)
+            self._launched = (
+                tables,
+                self._argument_block(tables, 0),
+                self._argument_block(tables, later),
+            )
         _, whole, rest = self._launched
         if self._are_new:
             key = tuple([array.shape for array in inputs]) if self.symbols else ()
@@ -242,10 +246,10 @@ class CpuExecutable(ABC):
         prepared = self._prepared
         if prepared is None or prepared.holds(tables, inputs):
             return rest
-        prepared.made(tables, inputs)
+        prepared.note_run(tables, inputs)
         return whole
 
-    def _written(self, tables: Tables, skipped: int) -> Array:
+    def _argument_block(self, tables: Tables, skipped: int) -> Array:
         words = *tables.given_after(skipped), self._own_slots, execute_address(), 0
         assert len(words) == len(BLOCK)
         return np.array(words, np.int64)
@@ -261,14 +265,14 @@ class CpuExecutable(ABC):
         """A run that is watched, has threads of the BLAS, or arrays that must be copied."""
         table, error = tables.given[2], self.state.error
         inputs = write_addresses(arrays, table)
-        made = self._made(inputs, tables, sizes, donated)
+        made = self._make_arrays(inputs, tables, sizes, donated)
         write_addresses([*inputs, *made], table, self._own_slots)
         error[0] = 0
         given = self._without_preparation(tables, inputs)
         watcher = WATCHERS[-1] if WATCHERS else None
         ended: list[int] = []
         try:
-            with self._around():
+            with self._blas_threads():
                 # One call of a native method: a signal is handled before or after it.
                 ended += (
                     map(self._execute, *zip(given, strict=True))
@@ -278,10 +282,10 @@ class CpuExecutable(ABC):
         finally:
             if donated and ended and not error[0]:
                 _tell_of(donated, inputs)
-                finished += self._assembled(inputs, made, tables, sizes)
+                finished += self._assemble_outputs(inputs, made, tables, sizes)
         if error[0]:
-            raise self._failed(tables, given[1], ended[0], inputs)
-        return finished if donated else self._assembled(inputs, made, tables, sizes)
+            raise self._run_failure(tables, given[1], ended[0], inputs)
+        return finished if donated else self._assemble_outputs(inputs, made, tables, sizes)
 
     def _without_preparation(self, tables: Tables, inputs: Sequence[Array]) -> tuple[int, ...]:
         """What the driver is given: without the first calls where what they make is there.
@@ -293,7 +297,7 @@ class CpuExecutable(ABC):
             return tables.given
         is_whole = bool(WATCHERS) and WATCHERS[-1].every_launch
         if is_whole or not prepared.holds(tables, inputs):
-            prepared.made(tables, inputs)
+            prepared.note_run(tables, inputs)
             return tables.given
         return tables.given_after(self.once)
 
@@ -348,7 +352,7 @@ class CpuExecutable(ABC):
         State that a program replaces at every run thus alternates between two arrays, and no
         memory is asked of the system.
         """
-        changed(array)
+        notify_change(array)
         if array.nbytes >= RECYCLED and array.base is None and array.flags.carray:
             spare = self._spare.setdefault((array.shape, array.dtype), [])
             if len(spare) < SPARE:
@@ -371,7 +375,7 @@ class CpuExecutable(ABC):
         return self._made_values == list(self.graph.outputs)
 
     @cached_property
-    def _taken(self) -> list[tuple[int, bool]]:
+    def _output_places(self) -> list[tuple[int, bool]]:
         """Of each output its place among inputs and new arrays, -1 for a constant; if it is a view.
 
         Outputs that share memory are views, each in its shape.
@@ -382,7 +386,7 @@ class CpuExecutable(ABC):
         pairs = [(atom, self.root(atom)) for atom in self.graph.outputs]
         return [(places.get(root, -1), atom is not root) for atom, root in pairs]
 
-    def _made(
+    def _make_arrays(
         self, inputs: Sequence[Array], tables: Tables, sizes: Sizes, donated: Sequence[Donation]
     ) -> list[Array]:
         """Arrays for what the program makes: new ones, and the inputs that it is donated."""
@@ -396,7 +400,7 @@ class CpuExecutable(ABC):
             return [make(shape, dtype) for _, shape, dtype in tables.outputs]
         if self._donated[0] != donated:
             before = len(self.graph.inputs)
-            places = {self._taken[output][0] - before: given for output, given in donated}
+            places = {self._output_places[output][0] - before: given for output, given in donated}
             self._donated = donated, places
         places = self._donated[1]
         return [
@@ -404,14 +408,14 @@ class CpuExecutable(ABC):
             for position, (_, shape, dtype) in enumerate(tables.outputs)
         ]
 
-    def _assembled(
+    def _assemble_outputs(
         self, inputs: Sequence[Array], made: list[Array], tables: Tables, sizes: Sizes
     ) -> list[Array]:
         """The outputs, of what went in and of what was made."""
         if self._are_new:
             return made
         arrays, outputs = [*inputs, *made], list[Array]()
-        for atom, (place, is_view) in zip(self.graph.outputs, self._taken, strict=True):
+        for atom, (place, is_view) in zip(self.graph.outputs, self._output_places, strict=True):
             if place < 0:
                 outputs.append(self.root(atom).value)  # type: ignore[union-attr]
             elif is_view:
@@ -443,7 +447,7 @@ in_child(_forget_other_threads)
 def _tell_of(donated: Sequence[Donation], inputs: Sequence[Array]) -> None:
     """Tell those who watch the inputs that were written over."""
     for _, place in donated:
-        changed(inputs[place])
+        notify_change(inputs[place])
 
 
 _NO_SIZES: dict[str, int] = {}

@@ -52,7 +52,7 @@ class _Watch:
         """Run a program; how many of its launches were made."""
         count = len(program.plan.launches)
         times = np.zeros((max(1, count), 2, 2), np.int64)  # begin and end: seconds, rest
-        ended = int(_timed()(*run.given, execute_address(), _clock(), times.ctypes.data))
+        ended = int(_timed_execution()(*run.given, execute_address(), _clock(), times.ctypes.data))
         shift = time.perf_counter_ns() - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         spans = (times[..., 0] * 1_000_000_000 + times[..., 1] + shift).tolist()
         self.observe(program.plan, run.sizes, [(start, end) for start, end in spans[:ended]])
@@ -81,7 +81,7 @@ def source() -> str:
 
 
 @cache
-def _timed() -> Any:
+def _timed_execution() -> Any:
     signature = ctypes.CFUNCTYPE(
         ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 6
     )

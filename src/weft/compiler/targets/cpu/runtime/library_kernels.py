@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.cache.symbols import finder, remembered
+from weft.compiler.targets.cpu.cache.symbols import finder, remember_address
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
 from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
@@ -99,7 +99,7 @@ def _fail() -> IRBuilder:
     return out
 
 
-def _foreign(parallel_for: IRBuilder, fail: IRBuilder) -> IRBuilder:
+def _foreign_call(parallel_for: IRBuilder, fail: IRBuilder) -> IRBuilder:
     """`foreign(...)`: call a library's kernel, with what the header promises on the stack.
 
     Behind the operands and results are the attributes' bytes, the error slot and the message.
@@ -152,7 +152,7 @@ def source() -> str:
     """The text of the module."""
     run_body, fail = _run_body(), _fail()
     parallel_for = _parallel_for(run_body)
-    return module_text(run_body, parallel_for, fail, _foreign(parallel_for, fail))
+    return module_text(run_body, parallel_for, fail, _foreign_call(parallel_for, fail))
 
 
 @cache
@@ -185,10 +185,10 @@ class Native:
         if found is None and len(set(dtypes)) == 1:
             found = self.kernels.get(dtypes[:1])
         if found is None:
-            raise self._wrong(types)
+            raise self._dtype_error(types)
         return found
 
-    def _wrong(self, types: Sequence[TensorType]) -> DTypeError:
+    def _dtype_error(self, types: Sequence[TensorType]) -> DTypeError:
         wanted = [", ".join(dtype.name for dtype in key) for key in self.kernels]
         return DTypeError(
             self.name,
@@ -201,7 +201,8 @@ class Native:
     def values(self, params: Mapping[str, Any]) -> list[Attribute]:
         """The attributes of a call as bytes."""
         return [
-            (name, kind, *_packed(params[name], kind)) for name, kind in self.attributes.items()
+            (name, kind, *_pack_attribute(params[name], kind))
+            for name, kind in self.attributes.items()
         ]
 
     def run(
@@ -233,7 +234,7 @@ def _laid_out(
 ) -> tuple[Array, Array]:
     """The table and the attributes of eager calls on operands of some types."""
     call = Layout(native, native.kernel(types), len(types), attributes)
-    numbers = call.numbers([_shaped(kind) for kind in (*types, *kinds)])
+    numbers = call.numbers([_shaped_type(kind) for kind in (*types, *kinds)])
     return np.array(numbers, np.int64), call.data
 
 
@@ -284,19 +285,19 @@ def attribute_rows(
     """For each attribute where name and values begin, how many they are, of which kind; and all."""
     data, rows = bytearray(), []
     for name, kind, count, values in attributes:
-        begin = _appended(data, name.encode() + b"\0")
-        rows.append((begin, _appended(data, values + b"\0" * 8), count, kind))
+        begin = _append_part(data, name.encode() + b"\0")
+        rows.append((begin, _append_part(data, values + b"\0" * 8), count, kind))
     return rows, np.frombuffer(bytes(data or bytes(8)), np.uint8).copy()
 
 
-def _appended(data: bytearray, part: bytes) -> int:
+def _append_part(data: bytearray, part: bytes) -> int:
     """Where a part begins that is added at a multiple of eight bytes."""
     begin = len(data)
     data += part + bytes(-len(part) % 8)
     return begin
 
 
-def _packed(value: Any, kind: int) -> tuple[int, bytes]:
+def _pack_attribute(value: Any, kind: int) -> tuple[int, bytes]:
     """How many values an attribute has, and the values."""
     if kind == TEXT:
         text = value.encode()
@@ -313,7 +314,7 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
     return strides[::-1][: len(shape)] if shape else []
 
 
-def _shaped(kind: TensorType) -> Shaped:
+def _shaped_type(kind: TensorType) -> Shaped:
     return kind.dtype, tuple(int(dim) for dim in kind.shape)
 
 
@@ -323,4 +324,4 @@ def _type_of(array: Array) -> TensorType:
 
 def kernel_of_library(address: int, path: str, digest: str, symbol: str) -> int:
     """The address, which stored programs find again in the same library."""
-    return remembered(address, "library", path, digest, symbol)
+    return remember_address(address, "library", path, digest, symbol)

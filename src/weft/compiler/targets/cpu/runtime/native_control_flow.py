@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import cache
 
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.cache.symbols import finder, remembered
+from weft.compiler.targets.cpu.cache.symbols import finder, remember_address
 from weft.compiler.targets.cpu.runtime.driver import STEPS
 from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
@@ -280,7 +280,7 @@ def functions() -> dict[str, int]:
 
 def address(name: str) -> int:
     """The address of one of them, which a stored program finds again by its name."""
-    return remembered(functions()[name], "control", name)
+    return remember_address(functions()[name], "control", name)
 
 
 finder("control", address)

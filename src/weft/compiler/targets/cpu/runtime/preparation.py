@@ -7,12 +7,13 @@ nobody has written to them.
 >>> import numpy as np
 >>> weight = np.ones(3)
 >>> preparation = Preparation((1,))
->>> preparation.holds("tables", [np.ones(2), weight]), preparation.made("tables", [None, weight])
-(False, None)
+>>> preparation.holds("tables", [np.ones(2), weight])
+False
+>>> preparation.note_run("tables", [None, weight])
 >>> preparation.holds("tables", [np.zeros(2), weight]), preparation.holds("tables", [None, None])
 (True, False)
->>> from weft.core.sharing import changed
->>> changed(weight)
+>>> from weft.core.sharing import notify_change
+>>> notify_change(weight)
 >>> preparation.holds("tables", [np.zeros(2), weight])
 False
 """
@@ -50,7 +51,7 @@ class Preparation:
         """Whether they need not run."""
         return self._tables is tables and self._arrays == [id(inputs[n]) for n in self.fixed]
 
-    def made(self, tables: Any, inputs: Sequence[Any]) -> None:
+    def note_run(self, tables: Any, inputs: Sequence[Any]) -> None:
         """Note that they have been run, unless an array may change without notice."""
         self.forget()
         arrays = [inputs[n] for n in self.fixed]

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, static
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bound_params, static_shape
 from weft.compiler.plan.program_plan import ProgramPlan
-from weft.compiler.targets.cpu.cache.kernels import Code, compiled
+from weft.compiler.targets.cpu.cache.kernels import Code, kernel_codes
 from weft.compiler.targets.cpu.cache.symbols import found_again
 from weft.compiler.targets.cpu.runtime import copies, grouped_launch, row_blocks
 from weft.compiler.targets.cpu.runtime.control_tables import control_address, control_numbers
@@ -58,7 +58,7 @@ class Tables:
         """The shape of a value, which the sizes are those of these tables of."""
         known = self.shapes.get(variable)
         if known is None:
-            known = self.shapes[variable] = static(variable.type.shape, sizes)
+            known = self.shapes[variable] = static_shape(variable.type.shape, sizes)
         return known
 
     def cell(self, slot: int) -> int:
@@ -89,7 +89,7 @@ class TableMaker:
         self.state = state
         kernels = plan.kernels
         self.code: dict[str, Code] = dict(
-            zip([kernel.digest for kernel in kernels], compiled(kernels), strict=True)
+            zip([kernel.digest for kernel in kernels], kernel_codes(kernels), strict=True)
         )
         self._callbacks: dict[Launch, tuple[Any, Array]] = {}
 
@@ -130,7 +130,7 @@ class TableMaker:
         if launch.nested is None:
             address, values = self.numbers_of(launch, sizes)
         else:
-            address, values = self._nested(position, launch, sizes, made)
+            address, values = self._nested_tables(position, launch, sizes, made)
         numbers = np.array(values or [0], np.int64)
         made.keep += [own_slots, numbers]
         return (
@@ -161,7 +161,7 @@ class TableMaker:
         assert address is not None, f"no function {kernel}"
         return address
 
-    def _nested(
+    def _nested_tables(
         self, position: int, launch: Launch, sizes: Sizes, made: Tables
     ) -> tuple[int, list[int]]:
         assert launch.nested is not None
@@ -242,7 +242,7 @@ def refusal(plan: ProgramPlan, tables: Tables, position: int, sizes: Sizes) -> B
 def _view(address: int, value: Value, sizes: Sizes) -> Array:
     if isinstance(value, Literal):
         return value.value
-    shape, dtype = static(value.type.shape, sizes), value.type.dtype.numpy
+    shape, dtype = static_shape(value.type.shape, sizes), value.type.dtype.numpy
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if count == 0:
         return np.empty(shape, dtype)

@@ -34,8 +34,8 @@ from weft.compiler.targets.llvm.ir_builder import (
     Struct,
     module_text,
 )
-from weft.core.forks import renewed
-from weft.runtime.compile_queue import shielded
+from weft.core.forks import renew_in_children
+from weft.runtime.compile_queue import run_shielded
 from weft.runtime.threads import LARGEST_POOL, Pool, attach
 
 PARALLEL_FOR = "weft_parallel_for"
@@ -92,7 +92,7 @@ def _pause(out: IRBuilder, architecture: str) -> None:
 
 
 @contextmanager
-def _locked(out: IRBuilder, mutex: str) -> Iterator[None]:
+def _while_locked(out: IRBuilder, mutex: str) -> Iterator[None]:
     """What is done while a mutex is held."""
     out.call("pthread_mutex_lock", mutex, result="i32")
     yield
@@ -196,7 +196,7 @@ def _wake() -> IRBuilder:
         slot = out.record(_SLOT, "@slots", index)
         asleep = slot.address("asleep")
         is_asleep = out.test("ne", out.load_atomic(asleep, "seq_cst"), 0)
-        with out.when(is_asleep), _locked(out, slot.address("mutex")):
+        with out.when(is_asleep), _while_locked(out, slot.address("mutex")):
             out.store_atomic(0, asleep, "seq_cst")
             _signal(out, slot.address("condition"))
     return out
@@ -213,7 +213,7 @@ def _await_workers(architecture: str) -> IRBuilder:
         _pause(out, architecture)
         count.value = out.add(count.value, 1)
         out.leave_unless(out.test("slt", count.value, spins))
-    with _locked(out, _MUTEX):
+    with _while_locked(out, _MUTEX):
         out.store_atomic(1, "@waiting", "seq_cst")
         _wait_while(out, _CONDITION, _MUTEX, "@gate")
         out.store_atomic(0, "@waiting", "seq_cst")
@@ -266,7 +266,7 @@ def _sleep() -> IRBuilder:
         out.store_atomic(0, asleep, "seq_cst")
         out.give()
     mutex, condition = slot.address("mutex"), slot.address("condition")
-    with _locked(out, mutex):
+    with _while_locked(out, mutex):
         _wait_while(out, condition, mutex, asleep)
     return out
 
@@ -293,7 +293,7 @@ def _work_and_leave(claim_chunks: IRBuilder) -> IRBuilder:
     before = out.fetch("sub", "@gate", 1, "seq_cst")
     with out.when(out.test("eq", before, 1)):
         waiting = out.load_atomic("@waiting", "seq_cst")
-        with out.when(out.test("ne", waiting, 0)), _locked(out, _MUTEX):
+        with out.when(out.test("ne", waiting, 0)), _while_locked(out, _MUTEX):
             _signal(out, _CONDITION)
     return out
 
@@ -353,7 +353,7 @@ def source(architecture: str) -> str:
 _FUNCTIONS = ("parallel_for", "worker", "initialize", "stop", "spin")
 _VALUES = ("limit", "ready", "workers", "stopping", "spins", "starter")
 
-_lock = renewed(Lock())
+_lock = renew_in_children(Lock())
 _made: list[Pool] = []
 
 
@@ -370,7 +370,7 @@ def thread_pool() -> Pool:
 
 
 def _build() -> Pool:
-    symbols = shielded(lambda: _compile(source(platform.machine())))
+    symbols = run_shielded(lambda: _compile(source(platform.machine())))
     llvm.add_symbol(PARALLEL_FOR, symbols["parallel_for"])
     return attach(symbols)
 

@@ -370,7 +370,7 @@ class _Writer:
         kernel, scale = self.kernel, self.spec.scale * math.log2(math.e)
         for h in (0, 1):
             mine = [self.scores[4 * j + 2 * h + t] for j in range(_KEYS // 8) for t in (0, 1)]
-            highest = self._highest(mine, self.highest[h])
+            highest = self._highest_score(mine, self.highest[h])
             # Where nothing was visible yet, the highest is -∞: zero in its place gives weights 0.
             nothing = highest.equals(_LOWEST)
             shift = kernel.select(nothing, 0.0, highest, "f32") * -scale
@@ -386,7 +386,7 @@ class _Writer:
             kernel.do("fma.rn.f32", self.sums[h], self.sums[h], self.factors[h], partial[0])
             kernel.do("add.f32", self.sums[h], self.sums[h], partial[1])
 
-    def _highest(self, mine: list[Value], before: Value) -> Value:
+    def _highest_score(self, mine: list[Value], before: Value) -> Value:
         """The highest of a row's scores and of those before; four lanes share a row."""
         tops = [mine[0].maximum(mine[1]), mine[2].maximum(mine[3])]
         for number, score in enumerate(mine[4:]):

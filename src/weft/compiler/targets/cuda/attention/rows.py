@@ -77,7 +77,7 @@ def _row_address(kernel: Kernel, name: str, batch: Value, head: Value, row: Valu
     return kernel.parameter(name) + index * 2
 
 
-def _finished(spec: AttentionSpec, kernel: Kernel) -> AttentionKernel:
+def _finish_kernel(spec: AttentionSpec, kernel: Kernel) -> AttentionKernel:
     return AttentionKernel(
         spec=spec,
         name=kernel.name,
@@ -128,7 +128,7 @@ def before_kernel(spec: AttentionSpec) -> AttentionKernel:
         total = total + kernel.let("f32", "shfl.sync.bfly.b32", total, distance, 31, -1)
         distance *= 2
     _store_rows(kernel, (line, row, number), inside, lane.equals(0), total)
-    return _finished(spec, kernel)
+    return _finish_kernel(spec, kernel)
 
 
 def _store_rows(
@@ -188,4 +188,4 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
         kernel.do("st.global.v4.b32", at(place), braces(pairs), when=row < queries)
     counter = kernel.address(kernel.parameter("counters"), half, 4)
     kernel.do("st.global.u32", at(counter), 0, when=thread.equals(0))
-    return _finished(spec, kernel)
+    return _finish_kernel(spec, kernel)

@@ -90,12 +90,12 @@ class DirectEpilogue:
                 fragments = self._store(tile, step.name, fragments, waiting)
                 waiting = []
             else:
-                fragments = [self._after(tile, fragment, waiting) for fragment in fragments]
+                fragments = [self._apply_steps(tile, fragment, waiting) for fragment in fragments]
                 waiting = []
                 self._sum(tile, step, fragments)
         self._store(tile, "out", fragments, waiting)
 
-    def _after(self, tile: Tile, fragment: Fragment, steps: Sequence[Step]) -> Fragment:
+    def _apply_steps(self, tile: Tile, fragment: Fragment, steps: Sequence[Step]) -> Fragment:
         """The fragment after some steps."""
         values = fragment.values
         for step in steps:
@@ -144,7 +144,7 @@ class DirectEpilogue:
         index = index + kernel.let("u64", "cvt.u64.u32", self._column(tile, fragment))
         return self.values[matrix.name] + index * size
 
-    def _inside(self, tile: Tile, fragment: Fragment) -> tuple[Value, Value]:
+    def _is_inside(self, tile: Tile, fragment: Fragment) -> tuple[Value, Value]:
         """Whether the fragment's two elements lie in the matrix."""
         row, column = self._row(tile, fragment), self._column(tile, fragment)
         in_rows = row < self.limits[0]
@@ -178,7 +178,7 @@ class DirectEpilogue:
 
     def _loaded_pair(self, tile: Tile, fragment: Fragment, matrix: Matrix) -> list[Value]:
         place, size = self._element_address(tile, fragment, matrix), dtype_bytes(matrix.dtype)
-        inside = self._inside(tile, fragment)
+        inside = self._is_inside(tile, fragment)
         numbers = [self._load_number(place + size * t, matrix.dtype, inside[t]) for t in (0, 1)]
         return [self._float(matrix.dtype, number) for number in numbers]
 
@@ -189,7 +189,7 @@ class DirectEpilogue:
         [matrix] = [each for each in self.spec.outputs if each.name == name]
         stored = []
         for fragment in fragments:
-            stored.append(self._after(tile, fragment, steps))
+            stored.append(self._apply_steps(tile, fragment, steps))
             self._store_directly(tile, stored[-1], matrix)
         return stored
 
@@ -204,7 +204,10 @@ class DirectEpilogue:
 
     def _store_directly(self, tile: Tile, fragment: Fragment, matrix: Matrix) -> None:
         kernel = self.kernel
-        place, inside = self._element_address(tile, fragment, matrix), self._inside(tile, fragment)
+        place, inside = (
+            self._element_address(tile, fragment, matrix),
+            self._is_inside(tile, fragment),
+        )
         if matrix.dtype == "float32":
             if self.spec.aligned_output:
                 pair_text = braces(fragment.values)

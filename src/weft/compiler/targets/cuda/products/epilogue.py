@@ -352,7 +352,7 @@ class WarpgroupEpilogue(DirectEpilogue):
             warpgroup_barrier(kernel, self.barrier)
         stored = []
         for before in fragments:
-            fragment = self._after(tile, before, steps)
+            fragment = self._apply_steps(tile, before, steps)
             stored.append(fragment)
             place = self._chunk_place(fragment, first_slot)
             if dtype_bytes(layout.spec.output) == 4:
@@ -380,7 +380,7 @@ class WarpgroupEpilogue(DirectEpilogue):
         else:
             self._add_column_sums(tile, fragments, self._column_sums[step.name])
 
-    def _masked(self, fragment: Fragment, inside: Value) -> list[Value]:
+    def _mask_fragment(self, fragment: Fragment, inside: Value) -> list[Value]:
         return [self.kernel.select(inside, value, 0.0, "f32") for value in fragment.values]
 
     def _across_lanes(self, value: Value, distances: Sequence[int]) -> Value:
@@ -398,7 +398,9 @@ class WarpgroupEpilogue(DirectEpilogue):
         warpgroup_barrier(kernel, self.barrier)
         for upper, lower in zip(fragments[::2], fragments[1::2], strict=True):
             pairs = zip(
-                self._masked(upper, in_rows[0]), self._masked(lower, in_rows[1]), strict=True
+                self._mask_fragment(upper, in_rows[0]),
+                self._mask_fragment(lower, in_rows[1]),
+                strict=True,
             )
             both = [self._across_lanes(x + y, (4, 8, 16)) for x, y in pairs]
             place = table + (warp * tile_n + self.thread.column) * 4

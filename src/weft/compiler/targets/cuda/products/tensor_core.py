@@ -77,7 +77,7 @@ def stage_bytes(plan: Plan) -> int:
 
 def shared_bytes(spec: ProductSpec, plan: Plan) -> int:
     """Shared memory of a block."""
-    return _Memory.of(spec, plan).size
+    return _Memory.from_plan(spec, plan).size
 
 
 @frozen(slots=False)
@@ -92,7 +92,7 @@ class _Memory:
     size: int
 
     @classmethod
-    def of(cls, spec: ProductSpec, plan: Plan) -> _Memory:
+    def from_plan(cls, spec: ProductSpec, plan: Plan) -> _Memory:
         layout = EpilogueLayout(spec, plan)
         chunks = plan.stages * stage_bytes(plan)
         scratch = chunks + plan.consumers * layout.slots * CHUNK_BYTES
@@ -119,7 +119,7 @@ class _Writer:
     def __init__(self, spec: ProductSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
         self.layout = EpilogueLayout(spec, plan)
-        self.memory = _Memory.of(spec, plan)
+        self.memory = _Memory.from_plan(spec, plan)
         self.row_elements = ROW_BYTES // dtype_bytes(spec.dtype)
         threads = 128 * plan.consumers + (128 if plan.consumers > 1 else 32)
         self.kernel = Kernel("product", self._parameter_list(), threads)
