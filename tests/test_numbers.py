@@ -238,7 +238,11 @@ def check_number(g: Callable[[Any], Any], at: float, expected: float) -> None:
 
 
 def walk(f: Function) -> list[str]:
-    """The parameters of a function that take numbers which matter, each checked."""
+    """The parameters of a function that take numbers which matter, each checked.
+
+    Random numbers begin anew: where dropout by chance leaves nothing, no number matters.
+    """
+    wf.random.seed(1)
     checked: list[str] = []
     for call in working_calls(f):
         for p in parameters(f):
