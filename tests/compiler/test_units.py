@@ -22,7 +22,14 @@ from weft.runtime.memory import Lifetime, plan
 
 F = wf.nn.functional
 
-N = wf.settings.eager_elements
+N = 256
+
+
+@pytest.fixture(autouse=True)
+def native() -> Iterator[None]:
+    """Units at their usual sizes, whatever the environment says."""
+    with wf.settings.changed(eager="native", eager_elements=N):
+        yield
 
 
 @contextmanager
