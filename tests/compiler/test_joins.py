@@ -32,7 +32,8 @@ def checked(f: Callable[..., Any], *arrays: np.ndarray) -> Program:
     with wf.settings.changed(compiler=False):
         wanted = f(*tensors)
     for got, want in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(got, want.numpy(), rtol=2e-5, atol=2e-5)
+        # sums of 300 numbers that nearly cancel, with or without fused multiplications
+        np.testing.assert_allclose(got, want.numpy(), rtol=2e-5, atol=1e-4)
     return program
 
 

@@ -89,6 +89,10 @@ class CpuExecutable(ABC):
         """The last donations, and which input each new array then is."""
         self._ready: OrderedDict[Shapes, Ready] = OrderedDict()
         """What was launched for inputs of some shapes, and is still in place."""
+        self._only: Ready | None = None
+        """The same for a program without symbols."""
+        self._shares = False
+        """Whether it takes its memory from what programs share."""
 
     @abstractmethod
     def root(self, value: Value) -> Value:
@@ -145,7 +149,7 @@ class CpuExecutable(ABC):
                 self._forget()  # what was to be prepared may be half-made
                 raise
             finally:
-                if self._arena is SHARED and self._block is not None:
+                if self._shares and self._block is not None:
                     SHARED.give(self._block)
                     self._block = None
                 self._runner = None
@@ -154,14 +158,18 @@ class CpuExecutable(ABC):
         """See `Executable`."""
         if self._prepared is None:
             with self._lock:
-                self._arena, self._block = SHARED, None
+                self._arena, self._block, self._shares = SHARED, None, True
 
     def _run(self, arrays: Sequence[Array]) -> list[Array]:
-        key = tuple([array.shape for array in arrays]) if self.symbols else ()
-        ready = self._ready.get(key)
+        if self.symbols:
+            ready = self._ready.get(tuple([array.shape for array in arrays]))
+        else:
+            ready = self._only
         if ready is not None and not WATCHERS and not self._spare:
-            tables, block, made, self.state.sizes = ready
-            if self._arena is SHARED:
+            tables, block, made, sizes = ready
+            if sizes:
+                self.state.sizes = sizes
+            if self._shares:
                 self._place(tables)
             prepared = self._prepared
             if prepared is None or prepared.holds(tables, arrays):
@@ -238,11 +246,13 @@ class CpuExecutable(ABC):
             )
         _, whole, rest = self._launched
         if self._are_new:
-            key = tuple([array.shape for array in inputs]) if self.symbols else ()
             outputs = [(shape, kind) for _, shape, kind in tables.outputs]
-            self._ready[key] = tables, rest, outputs, sizes
-            if len(self._ready) > BOUND:
-                self._ready.popitem(last=False)
+            if not self.symbols:
+                self._only = tables, rest, outputs, sizes
+            else:
+                self._ready[tuple([each.shape for each in inputs])] = tables, rest, outputs, sizes
+                if len(self._ready) > BOUND:
+                    self._ready.popitem(last=False)
         prepared = self._prepared
         if prepared is None or prepared.holds(tables, inputs):
             return rest
@@ -319,13 +329,17 @@ class CpuExecutable(ABC):
         if self._block is None or self._block.size < tables.plan.peak:
             self._block = None  # it goes before its successor comes
             self._block = self._arena.take(tables.plan)
-            if self._arena is not SHARED:
-                self._ready.clear()
+            if not self._shares:
+                self._forget_ready()
                 self._forget()
         if tables.base != self._block.address:
             # in this order: a signal may come in between
             tables.addresses[tables.planned] = self._block.address + tables.offsets
             tables.base = self._block.address
+
+    def _forget_ready(self) -> None:
+        self._only = None
+        self._ready.clear()
 
     def _forget(self) -> None:
         if self._prepared is not None:
@@ -335,7 +349,7 @@ class CpuExecutable(ABC):
         """Free the memory that is kept from run to run."""
         with self._lock:
             self._forget()
-            self._ready.clear()
+            self._forget_ready()
             self._block = self._launched = None
             self._tables.clear()
             self._spare.clear()
