@@ -33,7 +33,7 @@ from suite import measuring, report  # noqa: E402
 from suite.frameworks import FRAMEWORKS, installed  # noqa: E402
 from suite.machine import processor_name  # noqa: E402
 from suite.plot import picture  # noqa: E402
-from suite.processes import WorkerFailure, WorkerProcess  # noqa: E402
+from suite.processes import WorkerProcess, start_workers  # noqa: E402
 from suite.workloads import WORKLOADS  # noqa: E402
 
 STARTED: dict[str, tuple[str, ...]] = {
@@ -110,18 +110,17 @@ def _started(
     stack: ExitStack,
     found: dict[str, Any],
 ) -> dict[str, WorkerProcess]:
-    workers: dict[str, WorkerProcess] = {}
-    for name, interpreter in chosen.items():
-        folder = CACHES if FRAMEWORKS[name].module == "torch" else caches
-        worker = WorkerProcess(name, interpreter, arguments.threads, folder, arguments.quick)
-        stack.enter_context(worker)
-        try:
-            found["frameworks"][name] = worker.ask("hello")
-        except WorkerFailure as failure:
-            say(f"left out: {failure}")
-            continue
-        workers[name] = worker
-        say(f"{worker.title} {found['frameworks'][name]['version']}")
+    fresh = (
+        WorkerProcess(
+            name,
+            interpreter,
+            arguments.threads,
+            CACHES if FRAMEWORKS[name].module == "torch" else caches,
+            arguments.quick,
+        )
+        for name, interpreter in chosen.items()
+    )
+    workers = start_workers(fresh, stack, found["frameworks"], say)
     if "weft" in workers:
         found["limits"] = workers["weft"].ask("machine")
     return workers

@@ -36,7 +36,7 @@ from suite import measuring  # noqa: E402
 from suite.eager import GROUPS, functions, names, report, workload  # noqa: E402
 from suite.frameworks import EAGER, installed  # noqa: E402
 from suite.machine import processor_name  # noqa: E402
-from suite.processes import WorkerFailure, WorkerProcess  # noqa: E402
+from suite.processes import WorkerProcess, start_workers  # noqa: E402
 
 FUNCTION_PACE = measuring.Pace(turn=0.03, sample=0.0005, limit=8.0)
 NETWORK_PACE = measuring.Pace(turn=0.2, limit=30.0)
@@ -100,33 +100,14 @@ def _measure_times(
     results["groups"] = {}
     with ExitStack() as stack:
         caches = Path(stack.enter_context(TemporaryDirectory()))
-        workers = _start_workers(homes, arguments, caches, stack, results)
+        fresh = (_fresh_worker(name, home, arguments, caches) for name, home in homes.items())
+        workers = start_workers(fresh, stack, results["frameworks"], say)
         for group, members in names(arguments.sizes).items():
             for name in members:
                 if _is_wanted(name, group, arguments.only):
                     rows = results["groups"].setdefault(group, {})
                     rows[name] = _measure_row(name, workers, arguments)
                     write()
-
-
-def _start_workers(
-    homes: dict[str, Path],
-    arguments: argparse.Namespace,
-    caches: Path,
-    stack: ExitStack,
-    results: dict[str, Any],
-) -> dict[str, WorkerProcess]:
-    workers: dict[str, WorkerProcess] = {}
-    for name, interpreter in homes.items():
-        worker = stack.enter_context(_fresh_worker(name, interpreter, arguments, caches))
-        try:
-            results["frameworks"][name] = worker.ask("hello")
-        except WorkerFailure as failure:
-            say(f"left out: {failure}")
-            continue
-        workers[name] = worker
-        say(f"{worker.title} {results['frameworks'][name]['version']}")
-    return workers
 
 
 def _fresh_worker(

@@ -7,7 +7,8 @@ import os
 import select
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -111,6 +112,26 @@ class WorkerProcess:
     def _last_words(self) -> str:
         self._log.seek(0)
         return " | ".join(self._log.read().strip().splitlines()[-4:])
+
+
+def start_workers(
+    workers: Iterable[WorkerProcess],
+    stack: ExitStack,
+    frameworks: dict[str, Any],
+    say: Callable[[str], None],
+) -> dict[str, WorkerProcess]:
+    """Those of the workers that answer, by name; what they say of themselves is noted."""
+    started: dict[str, WorkerProcess] = {}
+    for worker in workers:
+        stack.enter_context(worker)
+        try:
+            frameworks[worker.name] = worker.ask("hello")
+        except WorkerFailure as failure:
+            say(f"left out: {failure}")
+            continue
+        started[worker.name] = worker
+        say(f"{worker.title} {frameworks[worker.name]['version']}")
+    return started
 
 
 def environment(threads: int, caches: Path) -> dict[str, str]:

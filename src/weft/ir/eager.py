@@ -238,10 +238,16 @@ def times_large(primitive: Primitive) -> int:
 
 def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
     """The result of a primitive by itself, compiled; None where it is to run by reference."""
+    elements = settings.eager_elements
+    for array in arrays:  # most calls end here
+        if array.size >= elements:
+            break
+    else:
+        return None
     times = times_large(primitive)
     if not times or traces.stack:
         return None
-    least = settings.eager_elements * times
+    least = elements * times
     if all(array.size < least or not array.flags.forc for array in arrays):
         return None
     key = primitive.name, *[static_key(pair) for pair in params.items()]
@@ -360,8 +366,11 @@ def memory_order(array: Any) -> tuple[int, ...] | None:
 def static_key(value: Any) -> Hashable:
     """A setting as part of a key: -0.0 is another number than 0.0, and 1 another than True."""
     kind = type(value)
-    if kind is float or kind is complex:
-        return kind, repr(value)
     if kind is tuple or kind is list:
         return kind, tuple([static_key(each) for each in value])
-    return kind, value
+    return number_key(value)
+
+
+def number_key(value: Any) -> tuple[type, Any]:
+    """A value that is no container as part of a key: as text, NaN is the same as NaN, too."""
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value

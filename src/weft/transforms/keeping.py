@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from weft.core.errors import GradientError
 from weft.core.records import frozen
@@ -33,6 +33,7 @@ from weft.ops.identity import barrier
 
 __all__ = ["FirstRun", "Kept", "SecondRun", "Wanted"]
 
+Result = TypeVar("Result")
 Wanted = Callable[[str, tuple[TensorType, ...]], bool]
 """Whether the results of a primitive, given by its name and their types, are kept."""
 
@@ -125,11 +126,10 @@ class _Run:
         """
 
         def compute_outside() -> Sequence[Any]:
-            traces.keeper = self.outer
-            try:
-                return compute() if self.outer is None else self.outer.unit(graph, arrays, compute)
-            finally:
-                traces.keeper = self
+            outer = self.outer
+            return self._run_outside(
+                compute if outer is None else lambda: outer.unit(graph, arrays, compute)
+            )
 
         known = specialize(graph, [wrap(array).type for array in arrays])
         if not any(self.wanted(n.primitive.name, _types_of(n.results)) for n in known.nodes):
@@ -139,9 +139,14 @@ class _Run:
 
     def _process_outside(self, *call: Any) -> Any:
         """A call, processed as outside this run."""
+        process = compute if self.outer is None else self.outer.process
+        return self._run_outside(lambda: process(*call))
+
+    def _run_outside(self, run: Callable[[], Result]) -> Result:
+        """What something gives while this run does not look."""
         traces.keeper = self.outer
         try:
-            return compute(*call) if self.outer is None else self.outer.process(*call)
+            return run()
         finally:
             traces.keeper = self
 

@@ -27,6 +27,7 @@ from weft.core.guards import Guard
 from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
+from weft.ir.eager import number_key
 from weft.ir.tensor import Tensor, grad_mode
 
 PROGRAMS = 64
@@ -223,9 +224,4 @@ def _static_key(leaf: Any) -> Hashable:
             got={"argument": leaf},
             fix="convert arrays first: wf.asarray(x)",
         ) from None
-    return value_key(leaf)
-
-
-def value_key(leaf: Any) -> tuple[type, Any]:
-    """As text, -0.0 is another number than 0.0, and NaN is the same as NaN."""
-    return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf
+    return number_key(leaf)

@@ -145,7 +145,7 @@ class Compiled:
             if self._is_plain(inputs, arrays):
                 outputs = [wrap(array) for array in self._run(arrays, finished)]
             elif self._is_taped(inputs, arrays):
-                outputs = self._taped_for(inputs)(inputs, arrays)
+                outputs = self.taped_for(inputs)(inputs, arrays)
             else:
                 outputs = list(call_graph(recording.graph, *inputs))
             del inputs, arrays
@@ -195,7 +195,7 @@ class Compiled:
             and self.is_silent
         )
 
-    def _taped_for(self, inputs: Sequence[Tensor]) -> Taped:
+    def taped_for(self, inputs: Sequence[Tensor]) -> Taped:
         """The two programs for calls in which these inputs have a place on the tape."""
         wanted = tuple([tensor._node is not None for tensor in inputs])
         known = self._taped.get(wanted)

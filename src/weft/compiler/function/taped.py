@@ -38,7 +38,6 @@ from weft.ir.walking import is_pure
 from weft.ops.control import (
     Marks,
     closed_graph,
-    cotangent_graph,
     inexact,
     place_marked,
     select_marked,
@@ -69,6 +68,8 @@ class Cut:
     """The cotangents of the wanted inputs."""
     needed: tuple[Place, ...]
     """What the inputs of the backward graph are."""
+    read: Marks
+    """Which inputs the derivative reads, where it computes anew whatever it needs."""
 
 
 @lru_cache(maxsize=512)
@@ -87,8 +88,12 @@ def split_graph(graph: Graph, wanted: Marks) -> Cut:
     given |= {v: Place("output", i) for i, v in enumerate(outputs) if isinstance(v, Variable)}
     given |= {v: Place("input", i) for i, v in enumerate(inputs)}
     given |= {v: Place("cotangent", i) for i, v in enumerate(cotangents)}
-    backward = _closed_over(live_nodes(repeated + late, gradients), gradients, given)
-    return Cut(forward, backward, tuple(given[variable] for variable in backward.inputs))
+    going_back = without_dead_nodes(Graph((), (*repeated, *late), gradients))
+    backward = _closed_over(going_back.nodes, gradients, given)
+    needed = tuple(given[variable] for variable in backward.inputs)
+    derivative = without_dead_nodes(Graph(joint.inputs, joint.nodes, gradients))
+    read = {atom for node in derivative.nodes for atom in node.operands} | set(gradients)
+    return Cut(forward, backward, needed, tuple(variable in read for variable in inputs))
 
 
 def _joint(graph: Graph, wanted: Marks) -> Graph:
@@ -175,17 +180,6 @@ def _bytes(kind: TensorType) -> int:
     return bytes_of(kind, dict.fromkeys(names, USUAL_SIZE))
 
 
-def live_nodes(nodes: Sequence[GraphNode], outputs: Sequence[Atom]) -> tuple[GraphNode, ...]:
-    """Those of the nodes that some output depends on, in their order."""
-    needed: set[Atom] = set(outputs)
-    found: list[GraphNode] = []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.results):
-            needed.update(node.operands)
-            found.append(node)
-    return tuple(reversed(found))
-
-
 def _closed_over(
     nodes: tuple[GraphNode, ...], outputs: Sequence[Atom], given: dict[Any, Place]
 ) -> Graph:
@@ -231,12 +225,10 @@ class Taped:
         self._cut = split_graph(graph, self._wanted)
         self._forward = unit_executable(self._cut.forward)
         self._backward: Executable | None = None
-        derived = cotangent_graph(graph, self._wanted)
-        read = {atom for node in derived.nodes for atom in node.operands} | set(derived.outputs)
         needed = set(self._cut.needed)
         self._kept_inputs = [
-            variable in read or Place("input", place) in needed
-            for place, variable in enumerate(derived.inputs[: len(graph.inputs)])
+            is_read or Place("input", place) in needed
+            for place, is_read in enumerate(self._cut.read)
         ]
         self._kept_outputs = [
             Place("output", place) in needed for place in range(len(graph.outputs))

@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
-from weft.compiler.function.taped import Taped, run_kept, unit_executable
+from weft.compiler.function.taped import run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.ir.dispatch import apply
@@ -26,7 +26,6 @@ from weft.ir.eager import Declined, Orders
 from weft.ir.reverse import recording
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, wrap
-from weft.ops.control import Marks
 from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
@@ -124,12 +123,11 @@ def compile_unit(
 class UnitCall:
     """Runs a function that reads its arguments and nothing else, and writes nothing."""
 
-    __slots__ = ("_found", "_places", "_program", "_taped")
+    __slots__ = ("_found", "_places", "_program")
 
     def __init__(self, found: Compiled, places: list[int]) -> None:
         self._found, self._places = found, places
         self._program: Executable | None = None
-        self._taped: dict[Marks, Taped] = {}
 
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """The result for the tensors of a call's arguments."""
@@ -138,7 +136,7 @@ class UnitCall:
         if rewrites():
             outputs = list(call_graph(self._found.recording.graph, *inputs))
         elif grad_mode.enabled and any(tensor._node is not None for tensor in inputs):
-            outputs = self._taped_for(inputs)(inputs, arrays)
+            outputs = self._found.taped_for(inputs)(inputs, arrays)
         else:
             if self._program is None:
                 self._program = unit_executable(self._found.recording.graph)
@@ -150,20 +148,13 @@ class UnitCall:
     def attach(self, handles: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
         """Give results that were found otherwise their place on the tape; False where it cannot."""
         inputs = [handles[place] for place in self._places]
-        taped = self._taped_for(inputs)
+        taped = self._found.taped_for(inputs)
         outputs = [each.position for each in self._found.recording.results]
         if rewrites() or not taped.saves_nothing or outputs != [*range(len(results))]:
             return False
         arrays = [tensor._value for tensor in inputs]
         taped.attach(inputs, arrays, results, [result._value for result in results])
         return True
-
-    def _taped_for(self, inputs: Sequence[Tensor]) -> Taped:
-        wanted = tuple([tensor._node is not None for tensor in inputs])
-        known = self._taped.get(wanted)
-        if known is None:
-            known = self._taped[wanted] = Taped(self._found.recording.graph, wanted)
-        return known
 
 
 def _contiguous(array: Any) -> Any:

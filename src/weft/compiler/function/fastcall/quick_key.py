@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from weft.compiler.function.arguments import shared_places, value_key
+from weft.compiler.function.arguments import shared_places
 from weft.core import trees
 from weft.core.arrays import HostArray
+from weft.ir.eager import number_key
 from weft.ir.tensor import Tensor, grad_mode
 
 ATOMS = frozenset([bool, int, str, type(None)])
@@ -69,5 +70,5 @@ def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> boo
         elif isinstance(x, Tensor):
             return False
         else:
-            key.append(value_key(x))
+            key.append(number_key(x))
     return True
