@@ -429,3 +429,18 @@ def test_a_program_inside_of_another_has_memory_of_its_own() -> None:
     np.testing.assert_array_equal(found, expected)
     assert (outer.memory == 7).all()
     SHARED.give(outer)
+
+
+def test_a_square_tensor_and_its_transpose_have_programs_of_their_own() -> None:
+    x = wf.tensor(random(32, 32))
+    for given in (x, x.T, x, x.T):
+        found = F.softmax(given).numpy()
+        with wf.settings.changed(eager="reference"):
+            np.testing.assert_allclose(found, F.softmax(given).numpy(), rtol=1e-5)
+
+
+def test_statistics_inside_of_a_checkpoint_move_once() -> None:
+    x, norm = wf.tensor(random(16, 8, 16), requires_grad=True), wf.nn.BatchNorm1d(8)
+    wf.checkpoint(norm)(x).square().sum().backward()
+    expected = 0.1 * x.detach().numpy().mean(axis=(0, 2))
+    np.testing.assert_allclose(norm.running_mean.numpy(), expected, rtol=1e-4, atol=1e-6)
