@@ -66,7 +66,7 @@ STAGES: dict[str, set[str]] = {
     "targets.llvm": set(),  # what the processor and cards share: LLVM's text of kernels
     "targets.cpu": {"fusion", "lowering", "graph_passes", "plan", "targets.llvm", *TARGET},
     "targets.plain": {"plan", *TARGET},
-    "targets.cuda": {"fusion", "lowering", "plan", "targets.llvm", *TARGET},
+    "targets.cuda": {"fusion", "lowering", "graph_passes", "plan", "targets.llvm", *TARGET},
 }
 
 # Where the names of primitives mean something else: scalar instructions, and what users call.
@@ -125,6 +125,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
     },
     "what is asked of users, or assumed of programs": {
         "function.taped": {"USUAL_SIZE"},
+        "lowering.matrix_products": {"UNKNOWN"},
         "plan.horizontal_fusion": {"USUAL"},
         "plan.schedule": {"SLACK", "TOLERATED"},
     },

@@ -22,6 +22,7 @@ from typing import Any as _Any
 from weft import ir
 from weft.core import tracebacks as _tracebacks
 from weft.core import trees as tree
+from weft.core.devices import FINDERS as _FINDERS
 from weft.core.devices import Device, device
 from weft.core.dtypes import (
     DType,
@@ -419,7 +420,7 @@ __all__ = [
     "can_cast", "case", "cbrt", "ceil", "checked", "checkpoint", "chunk", "clip", "compiler",
     "complex64", "complex128", "concat", "concatenate", "cond", "conj", "conv1d", "conv2d",
     "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "copysign", "cos", "cosh",
-    "cosine_similarity", "count_nonzero", "cummax", "cummin", "cumprod", "cumsum",
+    "cosine_similarity", "count_nonzero", "cuda", "cummax", "cummin", "cumprod", "cumsum",
     "cumulative_logsumexp", "cumulative_prod", "cumulative_sum", "custom", "custom_derivative",
     "data", "debug", "deg2rad", "device", "diag", "diagonal", "diff", "digamma", "divide",
     "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
@@ -464,6 +465,7 @@ _LAZY = {
     "Session": "weft.graph",
     "Variable": "weft.graph",
     "compiler": "weft.compiler",
+    "cuda": "weft.cuda",
     "custom": "weft.custom",
     "data": "weft.data",
     "debug": "weft.debug",
@@ -521,6 +523,13 @@ def _jit(f: _Any) -> _Any:
     return _import_module("weft.compiler.function.jit").jit(f)
 
 
+def _find_card(name: str) -> Device:
+    """Load the driver for the first tensor on a card."""
+    found: Device = _import_module("weft.cuda").find_card(name)
+    return found
+
+
+_FINDERS["cuda"] = _find_card
 _eager.COMPILE.append(_compile_unit)
 _eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.targets.cpu.products import tuning
-from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.tile_plans import Plan, read_plan, ways
 from weft.compiler.targets.cpu.target import compile_program
 from weft.core.dtypes import DType, float32, float64

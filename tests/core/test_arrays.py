@@ -166,32 +166,41 @@ def test_what_nothing_computes_there_is_refused(call: Callable[..., Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("op", "call"),
+    "read",
     [
-        ("numpy", lambda x: x.numpy()),
-        ("numpy", np.asarray),
-        ("item", lambda x: x.item()),
-        ("tolist", lambda x: x.tolist()),
-        ("bool()", bool),
-        ("float()", float),
-        ("__dlpack__", lambda x: x.__dlpack__()),
-        ("__dlpack_device__", lambda x: x.__dlpack_device__()),
-        ("pickle", pickle.dumps),
-        ("repeat", lambda x: wf.repeat(wf.ones(1), x)),
+        lambda x: x.numpy().tolist(),
+        lambda x: np.asarray(x).tolist(),
+        lambda x: [x.item()],
+        lambda x: x.tolist(),
+        lambda x: [float(bool(x))],
+        lambda x: [float(x)],
+        lambda x: pickle.loads(pickle.dumps(x)).tolist(),
+        lambda x: [float(wf.repeat(wf.ones(1), x.to("cpu").astype("int64")).size)],
     ],
 )
-def test_what_reads_memory_in_place_is_refused(op: str, call: Callable[..., Any]) -> None:
+def test_what_reads_elements_copies_them_first(read: Callable[..., Any]) -> None:
+    assert read(on_the_moon(1.0)) == [1.0]
+
+
+def test_files_hold_what_was_elsewhere(tmp_path: Path) -> None:
+    wf.save({"x": on_the_moon(1.0)}, tmp_path / "x.safetensors")
+    loaded = wf.load(tmp_path / "x.safetensors")["x"]
+    assert loaded.device == CPU
+    assert loaded.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        ("__dlpack__", lambda x: x.__dlpack__()),
+        ("__dlpack_device__", lambda x: x.__dlpack_device__()),
+    ],
+)
+def test_memory_that_the_host_cannot_read_is_not_lent(op: str, call: Callable[..., Any]) -> None:
     with pytest.raises(wf.DeviceError, match="which the host cannot read") as caught:
         call(on_the_moon(1.0))
     assert caught.value.op == op
     assert caught.value.fix == 'copy it first: x.to("cpu")'
-
-
-def test_files_and_graphs_refuse_it(tmp_path: Path) -> None:
-    with pytest.raises(wf.DeviceError, match="which the host cannot read"):
-        wf.save({"x": on_the_moon(1.0)}, tmp_path / "x.safetensors")
-    with wf.Graph(), pytest.raises(wf.DeviceError, match="which the host cannot read"):
-        wf.Variable(on_the_moon(1.0))
 
 
 def test_the_class_of_a_value_is_compared_in_one_file_only() -> None:
@@ -209,17 +218,26 @@ def test_the_class_of_a_value_is_compared_in_one_file_only() -> None:
     assert found == []
 
 
-def test_tensors_are_not_made_there_in_silence() -> None:
-    with pytest.raises(wf.UnsupportedError, match="on the CPU only") as caught:
-        wf.zeros(3, device="moon")
-    assert caught.value.fix.endswith('x.to("moon")')
+def test_tensors_are_made_there() -> None:
+    assert wf.zeros(3, device="moon").device == MOON
+    assert wf.tensor([1.0, 2.0], device=MOON).tolist() == [1.0, 2.0]
+    assert wf.ones_like(on_the_moon(3.0)).device == MOON
+    assert wf.ones_like(on_the_moon(3.0), device="cpu").device == CPU
+    leaf = wf.tensor([1.0], device="moon", requires_grad=True)
+    assert leaf.requires_grad
+    with wf.settings.changed(device="moon"):
+        assert wf.arange(3).device == MOON
+        assert wf.arange(3, device="cpu").device == CPU
+        assert wf.asarray(wf.ones(3, device="cpu")).device == CPU
+    with pytest.raises(wf.UnsupportedError, match="makes no tensors on moon"):
+        wf.jit(lambda x: x + wf.zeros(2, device="moon"))(wf.ones(2))
 
 
 def test_a_device_without_a_target_is_refused() -> None:
     for make in (lambda: wf.device("cuda"), lambda: wf.ones(2).to("cuda:0"), lambda: wf.device(3)):
-        with pytest.raises(wf.DeviceError, match="no such device here") as caught:
+        with pytest.raises(wf.DeviceError, match=r"no such device here|no NVIDIA driver") as caught:
             make()
-        assert caught.value.expected == "'cpu' or 'moon'"
+        assert caught.value.op in ("device", "cuda")
 
 
 def test_a_device_that_is_removed_is_no_device() -> None:

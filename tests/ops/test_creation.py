@@ -245,11 +245,11 @@ class Elsewhere:
         ),
         (lambda: wf.asarray(Elsewhere()), wf.DeviceError, "asarray", "device", "(2, 0)", "cpu"),
         (
-            lambda: wf.zeros(2, device="cuda"),
+            lambda: wf.zeros(2, device="tpu"),
             wf.DeviceError,
             "device",
             "no such device",
-            "cuda",
+            "tpu",
             "cpu",
         ),
         (lambda: wf.zeros((2, -1)), wf.ShapeError, "zeros", "negative", "-1", "-1"),

@@ -61,6 +61,10 @@ _FROM_HOST: dict[Device, tuple[type, Callable[[np.ndarray[Any, Any]], DeviceArra
 """For each other device its class of arrays, and what copies an array of the host to it."""
 
 
+_COMPUTING = {CPU}
+"""The devices that there is a target for."""
+
+
 def is_concrete(value: object) -> TypeGuard[Array]:
     """Whether a tensor has a value, on any device, instead of being traced."""
     return type(value) in CONCRETE
@@ -80,17 +84,32 @@ def device_of(value: Any) -> Device:
 
 
 def add_device(
-    device: Device, array_class: type, from_host: Callable[[np.ndarray[Any, Any]], DeviceArray]
+    device: Device,
+    array_class: type,
+    from_host: Callable[[np.ndarray[Any, Any]], DeviceArray],
+    *,
+    computing: bool = False,
 ) -> None:
-    """Make a device known: its name, its class of arrays, and how an array is copied to it."""
+    """Make a device known: its name, its class of arrays, and how an array is copied to it.
+
+    computing: there is a target that computes on it.
+    """
+    if computing:
+        _COMPUTING.add(device)
     DEVICES[device.kind] = device
     CONCRETE.add(array_class)
     _FROM_HOST[device] = array_class, from_host
 
 
+def computes(device: Device) -> bool:
+    """Whether there is a target that computes on a device."""
+    return device in _COMPUTING
+
+
 def remove_device(device: Device) -> None:
     """Forget a device that was added; its arrays are values no more."""
     del DEVICES[device.kind]
+    _COMPUTING.discard(device)
     CONCRETE.discard(_FROM_HOST.pop(device)[0])
 
 

@@ -7,13 +7,16 @@ device('cpu')
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from weft.core.errors import DeviceError, UnsupportedError
 from weft.core.records import frozen
+from weft.core.settings import settings
 
 
 @frozen
 class Device:
-    """A place for memory and work, named like `cpu`."""
+    """A place for memory and work, named like `cpu` or `cuda:0`."""
 
     kind: str
 
@@ -23,10 +26,23 @@ class Device:
     def __repr__(self) -> str:
         return f"device('{self.kind}')"
 
+    @property
+    def family(self) -> str:
+        """What kind of machine it is: `cuda` for `cuda:1`."""
+        return self.kind.partition(":")[0]
+
+    @property
+    def index(self) -> int:
+        """Which one of its kind: 1 for `cuda:1`."""
+        return int(self.kind.partition(":")[2] or 0)
+
 
 CPU = Device("cpu")
 DEVICES: dict[str, Device] = {"cpu": CPU}
-"""The devices there are, by name; `arrays.add_device` adds one."""
+"""The devices that are known, by name; `arrays.add_device` adds one."""
+FINDERS: dict[str, Callable[[str], Device]] = {}
+"""What finds a device by its name when it is first asked for, by the name up to a colon; it adds
+the device, or raises an error that says why there is none."""
 _FAMILIAR = frozenset(["cpu", "cuda", "gpu", "mps", "tpu"])
 """Names that are devices to users of other libraries, whether there is a target for them or not."""
 
@@ -34,14 +50,19 @@ _FAMILIAR = frozenset(["cpu", "cuda", "gpu", "mps", "tpu"])
 def as_device(value: object) -> Device:
     """The device that a device or its name stands for; None is the default device."""
     if value is None:
-        return CPU
-    device = DEVICES.get(str(value)) if isinstance(value, (str, Device)) else None
-    if device is not None:
-        return device
+        value = settings.device
+    if isinstance(value, (str, Device)):
+        name = str(value)
+        device = DEVICES.get(name)
+        if device is not None:
+            return device
+        find = FINDERS.get(name.partition(":")[0])
+        if find is not None:
+            return find(name)
     raise DeviceError(
         "device",
         "no such device here",
-        expected=" or ".join(repr(name) for name in DEVICES),
+        expected=" or ".join(repr(name) for name in sorted({*DEVICES, *FINDERS})),
         got={"device": value},
         fix="leave device= out, or pass device='cpu'",
     )

@@ -66,6 +66,8 @@ class Settings:
     Whether somebody does is told by counts of references. Off, all results get memory of their own.
     """
 
+    device: str = os.environ.get("WEFT_DEVICE", "cpu")
+    """Where tensors are made that name no device, such as "cuda"; see `wf.default_device`."""
     eager: str = _choose_from("WEFT_EAGER", ("native", "reference"))
     """How large tensors are worked on without `jit`: "native" or "reference"; see ir/eager.py."""
     eager_elements: int = int(os.environ.get("WEFT_EAGER_ELEMENTS", "256"))

@@ -17,7 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, check_one_device, device_of
+from weft.core.arrays import (
+    CONCRETE,
+    HostArray,
+    check_one_device,
+    computes,
+    device_of,
+    move,
+    to_host,
+)
+from weft.core.devices import CPU, Device
 from weft.core.dtypes import from_numpy
 from weft.core.errors import OutOfMemoryError, UnsupportedError, WeftError
 from weft.core.locations import Location, user_location
@@ -27,7 +36,7 @@ from weft.ir.derivatives import Joint
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
-from weft.ir.tensor import Tensor, Trace, grad_mode, leak_error, traces, wrap
+from weft.ir.tensor import Tensor, Trace, constants_on, grad_mode, leak_error, traces, wrap
 
 _quiet_context = contextvars.copy_context()
 _quiet_context.run(np.seterr, all="ignore")
@@ -46,6 +55,10 @@ The short paths of the families do not ask: who adds an observer closes them, as
 Native = Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]
 NATIVE: list[Native] = []
 """Computes a primitive by compiled code, or gives None; see eager.py."""
+
+
+ELSEWHERE: list[Native] = []
+"""Computes a primitive on another device than the host, or gives None; see eager.py."""
 
 
 @contextmanager
@@ -128,7 +141,9 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     """
     for array in arrays:
         if type(array) is not HostArray:
-            raise _no_target(primitive, arrays)
+            return _evaluate_elsewhere(primitive, arrays, params, device_of(array))
+    if not arrays and traces.device is not CPU:
+        return _evaluate_elsewhere(primitive, arrays, params, traces.device)
     if NATIVE and not OBSERVERS:
         found = NATIVE[0](primitive, arrays, params)
         if found is not None:
@@ -152,6 +167,23 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
     return wrap(result if type(result) is HostArray else np.asarray(result))
+
+
+def _evaluate_elsewhere(
+    primitive: Primitive, arrays: list[Any], params: dict[str, Any], device: Device
+) -> Any:
+    """Compute a primitive on a device; by reference where there is no code for it."""
+    if not computes(device):
+        raise _no_target(primitive, arrays)
+    if arrays:  # what is made of nothing differs in its shape: code for each would take too long
+        found = ELSEWHERE[0](primitive, arrays, params)
+        if found is not None:
+            return found
+    with constants_on(CPU):
+        results = evaluate(primitive, [to_host(array) for array in arrays], params)
+    if primitive.multiple:
+        return tuple(wrap(move(each._value, device)) for each in results)
+    return wrap(move(results._value, device))
 
 
 def _no_target(primitive: Primitive, arrays: Sequence[Any]) -> UnsupportedError:

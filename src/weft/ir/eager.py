@@ -24,11 +24,12 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
-from weft.core.arrays import HostArray
+from weft.core.arrays import CONCRETE, HostArray, computes
+from weft.core.devices import CPU
 from weft.core.errors import WeftError
 from weft.core.settings import settings
 from weft.ir.derivatives import Tangent
-from weft.ir.dispatch import NATIVE, OBSERVERS, bind
+from weft.ir.dispatch import ELSEWHERE, NATIVE, OBSERVERS, bind
 from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import record
@@ -190,6 +191,9 @@ class Forms:
     ) -> tuple[Run | None, Sequence[Tensor]]:
         """What runs a call, and its tensors; None where it is to run by reference."""
         call = Arguments()
+        if traces.device is not CPU:
+            call.parts.append(traces.device)
+            call.is_large = True
         try:
             call.read(args)
             if kwargs:
@@ -236,6 +240,20 @@ def times_large(primitive: Primitive) -> int:
     return DIFFERENTIATED if is_curved else CHEAP
 
 
+def _forms_of(primitive: Primitive, params: dict[str, Any]) -> Forms | None:
+    """The compiled forms of a primitive with its parameters; None where these make no key."""
+    key = primitive.name, *[static_key(pair) for pair in params.items()]
+    try:
+        forms = _primitives.get(key)
+    except TypeError:
+        return None
+    if forms is None:
+        if len(_primitives) >= FORMS:
+            _primitives.clear()
+        forms = _primitives[key] = Forms(lambda *operands: bind(primitive, *operands, **params))
+    return forms
+
+
 def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
     """The result of a primitive by itself, compiled; None where it is to run by reference."""
     elements = settings.eager_elements
@@ -250,20 +268,31 @@ def run_primitive(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     least = elements * times
     if all(array.size < least or not array.flags.forc for array in arrays):
         return None
-    key = primitive.name, *[static_key(pair) for pair in params.items()]
-    try:
-        forms = _primitives.get(key)
-    except TypeError:
-        return None
+    forms = _forms_of(primitive, params)
     if forms is None:
-        if len(_primitives) >= FORMS:
-            _primitives.clear()
-        forms = _primitives[key] = Forms(lambda *operands: bind(primitive, *operands, **params))
+        return None
     run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
     return None if run is None else run(handles)
 
 
 NATIVE.append(run_primitive)
+
+
+def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str, Any]) -> Any:
+    """The result of a primitive on another device, compiled; None where it is not to be compiled.
+
+    There is no size below which the host would be faster: the elements are not there.
+    """
+    if OBSERVERS or not settings.compiler or not COMPILE:
+        return None
+    forms = _forms_of(primitive, params)
+    if forms is None:
+        return None
+    run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
+    return None if run is None else run(handles)
+
+
+ELSEWHERE.append(run_elsewhere)
 
 
 def large_elementwise(primitive: Primitive) -> Callable[[tuple[Tensor, ...]], Tensor | None]:
@@ -319,7 +348,10 @@ class Arguments:
             if kind is Tensor or isinstance(value, Tensor):  # it may be lifted, by a checkpoint
                 array = value._value
                 if type(array) is not HostArray:
-                    raise Declined
+                    if type(array) not in CONCRETE or not computes(array.device):
+                        raise Declined
+                    parts.append(array.device)
+                    self.is_large = True
                 parts.append(array.dtype)
                 parts.append(array.shape)
                 if array.size >= least:

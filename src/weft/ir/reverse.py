@@ -19,6 +19,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Any
 
+from weft.core.devices import CPU
 from weft.core.dtypes import DType
 from weft.core.errors import GradientError
 from weft.core.locations import user_location
@@ -30,7 +31,7 @@ from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDeriva
 from weft.ir.dispatch import active_trace, apply
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tape import Hook, Leaf, Node, Projection
-from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
+from weft.ir.tensor import Tensor, Traced, constants_on, grad_mode, traces, wrap
 
 AnyNode = Node | Leaf | Projection
 GENERATIONS = 100
@@ -118,7 +119,11 @@ def backpropagate(
     """
     ends = frozenset(stops)
     if not traces.recording:
-        return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+        placed = next((seed.device for _, seed in seeds), CPU)
+        if placed is CPU:
+            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+        with constants_on(placed):
+            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
     with scope(phase=BACKWARD):
         return _backpropagate(order, seeds, ends, release, attach, tracing=True)
 
@@ -416,7 +421,13 @@ def zeros(kind: TensorType) -> Tensor:
 
 def or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
     """Derivatives, with zeros in place of None; each has the type of the tensor it belongs to."""
-    return [zeros(x.type) if f is None else f for f, x in zip(found, like, strict=True)]
+    return [filled_like(x, 0) if f is None else f for f, x in zip(found, like, strict=True)]
+
+
+def filled_like(x: Tensor, value: float) -> Tensor:
+    """A tensor of one value, with the type of another, and on its device."""
+    with constants_on(x.device):
+        return filled_tensor(x.shape, x.dtype, value)
 
 
 def filled_tensor(shape: Shape, dtype: DType, value: float) -> Tensor:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weft.core.arrays import CONCRETE, HostArray, not_on_host
+from weft.core.arrays import CONCRETE, HostArray, to_host
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import BY_NUMPY, DType
 from weft.core.errors import ArgumentTypeError, LeakError, TraceError
@@ -122,9 +122,29 @@ class Traces(threading.local):
         """What sees each call in a function that will be run again; see checkpoint.py."""
         self.by_reference = False
         """Whether large tensors are worked on as small ones are; see eager.py."""
+        self.device = CPU
+        """Where what is made of no operands is made; see `constants_on`."""
 
 
 traces = Traces()
+
+
+class constants_on:  # noqa: N801  a context manager, called as a function is
+    """Inside, what is made of no operands (zeros, counts, random bits) is made on a device.
+
+    So derivatives, and functions that need a mask or a count, find these beside their operands.
+    """
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._before, traces.device = traces.device, self._device
+
+    def __exit__(self, *raised: object) -> None:
+        traces.device = self._before
 
 
 def about_to_write(handle: Tensor) -> None:
@@ -281,13 +301,15 @@ def wrap(value: Any, node: Any = None) -> Tensor:
 def host_array(tensor: Tensor, purpose: str) -> np.ndarray[Any, Any]:
     """The NumPy array behind a tensor, or an error that says why there is none.
 
+    What is on another device is copied, once it is computed there.
+
     Under `jvp` this is the primal's: Python control flow on values works there.
     """
     value = tensor._value
     if type(value) is HostArray:
         return value
     if type(value) in CONCRETE:
-        raise not_on_host(purpose, tensor)
+        return to_host(value)
     if not value.trace.active:
         raise leak_error(value, purpose)
     array: np.ndarray[Any, Any] = value.host_array(purpose)

@@ -422,7 +422,11 @@ def _children(name: str, value: Any) -> Iterator[tuple[str, Module]]:
 
 def _convert(tensor: wf.Tensor, target: Any) -> None:
     converted = tensor.to(target)
-    if tensor.dtype.is_inexact and converted.dtype is not tensor.dtype:
+    if converted.device != tensor.device:
+        gradient = tensor.grad
+        tensor.set_(converted)
+        tensor.grad = None if gradient is None else gradient.to(target)
+    elif tensor.dtype.is_inexact and converted.dtype is not tensor.dtype:
         tensor.grad = None
         tensor.set_(converted)
 

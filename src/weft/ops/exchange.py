@@ -186,6 +186,8 @@ def dlpack(
             got={"stream": stream, "dl_device": dl_device},
             fix="leave stream= and dl_device= out",
         )
+    if x.device != CPU:
+        raise not_on_host("__dlpack__", x)
     return export_capsule(host_array(x, "__dlpack__"), max_version, copy)
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.arrays import is_concrete, to_host
 from weft.core.dtypes import DType, uint8, uint32, uint64
 from weft.core.errors import ArgumentError, DTypeError, ShapeError, TraceError
 from weft.core.forks import renew_in_children
@@ -250,6 +251,8 @@ class Generator:
             )
         with self._lock:
             handle = self._handle()
+            if is_concrete(handle._value):
+                handle._value = to_host(handle._value)
             key = fold_key(wrap(self.key._value), wrap(handle._value))
             handle._value = add(wrap(handle._value), _ONE)._value
         return key

@@ -206,7 +206,7 @@ class LBFGS(Optimizer):
         except wf.TraceError:
             raise _not_compiled() from None
         parts = [
-            wf.zeros((int(p.size),), dtype=p.dtype) if p.grad is None else p.grad.reshape(-1)
+            wf.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1)
             for p in self.parameters
         ]
         gradient = wf.concat(parts)

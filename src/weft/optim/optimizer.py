@@ -176,7 +176,7 @@ class Optimizer:
 
     def _initial_state(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
         slots = self.slots(options).items()
-        return {name: wf.full(p.shape, value, dtype=_wide_dtype(p)) for name, value in slots}
+        return {name: wf.full_like(p, value, dtype=_wide_dtype(p)) for name, value in slots}
 
     @property
     def parameters(self) -> list[wf.Tensor]:
@@ -397,7 +397,7 @@ class _Waiting:
 
     @classmethod
     def zeros_for(cls, parameters: Sequence[wf.Tensor]) -> _Waiting:
-        return cls([wf.zeros(p.shape, dtype=_wide_dtype(p)) for p in parameters], wf.tensor(0))
+        return cls([wf.zeros_like(p, dtype=_wide_dtype(p)) for p in parameters], wf.tensor(0))
 
     def add_gradients(
         self,

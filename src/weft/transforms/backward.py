@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.core.errors import ArgumentTypeError, GradientError, ShapeError
-from weft.ir.reverse import backpropagate, filled_tensor, reachable, recording, zeros
+from weft.ir.reverse import backpropagate, filled_like, reachable, recording
 from weft.ir.tape import Hook, Leaf
 from weft.ir.tensor import (
     Tensor,
@@ -75,7 +75,7 @@ def backward(
             handle = node.handle() if type(node) is Leaf and node.handle is not None else None
             if handle is not None:
                 cotangent = cotangents.get(node)
-                found_or_zero = zeros(handle.type) if cotangent is None else cotangent
+                found_or_zero = filled_like(handle, 0) if cotangent is None else cotangent
                 _accumulate(handle, found_or_zero, create_graph)
 
 
@@ -91,7 +91,7 @@ def _seed(tensor: Tensor, gradient: Tensor | None) -> Tensor:
     if gradient is None:
         if tensor.size != 1 or tensor.dtype.is_complex:
             raise _not_scalar(tensor)
-        return filled_tensor(tensor.shape, tensor.dtype, 1)
+        return filled_like(tensor, 1)
     gradient = as_tensor("backward", gradient, "gradient")
     if gradient.type != tensor.type:
         raise ShapeError(

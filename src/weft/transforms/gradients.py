@@ -80,7 +80,7 @@ def value_and_grad(
             _of_moving_tensors(flat, tensors, moving), *[tensors[i] for i in moving]
         )
         value = _scalar(results, flat)
-        backs = pullback([reverse.filled_tensor((), value.dtype, 1)])
+        backs = pullback([reverse.filled_like(value, 1)])
         leaves = _gradient_leaves(tensors, moving, backs)
         gradients = _as_arguments([args[number] for number in numbers], leaves)
         gradient = gradients[0] if isinstance(argnums, int) else tuple(gradients)
@@ -147,7 +147,7 @@ def _gradient_leaves(
     """One gradient per tensor: zeros where nothing depends on it, None where none is defined."""
     leaves: list[Tensor | None] = [None] * len(tensors)
     for place, back in zip(moving, backs, strict=True):
-        leaves[place] = reverse.zeros(tensors[place].type) if back is None else back
+        leaves[place] = reverse.filled_like(tensors[place], 0) if back is None else back
     return leaves
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from weft.core.errors import GradientError
-from weft.ir.reverse import backpropagate, filled_tensor, reachable, recording
+from weft.ir.reverse import backpropagate, filled_like, reachable, recording
 from weft.ir.tensor import Tensor
 from weft.ops.operands import as_tensor
 
@@ -51,7 +51,7 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Tensor | None]:
     targets = [x._node for x in wanted if x._node is not None]
     order = _nodes_leading_to([y._node for y in roots], targets)
     seeds = [
-        (y._node, filled_tensor(y.shape, y.dtype, 1) if w is None else w)
+        (y._node, filled_like(y, 1) if w is None else w)
         for y, w in zip(roots, weights, strict=True)
     ]
     cotangents: dict[Any, Tensor] = {}

@@ -19,8 +19,8 @@ from typing import Any
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.recording import Recording
 from weft.core import trees
-from weft.core.arrays import check_one_device, is_concrete
-from weft.core.devices import CPU
+from weft.core.arrays import check_one_device, computes, is_concrete
+from weft.core.devices import CPU, Device
 from weft.core.dimensions import holds
 from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
@@ -28,7 +28,7 @@ from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
 from weft.ir.eager import number_key
-from weft.ir.tensor import Tensor, grad_mode
+from weft.ir.tensor import Tensor, grad_mode, traces
 
 PROGRAMS = 64
 """How many compiled forms of one function are kept: a bound on memory, on any machine."""
@@ -45,6 +45,8 @@ class Call:
     kwargs: dict[str, Any]
     handles: list[Tensor]
     kind: Hashable
+    device: Device = CPU
+    """Where it is computed."""
     family: Hashable = field(init=False)
     key: Hashable = field(init=False)
 
@@ -186,24 +188,31 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any])
     """A call, given what the function closes over."""
     leaves, structure = trees.flatten((args, kwargs, outside) if outside else (args, kwargs))
     handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    _check_target(handles)
+    device = _device_of(handles)
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
-    family = (structure, grad_mode.enabled, shared_places(handles), *keys)
-    return Call(args, kwargs, handles, family)
+    family = (structure, grad_mode.enabled, shared_places(handles), device, *keys)
+    return Call(args, kwargs, handles, family, device)
 
 
-def _check_target(handles: Sequence[Tensor]) -> None:
-    """Refuse tensors on different devices, and on one that nothing is compiled for."""
-    placed = [handle for handle in handles if handle.device != CPU]
-    if placed:
-        check_one_device("jit", handles)
+def _device_of(handles: Sequence[Tensor]) -> Device:
+    """The one device of some tensors; an error where they are on several, or on one of no target.
+
+    Single numbers of the host fit beside any; a call without tensors is computed where
+    constants are made.
+    """
+    placed = next((handle for handle in handles if handle.device != CPU), None)
+    if placed is None:
+        return CPU if handles else traces.device
+    check_one_device("jit", handles)
+    if not computes(placed.device):
         raise UnsupportedError(
             "jit",
-            f"nothing is compiled for {placed[0].device} yet",
+            f"nothing is compiled for {placed.device} yet",
             expected="tensors on the CPU",
-            got={"x": f"{placed[0].type} on {placed[0].device}"},
+            got={"x": f"{placed.type} on {placed.device}"},
             fix='copy the tensors first: x.to("cpu")',
         )
+    return placed.device
 
 
 def _tensor_key(x: Tensor) -> Hashable:

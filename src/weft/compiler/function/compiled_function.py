@@ -30,8 +30,8 @@ from weft.compiler.memory_budget.search import Fit, fitted
 from weft.compiler.plan.planning import WrittenKernels
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
 from weft.compiler.report.memory_use import MemoryReport, memory_report
-from weft.compiler.targets.target import Donation, Executable, default_target
-from weft.core.arrays import HostArray
+from weft.compiler.targets.target import Donation, Executable, Target, default_target
+from weft.core.arrays import CONCRETE, to_host
 from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
@@ -43,7 +43,6 @@ from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR
 
 Array = np.ndarray[Any, Any]
-_HOST = frozenset([HostArray])
 
 
 @dataclass(slots=True)
@@ -61,6 +60,8 @@ class Compiled:
     """The bytes that a run may need."""
     fixed: tuple[int, ...] = ()
     """The inputs that are likely to be the same in many calls."""
+    target: Target = field(default_factory=default_target)
+    """What it is compiled for."""
     _fit: Fit | None = None
     _taped: dict[Marks, Taped] = field(default_factory=dict)
     """Programs for calls whose derivative may be asked for, by which inputs have one."""
@@ -68,6 +69,8 @@ class Compiled:
     """Which arguments the inputs are, if they are nothing else."""
     is_silent: bool = field(init=False)
     """Whether a run shows nothing; a derivative would show it again, or not at all."""
+    drawn: int | None = field(init=False)
+    """Which input is the counter of the generator, which may be where it was last drawn from."""
     result: int | None = field(init=False)
     """Which output the call returns, if that is all."""
 
@@ -78,6 +81,8 @@ class Compiled:
         is_given = len(places) == len(self.recording.sources)
         self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
+        drawn = [s.argument is None and s.handle is None for s in self.recording.sources]
+        self.drawn = drawn.index(True) if any(drawn) else None
         self.is_silent = silent_graph(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
 
@@ -97,12 +102,10 @@ class Compiled:
         written, found = WrittenKernels(), None
 
         def judge(graph: Graph) -> MemoryReport:
-            return self._draft_report(draft(graph, self.fixed, written), {})
+            return self._draft_report(draft(graph, self.fixed, written, self.target), {})
 
         try:
-            found = fitted(
-                self.recording.graph, default_target(), budget, judge, self._held_outside()
-            )
+            found = fitted(self.recording.graph, self.target, budget, judge, self._held_outside())
         finally:
             forget_drafts(None if found is None else found.graph)
         return found
@@ -120,7 +123,7 @@ class Compiled:
 
     def memory(self, types: Sequence[TensorType]) -> MemoryReport:
         """What a call with arguments of these types will allocate; nothing is compiled for it."""
-        plan = draft(self.fit.graph, self.fixed)
+        plan = draft(self.fit.graph, self.fixed, target=self.target)
         found = self._draft_report(plan, read_sizes(plan.graph, types))
         return replace(found, recomputed=self.fit.recomputed)
 
@@ -139,6 +142,8 @@ class Compiled:
         else:
             inputs = [handles[place] for place in places]
         arrays = [x._value for x in inputs]
+        if self.drawn is not None and self.target is default_target():
+            arrays[self.drawn] = _on_host(arrays[self.drawn])
         finished: list[Array] = []
         outputs: list[Tensor] = []
         try:
@@ -179,7 +184,7 @@ class Compiled:
 
     def _is_plain(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
         """Whether nothing but the values is asked for: no transform, no later derivative."""
-        if not _HOST.issuperset(map(type, arrays)):
+        if not CONCRETE.issuperset(map(type, arrays)):
             return False
         recorded = grad_mode.enabled and self.recording.differentiable
         return not recorded or all(x._node is None for x in inputs)
@@ -187,7 +192,7 @@ class Compiled:
     def _is_taped(self, inputs: Sequence[Tensor], arrays: Sequence[Any]) -> bool:
         """Whether all that is asked for beside values is a later derivative."""
         return (
-            _HOST.issuperset(map(type, arrays))
+            CONCRETE.issuperset(map(type, arrays))
             and not traces.stack
             and settings.compiler
             and not OBSERVERS
@@ -200,7 +205,7 @@ class Compiled:
         wanted = tuple([tensor._node is not None for tensor in inputs])
         known = self._taped.get(wanted)
         if known is None:
-            known = self._taped[wanted] = Taped(self.recording.graph, wanted)
+            known = self._taped[wanted] = Taped(self.recording.graph, wanted, self.target)
         return known
 
     def _write_back(self, handles: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -212,7 +217,7 @@ class Compiled:
 
     def _run(self, arrays: list[Array], finished: list[Array] | None = None) -> Sequence[Array]:
         if not settings.compiler or OBSERVERS:
-            return run_observed(self.recording.graph, arrays)
+            return run_observed(self.recording.graph, arrays, self.target)
         if self.program is None or self.rules is not rewrites():
             self._compile()
         assert self.program is not None
@@ -224,10 +229,14 @@ class Compiled:
         """Make the program for the rules that hold; another thread may do the same."""
         rules = rewrites()
         self._fit = self._fit if self.rules is rules else None
-        program = executable(self.fit.graph, self.fixed)
+        program = executable(self.fit.graph, self.fixed, self.target)
         self.donated = {pair[1]: pair for pair in donations(self.recording, program)}
         self.program = program
         self.rules = rules  # last: who sees them runs the program that was made with them
+
+
+def _on_host(value: Any) -> Any:
+    return to_host(value) if type(value) in CONCRETE else value
 
 
 def _write_back(
@@ -248,8 +257,8 @@ def _write_back(
         elif owner is GENERATOR.counter:
             GENERATOR.advance(wrap(value))
         else:
-            if type(owner._value) is HostArray:
+            if type(owner._value) in CONCRETE:
                 replaced.append(owner._value)
             owner._value = value
-    replaced += [old._value for old in unheld(gradients) if type(old._value) is HostArray]
+    replaced += [old._value for old in unheld(gradients) if type(old._value) in CONCRETE]
     return replaced

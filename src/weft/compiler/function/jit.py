@@ -41,7 +41,7 @@ from weft.compiler.function.value_names import names_of
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
-from weft.compiler.targets.target import Executable, default_target
+from weft.compiler.targets.target import Executable, target_of
 from weft.core.errors import ArgumentError, TraceError
 from weft.core.guards import Guard, Guards
 from weft.core.records import frozen
@@ -119,7 +119,7 @@ class Jit:
     def program(self, *args: Any, **kwargs: Any) -> Executable:
         """The compiled program of a call with these arguments; nothing is run."""
         found = self._find(self._read(args, kwargs))
-        return program(found.fit.graph, found.fixed)
+        return program(found.fit.graph, found.fixed, found.target)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a call with these arguments is compiled to, and why; nothing is run."""
@@ -131,7 +131,7 @@ class Jit:
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: expected_donations(recording, made)  # noqa: E731
         return explanation(
-            fit.graph, types, default_target(), given, names, fit.recomputed, found.fixed
+            fit.graph, types, found.target, given, names, fit.recomputed, found.fixed
         )
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
@@ -215,7 +215,7 @@ class Jit:
         return self._make_program(call, types, recording, reason)
 
     def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
-        return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types)
+        return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device)
 
     def _make_program(
         self, call: Call, types: Sequence[TensorType], recording: Recording, reason: str
@@ -227,7 +227,12 @@ class Jit:
         if looked_at:
             self._looked_at[call.kind] = looked_at
             call.distinguish(looked_at)
-        return Compiled(recording, budget=self._budget, fixed=call.fixed_inputs(recording))
+        return Compiled(
+            recording,
+            budget=self._budget,
+            fixed=call.fixed_inputs(recording),
+            target=target_of(call.device),
+        )
 
 
 def jit(

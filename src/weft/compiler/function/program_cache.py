@@ -19,7 +19,9 @@ import numpy as np
 from weft.compiler.graph_passes.user_rules import Rewrites, exactly, rewrites
 from weft.compiler.plan.planning import WrittenKernels, plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
-from weft.compiler.targets.target import Executable, default_target
+from weft.compiler.targets.target import Executable, Target, default_target, target_of
+from weft.core.arrays import device_of, is_host, to_host
+from weft.core.devices import CPU
 from weft.core.errors import NanError
 from weft.core.settings import settings
 from weft.ir.dispatch import OBSERVERS
@@ -40,29 +42,37 @@ Fixed = tuple[int, ...]
 """Positions of inputs that are expected to stay the same from run to run."""
 
 
-def program(graph: Graph, fixed: Fixed = ()) -> Executable:
+def program(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """The compiled form of a graph, with all that can be asked of it."""
-    return _program(graph, rewrites(), fixed, settings.tuning)
+    return _program(graph, rewrites(), fixed, settings.tuning, target or default_target())
 
 
 @lru_cache(maxsize=256)
-def _program(graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool) -> Executable:
+def _program(
+    graph: Graph, rules: Rewrites, fixed: Fixed, tuning: bool, target: Target
+) -> Executable:
     with exactly(rules), settings.changed(tuning=tuning):
-        known = _drafts.pop((id(graph), rules, fixed, tuning), None)
-        plan = plan_program(graph, default_target(), fixed) if known is None else known[1]
-        return default_target().executable(plan)
+        known = _drafts.pop((id(graph), rules, fixed, tuning, target), None)
+        plan = plan_program(graph, target, fixed) if known is None else known[1]
+        return target.executable(plan)
 
 
-def draft(graph: Graph, fixed: Fixed = (), written: WrittenKernels | None = None) -> ProgramPlan:
+def draft(
+    graph: Graph,
+    fixed: Fixed = (),
+    written: WrittenKernels | None = None,
+    target: Target | None = None,
+) -> ProgramPlan:
     """A plan whose kernels are not compiled: all that is needed to know its memory.
 
     What is `written` for it is shared with other drafts. Who asks for the program of the same graph
     gets that of this plan.
     """
-    key = id(graph), rewrites(), fixed, settings.tuning
+    target = target or default_target()
+    key = id(graph), rewrites(), fixed, settings.tuning, target
     known = _drafts.get(key)
     if known is None:
-        plan = plan_program(graph, default_target(), fixed, written or WrittenKernels())
+        plan = plan_program(graph, target, fixed, written or WrittenKernels())
         known = _drafts[key] = graph, plan
         for old in list(_drafts)[:-DRAFTS]:
             _drafts.pop(old, None)
@@ -75,46 +85,52 @@ def forget_drafts(but: Graph | None) -> None:
         _drafts.pop(key, None)
 
 
-_drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool], tuple[Graph, ProgramPlan]] = OrderedDict()
+_drafts: OrderedDict[tuple[int, Rewrites, Fixed, bool, Target], tuple[Graph, ProgramPlan]] = (
+    OrderedDict()
+)
 """Drafts with their graphs, by identity: each graph is there as long as its draft."""
 
 
-def executable(graph: Graph, fixed: Fixed = ()) -> Executable:
+def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) -> Executable:
     """What runs a graph; equal graphs are compiled once, and found on disk by later processes."""
-    rules, tuning = rewrites(), settings.tuning
+    rules, tuning, target = rewrites(), settings.tuning, target or default_target()
     way = f" tuned for {get_num_threads()} threads" if tuning else ""
-    key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules
+    key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules, target
     known = _executables.get(key)
     if known is None:
         is_known_here_only = rules or any(map(is_local, graph.nodes))
-        compiled = partial(_program, graph, rules, fixed, tuning)
-        known = compiled() if is_known_here_only else default_target().stored(key[0], compiled)
+        compiled = partial(_program, graph, rules, fixed, tuning, target)
+        known = compiled() if is_known_here_only else target.stored(key[0], compiled)
         _executables[key] = known
         if len(_executables) > KEPT:
             _executables.popitem(last=False)
     return known
 
 
-_executables: OrderedDict[tuple[str, Rewrites], Executable] = OrderedDict()
+_executables: OrderedDict[tuple[str, Rewrites, Target], Executable] = OrderedDict()
 
 
 def evaluate(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
     """The outputs of a graph, compiled; by reference where `settings.compiler` is off."""
+    placed = next((device_of(array) for array in arrays if not is_host(array)), CPU)
+    target = target_of(placed)
     if not settings.compiler or OBSERVERS:
-        return run_observed(graph, arrays)
-    return executable(graph).run(arrays)
+        return run_observed(graph, arrays, target)
+    return executable(graph, target=target).run(arrays)
 
 
-def run_observed(graph: Graph, arrays: Sequence[Array]) -> Sequence[Array]:
+def run_observed(
+    graph: Graph, arrays: Sequence[Array], target: Target | None = None
+) -> Sequence[Array]:
     """The outputs by reference, or compiled under observation.
 
     Where compiled outputs hold NaN, the reference is run too, for its observers to find the node.
     """
     if not settings.compiler:
-        return by_reference(graph, arrays)
-    outputs = executable(graph).run([array.copy() for array in arrays])
-    if any(map(has_nan, outputs)):
-        by_reference(silent_graph(graph), arrays)
+        return by_reference(graph, [to_host(array) for array in arrays])
+    outputs = executable(graph, target=target).run([array.copy() for array in arrays])
+    if any(has_nan(to_host(output)) for output in outputs):
+        by_reference(silent_graph(graph), [to_host(array) for array in arrays])
         raise _only_compiled(outputs)
     return outputs
 
@@ -125,7 +141,7 @@ def _only_compiled(outputs: Sequence[Array]) -> NanError:
         "jit",
         "the compiled program gives NaN, and the reference does not",
         expected="numbers only, inside wf.debug.nans()",
-        got={f"output {i}": wrap(out) for i, out in enumerate(outputs) if has_nan(out)},
+        got={f"output {i}": wrap(out) for i, out in enumerate(outputs) if has_nan(to_host(out))},
         fix="run by reference: with wf.settings.changed(compiler=False)",
     )
 

@@ -25,8 +25,9 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from weft.compiler.targets.target import default_target
+from weft.compiler.targets.target import target_of
 from weft.core import trees
+from weft.core.devices import CPU, Device
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.scopes import scopes
@@ -223,11 +224,13 @@ def record(
     arguments: Sequence[Tensor],
     call: Callable[[], Any],
     types: Sequence[TensorType] | None = None,
+    device: Device = CPU,
 ) -> Recording:
     """Trace one call, in which these handles are the arguments, of their own or of given types."""
     kinds = [handle.type for handle in arguments] if types is None else types
     trace = StateTrace()
-    default_target().start()
+    trace.device = device
+    target_of(device).start()
     before = [*traces.stack], traces.recording, traces.keeper, here.table, here.block
     modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
     paused = pause_collection()

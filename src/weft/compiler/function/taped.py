@@ -22,8 +22,8 @@ import numpy as np
 
 from weft.compiler.function.program_cache import executable
 from weft.compiler.fusion.costs import bytes_of
-from weft.compiler.targets.target import Executable
-from weft.core.arrays import HostArray
+from weft.compiler.targets.target import Executable, Target
+from weft.core.arrays import CONCRETE
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
@@ -215,15 +215,15 @@ class Taped:
     """The two programs of a graph, for calls in which these inputs have a place on the tape."""
 
     __slots__ = ("_backward", "_cut", "_forward", "_inexact", "_kept_inputs", "_kept_outputs",
-                 "_params", "_wanted", "graph")  # fmt: skip
+                 "_params", "_target", "_wanted", "graph")  # fmt: skip
 
-    def __init__(self, graph: Graph, wanted: Marks) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, wanted: Marks, target: Target | None = None) -> None:
+        self.graph, self._target = graph, target
         self._wanted = tuple(
             w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
         )
         self._cut = split_graph(graph, self._wanted)
-        self._forward = unit_executable(self._cut.forward)
+        self._forward = unit_executable(self._cut.forward, target)
         self._backward: Executable | None = None
         needed = set(self._cut.needed)
         self._kept_inputs = [
@@ -288,10 +288,10 @@ class Taped:
                 arrays.append(node.out[position])
             else:
                 arrays.append(values[position if kind == "input" else position + shift])
-        if any(type(array) is not HostArray for array in arrays):
+        if not CONCRETE.issuperset(map(type, arrays)):
             return None
         if self._backward is None:
-            self._backward = unit_executable(self._cut.backward)
+            self._backward = unit_executable(self._cut.backward, self._target)
         found = iter(self._backward.run(arrays))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
@@ -305,9 +305,9 @@ class Taped:
         return np.zeros(kind.shape, kind.dtype.numpy)
 
 
-def unit_executable(graph: Graph) -> Executable:
+def unit_executable(graph: Graph, target: Target | None = None) -> Executable:
     """What runs a graph that is one of many in a step, and shares its memory with them."""
-    found = executable(graph)
+    found = executable(graph, target=target)
     found.share_memory()
     return found
 

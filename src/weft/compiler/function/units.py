@@ -139,7 +139,7 @@ class UnitCall:
             outputs = self._found.taped_for(inputs)(inputs, arrays)
         else:
             if self._program is None:
-                self._program = unit_executable(self._found.recording.graph)
+                self._program = unit_executable(self._found.recording.graph, self._found.target)
             graph = self._found.recording.graph
             outputs = [wrap(array) for array in run_kept(graph, self._program, arrays)]
         result = self._found.result

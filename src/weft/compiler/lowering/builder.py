@@ -22,7 +22,7 @@ from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape
 from weft.ir import scalars
 from weft.ir.affine_index import strides
-from weft.ir.graph import GraphNode, Literal, Variable
+from weft.ir.graph import Atom, GraphNode, Literal, Variable
 from weft.ir.loops import For, Kernel, Kind, Scratch, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
 from weft.ir.walking import one_number
@@ -135,9 +135,13 @@ class Draft:
         """A kernel that changes a copy of operand 0 in places, and reads the other operands."""
         buffers, values = (*self.operands[1:], self.result), self.node.operands[1:]
         name, result = self.node.primitive.name, self.node.results[0]
+        shown: tuple[Atom, ...] = (*values, result)
+        reports = any(self.report in _stored_buffers(statement) for statement in body)
+        if reports:
+            buffers, shown = (*buffers, self.report), (*shown, self.error)
         kernel = Kernel(name, buffers, tuple(self.extents.symbols), body)
         copied = result, self.node.operands[0]
-        return SingleKernel(kernel, (*values, result), (result,), work=work, copied=copied)
+        return SingleKernel(kernel, shown, (result,), work=work, checked=reports, copied=copied)
 
     def check(
         self, body: tuple[Statement, ...], work: Dimension, operands: Sequence[int]

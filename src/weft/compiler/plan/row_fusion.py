@@ -54,6 +54,8 @@ def chain_launches(
     limits: PlanLimits,
 ) -> list[Launch]:
     """The launches, chains as one each, as early as they can run; `outputs` are stored."""
+    if not limits.fused_launches:
+        return list(launches)
     order = _lazy(launches, root)
     made = _Chains([launches[place] for place in order], outputs, graph, root, limits).all()
     found = {place: launch for place, launch in zip(order, made, strict=True) if launch is not None}

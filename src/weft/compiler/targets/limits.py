@@ -118,6 +118,9 @@ class LoweringLimits:
     """Taps up to which the window of a pooling is written out."""
     scatter_block_elements: int = 64
     """Elements of a row that one iteration of a divided scatter takes: a cache line and more."""
+    guards_places: bool = False
+    """Whether a kernel that writes to places that are data looks itself whether they are within:
+    where launches run beside the host, none can be held back when a check before it has failed."""
     random_word_operations: int = 8
     """Element operations that take as long as one random word."""
 
@@ -145,7 +148,8 @@ class PlanLimits:
     most_iteration_rows: int = 256
     """Rows that one iteration of a fused launch may have."""
     fused_launches: int = 6
-    """Launches that one product is fused with, at most: each wants its rows in cache."""
+    """Launches that one product is fused with, at most: each wants its rows in cache. With 0 no
+    launches are fused by rows."""
     cache_line_bytes: int = 64
     """What values in scratch memory are aligned to."""
 

@@ -9,7 +9,7 @@ it was given. `docs/design/targets.md` says how to add one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from weft.compiler.targets.limits import Limits
+from weft.core.devices import Device
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
@@ -68,12 +69,15 @@ class Executable(Protocol):
         """Free the memory that is kept from run to run."""
 
 
-class Target(Protocol):
+class Target(Hashable, Protocol):
     """What a machine is asked while a program is made for it, and what makes the program run."""
 
     @property
     def name(self) -> str:
         """The folder of the target, and what users call the device."""
+
+    def target_at(self, index: int) -> Target:
+        """The target of another device of the same kind, by its number."""
 
     @property
     def limits(self) -> Limits:
@@ -135,6 +139,13 @@ class Target(Protocol):
 def default_target() -> Target:
     """The target of programs that name none: the processor."""
     return target_named("cpu")
+
+
+@cache
+def target_of(device: Device) -> Target:
+    """The target that computes on a device."""
+    first = target_named(device.family)
+    return first if device.index == 0 else first.target_at(device.index)
 
 
 @cache

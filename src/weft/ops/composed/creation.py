@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.core import dtypes
 from weft.core.arrays import is_host
-from weft.core.devices import check_host_device
+from weft.core.devices import CPU, as_device
 from weft.core.dtypes import DType, as_dtype, bool_
 from weft.core.errors import (
     ArgumentError,
@@ -30,7 +30,7 @@ from weft.core.shapes import Dim, Dimension, check_shape, check_size
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled_tensor
 from weft.ir.tape import Leaf
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, constants_on, wrap
 from weft.ops.arithmetic import add, multiply, subtract
 from weft.ops.comparison import equal, greater_equal
 from weft.ops.composed.ingestion import from_dlpack, ingest
@@ -46,6 +46,7 @@ from weft.ops.operands import (
     is_live,
     scalar_tensor,
 )
+from weft.ops.placement import on_device, takes_device
 from weft.ops.selection import where
 
 __all__ = [
@@ -73,6 +74,7 @@ _SCALARS = (bool, int, float, complex)
 # --- of what Python holds ----------------------------------------------------------------------
 
 
+@takes_device
 def asarray(
     obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None
 ) -> Tensor:
@@ -85,7 +87,6 @@ def asarray(
     >>> wf.asarray([[1, 2], [3, 4]]).dtype, wf.asarray([1.5]).dtype
     (weft.int64, weft.float32)
     """
-    check_host_device(device)
     ingested, shared = ingest("asarray", obj, None if dtype is None else as_dtype(dtype))
     if copy is False and not shared:
         raise ArgumentError(
@@ -100,6 +101,7 @@ def asarray(
     return _copy_tensor(ingested) if copy else ingested
 
 
+@takes_device
 def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
 ) -> Tensor:
@@ -114,7 +116,6 @@ def tensor(
     >>> x.grad.tolist()
     [2.0, 4.0]
     """
-    check_host_device(device)
     ingested, shared = ingest("tensor", data, None if dtype is None else as_dtype(dtype))
     result = alias(stop_gradient(_copy_tensor(ingested) if shared else ingested))
     if requires_grad:
@@ -142,12 +143,12 @@ def _require_inexact(x: Tensor) -> None:
 # --- of one value ------------------------------------------------------------------------------
 
 
-def _constant_tensor(op: str, shape: Any, dtype: Any, device: Any, value: float) -> Tensor:
-    check_host_device(device)
+def _constant_tensor(op: str, shape: Any, dtype: Any, value: float) -> Tensor:
     chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
     return filled_tensor(check_shape(op, shape), chosen, value)
 
 
+@takes_device
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of zeros.
 
@@ -155,9 +156,10 @@ def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.zeros((2,)).tolist()
     [0.0, 0.0]
     """
-    return _constant_tensor("zeros", shape, dtype, device, 0)
+    return _constant_tensor("zeros", shape, dtype, 0)
 
 
+@takes_device
 def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of ones.
 
@@ -165,9 +167,10 @@ def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.ones((2,), dtype="int32").tolist()
     [1, 1]
     """
-    return _constant_tensor("ones", shape, dtype, device, 1)
+    return _constant_tensor("ones", shape, dtype, 1)
 
 
+@takes_device
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of any values: zeros, since what a program computes must be repeatable.
 
@@ -175,9 +178,10 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     >>> wf.empty((2, 3)).shape
     (2, 3)
     """
-    return _constant_tensor("empty", shape, dtype, device, 0)
+    return _constant_tensor("empty", shape, dtype, 0)
 
 
+@takes_device
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """A tensor of one value, with the dtype of the value unless another is given.
 
@@ -185,7 +189,6 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     >>> wf.full((2,), 7).dtype
     weft.int64
     """
-    check_host_device(device)
     return _fill_shape("full", check_shape("full", shape), fill_value, dtype, None)
 
 
@@ -266,14 +269,17 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
 
 
 def _fill_like(op: str, x: Any, value: Any, dtype: Any, device: Any) -> Tensor:
-    check_host_device(device)
     like = as_tensor(op, x)
-    return _fill_shape(op, like.shape, value, dtype, like.dtype)
+    target = like.device if device is None else as_device(device)
+    with constants_on(CPU):
+        filled = _fill_shape(op, like.shape, value, dtype, like.dtype)
+    return on_device(filled, target, is_asked=device is not None)
 
 
 # --- of a range --------------------------------------------------------------------------------
 
 
+@takes_device
 def arange(
     start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
 ) -> Tensor:
@@ -285,7 +291,6 @@ def arange(
     >>> wf.arange(3).tolist(), wf.arange(1, 2, 0.5).tolist()
     ([0, 1, 2], [1.0, 1.5])
     """
-    check_host_device(device)
     first, last = (0, start) if stop is None else (start, stop)
     named = {"start": first, "stop": last, "step": step}
     first, last, step = (_number("arange", name, value) for name, value in named.items())
@@ -376,6 +381,7 @@ def _wrap_unsigned(value: Any, dtype: DType) -> Tensor:
     return scalar_tensor("arange", value % 2**64 if dtype is dtypes.uint64 else value, dtype)
 
 
+@takes_device
 def linspace(
     start: Any,
     stop: Any,
@@ -394,7 +400,6 @@ def linspace(
     >>> wf.linspace(0.0, 1.0, 3).tolist()
     [0.0, 0.5, 1.0]
     """
-    check_host_device(device)
     count = check_size("linspace", "num", num)
     if any(is_live(end) for end in (start, stop)):
         return _line(start, stop, int(count), dtype, endpoint)
@@ -433,6 +438,7 @@ def _diagonal_columns(op: str, shape: Any, k: Any) -> Tensor:
     return add(_positions(shape, 0), min(max(as_integer(op, "k", k), -beyond), beyond))
 
 
+@takes_device
 def eye(
     n_rows: Any,
     n_cols: Any = None,
@@ -448,7 +454,6 @@ def eye(
     >>> wf.eye(2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    check_host_device(device)
     chosen = dtypes.DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
     shape = check_shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
     diagonal = equal(_diagonal_columns("eye", shape, k), _positions(shape, 1))

@@ -88,9 +88,12 @@ def _scatter_kernels(draft: Draft, combine: Combine) -> Singles:
     if uniform(draft.node.operands[0], draft.producers) is not None:
         return _at_once(draft, combine)
     rest, rows = _rest(draft)
-    found = places(draft, 2, rows, checked=False)
+    guarded = draft.limits.guards_places
+    found = places(draft, 2, rows, checked=guarded)
     body = _Updates(draft, combine, found, draft.result).divide_over_threads(rest)
     update = draft.update(body, size(draft.shape(1)))
+    if guarded:
+        return (update,)
     checked = check(Draft(draft.node, draft.producers, draft.error, draft.limits), 2)
     return (update,) if checked is None else (checked, update)
 

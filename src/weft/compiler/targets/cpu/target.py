@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from weft.compiler.graph_passes.graph_pass import Pass
+from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.plan.launch import Kind, Launch, Sizes, one, static_shape, substitute_all
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.plan.program_plan import ProgramPlan
@@ -25,7 +26,7 @@ from weft.compiler.targets.cpu.cache.program_store import stored_program
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
-from weft.compiler.targets.cpu.products.forms import PANEL, Product, arrange_products, product_of
+from weft.compiler.targets.cpu.products.forms import PANEL, arrange_products, product_of
 from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches
 from weft.compiler.targets.cpu.products.tile_plans import TUNER
@@ -54,6 +55,10 @@ class CpuTarget:
         Pass("short products", shorten_products, "those that the machine has instructions for"),
         Pass("product operands", arrange_products, "on what is left: as native products take them"),
     )
+
+    def target_at(self, index: int) -> CpuTarget:
+        """See `Target`: all processors are one."""
+        return self
 
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""

@@ -9,9 +9,10 @@ is put on the stream after it is dropped. Each stream keeps what is freed, by si
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache, cached_property
+from heapq import heappop, heappush
 from threading import local
 from typing import Any
 from weakref import finalize
@@ -236,16 +237,17 @@ class Event:
 class Memory:
     """Bytes on the device; dropped, they are free for later work of their stream."""
 
-    __slots__ = ("count", "pointer", "stream")
+    __slots__ = ("_size", "count", "pointer", "stream")
 
     def __init__(self, stream: Stream, count: int) -> None:
         self.stream, self.count = stream, count
-        self.pointer = stream.arena.take(count)
+        self._size = rounded_size(count)
+        self.pointer = stream.arena.take(self._size)
 
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", None)
         if pointer is not None:
-            self.stream.arena.give(self.count, pointer)
+            self.stream.arena.give(self._size, pointer)
 
 
 class Arena:
@@ -253,7 +255,8 @@ class Arena:
 
     What is dropped may be in use by work that is on the stream already, and is given to work that
     comes after it there. What no size fits is taken from the driver; when there is none left, all
-    that is free goes back first.
+    that is free goes back first. Of several, the one of the lowest address is taken: a program that
+    is run again and again then finds its values in the same places, and may become a graph.
     """
 
     def __init__(self, driver: Driver, stream: int) -> None:
@@ -261,15 +264,14 @@ class Arena:
         self._free: dict[int, list[int]] = {}
         self.used = self.peak = 0
 
-    def take(self, count: int) -> int:
-        """The address of at least so many bytes."""
-        size = rounded_size(count)
+    def take(self, size: int) -> int:
+        """The address of so many bytes, a size that `rounded_size` gives."""
         free = self._free.get(size)
         self.used += size
         if self.used > self.peak:
             self.peak = self.used
         if free:
-            return free.pop()
+            return heappop(free)
         try:
             return self._allocate(size)
         except OutOfMemoryError:
@@ -279,11 +281,15 @@ class Arena:
             self.used += size
             return found
 
-    def give(self, count: int, address: int) -> None:
+    def give(
+        self,
+        size: int,
+        address: int,
+        push: Callable[[list[int], int], None] = heappush,  # modules may be gone at the end
+    ) -> None:
         """Memory that was taken for so many bytes is free."""
-        size = rounded_size(count)
         self.used -= size
-        self._free.setdefault(size, []).append(address)
+        push(self._free.setdefault(size, []), address)
 
     def release(self) -> None:
         """Give what is free back to the driver, after the work that may use it."""

@@ -145,12 +145,16 @@ class Driver:
 
     def __call__(self, name: str, *arguments: Any, log: str = "") -> None:
         """Call a function; an error where it does not succeed, with `log` in it."""
+        code = self.function(name)(*arguments)
+        if code != 0:
+            raise self.error(name, code, log)
+
+    def function(self, name: str) -> Any:
+        """A function of the library, which returns a code: for calls that are made often."""
         function = self._functions.get(name)
         if function is None:
             raise _old_driver(f"it has no {name}")
-        code = function(*arguments)
-        if code != 0:
-            raise self.error(name, code, log)
+        return function
 
     def handle(self, name: str, *arguments: Any) -> int:
         """Call a function whose first argument is a place for a handle; the handle."""

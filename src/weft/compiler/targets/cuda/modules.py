@@ -70,15 +70,16 @@ def machine_code(device: Device, ptx: str) -> bytes:
     """
     capability = "{}.{}".format(*device.capability)
     key = entry_key(ptx.encode(), "cuda", capability, str(device.driver.version))
-    found = _disk().get(key)
+    found = disk().get(key)
     if found is None:
         found = assemble(device, ptx)
-        _disk().put(key, found)
+        disk().put(key, found)
     return found
 
 
 @cache
-def _disk() -> DiskCache:
+def disk() -> DiskCache:
+    """Where machine code is kept."""
     return DiskCache()
 
 

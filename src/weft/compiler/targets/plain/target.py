@@ -33,6 +33,10 @@ class PlainTarget:
     """Those of a processor: a plan for this target is then cut as its plans are."""
     passes = ()
 
+    def target_at(self, index: int) -> PlainTarget:
+        """See `Target`: there is one."""
+        return self
+
     def environment(self) -> tuple[str, ...]:
         """See `Target`."""
         return (self.name,)

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
 from weft.compiler.targets.cpu.cache.kernels import text_addresses
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.compiler.targets.llvm.ir_types import Type
 from weft.compiler.targets.llvm.ir_vectors import Vectors

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.graph_passes.dead_code import remove_dead_code
+from weft.compiler.lowering.matrix_products import Product, form_of
 from weft.compiler.plan.launch import Kind, Launch, Sizes
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.machine import host
@@ -33,7 +34,6 @@ from weft.compiler.targets.cpu.products.dot_packing import (
     widened_words,
     words_of,
 )
-from weft.compiler.targets.cpu.products.forms import Product, form_of
 from weft.compiler.targets.cpu.products.select import CHUNK, CHUNKS
 from weft.compiler.targets.cpu.products.tile_plans import BLOCK, DEPTH, LOW
 from weft.core.dtypes import bfloat16, float16, float32, int8, int32, int64, uint8

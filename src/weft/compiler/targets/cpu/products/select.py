@@ -13,11 +13,11 @@ rows or by columns; docs/design/products.md has the measurements behind it.
 
 from __future__ import annotations
 
+from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
 from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import forms
-from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.gemm import functions
 from weft.compiler.targets.cpu.products.gemv import vector_launches
 from weft.compiler.targets.cpu.products.tile_plans import Plan, measured_plan, usual

@@ -3,7 +3,7 @@
 The usual plan follows from sizes, by what was measured on a few machines. Where `settings.tuning`
 is on, a tuner (tuning.py) is asked instead: it has measured the ways on this machine.
 
->>> from weft.compiler.targets.cpu.products.forms import Product
+>>> from weft.compiler.lowering.matrix_products import Product
 >>> from weft.core.dtypes import float32
 >>> product = Product(float32, (1, 512, 512, 512), (False, False))
 >>> usual(product), usual(Product(float32, (1, 64, 64, 64), (False, True))).packed
@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import product as combinations
 
+from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products.forms import Product, gemm_address
+from weft.compiler.targets.cpu.products.forms import gemm_address
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.core.records import frozen
 from weft.core.settings import settings

@@ -19,8 +19,8 @@ from time import perf_counter
 
 import numpy as np
 
+from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.targets.cpu.cache.kernels import environment
-from weft.compiler.targets.cpu.products.forms import Product
 from weft.compiler.targets.cpu.products.tile_plans import TUNER, Plan, read_plan, ways
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.shapes import is_static

@@ -1,0 +1,119 @@
+"""Arrays in a card's memory: what a tensor holds that was moved to a card, or computed there.
+
+Elements lie one after the other. An array is there as soon as it exists, for work that comes after
+it on the card's stream; the host waits for it only when it reads elements (`to_host`). Two arrays
+may share memory: the second then holds the first as its `base`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.targets.cuda.device import Memory, Stream, device
+from weft.compiler.targets.cuda.faults import raise_faults
+from weft.core.devices import Device
+from weft.core.records import frozen
+
+HostArray = np.ndarray[Any, Any]
+_OWNED, _SHARED = 0x0505, 0x0101
+"""What NumPy's flags say of an array that owns its memory and may be written to, and of another."""
+
+
+@frozen
+class Flags:
+    """The questions about an array's layout that are asked of NumPy's arrays, too."""
+
+    num: int
+    c_contiguous: bool = True
+    forc: bool = True
+
+
+_FLAGS = {True: Flags(_OWNED), False: Flags(_SHARED)}
+
+
+class CudaArray:
+    """An array in the memory of a card."""
+
+    __slots__ = ("__weakref__", "base", "dtype", "memory", "nbytes", "pointer", "shape", "size")
+
+    def __init__(
+        self,
+        memory: Memory,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        base: CudaArray | None = None,
+    ) -> None:
+        self.memory, self.dtype, self.shape, self.base = memory, dtype, shape, base
+        self.pointer = memory.pointer
+        self.size = math.prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+
+    @property
+    def device(self) -> Device:
+        """The card."""
+        return place_of(self.memory.stream.device.ordinal)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def flags(self) -> Flags:
+        """How it lies in memory; only one that shares no memory may be written to."""
+        return _FLAGS[self.base is None]
+
+    def view(self, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> CudaArray:
+        """The same elements in another shape."""
+        return CudaArray(self.memory, dtype or self.dtype, shape, self.base or self)
+
+    def to_host(self) -> HostArray:
+        """A copy in the host's memory, once all work before it is done."""
+        stream = self.memory.stream
+        stream.device.make_current()
+        host: HostArray = np.empty(self.shape, self.dtype)
+        stream.download(host, self.memory)
+        stream.synchronize()
+        raise_faults(stream.device.ordinal)
+        return host
+
+    def copy(self) -> CudaArray:
+        """The same elements in memory of their own."""
+        stream = self.memory.stream
+        stream.device.make_current()
+        memory = stream.allocate(self.nbytes)
+        stream.copy(memory, self.memory, self.nbytes)
+        return CudaArray(memory, self.dtype, self.shape)
+
+    def __repr__(self) -> str:
+        return f"<array of {self.dtype}{list(self.shape)} on {self.device}>"
+
+
+@cache
+def place_of(ordinal: int) -> Device:
+    """What users call a card."""
+    return Device(f"cuda:{ordinal}")
+
+
+@cache
+def compute_stream(ordinal: int) -> Stream:
+    """The stream on which all work of a card is put, in order."""
+    return Stream(device(ordinal))
+
+
+def uploader(ordinal: int) -> Callable[[HostArray], CudaArray]:
+    """What copies arrays of the host to a card."""
+
+    def upload(array: HostArray) -> CudaArray:
+        stream = compute_stream(ordinal)
+        stream.device.make_current()
+        memory = stream.allocate(array.nbytes)
+        stream.upload(memory, array)
+        return CudaArray(memory, array.dtype, array.shape)
+
+    return upload

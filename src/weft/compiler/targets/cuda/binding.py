@@ -1,0 +1,303 @@
+"""A plan bound to a table of cells: for one set of sizes, launches whose parameters are cells.
+
+Memory of a run is one piece: first what the plan has laid out, then a place for what a launch needs
+while it runs (partial sums, scratch memory), which all launches share, then what loops hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_void_p
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.plan.launch import (
+    Kind,
+    Launch,
+    Sizes,
+    Value,
+    bound_params,
+    bytes_of,
+    static_shape,
+)
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.cuda.code import Code
+from weft.compiler.targets.cuda.device import Stream
+from weft.compiler.targets.cuda.emit import scratch_bytes
+from weft.compiler.targets.cuda.execution import scratch_of_all
+from weft.compiler.targets.cuda.modules import Function
+from weft.core.errors import UnsupportedError
+from weft.ir.graph import GraphNode, Literal
+from weft.ir.loops import Kernel, evaluate
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[], None]
+"""Puts one launch on the stream."""
+CellOf = Callable[[GraphNode], int]
+"""The address of a cell in which a launch of a node reports a fault."""
+Binder = Callable[["Binding", Launch], Run]
+BINDERS: dict[str, Binder] = {}
+"""What binds launches of the target's own functions, by the first word of their symbol."""
+ALIGNMENT = 256
+_CELL = 8
+"""Bytes of a cell."""
+
+
+def binder(word: str) -> Callable[[Binder], Binder]:
+    """Say what binds the launches whose symbol begins with a word."""
+
+    def register(bind: Binder) -> Binder:
+        BINDERS[word] = bind
+        return bind
+
+    return register
+
+
+def in_order(runs: Sequence[Run]) -> Run:
+    """What puts some launches on the stream, one after the other."""
+    if len(runs) == 1:
+        return runs[0]
+
+    def run_all() -> None:
+        for run in runs:
+            run()
+
+    return run_all
+
+
+def aligned_size(count: int) -> int:
+    """A number of bytes, rounded up to where the next piece of memory may begin."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+class Binding:
+    """The launches of a plan for some sizes, and cells with the addresses of its values."""
+
+    def __init__(
+        self, plan: ProgramPlan, sizes: Sizes, code: Code, stream: Stream, cell_of: CellOf
+    ) -> None:
+        self.plan, self.sizes, self.code, self.stream = plan, sizes, code, stream
+        self.cell_of = cell_of
+        count = max(plan.slots.values(), default=-1) + 1
+        self.cells: Array = np.zeros(count, np.uint64)
+        """The address of each value, by its slot."""
+        self.literals = [
+            (slot, value)
+            for value, slot in plan.slots.items()
+            if isinstance(value, Literal) and value is not plan.error
+        ]
+        memory = plan.planner.at(sizes)
+        self.peak = aligned_size(memory.peak)
+        places = [(int(name), offset) for name, offset in memory.offsets.items()]
+        self._slots = np.array([slot for slot, _ in places], np.int64)
+        self._offsets = np.array([offset for _, offset in places], np.uint64)
+        self.workspace_bytes = 0
+        """What the launch that needs most uses while it runs."""
+        self.held_bytes = 0
+        """What loops hold from step to step."""
+        self.is_static = True
+        """Whether the host decides nothing while it runs, so that it may become a graph."""
+        self.count = 0
+        """How many launches there are, as far as they are known."""
+        self.inner: list[Binding] = []
+        self._workspace_cells: dict[int, Array] = {}
+        """By offset: cells with addresses of memory that launches use while they run."""
+        self.workspace = self.held = 0
+        """Where that memory begins in this run, and that of loops."""
+        self._held: list[Any] = []
+        self._runs = [self._bind(launch) for launch in plan.launches]
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    @property
+    def required_bytes(self) -> int:
+        """The memory of a run."""
+        return self.peak + self.workspace_bytes + self.held_bytes
+
+    def place(self, base: int) -> None:
+        """Say where the memory of the run is."""
+        self.place_parts(base, base + self.peak, base + self.peak + self.workspace_bytes)
+
+    def place_parts(self, base: int, workspace: int, held: int) -> None:
+        """Say where its values, the workspace and the memory of loops are."""
+        self.cells[self._slots] = self._offsets + np.uint64(base)
+        for offset, cell in self._workspace_cells.items():
+            cell[0] = workspace + offset
+        self.workspace, self.held = workspace, held
+
+    def address(self, value: Value) -> int:
+        """Where a value is, in this run."""
+        return int(self.cells[self.plan.slot(value)])
+
+    def addresses(self) -> bytes:
+        """What tells two runs apart: where everything is."""
+        return self.cells.tobytes() + self.workspace.to_bytes(8, "little")
+
+    def every_binding(self) -> Iterator[Binding]:
+        """The binding, and those of the plans inside."""
+        yield self
+        for each in self.inner:
+            yield from each.every_binding()
+
+    def hold(self, count: int) -> int:
+        """Room for so many bytes in the memory of loops: the offset."""
+        offset = self.held_bytes
+        self.held_bytes += aligned_size(count)
+        return offset
+
+    # --- runs ------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Put all launches on the stream."""
+        for run in self._runs:
+            run()
+
+    def steps(self) -> Iterator[None]:
+        """Put the launches on the stream one by one."""
+        for run in self._runs:
+            run()
+            yield
+
+    def _bind(self, launch: Launch) -> Run:
+        parts = (*launch.stages, *launch.members)
+        if parts:
+            runs = [self._bind(part) for part in parts]
+            return in_order(runs)
+        if launch.nested is not None:
+            return BINDERS["control"](self, launch)
+        if launch.node is not None:
+            return self._bind_reference(launch.node)
+        if launch.kind is Kind.COPY:
+            return self._bind_copy(launch)
+        if isinstance(launch.kernel, Kernel):
+            return self._bind_kernel(launch, launch.kernel)
+        found = BINDERS.get(launch.kernel[0])
+        if found is not None:
+            return found(self, launch)
+        raise UnsupportedError(
+            "cuda",
+            f"the launch {launch.name} is a function of another target",
+            expected="a plan that was made for a card",
+            got={"launch": launch.name, "made for": self.plan.target.name},
+            fix="plan_program(graph, CUDA)",
+        )
+
+    def cell(self, launch: Launch, value: Value) -> int:
+        """The address of the cell that holds the address of a value of a launch."""
+        if value is self.plan.error:
+            node = launch.checked or launch.node
+            assert node is not None
+            return self.number(self.cell_of(node))
+        return self.cells.ctypes.data + _CELL * self.plan.slot(value)
+
+    def number(self, value: int) -> int:
+        """The address of a cell of its own, which holds a number."""
+        cell = np.array([value], np.int64)
+        self._held.append(cell)
+        return int(cell.ctypes.data)
+
+    def keep(self, thing: Any) -> None:
+        """Hold what launches refer to by address."""
+        self._held.append(thing)
+
+    def workspace_cell(self, before: int, count: int) -> int:
+        """The address of a cell with the address of `count` bytes, behind others of the launch."""
+        cell = self._workspace_cells.setdefault(before, np.zeros(1, np.uint64))
+        self.workspace_bytes = max(self.workspace_bytes, aligned_size(before + count))
+        return int(cell.ctypes.data)
+
+    def kernel_run(
+        self, function: Function, blocks: int, threads: int, table: Sequence[int]
+    ) -> Run:
+        """What launches a function with the parameters at these addresses."""
+        parameters = (c_void_p * max(1, len(table)))(*table)
+        self._held.append(parameters)
+        self.count += 1
+        driver = self.stream.driver
+        launch = driver.function("cuLaunchKernel")
+        given = function.handle, blocks, 1, 1, threads, 1, 1, function.shared, self.stream.handle
+
+        def run() -> None:
+            code = launch(*given, parameters, None)
+            if code:
+                raise driver.error("cuLaunchKernel", code)
+
+        return run
+
+    def _bind_kernel(self, launch: Launch, kernel: Kernel) -> Run:
+        code = self.code.code_of(kernel)
+        sizes = dict(zip(kernel.sizes, launch.numbers(self.sizes), strict=True))
+        own = [self.cell(launch, value) for value in launch.values[: len(kernel.buffers)]]
+        used = 0
+        for buffer, count in code.parts.between:
+            size = aligned_size(max(0, evaluate(count, sizes)) * buffer.dtype.itemsize)
+            own.append(self.workspace_cell(used, size))
+            used += size
+        runs: list[Run] = []
+        for plan, function in zip(code.schedules, code.functions, strict=True):
+            blocks = plan.blocks(sizes)
+            if blocks == 0:
+                continue
+            table = [*own, *[self.number(sizes[name]) for name in plan.kernel.sizes]]
+            if scratch_bytes(plan) is None:
+                table.append(self.workspace_cell(used, scratch_of_all(plan, sizes)))
+            runs.append(self.kernel_run(function, blocks, plan.block, table))
+        return in_order(runs)
+
+    def _bind_copy(self, launch: Launch) -> Run:
+        source, target = launch.values[:2]
+        count = bytes_of(target.type, self.sizes)
+        self.count += 1
+        return lambda: self.copy(self.address(target), self.address(source), count)
+
+    def copy(self, target: int, source: int, count: int) -> None:
+        """Copy bytes on the card, unless they are there."""
+        if count and target != source:
+            self.stream.driver("cuMemcpyDtoDAsync_v2", target, source, count, self.stream.handle)
+
+    # --- values of the host ----------------------------------------------------------------------
+
+    def download(self, value: Value) -> Array:
+        """The value on the host, once it is computed."""
+        return self.download_from(self.address(value), value)
+
+    def download_from(self, address: int, value: Value) -> Array:
+        """A value of a type that lies at an address, on the host."""
+        shape = static_shape(value.type.shape, self.sizes)
+        host: Array = np.empty(shape, value.type.dtype.numpy)
+        if host.nbytes:
+            self.stream.driver(
+                "cuMemcpyDtoHAsync_v2", host.ctypes.data, address, host.nbytes, self.stream.handle
+            )
+            self.stream.synchronize()
+        return host
+
+    def upload(self, value: Value, array: Array) -> None:
+        """Give a value the elements of an array of the host."""
+        data = np.ascontiguousarray(array, value.type.dtype.numpy)
+        if data.nbytes:
+            self.stream.driver(
+                "cuMemcpyHtoDAsync_v2", self.address(value), data.ctypes.data, data.nbytes,
+                self.stream.handle,
+            )  # fmt: skip
+            self.stream.synchronize()
+
+    def _bind_reference(self, node: GraphNode) -> Run:
+        """A call of the primitive's reference, on copies of its operands in the host's memory."""
+        self.is_static = False
+        params = bound_params(node, self.sizes)
+
+        def run() -> None:
+            operands = [
+                atom.value if isinstance(atom, Literal) else self.download(atom)
+                for atom in node.operands
+            ]
+            with np.errstate(all="ignore"):
+                found = node.primitive.reference(*operands, **params)
+            results = found if node.primitive.multiple else (found,)
+            for result, array in zip(node.results, results, strict=True):
+                if self.plan.root(result) in self.plan.slots:
+                    self.upload(result, array)
+
+        return run

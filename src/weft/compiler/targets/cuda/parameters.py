@@ -1,0 +1,125 @@
+"""The parameters of kernels that are written as PTX: addresses, numbers, and tensor maps.
+
+A tensor map holds an address, so it is encoded anew when its value has moved.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from math import prod
+
+import numpy as np
+
+from weft.compiler.plan.launch import Launch, Value
+from weft.compiler.targets.cuda.array import compute_stream
+from weft.compiler.targets.cuda.binding import Binding, aligned_size
+from weft.compiler.targets.cuda.device import Memory
+from weft.compiler.targets.cuda.driver import Driver
+from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
+
+_MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
+"""What the driver calls the dtypes of tensor maps."""
+_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "tfloat32": 4}
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE = 0, 3, 2, 0
+COUNTERS = 1 << 20
+"""Bytes of counters that kernels of one card share: zeros before and after each."""
+
+
+class EncodedMap:
+    """A tensor map of a value that lies without gaps, encoded for the address it has."""
+
+    def __init__(self, driver: Driver, parameter: TensorMap, shape: Sequence[int]) -> None:
+        self._driver, self._parameter = driver, parameter
+        self._storage = (ctypes.c_ubyte * (_MAP_BYTES + _MAP_ALIGNMENT))()
+        first = ctypes.addressof(self._storage)
+        self.place = -(-first // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        rank, item = len(parameter.box), _ITEM_BYTES[parameter.dtype]
+        strides = [item * prod(shape[axis + 1 :]) for axis in reversed(range(rank - 1))]
+        self._sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
+        self._strides = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
+        self._box = (ctypes.c_uint32 * rank)(*parameter.box)
+        self._steps = (ctypes.c_uint32 * rank)(*[1] * rank)
+        self._encoded = -1
+
+    def refresh(self, address: int) -> None:
+        """Encode it for an address, if it was for another."""
+        if address == self._encoded:
+            return
+        self._driver(
+            "cuTensorMapEncodeTiled", self.place, _MAP_TYPES[self._parameter.dtype],
+            len(self._parameter.box), address, self._sizes, self._strides, self._box, self._steps,
+            _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE,
+        )  # fmt: skip
+        self._encoded = address
+
+
+def bind_parameters(
+    binding: Binding,
+    launch: Launch,
+    parameters: Sequence[Parameter],
+    values: Mapping[str, Value],
+    shapes: Mapping[str, Sequence[int]],
+    words: Mapping[str, int],
+    workspace_bytes: int = 0,
+    counters: int = 0,
+    before: int = 0,
+) -> tuple[list[int], Callable[[], None] | None]:
+    """The addresses of a kernel's parameters, and what encodes its maps anew; None without any.
+
+    `before` bytes of the workspace are other parameters' of the same launch.
+    """
+    table: list[int] = []
+    maps: list[tuple[EncodedMap, Value]] = []
+    for parameter in parameters:
+        name = parameter.name
+        if isinstance(parameter, TensorMap):
+            encoded = EncodedMap(binding.stream.driver, parameter, shapes[name])
+            binding.keep(encoded)
+            maps.append((encoded, values[name]))
+            table.append(encoded.place)
+        elif name == "workspace":
+            table.append(binding.workspace_cell(aligned_size(before), workspace_bytes))
+        elif name == "counters":
+            table.append(binding.number(shared_counters(binding.stream.device.ordinal, counters)))
+        elif isinstance(parameter, Pointer):
+            table.append(binding.cell(launch, values[name]))
+        else:
+            word = words[name] if name in words else _stride(name, shapes)
+            cell = np.array([word], np.uint32)
+            binding.keep(cell)
+            table.append(int(cell.ctypes.data))
+    if not maps:
+        return table, None
+
+    def refresh() -> None:
+        for encoded, value in maps:
+            encoded.refresh(binding.address(value))
+
+    return table, refresh
+
+
+def _stride(name: str, shapes: Mapping[str, Sequence[int]]) -> int:
+    """The number of elements from one row, head or item of a stack to the next."""
+    for ending, axis in (("_batch_stride", 0), ("_head_stride", 1), ("_stride", -2)):
+        if name.endswith(ending):
+            shape = shapes[name.removesuffix(ending)]
+            start = axis + 1 if axis >= 0 else len(shape) + axis + 1
+            return prod(shape[start:])
+    raise KeyError(name)
+
+
+@cache
+def _counter_memory(ordinal: int) -> Memory:
+    stream = compute_stream(ordinal)
+    memory = stream.allocate(COUNTERS)
+    stream.fill(memory, 0)
+    return memory
+
+
+def shared_counters(ordinal: int, count: int) -> int:
+    """The address of 32-bit zeros, which a kernel leaves as zeros."""
+    assert 4 * count <= COUNTERS
+    return _counter_memory(ordinal).pointer

@@ -1,0 +1,131 @@
+"""NVIDIA cards as a target: which nodes have kernels of their own, and what runs plans.
+
+Plans are made on any machine; only an executable needs a card.
+
+>>> import weft as wf
+>>> from weft.compiler.plan.planning import plan_program
+>>> graph = wf.ir.trace(lambda a, b: wf.exp(a @ b), *[wf.spec("bfloat16", (64, 64))] * 2)
+>>> [str(launch.kind) for launch in plan_program(graph, CUDA).launches]
+['product', 'loop']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+
+from weft.compiler.graph_passes.graph_pass import Pass
+from weft.compiler.plan.launch import Launch
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.cuda import control
+from weft.compiler.targets.cuda.code import begin_kernels
+from weft.compiler.targets.cuda.device import device
+from weft.compiler.targets.cuda.driver import is_available
+from weft.compiler.targets.cuda.executable import CudaExecutable, watched_launches
+from weft.compiler.targets.cuda.machine import card
+from weft.compiler.targets.cuda.nvptx import kernels_to_ptx
+from weft.compiler.targets.cuda.products.binding import (
+    arrange_products,
+    is_product,
+    product_launch,
+)
+from weft.compiler.targets.limits import (
+    FusionLimits,
+    Limits,
+    LoweringLimits,
+    PassLimits,
+    PlanLimits,
+    Rates,
+)
+from weft.compiler.targets.target import Array, Executable, Observer
+from weft.ir.graph import Graph, GraphNode, Literal
+from weft.ir.loops import Kernel
+
+__all__ = ["CUDA", "CudaTarget", "control", "cuda_target"]
+
+HOPPER = (9, 0)
+"""The compute capability whose products are written as PTX; on others they are loops."""
+CUDA_LIMITS = Limits(
+    passes=PassLimits(attention_queries=1 << 40, recognized_queries=1 << 40),
+    fusion=FusionLimits(divided_join_elements=1 << 62, chunked_rows=1 << 40),
+    lowering=LoweringLimits(guards_places=True),
+    plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
+    rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
+)
+"""What pays on a card. Rates are those of one H200; joins are one launch; nothing is fused by rows,
+as no cache lies between launches."""
+
+
+class CudaTarget:
+    """One card."""
+
+    name = "cuda"
+    limits = CUDA_LIMITS
+    passes = (Pass("product operands", arrange_products, "on what is left: as kernels take them"),)
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+
+    def target_at(self, index: int) -> CudaTarget:
+        """See `Target`."""
+        return cuda_target(index)
+
+    def environment(self) -> tuple[str, ...]:
+        """See `Target`."""
+        return (self.name, card().processor)
+
+    def has_convolution(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        return False
+
+    def takes(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        return self._has_warpgroups() and is_product(node)
+
+    def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
+        """See `Target`."""
+        return [product_launch(node)] if self.takes(node) else None
+
+    def _has_warpgroups(self) -> bool:
+        return not is_available() or device(self.ordinal).capability == HOPPER
+
+    def start(self) -> None:
+        """See `Target`: the driver is there."""
+
+    def prepare(self, graph: Graph) -> None:
+        """See `Target`: there is nothing to make ready."""
+
+    def begin(self, kernels: Sequence[Kernel]) -> None:
+        """See `Target`."""
+        if is_available():
+            begin_kernels(kernels, device(self.ordinal))
+
+    def executable(self, plan: ProgramPlan) -> CudaExecutable:
+        """See `Target`."""
+        return CudaExecutable(plan, self.ordinal)
+
+    def stored(self, digest: str, compiled: Callable[[], Executable]) -> Executable:
+        """See `Target`: kernels are kept on disk, programs are planned anew."""
+        return compiled()
+
+    def watch(self, observe: Observer) -> AbstractContextManager[None]:
+        """See `Target`."""
+        return watched_launches(observe)
+
+    def memory_comparison(self) -> Callable[[Array], bool] | None:
+        """See `Target`: calls are recognised on the host alone."""
+        return None
+
+    def listing(self, kernels: Sequence[Kernel]) -> str:
+        """See `Target`: PTX."""
+        return kernels_to_ptx(kernels)
+
+
+CUDA = CudaTarget(0)
+
+
+@cache
+def cuda_target(ordinal: int) -> CudaTarget:
+    """The target of a card."""
+    return CUDA if ordinal == 0 else CudaTarget(ordinal)

@@ -1,0 +1,68 @@
+"""NVIDIA cards: whether there are any, what they hold, and waiting for them.
+
+Tensors are moved with `x.to("cuda")` or made there with `device="cuda"`; what is computed of them
+is computed there. Nothing is needed but the driver.
+
+>>> import weft as wf
+>>> wf.cuda.device_count() > 0 or not wf.cuda.is_available()
+True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.compiler.targets.cuda.array import CudaArray, compute_stream, place_of, uploader
+from weft.compiler.targets.cuda.device import MemoryStats, device_count
+from weft.compiler.targets.cuda.device import device as card
+from weft.compiler.targets.cuda.driver import is_available
+from weft.compiler.targets.cuda.faults import raise_faults
+from weft.core.arrays import add_device
+from weft.core.devices import DEVICES, Device, as_device
+from weft.core.errors import DeviceError
+
+__all__ = ["MemoryStats", "device_count", "get_device_name", "is_available", "memory_stats",
+           "release_memory", "synchronize"]  # fmt: skip
+
+
+def find_card(name: str) -> Device:
+    """The device of a name such as `cuda` or `cuda:1`; an error where there is no such card."""
+    _, colon, number = name.partition(":")
+    if colon and not number.isdigit():
+        raise DeviceError(
+            "device",
+            "a card is named by its number",
+            expected="'cuda', or 'cuda:0', 'cuda:1' and so on",
+            got={"device": name},
+            fix="device='cuda:0'",
+        )
+    ordinal = int(number or 0)
+    card(ordinal)  # which says what is wrong where there is none
+    place = place_of(ordinal)
+    if place.kind not in DEVICES:
+        add_device(place, CudaArray, uploader(ordinal), computing=True)
+    return place
+
+
+def synchronize(device: Any = "cuda") -> None:
+    """Wait for all that was started on a card; an error of its kernels is raised here."""
+    place = as_device(device)
+    compute_stream(place.index).synchronize()
+    raise_faults(place.index)
+
+
+def memory_stats(device: Any = "cuda") -> MemoryStats:
+    """Bytes of a card: in all, free, held by the process, of these in use now and at most."""
+    return card(as_device(device).index).memory_stats()
+
+
+def get_device_name(device: Any = "cuda") -> str:
+    """What a card calls itself."""
+    return card(as_device(device).index).name
+
+
+def release_memory(device: Any = "cuda") -> None:
+    """Give memory that no tensor holds back to the system."""
+    place = as_device(device)
+    compute_stream(place.index).arena.release()
+    card(place.index).release_memory()

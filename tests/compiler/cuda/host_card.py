@@ -1,0 +1,263 @@
+"""A card whose memory is the host's: plans for cards run where there is none.
+
+The driver's functions are Python's. Memory is NumPy's, copies happen at once, and a kernel of the
+loop language is run by its interpreter, one that is written as PTX by NumPy. So all that lies
+between a tensor and a launch is tried here: addresses, cells, memory, loops, graphs, faults.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.compiler.cuda.fake_driver import FakeLibrary
+
+import weft as wf
+from weft.compiler.targets.cuda import code, device, driver
+from weft.compiler.targets.cuda.products import binding as products
+from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
+from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
+from weft.core.arrays import remove_device
+from weft.core.devices import DEVICES
+from weft.core.dtypes import as_dtype
+from weft.ir.loop_reference import run_reference
+from weft.ir.loops import Kernel
+
+FENCE = 64
+"""Bytes behind each piece of memory that must stay as they are."""
+_PATTERN = 0xA5
+UNWRITTEN = 0xFF
+"""What new memory holds: NaN in every floating-point type."""
+
+
+class HostCard(FakeLibrary):
+    """The library of a driver for one card."""
+
+    def __init__(self) -> None:
+        super().__init__(cards=1)
+        self.blocks: dict[int, np.ndarray[Any, Any]] = {}
+        self.modules: dict[bytes, list[Kernel]] = {}
+        self.products: dict[str, ProductKernel] = {}
+        self.loaded: dict[int, Any] = {}
+        self.functions: dict[int, Any] = {}
+        self.capturing: list[Callable[[], None]] | None = None
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.launched = 0
+        self.text = b""
+
+    def _answer(self, name: str, arguments: tuple[Any, ...]) -> None:
+        method = getattr(self, f"do_{name}", None)
+        if method is not None:
+            method(*arguments)
+        else:
+            super()._answer(name, arguments)
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def do_cuMemAllocAsync(self, place: Any, size: int, stream: int) -> None:
+        block = np.full(size + FENCE + 256, UNWRITTEN, np.uint8)
+        address = -(-block.ctypes.data // 256) * 256
+        whole = block[address - block.ctypes.data :][: size + FENCE]
+        whole[size:] = _PATTERN
+        self.blocks[address] = whole
+        place._obj.value = address
+
+    def do_cuMemFreeAsync(self, address: int, stream: int) -> None:
+        self.check_fences()
+        del self.blocks[address]
+
+    def do_cuMemHostAlloc(self, place: Any, size: int, flags: int) -> None:
+        self.do_cuMemAllocAsync(place, size, 0)
+
+    def check_fences(self) -> None:
+        """Fail where something was written behind the end of memory."""
+        for block in self.blocks.values():
+            assert (block[-FENCE:] == _PATTERN).all(), "memory was written behind its end"
+
+    def memory_at(self, address: int) -> np.ndarray[Any, Any]:
+        """The bytes from an address to the end of its memory."""
+        for start, block in self.blocks.items():
+            if start <= address < start + len(block) - FENCE:
+                return block[address - start : len(block) - FENCE]
+        if any(start + len(block) - FENCE == address for start, block in self.blocks.items()):
+            return np.empty(0, np.uint8)
+        raise AssertionError(f"{address:#x} is no memory of the card")
+
+    def _put(self, action: Callable[[], None]) -> None:
+        if self.capturing is not None:
+            self.capturing.append(action)
+        else:
+            action()
+
+    def do_cuMemcpyHtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
+        assert self.capturing is None
+        ctypes.memmove(self.memory_at(target)[:size].ctypes.data, source, size)
+
+    def do_cuMemcpyDtoHAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
+        assert self.capturing is None
+        assert len(self.memory_at(source)) >= size
+        ctypes.memmove(target, source, size)
+
+    def do_cuMemcpyDtoDAsync_v2(self, target: int, source: int, size: int, stream: int) -> None:
+        def copy() -> None:
+            self.memory_at(target)[:size] = self.memory_at(source)[:size].copy()
+
+        self._put(copy)
+
+    def do_cuMemsetD8Async(self, target: int, byte: int, size: int, stream: int) -> None:
+        self._put(lambda: self.memory_at(target)[:size].fill(byte))
+
+    def do_cuMemGetInfo_v2(self, free: Any, total: Any) -> None:
+        free._obj.value, total._obj.value = 1 << 33, 1 << 34
+
+    # --- code ------------------------------------------------------------------------------------
+
+    def do_cuLinkAddData_v2(self, state: Any, kind: int, text: bytes, *rest: Any) -> None:
+        self.text = text
+
+    def do_cuLinkComplete(self, state: Any, place: Any, size: Any) -> None:
+        self._code = ctypes.create_string_buffer(self.text)
+        place._obj.value = ctypes.addressof(self._code)
+        size._obj.value = len(self.text)
+
+    def do_cuModuleLoadData(self, place: Any, text: bytes) -> None:
+        place._obj.value = next(self._handles)
+        self.loaded[place._obj.value] = self.modules.get(text, text)
+
+    def do_cuModuleGetFunction(self, place: Any, module: int, name: bytes) -> None:
+        place._obj.value = next(self._handles)
+        held = self.loaded[module]
+        if isinstance(held, list):
+            found: Any = held[int(name.decode().removeprefix("weft_k"))]
+        else:
+            found = self.products[name.decode()]
+        self.functions[place._obj.value] = found
+
+    def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
+        table = given[8]
+        kernel = self.functions[function]
+        if isinstance(kernel, Kernel):
+            self._put(self._loop_launch(kernel, table))
+        else:
+            self._put(self._product_launch(kernel, table))
+
+    def _loop_launch(self, kernel: Kernel, table: Any) -> Callable[[], None]:
+        count = len(kernel.buffers)
+        words = [ctypes.c_int64.from_address(table[k]).value for k in range(count)]
+        numbers = [
+            ctypes.c_int64.from_address(table[count + k]).value for k in range(len(kernel.sizes))
+        ]
+
+        def launch() -> None:
+            self.launched += 1
+            buffers = []
+            for address, buffer in zip(words, kernel.buffers, strict=True):
+                data = self.memory_at(address) if address else np.empty(0, np.uint8)
+                item = buffer.dtype.itemsize
+                buffers.append(data[: len(data) // item * item].view(buffer.dtype.numpy))
+                assert address % 16 == 0 or buffer.name == "error", "memory is not aligned"
+            sizes = dict(zip(kernel.sizes, numbers, strict=True))
+            run_reference(kernel, buffers, numbers, 0, kernel.iterations(sizes))
+            self.check_fences()
+
+        return launch
+
+    def do_cuTensorMapEncodeTiled(
+        self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any, *rest: Any
+    ) -> None:
+        assert all(stride % 16 == 0 for stride in list(strides)[: rank - 1])
+        assert address % 16 == 0
+        words = [address, rank, *list(sizes)[:rank]]
+        ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
+
+    def _product_launch(self, kernel: ProductKernel, table: Any) -> Callable[[], None]:
+        spec, addresses, words = kernel.spec, dict[str, int](), dict[str, int]()
+        for place, parameter in enumerate(kernel.parameters):
+            if isinstance(parameter, TensorMap | Pointer):
+                addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
+            else:
+                words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
+        assert not any(isinstance(step, Keep) for step in spec.epilogue)
+        m, n, k, batch = (words.get(name, 1) for name in ("m", "n", "k", "batch"))
+
+        def matrix(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
+            kind = as_dtype("float32" if dtype == "tfloat32" else dtype).numpy
+            size = batch * shape[0] * shape[1] * dtype_bytes(dtype)
+            return self.memory_at(addresses[name])[:size].view(kind).reshape(batch, *shape)
+
+        def launch() -> None:
+            self.launched += 1
+            a = matrix("a", spec.dtype, *((k, m) if spec.transpose_a else (m, k)))
+            b = matrix("b", spec.dtype, *((n, k) if spec.transpose_b else (k, n)))
+            a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
+            b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
+            out = matrix("out", spec.output, m, n)
+            out[:] = (a.astype(np.float32) @ b.astype(np.float32)).astype(out.dtype)
+            self.check_fences()
+
+        return launch
+
+    # --- graphs ----------------------------------------------------------------------------------
+
+    def do_cuStreamBeginCapture_v2(self, stream: int, mode: int) -> None:
+        assert self.capturing is None
+        self.capturing = []
+
+    def do_cuStreamEndCapture(self, stream: int, place: Any) -> None:
+        assert self.capturing is not None
+        place._obj.value = next(self._handles)
+        self.graphs[place._obj.value], self.capturing = self.capturing, None
+
+    def do_cuGraphInstantiateWithFlags(self, place: Any, graph: int, flags: int) -> None:
+        place._obj.value = next(self._handles)
+        self.graphs[place._obj.value] = self.graphs[graph]
+
+    def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
+        for action in self.graphs[graph]:
+            action()
+
+
+_installed: list[tuple[HostCard, driver.Driver]] = []
+"""The one card of this process: programs that were compiled for it stay valid."""
+
+
+@contextmanager
+def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
+    """Inside, the machine has one card, in the host's memory."""
+    if not _installed:
+        made = HostCard()
+        _installed.append((made, driver.open_driver(made)))
+    card, opened = _installed[0]
+    device.device.cache_clear()
+    monkeypatch.setattr(device, "load_driver", lambda: opened)
+    monkeypatch.setattr(driver, "_opened_driver", lambda: opened)
+
+    def emit(kernels: Sequence[Kernel], machine: Any) -> str:
+        token = f"module {len(card.modules)}"
+        card.modules[token.encode()] = list(kernels)
+        return token
+
+    monkeypatch.setattr(code, "emit_device_module", emit)
+    monkeypatch.setattr(code, "compiled_text", lambda device, text: text.encode())
+    make = products.kernel_of
+
+    def kernel_of(*given: Any) -> ProductKernel:
+        kernel = make(*given)
+        card.products[kernel.name] = kernel
+        return kernel
+
+    monkeypatch.setattr(products, "kernel_of", kernel_of)
+    card.calls.clear()
+    try:
+        yield card
+    finally:
+        wf.random.seed(0)  # the counter may be on the card
+        place = DEVICES.get("cuda:0")
+        if place is not None:
+            remove_device(place)
+        device.device.cache_clear()
