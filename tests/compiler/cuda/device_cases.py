@@ -1,0 +1,129 @@
+"""What programs must do on a card, whether that is a real one or one in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.compiler.plan.launch import Kind
+from weft.compiler.plan.planning import plan_program
+from weft.compiler.targets.cuda.target import CUDA
+from weft.ir.primitive import PRIMITIVES, Primitive, Sample
+
+Array = np.ndarray[Any, Any]
+
+
+def numbers(*shape: int) -> Array:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(complex if array.dtype.kind == "c" else np.float64)
+
+
+SAMPLES = [
+    pytest.param(primitive, sample, id=f"{name} {number}")
+    for name, primitive in sorted(PRIMITIVES.items())
+    for number, sample in enumerate(primitive.samples())
+    if not primitive.impure
+]
+
+
+def check_sample(primitive: Primitive, sample: Sample) -> None:
+    """A primitive gives on the card what its reference gives."""
+    with np.errstate(all="ignore"):
+        wanted = primitive.reference(*sample.operands, **sample.params)
+    place = wf.device("cuda")
+    handles = [wf.asarray(np.asarray(x)).to(place) for x in sample.operands]
+    found = wf.ir.dispatch.bind(primitive, *handles, **sample.params)
+    results = found if primitive.multiple else (found,)
+    expected = wanted if primitive.multiple else (wanted,)
+    for result, array in zip(results, expected, strict=True):
+        if handles:
+            assert result.device == place
+        host = result.numpy()
+        assert (host.shape, host.dtype) == (np.shape(array), np.asarray(array).dtype)
+        limit = 1e-2 if host.dtype.itemsize == 2 else 2e-5
+        np.testing.assert_allclose(_wide(host), _wide(np.asarray(array)), rtol=limit, atol=limit)
+
+
+def compare(f: Callable[..., Any], *arrays: Array, limit: float = 1e-5) -> list[Kind]:
+    """Run a compiled function on the card and on the CPU; the kinds of the card's launches."""
+    compiled = wf.jit(f)
+    wanted = wf.tree.leaves(compiled(*map(wf.asarray, arrays)))
+    for _ in range(4):  # the last of them as a graph
+        moved = [wf.asarray(array).to("cuda") for array in arrays]
+        found = wf.tree.leaves(compiled(*moved))
+        for one, other in zip(found, wanted, strict=True):
+            assert one.device == wf.device("cuda")
+            np.testing.assert_allclose(
+                _wide(one.numpy()), _wide(other.numpy()), rtol=limit, atol=limit
+            )
+    plan = plan_program(wf.ir.trace(f, *map(wf.asarray, arrays)), CUDA)
+    return [launch.kind for launch in plan.every_launch()]
+
+
+def _switch(x: wf.Tensor) -> wf.Tensor:
+    return wf.switch((x.sum() > 0).astype("int32"), [lambda y: y * 2, lambda y: wf.exp(y)], x)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
+    "softmax of a product": (lambda x: wf.softmax(x @ x.T).sum(axis=0), (6, 8), Kind.PRODUCT),
+    "a stack of products": (lambda x: wf.einsum("bij,bkj->bik", x, x), (3, 4, 8), Kind.PRODUCT),
+    "a product of odd sizes": (lambda x: x.T @ x, (7, 5), Kind.PRODUCT),
+    "a scan": (
+        lambda x: wf.scan(lambda c, r: (wf.tanh(c + r), c * r), x[0], x), (5, 4), Kind.CONTROL,
+    ),
+    "a scan over rows that begin anywhere": (
+        lambda x: wf.scan(lambda c, r: (c + r, c * r), x[0], x), (5, 3), Kind.CONTROL,
+    ),
+    "a scan that hands its carry on": (
+        lambda x: wf.scan(lambda c, r: ((c[1], c[0] + r), r), (x[0], x[1]), x), (4, 4),
+        Kind.CONTROL,
+    ),
+    "a gradient through a scan": (
+        wf.grad(lambda x: wf.scan(lambda c, r: (wf.sin(c * r), c), x[0], x)[0].sum()), (4, 3),
+        Kind.CONTROL,
+    ),
+    "a while loop": (
+        lambda x: wf.while_loop(lambda v: v.sum() < 100, lambda v: v * 2 + 1, wf.abs(x)), (3, 4),
+        Kind.CONTROL,
+    ),
+    "a choice": (_switch, (3, 4), Kind.CONTROL),
+    "a choice in each row": (wf.vmap(_switch), (5, 3), Kind.CONTROL),
+    "a sort": (lambda x: wf.sort(wf.exp(x), axis=1)[:, ::2], (3, 5), Kind.REFERENCE),
+    "a long sum": (lambda x: (x * x).sum(), (70_000,), Kind.LOOP),
+    "a join": (lambda x: wf.concat([x, wf.flip(x, axis=0) * 2, x[:1]], axis=0), (5, 4), Kind.LOOP),
+    "its own input": (lambda x: [x, x.reshape(-1), x * 1.5], (3, 4), Kind.LOOP),
+    "no elements": (lambda x: [wf.exp(x), x.sum(axis=0), x.T @ x], (0, 4), Kind.PRODUCT),
+}  # fmt: skip
+
+
+def check_program(name: str) -> None:
+    """A program gives on the card what it gives on the processor, by the launches it is for."""
+    f, shape, kind = PROGRAMS[name]
+    assert kind in compare(f, numbers(*shape))
+
+
+def train(device: str, steps: int) -> list[float]:
+    """The losses of some steps of a small network, compiled whole."""
+    wf.random.seed(3)
+    model = wf.nn.Sequential(wf.nn.Linear(6, 16), wf.nn.GELU(), wf.nn.Linear(16, 3)).to(device)
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.01)
+    generator = np.random.default_rng(0)
+    xs = generator.normal(size=(8, 6)).astype(np.float32)
+    x, y = wf.asarray(xs).to(device), wf.asarray(np.arange(8) % 3).to(device)
+
+    @wf.jit
+    def step(x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
+        optimizer.zero_grad()
+        loss = wf.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [float(step(x, y)) for _ in range(steps)]
