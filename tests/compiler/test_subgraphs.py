@@ -52,7 +52,7 @@ def params_of(graph: Graph) -> dict[str, Any]:
 
 def recognize(graph: Graph, tally: Counter[str] | None = None) -> Graph:
     """The pass, with the limits that the processor has in this test."""
-    return recognize_attention(graph, tally, limits=CPU.limits.passes)
+    return recognize_attention(CPU, graph, tally)
 
 
 # --- attention -----------------------------------------------------------------------------------

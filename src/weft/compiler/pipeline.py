@@ -108,7 +108,7 @@ def pipeline(target: Target) -> tuple[Pass, ...]:
     layout = partial(channels_last, target)
     lookups = partial(multiply_tables, limits=limits)
     loops = partial(lighten_loops, limits=limits)
-    attention = partial(recognize_attention, limits=limits)
+    attention = partial(recognize_attention, target)
     return (
         Pass(
             "inline", inline, "rules of derivatives have done their work; the passes see one graph"

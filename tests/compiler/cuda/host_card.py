@@ -18,7 +18,10 @@ import pytest
 from tests.compiler.cuda.fake_driver import FakeLibrary
 
 import weft as wf
-from weft.compiler.targets.cuda import code, device, driver
+from weft.compiler.targets.cuda import code, device, driver, parameters
+from weft.compiler.targets.cuda.attention import binding as attention
+from weft.compiler.targets.cuda.attention.backward import tile_queries
+from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
@@ -42,13 +45,16 @@ class HostCard(FakeLibrary):
         super().__init__(cards=1)
         self.blocks: dict[int, np.ndarray[Any, Any]] = {}
         self.modules: dict[bytes, list[Kernel]] = {}
-        self.products: dict[str, ProductKernel] = {}
+        self.written: dict[bytes, Any] = {}
+        """Kernels that are written as PTX, by their text."""
         self.loaded: dict[int, Any] = {}
         self.functions: dict[int, Any] = {}
         self.capturing: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.launched = 0
         self.text = b""
+        self.gradients_of_queries = np.zeros(0)
+        """What the pass back leaves for the kernel after it."""
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> None:
         method = getattr(self, f"do_{name}", None)
@@ -135,7 +141,7 @@ class HostCard(FakeLibrary):
         if isinstance(held, list):
             found: Any = held[int(name.decode().removeprefix("weft_k"))]
         else:
-            found = self.products[name.decode()]
+            found = self.written[held]
         self.functions[place._obj.value] = found
 
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
@@ -144,7 +150,7 @@ class HostCard(FakeLibrary):
         if isinstance(kernel, Kernel):
             self._put(self._loop_launch(kernel, table))
         else:
-            self._put(self._product_launch(kernel, table))
+            self._put(self._written_launch(kernel, table))
 
     def _loop_launch(self, kernel: Kernel, table: Any) -> Callable[[], None]:
         count = len(kernel.buffers)
@@ -175,13 +181,21 @@ class HostCard(FakeLibrary):
         words = [address, rank, *list(sizes)[:rank]]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
 
-    def _product_launch(self, kernel: ProductKernel, table: Any) -> Callable[[], None]:
-        spec, addresses, words = kernel.spec, dict[str, int](), dict[str, int]()
+    def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
+        addresses, words = dict[str, int](), dict[str, int]()
         for place, parameter in enumerate(kernel.parameters):
             if isinstance(parameter, TensorMap | Pointer):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
+        if isinstance(kernel, AttentionKernel):
+            return lambda: run_attention(self, kernel, addresses, words)
+        return self._product_launch(kernel, addresses, words)
+
+    def _product_launch(
+        self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
+    ) -> Callable[[], None]:
+        spec = kernel.spec
         assert not any(isinstance(step, Keep) for step in spec.epilogue)
         m, n, k, batch = (words.get(name, 1) for name in ("m", "n", "k", "batch"))
 
@@ -222,6 +236,69 @@ class HostCard(FakeLibrary):
             action()
 
 
+def run_attention(
+    card: HostCard, kernel: AttentionKernel, addresses: dict[str, int], words: dict[str, int]
+) -> None:
+    """What the kernels of attention and of its gradient compute, in float32."""
+    card.launched += 1
+    spec, kind = kernel.spec, as_dtype(kernel.spec.dtype).numpy
+    heads, queries = words["heads"], words["queries"]
+    batch = words.get("batch", 0) or len(card.gradients_of_queries)
+    keys, shared = words.get("keys", 1), heads // words.get("group", 1)
+
+    def array(name: str, dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return card.memory_at(addresses[name])[:size].view(dtype).reshape(shape)
+
+    tile = tile_queries(spec)
+    padded = -(-queries // tile) * tile
+    if kernel.name == "attention_padding":
+        for name, source, outside, factor in (
+            ("logs", "sums", np.inf, np.float32(np.log2(np.e))),
+            ("products", "delta", 0.0, np.float32(1)),
+        ):
+            rows = np.full((batch * heads, padded), outside, np.float32)
+            rows[:, :queries] = array(source, np.float32, batch * heads, queries) * factor
+            array(name, np.float32, batch * heads, padded)[:] = rows
+        return
+    if kernel.name == "attention_queries":
+        out = array("dq", kind, batch, heads, queries, spec.head)
+        out[:] = card.gradients_of_queries.reshape(out.shape)
+        return
+    q = array("q", kind, batch, heads, queries, spec.head).astype(np.float32)
+    k, v = (
+        array(name, kind, batch, shared, keys, spec.head).astype(np.float32).repeat(
+            heads // shared, axis=1
+        )
+        for name in ("k", "v")
+    )  # fmt: skip
+    scores = q @ np.swapaxes(k, 2, 3) * np.float32(spec.scale)
+    if spec.causal:
+        i, j = np.arange(queries)[:, None], np.arange(keys)
+        scores = np.where(j <= i + words["offset"], scores, -np.inf)
+    if kernel.name == "attention":
+        top = scores.max(axis=-1, keepdims=True)
+        powers = np.exp(scores - top)
+        total = powers.sum(axis=-1, keepdims=True)
+        array("out", kind, batch, heads, queries, spec.head)[:] = powers @ v / total
+        sums = array("sums", np.float32, batch, heads, queries)
+        sums[:] = (top + np.log(total))[..., 0]
+        return
+    logs, products_of_rows = (
+        array(name, np.float32, batch, heads, padded)[:, :, :queries, None]
+        for name in ("logs", "products")
+    )
+    weights = np.exp2(scores * np.float32(np.log2(np.e)) - logs)
+    ct = array("dout", kind, batch, heads, queries, spec.head).astype(np.float32)
+    dscores = weights * (ct @ np.swapaxes(v, 2, 3) - products_of_rows) * np.float32(spec.scale)
+    group = (batch, shared, heads // shared, keys, spec.head)
+    dk = (np.swapaxes(dscores, 2, 3) @ q).reshape(group).sum(axis=2)
+    dv = (np.swapaxes(weights, 2, 3) @ ct).reshape(group).sum(axis=2)
+    array("dk", kind, batch, shared, keys, spec.head)[:] = dk
+    array("dv", kind, batch, shared, keys, spec.head)[:] = dv
+    card.gradients_of_queries = dscores @ k
+
+
 _installed: list[tuple[HostCard, driver.Driver]] = []
 """The one card of this process: programs that were compiled for it stay valid."""
 
@@ -244,14 +321,14 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
 
     monkeypatch.setattr(code, "emit_device_module", emit)
     monkeypatch.setattr(code, "compiled_text", lambda device, text: text.encode())
-    make = products.kernel_of
+    load = parameters.written_kernel_run
 
-    def kernel_of(*given: Any) -> ProductKernel:
-        kernel = make(*given)
-        card.products[kernel.name] = kernel
-        return kernel
+    def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:
+        card.written[kernel.text.encode() + b"\0"] = kernel
+        return load(binding, launch, kernel, *given, **named)
 
-    monkeypatch.setattr(products, "kernel_of", kernel_of)
+    for module in (products, attention):
+        monkeypatch.setattr(module, "written_kernel_run", run)
     card.calls.clear()
     try:
         yield card

@@ -91,6 +91,9 @@ class Target(Hashable, Protocol):
     def has_convolution(self, node: GraphNode) -> bool:
         """Whether a convolution has launches of the target's own once its channels are last."""
 
+    def has_attention(self, node: GraphNode) -> bool:
+        """Whether attention, or its gradient, stays one primitive; else it becomes products."""
+
     @property
     def passes(self) -> tuple[Pass, ...]:
         """The target's own passes, which come last: operands as its own launches take them."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from weft.compiler.graph_passes.attention.masks import COMPUTED, computed_mask
 from weft.compiler.graph_passes.attention.sites import Site, View, sites
-from weft.compiler.targets.limits import PassLimits
+from weft.compiler.targets.target import Target
 from weft.core.dtypes import DType, float64
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import PRIMITIVES, Primitive
@@ -42,11 +42,11 @@ from weft.ops.movement import reshape, transpose
 __all__ = ["recognize_attention"]
 
 
-def recognize_attention(graph: Graph, tally: Tally | None = None, *, limits: PassLimits) -> Graph:
+def recognize_attention(target: Target, graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph with attention as one primitive, where that pays."""
-    after = _Rewrite(graph, tally, limits).run()
+    after = _Rewrite(graph, tally, target).run()
     # masks of what was found are looked at when they are made
-    return after if after is graph else _Rewrite(after, tally, limits).run()
+    return after if after is graph else _Rewrite(after, tally, target).run()
 
 
 # --- rewriting -----------------------------------------------------------------------------------
@@ -73,19 +73,19 @@ def _formula(node: GraphNode) -> Graph:
 class _Rewrite(Walk):
     """Puts attention, and its gradient, where the first product with their results stood."""
 
-    def __init__(self, graph: Graph, tally: Tally | None, limits: PassLimits) -> None:
+    def __init__(self, graph: Graph, tally: Tally | None, target: Target) -> None:
         super().__init__(graph, tally)
-        self.limits = limits
-        found = sites(graph, limits.recognized_queries, self.tally)
+        self.target, self.limits = target, target.limits.passes
+        found = sites(graph, self.limits.recognized_queries, self.tally)
         self.found = {v: site for site in found for v in site.results}
         self.made: dict[Variable, tuple[list[Atom], dict[str, Any], list[Atom]]] = {}
         self.gradients: dict[Variable, dict[str, Atom]] = {}
 
     def nested(self, graph: Graph) -> Graph:
-        return _Rewrite(graph, self.tally, self.limits).run()
+        return _Rewrite(graph, self.tally, self.target).run()
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
-        if node.primitive in _FORMULAS and self.is_small(node):
+        if node.primitive in _FORMULAS and not self.target.has_attention(node):
             return self.splice(_formula(node), node.operands)
         if node.primitive in COMPUTED:
             return self.computing_mask(node)
@@ -99,11 +99,6 @@ class _Rewrite(Walk):
             found = self.make(reshape, found, like=node, shape=found.type.shape[1:])
         found = self.view_value(View(found, product.order, number), node)
         return (self.convert_value(found, node.results[0].type.dtype, node),)
-
-    def is_small(self, node: GraphNode) -> bool:
-        """Whether attention has too few queries to be one primitive."""
-        queries = node.operands[0].type.shape[-2]
-        return isinstance(queries, int) and queries < self.limits.attention_queries
 
     def computing_mask(self, node: GraphNode) -> Sequence[Atom] | None:
         """Attention that computes its mask, if it has one that is made of less."""

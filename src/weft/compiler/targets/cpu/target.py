@@ -68,6 +68,11 @@ class CpuTarget:
         """See `Target`."""
         return convolutions.is_native(node, self.limits.lowering.unrolled_depthwise_taps)
 
+    def has_attention(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        queries = node.operands[0].type.shape[-2]
+        return not isinstance(queries, int) or queries >= self.limits.passes.attention_queries
+
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
         return node.primitive is dot and product_of(node) is not None

@@ -9,14 +9,16 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod
+from typing import Protocol
 
 import numpy as np
 
 from weft.compiler.plan.launch import Launch, Value
 from weft.compiler.targets.cuda.array import compute_stream
-from weft.compiler.targets.cuda.binding import Binding, aligned_size
-from weft.compiler.targets.cuda.device import Memory
+from weft.compiler.targets.cuda.binding import Binding, Run
+from weft.compiler.targets.cuda.device import Memory, device
 from weft.compiler.targets.cuda.driver import Driver
+from weft.compiler.targets.cuda.modules import Function, load_ptx
 from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
 
 _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
@@ -65,11 +67,11 @@ def bind_parameters(
     words: Mapping[str, int],
     workspace_bytes: int = 0,
     counters: int = 0,
-    before: int = 0,
+    cells: Mapping[str, int] | None = None,
 ) -> tuple[list[int], Callable[[], None] | None]:
     """The addresses of a kernel's parameters, and what encodes its maps anew; None without any.
 
-    `before` bytes of the workspace are other parameters' of the same launch.
+    `cells` are the addresses of cells of parameters that are no values of the plan.
     """
     table: list[int] = []
     maps: list[tuple[EncodedMap, Value]] = []
@@ -80,8 +82,10 @@ def bind_parameters(
             binding.keep(encoded)
             maps.append((encoded, values[name]))
             table.append(encoded.place)
+        elif cells is not None and name in cells:
+            table.append(cells[name])
         elif name == "workspace":
-            table.append(binding.workspace_cell(aligned_size(before), workspace_bytes))
+            table.append(binding.workspace_cell(0, workspace_bytes))
         elif name == "counters":
             table.append(binding.number(shared_counters(binding.stream.device.ordinal, counters)))
         elif isinstance(parameter, Pointer):
@@ -109,6 +113,50 @@ def _stride(name: str, shapes: Mapping[str, Sequence[int]]) -> int:
             start = axis + 1 if axis >= 0 else len(shape) + axis + 1
             return prod(shape[start:])
     raise KeyError(name)
+
+
+def written_kernel_run(
+    binding: Binding,
+    launch: Launch,
+    kernel: WrittenKernel,
+    blocks: int,
+    given: tuple[Mapping[str, Value], Mapping[str, Sequence[int]], Mapping[str, int]],
+    workspace_bytes: int = 0,
+    counters: int = 0,
+    cells: Mapping[str, int] | None = None,
+) -> Run:
+    """What launches a kernel that is written as PTX, given its values, their shapes and words."""
+    table, refresh = bind_parameters(
+        binding, launch, kernel.parameters, *given, workspace_bytes, counters, cells
+    )
+    function = loaded_function(
+        kernel.name, kernel.text, kernel.shared_bytes, binding.stream.device.ordinal
+    )
+    run = binding.kernel_run(function, blocks, kernel.threads, table)
+    if refresh is None:
+        return run
+
+    def run_with_maps() -> None:
+        refresh()
+        run()
+
+    return run_with_maps
+
+
+@cache
+def loaded_function(name: str, text: str, shared_bytes: int, ordinal: int) -> Function:
+    """The function of a kernel on a card."""
+    return load_ptx(device(ordinal), text).function(name, shared_bytes)
+
+
+class WrittenKernel(Protocol):
+    """A kernel in PTX, and what a launch must know of it."""
+
+    name: str
+    text: str
+    threads: int
+    shared_bytes: int
+    parameters: tuple[Parameter, ...]
 
 
 @cache

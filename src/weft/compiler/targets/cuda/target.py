@@ -19,6 +19,7 @@ from weft.compiler.graph_passes.graph_pass import Pass
 from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
+from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
 from weft.compiler.targets.cuda.code import begin_kernels
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
@@ -47,7 +48,7 @@ __all__ = ["CUDA", "CudaTarget", "control", "cuda_target"]
 HOPPER = (9, 0)
 """The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
-    passes=PassLimits(attention_queries=1 << 40, recognized_queries=1 << 40),
+    passes=PassLimits(recognized_queries=1 << 40),
     fusion=FusionLimits(divided_join_elements=1 << 62, chunked_rows=1 << 40),
     lowering=LoweringLimits(guards_places=True),
     plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
@@ -79,13 +80,19 @@ class CudaTarget:
         """See `Target`."""
         return False
 
+    def has_attention(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        return self._has_warpgroups() and is_attention(node)
+
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and is_product(node)
+        return self._has_warpgroups() and (is_product(node) or is_attention(node))
 
     def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
         """See `Target`."""
-        return [product_launch(node)] if self.takes(node) else None
+        if not self.takes(node):
+            return None
+        return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
     def _has_warpgroups(self) -> bool:
         return not is_available() or device(self.ordinal).capability == HOPPER

@@ -45,6 +45,11 @@ class PlainTarget:
         """See `Target`."""
         return False
 
+    def has_attention(self, node: GraphNode) -> bool:
+        """See `Target`."""
+        queries = node.operands[0].type.shape[-2]
+        return not isinstance(queries, int) or queries >= self.limits.passes.attention_queries
+
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
         return False

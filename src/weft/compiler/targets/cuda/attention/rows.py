@@ -35,6 +35,8 @@ __all__ = [
     "before_launch",
     "buffer_numbers",
     "counter_numbers",
+    "pad_kernel",
+    "pad_launch",
     "row_numbers",
 ]
 
@@ -144,6 +146,36 @@ def _store_rows(
     for name, value in (("logs", log * math.log2(math.e)), ("products", total)):
         place = kernel.address(kernel.parameter(name), number, 4)
         kernel.do("st.global.f32", at(place), value, when=exists & leads)
+
+
+def pad_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
+    """The launch of the kernel before the pass, where rows are summed already."""
+    return AttentionLaunch(math.ceil(row_numbers(spec, sizes) / _THREADS), sizes.words)
+
+
+def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
+    """`products` = `delta`, the sums of out · dout over rows, and `logs` = `sums` · log2 e.
+
+    Behind the last query of a head they are 0 and +∞, so that the pass gives it no weight.
+    """
+    parameters = [*map(Pointer, ("sums", "delta", "logs", "products")),
+                  *map(Word, ("batch", "heads", "queries"))]  # fmt: skip
+    kernel = Kernel("attention_padding", parameters, _THREADS)
+    tile = tile_queries(spec)
+    number = kernel.special("ctaid.x") * _THREADS + kernel.special("tid.x")
+    queries = kernel.parameter("queries")
+    padded = (queries + (tile - 1)) // tile * tile
+    line, row = number // padded, number % padded
+    exists = line < kernel.parameter("heads") * kernel.parameter("batch")
+    inside = (row < queries) & exists
+    index = kernel.let("u64", "mul.wide.u32", line, queries) + kernel.let("u64", "cvt.u64.u32", row)
+    log, product = kernel.variable("f32", math.inf), kernel.variable("f32", 0.0)
+    for name, value in (("sums", log), ("delta", product)):
+        kernel.do("ld.global.f32", value, at(kernel.parameter(name) + index * 4), when=inside)
+    for name, value in (("logs", log * math.log2(math.e)), ("products", product)):
+        place = kernel.address(kernel.parameter(name), number, 4)
+        kernel.do("st.global.f32", at(place), value, when=exists)
+    return _finish_kernel(spec, kernel)
 
 
 def after_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:

@@ -15,8 +15,7 @@ from weft.compiler.lowering.matrix_products import arrange_operands, form_of
 from weft.compiler.plan.launch import Kind, Launch, one
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
 from weft.compiler.targets.cuda.device import device
-from weft.compiler.targets.cuda.modules import Function, load_ptx
-from weft.compiler.targets.cuda.parameters import bind_parameters
+from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
 from weft.compiler.targets.cuda.products.description import (
     Plan,
@@ -102,22 +101,10 @@ def bind_product(binding: Binding, product: Launch) -> Run:
         "b": (*front, *((columns, inner) if spec.transpose_b else (inner, columns))),
         "out": (*front, rows, columns),
     }
-    values = {"a": a, "b": b, "out": out}
-    table, refresh = bind_parameters(
-        binding, product, kernel.parameters, values, shapes, how.words,
-        how.workspace_bytes, how.counters,
-    )  # fmt: skip
-    run = binding.kernel_run(
-        loaded_function(kernel, card.ordinal), how.blocks, kernel.threads, table
+    given = {"a": a, "b": b, "out": out}, shapes, how.words
+    return written_kernel_run(
+        binding, product, kernel, how.blocks, given, how.workspace_bytes, how.counters
     )
-    if refresh is None:
-        return run
-
-    def run_with_maps() -> None:
-        refresh()
-        run()
-
-    return run_with_maps
 
 
 @lru_cache(maxsize=4096)
@@ -129,9 +116,3 @@ def chosen_kernel(spec: ProductSpec, sizes: Sizes, ordinal: int) -> ProductKerne
 @cache
 def _kernel(spec: ProductSpec, plan: Plan) -> ProductKernel:
     return kernel_of(spec, plan)
-
-
-@cache
-def loaded_function(kernel: ProductKernel, ordinal: int) -> Function:
-    """The function of a kernel on a card."""
-    return load_ptx(device(ordinal), kernel.text).function(kernel.name, kernel.shared_bytes)
