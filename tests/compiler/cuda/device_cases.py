@@ -84,6 +84,22 @@ def _attend_shared(x: wf.Tensor) -> wf.Tensor:
     ).astype("float32")
 
 
+def _often() -> wf.Tensor:
+    """600 places in a table of 40 rows, some of them often."""
+    wave = wf.abs(wf.sin(wf.arange(600, dtype="float32") * 0.37))
+    return (wave * wave * 39).astype("int64")
+
+
+def _weights() -> wf.Tensor:
+    return wf.arange(600, dtype="float32")[:, None] % 7
+
+
+def _classify(x: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
+    labels = (wf.abs(x[:, 0]) * 3).astype("int64")
+    loss = lambda x: wf.nn.functional.cross_entropy(x * 2 - 1, labels)  # noqa: E731
+    return wf.value_and_grad(loss)(x)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
     "softmax of a product": (lambda x: wf.softmax(x @ x.T).sum(axis=0), (6, 8), Kind.PRODUCT),
     "a stack of products": (lambda x: wf.einsum("bij,bkj->bik", x, x), (3, 4, 8), Kind.PRODUCT),
@@ -124,6 +140,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
         lambda x: wf.scaled_dot_product_attention(x, x, x, causal=True), (2, 40, 16),
         Kind.PRODUCT,
     ),
+    "a gradient of rows that are looked up": (
+        lambda x: wf.grad(lambda t: (wf.sin(t)[_often()] * _weights()).sum())(x), (40, 6),
+        Kind.LOOP,
+    ),
+    "the same in 16 bits": (
+        lambda x: wf.grad(
+            lambda t: (t.astype("bfloat16")[_often()].astype("float32") * _weights()).sum()
+        )(x), (40, 6), Kind.LOOP,
+    ),
+    "a cross entropy with its gradient": (_classify, (9, 20), Kind.LOOP),
     "a sort": (lambda x: wf.sort(wf.exp(x), axis=1)[:, ::2], (3, 5), Kind.REFERENCE),
     "a long sum": (lambda x: (x * x).sum(), (70_000,), Kind.LOOP),
     "a join": (lambda x: wf.concat([x, wf.flip(x, axis=0) * 2, x[:1]], axis=0), (5, 4), Kind.LOOP),

@@ -18,13 +18,14 @@ import pytest
 from tests.compiler.cuda.fake_driver import FakeLibrary
 
 import weft as wf
-from weft.compiler.targets.cuda import code, device, driver, parameters
+from weft.compiler.targets.cuda import code, device, driver, parameters, scatter_rows
 from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
+from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
 from weft.core.dtypes import as_dtype
@@ -188,9 +189,28 @@ class HostCard(FakeLibrary):
                 addresses[parameter.name] = ctypes.c_uint64.from_address(table[place]).value
             else:
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
+        if isinstance(kernel, ScatterKernel):
+            return lambda: self._scatter_rows(addresses, words)
         if isinstance(kernel, AttentionKernel):
             return lambda: run_attention(self, kernel, addresses, words)
         return self._product_launch(kernel, addresses, words)
+
+    def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
+        self.launched += 1
+        rows, columns, count = words["rows"], words["columns"], words["count"]
+        table, updates, out = (
+            self.memory_at(addresses[name])[: 4 * length * columns].view(np.float32)
+            for name, length in (("table", rows), ("updates", count), ("out", rows))
+        )
+        index = self.memory_at(addresses["indices"])[: 8 * count].view(np.int64)
+        result = table.reshape(rows, columns).copy()
+        for number, row in enumerate(index.tolist()):
+            if 0 <= row < rows:
+                result[row] += updates.reshape(count, columns)[number]
+            else:
+                self.memory_at(addresses["error"])[:4] = [1, 0, 0, 0]
+        out.reshape(rows, columns)[:] = result
+        self.check_fences()
 
     def _product_launch(
         self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
@@ -327,7 +347,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, attention):
+    for module in (products, attention, scatter_rows):
         monkeypatch.setattr(module, "written_kernel_run", run)
     card.calls.clear()
     try:

@@ -152,11 +152,25 @@ def loaded_function(name: str, text: str, shared_bytes: int, ordinal: int) -> Fu
 class WrittenKernel(Protocol):
     """A kernel in PTX, and what a launch must know of it."""
 
-    name: str
-    text: str
-    threads: int
-    shared_bytes: int
-    parameters: tuple[Parameter, ...]
+    @property
+    def name(self) -> str:
+        """The name of its entry."""
+
+    @property
+    def text(self) -> str:
+        """The whole module."""
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What it is given, in order."""
 
 
 @cache

@@ -31,6 +31,8 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.rewrites import store_less
+from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
 from weft.compiler.targets.limits import (
     FusionLimits,
     Limits,
@@ -63,7 +65,10 @@ class CudaTarget:
 
     name = "cuda"
     limits = CUDA_LIMITS
-    passes = (Pass("product operands", arrange_products, "on what is left: as kernels take them"),)
+    passes = (
+        Pass("store less", store_less, "on values as they are: what is picked, and one-hot rows"),
+        Pass("product operands", arrange_products, "on what is left: as kernels take them"),
+    )
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -86,12 +91,15 @@ class CudaTarget:
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and (is_product(node) or is_attention(node))
+        kinds = (is_product, is_attention, is_row_scatter)
+        return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
 
     def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
         """See `Target`."""
         if not self.takes(node):
             return None
+        if is_row_scatter(node):
+            return [scatter_launch(node, error)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
     def _has_warpgroups(self) -> bool:
