@@ -91,3 +91,27 @@ def test_memory_that_is_not_there_is_an_error_and_the_process_goes_on() -> None:
         held = [wf.jit(lambda x: wf.broadcast_to(x, (rows, 1024, 1024)) + 1)(x) for _ in range(4)]
         del held
     assert float((x + 1).sum()) == 1024 * 1024
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 300, 64), (1, 3, 129, 128), (3, 2, 1024, 64)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_and_its_gradient_agree_with_products(
+    shape: tuple[int, ...], causal: bool
+) -> None:
+    q, k, v, ct = (
+        wf.asarray(np.random.default_rng(seed).normal(size=shape).astype(np.float32)).to("cuda")
+        for seed in range(4)
+    )
+
+    def gradients(dtype: str) -> list[wf.Tensor]:
+        def f(q: wf.Tensor, k: wf.Tensor, v: wf.Tensor) -> wf.Tensor:
+            short = [x.astype("bfloat16").astype(dtype) for x in (q, k, v)]
+            out = wf.scaled_dot_product_attention(*short, causal=causal)
+            return (out.astype("float32") * ct).sum()
+
+        value, grads = wf.jit(wf.value_and_grad(f, argnums=(0, 1, 2)))(q, k, v)
+        return [value, *grads]
+
+    for found, wanted in zip(gradients("bfloat16"), gradients("float32"), strict=True):
+        scale = float(wf.abs(wanted).max()) + 1e-6
+        assert float(wf.abs(found - wanted).max()) / scale < 3e-2
