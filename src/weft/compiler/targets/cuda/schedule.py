@@ -127,9 +127,10 @@ def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Statement, ...]]:
     """The outer loops that nothing stands beside and whose iterations are independent."""
     grid: list[For] = []
     body = kernel.body
+    scratch = frozenset(each.buffer for each in kernel.scratch)
     while len(body) == 1 and isinstance(body[0], For):
         loop = body[0]
-        if not (loop.is_parallel or loop.is_vector or _is_independent(loop, grid)):
+        if not (loop.is_parallel or loop.is_vector or _is_independent(loop, grid, scratch)):
             break
         if loop.extent.variables or loop.extent.buffers:
             break
@@ -140,15 +141,42 @@ def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Statement, ...]]:
     return tuple(grid), body
 
 
-def _is_independent(loop: For, outer: list[For]) -> bool:
-    """Whether the iterations of a serial loop write different places, and read none of them."""
-    if written_buffers((loop,)) & buffers_read((loop,)):
+def _is_independent(loop: For, outer: list[For], scratch: frozenset[Buffer]) -> bool:
+    """Whether the iterations of a serial loop write different places, and read none but their own.
+
+    Scratch memory is an iteration's own where each begins by writing it.
+    """
+    if not all(_begins_with_store(buffer, loop.body) for buffer in scratch):
         return False
-    stores = [s for s in walk((loop,)) if isinstance(s, Store)]
-    if len({s.buffer for s in stores}) < len(stores):
+    stores = [s for s in walk((loop,)) if isinstance(s, Store) and s.buffer not in scratch]
+    places = {s.buffer: s.offset for s in stores}
+    if len(places) < len(stores):
         return False
-    inner = [s for s in walk((loop,)) if isinstance(s, For | Accumulate)]
-    return all(_is_injective(store.offset, loop, [*outer, *inner]) for store in stores)
+    for buffer in (written_buffers((loop,)) & buffers_read((loop,))) - scratch:
+        if any(place is not places[buffer] for place in _loads(buffer, (loop,))):
+            return False
+    loops = [s for s in walk((loop,)) if isinstance(s, For | Accumulate)]
+    inner = {s.index: s for s in loops}
+    if any(s.extent is not inner[s.index].extent for s in loops):
+        return False  # loops of one index that end at different places
+    return all(_is_injective(store.offset, loop, [*outer, *inner.values()]) for store in stores)
+
+
+def _begins_with_store(buffer: Buffer, body: tuple[Statement, ...]) -> bool:
+    """Whether the first statement that touches a buffer reads nothing of it."""
+    first = next((s for s in body if _touches(buffer, (s,))), None)
+    return first is None or buffer not in buffers_read((first,))
+
+
+def _loads(buffer: Buffer, body: tuple[Statement, ...]) -> set[Scalar]:
+    """The offsets at which a buffer is read."""
+    return {
+        x.args[0]
+        for statement in walk(body)
+        for root in expressions(statement)
+        for x in nodes_in_order(root)
+        if x.op == "load" and x.detail is buffer
+    }
 
 
 def _is_injective(offset: Scalar, loop: For, around: list[For | Accumulate]) -> bool:

@@ -51,7 +51,7 @@ HOPPER = (9, 0)
 """The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
     passes=PassLimits(recognized_queries=1 << 40),
-    fusion=FusionLimits(divided_join_elements=1 << 62, chunked_rows=1 << 40),
+    fusion=FusionLimits(divided_join_elements=1 << 62, chunk_rows=64, most_chunk_rows=128),
     lowering=LoweringLimits(guards_places=True),
     plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
