@@ -8,17 +8,36 @@ device('cpu')
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from weft.core.errors import DeviceError, UnsupportedError
-from weft.core.records import frozen
 from weft.core.settings import settings
 
 
-@frozen
 class Device:
-    """A place for memory and work, named like `cpu` or `cuda:0`."""
+    """A place for memory and work, named like `cpu` or `cuda:0`.
 
+    There is one object for each name, so that devices are compared quickly.
+    """
+
+    __slots__ = ("kind",)
     kind: str
+    _known: ClassVar[dict[str, Device]] = {}
+
+    def __new__(cls, kind: str) -> Device:
+        """The device of a name."""
+        known = cls._known.get(kind)
+        if known is None:
+            known = super().__new__(cls)
+            object.__setattr__(known, "kind", kind)
+            known = cls._known.setdefault(kind, known)
+        return known
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a device has no {name} to be set")
+
+    def __reduce__(self) -> tuple[type[Device], tuple[str]]:
+        return Device, (self.kind,)
 
     def __str__(self) -> str:
         return self.kind

@@ -232,11 +232,14 @@ def _observe(primitive: Primitive, arrays: Sequence[Any], result: Any) -> None:
 def deepest_trace(operands: Sequence[Tensor], purpose: str) -> Trace | None:
     """The deepest trace among the operands'; None when all are concrete."""
     found: Trace | None = None
+    is_checked = False
     for operand in operands:
         value = operand._value
         if type(value) is not HostArray:
             if type(value) in CONCRETE:
-                check_one_device(purpose, operands)
+                if not is_checked and len(operands) > 1:
+                    check_one_device(purpose, operands)
+                    is_checked = True
                 continue
             trace: Trace = value.trace
             if not trace.active:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
-from weft.core.arrays import CONCRETE, HostArray, computes
+from weft.core.arrays import CONCRETE, HostArray, computes, device_of
 from weft.core.devices import CPU
 from weft.core.errors import WeftError
 from weft.core.settings import settings
@@ -285,11 +285,29 @@ def run_elsewhere(primitive: Primitive, arrays: Sequence[Any], params: dict[str,
     """
     if OBSERVERS or not settings.compiler or not COMPILE:
         return None
+    settings_key = [static_key(pair) for pair in params.items()] if params else ()
+    key = primitive.name, *settings_key, *[(device_of(a), a.dtype, a.shape) for a in arrays]
+    try:
+        compute = _computing.get(key)
+    except TypeError:  # a parameter that cannot be hashed
+        return None
+    if compute is not None and traces.keeper is None:
+        results = compute(arrays)
+        return tuple(map(wrap, results)) if primitive.multiple else wrap(results[0])
     forms = _forms_of(primitive, params)
     if forms is None:
         return None
     run, handles = forms.find(tuple([wrap(array) for array in arrays]), {})
+    compute = getattr(run, "compute", None)
+    if compute is not None:
+        if len(_computing) >= FORMS:
+            _computing.clear()
+        _computing[key] = compute
     return None if run is None else run(handles)
+
+
+_computing: dict[Hashable, Callable[[Sequence[Any]], Sequence[Any]]] = {}
+"""What computes primitives on other devices, by all that their programs depend on."""
 
 
 ELSEWHERE.append(run_elsewhere)

@@ -154,3 +154,14 @@ def test_an_array_of_a_card_lies_where_it_says(card: HostCard) -> None:
     assert (value.shape, value.nbytes, value.ndim) == ((3, 4), 48, 2)
     assert value.copy().pointer != value.pointer
     assert "cuda:0" in repr(value)
+
+
+def test_settings_that_are_equal_and_not_the_same_have_programs_of_their_own(
+    card: HostCard,
+) -> None:
+    x = wf.tensor([-1.0, 0.5, 2.0]).to("cuda")
+    for low, sign in ((0.0, 1.0), (-0.0, -1.0), (0.0, 1.0)):
+        found = wf.clip(x, wf.tensor(low), wf.tensor(1.0))
+        assert float(wf.copysign(wf.ones(3, device="cuda"), found)[0]) == sign
+    assert wf.sum(wf.ones((2, 3), device="cuda"), axis=1).tolist() == [3, 3]
+    assert wf.sum(wf.ones((2, 3), device="cuda"), axis=0).tolist() == [2, 2, 2]

@@ -145,6 +145,12 @@ class UnitCall:
         result = self._found.result
         return outputs[result] if result is not None else self._found.recording.rebuild(outputs)
 
+    def compute(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The outputs for the arrays of a call's tensors, with no place on a tape."""
+        if self._program is None:
+            self._program = unit_executable(self._found.recording.graph, self._found.target)
+        return self._program.run([arrays[place] for place in self._places])
+
     def attach(self, handles: Sequence[Tensor], results: Sequence[Tensor]) -> bool:
         """Give results that were found otherwise their place on the tape; False where it cannot."""
         inputs = [handles[place] for place in self._places]

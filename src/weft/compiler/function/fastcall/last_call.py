@@ -152,7 +152,7 @@ def known_call(
 
 def _can_be_known(fixed: Sequence[Tensor], handles: Sequence[Tensor], found: Compiled) -> bool:
     """Whether what modules hold can be told again, and is not what the call changes."""
-    are_arrays = all(type(x) is Tensor and is_host(x._value) for x in fixed)
+    are_arrays = all(type(x) is Tensor and is_host(x._value) for x in (*fixed, *handles))
     if not are_arrays or len({*map(id, handles)}) != len(handles):
         return False
     if any(is_lent(x._value) for x in fixed):

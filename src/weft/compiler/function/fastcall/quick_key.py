@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.compiler.function.arguments import shared_places
 from weft.core import trees
-from weft.core.arrays import HostArray
+from weft.core.arrays import CONCRETE, HostArray
 from weft.ir.eager import number_key
 from weft.ir.tensor import Tensor, grad_mode
 
@@ -58,7 +58,9 @@ def collect(values: Iterable[Any], key: list[Any], handles: list[Tensor]) -> boo
         if kind is Tensor:
             value = x._value
             if type(value) is not HostArray:
-                return False
+                if type(value) not in CONCRETE:
+                    return False
+                key.append(value.device)
             handles.append(x)
             key += (value.dtype, value.shape, x._node is None, x._grad is None)
         elif kind in ATOMS:

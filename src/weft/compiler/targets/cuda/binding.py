@@ -80,8 +80,8 @@ class Binding:
         self.plan, self.sizes, self.code, self.stream = plan, sizes, code, stream
         self.cell_of = cell_of
         count = max(plan.slots.values(), default=-1) + 1
-        self.cells: Array = np.zeros(count, np.uint64)
-        """The address of each value, by its slot."""
+        self.cells: Array = np.zeros(count + 1, np.uint64)
+        """The address of each value, by its slot; the last is for what nobody reads."""
         self.literals = [
             (slot, value)
             for value, slot in plan.slots.items()
@@ -103,7 +103,7 @@ class Binding:
         self.inner: list[Binding] = []
         self._workspace_cells: dict[int, Array] = {}
         """By offset: cells with addresses of memory that launches use while they run."""
-        self.workspace = self.held = 0
+        self.workspace = self.held = self._base = -1
         """Where that memory begins in this run, and that of loops."""
         self._held: list[Any] = []
         self._runs = [self._bind(launch) for launch in plan.launches]
@@ -121,9 +121,12 @@ class Binding:
 
     def place_parts(self, base: int, workspace: int, held: int) -> None:
         """Say where its values, the workspace and the memory of loops are."""
-        self.cells[self._slots] = self._offsets + np.uint64(base)
-        for offset, cell in self._workspace_cells.items():
-            cell[0] = workspace + offset
+        if base != self._base:
+            self.cells[self._slots] = self._offsets + np.uint64(base)
+            self._base = base
+        if workspace != self.workspace:
+            for offset, cell in self._workspace_cells.items():
+                cell[0] = workspace + offset
         self.workspace, self.held = workspace, held
 
     def address(self, value: Value) -> int:
@@ -132,7 +135,7 @@ class Binding:
 
     def addresses(self) -> bytes:
         """What tells two runs apart: where everything is."""
-        return self.cells.tobytes() + self.workspace.to_bytes(8, "little")
+        return self.cells.tobytes() + b"%d" % self.workspace
 
     def every_binding(self) -> Iterator[Binding]:
         """The binding, and those of the plans inside."""

@@ -24,7 +24,7 @@ from weft.compiler.plan.program_plan import ProgramPlan, read_sizes, symbols_of
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream
 from weft.compiler.targets.cuda.binding import Binding
 from weft.compiler.targets.cuda.code import Code
-from weft.compiler.targets.cuda.device import Event, Memory, Stream
+from weft.compiler.targets.cuda.device import Event, Stream
 from weft.compiler.targets.cuda.faults import fault_pages
 from weft.compiler.targets.cuda.graphs import ExecutableGraph, capture_graph
 from weft.compiler.targets.target import Donation, Observer, Span
@@ -179,7 +179,10 @@ class BoundProgram:
         finalize(self, pages.give, taken).atexit = False
         self._checks = bool(taken)
         self._pages = pages
-        self._outputs = self._describe_outputs()
+        self._describe_outputs()
+        spare = len(self.binding.cells) - 1  # inputs that no launch reads have no slot
+        slots = [self.plan.slots.get(variable, spare) for variable in self.plan.graph.inputs]
+        self._input_slots = np.array(slots, np.int64)
         self._repeats: OrderedDict[bytes, int | ExecutableGraph] = OrderedDict()
         """By the bytes of all cells: how often they were seen, or the graph that was made."""
         self._constant_slots = [
@@ -190,45 +193,63 @@ class BoundProgram:
         for binding, slot, array in self._constant_slots:
             binding.cells[slot] = array.pointer
 
-    def _describe_outputs(self) -> list[tuple[Value, Any, tuple[int, ...], int]]:
-        """For each output its root, dtype, shape and bytes."""
-        described = []
-        for atom in self.plan.graph.outputs:
-            shape = static_shape(atom.type.shape, self.sizes)
-            size = bytes_of(atom.type, self.sizes)
-            described.append((self.plan.root(atom), atom.type.dtype.numpy, shape, size))
-        return described
+    def _describe_outputs(self) -> None:
+        """Sort the outputs: those that launches write, and those that lie where others do."""
+        plan, sizes = self.plan, self.sizes
+        inputs = {variable: place for place, variable in enumerate(plan.graph.inputs)}
+        written: dict[Value, int] = {}
+        self._own: list[tuple[int, Any, tuple[int, ...], int]] = []
+        """Of outputs with memory of their own: position, dtype, shape and bytes."""
+        self._shared: list[tuple[int, Any, tuple[int, ...], str, Any]] = []
+        """Of the others: position, dtype, shape, and which input, output or constant they are."""
+        self._writer: dict[int, int] = {}
+        """For each output the one whose memory it lies in."""
+        slots: list[int] = []
+        for position, atom in enumerate(plan.graph.outputs):
+            root = plan.root(atom)
+            dtype, shape = atom.type.dtype.numpy, static_shape(atom.type.shape, sizes)
+            if root in inputs:
+                self._shared.append((position, dtype, shape, "input", inputs[root]))
+            elif isinstance(root, Literal):
+                constant = self._constants.array(root)
+                self._shared.append((position, dtype, shape, "constant", constant))
+            elif root in written:
+                self._shared.append((position, dtype, shape, "output", written[root]))
+                self._writer[position] = written[root]
+            else:
+                written[root] = self._writer[position] = position
+                self._own.append((position, dtype, shape, bytes_of(atom.type, sizes)))
+                slots.append(plan.slots[root])
+        self._own_slots = np.array(slots, np.int64)
 
     def run(self, inputs: list[CudaArray], donated: Sequence[Donation]) -> list[CudaArray]:
         """The outputs, as soon as all launches are on the stream."""
         if self._checks:
             self._pages.raise_first()
-        plan, stream, cells = self.plan, self.stream, self.binding.cells
-        given: dict[Value, CudaArray] = dict(zip(plan.graph.inputs, inputs, strict=True))
-        for variable, array in given.items():
-            slot = plan.slots.get(variable)
-            if slot is not None:
-                cells[slot] = array.pointer
-        replaced = {plan.graph.outputs[output]: inputs[place] for output, place in donated}
-        outputs: list[CudaArray] = []
-        for root, dtype, shape, size in self._outputs:
-            known = given.get(root)
-            if known is None and isinstance(root, Literal):
-                known = self._constants.array(root)
-            if known is not None:
-                outputs.append(known.view(shape, dtype))
-                continue
-            into = next((a for v, a in replaced.items() if plan.root(v) is root), None)
-            array = CudaArray(into.memory if into else stream.allocate(size), dtype, shape)
-            given[root] = array
-            cells[plan.slots[root]] = array.pointer
-            outputs.append(array)
-        arena = stream.allocate(self.binding.required_bytes)
-        self.binding.place(arena.pointer)
-        self._launch(arena)
+        stream, cells = self.stream, self.binding.cells
+        if inputs:
+            cells[self._input_slots] = [array.pointer for array in inputs]
+        given = {self._writer[output]: inputs[place].memory for output, place in donated}
+        outputs: list[Any] = [None] * len(self.plan.graph.outputs)
+        pointers: list[int] = []
+        for position, dtype, shape, size in self._own:
+            memory = given.get(position) if given else None
+            array = CudaArray(memory or stream.allocate(size), dtype, shape)
+            outputs[position] = array
+            pointers.append(array.pointer)
+        if pointers:
+            cells[self._own_slots] = pointers
+        for position, dtype, shape, kind, which in self._shared:
+            held = {"input": inputs, "output": outputs}
+            base = which if kind == "constant" else held[kind][which]
+            outputs[position] = base.view(shape, dtype)
+        required = self.binding.required_bytes
+        arena = stream.allocate(required) if required else None
+        self.binding.place(0 if arena is None else arena.pointer)
+        self._launch()
         return outputs
 
-    def _launch(self, arena: Memory) -> None:
+    def _launch(self) -> None:
         binding, stream = self.binding, self.stream
         if OBSERVERS:
             self._launch_observed()

@@ -34,6 +34,8 @@ class FaultPages:
         self._pages: list[tuple[int, np.ndarray[Any, Any]]] = []
         self._free: list[int] = []
         self._nodes: dict[int, GraphNode] = {}
+        self._used = 0
+        """The most cells of a page that were ever taken."""
 
     def take(self, node: GraphNode) -> int:
         """The address of a cell for a launch of a node; it stays until it is given back."""
@@ -45,6 +47,7 @@ class FaultPages:
                 self._pages.append((memory.pointer, cells))
                 self._free = [memory.pointer + _ITEM * k for k in reversed(range(CELLS))]
             address = self._free.pop()
+            self._used = max(self._used, self._find(address)[1] + 1)
             self._nodes[address] = node
             return address
 
@@ -60,7 +63,7 @@ class FaultPages:
     def raise_first(self) -> None:
         """Raise the error of the first cell that a kernel wrote to, and clear all."""
         for pointer, cells in self._pages:
-            if not cells.any():
+            if not cells[: self._used].any():
                 continue
             place = int(np.flatnonzero(cells)[0])
             cells[:] = 0
