@@ -150,6 +150,31 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
         )(x), (40, 6), Kind.LOOP,
     ),
     "a cross entropy with its gradient": (_classify, (9, 20), Kind.LOOP),
+    "a convolution": (lambda x: wf.conv2d(x, x[:2, :, :3, :3], padding=1), (3, 8, 6, 6),
+                      Kind.PRODUCT),
+    "a convolution with strides, holes and few channels": (
+        lambda x: wf.conv2d(x, x[:2, :, :3, :2], stride=(2, 1), padding=(2, 1), dilation=(1, 2)),
+        (3, 3, 7, 6), Kind.PRODUCT,
+    ),
+    "a convolution of single elements": (
+        lambda x: wf.conv2d(x, x[:2, :, :1, :1]), (3, 8, 4, 5), Kind.PRODUCT,
+    ),
+    "gradients of a convolution": (
+        lambda x: wf.grad(lambda a, b: (wf.sin(wf.conv2d(a, b, padding=1)) ** 2).sum(),
+                          argnums=(0, 1))(x, x[:2, :, :3, :3]), (3, 8, 5, 6), Kind.PRODUCT,
+    ),
+    "gradients of a convolution with strides": (
+        lambda x: wf.grad(lambda a, b: (wf.conv2d(a, b, stride=2, padding=(1, 0)) ** 2).sum(),
+                          argnums=(0, 1))(x, x[:2, :, :3, :3]), (2, 3, 7, 6), Kind.PRODUCT,
+    ),
+    "gradients of a convolution of single elements": (
+        lambda x: wf.grad(lambda a, b: (wf.conv2d(a, b, stride=2) ** 2).sum(),
+                          argnums=(0, 1))(x, x[:2, :, :1, :1]), (2, 8, 5, 6), Kind.PRODUCT,
+    ),
+    "a convolution along one axis": (
+        lambda x: wf.grad(lambda a: (wf.conv1d(a, a[:2, :, :3], stride=2) ** 2).sum())(x),
+        (3, 4, 9), Kind.PRODUCT,
+    ),
     "a sort": (lambda x: wf.sort(wf.exp(x), axis=1)[:, ::2], (3, 5), Kind.REFERENCE),
     "a long sum": (lambda x: (x * x).sum(), (40_000,), Kind.LOOP),
     "a join": (lambda x: wf.concat([x, wf.flip(x, axis=0) * 2, x[:1]], axis=0), (5, 4), Kind.LOOP),
@@ -158,10 +183,15 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
 }  # fmt: skip
 
 
+def _limit(name: str) -> float:
+    """16-bit floats and long sums differ more."""
+    return 5e-2 if "attention" in name else 1e-4 if "convolution" in name else 1e-5
+
+
 def check_program(name: str) -> None:
     """A program gives on the card what it gives on the processor, by the launches it is for."""
     f, shape, kind = PROGRAMS[name]
-    assert kind in compare(f, numbers(*shape), limit=5e-2 if "attention" in name else 1e-5)
+    assert kind in compare(f, numbers(*shape), limit=_limit(name))
 
 
 def train(device: str, steps: int) -> list[float]:

@@ -58,7 +58,7 @@ ROW_BYTES, ELEMENT_BYTES = 16, 16
 """The most bytes that a thread touches at once, in rows and in other kernels."""
 FEW_ELEMENTS, LONG = 16 * 1024, 128
 """Fewer elements than these, of accumulations at least so long, have teams; see `_is_row`."""
-ENOUGH = 128 * 1024
+ENOUGH = 64 * 1024
 """Threads that fill a card; kernels with loops in their elements take less at once below that."""
 
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 
+from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST
 from weft.compiler.graph_passes.graph_pass import Pass
 from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
 from weft.compiler.targets.cuda.code import begin_kernels
+from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.executable import CudaExecutable, watched_launches
@@ -51,7 +53,7 @@ HOPPER = (9, 0)
 """The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
     passes=PassLimits(recognized_queries=1 << 40),
-    fusion=FusionLimits(divided_join_elements=1 << 62, chunk_rows=64, most_chunk_rows=128),
+    fusion=FusionLimits(divided_join_elements=1 << 62),
     lowering=LoweringLimits(guards_places=True),
     plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
@@ -83,7 +85,7 @@ class CudaTarget:
 
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return False
+        return self._has_warpgroups() and is_convolution(node)
 
     def has_attention(self, node: GraphNode) -> bool:
         """See `Target`."""
@@ -91,13 +93,18 @@ class CudaTarget:
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        kinds = (is_product, is_attention, is_row_scatter)
+        kinds = (is_product, is_attention, is_row_scatter, self._is_convolution)
         return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
+
+    def _is_convolution(self, node: GraphNode) -> bool:
+        return node.primitive in CHANNELS_LAST and is_convolution(node)
 
     def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
         """See `Target`."""
         if not self.takes(node):
             return None
+        if self._is_convolution(node):
+            return convolution_launches(node)
         if is_row_scatter(node):
             return [scatter_launch(node, error)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]

@@ -85,11 +85,12 @@ def bind_product(binding: Binding, product: Launch) -> Run:
     lines = (rows if left == "t" else inner), (inner if right == "t" else columns)
     spec = ProductSpec(
         dtype,
+        output=out.type.dtype.name,
         transpose_a=left == "t",
         transpose_b=right == "t",
         batched=stack > 1,
         aligned=all(line * item % ROW_ALIGNMENT == 0 for line in lines),
-        aligned_output=columns * item % ROW_ALIGNMENT == 0,
+        aligned_output=columns * out.type.dtype.itemsize % ROW_ALIGNMENT == 0,
     )
     card = binding.stream.device
     sizes = Sizes(rows, columns, inner, stack)
