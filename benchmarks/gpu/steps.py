@@ -148,7 +148,132 @@ def eager() -> None:
     report(FILE, row)
 
 
-PARTS = {"mlp": mlp, "eager": eager, "gpt2": lambda: gpt(layers=2), "gpt": gpt}
+def resnet(batch: int = 128) -> None:
+    """ResNet-50 at 224, bfloat16 weights."""
+    wf.random.seed(0)
+    model = wf.models.resnet50().to("bfloat16").to("cuda")
+    images = np.random.default_rng(0).normal(size=(batch, 3, 224, 224)).astype(np.float32)
+    x = wf.asarray(images).astype("bfloat16").to("cuda")
+    y = wf.asarray(np.arange(batch) % 1000).to("cuda")
+    step = weft_step(
+        model, lambda m, x, y: wf.nn.functional.cross_entropy(m(x).astype("float32"), y), x, y
+    )
+    first = first_call(step)
+    losses = [float(step()) for _ in range(3)]
+    best = milliseconds(step, wf.cuda.synchronize, 5)
+    report(FILE, {"part": "resnet50", "weft ms": round(best, 3), "first s": round(first, 2),
+                  "losses": [round(v, 3) for v in losses],
+                  "peak GB": round(wf.cuda.memory_stats().peak / 1e9, 2)})  # fmt: skip
+    where_time_goes(step, 40)
+
+
+def lstm() -> None:
+    """Two layers of 256, batch 64 × 64 steps, float32."""
+    wf.random.seed(0)
+    model = wf.nn.LSTM(128, 256, 2).to("cuda")
+    x = wf.asarray(np.random.default_rng(0).normal(size=(64, 64, 128)).astype(np.float32)).to(
+        "cuda"
+    )
+    step = weft_step(model, lambda m, x: (m(x)[0] ** 2).mean(), x)
+    first = first_call(step)
+    best = milliseconds(step, wf.cuda.synchronize, 10)
+    report(FILE, {"part": "lstm", "weft ms": round(best, 3), "first s": round(first, 2)})
+
+
+def torch_gpt() -> None:
+    """The same GPT by PyTorch, eager and compiled."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(768), nn.LayerNorm(768)
+            self.qkv, self.out = nn.Linear(768, 2304), nn.Linear(768, 768)
+            self.up, self.down = nn.Linear(768, 3072), nn.Linear(3072, 768)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, time, width = x.shape
+            q, k, v = (
+                part.view(batch, time, 12, 64).transpose(1, 2)
+                for part in self.qkv(self.first(x)).split(width, dim=2)
+            )
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(batch, time, width))
+            return x + self.down(F.gelu(self.up(self.second(x))))
+
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(50304, 768), nn.Embedding(1024, 768)
+            self.blocks = nn.Sequential(*[Block() for _ in range(12)])
+            self.norm = nn.LayerNorm(768)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.tokens(x) + self.places(torch.arange(x.shape[1], device="cuda"))
+            return self.norm(self.blocks(h)) @ self.tokens.weight.T
+
+    row: dict[str, object] = {"part": "torch gpt"}
+    tokens = torch.randint(0, 50304, (16, 1025), device="cuda")
+    for name in ("eager", "compiled"):
+        model = GPT().cuda().to(torch.bfloat16)
+        run: Any = torch.compile(model) if name == "compiled" else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+        def step(run: Any = run, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad(set_to_none=True)
+            logits = run(tokens[:, :-1])
+            loss = F.cross_entropy(logits.view(-1, 50304), tokens[:, 1:].reshape(-1))
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        torch.cuda.reset_peak_memory_stats()
+        first = first_call(step)
+        for _ in range(3):
+            step()
+        row[name] = round(milliseconds(step, torch.cuda.synchronize, 5), 3)
+        row[f"{name} first s"] = round(first, 2)
+        row[f"{name} peak GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+    report(FILE, row)
+
+
+def torch_resnet() -> None:
+    """ResNet-50 by PyTorch with channels last, bfloat16."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+    import torchvision
+
+    model = torchvision.models.resnet50().cuda().to(torch.bfloat16)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    x = torch.randn(128, 3, 224, 224, device="cuda").to(torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last)
+    y = torch.arange(128, device="cuda") % 1000
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(3):
+        step()
+    best = milliseconds(step, torch.cuda.synchronize, 5)
+    report(FILE, {"part": "torch resnet50", "eager": round(best, 3)})
+
+
+PARTS = {
+    "mlp": mlp,
+    "eager": eager,
+    "gpt": gpt,
+    "torch_gpt": torch_gpt,
+    "resnet": resnet,
+    "torch_resnet": torch_resnet,
+    "lstm": lstm,
+}
 
 if __name__ == "__main__":
     sys.path.insert(0, ".")
