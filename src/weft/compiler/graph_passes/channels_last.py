@@ -147,19 +147,20 @@ class _Last(Walk):
     # --- convolutions ------------------------------------------------------------------------
 
     def convolution(self, node: GraphNode) -> Sequence[Atom] | None:
-        """A convolution with channels last, of 16-bit floats in float32."""
+        """A convolution with channels last; of 16-bit floats in float32 if the target wants it."""
         primitive, turned, has_channels = WITH_CHANNELS_LAST[node.primitive]
         if not self.target.has_convolution(node):
             return None
         dtype = node.results[0].type.dtype
+        is_widened = dtype in SHORT and not self.target.limits.passes.multiplies_short_floats
         operands = []
         for atom, turn in zip(node.operands, turned, strict=True):
             operand = self.with_channels_last(atom, node) if turn else atom
-            if dtype in SHORT:
+            if is_widened:
                 operand = self.make(convert, operand, like=node, dtype=float32)
             operands.append(operand)
         made = self.make(primitive, *operands, like=node, **node.params)
-        if dtype in SHORT:
+        if is_widened:
             made = self.make(convert, made, like=node, dtype=dtype)
         self.tally[f"{node.primitive.name} with channels last"] += 1
         return self.restore_order(made, node) if has_channels else [made]
@@ -191,6 +192,7 @@ class _Last(Walk):
         moved = tuple(sorted(place[axis] for axis in axes))
         operand = self.with_channels_last(atom, node)
         splits = node.primitive is reduce_sum and atom.type.dtype.bits >= 32
+        splits = splits and self.target.limits.passes.sums_by_image
         if splits and kept == [atom.type.ndim - 1] and len(moved) > 1:
             # image by image first: rows that were just made are summed while they are in cache
             operand = self.make(node.primitive, operand, like=node, axes=moved[1:])

@@ -40,6 +40,10 @@ class PassLimits:
     step_product_growth: int = 8
     """How many times as large as its operand the product over all steps of a loop may be: what it
     saves is lost again where it no longer fits the cache."""
+    multiplies_short_floats: bool = False
+    """Whether convolutions multiply 16-bit floats as they are; else they become float32 first."""
+    sums_by_image: bool = True
+    """Whether sums over images and places are made image by image first, while those are cached."""
     tall_product_rows: int = 1024
     """Rows from which a product is as fast in each step of a loop as over all steps at once."""
 

@@ -52,7 +52,9 @@ __all__ = ["CUDA", "CudaTarget", "control", "cuda_target"]
 HOPPER = (9, 0)
 """The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
-    passes=PassLimits(recognized_queries=1 << 40),
+    passes=PassLimits(
+        recognized_queries=1 << 40, multiplies_short_floats=True, sums_by_image=False
+    ),
     fusion=FusionLimits(divided_join_elements=1 << 62),
     lowering=LoweringLimits(guards_places=True),
     plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
