@@ -123,13 +123,12 @@ def _is_transpose(
     return True if rest == (inner + free if inner_last else free + inner) else None
 
 
-def arrange_products(graph: Graph, tally: Tally | None = None) -> Graph:
+def arrange_products(graph: Graph, tally: Tally) -> Graph:
     """The graph with products as native ones take them: transposed, and of wide floats."""
     nodes = [each for node in graph.nodes for each in _native(node)]
-    if tally is not None:
-        added = Counter(node.primitive.name for node in nodes)
-        added.subtract(node.primitive.name for node in graph.nodes)
-        tally.update(+added)
+    added = Counter(node.primitive.name for node in nodes)
+    added.subtract(node.primitive.name for node in graph.nodes)
+    tally.update(+added)
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
 
 
