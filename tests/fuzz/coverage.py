@@ -76,7 +76,23 @@ class Need:
     patterns: tuple[str, ...]
 
 
+def _has_blas() -> bool:
+    from weft.compiler.targets.cpu.products.forms import blas
+
+    return blas() is not None
+
+
 NEEDS = (
+    Need(
+        "a BLAS that NumPy brings along",
+        lambda machine: _has_blas(),
+        (
+            r"branch \S*forms:\d+ (function|library) is None: false",
+            r"branch \S*forms:\d+ (left|right): ",
+            r"branch \S*tile_plans:.*gemm_address.*: true",
+            r"branch \S*products\.select:\d+ plan\.form == 'blas': true",
+        ),
+    ),
     Need(
         "AVX-512",
         lambda machine: machine.width == 16,
@@ -126,7 +142,7 @@ NEEDS = (
         ),
     ),
 )
-"""What depends on the machine that code is made for."""
+"""What depends on the machine that code is made for, and on what is installed there."""
 
 
 def take() -> dict[str, int]:

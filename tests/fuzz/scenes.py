@@ -138,7 +138,8 @@ SCENES = (
     ),
     Scene(
         "images",
-        (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "C", "A"), ("B", "C", "D")),
+        (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "C", "A"), ("B", "C", "D"),
+         ("E", "C", "D", "D", "D")),
         _image_sizes, ("convolve", "convolve", "pool", "normalise"), 300_000, 0.1, 9, GRADIENTS,
         "sizes",
     ),
