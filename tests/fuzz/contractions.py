@@ -65,12 +65,18 @@ def product(draw: Draw) -> str:
         "wf.tanh({a}[0] @ {b}) + 1",
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
-        "wf.checkpoint(lambda q: wf.tanh(q @ {b}))(wf.sin({a}))",
-        "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",
     )
+    if draw.chance(0.25):
+        options = RECOMPUTED
     return draw.one_of(options).format(a=a.name, b=b.name)
 
 
+RECOMPUTED = (
+    "wf.checkpoint(lambda q: wf.tanh(q @ {b}))(wf.sin({a}))",
+    "wf.checkpoint(lambda q: wf.sin(wf.tanh(q @ {b}) * 0.5))({a} * 2)",
+    "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",
+)
+"""Products that the way back makes again, behind a barrier."""
 PACKED = (
     "{a} @ wf.tanh(wf.matrix_transpose({a}) @ {a} * 0.05)",
     "wf.matrix_transpose({a}) @ wf.relu({a} @ (wf.matrix_transpose({a}) @ {a}) * 0.02)",

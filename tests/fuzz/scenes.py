@@ -79,7 +79,7 @@ def _image_sizes(rng: Generator) -> dict[str, int]:
 
 def _tile_sizes(rng: Generator) -> dict[str, int]:
     """Channels and tiles enough for Winograd's method, of whole panels and of others."""
-    wide = (31, 32, 32, 40, 48, 64, 80, 96)
+    wide = (31, 32, 40, 40, 48, 56, 64, 80, 96)
     sizes = {"A": (4, 8, 9, 12, 16), "B": wide, "C": wide, "D": (3,), "E": (1, 2, 8, 9)}
     return {name: int(rng.choice(options)) for name, options in sizes.items()}
 
