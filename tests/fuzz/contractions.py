@@ -72,6 +72,8 @@ def product(draw: Draw) -> str:
 
 
 RECOMPUTED = (
+    "wf.checkpoint(lambda q: wf.tanh(q @ {b}))({a})",
+    "wf.checkpoint(lambda q: wf.sin(q @ {b}) * wf.cos(q @ {b}))({a})",
     "wf.checkpoint(lambda q: wf.tanh(q @ {b}))(wf.sin({a}))",
     "wf.checkpoint(lambda q: wf.sin(wf.tanh(q @ {b}) * 0.5))({a} * 2)",
     "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",

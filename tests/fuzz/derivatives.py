@@ -15,7 +15,7 @@ FUNCTIONS = (
 )
 GROUPED = (
     "F.group_norm(q, {g})",
-    "F.group_norm(q + wf.reshape(constant(q), q.shape), {g})",
+    "F.group_norm(q * wf.sigmoid(q), {g})",
     "F.group_norm(q, {g}) * wf.sigmoid(q)",
 )
 """Functions of channels, which are the second axis."""
