@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fuzz import coverage, workers
 from tests.fuzz.compare import Failure, examine
+from tests.fuzz.findings import Findings
 from tests.fuzz.generate import generate, scene_name
 from tests.fuzz.minimise import minimise
 from tests.fuzz.program import Input, Program, Step
+from tests.fuzz.run import ways_of
 from tests.fuzz.scenes import SCENES
 from tests.fuzz.sizes import thresholds
 
@@ -27,18 +31,15 @@ from weft.ir.primitive import PRIMITIVES
 pytestmark = pytest.mark.slow
 
 PROGRAMS, PARTS = 500, 20
-WAYS = ("jit", "checked", "plain", "torch")
-NATIVE = 5
-"""Every so many parts are run in compiled units, too, which are many for each program."""
+WAYS = ("jit", "native", "checked", "plain", "torch")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs_agree_in_every_way_of_running_them(part: int) -> None:
     count = PROGRAMS // PARTS
     seeds = range(part * count, (part + 1) * count)
-    ways = WAYS if part % NATIVE else ("native", *WAYS)
-    found = list(workers.search(seeds, 1, ways, time.monotonic() + 3600))
-    failures = {seed: failure for seed, failure, _ in found if failure is not None}
+    found = list(workers.search(seeds, 1, WAYS, time.monotonic() + 3600))
+    failures = {each.seed: each.failure for each in found if each.failure is not None}
     print("again: python -m tests.fuzz --minimise SEED")
     assert len(found) == count
     assert not failures
@@ -152,10 +153,78 @@ print(failure, len(small.steps))
 def test_a_child_that_dies_is_attributed_to_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_FUZZ_CRASH", "3")
     found = list(workers.search(range(2, 5), 1, ("jit",), time.monotonic() + 1200))
-    failures = {seed: failure for seed, failure, _ in found if failure is not None}
+    failures = {each.seed: each.failure for each in found if each.failure is not None}
     assert [*failures] == [3]
     assert "ends with -11" in failures[3]
     assert len(found) == 3
+
+
+def test_a_search_ends_in_time_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    class Watched(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", Watched)
+    begun = time.monotonic()
+    found = list(workers.search(range(100_000), 2, ("jit",), begun + 8))
+    assert time.monotonic() - begun < 20
+    assert not any("does not end" in str(each.failure) for each in found)
+    assert len(started) == 2
+    assert all(child.returncode is not None for child in started)
+
+
+def test_a_search_that_is_closed_stops_its_workers() -> None:
+    search = workers.search(range(100_000), 1, ("jit",), time.monotonic() + 1200)
+    assert next(search).failure is None
+    begun = time.monotonic()
+    search.close()
+    assert time.monotonic() - begun < 20
+
+
+def test_a_worker_goes_on_where_a_process_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, refused = subprocess.Popen, [OSError("no process left")]
+
+    def sometimes(*args: Any, **options: Any) -> Any:
+        if refused:
+            raise refused.pop()
+        return start(*args, **options)
+
+    monkeypatch.setattr(workers.subprocess, "Popen", sometimes)
+    monkeypatch.setattr(workers, "PAUSE", 0.01)
+    found = list(workers.search(range(2), 1, ("jit",), time.monotonic() + 1200))
+    assert [each.seed for each in found] == [0, 1]
+
+
+def test_programs_take_turns_in_the_ways_that_take_long() -> None:
+    assert ways_of(4, WAYS) == WAYS
+    assert ways_of(5, WAYS) == ("jit", "checked", "plain", "torch")
+    (outcome,) = workers.search([6], 1, ("jit", "native"), time.monotonic() + 1200)
+    assert outcome.ways == ("jit", "native")
+
+
+def test_what_was_found_is_written_to_a_file(tmp_path: Path) -> None:
+    found = Findings(0, 9)
+    found.add(workers.Outcome(1, None, Counter({"launch dot": 2}), ("jit", "plain")), 1.0)
+    for seed in (2, 3, 4, 5, 6):
+        found.add(workers.Outcome(seed, f"jit: differs (at {seed})", ways=("jit",)), 2.0)
+    found.add(workers.Outcome(7, "jit: the process ends with -11"), 3.0)
+    assert found.first_of_each_kind() == [2, 3, 4, 7]
+    assert found.way_of(2, WAYS) == ("jit",)
+    assert found.way_of(7, WAYS) == WAYS
+    found.scripts[3] = "x" * 1_000_000
+    found.write(tmp_path / "deep" / "found.json", True)
+    text = (tmp_path / "deep" / "found.json").read_text(encoding="utf-8")
+    assert len(text) < 1_000_000
+    written = json.loads(text)
+    assert (written["programs"], written["failed"]) == (7, 6)
+    assert written["ways"] == {"jit": 6, "plain": 1}
+    assert written["failures"][0]["seed"] == 3
+    assert written["coverage"]["reached"]["launch"][0] == 1
 
 
 def test_rounding_is_no_failure_and_a_wrong_element_is_one() -> None:
@@ -170,8 +239,8 @@ def test_rounding_is_no_failure_and_a_wrong_element_is_one() -> None:
 
 def test_branches_and_launches_are_counted() -> None:
     reached: Counter[str] = Counter()
-    for _, _, more in workers.search(range(40, 46), 1, ("jit",), time.monotonic() + 1200, True):
-        reached += more
+    for outcome in workers.search(range(40, 46), 1, ("jit",), time.monotonic() + 1200, True):
+        reached += outcome.reached
     assert reached["launch group"]
     assert any(name.startswith("primitive ") for name in reached)
     known = {*coverage.branches()}

@@ -251,6 +251,13 @@ def test_ensembles_of_sizes_that_are_symbols() -> None:
     assert len(f.compilations) == 2
 
 
+def test_a_sum_over_a_symbol_that_no_stored_value_has_is_scheduled() -> None:
+    f = wf.jit(lambda x: wf.sum(wf.arange(x.shape[0]) * 2))
+    for size in (2, 5, 3, 900):
+        assert int(f(wf.ones(size))) == size * (size - 1)
+    assert len(f.compilations) == 2
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_bits_do_not_depend_on_threads(threads: int) -> None:
     shapes = [(300, 257), (257,), (70_000,), (31, 7), (512, 100)]

@@ -63,9 +63,12 @@ class Failure:
 
 
 def examine(
-    program: Program, ways: Sequence[str] = ("jit", "native", "checked", "torch")
+    program: Program, ways: Sequence[str], compared: list[str] | None = None
 ) -> Failure | None:
-    """The first failure of a program; None where all agree, or where it cannot be run eagerly."""
+    """The first failure of a program; None where all agree, or where it cannot be run eagerly.
+
+    The names of the ways that could be compared are added to a list, where one is given.
+    """
     eager = run(program, "eager")
     if all(isinstance(each, Exception) for each in eager):
         return None
@@ -83,6 +86,8 @@ def examine(
             found = run(program, way)
         except REFUSED:
             continue
+        if compared is not None:
+            compared.append(way)
         failure = failure or _compared(way, found, eager, judge, _factor(program, way))
     return failure
 
@@ -90,9 +95,8 @@ def examine(
 def _factor(program: Program, way: str) -> float:
     """How many times more a way may be off than rounding explains."""
     text = program.script.split("def f(")[1]
-    attends = ("attention" in text or "softmax" in text) and "gradient" in "".join(
-        program.transforms
-    )
+    derived = {"gradients", "valued"}.intersection(program.transforms) or "wf.grad(" in text
+    attends = ("attention" in text or "softmax" in text) and derived
     return max(PYTORCH if way == "torch" else 1.0, ATTENTION if attends else 1.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.draw import Draw, NoOperand, Value
 
+from weft.core.errors import Unsupported
 from weft.ir.primitive import PRIMITIVES
 
 MULTIPLICATIONS = 40_000_000
@@ -19,7 +20,7 @@ def product(draw: Draw) -> str:
     """A product of two values, or of one with itself, in any order of axes."""
     if draw.chance(0.25):
         return _outer(draw)
-    if draw.chance(0.3) and any(v.kind in "iu" and v.ndim == 2 for v in draw.values):
+    if draw.chance(0.4) and any(v.kind in "iu" and v.ndim == 2 for v in draw.values):
         return _whole(draw)
     a = draw.value("fiuc", 2, 4, where=lambda v: v.size * v.shape[-2] <= MULTIPLICATIONS)
     if draw.chance(0.3):
@@ -31,6 +32,8 @@ def product(draw: Draw) -> str:
             "{a} @ {a}",
             "wf.tanh({a}) @ wf.matrix_transpose({a} * 0.5)",
         )
+        if a.size * a.shape[-1] <= MULTIPLICATIONS and draw.chance(0.4):
+            options = PACKED
         return draw.one_of(options).format(a=a.name)
     inner = a.shape[-1]
     fits = [
@@ -62,10 +65,26 @@ def product(draw: Draw) -> str:
         "wf.tanh({a}[0] @ {b}) + 1",
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
-        "wf.checkpoint(lambda q: wf.tanh(q @ {b}))(wf.sin({a}))",
-        "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",
     )
+    if draw.chance(0.25):
+        options = RECOMPUTED
     return draw.one_of(options).format(a=a.name, b=b.name)
+
+
+RECOMPUTED = (
+    "wf.checkpoint(lambda q: wf.tanh(q @ {b}))({a})",
+    "wf.checkpoint(lambda q: wf.sin(q @ {b}) * wf.cos(q @ {b}))({a})",
+    "wf.checkpoint(lambda q: wf.tanh(q @ {b}))(wf.sin({a}))",
+    "wf.checkpoint(lambda q: wf.sin(wf.tanh(q @ {b}) * 0.5))({a} * 2)",
+    "wf.checkpoint(lambda q, w: wf.sin(wf.tanh(q) @ w + 0.1))({a} * 0.5, {b})",
+)
+"""Products that the way back makes again, behind a barrier."""
+PACKED = (
+    "{a} @ wf.tanh(wf.matrix_transpose({a}) @ {a} * 0.05)",
+    "wf.matrix_transpose({a}) @ wf.relu({a} @ (wf.matrix_transpose({a}) @ {a}) * 0.02)",
+    "{a} @ wf.sin(wf.einsum('...ij,...ik->...jk', {a}, {a}) * 0.05)",
+)
+"""Products whose right operand is made of another product, block by block of its rows."""
 
 
 def _whole(draw: Draw) -> str:
@@ -79,6 +98,7 @@ def _whole(draw: Draw) -> str:
         "{a}.astype(wf.{d}) @ wf.matrix_transpose({a}.astype(wf.{d}))",
         "{a}.astype(wf.{d})[::-1] @ {b}.astype(wf.{d})[:, 1:]",
         "({a}.astype(wf.{d}) + 1) @ {b}.astype(wf.{d})",
+        "{a}.astype(wf.{d}) @ wf.flip({b}.astype(wf.{d}), axis=-1)",
         "{a}.astype(wf.{d}) @ wf.asarray({n}).astype(wf.{d})",
         "wf.matrix_transpose({a}) @ {a}",
     )
@@ -120,7 +140,7 @@ def _outer(draw: Draw) -> str:
 
 def attend(draw: Draw) -> str:
     """Attention, as one call or written out, with masks that are there or follow from less."""
-    v = draw.value("f", 2, 4, where=lambda v: v.size <= 8192)
+    v = draw.value("f", 2, 4, where=_may_attend)
     h = v.name if v.ndim > 2 else f"{v.name}[None]"
     k = _keys(draw, v, h)
     mask = draw.one_of(MASKS) if draw.chance(0.6) else ""
@@ -160,6 +180,12 @@ MASKS = (
 """Which keys a query sees, or what is added to its scores: most follow from rows and columns."""
 
 
+def _may_attend(v: Value) -> bool:
+    """Whether a value is small enough: scores in the thousands leave few digits to gradients,
+    which take probabilities from scores and the logarithm of their sum."""
+    return v.size <= 8192 and v.most <= 8
+
+
 def _keys(draw: Draw, v: Value, h: str) -> str:
     """Keys for some queries: the same, a part of them, or of another value."""
     fits = [
@@ -167,7 +193,7 @@ def _keys(draw: Draw, v: Value, h: str) -> str:
         for x in draw.values
         if (x.ndim, x.dtype) == (v.ndim, v.dtype)
         and (*x.shape[:-2], x.shape[-1]) == (*v.shape[:-2], v.shape[-1])
-        and x.size <= 8192
+        and _may_attend(x)
     ]
     parts = [h, f"{h}[..., :2, :]", f"{h}[..., :1, :, :]"]
     if draw.chance(0.5):
@@ -181,21 +207,13 @@ def _keys(draw: Draw, v: Value, h: str) -> str:
 
 def convolve(draw: Draw) -> str:
     """A convolution or its transpose; the weights are a part of a value."""
-    dims = draw.one_of([1, 2, 2, 2, 3])
-    x = draw.value("f", dims + 2, dims + 2, where=lambda v: 0 not in v.shape)
-    weights = [
-        v
-        for v in draw.values
-        if v.kind == "f"
-        and v.ndim == dims + 2
-        and v.dtype == x.dtype
-        and v.shape[1] == x.shape[1]
-        and 0 not in v.shape
-        and x.size // x.shape[1] * v.size <= CONVOLVED
-    ]
+    x = draw.value("f", 3, 5, where=lambda v: 0 not in v.shape)
+    dims = x.ndim - 2
+    weights = [v for v in draw.values if _are_weights(v, x)]
     if not weights:
         raise NoOperand
-    w = draw.one_of(weights)
+    smaller = [v for v in weights if v.shape[2:] != x.shape[2:]]
+    w = draw.one_of(smaller if smaller and draw.chance(0.8) else weights)
     if draw.chance(0.4):
         return f"wf.conv{dims}d({x.name}, {w.name}, padding={draw.one_of([0, 1])})"
     if draw.chance(0.05):
@@ -214,6 +232,12 @@ def convolve(draw: Draw) -> str:
         weight, more = f"wf.moveaxis({w.name}[:1, :, {cut}], 0, 1)", f"groups={x.name}.shape[1]"
     call = f"{x.name}, {weight}, stride={stride}, padding={padding}, {more}"
     return f"wf.conv{dims}d({call})"
+
+
+def _are_weights(v: Value, x: Value) -> bool:
+    """Whether a value can be the weights of a convolution of another one."""
+    alike = (v.kind, v.ndim, v.dtype, v.shape[1:2]) == ("f", x.ndim, x.dtype, x.shape[1:2])
+    return alike and 0 not in v.shape and x.size // x.shape[1] * v.size <= CONVOLVED
 
 
 def pool(draw: Draw) -> str:
@@ -244,6 +268,7 @@ def fourier(draw: Draw) -> str:
         "wf.fft.rfft({v})",
         "wf.fft.fft({v})",
         "wf.fft.irfft(wf.fft.rfft({v}))",
+        "wf.fft.irfft(wf.fft.rfft({v}) * 0.5)",
         "wf.real(wf.fft.ifft({v}))",
         "wf.abs(wf.fft.rfft({v})) + 1",
         "wf.fft.fftshift({v})",
@@ -301,7 +326,10 @@ SKIPPED = {
 def sample(draw: Draw) -> str:
     """A sample of any primitive, moved a little by a value of the program."""
     v = draw.value("f", where=lambda v: v.size > 0)
-    name = draw.one_of([name for name in sorted(PRIMITIVES) if name not in SKIPPED])
+    names = [name for name in sorted(PRIMITIVES) if name not in SKIPPED]
+    if draw.chance(0.2):  # what the compiler alone writes, and no program holds otherwise
+        names = [name for name in names if isinstance(PRIMITIVES[name].batch, Unsupported)]
+    name = draw.one_of(names)
     primitive = PRIMITIVES[name]
     count = len(list(primitive.samples()))
     picked = "[0]" if primitive.multiple else ""

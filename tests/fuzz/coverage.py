@@ -53,6 +53,7 @@ ELSEWHERE = {
     r"branch \S*tile_plans:.*gemm_address.*: false": "NumPy brings a BLAS along here",
     r"branch \S*tile_plans:\d+ (rest|self\.packed|self\.form)": "a plan's text, for the disk",
     r"branch \S*target:.*primitive\.native": "a user's library: tests/custom",
+    r"branch \S*target:\d+ functions is None: true": "an interpreter without a lock",
     r"branch \S*nodes:.*found\[0\]\.copied": "asked by tests of primitives alone",
     r"branch \S*nodes:.*Reduction \| Control.*: false": "refused: tests/compiler/test_kinds.py",
     r"branch \S*split_reduction:\d+ each\.": "a user's reduction: tests/compiler/test_kinds.py",
@@ -75,7 +76,23 @@ class Need:
     patterns: tuple[str, ...]
 
 
+def _has_blas() -> bool:
+    from weft.compiler.targets.cpu.products.forms import blas
+
+    return blas() is not None
+
+
 NEEDS = (
+    Need(
+        "a BLAS that NumPy brings along",
+        lambda machine: _has_blas(),
+        (
+            r"branch \S*forms:\d+ (function|library) is None: false",
+            r"branch \S*forms:\d+ (left|right): ",
+            r"branch \S*tile_plans:.*gemm_address.*: true",
+            r"branch \S*products\.select:\d+ plan\.form == 'blas': true",
+        ),
+    ),
     Need(
         "AVX-512",
         lambda machine: machine.width == 16,
@@ -84,12 +101,22 @@ NEEDS = (
             r"branch \S*low_precision:\d+ (kind\.dtype is|form is None|isinstance\(left)",
             r"branch \S*low_precision:\d+ self\.node\.results",
             r"branch \S*low_precision:.*(is_held\(words\)|is not dot_wide for node.*): false",
-            r"branch \S*low_precision:\d+ b\.dtype\.itemsize == 1: false",
+            r"branch \S*low_precision:\d+ count == 0: false",
             r"branch \S*low_precision:.*has_instruction.*: true",
             r"branch \S*low_precision:\d+ words is None or product is None: false",
             r"branch \S*target:\d+ wide is not None: true",
             r"branch \S*forms:\d+ form_of\(node\) is not None: false",
         ),
+    ),
+    Need(
+        "a processor without instructions for sums of products of bytes",
+        lambda machine: machine.width < 16 or not machine.has("avx512vnni"),
+        (r"branch \S*low_precision:\d+ words is None or product is None: true",),
+    ),
+    Need(
+        "a processor without masks of vectors",
+        lambda machine: not machine.masked,
+        (r"branch \S*convolution\.select:\d+ _has_whole_vectors.*: false",),
     ),
     Need(
         "32 registers of vectors, which AVX-512 and ARM have",
@@ -115,7 +142,7 @@ NEEDS = (
         ),
     ),
 )
-"""What depends on the machine that code is made for."""
+"""What depends on the machine that code is made for, and on what is installed there."""
 
 
 def take() -> dict[str, int]:
@@ -281,8 +308,10 @@ def _kind(call: Any) -> str:
 def expected() -> list[str]:
     """All that should be reached."""
     from weft.compiler.lowering.nodes import SINGLES
+    from weft.compiler.targets.cpu import target  # it brings primitives of its own
     from weft.ir.primitive import PRIMITIVES
 
+    assert target.CPU.passes
     launches = (
         "group", "chain", "ensemble", "reference", "copy", "dot", "dots", "sums", "pack", "conv",
         "control scan", "control switch", "control while",
@@ -300,27 +329,68 @@ def missing_feature(name: str, machine: Any) -> str | None:
     return next(found, None)
 
 
-def report(reached: Counter[str]) -> str:
-    """How much was reached, what this machine cannot reach and why, and all else that was not."""
-    from weft.compiler.targets.cpu.machine import host, level_of
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kind of what is to be reached: how much was, what was not, and what cannot be here."""
 
-    lines, left = [], 0
-    every = expected()
+    reached: int
+    unreached: list[str]
+    impossible: dict[str, str]
+    """What this machine cannot reach, and what it lacks."""
+
+    @property
+    def possible(self) -> int:
+        """How much can be reached on this machine."""
+        return self.reached + len(self.unreached)
+
+
+def parts(reached: Counter[str]) -> dict[str, Part]:
+    """What was reached of each kind, but for what no program is expected to reach."""
+    from weft.compiler.targets.cpu.machine import host
+
+    found = {}
+    every = [name for name in expected() if not any(re.match(p, name) for p in ELSEWHERE)]
     for kind in ("primitive", "launch", "node", "branch"):
         named = [name for name in every if name.split()[0] == kind]
-        named = [name for name in named if not any(re.match(p, name) for p in ELSEWHERE)]
         missed = [name for name in named if not reached[name]]
         lacking = {name: missing_feature(name, host()) for name in missed}
-        unreached = [name for name, feature in lacking.items() if feature is None]
-        possible = len(named) - len(missed) + len(unreached)
-        lines.append(f"{kind}: {len(named) - len(missed)} of {possible} reached")
-        lines += [f"  not reached: {name}" for name in unreached]
+        found[kind] = Part(
+            len(named) - len(missed),
+            [name for name, feature in lacking.items() if feature is None],
+            {name: feature for name, feature in lacking.items() if feature is not None},
+        )
+    return found
+
+
+def summary(reached: Counter[str]) -> dict[str, Any]:
+    """The same as data that can be written to a file."""
+    kinds = parts(reached)
+    numbers = {kind: [part.reached, part.possible] for kind, part in kinds.items()}
+    return {
+        "machine": _machine(),
+        "reached": numbers,
+        "unreached": [name for part in kinds.values() for name in part.unreached],
+        "impossible": {name: why for p in kinds.values() for name, why in p.impossible.items()},
+    }
+
+
+def report(reached: Counter[str]) -> str:
+    """How much was reached, what this machine cannot reach and why, and all else that was not."""
+    lines, kinds = [], parts(reached)
+    for kind, part in kinds.items():
+        lines.append(f"{kind}: {part.reached} of {part.possible} reached")
+        lines += [f"  not reached: {name}" for name in part.unreached]
         lines += [
             f"  cannot occur on this machine, needs {feature}: {name}"
-            for name, feature in lacking.items()
-            if feature is not None
+            for name, feature in part.impossible.items()
         ]
-        left += len(unreached)
+    left = sum(len(part.unreached) for part in kinds.values())
     seen = sorted({name for name in reached if name.startswith("launch ")})
-    machine = f"machine: {host().processor}, {level_of(host())}"
-    return "\n".join([*lines, "seen: " + ", ".join(seen), machine, f"unreached: {left or 'none'}"])
+    seen_launches = "seen: " + ", ".join(seen)
+    return "\n".join([*lines, seen_launches, _machine(), f"unreached: {left or 'none'}"])
+
+
+def _machine() -> str:
+    from weft.compiler.targets.cpu.machine import host, level_of
+
+    return f"machine: {host().processor}, {level_of(host())}"

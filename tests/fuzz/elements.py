@@ -205,10 +205,10 @@ def fix(draw: Draw) -> str:
     )
     if v.ndim > 2 and draw.chance(0.4):
         options = ("F.group_norm(wf.reshape(constant({v}), {v}.shape) + {v}[:, :1], {g})",)
-    return draw.one_of(options).format(v=v.name, g=_groups(draw, v))
+    return draw.one_of(options).format(v=v.name, g=groups(draw, v))
 
 
-def _groups(draw: Draw, v: Value) -> str:
+def groups(draw: Draw, v: Value) -> str:
     """How many groups the channels of a value are divided into."""
     if v.ndim < 2:
         return "1"
@@ -333,7 +333,7 @@ def normalise(draw: Draw) -> str:
             "F.layer_norm({v}, {v}.shape[-1], {w}, {w})",
         ]
     w = draw.one_of(scales or [v.name])
-    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=_groups(draw, v), w=w)
+    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=groups(draw, v), w=w)
 
 
 def sort(draw: Draw) -> str:

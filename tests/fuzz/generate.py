@@ -29,7 +29,7 @@ LENGTHS = (3, 9), (10, 18), (19, 45)
 """The fewest and the most steps: most programs are short, as each takes time to compile."""
 TRANSFORMED = 8
 """The most steps under several transforms, each of which makes a program a few times as long."""
-TRANSFORMS = ("gradients", "tangents", "batched", "rematerialised", "compiled")
+TRANSFORMS = ("gradients", "valued", "tangents", "batched", "rematerialised", "compiled")
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta")
 
 
@@ -70,8 +70,8 @@ def _transforms(
         return liked[int(rng.integers(len(liked)))]
     count = int(rng.choice(4, p=(0.5, 0.35, 0.12, 0.03)))
     count = min(count, 1) if ending == "sizes" else count
-    chosen = [str(rng.choice(TRANSFORMS, p=(0.45, 0.2, 0.15, 0.12, 0.08))) for _ in range(count)]
-    return tuple(chosen)
+    shares = (0.35, 0.12, 0.18, 0.15, 0.12, 0.08)
+    return tuple(str(rng.choice(TRANSFORMS, p=shares)) for _ in range(count))
 
 
 class _Growing:

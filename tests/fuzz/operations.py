@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.fuzz.contractions import algebra, attend, convolve, fourier, pool, product, sample
+from tests.fuzz.derivatives import derive
 from tests.fuzz.draw import Draw
 from tests.fuzz.elements import (
     assign,
@@ -60,12 +61,13 @@ FAMILIES: dict[Callable[[Draw], Any], float] = {
     attend: 0.7,
     convolve: 1.5,
     pool: 0.7,
-    fourier: 0.3,
+    fourier: 0.5,
     algebra: 0.4,
     sample: 0.7,
     control: 2.0,
     randomise: 0.7,
     repeat: 0.7,
     fix: 0.5,
+    derive: 0.6,
 }
 """How often each family is drawn, relative to the others."""

@@ -122,6 +122,7 @@ class Program:
         found = ["numbers", *self.transforms]
         found += ["trained"] if self.ending == "train" else []
         found += ["studied"] if self.ending == "studied" else []
+        found += ["gradients"] if "valued" in found else []
         found += ["total"] if {"gradients", "trained"} & {*found} else []
         text = self.function()
         found += [name for name in NAMED if f"{name}(" in text]

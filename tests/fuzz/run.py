@@ -30,11 +30,6 @@ from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.plain.target import PLAIN
 from weft.core.settings import settings
 
-try:
-    from tests.fuzz import twin
-except ImportError:  # PyTorch is optional
-    twin = None  # type: ignore[assignment]
-
 Array = np.ndarray[Any, Any]
 Result = list[Array] | Exception
 """What one call gives: its outputs, or what it raises."""
@@ -43,6 +38,8 @@ SMALL = 32
 """The most elements of an input that the plain target is given."""
 MANY = 20_000
 """The most elements and operations of a program that it is given."""
+SHARES = {"native": 2}
+"""Ways that take long: only every so many programs are run in them."""
 SEED = 5
 """Where the global generator begins in each way."""
 CALLS = 3
@@ -51,6 +48,11 @@ CALLS = 3
 
 class Unusable(Exception):
     """A program that cannot be run in some way, such as one that PyTorch has no words for."""
+
+
+def ways_of(seed: int, ways: Sequence[str]) -> tuple[str, ...]:
+    """The ways among some that the program of a seed is run in."""
+    return tuple(way for way in ways if seed % SHARES.get(way, 1) == 0)
 
 
 def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list[Result]:
@@ -69,10 +71,10 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
         space["repeated"] = lambda f, x, count: script.repeated(lambda y: noisy(f(y)), x, count)
     if way == "torch":
         odd = any(each.layout == "odd" for each in program.inputs)
-        if twin is None or odd or program.ending in ("state", "train"):
-            raise Unusable("PyTorch is not installed, takes NaN otherwise, or writes to views")
+        if odd or program.ending in ("state", "train"):
+            raise Unusable("PyTorch takes NaN otherwise, or writes to views")
         text = text.replace(".astype(", ".to(")
-        space |= twin.twin_namespace()
+        space |= _torch_namespace()
     if way == "plain" and (program.elements > SMALL or not is_plain(program)):
         raise Unusable("the interpreter of loops would take too long")
     exec(text, space)
@@ -83,6 +85,15 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
         ways = {"jit": compiled, "checked": compiled, "plain": _by_plain_target}
         turn = ways.get(way, lambda f: f)
         return list(_calls(program, space, values, turn))
+
+
+def _torch_namespace() -> dict[str, Any]:
+    """The names of scripts with PyTorch behind them."""
+    try:
+        from tests.fuzz import twin
+    except (ImportError, OSError) as error:  # PyTorch is optional, and may lack a library here
+        raise Unusable("PyTorch is not installed") from error
+    return twin.twin_namespace()
 
 
 def is_plain(program: Program) -> bool:

@@ -40,6 +40,8 @@ class Scene:
     """Transforms one of which is taken by half of the programs."""
     ending: str = ""
     """How a quarter of the programs are called."""
+    dtype: str = ""
+    """The dtype of most inputs, where kernels of one dtype are what the scene is for."""
 
 
 def size(rng: Generator, most: int = 130) -> int:
@@ -65,10 +67,6 @@ def _product_sizes(rng: Generator) -> dict[str, int]:
 
 
 def _image_sizes(rng: Generator) -> dict[str, int]:
-    if rng.random() < 0.5:  # for Winograd's method, which needs channels and tiles enough
-        wide = (31, 32, 32, 40, 48, 64, 96)
-        sizes = {"A": (4, 8, 9, 12), "B": wide, "C": wide, "D": (3,), "E": (1, 2, 9)}
-        return {name: int(rng.choice(options)) for name, options in sizes.items()}
     channels = (1, 2, 3, 4, 7, 8, 9, 16, 17, 32, 33, 63, 64, 65)
     return {
         "A": int(rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 14, 17, 28])),
@@ -77,6 +75,13 @@ def _image_sizes(rng: Generator) -> dict[str, int]:
         "D": int(rng.choice([1, 2, 3, 3, 3, 5, 7])),
         "E": int(rng.choice([1, 2, 3, 8, 9])),
     }
+
+
+def _tile_sizes(rng: Generator) -> dict[str, int]:
+    """Channels and tiles enough for Winograd's method, of whole panels and of others."""
+    wide = (31, 32, 40, 40, 48, 56, 64, 80, 96)
+    sizes = {"A": (4, 8, 9, 12, 16), "B": wide, "C": wide, "D": (3,), "E": (1, 2, 8, 9)}
+    return {name: int(rng.choice(options)) for name, options in sizes.items()}
 
 
 def _wide_image_sizes(rng: Generator) -> dict[str, int]:
@@ -116,7 +121,7 @@ def _head_sizes(rng: Generator) -> dict[str, int]:
     }
 
 
-GRADIENTS = ("gradients",), ("gradients",), ("rematerialised", "gradients"), ("compiled",)
+GRADIENTS = ("gradients",), ("valued",), ("rematerialised", "gradients"), ("compiled",)
 SCENES = (
     Scene(
         "any",
@@ -133,14 +138,20 @@ SCENES = (
     ),
     Scene(
         "images",
-        (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "C", "A"), ("B", "C", "D")),
-        _image_sizes, ("convolve", "convolve", "pool", "normalise"), 300_000, 0.12, 9, GRADIENTS,
+        (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "C", "A"), ("B", "C", "D"),
+         ("E", "C", "D", "D", "D")),
+        _image_sizes, ("convolve", "convolve", "pool", "normalise"), 300_000, 0.1, 9, GRADIENTS,
         "sizes",
+    ),
+    Scene(
+        "tiles",
+        (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("C",), ("E", "B", "A", "A")),
+        _tile_sizes, ("convolve",) * 8, 300_000, 0.04, 3, GRADIENTS, "sizes", "float32",
     ),
     Scene(
         "wide images",
         (("E", "C", "A", "A"), ("B", "C", "D", "D"), ("E", "B", "A", "A"), ("C",)),
-        _wide_image_sizes, ("convolve",) * 6, 1_500_000, 0.01, 2, GRADIENTS,
+        _wide_image_sizes, ("convolve",) * 8, 1_500_000, 0.01, 2, GRADIENTS, dtype="float32",
     ),
     Scene(
         "lines",
@@ -151,7 +162,8 @@ SCENES = (
         "rows",
         (("A", "B"), ("A", "B"), ("B", "A"), ("B",), ("A",), ("B", "C"), ("D", "A", "B")),
         _row_sizes,
-        ("reduce", "reduce", "binary", "product", "product", "normalise", "move", "join", "fix"),
+        ("reduce", "reduce", "binary", "product", "product", "normalise", "move", "join", "fix",
+         "derive"),
         80_000, 0.1, 14, GRADIENTS,
     ),
     Scene(
@@ -184,7 +196,7 @@ def inputs(rng: Generator, drawn: Scene, ending: str) -> tuple[dict[str, int], l
     sizes = drawn.sizes(rng)
     if ending == "sizes":  # symbols stand for sizes from 1 up
         sizes = {name: max(each, 2) for name, each in sizes.items()}
-    main = str(rng.choice(FLOATS, p=(0.58, 0.2, 0.12, 0.1)))
+    main = drawn.dtype or str(rng.choice(FLOATS, p=(0.58, 0.2, 0.12, 0.1)))
     order = [int(place) for place in rng.permutation(len(drawn.shapes))]
     places = {*order[: int(rng.integers(2, 6))], *((0, 1) if drawn.liked else ())}
     shapes = [drawn.shapes[place] for place in sorted(places)]
@@ -193,7 +205,7 @@ def inputs(rng: Generator, drawn: Scene, ending: str) -> tuple[dict[str, int], l
     kinds = [(main, shape) for shape in shapes]
     if rng.random() < 0.4:
         kinds.append((str(rng.choice(WHOLE)), ("A",)))
-    if rng.random() < (0.3 if "product" in drawn.liked else 0.1):
+    if rng.random() < (0.4 if "product" in drawn.liked else 0.1):
         kind = str(rng.choice(("int8", "int8", "uint8", "int32", "int64")))
         kinds += [(kind, shape) for shape in shapes if len(shape) == 2]
     if rng.random() < 0.06:

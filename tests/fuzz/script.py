@@ -17,7 +17,7 @@ from weft.ir.primitive import PRIMITIVES
 
 PARTS = (
     "numbers", "sampled", "doubled", "repeated", "constant", "weights", "total", "gradients",
-    "tangents", "batched", "rematerialised", "compiled", "trained", "studied",
+    "valued", "tangents", "batched", "rematerialised", "compiled", "trained", "studied",
 )  # fmt: skip
 """The names below that scripts may need, in the order in which they stand there."""
 Function = Callable[..., Any]
@@ -98,6 +98,10 @@ def gradients(f: Function) -> Function:
         return list(wf.grad(total(f), argnums=moved)(*xs))
 
     return g
+
+
+def valued(f: Function) -> Function:
+    return lambda *xs: [*f(*xs), *gradients(f)(*xs)]
 
 
 def tangents(f: Function) -> Function:

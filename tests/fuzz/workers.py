@@ -15,7 +15,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,120 +25,170 @@ SECONDS = 120.0
 """How long one program may take."""
 BATCH = 200
 """How many programs a child runs: what it has compiled takes memory."""
+LAST_WORDS = 300
+"""How many characters are kept of what a child that dies has said."""
+PAUSE = 2.0
+"""Seconds until a child that could not be started is tried again."""
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Libraries have one thread in each child: there are about as many children as cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one program: what failed, what was reached, and how it was run."""
+
+    seed: int
+    failure: str | None
+    reached: Counter[str] = field(default_factory=Counter)
+    """What was reached since the last program of that child."""
+    ways: tuple[str, ...] = ()
+    """The ways that were compared with eager mode."""
 
 
 def search(
-    seeds: Sequence[int], workers: int, ways: Sequence[str], until: float, coverage: bool = False
-) -> Iterator[tuple[int, str | None, Counter[str]]]:
-    """For each seed what failed, and what was reached since the last program of that child."""
-    waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-    for start in range(0, len(seeds), BATCH):
-        waiting.put(list(seeds[start : start + BATCH]))
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="weft-fuzz-") as folder:
-        run = lambda: _serve(waiting, found, ways, until, coverage, folder)  # noqa: E731
-        threads = [threading.Thread(target=run, daemon=True) for _ in range(workers)]
+    seeds: Sequence[int],
+    workers: int,
+    ways: Sequence[str],
+    until: float,
+    coverage: bool = False,
+    threads: int = 0,
+) -> Generator[Outcome]:
+    """What becomes of each program, until a time; who has seen enough closes the search.
+
+    threads: of each child; 0 for as many as there are cores.
+    """
+    with tempfile.TemporaryDirectory(prefix="weft-fuzz-", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-m", "tests.fuzz", "--child", "--ways", ",".join(ways)]
+        command += ["--threads", str(threads), *(["--coverage"] if coverage else [])]
+        work = _Search(seeds, command, until, Path(folder))
+        threads = [
+            threading.Thread(target=work.serve, args=(number,), daemon=True)
+            for number in range(workers)
+        ]
         for thread in threads:
             thread.start()
-        running = len(threads)
-        while running:
-            item = found.get()
-            if item is None:
-                running -= 1
-            else:
-                yield item
+        try:
+            running = len(threads)
+            while running:
+                outcome = work.outcomes.get()
+                if outcome is None:
+                    running -= 1
+                else:
+                    yield outcome
+        finally:
+            work.stop.set()
+            for thread in threads:
+                thread.join()
 
 
-def _serve(
-    waiting: queue.SimpleQueue[list[int]],
-    found: queue.SimpleQueue[Any],
-    ways: Sequence[str],
-    until: float,
-    coverage: bool,
-    folder: str,
-) -> None:
-    try:
-        while time.monotonic() < until:
+class _Search:
+    """Batches of programs that wait for a worker, and what came of those that did not."""
+
+    def __init__(
+        self, seeds: Sequence[int], command: Sequence[str], until: float, folder: Path
+    ) -> None:
+        self.command, self.until, self.folder = command, until, folder
+        self.stop = threading.Event()
+        self.waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        for start in range(0, len(seeds), BATCH):
+            self.waiting.put(list(seeds[start : start + BATCH]))
+        self.outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        """One None for each worker that has ended."""
+
+    def is_over(self) -> bool:
+        return self.stop.is_set() or time.monotonic() > self.until
+
+    def serve(self, number: int) -> None:
+        """Run batches, one after the other; what goes wrong with a child ends no worker."""
+        try:
+            while not self.is_over():
+                seeds = self.waiting.get_nowait()
+                while seeds and not self.is_over():
+                    try:
+                        seeds = self.run_child(seeds, self.folder / f"worker-{number}.txt")
+                    except OSError as error:  # no memory or no process left, for a moment
+                        print(f"worker {number}: {error}", file=sys.stderr, flush=True)
+                        self.stop.wait(PAUSE)
+        except queue.Empty:
+            pass
+        finally:
+            self.outcomes.put(None)
+
+    def run_child(self, seeds: list[int], log: Path) -> list[int]:
+        """Run some programs in a new child; those that are left when it dies."""
+        with (
+            log.open("w", encoding="utf-8") as words,
+            subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words,
+                text=True, cwd=ROOT,
+                env={**ENVIRONMENT, **os.environ, "WEFT_CACHE": str(self.folder / "cache")},
+            ) as child,
+        ):  # fmt: skip
+            lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+            reader = threading.Thread(target=_read, args=(child, lines))
+            reader.start()
             try:
-                seeds = waiting.get_nowait()
+                _tell(child, seeds)
+                left, now = self.follow(seeds, lines, child)
+            finally:
+                alive = child.poll() is None
+                child.kill()
+                code = child.wait()
+                reader.join()
+        if left and not self.is_over():
+            at = left[0] if now is None else now  # it may not even have begun
+            left.remove(at)
+            said = log.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:].strip()
+            what = "does not end" if alive else f"the process ends with {code}"
+            self.outcomes.put(Outcome(at, f"jit: {what}" + (f" ({said})" if said else "")))
+        return left
+
+    def follow(
+        self, seeds: Sequence[int], lines: queue.SimpleQueue[str], child: subprocess.Popen[str]
+    ) -> tuple[list[int], int | None]:
+        """The programs that are left when a child ends, and the one it was at."""
+        left, now = list(seeds), None
+        while left and not self.is_over():
+            message = self.next_message(lines, child)
+            if message is None:
+                break
+            if "begins" in message:
+                now = message["begins"]
+                continue
+            left.remove(message["ends"])
+            reached, ways = Counter(message.get("reached", {})), tuple(message["ways"])
+            self.outcomes.put(Outcome(message["ends"], message["failure"], reached, ways))
+            now = None
+        return left, now
+
+    def next_message(
+        self, lines: queue.SimpleQueue[str], child: subprocess.Popen[str]
+    ) -> dict[str, Any] | None:
+        """The next line of a child; None where it has died, takes too long, or time is over."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < SECONDS and not self.is_over():
+            try:
+                found: dict[str, Any] = json.loads(lines.get(timeout=0.5))
+                return found
             except queue.Empty:
-                return
-            while seeds and time.monotonic() < until:
-                seeds = _child(seeds, found, ways, until, coverage, folder)
-    finally:
-        found.put(None)
+                if child.poll() is not None and lines.empty():
+                    return None
+            except json.JSONDecodeError:  # it died in the middle of a line
+                return None
+        return None
 
 
-def _child(
-    seeds: list[int],
-    found: queue.SimpleQueue[Any],
-    ways: Sequence[str],
-    until: float,
-    coverage: bool,
-    folder: str,
-) -> list[int]:
-    """Run some programs in a new child; those that are left when it dies."""
-    command = [sys.executable, "-m", "tests.fuzz", "--child", "--ways", ",".join(ways)]
-    command += ["--coverage"] if coverage else []
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, "WEFT_CACHE": folder},
-    ) as child:  # fmt: skip
-        assert child.stdin is not None
+def _tell(child: subprocess.Popen[str], seeds: Sequence[int]) -> None:
+    """Give a child its programs."""
+    assert child.stdin is not None
+    try:
         child.stdin.write(json.dumps(seeds) + "\n")
         child.stdin.flush()
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        reader = threading.Thread(target=_read, args=(child, lines))
-        reader.start()
-        left, now = _followed(seeds, lines, child, found, until)
-        alive = child.poll() is None
-        child.kill()
-        code = child.wait()
-        reader.join()
-    if left and time.monotonic() < until:
-        at = left[0] if now is None else now  # it may not even have begun
-        left.remove(at)
-        what = "does not end" if alive else f"the process ends with {code}"
-        found.put((at, f"jit: {what}", Counter()))
-    return left
+    except BrokenPipeError:  # it has died already, which is seen when it says nothing
+        pass
 
 
 def _read(child: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
     assert child.stdout is not None
     for line in child.stdout:
         lines.put(line)
-
-
-def _followed(
-    seeds: Sequence[int],
-    lines: queue.SimpleQueue[str],
-    child: subprocess.Popen[str],
-    found: queue.SimpleQueue[Any],
-    until: float,
-) -> tuple[list[int], int | None]:
-    """The programs that are left when a child ends, and the one it was at."""
-    left, now = list(seeds), None
-    while left and time.monotonic() < until:
-        line = _next_line(lines, child)
-        if line is None:
-            break
-        message = json.loads(line)
-        if "begins" in message:
-            now = message["begins"]
-            continue
-        left.remove(now)
-        found.put((now, message["failure"], Counter(message.get("reached", {}))))
-        now = None
-    return left, now
-
-
-def _next_line(lines: queue.SimpleQueue[str], child: subprocess.Popen[str]) -> str | None:
-    """The next line of a child; None where it has died or takes too long."""
-    begun = time.monotonic()
-    while time.monotonic() - begun < SECONDS:
-        try:
-            return lines.get(timeout=0.5)
-        except queue.Empty:
-            if child.poll() is not None and lines.empty():
-                return None
-    return None

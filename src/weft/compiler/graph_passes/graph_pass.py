@@ -33,7 +33,7 @@ class Pass:
     """A function from graphs to graphs that counts what it does, and why it stands in the list."""
 
     name: str
-    run: Callable[[Graph, Tally | None], Graph]
+    run: Callable[[Graph, Tally], Graph]
     reason: str
 
 

@@ -35,7 +35,7 @@ def schedule_launches(
 ) -> list[Launch]:
     """The launches in the order in which they run; those that run as one are one launch."""
     outside = {root(value) for value in (*graph.inputs, *graph.outputs)}
-    sizes = _UsualSizes(launches)
+    sizes = _UsualSizes(launches, graph)
     bytes_of: dict[Hashable, int] = {
         value: sizes.bytes(value)
         for launch in launches
@@ -49,10 +49,15 @@ def schedule_launches(
 
 
 class _UsualSizes:
-    """Sizes for the symbols in a program's types."""
+    """Sizes for the symbols in a program's types.
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
-        dims = {dim for launch in launches for value in launch.values for dim in value.type.shape}
+    Those of the graph count too: a kernel may go over values that no launch stores or reads.
+    """
+
+    def __init__(self, launches: Sequence[Launch], graph: Graph) -> None:
+        values = [value for launch in launches for value in launch.values]
+        values += [*graph.inputs, *(result for node in graph.nodes for result in node.results)]
+        dims = {dim for value in values for dim in value.type.shape}
         names = sorted({name for dim in dims for name in symbols_in(dim)})
         self.binding = dict.fromkeys(names, USUAL)
 

@@ -7,10 +7,11 @@ that give the three gradients; the cotangent of the scores is recognised by its 
 >>> import weft as wf
 >>> kind = wf.spec("float32", (2, 256, 16))
 >>> graph = wf.ir.trace(lambda q, k, v: wf.softmax(q @ k.mT * 0.25) @ v, *[kind] * 3)
+>>> from weft.compiler.graph_passes.graph_pass import run_pass
 >>> from weft.compiler.pipeline import pipeline
 >>> from weft.compiler.targets.target import target_named
 >>> for each in pipeline(target_named("cpu"))[:5]:
-...     graph = each.run(graph, None)
+...     graph, _ = run_pass(each, graph)
 >>> [(site.scale, list(site.results.values())[0][0]) for site in sites(graph, 128)]
 [(0.25, 'out')]
 """

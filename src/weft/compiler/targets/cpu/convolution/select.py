@@ -65,8 +65,7 @@ def is_native(node: GraphNode, most_taps: int) -> bool:
     weight = node.results[0].type.shape
     sizes = sizes_of(_with_last(a.shape), weight, _with_last(b.shape), node.params)
     dtype = float64 if a.dtype is float64 else float32
-    if sizes is None:
-        return False
+    assert sizes is not None, "all of its sizes are among these dimensions"
     return is_alone(sizes, most_taps) or _has_whole_vectors(sizes.outputs, dtype)
 
 

@@ -68,13 +68,12 @@ def product_of(node: GraphNode) -> Product | None:
     return None if 1 in product.shape[1:3] else product
 
 
-def arrange_products(graph: Graph, tally: Tally | None = None) -> Graph:
+def arrange_products(graph: Graph, tally: Tally) -> Graph:
     """The graph with products as native ones take them: transposed, and of wide floats."""
     nodes = [each for node in graph.nodes for each in _native(node)]
-    if tally is not None:
-        added = Counter(node.primitive.name for node in nodes)
-        added.subtract(node.primitive.name for node in graph.nodes)
-        tally.update(+added)
+    added = Counter(node.primitive.name for node in nodes)
+    added.subtract(node.primitive.name for node in graph.nodes)
+    tally.update(+added)
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
 
 

@@ -77,10 +77,10 @@ def _samples() -> list[Sample]:
     whole = rng.integers(-128, 128, (2, 5, 7)).astype(np.int8)
     other = rng.integers(-128, 128, (2, 7, 3)).astype(np.int8)
     stacked: dict[str, Any] = {"contract": ((2,), (1,)), "batch": ((0,), (0,))}
-    return [
-        Sample((whole, other), stacked, derivative=False),
-        Sample((whole.view(np.uint8), other), stacked, derivative=False),
-    ]
+    pairs = [(whole, other), (whole.view(np.uint8), other)]
+    for dtype in (bfloat16, float16):
+        pairs.append(((whole / 64).astype(dtype.numpy), (other / 64).astype(dtype.numpy)))
+    return [Sample(pair, stacked, derivative=False) for pair in pairs]
 
 
 dot_wide = Primitive(
@@ -99,7 +99,7 @@ dot_wide = Primitive(
 # --- programs ------------------------------------------------------------------------------------
 
 
-def shorten_products(graph: Graph, tally: Tally | None = None) -> Graph:
+def shorten_products(graph: Graph, tally: Tally) -> Graph:
     """The graph with products of short elements as such, where the machine multiplies them."""
     if all(node.primitive is not dot for node in graph.nodes):
         return graph
@@ -108,8 +108,7 @@ def shorten_products(graph: Graph, tally: Tally | None = None) -> Graph:
     count = sum(node.primitive is dot_wide for node in nodes)
     if count == 0:
         return graph
-    if tally is not None:
-        tally["product of short elements"] += count
+    tally["product of short elements"] += count
     made = Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)
     return remove_dead_code(made, None)  # conversions that no product reads any more
 
