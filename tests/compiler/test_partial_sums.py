@@ -305,3 +305,26 @@ def test_clipping_by_the_norm_reads_a_gradient_once_more() -> None:
     norm = np.sqrt(sum((p.grad.numpy().astype(np.float64) ** 2).sum() for p in net.parameters()))
     assert abs(norm - 1.0) < 1e-4
     assert np.abs(net.weight.detach().numpy() - weight).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "in_vectors"),
+    [((4, 8, 48), (0, 2), "the terms"), ((6, 8), (0,), "the rows")],
+    ids=["channels first", "channels last"],
+)
+def test_a_number_for_each_row_does_not_decide_how_rows_are_summed(
+    shape: tuple[int, ...], axes: tuple[int, ...], in_vectors: str
+) -> None:
+    """A mean lies as rows would in columns; what is summed tells whether they do."""
+
+    def centred_squares(x: wf.Tensor, mean: wf.Tensor) -> wf.Tensor:
+        each = wf.reshape(mean, (-1, *[1] * (len(shape) - 2)))
+        return wf.sum(wf.square(x - each), axis=axes)
+
+    x, mean = drawn(0, *shape), drawn(1, shape[1])
+    fast = wf.jit(centred_squares)
+    found = fast(wf.tensor(x), wf.tensor(mean)).numpy()
+    wide = x.astype("f8") - mean.reshape(-1, *[1] * (len(shape) - 2))
+    np.testing.assert_allclose(found, (wide**2).sum(axes), rtol=1e-5)
+    loops = fast.loops(wf.tensor(x), wf.tensor(mean))
+    assert ("parallel vector" in loops) == (in_vectors == "the rows"), loops
