@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.compiler.function.program_cache import executable
-from weft.compiler.fusion.costs import bytes_of
+from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.targets.target import Executable
 from weft.core.arrays import HostArray
 from weft.core.dimensions import symbols_in
@@ -46,8 +46,6 @@ from weft.ops.control import (
 from weft.ops.control_call import call
 
 Array = np.ndarray[Any, Any]
-USUAL_SIZE = 64
-"""What a size that is not known counts as, where bytes are compared."""
 
 
 @frozen
@@ -143,7 +141,7 @@ def _choose(
     for node in early:
         again = sum(cost[atom] for atom in set(node.operands) if isinstance(atom, Variable))
         for result in node.results:
-            size = _bytes(result.type)
+            size = usual_bytes(result.type)
             if result in cost:
                 continue
             cost[result] = min(size, again) if _is_cheap(node) else size
@@ -173,11 +171,6 @@ def _choose(
 def _is_cheap(node: GraphNode) -> bool:
     kind = node.primitive.kind
     return isinstance(kind, Elementwise | Movement) and is_pure(node)
-
-
-def _bytes(kind: TensorType) -> int:
-    names = set().union(*map(symbols_in, kind.shape))
-    return bytes_of(kind, dict.fromkeys(names, USUAL_SIZE))
 
 
 def _closed_over(
