@@ -285,7 +285,7 @@ class Taped:
             return None
         if self._backward is None:
             self._backward = unit_executable(self._cut.backward)
-        found = iter(self._backward.run(arrays))
+        found = iter(self._backward.run([contiguous(array) for array in arrays]))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:
@@ -296,6 +296,14 @@ class Taped:
             return known._value
         kind = wrap(node.out[index]).type
         return np.zeros(kind.shape, kind.dtype.numpy)
+
+
+def contiguous(array: Array) -> Array:
+    """The array without gaps, as programs take it: another one sends a run the long way round.
+
+    NumPy's own function would give one without axes an axis.
+    """
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def unit_executable(graph: Graph) -> Executable:
