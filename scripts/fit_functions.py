@@ -30,8 +30,8 @@ ROUNDS = 30
 class Fitted:
     """A function to be fitted for 0 ≤ a ≤ limit, cut by 1 + scale·a.
 
-    first: its value at 0. bends: the first piece is a plus a polynomial. end: what the last piece
-    is at the limit, where it must be exact.
+    cuts: into how many pieces a power of two is cut. bends: the first piece is a plus a polynomial.
+    end: what the last piece is at the limit, where it must be exact.
     """
 
     name: str
@@ -39,30 +39,30 @@ class Fitted:
     scale: float
     degree: int
     limit: float
-    first: float
+    cuts: int
     bends: bool = False
     end: float | None = None
 
     def table(self) -> list[list[float]]:
-        """Rows of 16 numbers: the centres, the values there, and each further coefficient."""
-        rows = [[0.0] * 16 for _ in range(self.degree + 2)]
+        """Rows with a number for each piece: centres, the values there, further coefficients."""
+        cuts = self.cuts
+        rows = [[0.0] * (4 * cuts) for _ in range(self.degree + 2)]
         scale = float(np.float32(self.scale))
         for power in range(4):
-            for quarter in range(4):
-                low = (2.0**power * (1 + quarter / 4) - 1) / scale
-                high = (2.0**power * (1 + (quarter + 1) / 4) - 1) / scale
+            for cut in range(cuts):
+                low = (2.0**power * (1 + cut / cuts) - 1) / scale
+                high = (2.0**power * (1 + (cut + 1) / cuts) - 1) / scale
                 if low <= self.limit:
-                    found = self.piece(
-                        low, min(high, self.limit + 1e-3), (power, quarter) == (3, 3)
-                    )
+                    is_last = (power, cut) == (3, cuts - 1)
+                    found = self.piece(low, min(high, self.limit + 1e-3), is_last)
                     for row, number in zip(rows, found, strict=True):
-                        row[(127 + power & 3) << 2 | quarter] = number
+                        row[(127 + power & 3) * cuts + cut] = number
         return rows
 
     def piece(self, low: float, high: float, is_last: bool) -> list[float]:
         """The centre and the coefficients of one piece."""
-        if low == 0:
-            centre, value = 0.0, self.first
+        if low == 0 and self.bends:
+            centre = value = 0.0
         elif is_last and self.end is not None:
             high = centre = float(np.float32(self.limit))
             value = self.end
@@ -113,9 +113,9 @@ class Fitted:
 
 
 FITTED = [
-    Fitted("ERFC", lambda a: mpmath.exp(a * a) * mpmath.erfc(a), 1.48, 6, 10.1, 1.0),
-    Fitted("ERF", mpmath.erf, 3.8, 5, 3.94, 0.0, bends=True, end=1.0),
-    Fitted("TANH", mpmath.tanh, 1.65, 5, 9.05, 0.0, bends=True, end=1.0),
+    Fitted("ERFC", lambda a: mpmath.exp(a * a) * mpmath.erfc(a), 1.48, 8, 10.1, 2),
+    Fitted("ERF", mpmath.erf, 3.8, 5, 3.94, 4, bends=True, end=1.0),
+    Fitted("TANH", mpmath.tanh, 1.65, 5, 9.05, 4, bends=True, end=1.0),
 ]
 
 

@@ -124,7 +124,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "memory_budget.search": {"RELEASED", "_UNITS"},
     },
     "what is asked of users, or assumed of programs": {
-        "function.taped": {"USUAL_SIZE"},
+        "fusion.costs": {"USUAL_SIZE"},
         "lowering.matrix_products": {"UNKNOWN"},
         "plan.horizontal_fusion": {"USUAL"},
         "plan.schedule": {"SLACK", "TOLERATED"},

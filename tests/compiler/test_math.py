@@ -164,12 +164,20 @@ def applied(value: Callable[..., Scalar], width: int, *operands: Array) -> Array
     return result
 
 
+@pytest.mark.parametrize("count", [8, 16])
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])
-def test_lookups_take_the_last_four_bits(width: int) -> None:
-    table = tuple(float(np.float32(x)) for x in np.random.default_rng(0).normal(size=16))
+def test_lookups_take_the_last_bits(width: int, count: int) -> None:
+    table = tuple(float(np.float32(x)) for x in np.random.default_rng(0).normal(size=count))
     places = np.concatenate([np.arange(-37, 37), [-(2**31), 2**31 - 1, 1 << 21]]).astype(np.int32)
     got = applied(lambda place: lookup(table, place), width, places)
-    np.testing.assert_array_equal(got, np.array(table, "f4")[places & 15])
+    np.testing.assert_array_equal(got, np.array(table, "f4")[places & (count - 1)])
+
+
+def test_erfc_is_right_down_to_its_last_subnormal_number() -> None:
+    x = np.linspace(9.0, 10.1, 20001).astype("f4")
+    got, exact = compiled("erfc", float32)(x), reference("erfc", x)
+    assert got[0] > 2.0**-126 > got[got > 0].min() == 2.0**-149
+    assert ulps(got, exact).max() <= 1.3
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16])

@@ -10,6 +10,7 @@ import pytest
 from tests.threads import threads
 
 import weft as wf
+from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.fusion.split_reduction import chunk_rows
 from weft.compiler.targets.cpu.target import compile_program
 from weft.compiler.targets.limits import FusionLimits
@@ -305,3 +306,55 @@ def test_clipping_by_the_norm_reads_a_gradient_once_more() -> None:
     norm = np.sqrt(sum((p.grad.numpy().astype(np.float64) ** 2).sum() for p in net.parameters()))
     assert abs(norm - 1.0) < 1e-4
     assert np.abs(net.weight.detach().numpy() - weight).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "in_vectors"),
+    [((4, 8, 48), (0, 2), "the terms"), ((6, 8), (0,), "the rows")],
+    ids=["channels first", "channels last"],
+)
+def test_a_number_for_each_row_does_not_decide_how_rows_are_summed(
+    shape: tuple[int, ...], axes: tuple[int, ...], in_vectors: str
+) -> None:
+    """A mean lies as rows would in columns; what is summed tells whether they do."""
+
+    def centred_squares(x: wf.Tensor, mean: wf.Tensor) -> wf.Tensor:
+        each = wf.reshape(mean, (-1, *[1] * (len(shape) - 2)))
+        return wf.sum(wf.square(x - each), axis=axes)
+
+    x, mean = drawn(0, *shape), drawn(1, shape[1])
+    fast = wf.jit(centred_squares)
+    found = fast(wf.tensor(x), wf.tensor(mean)).numpy()
+    wide = x.astype("f8") - mean.reshape(-1, *[1] * (len(shape) - 2))
+    np.testing.assert_allclose(found, (wide**2).sum(axes), rtol=1e-5)
+    loops = fast.loops(wf.tensor(x), wf.tensor(mean))
+    assert ("parallel vector" in loops) == (in_vectors == "the rows"), loops
+
+
+def gradient_of_norm(x: wf.Tensor, scale: wf.Tensor, cotangent: wf.Tensor) -> Any:
+    """The cotangents of a batch norm over [batch, channel, place]."""
+
+    def norm(x: wf.Tensor, scale: wf.Tensor) -> wf.Tensor:
+        mean = wf.mean(x, axis=(0, 2), keepdims=True)
+        deviation = wf.sqrt(wf.mean(wf.square(x - mean), axis=(0, 2), keepdims=True) + 1e-5)
+        return (x - mean) / deviation * wf.reshape(scale, (-1, 1))
+
+    return wf.vjp(norm, x, scale)[1](cotangent)
+
+
+@pytest.mark.parametrize("sizes", [(6, 5, 70), ("batch", 5, "places")], ids=["known", "symbols"])
+def test_the_derivative_of_a_norm_stores_nothing_as_large_as_its_input(sizes: Any) -> None:
+    """Deviations of channels are stored in place of everything that is computed from them."""
+    kinds = [wf.spec("float32", sizes), wf.spec("float32", (5,)), wf.spec("float32", sizes)]
+    graph = wf.ir.trace(gradient_of_norm, *kinds)
+    launches = compile_program(graph).plan.launches
+    values = {value for launch in launches for value in launch.values}
+    large = [value for value in values if usual_bytes(value.type) > 4 * 5]
+    assert len(large) == 3, large  # the input, the cotangent and the result
+
+    x, scale, cotangent = drawn(0, 6, 5, 70), drawn(1, 5), drawn(2, 6, 5, 70)
+    found = on_threads(gradient_of_norm, *map(wf.tensor, (x, scale, cotangent)))
+    with wf.settings.changed(compiler=False):
+        wanted = gradient_of_norm(*map(wf.tensor, (x, scale, cotangent)))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other.numpy(), rtol=2e-4, atol=2e-5)

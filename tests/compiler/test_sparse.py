@@ -128,6 +128,26 @@ def test_a_row_wise_step_compiled_is_the_step_by_reference() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_an_eager_row_wise_step_writes_into_the_table_that_is_there() -> None:
+    """As one compiled unit, like a step without rows: by reference it would copy whole tables."""
+    found = []
+    for eager in ("native", "reference"):
+        with wf.settings.changed(eager=eager):
+            table = wf.tensor(table_of(500)).requires_grad_()
+            optimizer = wf.optim.Adam([table], lr=0.1)
+            places = set()
+            for index in ([5, 1, 5], [0, 499, 499], [5, 2, 3], [7, 7, 7]):
+                _row_step(table, optimizer, wf.tensor(index))
+                places.add(address(table))
+            # the first step moves the table into memory that the program made
+            assert eager == "reference" or len(places) <= 2
+            found.append(
+                [table.detach().numpy(), *[s.numpy() for s in optimizer.state[0].values()]]
+            )
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def _row_step(table: Any, optimizer: Any, index: wf.Tensor) -> None:
     rows = wf.optim.take_rows(table, index)
     (rows * rows).sum().backward()

@@ -15,7 +15,7 @@ import pytest
 import weft as wf
 from weft.compiler.function.taped import split_graph, unit_executable
 from weft.compiler.function.units import _compilations
-from weft.compiler.targets.cpu.runtime.executable import SHARED
+from weft.compiler.targets.cpu.runtime.executable import SHARED, CpuExecutable
 from weft.eager import unit
 from weft.ir import eager
 from weft.runtime.memory import Lifetime, plan
@@ -364,6 +364,28 @@ def test_threads_share_units() -> None:
     for thread in threads:
         thread.join()
     assert faults == []
+
+
+def test_a_cotangent_that_is_a_view_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One native call, and not an attempt and then the steps of a run with arrays to copy."""
+    stepwise: list[Any] = []
+    original = CpuExecutable._run_by_steps
+
+    def noted(program: CpuExecutable, *given: Any) -> Any:
+        stepwise.append(program)
+        return original(program, *given)
+
+    monkeypatch.setattr(CpuExecutable, "_run_by_steps", noted)
+    cotangent = random(48, 32, seed=1)
+    found = []
+    for way in ("native", "native", "reference"):
+        with wf.settings.changed(eager=way):
+            x = wf.tensor(random(32, 48)).requires_grad_()
+            wf.permute_dims(F.gelu(x), (1, 0)).backward(wf.tensor(cotangent))
+            assert x.grad is not None
+            found.append(x.grad.numpy())
+    assert stepwise == []
+    np.testing.assert_allclose(found[1], found[2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Lion"])

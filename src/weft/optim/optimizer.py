@@ -231,8 +231,8 @@ class Optimizer:
         loss = None if closure is None else _evaluate(closure)
         self._check_scaled()
         least = wf.settings.eager_elements
-        if not rows and any(p.size >= least for p in self.parameters):
-            _apply_compiled(self)
+        if any(p.size >= least for p in self.parameters):
+            _apply_compiled(self, list(rows))
         else:
             self._apply(rows)
         return loss
@@ -377,9 +377,9 @@ class Optimizer:
 
 
 @update_unit
-def _apply_compiled(optimizer: Optimizer) -> None:
+def _apply_compiled(optimizer: Optimizer, rows: list[Rows]) -> None:
     """One update, as one compiled unit where it is done eagerly."""
-    optimizer._apply()
+    optimizer._apply(rows)
 
 
 class _Table(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from weft.compiler.function.program_cache import executable
-from weft.compiler.fusion.costs import bytes_of
+from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.targets.target import Executable, Target
 from weft.core.arrays import CONCRETE
 from weft.core.dimensions import symbols_in
@@ -46,8 +46,6 @@ from weft.ops.control import (
 from weft.ops.control_call import call
 
 Array = np.ndarray[Any, Any]
-USUAL_SIZE = 64
-"""What a size that is not known counts as, where bytes are compared."""
 
 
 @frozen
@@ -143,7 +141,7 @@ def _choose(
     for node in early:
         again = sum(cost[atom] for atom in set(node.operands) if isinstance(atom, Variable))
         for result in node.results:
-            size = _bytes(result.type)
+            size = usual_bytes(result.type)
             if result in cost:
                 continue
             cost[result] = min(size, again) if _is_cheap(node) else size
@@ -173,11 +171,6 @@ def _choose(
 def _is_cheap(node: GraphNode) -> bool:
     kind = node.primitive.kind
     return isinstance(kind, Elementwise | Movement) and is_pure(node)
-
-
-def _bytes(kind: TensorType) -> int:
-    names = set().union(*map(symbols_in, kind.shape))
-    return bytes_of(kind, dict.fromkeys(names, USUAL_SIZE))
 
 
 def _closed_over(
@@ -292,7 +285,7 @@ class Taped:
             return None
         if self._backward is None:
             self._backward = unit_executable(self._cut.backward, self._target)
-        found = iter(self._backward.run(arrays))
+        found = iter(self._backward.run([contiguous(array) for array in arrays]))
         return [wrap(next(found)) if want else None for want in self._wanted]
 
     def _cotangent(self, node: Node, cotangents: dict[int, Tensor], position: int) -> Any:
@@ -303,6 +296,14 @@ class Taped:
             return known._value
         kind = wrap(node.out[index]).type
         return np.zeros(kind.shape, kind.dtype.numpy)
+
+
+def contiguous(array: Array) -> Array:
+    """The array without gaps, as programs take it: another one sends a run the long way round.
+
+    NumPy's own function would give one without axes an axis.
+    """
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def unit_executable(graph: Graph, target: Target | None = None) -> Executable:

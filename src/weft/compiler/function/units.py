@@ -14,11 +14,9 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
-from weft.compiler.function.taped import run_kept, unit_executable
+from weft.compiler.function.taped import contiguous, run_kept, unit_executable
 from weft.compiler.graph_passes.user_rules import rewrites
 from weft.compiler.targets.target import Executable
 from weft.ir.dispatch import apply
@@ -132,7 +130,7 @@ class UnitCall:
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """The result for the tensors of a call's arguments."""
         inputs = [handles[place] for place in self._places]
-        arrays = [_contiguous(tensor._value) for tensor in inputs]
+        arrays = [contiguous(tensor._value) for tensor in inputs]
         if rewrites():
             outputs = list(call_graph(self._found.recording.graph, *inputs))
         elif grad_mode.enabled and any(tensor._node is not None for tensor in inputs):
@@ -161,11 +159,6 @@ class UnitCall:
         arrays = [tensor._value for tensor in inputs]
         taped.attach(inputs, arrays, results, [result._value for result in results])
         return True
-
-
-def _contiguous(array: Any) -> Any:
-    """The array without gaps; NumPy's own function would give one without axes an axis."""
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _run_checked(found: Compiled, places: Sequence[int], written: Sequence[int]) -> Run:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weft.core.dimensions import symbols_in
 from weft.core.errors import ArgumentTypeError
 from weft.core.shapes import Dimension, substitute
 from weft.core.types import TensorType
@@ -21,9 +22,12 @@ from weft.ir.kinds import Contraction, Cumulative, Reduction
 from weft.ops.control_branch import switch
 from weft.ops.control_loop import scan
 
-__all__ = ["bytes_of", "flops", "operations"]
+__all__ = ["bytes_of", "flops", "operations", "usual_bytes"]
 
 Sizes = Mapping[str, int]
+
+USUAL_SIZE = 64
+"""What a size that is not known counts as, where bytes are compared."""
 
 
 def flops(graph: Graph, **sizes: int) -> int:
@@ -76,6 +80,12 @@ def operations(node: GraphNode, sizes: Sizes) -> int:
 def bytes_of(kind: TensorType, sizes: Sizes) -> int:
     """How many bytes a value of a type has."""
     return number(kind.size, sizes) * kind.dtype.itemsize
+
+
+def usual_bytes(kind: TensorType) -> int:
+    """How many bytes a value of a type has, where every symbol is of a usual size."""
+    names = set().union(*map(symbols_in, kind.shape))
+    return bytes_of(kind, dict.fromkeys(names, USUAL_SIZE))
 
 
 def number(dim: Dimension, sizes: Sizes) -> int:

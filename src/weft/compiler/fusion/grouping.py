@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
 
+from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.fusion.element_reads import Accesses, Loads
 from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
 from weft.compiler.targets.limits import FusionLimits
@@ -103,6 +104,19 @@ class Root:
         return (
             (self.variable, own) if self.part is None else (self.part.whole, self.part.index(own))
         )
+
+
+@frozen
+class Recomputed:
+    """What it takes to compute a value again: operations, functions, and small values to store."""
+
+    operations: int
+    is_dear: bool
+    small: tuple[Variable, ...] = ()
+
+    def is_cheap(self, limits: FusionLimits, near: bool) -> bool:
+        """Whether each reader computes the value again; near: it would still be in cache."""
+        return self.operations <= limits.recomputed_operations and not (self.is_dear and near)
 
 
 @dataclass(slots=True)
@@ -333,7 +347,14 @@ class _Grouping:
         dear = is_function(node) or any(atom in self.dear for atom in node.operands)
         limits = self.limits
         near = self.last_read.get(variable, place) - place <= limits.cached_distance
-        if readers > 1 and (total > limits.recomputed_operations or (dear and near)):
+        again = Recomputed(total, dear)
+        if readers > 1 and not again.is_cheap(limits, near):
+            again = self._beside_small(variable, stored)
+            if again.is_cheap(limits, near):
+                total, dear = again.operations, again.is_dear
+                for small in again.small:
+                    stored[small] = "few elements, and each serves many of a value computed again"
+        if readers > 1 and not again.is_cheap(limits, near):
             stored[variable] = f"{readers} readers, and {total} operations to compute it again"
         elif total > limits.expression_operations:
             most = limits.expression_operations
@@ -347,6 +368,28 @@ class _Grouping:
             self.nested[variable] = nested
             self.weights[variable] = self._weight(node)
             self.dear.update([variable] if dear else ())
+
+    def _beside_small(self, value: Variable, stored: dict[Variable, str]) -> Recomputed:
+        """What a value takes if the small values that it is computed from are stored.
+
+        Small are those of which each element serves many of the value's: a mean, a scale of rows.
+        """
+        most = usual_bytes(value.type) // self.limits.served_elements
+        operations, is_dear, small = 0, False, list[Variable]()
+        atoms: list[Atom] = [value]
+        while atoms:
+            atom = atoms.pop()
+            if not isinstance(atom, Variable) or atom in stored or atom in self.inputs:
+                continue
+            node = self.producer[atom]
+            own = 1 if node.primitive.broadcasts else 0
+            if own and usual_bytes(atom.type) <= most:
+                small.append(atom)
+                continue
+            operations += own
+            is_dear = is_dear or is_function(node)
+            atoms += node.operands
+        return Recomputed(operations, is_dear, tuple(small))
 
     def _root(self, node: GraphNode) -> Root:
         """A stored value with the loops it is computed in; axes of size 1 need none."""

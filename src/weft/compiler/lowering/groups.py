@@ -530,10 +530,12 @@ class _Lowering:
         group = self.group
         if not group.inner or not group.outer or not all(map(group.per_row, group.roots)):
             return False
-        row, column = len(group.outer) - 1, len(group.outer + group.inner) - 1
+        inner = range(len(group.outer), len(group.outer + group.inner))
         reads = [offset(i, v.type.shape) for root in group.roots for v, i in root.reads]
-        along = [a for a in reads if a.factor(row) == 1 and a.factor(column) != 1]
-        return bool(along)
+        # what is one number for a row, such as its mean, says nothing about how rows lie
+        long = [read for read in reads if any(read.factor(loop) != 0 for loop in inner)] or reads
+        row, column = inner.start - 1, inner.stop - 1
+        return any(read.factor(row) == 1 and read.factor(column) != 1 for read in long)
 
     def _column_body(self) -> tuple[Statement, ...]:
         rows = [p for p, loops in enumerate(self.merged_loops) if loops[0] < len(self.group.outer)]

@@ -55,6 +55,9 @@ class FusionLimits:
     recomputed_operations: int = 4
     """Operations up to which a value is computed again by each reader, which is cheaper than to
     write and read it."""
+    served_elements: int = 16
+    """Elements of a value that is computed again for which one element of a small operand serves:
+    the operand is then stored, and not computed with each of them."""
     cached_distance: int = 16
     """Nodes between the readers of an elementary function's value up to which it is kept: it is
     then still in cache."""

@@ -41,6 +41,7 @@ from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 from weft.ops.contraction import dot
+from weft.runtime.freed_memory import keep_freed_memory
 
 PANEL_CHUNKS = 8.0
 """How many chunks of element operations take as long as a panel of a product."""
@@ -95,6 +96,7 @@ class CpuTarget:
 
     def start(self) -> None:
         """See `Target`."""
+        keep_freed_memory()
         begin_driver()
 
     def prepare(self, graph: Graph) -> None:

@@ -1,24 +1,25 @@
 """Elementary functions, written in the scalar vocabulary itself.
 
 `expand` replaces each function by arithmetic that is the same for one lane and for many. In float32
-the frequent functions are polynomials, within 1.5 ulp over the whole range (powers within 2), and
-so are exp, log and tanh of float64; the others call the C library in double precision. In float32
-erf, erfc and tanh have sixteen polynomials each, see `tables`. Coefficients: N. Juffa's published
-single precision functions (log, sin, cos), and polynomials of our own by Remez's exchange, in 40
-digits (mpmath), weighted for the relative error and rounded; `tests/compiler/test_math.py` measures
-each.
+the frequent functions are polynomials, within 1.5 ulp over the whole range (erfc 1.6, powers 2),
+and so are exp, log and tanh of float64; the others call the C library in double precision. In
+float32 erf and tanh have sixteen polynomials each and erfc has eight, see `piecewise`.
+Coefficients: N. Juffa's published single precision functions (log, sin, cos), and polynomials of
+our own by Remez's exchange, in 40 digits (mpmath), weighted for the relative error and rounded;
+`tests/compiler/test_math.py` measures each.
 
 Four nodes are private to this target: `call`, a function of the C library; `rarely`, a call made
-only if some lane needs it; `scale`, a number times a power of two; and `lookup`, one of 16 numbers.
-All but the calls give the same bits however wide the vectors are.
+only if some lane needs it; `scale`, a number times a power of two; and `lookup`, one of 8 or 16
+numbers. All but the calls give the same bits however wide the vectors are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 
-from weft.compiler.targets.llvm.piecewise import ERF, ERFC, PLACE, TANH, Pieces
+from weft.compiler.targets.llvm.piecewise import ERF, ERFC, PLACES, TANH, Pieces
 from weft.core.dtypes import (
     DType,
     bfloat16,
@@ -58,6 +59,19 @@ def polynomial(x: Scalar, *coefficients: float) -> Scalar:
     for coefficient in coefficients[1:]:
         total = fma(total, x, const(coefficient, x.dtype))
     return total
+
+
+def _halved_polynomial(x: Scalar, coefficients: Sequence[Scalar]) -> Scalar:
+    """The even powers beside the odd ones, in half the steps; the lowest power comes first.
+
+    For expressions so long that a processor waits for the steps of a few of them.
+    """
+    square = x * x
+    even, odd = (
+        reduce(lambda total, c: fma(total, square, c), reversed(coefficients[first::2]))
+        for first in (0, 1)
+    )
+    return fma(odd, x, even)
 
 
 def _bits(x: Scalar) -> Scalar:
@@ -295,19 +309,16 @@ def _power_special(x: Scalar, y: Scalar, value: Scalar) -> Scalar:
 
 
 def lookup(table: tuple[float, ...], place: Scalar) -> Scalar:
-    """One of 16 numbers, by the last four bits of an int32."""
+    """One of 8 or 16 numbers, by the last bits of an int32."""
     return node("lookup", float32, (place,), tuple(const(x, float32).detail for x in table))
 
 
 def _in_pieces(pieces: Pieces, scale: float, a: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-    """A function that is `tables`: of its piece the first coefficient, t, and the rest over t."""
-    place = _bits(fma(a, const(scale, float32), const(1.0, float32))) >> PLACE
+    """A function in pieces: of its piece the first coefficient, t, and the rest over t."""
+    place = _bits(fma(a, const(scale, float32), const(1.0, float32))) >> PLACES[len(pieces[0])]
     centre, first, *others = (lookup(row, place) for row in pieces)
     t = a - centre  # exact, as they are near each other
-    total = others[-1]
-    for coefficient in reversed(others[:-1]):
-        total = fma(total, t, coefficient)
-    return first, t, total
+    return first, t, _halved_polynomial(t, others)
 
 
 def _odd_in_pieces(pieces: Pieces, scale: float, most: float) -> Function:
@@ -334,14 +345,19 @@ def _erfc_of_size(x: Scalar) -> Scalar:
     The square of x is followed by what its rounding lost, and f₀ is added last.
     """
     square = x * x
-    whole, exponent = _exponent(-square, 1.4426950408889634)
+    # the last bits of `moved` are e + 64 + 127, those of 2 to e + 64: always a normal number
+    shift = _SHIFTS[float32][0] + 64.0 + 127.0
+    moved = fma(-square, const(1.4426950408889634, float32), const(shift, float32))
+    whole = moved - shift
     high, low = _LN2[float32]
     rest = fma(whole, const(-high, float32), -square)  # exact
     near = rest + fma(whole, const(-low, float32), fma(-x, x, square))
-    g = fma(near * near, polynomial(near, *_EXP[float32]), near)
+    curve = _halved_polynomial(near, [const(c, float32) for c in reversed(_EXP[float32])])
+    g = fma(near * near, curve, near)
     first, t, slope = _in_pieces(ERFC, 1.48, x)
     p = t * slope
-    return _scale_by_power(first + fma(first, g, fma(p, g, p)), whole, exponent)
+    power = _float(_bits(moved) << 23)
+    return (first + fma(first, g, fma(p, g, p))) * power * 2.0**-64  # rounded once
 
 
 # --- circular functions --------------------------------------------------------------------------

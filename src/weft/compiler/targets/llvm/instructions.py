@@ -292,15 +292,15 @@ def scale(lines: Lines, kind: Type, permuted: bool, x: str, whole: str) -> str:
 
 
 def lookup(lines: Lines, places: Type, permuted: bool, table: tuple[float, ...], place: str) -> str:
-    """One of 16 float32s for each lane, by the last four bits of an int32."""
+    """One of 8 or 16 float32s for each lane, by the last three or four bits of an int32."""
     kind = Type(float32, places.width)
     if permuted and kind.width == 16:
         name = "@llvm.x86.avx512.permvar.sf.512"
-        given = f"{kind.text} {_vector(table)}, {places.text} {place}"
+        given = f"{kind.text} {_vector(table * (16 // len(table)))}, {places.text} {place}"
         return lines.put(f"call {kind.text} {name}({given})")
     if permuted and kind.width == 8:
-        return _from_halves(lines, places, table, place)
-    last = lines.put(f"and {places.text} {place}, {places.literal(15)}")
+        return _from_eights(lines, places, table, place)
+    last = lines.put(f"and {places.text} {place}, {places.literal(len(table) - 1)}")
     name = f"@table.{sha256(repr(table).encode()).hexdigest()[:16]}"
     lines.function.tables[name] = table
     wide = vector_text("ptr", kind.width)
@@ -312,8 +312,8 @@ def lookup(lines: Lines, places: Type, permuted: bool, table: tuple[float, ...],
     return lines.put(f"call {kind.text} @llvm.masked.gather.{kind.suffix}.{suffix}({given})")
 
 
-def _from_halves(lines: Lines, places: Type, table: tuple[float, ...], place: str) -> str:
-    """Numbers from the two halves of a table, and of these the one that is meant."""
+def _from_eights(lines: Lines, places: Type, table: tuple[float, ...], place: str) -> str:
+    """Numbers from a table of eight; from two halves of a longer one, and then the one meant."""
     kind = Type(float32, 8)
     found = [
         lines.put(
@@ -321,7 +321,10 @@ def _from_halves(lines: Lines, places: Type, table: tuple[float, ...], place: st
             f"{kind.text} {_vector(half)}, {places.text} {place})"
         )
         for half in (table[:8], table[8:])
+        if half
     ]
+    if len(found) == 1:
+        return found[0]
     bit = lines.put(f"and {places.text} {place}, {places.literal(8)}")
     low = lines.put(f"icmp eq {places.text} {bit}, {places.literal(0)}")
     return select(lines, kind, low, *found)

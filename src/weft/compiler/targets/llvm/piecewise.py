@@ -1,14 +1,15 @@
-"""Functions in sixteen pieces: what a vector holds, so that one instruction looks a number up.
+"""Functions in eight or sixteen pieces: what a vector holds, so that it looks a number up at once.
 
-A function of a ≥ 0 is cut where 1 + s·a, as a float, begins another quarter of a power of two: the
-pieces are narrow near 0 and wide far out, and the bits of 1 + s·a name the piece. Within it the
-function is f₀ + t·(f₁ + t·(f₂ + ...)) with t = a - c. Centres c are chosen so that f₀, the value
-there, lies within 0.004 ulp of a float32, so that the greatest term is as good as exact. The other
-coefficients are fitted to the least relative error, with those before them already rounded;
-`scripts/fit_functions.py` does it.
+A function of a ≥ 0 is cut where 1 + s·a, as a float, begins another half or quarter of a power of
+two: the pieces are narrow near 0 and wide far out, and the bits of 1 + s·a name the piece. Eight
+are for functions with long polynomials: vectors of eight take two steps and a choice to look up one
+of sixteen. Within a piece the function is f₀ + t·(f₁ + t·(f₂ + ...)) with t = a - c. Centres c are
+chosen so that f₀, the value there, lies within 0.004 ulp of a float32, so that the greatest term is
+as good as exact. The other coefficients are fitted to the least relative error, with those before
+them already rounded; `scripts/fit_functions.py` does it.
 
 >>> from math import tanh
->>> centre, value, slope = (row[piece(0.5 * 1.65 + 1.0)] for row in TANH[:3])
+>>> centre, value, slope = (row[piece(0.5 * 1.65 + 1.0, 16)] for row in TANH[:3])
 >>> round(centre, 3), abs(tanh(centre) - value) < 1e-9, round(slope, 3)
 (0.53, True, 0.764)
 """
@@ -18,57 +19,57 @@ from __future__ import annotations
 import struct
 
 Pieces = tuple[tuple[float, ...], ...]
-"""Rows of 16 numbers: the centres, then each coefficient; the order is that of `piece`."""
+"""Rows of 8 or 16 numbers: the centres, then each coefficient; the order is that of `piece`."""
 
-PLACE = 21
-"""The bits of a float32 from this one on are the number of its piece, modulo 16."""
+PLACES = {8: 22, 16: 21}
+"""From which bit of a float32 on the bits are the number of its piece, modulo that of pieces."""
 
 
-def piece(x: float) -> int:
+def piece(x: float, pieces: int) -> int:
     """The number of the piece that 1 + s·a names."""
-    return int(struct.unpack("<i", struct.pack("<f", x))[0]) >> PLACE & 15
+    return int(struct.unpack("<i", struct.pack("<f", x))[0]) >> PLACES[pieces] & (pieces - 1)
 
 
 ERFC: Pieces = (
     (
-        0.844391882, 1.18229055, 1.51822293, 1.85447967, 2.37070274, 3.04118919, 3.71504045,
-        4.38422966, 5.4044323, 6.76916218, 8.11394596, 9.43804455, 0.0, 0.253216207, 0.422246605,
-        0.591003358,
+        1.01416218, 1.69137836, 2.70156765, 4.06110811, 6.08335114, 8.74718189, 0.169993237,
+        0.506432414,
     ),
     (
-        0.474157691, 0.382467806, 0.318628818, 0.271872163, 0.220854193, 0.176788241, 0.146875158,
-        0.125570983, 0.102691524, 0.08246582, 0.0690168366, 0.0594481826, 1.0, 0.767962277,
-        0.657835186, 0.571850717,
+        0.423745036, 0.292846501, 0.196771875, 0.135048062, 0.0915378258, 0.0640860945, 0.833764017,
+        0.612407327,
     ),
     (
-        -0.327629358, -0.224003017, -0.160880014, -0.120016366, -0.0812198967, -0.0530861951,
-        -0.0370848626, -0.0273151137, -0.0184003972, -0.0119301481, -0.00838140212,
-        -0.00622997619, -1.12837911, -0.739458203, -0.572841823, -0.452447772,
+        -0.268886775, -0.1377507, -0.0651941001, -0.0314896107, -0.0146656921, -0.00723371608,
+        -0.844910681, -0.508093297,
     ),
     (
-        0.197510138, 0.11763113, 0.0743771046, 0.0493042357, 0.0283059999, 0.0153430877,
-        0.00910339132, 0.00581524381, 0.00324784848, 0.00170872069, 0.00101059314, 0.000649390277,
-        0.999994457, 0.58071965, 0.415954798, 0.304453045,
+        0.151050195, 0.0598579422, 0.0206455961, 0.00716535002, 0.00232125772, 0.00081146165,
+        0.690134823, 0.355092466,
     ),
     (
-        -0.107233584, -0.0566186681, -0.0319723263, -0.0190554149, -0.00940899551, -0.00428310595,
-        -0.00217689876, -0.00121315161, -0.000564993883, -0.000242348993, -0.000121000521,
-        -6.7332614e-05, -0.752083838, -0.3949247, -0.264801592, -0.181680799,
+        -0.0771324784, -0.0243389439, -0.006279191, -0.00159355742, -0.000363127445, -9.0477115e-05,
+        -0.485061049, -0.218849868,
     ),
     (
-        0.0534793548, 0.0253468323, 0.0129170828, 0.00698450021, 0.00299842213, 0.00115829322,
-        0.000508021505, 0.000248373603, 9.69535977e-05, 3.4043951e-05, 1.43883162e-05,
-        6.94598521e-06, 0.497641891, 0.240299404, 0.152027577, 0.0983851105,
+        0.0364146493, 0.00934605673, 0.00184111565, 0.000346861925, 5.61605666e-05, 1.00278294e-05,
+        0.303853035, 0.122125305,
     ),
     (
-        -0.0250254162, -0.0107264351, -0.00497295521, -0.0024409683, -0.000935636694,
-        -0.000307994895, -0.000116764211, -5.00947608e-05, -1.67840444e-05, -4.81292273e-06,
-        -1.71602971e-06, -7.183001e-07, -0.284348279, -0.135659233, -0.0806837827, -0.0489642136,
+        -0.0160611477, -0.00341037801, -0.000521204202, -7.39847092e-05, -8.56211591e-06,
+        -1.10272106e-06, -0.173403487, -0.0622425713,
     ),
     (
-        0.0109142605, 0.00423818268, 0.00181841722, 0.000792766921, 0.00027957093, 7.87426543e-05,
-        2.59489661e-05, 9.28777717e-06, 2.7983242e-06, 6.75403612e-07, 2.02456135e-07,
-        7.24946716e-08, 0.109207749, 0.0741373301, 0.0432294197, 0.0359802693,
+        0.00667838845, 0.00118869159, 0.000143406345, 1.54552654e-05, 1.29672208e-06,
+        1.20738136e-07, 0.0907445177, 0.0302666426,
+    ),
+    (
+        -0.0028083662, -0.000416462048, -4.10014363e-05, -3.24700773e-06, -2.14129301e-07,
+        -1.42490748e-08, -0.0445674099, -0.0247865971,
+    ),
+    (
+        0.00112533243, 0.00014206022, 1.05537601e-05, 6.80510823e-07, 3.14814699e-08,
+        1.56984981e-09, 0.0324263014, 0.0058465153,
     ),
 )  # fmt: skip
 """exp(a²)·erfc(a) for a up to 10.1, s = 1.48; within 2⁻²⁷."""
