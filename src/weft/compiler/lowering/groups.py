@@ -532,7 +532,8 @@ class _Lowering:
             return False
         row, column = len(group.outer) - 1, len(group.outer + group.inner) - 1
         reads = [offset(i, v.type.shape) for root in group.roots for v, i in root.reads]
-        along = [a for a in reads if a.factor(row) == 1 and a.factor(column) != 1]
+        # what a whole row shares, such as its largest element, lies along either
+        along = [a for a in reads if a.factor(row) == 1 and a.factor(column) not in (0, 1)]
         return bool(along)
 
     def _column_body(self) -> tuple[Statement, ...]:

@@ -46,7 +46,9 @@ def _free_pairs(launch: Launch, root: Root) -> Iterator[tuple[Variable, Variable
         one, other = root(stored), root(operand)
         if not isinstance(other, Variable):  # a reshaped constant, which stays
             continue
-        if uses[one] == 1 and uses[other] == 1 and one is stored:
+        # later stages of a row fusion read what an earlier one has stored
+        is_alone = uses[one] == 1 or (uses[one] and launch.kind is Kind.ROW_FUSION)
+        if is_alone and uses[other] == 1 and one is stored:
             yield stored, other
 
 
