@@ -113,12 +113,13 @@ Renewal = tuple[Source, int]
 
 def renewals(recording: Recording, program: Executable | ProgramPlan) -> list[Renewal]:
     """The gradients whose arrays of the last call the outputs may be written to."""
-    lasting = _made_by_loops(recording.graph)
+    gradients = _set_gradients(recording)
+    lasting = _made_by_loops(recording.graph) if gradients else None
     if lasting is None:
         return []
     return [
         (source, output)
-        for source, output in _set_gradients(recording)
+        for source, output in gradients
         if output in program.settled_outputs and output not in lasting
     ]
 
