@@ -45,6 +45,7 @@ from weft.compiler.graph_passes.laws.fold_batch_norm import fold_scales
 from weft.compiler.graph_passes.laws.movement import absorb_movement, rearrange
 from weft.compiler.graph_passes.laws.reductions import divide_sums, reduce_less
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
+from weft.compiler.graph_passes.row_picks import pick_rows
 from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.compiler.targets.limits import PassLimits
 from weft.compiler.targets.target import Target
@@ -122,6 +123,7 @@ def pipeline(target: Target) -> tuple[Pass, ...]:
         ),
         Pass("absorb", absorb_movement, "after the laws have taken broadcasts and joins together"),
         Pass("lookups", lookups, "before loops, which take what is left out of their steps"),
+        Pass("row picks", pick_rows, "on lookups as they are now; what is left is fused"),
         Pass("loops", loops, "when steps are in their simplest form; what leaves is merged"),
         Pass("attention", attention, "on products and masks in the form the laws give them"),
         Pass("heads", move_heads, "around attention as it has become; then movement is settled"),

@@ -18,6 +18,7 @@ from weft.ir.functions import trace_function as trace
 from weft.ir.graph import Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
 from weft.ir.printing import name_variables
+from weft.ir.repeating import Repetition
 from weft.ir.scoping import entered, is_tracing
 from weft.ir.sizes import specialize
 from weft.ir.text import parse
@@ -25,7 +26,7 @@ from weft.ir.tracing import interpret
 from weft.ir.verify import verify
 
 __all__ = [
-    "PRIMITIVES", "Graph", "GraphNode", "Literal", "Mistake", "Primitive", "Sample", "Variable",
-    "entered", "infer", "interpret", "is_tracing", "kinds", "name_variables", "parse", "ranges",
-    "refuse_derivative", "scope", "specialize", "trace", "trace_whole", "verify",
+    "PRIMITIVES", "Graph", "GraphNode", "Literal", "Mistake", "Primitive", "Repetition", "Sample",
+    "Variable", "entered", "infer", "interpret", "is_tracing", "kinds", "name_variables", "parse",
+    "ranges", "refuse_derivative", "scope", "specialize", "trace", "trace_whole", "verify",
 ]  # fmt: skip

@@ -106,7 +106,8 @@ class Graph:
         """The graphs that this graph's nodes hold."""
         for node in self.nodes:
             for value in node.params.values():
-                yield from graphs_in(value)
+                if isinstance(value, (Graph, tuple, list)):
+                    yield from graphs_in(value)
 
 
 PRINTER: list[Callable[[Graph], str]] = [lambda graph: f"graph of {len(graph.nodes)} nodes"]
@@ -119,7 +120,8 @@ def graphs_in(value: Any) -> Iterator[Graph]:
         yield value
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from graphs_in(each)
+            if not isinstance(each, (int, str)):
+                yield from graphs_in(each)
 
 
 def structure(graph: Graph) -> str:

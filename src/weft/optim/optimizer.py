@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import weft as wf
 from weft.eager import update_unit
+from weft.optim import rules
 from weft.optim.checks import (
     check_count,
     check_known,
@@ -38,7 +39,7 @@ from weft.optim.graphs import minimize_in_graph
 from weft.optim.nodes import tree_node
 from weft.optim.precision import LossScale, check_precision, mixed
 from weft.optim.rows import Rows, summed_by_row
-from weft.optim.rules import Rule, Settings, State
+from weft.optim.rules import Rule, Settings, State, Updated
 from weft.optim.schedules import Schedule
 from weft.optim.states import load_state, saved_state
 
@@ -287,8 +288,8 @@ class Optimizer:
         settings: Sequence[Settings],
         apply: wf.Tensor | None,
     ) -> None:
-        position = 0
-        for group, setting in zip(self.groups, settings, strict=True):
+        position, repetition = 0, wf.ir.Repetition()
+        for number, (group, setting) in enumerate(zip(self.groups, settings, strict=True)):
             rule = self.rule(group.options)
             for parameter in group.parameters:
                 gradient, state = gradients[position], self.state[position]
@@ -297,7 +298,11 @@ class Optimizer:
                     continue
                 wide = _wide_dtype(parameter)
                 old = parameter.astype(wide, copy=False)
-                new, slots = rule(old, gradient.astype(wide, copy=False), state, setting)
+                operands = old, gradient.astype(wide, copy=False), state, setting
+                if rule.__module__ == rules.__name__:
+                    new, slots = _repeat_rule(repetition, number, rule, *operands)
+                else:  # a user's, which may do more than return new values
+                    new, slots = rule(*operands)
                 _write(parameter, new, apply)
                 for name, value in slots.items():
                     _write(state[name], value, apply)
@@ -374,6 +379,26 @@ class Optimizer:
         extra = [f"  {k}={v!r}" for k, v in given.items() if v is not None and v is not False]
         shown = [line for line in extra if line != "  accumulate=1"]
         return "\n".join([*lines, *shown, ")"])
+
+
+def _repeat_rule(
+    repetition: wf.ir.Repetition,
+    group: int,
+    rule: Rule,
+    parameter: wf.Tensor,
+    gradient: wf.Tensor,
+    state: State,
+    settings: Settings,
+) -> Updated:
+    """What a rule returns; in a trace it is called once for parameters of one type in a group."""
+
+    def new_values() -> list[wf.Tensor]:
+        new, slots = rule(parameter, gradient, state, settings)
+        return [new, *[slots[name] for name in state]]
+
+    tensors = [parameter, gradient, *state.values()]
+    new, *values = repetition((group, *state), new_values, tensors)
+    return new, dict(zip(state, values, strict=True))
 
 
 @update_unit

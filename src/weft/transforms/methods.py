@@ -175,7 +175,10 @@ def _copy(x: Tensor, source: Any) -> Tensor:
     """Take the values of another tensor, broadcast and converted, and return the tensor."""
     refuse_part("copy_", x)
     values = conversion.astype(_own_memory(as_tensor("copy_", source)), x.dtype)
-    return rebind(x, apply(movement.broadcast_to, values, shape=x.shape), "copy_")
+    is_plain = values._node is None and is_host(values._value)
+    if not is_plain or values.shape != x.shape:
+        values = apply(movement.broadcast_to, values, shape=x.shape)
+    return rebind(x, values, "copy_")
 
 
 def _set(x: Tensor, source: Any) -> Tensor:

@@ -16,8 +16,12 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.function.donation import (
+    Renewal,
     donations,
     expected_donations,
+    gradients_beside,
+    renewals,
+    reusable_gradients,
     unheld,
     writable_over,
 )
@@ -54,6 +58,8 @@ class Compiled:
     outside: list[tuple[Source, TensorType]] = field(init=False)
     donated: dict[int, Donation] = field(default_factory=dict)
     """Outputs that may be written to an input's own array, and those inputs, by input."""
+    renewed: Sequence[Renewal] = ()
+    """Gradients that may be written over those of the last call."""
     rules: Rewrites = ()
     """The rules of users that the program was compiled with."""
     budget: int | None = None
@@ -111,7 +117,9 @@ class Compiled:
         return found
 
     def _draft_report(self, plan: ProgramPlan, sizes: Sizes) -> MemoryReport:
-        return memory_report(plan, sizes, expected_donations(self.recording, plan))
+        donated = expected_donations(self.recording, plan)
+        beside = gradients_beside(self.recording, plan)
+        return memory_report(plan, sizes, donated, beside=beside)
 
     def _held_outside(self) -> int:
         """The bytes of arguments and results, if all state is written over in its place."""
@@ -148,7 +156,7 @@ class Compiled:
         outputs: list[Tensor] = []
         try:
             if self._is_plain(inputs, arrays):
-                outputs = [wrap(array) for array in self._run(arrays, finished)]
+                outputs = [wrap(array) for array in self._run(arrays, finished, handles)]
             elif self._is_taped(inputs, arrays):
                 outputs = self.taped_for(inputs)(inputs, arrays)
             else:
@@ -215,15 +223,22 @@ class Compiled:
             for old in unheld(replaced):
                 self.program.recycle(old)
 
-    def _run(self, arrays: list[Array], finished: list[Array] | None = None) -> Sequence[Array]:
+    def _run(
+        self,
+        arrays: list[Array],
+        finished: list[Array] | None = None,
+        handles: Sequence[Tensor] = (),
+    ) -> Sequence[Array]:
         if not settings.compiler or OBSERVERS:
             return run_observed(self.recording.graph, arrays, self.target)
         if self.program is None or self.rules is not rewrites():
             self._compile()
         assert self.program is not None
-        if not self.donated:
+        if not self.donated and not self.renewed:
             return self.program.run(arrays)
-        return self.program.run(arrays, writable_over(arrays, self.donated), finished)
+        types = self.recording.graph.output_types
+        reused = reusable_gradients(self.renewed, handles, types) if self.renewed else ()
+        return self.program.run(arrays, writable_over(arrays, self.donated), finished, reused)
 
     def _compile(self) -> None:
         """Make the program for the rules that hold; another thread may do the same."""
@@ -231,6 +246,7 @@ class Compiled:
         self._fit = self._fit if self.rules is rules else None
         program = executable(self.fit.graph, self.fixed, self.target)
         self.donated = {pair[1]: pair for pair in donations(self.recording, program)}
+        self.renewed = renewals(self.recording, program)
         self.program = program
         self.rules = rules  # last: who sees them runs the program that was made with them
 

@@ -33,7 +33,7 @@ from weft.compiler.function.arguments import (
 )
 from weft.compiler.function.closures import Read, closed_over
 from weft.compiler.function.compiled_function import Compiled
-from weft.compiler.function.donation import expected_donations
+from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
 from weft.compiler.function.program_cache import program
 from weft.compiler.function.recording import Recording, record
@@ -130,9 +130,10 @@ class Jit:
         outside = [read() for read in self._outside or ()]
         names = names_of(self._f, (call.args, call.kwargs, outside), recording)
         given = lambda made: expected_donations(recording, made)  # noqa: E731
-        return explanation(
+        made = explanation(
             fit.graph, types, found.target, given, names, fit.recomputed, found.fixed
         )
+        return replace(made, beside=tuple(gradients_beside(recording, made.plan)))
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryReport:
         """What a call with these arguments will allocate; nothing is run."""

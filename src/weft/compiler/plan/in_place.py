@@ -46,7 +46,9 @@ def _free_pairs(launch: Launch, root: Root) -> Iterator[tuple[Variable, Variable
         one, other = root(stored), root(operand)
         if not isinstance(other, Variable):  # a reshaped constant, which stays
             continue
-        if uses[one] == 1 and uses[other] == 1 and one is stored:
+        # later stages of a row fusion read what an earlier one has stored
+        is_alone = uses[one] == 1 or (uses[one] and launch.kind is Kind.ROW_FUSION)
+        if is_alone and uses[other] == 1 and one is stored:
             yield stored, other
 
 
@@ -69,16 +71,40 @@ def donations(launches: Sequence[Launch], graph: Graph, root: Root) -> dict[int,
 
     Nothing may fail once it is written.
     """
-    safe = 1 + max([p for p, launch in enumerate(launches) if launch.is_pinned], default=-1)
-    early = {
-        value
-        for launch in launches[:safe]
-        if launch.kind is not Kind.COPY
-        for value in launch.writes
-    }
-    late = {value for launch in launches[safe:] for value in launch.writes} - early
+    early, late = _early_and_late_launches(launches)
+    # A copy of the input whose place the output takes changes nothing.
+    written_early = {v for launch in early if launch.kind is not Kind.COPY for v in launch.writes}
+    written_late = {v for launch in late for v in launch.writes} - written_early
     found = replaceable_inputs(launches, graph, root)
-    return {output: given for output, given in found.items() if graph.outputs[output] in late}
+    return {
+        output: given for output, given in found.items() if graph.outputs[output] in written_late
+    }
+
+
+def settled_outputs(launches: Sequence[Launch], graph: Graph, root: Root) -> tuple[int, ...]:
+    """The outputs that are first written when nothing can fail any more, by position.
+
+    Each lies in memory of its own, so that it may be written to any array of its type: where the
+    run fails, the array is as it was.
+    """
+    early, late = _early_and_late_launches(launches)
+    written_early = {root(v) for launch in early for v in launch.values}
+    written_late = {root(v) for launch in late for v in launch.writes}
+    settled = written_late - written_early - set(graph.inputs)
+    outputs = Counter(root(atom) for atom in graph.outputs)
+    return tuple(
+        position
+        for position, atom in enumerate(graph.outputs)
+        if root(atom) is atom and atom in settled and outputs[atom] == 1
+    )
+
+
+def _early_and_late_launches(
+    launches: Sequence[Launch],
+) -> tuple[Sequence[Launch], Sequence[Launch]]:
+    """The launches up to the last that may fail or has an effect, and those behind it."""
+    safe = 1 + max([p for p, launch in enumerate(launches) if launch.is_pinned], default=-1)
+    return launches[:safe], launches[safe:]
 
 
 def replaceable_inputs(

@@ -94,6 +94,8 @@ class Launch:
     """The node that is called by reference, if it is."""
     checked: GraphNode | None = None
     """The node whose reference says what is wrong, if the kernel reports that something is."""
+    is_sure: bool = False
+    """Whether a launch before it has checked the same, so that it cannot fail."""
     nested: Nested | None = None
     """The plans that it runs, if it is a loop or a choice."""
     work: Callable[[Sizes], float] | None = None
@@ -121,7 +123,8 @@ class Launch:
     @property
     def is_pinned(self) -> bool:
         """Whether it has an effect or may fail."""
-        return self.node is not None or self.checked is not None or self.nested is not None
+        may_fail = self.checked is not None and not self.is_sure
+        return self.node is not None or may_fail or self.nested is not None
 
     @property
     def identity(self) -> Symbol:

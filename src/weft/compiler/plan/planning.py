@@ -30,7 +30,8 @@ from weft.compiler.pipeline import (
 )
 from weft.compiler.plan.control_flow import control_launch
 from weft.compiler.plan.horizontal_fusion import USUAL, schedule_launches
-from weft.compiler.plan.in_place import choose_places, donations, places
+from weft.compiler.plan.in_place import choose_places, donations, places, settled_outputs
+from weft.compiler.plan.index_checks import mark_repeated_checks
 from weft.compiler.plan.launch import (
     Kind,
     Launch,
@@ -91,7 +92,8 @@ def plan_program(
     shared = _Shared(target, draft or WrittenKernels(), draft is not None, log)
     plan = plan_graph(optimized, shared, fixed=fixed)
     donated = donations(plan.launches, plan.graph, plan.root)
-    plan = replace(plan, donations=donated, reports=log.reports())
+    settled = settled_outputs(plan.launches, plan.graph, plan.root)
+    plan = replace(plan, donations=donated, settled_outputs=settled, reports=log.reports())
     if VERIFYING:
         verify_plan(plan, dict.fromkeys(symbols_of(plan.graph), USUAL))
     return plan
@@ -118,6 +120,7 @@ def plan_graph(
     chunk = limits.plan.step_chunk_operations if step else limits.plan.chunk_operations
     start = log.begin()
     lowered, launches = _select(graph, steps, shared, chunk)
+    launches = mark_repeated_checks(launches, graph)
     log.end(LOWERING, start, len(steps), len(launches), {"kernels": len(lowered)})
     first, rest = _split_preparation(launches, graph, fixed, root)
     read_later = [value for launch in rest for value in launch.values]

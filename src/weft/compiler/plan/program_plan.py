@@ -73,6 +73,8 @@ class ProgramPlan:
     """A number for each value that has memory."""
     donations: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """For each output the inputs whose array it may be written to, by position."""
+    settled_outputs: tuple[int, ...] = ()
+    """The outputs that are first written when nothing can fail any more, by position."""
     reports: tuple[StageReport, ...] = ()
     """What each stage did, from the traced graph to this plan; of a whole program alone."""
 

@@ -19,6 +19,7 @@ reads, the sums of chunks are part of it. Without a product, they follow a kerne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -376,13 +377,20 @@ class _Chain:
         return total
 
     def in_place(self) -> Iterator[tuple[Variable, Variable]]:
-        """Pairs of which neither is read or stored by another stage."""
+        """Pairs whose operand no other stage reads, and whose result none has begun.
+
+        A stage runs for a block of rows before the next one does: later stages read of the result
+        what it has stored there, and other blocks have other rows of both.
+        """
         root = self.chains.root
-        uses = [{root(v) for v in stage.launch.values} for stage in self.stages]
+        uses = Counter(root(v) for stage in self.stages for v in stage.launch.values)
+        stored = Counter(root(v) for stage in self.stages for v in stage.launch.writes)
         for stage in self.stages:
-            for pair in stage.launch.in_place:
-                if all(sum(root(v) in used for used in uses) == 1 for v in pair):
-                    yield pair
+            for result, operand in stage.launch.in_place:
+                is_by_rows = {result, operand} <= set(stage.launch.by_rows)
+                is_alone = uses[root(result)] == 1 or is_by_rows
+                if is_alone and uses[root(operand)] == 1 == stored[root(result)]:
+                    yield result, operand
 
     def is_local(self, value: Value) -> bool:
         """Whether a value is made and read in this chain only."""

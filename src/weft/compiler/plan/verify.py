@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.plan.launch import Launch, Sizes, Value, bytes_of
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, bytes_of
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.core.errors import MiscompiledError
 from weft.ir.graph import Variable
@@ -151,7 +151,8 @@ def _is_replaced(program: ProgramPlan, plan: MemoryPlan, one: Variable, other: V
         launch = program.launches[touching[0]]
         allowed = [(program.root(a), program.root(b)) for a, b in launch.in_place]
         roots = [program.root(v) for v in launch.values]
-        is_once = roots.count(stored) == roots.count(operand) == 1
+        is_alone = roots.count(stored) == 1 or launch.kind is Kind.ROW_FUSION
+        is_once = is_alone and roots.count(operand) == 1
         return reading[-1] == touching[0] and (stored, operand) in allowed and is_once
     return False
 

@@ -150,6 +150,8 @@ class Explanation:
     """What the user calls the inputs and the state that is written, where that is known."""
     recomputed: tuple[Recomputed, ...] = ()
     """What is computed twice, so that a budget of memory is kept."""
+    beside: tuple[int, ...] = ()
+    """Outputs that replace what an earlier call has left, which lives until they are there."""
 
     @property
     def optimized(self) -> Graph:
@@ -180,7 +182,7 @@ class Explanation:
     @cached_property
     def memory(self) -> MemoryReport:
         """What it will allocate."""
-        return memory_report(self.plan, self.sizes, self.donated, self.recomputed)
+        return memory_report(self.plan, self.sizes, self.donated, self.recomputed, self.beside)
 
     @property
     def flops(self) -> int:

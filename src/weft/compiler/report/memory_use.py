@@ -66,7 +66,8 @@ class MemoryReport:
     place of state they replace, where nobody else holds it; constants: parts of the program;
     arena: values in between, by lifetime; temporary: what the largest call by reference makes.
     timeline: the live bytes of the arena at each call; largest: where most bytes live together.
-    recomputed: values that are computed twice, so that a budget of memory is kept.
+    recomputed: values that are computed twice, so that a budget of memory is kept. replaced: the
+    gradients of the last call, where the new ones cannot be written over them.
     """
 
     inputs: int
@@ -79,11 +80,12 @@ class MemoryReport:
     timeline: tuple[int, ...]
     values: tuple[LiveValue, ...]
     recomputed: tuple[Recomputed, ...] = ()
+    replaced: int = 0
 
     @property
     def peak(self) -> int:
         """All memory that a run needs at once."""
-        return self.inputs + self.constants + self.allocated
+        return self.inputs + self.replaced + self.constants + self.allocated
 
     @property
     def allocated(self) -> int:
@@ -104,7 +106,8 @@ class MemoryReport:
 
     def _lines(self) -> Iterator[str]:
         yield f"peak {readable_size(self.peak)}"
-        for name in ("inputs", "outputs", "donated", "constants", "arena", "temporary"):
+        names = ["inputs", "outputs", "donated", "constants", "arena", "temporary"]
+        for name in [*names, "replaced"] if self.replaced else names:
             yield f"  {name:<10} {readable_size(getattr(self, name)):>10}"
         if self.largest:
             yield "the largest values that live together in the arena"
@@ -129,8 +132,12 @@ def memory_report(
     sizes: Sizes,
     donated: Sequence[Donation] = (),
     recomputed: tuple[Recomputed, ...] = (),
+    beside: Sequence[int] = (),
 ) -> MemoryReport:
-    """What a run of a program with these sizes needs, if these outputs take their inputs' place."""
+    """What a run of a program with these sizes needs, if these outputs take their inputs' place.
+
+    beside: outputs that replace what an earlier call has left, which lives until they are there.
+    """
     graph, memory = plan.graph, plan.planner.at(sizes)
     values = {str(slot): value for value, slot in plan.slots.items()}
     given = set(graph.inputs)
@@ -149,6 +156,7 @@ def memory_report(
         (*timeline, *[0] * (len(plan.launches) - len(timeline))),
         tuple(_live_values(plan, values, sizes)),
         recomputed,
+        sum(bytes_of(graph.outputs[output].type, sizes) for output in beside),
     )
 
 

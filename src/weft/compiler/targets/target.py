@@ -9,7 +9,7 @@ it was given. `docs/design/targets.md` says how to add one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Donation = tuple[int, int]
 """The positions of an output and of the input whose array it is written to."""
+Reuse = tuple[int, Array]
+"""The position of an output, and an array that is no input and that it is written to."""
 Span = tuple[int, int]
 """When a launch began and ended, in the nanoseconds of `time.perf_counter_ns`."""
 Observer: TypeAlias = "Callable[[ProgramPlan, Mapping[str, int], Sequence[Span]], None]"
@@ -43,17 +45,23 @@ class Executable(Protocol):
     def donations(self) -> Mapping[int, tuple[int, ...]]:
         """For each output the inputs whose array it may be written to, by position."""
 
+    @property
+    def settled_outputs(self) -> Collection[int]:
+        """The outputs that are first written when nothing can fail any more, by position."""
+
     def run(
         self,
         arrays: Sequence[Array],
         donated: Sequence[Donation] = (),
         finished: list[Array] | None = None,
+        reused: Sequence[Reuse] = (),
     ) -> list[Array]:
         """The outputs for these inputs.
 
         An output that is donated an input's array, which the caller must let go of, is written to
-        it; those that may be are in `donations`. Such a run is not stopped by a signal, and where
-        one is handled right after it, `finished` has the outputs all the same.
+        it; those that may be are in `donations`. So is one that is given an array to use again,
+        which may be any in `settled_outputs`. Such a run is not stopped by a signal, and where one
+        is handled right after it, `finished` has the outputs all the same.
         """
 
     def recycle(self, array: Array) -> None:

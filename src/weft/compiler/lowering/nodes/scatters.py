@@ -37,6 +37,7 @@ from weft.core.dtypes import INDEX
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, size
 from weft.ir import scalars
+from weft.ir.graph import Literal
 from weft.ir.loops import Scratch, Statement, Store
 from weft.ir.scalars import Buffer, Scalar
 
@@ -103,7 +104,12 @@ def _at_once(draft: Draft, combine: Combine) -> SingleKernel:
     rest, rows = _rest(draft)
     total = _Total(draft, combine, places(draft, 2, rows))
     work = size(draft.shape(1)) + size(draft.shape(0))
-    return draft.kernel(total.divide_over_threads(rest), work, total.scratch)
+    kernel = draft.kernel(total.divide_over_threads(rest), work, total.scratch)
+    base = draft.node.operands[0]
+    if isinstance(base, Literal) or uniform(base, draft.producers) is None:
+        return kernel
+    # x, one number all over, is written here and never read: the result may take its place
+    return replace(kernel, in_place=((draft.node.results[0], base),))
 
 
 def _rest(draft: Draft) -> tuple[_Part, Sequence[Dimension]]:

@@ -6,7 +6,7 @@ value that is read before it is written is seen in the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
@@ -24,7 +24,7 @@ from weft.compiler.plan.launch import (
     static_shape,
 )
 from weft.compiler.plan.program_plan import ProgramPlan, read_sizes
-from weft.compiler.targets.target import Donation, Observer, Span
+from weft.compiler.targets.target import Donation, Observer, Reuse, Span
 from weft.core.errors import UnsupportedError
 from weft.ir.graph import GraphNode, Literal
 from weft.ir.loop_reference import run_reference
@@ -60,16 +60,23 @@ class PlainExecutable:
         """See `Executable`."""
         return self.plan.donations
 
+    @property
+    def settled_outputs(self) -> Collection[int]:
+        """See `Executable`."""
+        return self.plan.settled_outputs
+
     def run(
         self,
         arrays: Sequence[Array],
         donated: Sequence[Donation] = (),
         finished: list[Array] | None = None,
+        reused: Sequence[Reuse] = (),
     ) -> list[Array]:
         """See `Executable`."""
         sizes, graph = read_sizes(self.plan.graph, arrays), self.plan.graph
         inputs = [_bytes(array) for array in arrays]
-        given = {graph.outputs[output]: arrays[place] for output, place in donated}
+        written = [*[(output, arrays[place]) for output, place in donated], *reused]
+        given = {graph.outputs[output]: array for output, array in written}
         run = _Run(self.plan, sizes, inputs, {v: _bytes(a) for v, a in given.items()})
         spans: list[Span] = []
         try:

@@ -35,7 +35,7 @@ from weft.compiler.targets.cpu.runtime.executable import CpuExecutable
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.runtime.tables import State, Tables
 from weft.compiler.targets.cpu.runtime.thread_pool import thread_pool
-from weft.compiler.targets.target import Donation, Executable
+from weft.compiler.targets.target import Donation, Executable, Reuse
 from weft.core.dtypes import as_dtype
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, Literal, Variable
@@ -155,6 +155,7 @@ def _interface(program: Program) -> dict[str, Any]:
         "inputs": len(program.graph.inputs),
         "outputs": [numbers[atom] for atom in program.graph.outputs],
         "donations": list(program.donations.items()),
+        "settled": list(program.settled_outputs),
     }
 
 
@@ -204,6 +205,7 @@ class StoredProgram(CpuExecutable):
         self.state = State(self._part("error").view(np.int32)[:1])
         self._full: Program | None = None
         self.donations = {output: tuple(given) for output, given in head["donations"]}
+        self.settled_outputs = head["settled"]
         self._restore()
 
     def _part(self, name: str) -> Array:
@@ -270,7 +272,8 @@ class StoredProgram(CpuExecutable):
         arrays: Sequence[Array],
         donated: Sequence[Donation] = (),
         finished: list[Array] | None = None,
+        reused: Sequence[Reuse] = (),
     ) -> list[Array]:
         """See `CpuExecutable`; what watches programs, watches the one compiled from the graph."""
         run = self.full.run if WATCHERS else super().run
-        return run(arrays, donated, finished)
+        return run(arrays, donated, finished, reused)

@@ -158,9 +158,8 @@ class _Checked:
         arena[:] = self.one.way.fences.pattern_bytes(arena.size)
         for value, data in zip(held, kept, strict=True):
             self.planned_bytes(value)[:] = data
-        donated = {place for _, place in run.donated}
         for array in run.made:
-            if not any(array is run.inputs[place] for place in donated):
+            if not any(array is given for _, given in run.written):
                 flat = array.reshape(-1).view(np.uint8)
                 flat[:] = self.one.way.fences.pattern_bytes(flat.size)
 
@@ -256,16 +255,29 @@ class _Checked:
 
 def _verify_donations(program: Program, run: Run) -> None:
     """What is written over is an array of its own, of the output's type, and given once."""
-    for output, place in run.donated:
-        array, kind = run.inputs[place], program.graph.outputs[output].type
+    for output, array in run.written:
+        kind = program.graph.outputs[output].type
         shape = run.tables.shape(program.graph.outputs[output], run.sizes)
+        allowed = program.donations.get(output, ())
+        place = next((n for n in allowed if run.inputs[n] is array), None)
         others = [other for n, other in enumerate(run.inputs) if n != place]
-        is_own = array.flags.owndata and array.flags.carray
+        is_allowed = place is not None or output in program.settled_outputs
+        is_own = _is_whole_memory(array)
         is_alone = not any(np.may_share_memory(array, other) for other in others)
         fits = array.shape == shape and array.dtype == kind.dtype.numpy
-        if not (is_own and is_alone and fits and place in program.donations.get(output, ())):
-            text = f"input {place} is written over by output {output}, and may not be"
+        if not (is_own and is_alone and fits and is_allowed):
+            which = "an array" if place is None else f"input {place}"
+            text = f"{which} is written over by output {output}, and may not be"
             raise misbehaviour(program.plan.launches[-1], text, run.sizes)
+
+
+def _is_whole_memory(array: Array) -> bool:
+    """Whether an array owns its memory, or shows the whole of one that does."""
+    owner = array if array.base is None else array.base
+    is_whole = array.flags.c_contiguous and array.flags.aligned
+    return bool(is_whole and owner.flags.owndata and owner.flags.carray) and (
+        array.nbytes == owner.nbytes
+    )
 
 
 def _shared_values(program: Program) -> set[Value]:

@@ -50,7 +50,8 @@ class Run(NamedTuple):
     given: tuple[int, ...]
     inputs: Sequence[Array]
     made: Sequence[Array]
-    donated: Sequence[tuple[int, int]]
+    written: Sequence[tuple[int, Array]]
+    """Outputs that are written to arrays that were there before, and those arrays."""
 
 
 class Watcher(Protocol):

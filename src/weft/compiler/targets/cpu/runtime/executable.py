@@ -35,7 +35,7 @@ from weft.compiler.targets.cpu.runtime.driver import (
 from weft.compiler.targets.cpu.runtime.entry_points import BLOCK, entries
 from weft.compiler.targets.cpu.runtime.preparation import Preparation
 from weft.compiler.targets.cpu.runtime.tables import State, Tables
-from weft.compiler.targets.target import Donation
+from weft.compiler.targets.target import Donation, Reuse
 from weft.core.forks import in_child
 from weft.core.sharing import notify_change
 from weft.ir.graph import Graph, Variable
@@ -66,6 +66,7 @@ class CpuExecutable(ABC):
     state: State
     slots: Mapping[Value, int]
     donations: Mapping[int, tuple[int, ...]]
+    settled_outputs: Collection[int]
     once: int
     """How many calls come first that read nothing but inputs which stay the same."""
 
@@ -85,8 +86,8 @@ class CpuExecutable(ABC):
         self._launch = made.launch if made is not None else None
         self._launched: tuple[Tables, Array, Array] | None = None
         """The last tables that were launched, the block of all calls and that of the later ones."""
-        self._donated: tuple[Sequence[Donation], dict[int, int]] = (), {}
-        """The last donations, and which input each new array then is."""
+        self._written: tuple[list[int], dict[int, int]] = [], {}
+        """Outputs that were last written to given arrays, and of each new array its place there."""
         self._ready: OrderedDict[Shapes, Ready] = OrderedDict()
         """What was launched for inputs of some shapes, and is still in place."""
         self._only: Ready | None = None
@@ -129,22 +130,19 @@ class CpuExecutable(ABC):
         arrays: Sequence[Array],
         donated: Sequence[Donation] = (),
         finished: list[Array] | None = None,
+        reused: Sequence[Reuse] = (),
     ) -> list[Array]:
-        """The outputs for these inputs.
-
-        An output that is donated an input's array, which the caller must let go of, is written to
-        it; those that may be are in `donations`. Such a run is not stopped by a signal, and where
-        one is handled right after it, `finished` has the outputs all the same.
-        """
+        """See `Executable`."""
         thread = get_ident()
         if self._runner == thread:  # a call back, such as a breakpoint, calls the program
             return self.by_reference([np.ascontiguousarray(array) for array in arrays])
         with self._lock:
             try:
                 self._runner = thread
-                if not donated:
+                if not donated and not reused:
                     return self._run(arrays)
-                return self._run_donated(arrays, donated, [] if finished is None else finished)
+                written = [*[(output, arrays[place]) for output, place in donated], *reused]
+                return self._run_written(arrays, written, [] if finished is None else finished)
             except BaseException:
                 self._forget()  # what was to be prepared may be half-made
                 raise
@@ -181,21 +179,21 @@ class CpuExecutable(ABC):
                     raise self._run_failure(tables, int(block[1]), int(block[-1]), arrays)
         return self._run_anew(arrays, (), [])
 
-    def _run_donated(
-        self, arrays: Sequence[Array], donated: Sequence[Donation], finished: list[Array]
+    def _run_written(
+        self, arrays: Sequence[Array], written: Sequence[Reuse], finished: list[Array]
     ) -> list[Array]:
-        """A run that is not stopped in the middle: signals wait until it is done."""
+        """A run that writes to given arrays, not stopped in the middle: signals wait."""
         before, is_meant = HELD.value, handles_signals()
         try:
             if is_meant:
                 HELD.value = before + 1
-            return self._run_anew(arrays, donated, finished)
+            return self._run_anew(arrays, written, finished)
         finally:
             if is_meant:
                 HELD.value = before
 
     def _run_anew(
-        self, arrays: Sequence[Array], donated: Sequence[Donation], finished: list[Array]
+        self, arrays: Sequence[Array], written: Sequence[Reuse], finished: list[Array]
     ) -> list[Array]:
         """A run for which tables, memory and preparation are looked up."""
         sizes = self.read_sizes(arrays) if self.symbols else _NO_SIZES
@@ -203,21 +201,21 @@ class CpuExecutable(ABC):
         self._place(tables)
         self.state.sizes = sizes
         if self._is_direct and not WATCHERS:
-            made = self._make_arrays(arrays, tables, sizes, donated)
+            made = self._make_arrays(tables, sizes, written)
             block = self._block_for(tables, arrays, sizes)
             block[-1] = -1
             try:
                 said = self._launch(block, *arrays, *made)  # type: ignore[misc]
             finally:  # also where a signal was handled as the launch returned
-                if donated and block[-1] == block[1] and not self.state.error[0]:
-                    _tell_of(donated, arrays)
+                if written and block[-1] == block[1] and not self.state.error[0]:
+                    _tell_of(written)
                     finished += self._assemble_outputs(arrays, made, tables, sizes)
             if said is None:
                 raise self._run_failure(tables, int(block[1]), int(block[-1]), arrays)
             if said:
-                return finished if donated else self._assemble_outputs(arrays, made, tables, sizes)
+                return finished if written else self._assemble_outputs(arrays, made, tables, sizes)
             self._forget()  # nothing was run
-        return self._run_by_steps(tables, arrays, donated, sizes, finished)
+        return self._run_by_steps(tables, arrays, written, sizes, finished)
 
     def _run_failure(
         self, tables: Tables, wanted: int, ended: int, inputs: Sequence[Array]
@@ -268,14 +266,14 @@ class CpuExecutable(ABC):
         self,
         tables: Tables,
         arrays: Sequence[Array],
-        donated: Sequence[Donation],
+        written: Sequence[Reuse],
         sizes: Sizes,
         finished: list[Array],
     ) -> list[Array]:
         """A run that is watched, has threads of the BLAS, or arrays that must be copied."""
         table, error = tables.given[2], self.state.error
         inputs = write_addresses(arrays, table)
-        made = self._make_arrays(inputs, tables, sizes, donated)
+        made = self._make_arrays(tables, sizes, written)
         write_addresses([*inputs, *made], table, self._own_slots)
         error[0] = 0
         given = self._without_preparation(tables, inputs)
@@ -287,15 +285,15 @@ class CpuExecutable(ABC):
                 ended += (
                     map(self._execute, *zip(given, strict=True))
                     if watcher is None
-                    else [watcher(self, Run(tables, sizes, given, inputs, made, donated))]
+                    else [watcher(self, Run(tables, sizes, given, inputs, made, written))]
                 )
         finally:
-            if donated and ended and not error[0]:
-                _tell_of(donated, inputs)
+            if written and ended and not error[0]:
+                _tell_of(written)
                 finished += self._assemble_outputs(inputs, made, tables, sizes)
         if error[0]:
             raise self._run_failure(tables, given[1], ended[0], inputs)
-        return finished if donated else self._assemble_outputs(inputs, made, tables, sizes)
+        return finished if written else self._assemble_outputs(inputs, made, tables, sizes)
 
     def _without_preparation(self, tables: Tables, inputs: Sequence[Array]) -> tuple[int, ...]:
         """What the driver is given: without the first calls where what they make is there.
@@ -400,25 +398,24 @@ class CpuExecutable(ABC):
         pairs = [(atom, self.root(atom)) for atom in self.graph.outputs]
         return [(places.get(root, -1), atom is not root) for atom, root in pairs]
 
-    def _make_arrays(
-        self, inputs: Sequence[Array], tables: Tables, sizes: Sizes, donated: Sequence[Donation]
-    ) -> list[Array]:
-        """Arrays for what the program makes: new ones, and the inputs that it is donated."""
+    def _make_arrays(self, tables: Tables, sizes: Sizes, written: Sequence[Reuse]) -> list[Array]:
+        """Arrays for what the program makes: new ones, and those that it is given to write to."""
         if not tables.outputs:
             tables.outputs = [
                 (self.slots[v], tables.shape(v, sizes), v.type.dtype.numpy)
                 for v in self._made_values
             ]
-        if not donated:
+        if not written:
             make = self._empty if self._spare else np.empty
             return [make(shape, dtype) for _, shape, dtype in tables.outputs]
-        if self._donated[0] != donated:
+        outputs = [output for output, _ in written]
+        if self._written[0] != outputs:
             before = len(self.graph.inputs)
-            places = {self._output_places[output][0] - before: given for output, given in donated}
-            self._donated = donated, places
-        places = self._donated[1]
+            slots = [self._output_places[output][0] - before for output in outputs]
+            self._written = outputs, {slot: n for n, slot in enumerate(slots)}
+        places = self._written[1]
         return [
-            self._empty(shape, dtype) if position not in places else inputs[places[position]]
+            self._empty(shape, dtype) if position not in places else written[places[position]][1]
             for position, (_, shape, dtype) in enumerate(tables.outputs)
         ]
 
@@ -458,10 +455,10 @@ def _forget_other_threads() -> None:
 in_child(_forget_other_threads)
 
 
-def _tell_of(donated: Sequence[Donation], inputs: Sequence[Array]) -> None:
-    """Tell those who watch the inputs that were written over."""
-    for _, place in donated:
-        notify_change(inputs[place])
+def _tell_of(written: Sequence[Reuse]) -> None:
+    """Tell those who watch the arrays that were written over."""
+    for _, array in written:
+        notify_change(array)
 
 
 _NO_SIZES: dict[str, int] = {}

@@ -34,6 +34,7 @@ class Program(CpuExecutable):
         super().__init__(plan.fixed if plan.once else ())
         self.plan, self.graph, self.slots = plan, plan.graph, plan.slots
         self.once, self.donations = plan.once, plan.donations
+        self.settled_outputs = plan.settled_outputs
         self.state = State()
         self.maker = TableMaker(plan, self.state)
 
