@@ -26,6 +26,7 @@ from weft.core.scopes import BACKWARD, scope, scopes
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
+from weft.ir.autocast import autocast_to
 from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDerivative
 from weft.ir.dispatch import active_trace, apply
 from weft.ir.primitive import PRIMITIVES, Primitive
@@ -117,10 +118,11 @@ def backpropagate(
     gives the operands their places on this tape, so that the cotangents are differentiable too.
     """
     ends = frozenset(stops)
-    if not traces.recording:
-        return _backpropagate(order, seeds, ends, release, attach, tracing=False)
-    with scope(phase=BACKWARD):
-        return _backpropagate(order, seeds, ends, release, attach, tracing=True)
+    with autocast_to(None):  # what was cast on the way forth says the dtypes of the way back
+        if not traces.recording:
+            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+        with scope(phase=BACKWARD):
+            return _backpropagate(order, seeds, ends, release, attach, tracing=True)
 
 
 def _backpropagate(
