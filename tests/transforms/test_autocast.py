@@ -101,6 +101,38 @@ def test_a_block_is_that_of_its_thread() -> None:
     assert seen == {"before": wf.float32, "inside": wf.float16, "here": wf.bfloat16}
 
 
+def test_a_decorated_function_is_that_of_each_thread_that_runs_it() -> None:
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+    after: dict[str, Any] = {}
+
+    @wf.autocast("bfloat16")
+    def run(name: str) -> None:
+        if name == "first":
+            first_is_in.set()
+            second_is_in.wait(10)
+        else:
+            second_is_in.set()
+            first_is_out.wait(10)
+
+    def first() -> None:
+        run("first")
+        after["first"] = wf.autocast_dtype()
+        first_is_out.set()
+
+    def second() -> None:
+        with wf.autocast("float16"):
+            first_is_in.wait(10)
+            run("second")
+            after["second"] = wf.autocast_dtype()
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert after == {"first": None, "second": wf.float16}
+
+
 def test_a_function_that_casts_can_be_pickled() -> None:
     for function in (wf.matmul, wf.exp, wf.softmax, wf.linalg.vector_norm, F.linear, F.mse_loss):
         assert pickle.loads(pickle.dumps(function)) is function
@@ -352,6 +384,32 @@ def test_rules_of_the_users_run_in_the_precision_of_the_call(mode: str) -> None:
     np.testing.assert_allclose(
         x.grad.numpy(), np.ones((4, 4)) @ w.detach().numpy().T, rtol=0.02, atol=0.02
     )
+
+
+@pytest.fixture
+def curved() -> Any:
+    """A primitive of the user's whose rules call functions that cast."""
+
+    @wf.primitive(
+        type_rule=wf.custom.elementwise("float"),
+        derivatives=[wf.custom.tangent(lambda t, out, x: t * wf.exp(x) * (x**2))],
+        batch=lambda size, operands, axes: (curved(wf.log(wf.exp(operands[0]))), axes[0]),
+    )
+    def curved(x: Any) -> Any:
+        return (np.exp(x) * x).astype(x.dtype)
+
+    yield curved
+    curved.remove()
+
+
+def test_rules_of_primitives_are_not_cast(curved: Any) -> None:
+    x = wf.ones((3,), dtype="bfloat16").requires_grad_()
+    with wf.autocast("bfloat16"):
+        curved(x).backward(wf.ones((3,), dtype="bfloat16"))
+        _, tangent = wf.jvp(curved, (x.detach(),), (x.detach(),))
+        batched = wf.vmap(curved)(x.detach())
+    assert x.grad is not None
+    assert x.grad.dtype is tangent.dtype is batched.dtype is wf.bfloat16
 
 
 # Loops and models.
