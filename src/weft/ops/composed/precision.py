@@ -104,7 +104,7 @@ def follow_table(f: Callable[Parameters, Result]) -> Callable[Parameters, Result
     A unit stays one: it is compiled with its casts.
     """
     casting = unit_like(f, _cast_and_call(getattr(f, "__wrapped__", f), TABLE[f.__name__]))
-    return wraps(f)(_either(f, casting))
+    return wraps(f)(_switch_by_block(f, casting))
 
 
 def _cast_and_call(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
@@ -122,10 +122,11 @@ def _cast_and_call(f: Callable[..., Any], row: Row) -> Callable[..., Any]:
     return cast_and_call
 
 
-def _either(plain: Callable[..., Any], casting: Callable[..., Any]) -> Callable[..., Any]:
+def _switch_by_block(plain: Callable[..., Any], casting: Callable[..., Any]) -> Callable[..., Any]:
     """One function outside of `autocast`, another one inside."""
     autocast = AUTOCAST.get
-    count = _count_operands(plain)
+    parameters = signature(plain).parameters.values()
+    takes_operands_only = all(each.kind is Parameter.POSITIONAL_ONLY for each in parameters)
 
     def unary(x: Any, /) -> Any:
         return plain(x) if autocast() is None else casting(x)
@@ -136,13 +137,9 @@ def _either(plain: Callable[..., Any], casting: Callable[..., Any]) -> Callable[
     def function(*args: Any, **kwargs: Any) -> Any:
         return (plain if autocast() is None else casting)(*args, **kwargs)
 
-    return {1: unary, 2: binary}.get(count, function)
-
-
-def _count_operands(f: Callable[..., Any]) -> int | None:
-    """How many operands a function has that takes nothing else; None where it does."""
-    kinds = [each.kind for each in signature(f).parameters.values()]
-    return len(kinds) if all(kind is Parameter.POSITIONAL_ONLY for kind in kinds) else None
+    if takes_operands_only and len(parameters) <= 2:  # element by element: quicker to call
+        return unary if len(parameters) == 1 else binary
+    return function
 
 
 def _cast_arguments(
