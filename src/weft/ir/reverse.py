@@ -104,6 +104,7 @@ def nodes_between(
 _number = attrgetter("number")
 
 
+@autocast_to(None)  # what was cast on the way forth says the dtypes of the way back
 def backpropagate(
     order: Sequence[AnyNode],
     seeds: Sequence[tuple[AnyNode | None, Tensor]],
@@ -118,11 +119,10 @@ def backpropagate(
     gives the operands their places on this tape, so that the cotangents are differentiable too.
     """
     ends = frozenset(stops)
-    with autocast_to(None):  # what was cast on the way forth says the dtypes of the way back
-        if not traces.recording:
-            return _backpropagate(order, seeds, ends, release, attach, tracing=False)
-        with scope(phase=BACKWARD):
-            return _backpropagate(order, seeds, ends, release, attach, tracing=True)
+    if not traces.recording:
+        return _backpropagate(order, seeds, ends, release, attach, tracing=False)
+    with scope(phase=BACKWARD):
+        return _backpropagate(order, seeds, ends, release, attach, tracing=True)
 
 
 def _backpropagate(
