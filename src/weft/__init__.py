@@ -70,6 +70,7 @@ from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec
 from weft.ir import eager as _eager
+from weft.ir.autocast import autocast, autocast_dtype
 from weft.ir.tensor import Tensor
 from weft.ops import debugging as _debugging  # noqa: F401  registers its primitives
 from weft.ops.arithmetic import (
@@ -112,16 +113,7 @@ from weft.ops.comparison import (
 )
 from weft.ops.composed import datatypes as _datatypes
 from weft.ops.composed import fft, linalg, random
-from weft.ops.composed.attention import scaled_dot_product_attention
 from weft.ops.composed.control import case, cond, fori_loop, map, scan, switch, while_loop
-from weft.ops.composed.convolutions import (
-    conv1d,
-    conv2d,
-    conv3d,
-    conv_transpose1d,
-    conv_transpose2d,
-    conv_transpose3d,
-)
 from weft.ops.composed.creation import (
     arange,
     asarray,
@@ -160,14 +152,10 @@ from weft.ops.composed.elementwise import (
     isneginf,
     isposinf,
     lerp,
-    log_sigmoid,
-    logit,
     nan_to_num,
     rad2deg,
-    reciprocal,
     silu,
     sinc,
-    softplus,
 )
 from weft.ops.composed.gathering import (
     dynamic_slice,
@@ -205,12 +193,7 @@ from weft.ops.composed.manipulation import (
     unstack,
 )
 from weft.ops.composed.neural import (
-    cosine_similarity,
     glu,
-    log_softmax,
-    normalize,
-    softmax,
-    softmin,
 )
 from weft.ops.composed.padding import pad
 from weft.ops.composed.pooling import (
@@ -227,15 +210,59 @@ from weft.ops.composed.pooling import (
     max_pool2d,
     max_pool3d,
 )
-from weft.ops.composed.products import (
+from weft.ops.composed.precision import (
+    average,
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+    cosine_similarity,
+    cumulative_logsumexp,
+    cumulative_prod,
+    cumulative_sum,
     einsum,
+    exp,
+    exp2,
+    expm1,
     inner,
-    kron,
+    log,
+    log1p,
+    log2,
+    log10,
+    log_sigmoid,
+    log_softmax,
+    logaddexp,
+    logit,
+    logsumexp,
     matmul,
+    mean,
+    nanmean,
+    nansum,
+    normalize,
+    pow,
+    prod,
+    reciprocal,
+    rsqrt,
+    scaled_dot_product_attention,
+    segment_mean,
+    segment_sum,
+    softmax,
+    softmin,
+    softplus,
+    std,
+    sum,
+    tensordot,
+    var,
+    vecdot,
+    xlog1py,
+    xlogy,
+)
+from weft.ops.composed.products import (
+    kron,
     matrix_transpose,
     outer,
-    tensordot,
-    vecdot,
 )
 from weft.ops.composed.rearrangement import (
     as_windows,
@@ -268,9 +295,7 @@ from weft.ops.composed.segments import (
     histogram,
     one_hot,
     segment_max,
-    segment_mean,
     segment_min,
-    segment_sum,
 )
 from weft.ops.composed.sets import unique_all, unique_counts, unique_inverse, unique_values
 from weft.ops.composed.statistics import (
@@ -278,25 +303,13 @@ from weft.ops.composed.statistics import (
     any,
     argmax,
     argmin,
-    average,
     cummax,
     cummin,
-    cumulative_logsumexp,
-    cumulative_prod,
-    cumulative_sum,
     diff,
-    logsumexp,
     max,
-    mean,
     median,
     min,
-    nanmean,
-    nansum,
-    prod,
     quantile,
-    std,
-    sum,
-    var,
 )
 from weft.ops.conversion import astype, bitcast
 from weft.ops.elementary import (
@@ -310,17 +323,7 @@ from weft.ops.elementary import (
     cbrt,
     cos,
     cosh,
-    exp,
-    exp2,
-    expm1,
-    log,
-    log1p,
-    log2,
-    log10,
-    logaddexp,
-    pow,
     relu,
-    rsqrt,
     sigmoid,
     sin,
     sinh,
@@ -353,8 +356,6 @@ from weft.ops.special import (
     i1e,
     lgamma,
     polygamma,
-    xlog1py,
-    xlogy,
 )
 from weft.transforms import methods as _methods
 from weft.transforms import staging
@@ -413,7 +414,8 @@ __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "add", "all", "any", "arange", "argmax", "argmin",
     "argsort", "as_windows", "asarray", "asin", "asinh", "astype", "atan", "atan2", "atanh",
-    "atleast_1d", "atleast_2d", "atleast_3d", "average", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "atleast_1d", "atleast_2d", "atleast_3d", "autocast", "autocast_dtype",
+    "average", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "bfloat16", "bincount", "bitcast", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
     "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool", "broadcast_arrays",
     "broadcast_shapes", "broadcast_to",

@@ -78,6 +78,34 @@ def test_a_file_is_trained_judged_shown_and_used(
     assert (tmp_path / "net.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_run_in_16_bits_is_resumed_and_judged(
+    precision: str, program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--precision", precision, "--folder", "run"]
+    with open(program, "a", encoding="utf-8") as file:
+        file.write("""
+def watched(build):
+    def parts(**settings):
+        made = build(**settings)
+        plain = made["loss"]
+        def loss(outputs, target):
+            print("casts to", wf.autocast_dtype())
+            return plain(outputs, target)
+        return {**made, "loss": loss}
+    return parts
+build = watched(build)
+""")
+    code, out, err = run(capsys, "train", program, "--epochs", "2", *settings)
+    assert code == 0, err
+    assert f"casts to {'bf16' if precision == 'bfloat16' else 'f16'}" in out
+    code, _, err = run(capsys, "train", program, "--epochs", "4", "--resume", *settings)
+    assert code == 0, err
+    code, out, err = run(capsys, "eval", program, "--folder", "run")
+    assert code == 0, err
+    assert "casts to None" in out  # float32 weights are judged in float32
+
+
 def test_averaged_weights_are_what_is_judged(
     program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,17 @@ def test_a_rule_holds_inside_its_block_only() -> None:
     assert names(graph) == ["exp", "exp", "multiply"]
 
 
+def test_a_rule_applies_to_16_bits_inside_of_autocast_as_outside() -> None:
+    """Its functions cast where users call them, but not where they are the sides of a rule."""
+    graph = of(exponentials, (3,), (3,), dtype="bfloat16")
+    with wf.compiler.rewrite(exponentials, one_exponential), wf.autocast("bfloat16"):
+        assert names(graph) == ["add", "exp"]
+    with wf.autocast("bfloat16"):
+        rule = wf.compiler.rewrite(exponentials, one_exponential)
+    assert names(graph) == ["add", "exp"]
+    rule.remove()
+
+
 def test_a_rule_holds_from_now_on_until_it_is_removed() -> None:
     rule = wf.compiler.rewrite(exponentials, one_exponential)
     graph = of(exponentials, (3,), (3,))

@@ -145,6 +145,44 @@ def test_half_precision_learns_and_keeps_float32_weights(precision: str) -> None
     assert {tensor.dtype for tensor in model.state_dict().values()} == {wf.float32}
 
 
+@pytest.mark.parametrize("compile", [True, False])
+def test_the_trainer_runs_model_and_loss_inside_of_autocast(compile: bool) -> None:
+    seen: list[Any] = []
+
+    def loss(outputs: wf.Tensor, target: wf.Tensor) -> wf.Tensor:
+        seen.append((outputs.dtype, wf.autocast_dtype()))
+        return squared(outputs, target)
+
+    trainer = trainer_of(
+        network(), loss=loss, precision="bfloat16", metrics=["mae"], compile=compile
+    )
+    trainer.fit([data()])
+    trainer.evaluate([data()])
+    assert set(seen) == {(wf.bfloat16, wf.bfloat16)}
+    assert trainer.predict(data()[0]).dtype is wf.float32
+    assert wf.autocast_dtype() is None
+    plain = trainer_of(network(), loss=loss, precision="float32")
+    plain.fit([data()])
+    assert seen[-1] == (wf.float32, None)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(wf.ArgumentError, match="unknown precision"):
+        trainer_of(network(), precision="float8")
+
+
+def test_gradients_are_shown_without_the_scale_of_the_loss() -> None:
+    found = {}
+    for precision in ("float32", "float16"):
+        trainer = trainer_of(network(), precision=precision)
+        trainer.keep_gradients()
+        trainer.fit([data()])
+        found[precision] = trainer.gradients
+    for name, gradient in found["float32"].items():
+        rounded = found["float16"][name].numpy()
+        np.testing.assert_allclose(rounded, gradient.numpy(), rtol=0.02, atol=1e-3)
+
+
 def test_schedules_of_every_kind_set_the_rate() -> None:
     schedules = wf.optim.schedules
     for schedule in (schedules.Linear(0.1, 0.0, steps=10), lambda step: 0.1 - 0.01 * step):
@@ -259,6 +297,35 @@ def test_a_run_resumed_in_mid_epoch_ends_with_the_same_bits(
     assert_same(whole, resumed)
     for name in ("epoch", "step", "loss", "mae", "val_loss"):
         assert history[name] == again[name]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_resumed_run_in_16_bits_ends_with_the_same_bits(tmp_path: Path, precision: str) -> None:
+    x, y = data(40)
+    steep = [(x[i : i + 8], y[i : i + 8] * (1000.0 if i == 16 else 1.0)) for i in range(0, 40, 8)]
+
+    def run(folder: Path, callbacks: list[Any], resume: bool) -> Trainer:
+        trainer = trainer_of(
+            network(), precision=precision, seed=5, checkpoint_folder=folder, checkpoint_every=1,
+            callbacks=callbacks,
+        )  # fmt: skip
+        if trainer.optimizer.scaling is not None:
+            trainer.optimizer.scaling.interval = 3
+        trainer.fit(steep, 3, resume=resume)
+        return trainer
+
+    whole = run(tmp_path / "whole", [], False)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "cut", [interrupted_at(4)], False)
+    resumed = run(tmp_path / "cut", [], True)
+    assert_same(whole.model, resumed.model)
+    state, again = whole.optimizer.state_dict(), resumed.optimizer.state_dict()
+    for name, value in state.items():
+        if isinstance(value, wf.Tensor):
+            np.testing.assert_array_equal(value.numpy(), again[name].numpy(), err_msg=name)
+    if precision == "float16":
+        assert state["scaling.scale"].item() < 65536.0  # some steps were skipped
+        assert state["steps"].item() < 15
 
 
 def test_a_used_folder_is_not_mixed_with_a_new_run(tmp_path: Path) -> None:

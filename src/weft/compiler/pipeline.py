@@ -50,6 +50,7 @@ from weft.compiler.graph_passes.user_rules import apply_rewrites, rewrites
 from weft.compiler.targets.limits import PassLimits
 from weft.compiler.targets.target import Target
 from weft.core.records import frozen
+from weft.ir.autocast import autocast_to
 from weft.ir.graph import Graph
 from weft.ir.rewriting import RuleSet
 
@@ -148,6 +149,7 @@ def optimize(graph: Graph, target: Target) -> Graph:
     return optimize_with_report(graph, target)[0]
 
 
+@autocast_to(None)  # the sides of users' rules have the dtypes that they were written for
 def optimize_with_report(graph: Graph, target: Target) -> tuple[Graph, list[StageReport]]:
     """The graph in its simplest form, and what each run of a pass did to it."""
     reports: list[StageReport] = []

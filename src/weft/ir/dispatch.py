@@ -32,6 +32,7 @@ from weft.core.errors import OutOfMemoryError, UnsupportedError, WeftError
 from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
+from weft.ir.autocast import AUTOCAST
 from weft.ir.derivatives import Joint
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
@@ -78,9 +79,12 @@ def active_trace(trace: Trace) -> Iterator[None]:
 
 
 class _Outside:
-    """Leave a trace while it processes an operation, so that inner traces do not record that."""
+    """Leave a trace while it processes an operation, so that inner traces do not record that.
 
-    __slots__ = ("_before", "_level")
+    Nothing is cast there: rules have the dtypes that they were written for.
+    """
+
+    __slots__ = ("_autocast", "_before", "_level")
 
     def __init__(self, trace: Trace) -> None:
         self._level = trace.level
@@ -88,9 +92,12 @@ class _Outside:
     def __enter__(self) -> None:
         self._before = before = traces.recording
         traces.recording = [each for each in before if each.level < self._level]
+        self._autocast = AUTOCAST.get()
+        AUTOCAST.set(None)
 
     def __exit__(self, *raised: object) -> None:
         traces.recording = self._before
+        AUTOCAST.set(self._autocast)
 
 
 def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:

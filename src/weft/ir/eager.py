@@ -28,6 +28,7 @@ from weft.core.arrays import CONCRETE, HostArray, computes, device_of
 from weft.core.devices import CPU
 from weft.core.errors import WeftError
 from weft.core.settings import settings
+from weft.ir.autocast import AUTOCAST
 from weft.ir.derivatives import Tangent
 from weft.ir.dispatch import ELSEWHERE, NATIVE, OBSERVERS, bind
 from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
@@ -100,7 +101,13 @@ def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
         except (WeftError, Declined):  # an index out of range, say: the reference names the line
             return f(*args, **kwargs)
 
+    function.weights = weights  # type: ignore[attr-defined]
     return function
+
+
+def unit_like(other: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as a unit of the same weights as another one; as it is where that is no unit."""
+    return _unit(f, other.weights) if hasattr(other, "weights") else f
 
 
 def view_unit(f: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
@@ -203,6 +210,9 @@ class Forms:
             return None, ()
         if not call.is_large or not is_native():
             return None, ()
+        autocast = AUTOCAST.get()
+        if autocast is not None:
+            call.parts.append(autocast)
         key = tuple(call.parts)
         try:
             run = self._by_key[key]

@@ -27,6 +27,7 @@ from weft.core.scopes import BACKWARD, scope, scopes
 from weft.core.shapes import Shape
 from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
+from weft.ir.autocast import autocast_to
 from weft.ir.derivatives import Additive, Constant, Joint, Linear, OperandDerivative
 from weft.ir.dispatch import active_trace, apply
 from weft.ir.primitive import PRIMITIVES, Primitive
@@ -104,6 +105,7 @@ def nodes_between(
 _number = attrgetter("number")
 
 
+@autocast_to(None)  # what was cast on the way forth says the dtypes of the way back
 def backpropagate(
     order: Sequence[AnyNode],
     seeds: Sequence[tuple[AnyNode | None, Tensor]],

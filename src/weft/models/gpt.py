@@ -37,8 +37,7 @@ class TransposedLinear(nn.Module):
 
     def forward(self, x: wf.Tensor) -> wf.Tensor:
         """[..., in] -> [..., out]."""
-        y = x @ self.weight
-        return y if self.bias is None else y + self.bias
+        return F.linear(x, self.weight.T, self.bias)
 
 
 class GPTAttention(nn.Module):

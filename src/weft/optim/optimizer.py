@@ -37,7 +37,7 @@ from weft.optim.checks import (
 from weft.optim.clipping import gradient_norm, scaled_to_norm
 from weft.optim.graphs import minimize_in_graph
 from weft.optim.nodes import tree_node
-from weft.optim.precision import LossScale, check_precision, mixed
+from weft.optim.precision import LossScale, all_finite, check_precision, mixed
 from weft.optim.rows import Rows, summed_by_row
 from weft.optim.rules import Rule, Settings, State, Updated
 from weft.optim.schedules import Schedule
@@ -58,7 +58,8 @@ class Shared(TypedDict, total=False):
     accumulate: int
     """How many calls of `step` make one update, with the mean of their gradients."""
     precision: Any
-    """What `optimizer.mixed` computes in: "bfloat16", "float16" or None."""
+    """What `optimizer.mixed` computes in: "bfloat16", "float16" or None. With "float16" the loss
+    is scaled, and a step whose gradients overflow is skipped."""
 
 
 @dataclass(eq=False)
@@ -140,6 +141,7 @@ class Optimizer:
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.accumulate = accumulate
         self.precision = check_precision(op, precision)
+        self.is_unscaled = False
         if parameters is None:
             self._options = options
             return
@@ -199,6 +201,7 @@ class Optimizer:
         """Clear the gradients of all parameters."""
         for parameter in self.parameters:
             parameter.grad = None
+        self.is_unscaled = False
 
     def mixed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A module or function that computes in the optimiser's precision; see `mixed`."""
@@ -208,6 +211,16 @@ class Optimizer:
         """The loss as `backward` must see it: times the loss scale with precision="float16"."""
         self._is_scaled = True
         return loss if self.scaling is None else loss * self.scaling.scale
+
+    def unscale(self) -> None:
+        """Take the loss scale out of the gradients now, to see or change them before `step`."""
+        if self.scaling is None or self.is_unscaled:
+            return
+        with wf.no_grad():
+            unscaled = self.scaling.unscaled([p.grad for p in self.parameters])
+            for parameter, gradient in zip(self.parameters, unscaled, strict=True):
+                parameter.grad = gradient
+        self.is_unscaled = True
 
     def minimize(self, loss: wf.Tensor) -> Any:
         """Go back from the loss, update the parameters, and clear their gradients.
@@ -236,11 +249,13 @@ class Optimizer:
             _apply_compiled(self, list(rows))
         else:
             self._apply(rows)
+        self.is_unscaled = False
         return loss
 
     def _apply(self, rows: Sequence[Rows] = ()) -> None:
         """One update of everything, by operations on tensors alone."""
-        with wf.no_grad(), wf.ir.scope(type(self).__name__, phase="update"):
+        scope = wf.ir.scope(type(self).__name__, phase="update")
+        with wf.no_grad(), wf.autocast(enabled=False), scope:
             tables = [self._read_rows(each) for each in rows]
             gradients, apply = self._prepare_gradients([p.grad for p in self.parameters], tables)
             step = self._count_step(apply)
@@ -258,7 +273,9 @@ class Optimizer:
             gradients = [None if g is None else -g for g in gradients]
         apply: wf.Tensor | None = None
         if self.scaling is not None:
-            gradients, apply = self.scaling.unscaled(gradients)
+            if not self.is_unscaled:
+                gradients = self.scaling.unscaled(gradients)
+            apply = all_finite(gradients)
             self.scaling.update(apply)
         if self.waiting is not None:
             gradients, apply = self.waiting.add_gradients(

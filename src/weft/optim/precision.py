@@ -1,12 +1,12 @@
-"""Mixed precision: 16 bits in forward and backward, float32 in what is kept.
+"""Mixed precision: 16 bits in products, float32 in what is kept.
 
-`mixed(net, "bfloat16")` is the network with parameters and inputs rounded to 16 bits on the way in,
-and results widened on the way out; the parameters themselves, their gradients and the optimiser's
-state stay float32. `LossScale` keeps gradients in the range of float16.
+`mixed(net, "bfloat16")` is the network inside of `wf.autocast`, with results widened on the way
+out; the parameters themselves, their gradients and the optimiser's state stay float32. `LossScale`
+keeps gradients in the range of float16.
 
 >>> import weft as wf
 >>> from weft.optim.precision import mixed
->>> product = mixed(lambda a, b: a * b, "bfloat16")(wf.tensor(1.01), wf.tensor(1.0))
+>>> product = mixed(lambda a, b: a @ b, "bfloat16")(wf.tensor([1.01]), wf.tensor([1.0]))
 >>> product.item(), product.dtype
 (1.0078125, weft.float32)
 """
@@ -20,7 +20,7 @@ from typing import Any
 import weft as wf
 from weft.optim.clipping import Gradients
 
-PRECISIONS = {"float32": wf.float32, "bfloat16": wf.bfloat16, "float16": wf.float16}
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 def check_precision(op: str, precision: Any) -> str | None:
@@ -38,34 +38,17 @@ def check_precision(op: str, precision: Any) -> str | None:
 
 
 def mixed(function: Callable[..., Any], precision: Any = "bfloat16") -> Callable[..., Any]:
-    """A module or function that computes in 16 bits and gives float32.
-
-    Floating-point tensors among the arguments, and the parameters of a module, are rounded; buffers
-    are left as they are. Gradients flow through the rounding into the float32 parameters.
-    """
+    """A module or function that runs inside of `wf.autocast`, and gives float32."""
     chosen = check_precision("mixed", precision)
     if chosen is None:
         return function
-    dtype = PRECISIONS[chosen]
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _cast((args, kwargs), dtype)
-        if hasattr(function, "named_parameters"):
-            rounded = {name: _cast(p, dtype) for name, p in function.named_parameters()}
-            result = wf.functional_call(function, rounded, *args, **kwargs)
-        else:
+        with wf.autocast(chosen):
             result = function(*args, **kwargs)
         return _widen_tree(result)
 
     return compute
-
-
-def _cast(tree: Any, dtype: wf.DType) -> Any:
-    def convert(leaf: Any) -> Any:
-        is_wide = isinstance(leaf, wf.Tensor) and leaf.dtype in (wf.float32, wf.float64)
-        return leaf.astype(dtype) if is_wide else leaf
-
-    return wf.tree.map_tree(convert, tree)
 
 
 def _widen_tree(tree: Any) -> Any:
@@ -84,8 +67,9 @@ def _static_field(value: Any) -> Any:
 class LossScale:
     """A factor on the loss that keeps small gradients from vanishing in float16.
 
-    Halved when a gradient overflows, and that step is skipped; doubled after `interval` steps
-    without. The factor and the count are tensors, so that all of it compiles.
+    Multiplied by `backoff` when a gradient overflows, and that step is skipped, but not below 1;
+    by `growth` after `interval` steps without, as long as it is finite (Micikevicius et al., 2018).
+    The factor and the count are tensors, so that all of it compiles.
     """
 
     scale: wf.Tensor = field(default_factory=lambda: wf.tensor(65536.0))
@@ -94,20 +78,25 @@ class LossScale:
     backoff: float = _static_field(0.5)
     interval: int = _static_field(2000)
 
-    def unscaled(self, gradients: Gradients) -> tuple[list[wf.Tensor | None], wf.Tensor]:
-        """The gradients without the factor, and whether all of them are finite."""
+    def unscaled(self, gradients: Gradients) -> list[wf.Tensor | None]:
+        """The gradients without the factor."""
         inverse = 1 / self.scale
-        true_gradients = [None if g is None else g * inverse for g in gradients]
-        finite = wf.tensor(True)
-        for g in true_gradients:
-            if g is not None:
-                finite = finite & wf.all(wf.isfinite(g))
-        return true_gradients, finite
+        return [None if g is None else g * inverse for g in gradients]
 
     def update(self, finite: wf.Tensor) -> None:
         """Adapt the factor to whether the last gradients were finite."""
         good = self.good_steps + 1
         grow = good >= self.interval
-        grown = wf.where(grow, self.scale * self.growth, self.scale)
-        self.scale.copy_(wf.where(finite, grown, self.scale * self.backoff))
+        larger, smaller = self.scale * self.growth, wf.maximum(self.scale * self.backoff, 1.0)
+        grown = wf.where(grow & wf.isfinite(larger), larger, self.scale)
+        self.scale.copy_(wf.where(finite, grown, smaller))
         self.good_steps.copy_(wf.where(finite & ~grow, good, 0))
+
+
+def all_finite(gradients: Gradients) -> wf.Tensor:
+    """Whether all elements of all gradients are finite: one truth value."""
+    finite = wf.tensor(True)
+    for gradient in gradients:
+        if gradient is not None:
+            finite = finite & wf.all(wf.isfinite(gradient))
+    return finite

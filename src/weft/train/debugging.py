@@ -54,7 +54,7 @@ class StopOnNan(Callback):
         trainer.model.load_state_dict(self.weights)
         wf.random.set_state(self.random)
         with wf.debug.nans():
-            loss, _ = trainer.objective(trainer.in_precision(), trainer.batch)
+            loss, _ = trainer.precise_objective(trainer.batch)
             loss.backward()
 
     def on_fit_end(self, trainer: Any) -> None:

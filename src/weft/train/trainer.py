@@ -25,6 +25,7 @@ from typing import Any
 
 import weft as wf
 from weft.optim import LBFGS, ExponentialMovingAverage, LossScale, schedules
+from weft.optim.precision import check_precision
 from weft.train import batches, resuming
 from weft.train.callbacks import Callback, ScheduleCallback
 from weft.train.checkpoints import CheckpointFolder
@@ -43,10 +44,11 @@ class Trainer:
 
     Each step (forward, backward, update) is one compiled program, unless `compile=False`. What
     else can be said: `metrics` (objects, names or functions), `callbacks`, a `schedule` of the
-    learning rate, `precision` ("bfloat16" or "float16" for forward and backward), `accumulate`
-    (batches to one update), `clip_norm`, `ema` (the decay of an average of the weights, which is
-    what is evaluated), `checkpoint_folder` with `checkpoint_every` so many steps (else epochs) and
-    `keep_last`, `seed`. A subclass may define `objective` where the loss needs more than that.
+    learning rate, `precision` ("bfloat16" or "float16": model and loss run inside of `wf.autocast`,
+    for "float16" with a scaled loss), `accumulate` (batches to one update), `clip_norm`, `ema` (the
+    decay of an average of the weights, which is what is evaluated), `checkpoint_folder` with
+    `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`. A subclass may define
+    `objective` where the loss needs more than that.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Trainer:
                 fix="write the loop: for x, y in data: optimizer.step(closure)",
             )
         if precision is not None:
-            self.optimizer.precision = None if precision == "float32" else precision
+            self.optimizer.precision = check_precision("train.Trainer", precision)
             is_float16 = self.optimizer.precision == "float16"
             self.optimizer.scaling = LossScale() if is_float16 else None
         if clip_norm is not None:
@@ -162,8 +164,7 @@ class Trainer:
     ) -> tuple[wf.Tensor, Any, dict[str, wf.Tensor]]:
         """Forward, backward and, where the batch completes one, the update."""
         _, optimizer, ema, _ = state
-        loss, outputs = self.objective(self.in_precision(), batch)
-        self._check_loss(loss)
+        loss, outputs = self.precise_objective(batch)
         alone = self.accumulate == 1
         optimizer.scale(loss if alone else loss * weight).backward()
         gradients: dict[str, wf.Tensor] = {}
@@ -171,6 +172,7 @@ class Trainer:
             if not alone:
                 self._divide(total)
             if keep:
+                optimizer.unscale()
                 gradients = self._gradients()
             optimizer.step()
             optimizer.zero_grad()
@@ -180,13 +182,15 @@ class Trainer:
 
     def _evaluation_step(self, batch: Any, state: Sequence[Any]) -> tuple[wf.Tensor, Any]:
         with wf.no_grad():
-            loss, outputs = self.objective(self.in_precision(), batch)
-            self._check_loss(loss)
+            loss, outputs = self.precise_objective(batch)
         return loss, self._detached_outputs(outputs)
 
-    def in_precision(self) -> Any:
-        """The model, which computes in the precision that was chosen."""
-        return self.model if self.optimizer.precision is None else self.optimizer.mixed(self.model)
+    def precise_objective(self, batch: Any) -> tuple[wf.Tensor, Any]:
+        """The objective in the precision that was chosen; loss and outputs are float32."""
+        objective = self.optimizer.mixed(self.objective)
+        loss, outputs = objective(self.model, batch)
+        self._check_loss(loss)
+        return loss, outputs
 
     def _divide(self, total: wf.Tensor) -> None:
         """Make the mean over all examples of the sums over batches."""
@@ -446,7 +450,8 @@ class Trainer:
 
     def _prediction_step(self, inputs: Any, state: Sequence[Any]) -> Any:
         with wf.no_grad():
-            return self.in_precision()(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+            model = self.optimizer.mixed(self.model)
+            return model(*(inputs if isinstance(inputs, tuple) else (inputs,)))
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:

@@ -15,8 +15,10 @@ from math import isqrt
 from typing import Any
 
 from weft.core import trees
+from weft.core.dtypes import DType
 from weft.core.errors import ArgumentError
 from weft.core.types import TensorType
+from weft.ir.autocast import AUTOCAST, autocast_to
 from weft.ir.derivatives import Joint
 from weft.ir.dispatch import apply
 from weft.ir.kinds import Contraction
@@ -150,7 +152,7 @@ def _with_replay(f: Callable[..., Any], wanted: Wanted) -> Callable[..., Any]:
         tensors = [result for result in results if isinstance(result, Tensor)]
         first.forget(tensors)
         outside = _nodes_before([tensor._node for tensor in tensors], start)
-        replay = Replay(f, kept, state, outside, first)
+        replay = Replay(f, kept, state, AUTOCAST.get(), outside, first)
         node = Node(replay, {}, (), tuple(outside), tuple(t._value for t in tensors))  # type: ignore[arg-type]
         number = {id(tensor): index for index, tensor in enumerate(tensors)}
         shown = [_projection_of(result, node, number) for result in results]
@@ -194,6 +196,8 @@ class Replay:
     f: Callable[..., Any]
     arguments: Any
     state: Any
+    autocast: DType | None
+    """What products were cast to in the first run."""
     outside: list[AnyNode]
     first: FirstRun
     name: str = "checkpoint"
@@ -213,7 +217,7 @@ class Replay:
         before = random.get_state()
         random.set_state(trees.map_tree(_fence_argument, self.state))
         try:
-            with recording(True), SecondRun(self.first):
+            with recording(True), autocast_to(self.autocast), SecondRun(self.first):
                 args, kwargs = trees.map_tree(_fence_argument, self.arguments)
                 results = trees.leaves(self.f(*args, **kwargs))
         finally:

@@ -25,6 +25,7 @@ from weft.core import trees
 from weft.core.errors import GradientError
 from weft.core.trees import TreeStructure
 from weft.ir import batching, reverse
+from weft.ir.autocast import AUTOCAST, autocast_to
 from weft.ir.derivatives import joint
 from weft.ir.dispatch import apply_multiple, deepest_trace
 from weft.ir.forward import ForwardTrace
@@ -237,10 +238,11 @@ class _Call:
         self.owner = owner
         self.structure = structure
         self.out: TreeStructure | None = None
+        as_called = autocast_to(AUTOCAST.get())  # rules cast as the function did
         self.rule = Rule(
             owner.__name__,
-            self._push if owner._jvp is not None else None,
-            self._pull if owner._vjp is not None else None,
+            as_called(self._push) if owner._jvp is not None else None,
+            as_called(self._pull) if owner._vjp is not None else None,
         )
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:

@@ -37,6 +37,7 @@ from weft.ops.composed import (
     linalg,
     manipulation,
     neural,
+    precision,
     products,
     rearrangement,
     searching,
@@ -328,7 +329,7 @@ METHODS: dict[str, Function] = {
     "transpose": _transpose,
     "permute": _transpose,
     "clip": clip,
-    "dot": products.matmul,
+    "dot": precision.matmul,
     "trace": linalg.trace,
 }
 
@@ -357,20 +358,26 @@ ALONG: dict[Any, tuple[str, ...]] = {
 """Functions that are methods with the axis as an optional position."""
 
 
+def _public_function(name: str, function: Function) -> Function:
+    """A function as users call it: the one that casts inside of `autocast`, if there is one."""
+    return getattr(precision, name) if name in precision.__all__ else function
+
+
 def install() -> None:
     """Put everything on the class; a name that a layer does not define is an error here."""
     for name, function in OPERATORS.items():
-        setattr(Tensor, f"__{name}__", function)
-        setattr(Tensor, f"__r{name}__", _reflected_operator(function))
-        setattr(Tensor, f"__i{name}__", _in_place(SIGNS[name], function))
+        public = _public_function(name, function)
+        setattr(Tensor, f"__{name}__", public)
+        setattr(Tensor, f"__r{name}__", _reflected_operator(public))
+        setattr(Tensor, f"__i{name}__", _in_place(SIGNS[name], function))  # the dtype stays
     for name, attribute in {**SPECIAL, **PROPERTIES, **METHODS}.items():
         setattr(Tensor, name, attribute)
     for module, chosen in NAMED.items():
         for name in chosen:
-            setattr(Tensor, name, getattr(module, name))
+            setattr(Tensor, name, _public_function(name, getattr(module, name)))
     for module, chosen in ALONG.items():
         for name in chosen:
-            setattr(Tensor, name, _axis_method(getattr(module, name)))
+            setattr(Tensor, name, _axis_method(_public_function(name, getattr(module, name))))
 
 
 install()

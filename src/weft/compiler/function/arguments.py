@@ -27,6 +27,7 @@ from weft.core.guards import Guard
 from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, match_size, symbol
 from weft.core.types import TensorType
+from weft.ir.autocast import AUTOCAST
 from weft.ir.eager import number_key
 from weft.ir.tensor import Tensor, grad_mode, traces
 
@@ -190,7 +191,8 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any])
     handles = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     device = _device_of(handles)
     keys = [_tensor_key(x) if isinstance(x, Tensor) else _static_key(x) for x in leaves]
-    family = (structure, grad_mode.enabled, shared_places(handles), device, *keys)
+    modes = (grad_mode.enabled, AUTOCAST.get())
+    family = (structure, modes, shared_places(handles), device, *keys)
     return Call(args, kwargs, handles, family, device)
 
 

@@ -33,6 +33,7 @@ from weft.core.records import frozen
 from weft.core.scopes import scopes
 from weft.core.trees import LEAF, TreeStructure
 from weft.core.types import TensorType
+from weft.ir.autocast import AUTOCAST
 from weft.ir.dispatch import active_trace
 from weft.ir.graph import Atom, Graph, Literal, Variable
 from weft.ir.lifting import Lifting, here, lift
@@ -233,6 +234,7 @@ def record(
     target_of(device).start()
     before = [*traces.stack], traces.recording, traces.keeper, here.table, here.block
     modes = grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter
+    autocast = AUTOCAST.get()
     paused = pause_collection()
     try:
         with active_trace(trace), Lifting():
@@ -250,6 +252,7 @@ def record(
         grad_mode.enabled, scopes.module, scopes.phase, GENERATOR.here.counter = modes
         if paused:
             gc.enable()
+        AUTOCAST.set(autocast)
 
 
 def _finish(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from inspect import unwrap
 from itertools import count
 from typing import Any
 
@@ -90,7 +91,7 @@ def compile_unit(
             return type(value)(anew(each, is_weight) for each in value)
         return value
 
-    names = function.__code__.co_varnames
+    names = unwrap(function).__code__.co_varnames
     given = tuple(
         [anew(x, place < len(names) and names[place] in weights) for place, x in enumerate(args)]
     )

@@ -40,6 +40,7 @@ from weft.core.forks import renew_in_children
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir import reverse
+from weft.ir.autocast import autocast_to
 from weft.ir.graph import Graph
 from weft.ir.rewriting import Call, Rule, RuleSet, loosened, pattern_of
 from weft.ir.tensor import Tensor, wrap
@@ -132,6 +133,7 @@ def _join_rule_sets(rules: Rewrites) -> RuleSet:
 # --- adding a rule -------------------------------------------------------------------------------
 
 
+@autocast_to(None)
 def rewrite(
     pattern: Function,
     replacement: Function,

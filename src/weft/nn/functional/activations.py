@@ -19,6 +19,7 @@ from typing import Any
 
 import weft as wf
 from weft.eager import unit
+from weft.precision import follow_table
 
 Activation = Callable[[wf.Tensor], wf.Tensor]
 
@@ -74,6 +75,7 @@ def prelu(x: wf.Tensor, weight: wf.Tensor) -> wf.Tensor:
     return wf.where(x > 0, x, weight * x)
 
 
+@follow_table
 @unit
 def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     """x, or alpha (exp(x) - 1) where it is negative.
@@ -84,6 +86,7 @@ def elu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     return wf.where(x > 0, x, alpha * wf.expm1(wf.where(x > 0, 0.0, x)))
 
 
+@follow_table
 @unit
 def celu(x: wf.Tensor, alpha: float = 1.0) -> wf.Tensor:
     """x, or alpha (exp(x / alpha) - 1) where it is negative.
@@ -98,6 +101,7 @@ SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
 
 
+@follow_table
 @unit
 def selu(x: wf.Tensor) -> wf.Tensor:
     """An ELU whose constants keep mean 0 and variance 1 (Klambauer et al., 2017).
@@ -126,6 +130,7 @@ def silu(x: wf.Tensor) -> wf.Tensor:
     return wf.silu(x)
 
 
+@follow_table
 @unit
 def mish(x: wf.Tensor) -> wf.Tensor:
     """x tanh(softplus(x)).

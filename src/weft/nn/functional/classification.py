@@ -14,8 +14,10 @@ import weft as wf
 from weft.eager import unit
 from weft.nn.functional.checks import check_range, choose, values_of
 from weft.nn.functional.losses import REDUCTIONS, reduce_losses
+from weft.precision import follow_table
 
 
+@follow_table
 @unit
 def cross_entropy(
     x: wf.Tensor,
@@ -51,6 +53,7 @@ def cross_entropy(
     return _of_probabilities(logs, target, weight, reduction, label_smoothing, axis)
 
 
+@follow_table
 @unit
 def nll_loss(
     x: wf.Tensor,
@@ -151,6 +154,7 @@ def _check_weight(op: str, x: wf.Tensor, weight: wf.Tensor, axis: int) -> None:
         )
 
 
+@follow_table
 @unit
 def multi_margin_loss(
     x: wf.Tensor, target: wf.Tensor, p: int = 1, margin: float = 1.0, reduction: str = "mean"
@@ -173,6 +177,7 @@ LOWEST = -1e30
 """Stands for log 0: finite, so that differences and derivatives of it are numbers."""
 
 
+@follow_table
 def ctc_loss(
     log_probs: wf.Tensor,
     targets: wf.Tensor,

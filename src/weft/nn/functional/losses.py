@@ -16,6 +16,7 @@ import numpy as np
 import weft as wf
 from weft.eager import unit
 from weft.nn.functional.checks import choose, refuse_where, same_shape
+from weft.precision import follow_table
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -28,6 +29,7 @@ def reduce_losses(op: str, losses: wf.Tensor, reduction: str) -> wf.Tensor:
     return wf.mean(losses) if reduction == "mean" else wf.sum(losses)
 
 
+@follow_table
 @unit
 def mse_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """(x - target)².
@@ -39,6 +41,7 @@ def mse_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Ten
     return reduce_losses("mse_loss", wf.square(x - target), reduction)
 
 
+@follow_table
 @unit
 def l1_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """|x - target|.
@@ -50,6 +53,7 @@ def l1_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tens
     return reduce_losses("l1_loss", wf.abs(x - target), reduction)
 
 
+@follow_table
 @unit
 def smooth_l1_loss(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", beta: float = 1.0
@@ -64,6 +68,7 @@ def smooth_l1_loss(
     return huber_loss(x, target, reduction, beta) / beta
 
 
+@follow_table
 @unit
 def huber_loss(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", delta: float = 1.0
@@ -79,6 +84,7 @@ def huber_loss(
     return reduce_losses("huber_loss", inside * (distance - 0.5 * inside), reduction)
 
 
+@follow_table
 def binary_cross_entropy(
     x: wf.Tensor, target: wf.Tensor, weight: wf.Tensor | None = None, reduction: str = "mean"
 ) -> wf.Tensor:
@@ -108,6 +114,7 @@ def binary_cross_entropy(
     )
 
 
+@follow_table
 @unit
 def binary_cross_entropy_with_logits(
     x: wf.Tensor,
@@ -131,6 +138,7 @@ def binary_cross_entropy_with_logits(
     return reduce_losses("binary_cross_entropy_with_logits", losses, reduction)
 
 
+@follow_table
 @unit
 def kl_div(
     x: wf.Tensor, target: wf.Tensor, reduction: str = "mean", log_target: bool = False
@@ -148,6 +156,7 @@ def kl_div(
     return reduce_losses("kl_div", losses, reduction)
 
 
+@follow_table
 def poisson_nll_loss(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -170,6 +179,7 @@ def poisson_nll_loss(
     return reduce_losses("poisson_nll_loss", losses, reduction)
 
 
+@follow_table
 def gaussian_nll_loss(
     x: wf.Tensor,
     target: wf.Tensor,
@@ -206,6 +216,7 @@ def gaussian_nll_loss(
     )
 
 
+@follow_table
 def hinge_embedding_loss(
     x: wf.Tensor, target: wf.Tensor, margin: float = 1.0, reduction: str = "mean"
 ) -> wf.Tensor:
@@ -221,6 +232,7 @@ def hinge_embedding_loss(
     return reduce_losses("hinge_embedding_loss", losses, reduction)
 
 
+@follow_table
 def margin_ranking_loss(
     x1: wf.Tensor, x2: wf.Tensor, target: wf.Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> wf.Tensor:
@@ -234,6 +246,7 @@ def margin_ranking_loss(
     return reduce_losses("margin_ranking_loss", wf.relu(margin - target * (x1 - x2)), reduction)
 
 
+@follow_table
 def soft_margin_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
     """log(1 + exp(-target x)), for targets 1 and -1.
 
@@ -256,6 +269,7 @@ def _refuse_other_signs(op: str, target: wf.Tensor) -> None:
     )
 
 
+@follow_table
 def cosine_embedding_loss(
     x1: wf.Tensor, x2: wf.Tensor, target: wf.Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> wf.Tensor:
@@ -273,6 +287,7 @@ def cosine_embedding_loss(
     return reduce_losses("cosine_embedding_loss", losses, reduction)
 
 
+@follow_table
 def pairwise_distance(
     x1: wf.Tensor, x2: wf.Tensor, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
 ) -> wf.Tensor:
@@ -284,6 +299,7 @@ def pairwise_distance(
     return wf.linalg.vector_norm(x1 - x2 + eps, axis=-1, ord=p, keepdims=keepdims)
 
 
+@follow_table
 def triplet_margin_loss(
     anchor: wf.Tensor,
     positive: wf.Tensor,

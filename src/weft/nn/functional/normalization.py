@@ -14,6 +14,7 @@ from typing import Any
 
 import weft as wf
 from weft.eager import unit
+from weft.precision import follow_table
 
 Axes = tuple[int, ...]
 
@@ -53,6 +54,7 @@ def _needs_channels(op: str, x: wf.Tensor, least: int = 2) -> None:
         )
 
 
+@follow_table
 @unit(weights=("running_mean", "running_var", "weight", "bias"))
 def batch_norm(
     x: wf.Tensor,
@@ -111,6 +113,7 @@ def _check_count(x: wf.Tensor) -> None:
         )
 
 
+@follow_table
 @unit(weights=("running_mean", "running_var", "weight", "bias"))
 def instance_norm(
     x: wf.Tensor,
@@ -141,6 +144,7 @@ def instance_norm(
     return _scale_and_shift(y, weight, bias, shape).astype(x.dtype)
 
 
+@follow_table
 @unit(weights=("weight", "bias"))
 def layer_norm(
     x: wf.Tensor,
@@ -162,6 +166,7 @@ def layer_norm(
     )
 
 
+@follow_table
 @unit(weights=("weight",))
 def rms_norm(
     x: wf.Tensor,
@@ -194,6 +199,7 @@ def _last_axes(op: str, x: wf.Tensor, shape: int | Sequence[int]) -> tuple[int, 
     return wanted
 
 
+@follow_table
 @unit(weights=("weight", "bias"))
 def group_norm(
     x: wf.Tensor,
@@ -225,6 +231,7 @@ def group_norm(
     return _scale_and_shift(y, weight, bias, _channel_shape(x)).astype(x.dtype)
 
 
+@follow_table
 @unit
 def local_response_norm(
     x: wf.Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0

@@ -10,8 +10,10 @@ from __future__ import annotations
 import weft as wf
 from weft.eager import unit
 from weft.nn.functional.checks import needs_axes
+from weft.precision import follow_table
 
 
+@follow_table
 @unit(weights=("weight", "bias"))
 def linear(x: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None) -> wf.Tensor:
     """x [..., in] times weight [out, in], transposed, plus bias [out].
@@ -32,6 +34,7 @@ def linear(x: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None) -> wf
     return y if bias is None else y + bias
 
 
+@follow_table
 @unit(weights=("weight", "bias"))
 def bilinear(
     a: wf.Tensor, b: wf.Tensor, weight: wf.Tensor, bias: wf.Tensor | None = None

@@ -16,6 +16,7 @@ from typing import Any
 import weft as wf
 from weft.eager import unit
 from weft.nn.functional.products import linear
+from weft.precision import follow_table
 
 State = tuple[wf.Tensor, ...]
 Step = Callable[[wf.Tensor, wf.Tensor, State], State]
@@ -68,6 +69,7 @@ def _cell(
     return STEPS[kind](linear(x, w_ih, b_ih), linear(state[0], w_hh, b_hh), state)
 
 
+@follow_table
 @unit(weights=("w_ih", "w_hh", "b_ih", "b_hh"))
 def rnn_cell(
     x: wf.Tensor,
@@ -87,6 +89,7 @@ def rnn_cell(
     return _cell(nonlinearity, x, (h,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
+@follow_table
 @unit(weights=("w_ih", "w_hh", "b_ih", "b_hh"))
 def lstm_cell(
     x: wf.Tensor,
@@ -106,6 +109,7 @@ def lstm_cell(
     return h, c
 
 
+@follow_table
 @unit(weights=("w_ih", "w_hh", "b_ih", "b_hh"))
 def gru_cell(
     x: wf.Tensor,
@@ -123,6 +127,7 @@ def gru_cell(
     return _cell("gru", x, (h,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
+@follow_table
 @unit(weights=("weights",))
 def recurrent_layer(
     kind: str,

@@ -24,9 +24,18 @@ from weft.ir.tensor import Tensor
 from weft.ops import determinants, eigen, factorizations, solving
 from weft.ops.arithmetic import abs, square
 from weft.ops.comparison import greater
-from weft.ops.composed.matrix_functions import matrix_exp, matrix_power, multi_dot
-from weft.ops.composed.norms import matrix_norm, norm, vector_norm
-from weft.ops.composed.products import matmul, matrix_transpose, outer, tensordot, vecdot
+from weft.ops.composed.matrix_functions import matrix_exp, matrix_power
+from weft.ops.composed.precision import (
+    follow_table,
+    matmul,
+    matrix_norm,
+    multi_dot,
+    norm,
+    tensordot,
+    vecdot,
+    vector_norm,
+)
+from weft.ops.composed.products import matrix_transpose, outer
 from weft.ops.composed.statistics import sum
 from weft.ops.matrices import (
     adjoint,
@@ -464,6 +473,7 @@ def diagonal(x: Operand, /, *, offset: int = 0) -> Tensor:
     return diagonal_of(tensor, as_integer("diagonal", "offset", offset))
 
 
+@follow_table
 def trace(x: Operand, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
     """The sum of a diagonal of each matrix; small integers are added in a wide integer dtype.
 

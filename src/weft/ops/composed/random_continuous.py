@@ -28,6 +28,7 @@ from weft.ir.tensor import Tensor, wrap
 from weft.ops.comparison import greater_equal, less, less_equal
 from weft.ops.composed import linalg
 from weft.ops.composed.control import while_loop
+from weft.ops.composed.products import matmul
 from weft.ops.composed.random_keys import (
     drawn_bits,
     float_dtype,
@@ -320,7 +321,7 @@ def multivariate_normal(
     target = centre.dtype
     z = convert_to(standard_normal(key_or_next(op, key), whole, working_dtype(target)), target)
     column = apply(reshape, z, shape=(*whole, 1))
-    coloured = linalg.matmul(linalg.cholesky(spread), column)
+    coloured = matmul(linalg.cholesky(spread), column)
     return add(apply(reshape, coloured, shape=whole), centre)
 
 

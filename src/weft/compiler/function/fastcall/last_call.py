@@ -28,6 +28,7 @@ from weft.compiler.function.fastcall.quick_key import ATOMS, collect
 from weft.core import trees
 from weft.core.arrays import HostArray, is_host
 from weft.core.sharing import is_lent
+from weft.ir.autocast import AUTOCAST
 from weft.ir.tensor import Tensor, grad_mode
 
 
@@ -50,8 +51,8 @@ class KnownCall:
     """What the arguments of a call were, and the program that it ran."""
 
     __slots__ = (
-        "_described", "_ended", "_fixed", "_is_pure", "_mode", "_places", "_refs", "_same",
-        "_words", "found",
+        "_autocast", "_described", "_ended", "_fixed", "_is_pure", "_mode", "_places", "_refs",
+        "_same", "_words", "found",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +65,8 @@ class KnownCall:
         same = comparison()
         assert same is not None
         self.found, self._described, self._is_pure = found, described, found.is_pure(handles)
-        self._same, self._mode = same, grad_mode.enabled
+        self._same = same
+        self._mode, self._autocast = grad_mode.enabled, AUTOCAST.get()
         are_all = found.places == [*range(len(handles))]
         self._places = None if are_all else found.places
         self._fixed = frozenset(map(id, fixed))
@@ -77,6 +79,8 @@ class KnownCall:
         """The tensors of a call, if it is just like the one that is known."""
         values = (*args, *outside) if outside else args
         if len(values) != len(self._described) or grad_mode.enabled is not self._mode:
+            return None
+        if AUTOCAST.get() is not self._autocast:
             return None
         handles: list[Tensor] = []
         given: list[Tensor] = []

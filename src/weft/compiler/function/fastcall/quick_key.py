@@ -18,6 +18,7 @@ from typing import Any
 from weft.compiler.function.arguments import shared_places
 from weft.core import trees
 from weft.core.arrays import CONCRETE, HostArray
+from weft.ir.autocast import AUTOCAST
 from weft.ir.eager import number_key
 from weft.ir.tensor import Tensor, grad_mode
 
@@ -29,7 +30,7 @@ def quick_key(
     args: tuple[Any, ...], kwargs: dict[str, Any], outside: Iterable[Any]
 ) -> tuple[Hashable, list[Tensor]] | None:
     """A key of the call and its tensors in order; None where one of them is traced."""
-    key: list[Any] = [grad_mode.enabled]
+    key: list[Any] = [grad_mode.enabled, AUTOCAST.get()]
     handles: list[Tensor] = []
     try:
         if not collect(args, key, handles):

@@ -1,0 +1,10 @@
+"""What runs in which dtype inside of `wf.autocast`: the table, for the layers above.
+
+>>> from weft.precision import TABLE
+>>> TABLE["linear"].value
+'the dtype of the block, where at least two tensors meet'
+"""
+
+from weft.ops.composed.precision import TABLE, Row, follow_table
+
+__all__ = ["TABLE", "Row", "follow_table"]
