@@ -32,6 +32,7 @@ from weft.core.errors import OutOfMemoryError, UnsupportedError, WeftError
 from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
+from weft.ir.constants import call_beside
 from weft.ir.derivatives import Joint
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
@@ -125,7 +126,9 @@ def compute(
     if trace is None:
         return evaluate(primitive, [operand._value for operand in operands], params)
     with _Outside(trace):
-        return trace.process(primitive, operands, params, types)
+        if trace.stages:
+            return trace.process(primitive, operands, params, types)
+        return call_beside(trace.process, (primitive, operands, params, types), {})
 
 
 apply: Callable[..., Tensor] = bind
@@ -142,7 +145,7 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     for array in arrays:
         if type(array) is not HostArray:
             return _evaluate_elsewhere(primitive, arrays, params, device_of(array))
-    if not arrays and traces.device is not CPU:
+    if not arrays and traces.device is not None and traces.device is not CPU:
         return _evaluate_elsewhere(primitive, arrays, params, traces.device)
     if NATIVE and not OBSERVERS:
         found = NATIVE[0](primitive, arrays, params)

@@ -326,6 +326,8 @@ def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> T
     back over. A linear function's adjoint needs no value of its argument.
     """
     trace = AbstractTrace(stages=False)
+    cotangents = cotangent if isinstance(cotangent, tuple) else (cotangent,)
+    trace.device = next((ct.device for ct in cotangents if ct is not None), CPU)
     with active_trace(trace), recording(True):
         argument = trace.tensor(kind)
         leaf = argument._node = Leaf()

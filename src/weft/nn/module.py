@@ -28,6 +28,7 @@ from itertools import count
 from typing import Any, Self
 
 import weft as wf
+from weft.eager import call_beside
 from weft.nn.layout import (
     BUFFER,
     CONTAINERS,
@@ -121,7 +122,7 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
-        result = self.forward(*args, **kwargs)
+        result = call_beside(self.forward, args, kwargs)
         for hook in tuple(self._hooks.values()):
             changed = hook(self, args, result)
             result = result if changed is None else changed

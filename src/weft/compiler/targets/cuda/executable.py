@@ -84,6 +84,8 @@ class CudaExecutable:
     ) -> list[Array]:
         """See `Executable`; inputs of the host are copied to the card first."""
         inputs = [a if type(a) is CudaArray else upload_number(self.stream, a) for a in arrays]
+        # the copy of a number of the host is shared by all programs, and stays as it is
+        donated = [pair for pair in donated if type(arrays[pair[1]]) is CudaArray]
         with _lock:
             self.stream.device.make_current()
             sizes = read_sizes(self.plan.graph, inputs) if self._symbols else {}
