@@ -169,13 +169,15 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
         _observe(primitive, arrays, result)
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
-    return wrap(result if type(result) is HostArray else np.asarray(result))
+    return wrap(result if type(result) in CONCRETE else np.asarray(result))
 
 
 def _evaluate_elsewhere(
     primitive: Primitive, arrays: list[Any], params: dict[str, Any], device: Device
 ) -> Any:
     """Compute a primitive on a device; by reference where there is no code for it."""
+    if primitive.name == "transfer":  # its reference copies from any device to any
+        return wrap(primitive.reference(*arrays, **params))
     if not computes(device):
         raise _no_target(primitive, arrays)
     if arrays:  # what is made of nothing differs in its shape: code for each would take too long

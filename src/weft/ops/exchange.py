@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import is_concrete, move, not_on_host
-from weft.core.devices import CPU, as_device, is_device
+from weft.core.arrays import not_on_host
+from weft.core.devices import CPU, is_device
 from weft.core.dtypes import as_dtype
 from weft.core.errors import (
     ArgumentError,
@@ -23,13 +23,13 @@ from weft.core.errors import (
     DeviceError,
     DTypeError,
     GradientError,
-    UnsupportedError,
 )
 from weft.ir.forward import has_derivative
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, gradient_touched, host_array, wrap
 from weft.ops.conversion import astype
 from weft.ops.dlpack import CPU_KIND, export_capsule
+from weft.ops.placement import to_device
 
 Array = np.ndarray[Any, Any]
 
@@ -232,17 +232,11 @@ def to(x: Tensor, target: Any) -> Tensor:
     return astype(x, dtype, copy=False)
 
 
-def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
-    """The tensor on a device: itself where it is there already, else a copy (Array API)."""
-    target = as_device(device)
-    if x.device == target:
-        return x
-    if not is_concrete(x._value) or has_derivative(x):
-        raise UnsupportedError(
-            "to",
-            f"a tensor that is traced or differentiated does not move from {x.device} to {target}",
-            expected="a concrete tensor of which no derivative is taken",
-            got={"x": x},
-            fix=f'move it before, or give the derivative up: x.detach().to("{target}")',
-        )
-    return wrap(move(x._value, target))
+def to_cpu(x: Tensor, /) -> Tensor:
+    """The tensor in the host's memory: itself where it is there already, else a copy."""
+    return to_device(x, "cpu")
+
+
+def to_cuda(x: Tensor, device: Any = None, /) -> Tensor:
+    """The tensor on a card, the first one unless its number or name is given."""
+    return to_device(x, f"cuda:{device}" if isinstance(device, int) else device or "cuda")

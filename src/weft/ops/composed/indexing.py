@@ -80,7 +80,7 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
 
 def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
     """The tensor that x is after x[key] = value: the value is broadcast, and gets x's dtype."""
-    new = _new_value(x, value)
+    new = place_beside(_new_value(x, value), x)
     items = read_key(x, key)
     masked = _write_masked(x, items, new)
     if masked is not None:
