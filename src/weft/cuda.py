@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.compiler.targets.cuda import dlpack
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream, place_of, uploader
 from weft.compiler.targets.cuda.device import MemoryStats, device_count
 from weft.compiler.targets.cuda.device import device as card
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.faults import raise_faults
-from weft.core.arrays import add_device
+from weft.core.arrays import EXCHANGES, add_device
 from weft.core.devices import DEVICES, Device, as_device
 from weft.core.errors import DeviceError
 
@@ -41,12 +42,14 @@ def find_card(name: str) -> Device:
     place = place_of(ordinal)
     if place.kind not in DEVICES:
         add_device(place, CudaArray, uploader(ordinal), computing=True)
+        EXCHANGES["cuda"] = dlpack
     return place
 
 
 def synchronize(device: Any = "cuda") -> None:
     """Wait for all that was started on a card; an error of its kernels is raised here."""
     place = as_device(device)
+    dlpack.collect_dropped(wait=True)
     compute_stream(place.index).synchronize()
     raise_faults(place.index)
 

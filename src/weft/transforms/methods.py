@@ -294,6 +294,9 @@ SPECIAL: dict[str, Any] = {
 }
 
 PROPERTIES: dict[str, property] = {
+    "__cuda_array_interface__": property(
+        exchange.cuda_array_interface, doc=exchange.cuda_array_interface.__doc__
+    ),
     "T": property(_matrix_transpose, doc=_matrix_transpose.__doc__),
     "mT": property(products.matrix_transpose, doc="The transposes of a stack of matrices."),
     "real": property(_real_part, doc="The real part of each element."),
