@@ -18,12 +18,13 @@ from weft.compiler.targets.cuda.device import MemoryStats, device_count
 from weft.compiler.targets.cuda.device import device as card
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.faults import raise_faults
+from weft.compiler.targets.cuda.staging import Staging
 from weft.core.arrays import EXCHANGES, add_device
 from weft.core.devices import DEVICES, Device, as_device
 from weft.core.errors import DeviceError
 
-__all__ = ["MemoryStats", "device_count", "get_device_name", "is_available", "memory_stats",
-           "release_memory", "synchronize"]  # fmt: skip
+__all__ = ["MemoryStats", "Staging", "device_count", "get_device_name", "is_available",
+           "memory_stats", "release_memory", "synchronize"]  # fmt: skip
 
 
 def find_card(name: str) -> Device:

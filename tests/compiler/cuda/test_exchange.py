@@ -119,7 +119,7 @@ def test_foreign_memory_is_given_back_after_the_work_that_reads_it(card: HostCar
     x = wf.ones(40, device="cuda")
     released: list[str] = []
     pointer, kind = x._value.pointer, np.dtype(np.float32)
-    array = dlpack._foreign_array(
+    array = dlpack.borrow_array(
         compute_stream(0), pointer, kind, (40,), lambda: released.append("x")
     )
     y = wf.asarray(array)

@@ -143,14 +143,14 @@ class ForeignMemory:
         finalize(self, _imported.append, (stream.device.ordinal, release)).atexit = False
 
 
-def _foreign_array(
+def borrow_array(
     stream: Stream,
     pointer: int,
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
     release: Callable[[], None],
 ) -> CudaArray:
-    """An array on foreign memory: it shares it, and so is never written to."""
+    """An array on memory of others, given back by `release`; it is never written to."""
     memory: Any = ForeignMemory(stream, pointer, prod(shape) * dtype.itemsize, release)
     return CudaArray(memory, dtype, shape).view(shape)
 
@@ -168,7 +168,7 @@ def import_array(obj: Any, ordinal: int) -> CudaArray:
     if memory.device != (CUDA_KIND, ordinal):
         release()
         raise BufferError(f"it lies on the device {memory.device}, and not where it says")
-    return _foreign_array(stream, memory.pointer, memory.dtype.numpy, memory.shape, release)
+    return borrow_array(stream, memory.pointer, memory.dtype.numpy, memory.shape, release)
 
 
 def import_interface(obj: Any) -> CudaArray:
@@ -186,7 +186,7 @@ def import_interface(obj: Any) -> CudaArray:
     if said.get("stream") is not None:
         _wait_for(stream, int(said["stream"]))
     held = [obj]
-    return _foreign_array(stream, int(said["data"][0]), dtype, shape, held.clear)
+    return borrow_array(stream, int(said["data"][0]), dtype, shape, held.clear)
 
 
 def _ordinal_of(obj: Any) -> int:
