@@ -344,6 +344,7 @@ from weft.ops.logic import (
     logical_or,
     logical_xor,
 )
+from weft.ops.placement import default_device
 from weft.ops.selection import clip, where
 from weft.ops.special import (
     digamma,
@@ -424,7 +425,8 @@ __all__ = [
     "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "copysign", "cos", "cosh",
     "cosine_similarity", "count_nonzero", "cuda", "cummax", "cummin", "cumprod", "cumsum",
     "cumulative_logsumexp", "cumulative_prod", "cumulative_sum", "custom", "custom_derivative",
-    "data", "debug", "deg2rad", "device", "diag", "diagonal", "diff", "digamma", "divide",
+    "data", "debug", "default_device", "deg2rad", "device", "diag", "diagonal", "diff", "digamma",
+    "divide",
     "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
     "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye",
     "fft", "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide",

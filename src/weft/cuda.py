@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.compiler.targets.cuda import dlpack
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream, place_of, uploader
 from weft.compiler.targets.cuda.device import MemoryStats, device_count
 from weft.compiler.targets.cuda.device import device as card
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.faults import raise_faults
-from weft.core.arrays import add_device
+from weft.compiler.targets.cuda.staging import Staging
+from weft.core.arrays import EXCHANGES, add_device
 from weft.core.devices import DEVICES, Device, as_device
 from weft.core.errors import DeviceError
 
-__all__ = ["MemoryStats", "device_count", "get_device_name", "is_available", "memory_stats",
-           "release_memory", "synchronize"]  # fmt: skip
+__all__ = ["MemoryStats", "Staging", "device_count", "get_device_name", "is_available",
+           "memory_stats", "release_memory", "synchronize"]  # fmt: skip
 
 
 def find_card(name: str) -> Device:
@@ -41,12 +43,14 @@ def find_card(name: str) -> Device:
     place = place_of(ordinal)
     if place.kind not in DEVICES:
         add_device(place, CudaArray, uploader(ordinal), computing=True)
+        EXCHANGES["cuda"] = dlpack
     return place
 
 
 def synchronize(device: Any = "cuda") -> None:
     """Wait for all that was started on a card; an error of its kernels is raised here."""
     place = as_device(device)
+    dlpack.collect_dropped(wait=True)
     compute_stream(place.index).synchronize()
     raise_faults(place.index)
 

@@ -9,6 +9,7 @@
 0.0
 """
 
+from weft.ir.constants import beside_operands, call_beside
 from weft.ir.eager import unit, update_unit
 
-__all__ = ["unit", "update_unit"]
+__all__ = ["beside_operands", "call_beside", "unit", "update_unit"]

@@ -30,8 +30,10 @@ from weft.core.arrays import is_concrete
 from weft.core.dtypes import DType
 from weft.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from weft.core.files import damaged, open_file, parse_json, replacing
+from weft.core.trees import map_tree
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops.composed.creation import asarray
+from weft.ops.placement import to_device
 
 __all__ = ["load", "save"]
 
@@ -92,8 +94,17 @@ def save(
     _write_file(place, {name: _as_real_array(array) for name, array in arrays.items()}, notes)
 
 
-def load(path: str | os.PathLike[str], *, map_file: bool = False, metadata: bool = False) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    map_file: bool = False,
+    metadata: bool = False,
+    device: Any = None,
+) -> Any:
     """The tree that a file holds; of a file from elsewhere, its tensors by name.
+
+    The tensors are in the host's memory, or on the `device` that is asked for, wherever they were
+    when they were saved.
 
     The file is read at once. `map_file=True` maps it into memory instead, so that only what is used
     is read: for files that nobody writes in place, as the system ends a process that looks where a
@@ -108,6 +119,8 @@ def load(path: str | os.PathLike[str], *, map_file: bool = False, metadata: bool
         tree = _build(json.loads(notes[TREE]), tensors) if TREE in notes else tensors
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise _damaged_file(place, "its own notes about the tree do not fit its tensors") from None
+    if device is not None:
+        tree = map_tree(lambda x: to_device(x, device) if isinstance(x, Tensor) else x, tree)
     own = {name: text for name, text in notes.items() if name not in (TREE, COMPLEX)}
     return (tree, own) if metadata else tree
 

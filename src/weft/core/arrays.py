@@ -53,6 +53,31 @@ class DeviceArray(Array, Protocol):
         """A copy of the elements in the host's memory."""
 
 
+class Exchange(Protocol):
+    """How memory of a device is shared with other libraries; see the module that implements it."""
+
+    def export_array(
+        self,
+        array: Any,
+        stream: Any,
+        max_version: tuple[int, int] | None,
+        copy: bool | None,
+        /,
+    ) -> Any:
+        """A DLPack capsule of an array."""
+
+    def array_interface(self, array: Any, /) -> dict[str, Any] | None:
+        """What `__cuda_array_interface__` says of an array; None where it cannot be said."""
+
+    def import_array(self, obj: Any, ordinal: int, /) -> DeviceArray:
+        """An array on the memory of what speaks DLPack."""
+
+    def import_interface(self, obj: Any, /) -> DeviceArray:
+        """An array on the memory of what has `__cuda_array_interface__`."""
+
+
+EXCHANGES: dict[str, Exchange] = {}
+"""By the family of devices, such as `cuda`: how their memory is shared."""
 HostArray = np.ndarray
 """The class of arrays in the host's memory; a subclass of it is none."""
 CONCRETE: set[type] = {HostArray}

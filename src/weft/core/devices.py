@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from weft.core.errors import DeviceError, UnsupportedError
+from weft.core.errors import DeviceError
 from weft.core.settings import settings
 
 
@@ -102,16 +102,3 @@ def is_device(value: object) -> bool:
     if isinstance(value, str):
         return value in DEVICES or value.split(":")[0] in _FAMILIAR
     return isinstance(value, Device)
-
-
-def check_host_device(value: object) -> None:
-    """Refuse a device for a result that is always made in the host's memory."""
-    wanted = as_device(value)
-    if wanted is not CPU:
-        raise UnsupportedError(
-            "device",
-            f"this function makes tensors on the CPU only, not on {wanted}",
-            expected="device='cpu', or none",
-            got={"device": wanted},
-            fix=f'leave device= out, and move the result: x.to("{wanted}")',
-        )

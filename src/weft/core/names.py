@@ -27,8 +27,6 @@ ELSEWHERE: dict[str, str] = {
     "bmm": "matmul",
     "cat": "concat",
     "clamp": "clip",
-    "cpu": 'to_device("cpu")',
-    "cuda": "to_device",
     "dim": "ndim",
     "div": "divide",
     "double": 'astype("float64")',

@@ -30,6 +30,7 @@ from weft.data.fetching import End, Fetcher, Job
 from weft.data.prefetch import Prefetcher
 from weft.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from weft.data.stream import IterableDataset, as_dataset
+from weft.data.upload import UploadAhead, is_numeric
 from weft.data.workers import Pool
 
 Tasks = Iterator[tuple[int, Indices | None]]
@@ -48,7 +49,8 @@ class DataLoader:
       keeps them between epochs. `worker_init(index)` runs once in each.
     - `prefetch`: how many batches a background thread keeps ready (2 with workers, else 0).
     - `collate`: a function from a list of items to a batch, such as `pad_collate`.
-    - `numpy`: yield NumPy arrays instead of tensors; `device`: where the tensors go.
+    - `numpy`: yield NumPy arrays instead of tensors; `device`: where the tensors go. To a card the
+      next batch is copied while the one before it is worked on.
 
     `state_dict` says after which batch of which epoch the consumer is; after `load_state_dict` the
     next `iter` yields the rest of that epoch, with any number of workers.
@@ -95,9 +97,12 @@ class DataLoader:
         self.start_method = _checked_start_method(start_method)
         self._job = Job(self.dataset, batch_size, drop_last, collate, seed, worker_init)
         self._batches = _batch_sampler(self._job, shuffle, sampler, batch_sampler)
-        self._convert: Callable[[Any], Any] = (
-            _as_is if numpy else lambda array: _tensor(array, device)
-        )
+        self._device = None if numpy or device is None else wf.device(device)
+        self._convert: Callable[[Any], Any] | None = lambda array: _tensor(array, device)
+        if numpy:
+            self._convert = _as_is
+        elif self._is_on_card():
+            self._convert = None  # `UploadAhead` makes tensors
         self._plan: tuple[int, list[Indices]] | None = None
         self._pool: Pool | None = None
         self._epoch = 0
@@ -197,6 +202,10 @@ class DataLoader:
             return ((number, None) for number in count(start))
         return ((number, plan[number]) for number in range(start, len(plan)))
 
+    def _is_on_card(self) -> bool:
+        """Whether batches are copied to a card, beside its work."""
+        return self._device is not None and self._device.family == "cuda"
+
     def _take_pool(self) -> Pool:
         pool, self._pool = self._pool, None
         if pool is not None and not pool.is_closed:
@@ -225,6 +234,8 @@ class _Pass(Iterator[Any]):
         else:
             source = _compute_batches(loader._job.fetcher(), epoch, tasks)
         self._source = Prefetcher(source, loader.prefetch) if loader.prefetch else source
+        if loader._is_on_card():
+            self._source = UploadAhead(self._source, loader._device)
         # Also when this object is forgotten, and before the interpreter ends under a thread.
         self._release = weakref.finalize(self, _let_go, loader, pool, self._source)
 
@@ -243,7 +254,8 @@ class _Pass(Iterator[Any]):
         self._delivered += 1
         if self._is_current():
             self._loader._batch = self._delivered
-        return convert_leaves(batch, self._loader._convert)
+        convert = self._loader._convert
+        return batch if convert is None else convert_leaves(batch, convert)
 
     def close(self) -> None:
         """Close the source and stop the workers."""
@@ -314,7 +326,7 @@ def _as_is(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _tensor(array: npt.NDArray[Any], device: Any) -> Any:
     """A tensor of the array, except where it holds text, dates or objects."""
-    return array if array.dtype.kind in "USOMm" else wf.asarray(array, device=device)
+    return wf.asarray(array, device=device) if is_numeric(array) else array
 
 
 def _checked_start_method(name: str) -> str:

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from weft.core.arrays import HostArray, move
 from weft.core.devices import Device
 from weft.core.errors import Unsupported
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.dispatch import active_trace, apply
 from weft.ir.primitive import PRIMITIVES, Primitive
-from weft.ir.tensor import Tensor, Trace, Traced, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
 
 
 class Batched(Traced):
@@ -104,5 +105,7 @@ def to_front(size: Dimension, tensor: Tensor, axis: int | None) -> Tensor:
     """The tensor with its batch axis first; one without gets one by broadcasting."""
     if axis is not None:
         return move_axis(tensor, axis, 0)
+    if type(tensor._value) is HostArray and traces.device is not None:
+        tensor = wrap(move(tensor._value, traces.device), tensor._node)
     shape = (size, *tensor.shape)
     return apply(PRIMITIVES["broadcast_to"], tensor, shape=shape)

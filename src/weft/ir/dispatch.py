@@ -33,6 +33,7 @@ from weft.core.locations import Location, user_location
 from weft.core.shapes import Dim
 from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
+from weft.ir.constants import call_beside
 from weft.ir.derivatives import Joint
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
@@ -132,7 +133,9 @@ def compute(
     if trace is None:
         return evaluate(primitive, [operand._value for operand in operands], params)
     with _Outside(trace):
-        return trace.process(primitive, operands, params, types)
+        if trace.stages:
+            return trace.process(primitive, operands, params, types)
+        return call_beside(trace.process, (primitive, operands, params, types), {})
 
 
 apply: Callable[..., Tensor] = bind
@@ -149,7 +152,7 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
     for array in arrays:
         if type(array) is not HostArray:
             return _evaluate_elsewhere(primitive, arrays, params, device_of(array))
-    if not arrays and traces.device is not CPU:
+    if not arrays and traces.device is not None and traces.device is not CPU:
         return _evaluate_elsewhere(primitive, arrays, params, traces.device)
     if NATIVE and not OBSERVERS:
         found = NATIVE[0](primitive, arrays, params)
@@ -173,13 +176,15 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
         _observe(primitive, arrays, result)
     if primitive.multiple:
         return tuple(wrap(np.asarray(each)) for each in result)
-    return wrap(result if type(result) is HostArray else np.asarray(result))
+    return wrap(result if type(result) in CONCRETE else np.asarray(result))
 
 
 def _evaluate_elsewhere(
     primitive: Primitive, arrays: list[Any], params: dict[str, Any], device: Device
 ) -> Any:
     """Compute a primitive on a device; by reference where there is no code for it."""
+    if primitive.name == "transfer":  # its reference copies from any device to any
+        return wrap(primitive.reference(*arrays, **params))
     if not computes(device):
         raise _no_target(primitive, arrays)
     if arrays:  # what is made of nothing differs in its shape: code for each would take too long

@@ -29,6 +29,7 @@ from weft.core.devices import CPU
 from weft.core.errors import WeftError
 from weft.core.settings import settings
 from weft.ir.autocast import AUTOCAST
+from weft.ir.constants import beside_operands
 from weft.ir.derivatives import Tangent
 from weft.ir.dispatch import ELSEWHERE, NATIVE, OBSERVERS, bind
 from weft.ir.kinds import Contraction, Elementwise, Random, Reduction, Window
@@ -87,19 +88,19 @@ def unit(f: Any = None, *, weights: Sequence[str] = ()) -> Any:
 
 
 def _unit(f: Callable[..., Any], weights: Sequence[str]) -> Callable[..., Any]:
-    forms = Forms(f, weights)
+    forms, plain = Forms(f, weights), beside_operands(f)
 
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
         if traces.stack or OBSERVERS:
-            return f(*args, **kwargs)
+            return plain(*args, **kwargs)
         run, handles = forms.find(args, kwargs)
         if run is None:
-            return f(*args, **kwargs)
+            return plain(*args, **kwargs)
         try:
             return run(handles)
         except (WeftError, Declined):  # an index out of range, say: the reference names the line
-            return f(*args, **kwargs)
+            return plain(*args, **kwargs)
 
     function.weights = weights  # type: ignore[attr-defined]
     return function
@@ -198,7 +199,7 @@ class Forms:
     ) -> tuple[Run | None, Sequence[Tensor]]:
         """What runs a call, and its tensors; None where it is to run by reference."""
         call = Arguments()
-        if traces.device is not CPU:
+        if traces.device is not None and traces.device is not CPU:
             call.parts.append(traces.device)
             call.is_large = True
         try:

@@ -19,7 +19,8 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Any
 
-from weft.core.devices import CPU
+from weft.core.arrays import CONCRETE
+from weft.core.devices import CPU, Device
 from weft.core.dtypes import DType
 from weft.core.errors import GradientError
 from weft.core.locations import user_location
@@ -121,10 +122,9 @@ def backpropagate(
     """
     ends = frozenset(stops)
     if not traces.recording:
-        placed = next((seed.device for _, seed in seeds), CPU)
-        if placed is CPU:
+        if len(CONCRETE) == 1:
             return _backpropagate(order, seeds, ends, release, attach, tracing=False)
-        with constants_on(placed):
+        with constants_on(traces.device):  # which changes from node to node
             return _backpropagate(order, seeds, ends, release, attach, tracing=False)
     with scope(phase=BACKWARD):
         return _backpropagate(order, seeds, ends, release, attach, tracing=True)
@@ -157,6 +157,8 @@ def _backpropagate(
         elif type(node) is Node:
             if tracing:
                 scopes.module = _module_of(node.out)
+            elif len(CONCRETE) > 1:
+                traces.device = _device_of(cotangent)
             _propagate(cotangents, live, node, cotangent, attach)
             if release:
                 node.values = node.out = None
@@ -168,6 +170,12 @@ def _backpropagate(
             if node.parents and node.parents[0] in live:
                 _accumulate(cotangents, node.parents[0], cotangent)
     return leaves
+
+
+def _device_of(cotangent: Any) -> Device:
+    """Where a cotangent is, of one result or of several by number."""
+    first: Tensor = next(iter(cotangent.values())) if type(cotangent) is dict else cotangent
+    return first.device
 
 
 def _module_of(out: Any) -> str:
@@ -328,6 +336,8 @@ def transpose(f: Callable[[Tensor], Any], kind: TensorType, cotangent: Any) -> T
     back over. A linear function's adjoint needs no value of its argument.
     """
     trace = AbstractTrace(stages=False)
+    cotangents = cotangent if isinstance(cotangent, tuple) else (cotangent,)
+    trace.device = next((ct.device for ct in cotangents if ct is not None), CPU)
     with active_trace(trace), recording(True):
         argument = trace.tensor(kind)
         leaf = argument._node = Leaf()

@@ -122,8 +122,8 @@ class Traces(threading.local):
         """What sees each call in a function that will be run again; see checkpoint.py."""
         self.by_reference = False
         """Whether large tensors are worked on as small ones are; see eager.py."""
-        self.device = CPU
-        """Where what is made of no operands is made; see `constants_on`."""
+        self.device: Device | None = None
+        """Where what is made of no operands is made, if that is said; see `constants_on`."""
 
 
 traces = Traces()
@@ -137,7 +137,7 @@ class constants_on:  # noqa: N801  a context manager, called as a function is
 
     __slots__ = ("_before", "_device")
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device | None) -> None:
         self._device = device
 
     def __enter__(self) -> None:

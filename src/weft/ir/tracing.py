@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.core.arrays import is_concrete, is_host
+from weft.core.devices import CPU
 from weft.core.errors import ArgumentError
 from weft.core.locations import node_location
 from weft.core.records import frozen
@@ -23,7 +24,7 @@ from weft.ir.dispatch import active_trace, bind
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.primitive import Primitive
 from weft.ir.sizes import specialize
-from weft.ir.tensor import Tensor, Trace, Traced, host_array, wrap
+from weft.ir.tensor import Tensor, Trace, Traced, host_array, traces, wrap
 from weft.ir.walking import is_pure
 
 
@@ -119,6 +120,7 @@ def trace(
 ) -> Closure:
     """The graph of f on arguments of these types; `whole` keeps what no output needs."""
     recorder = GraphTrace()
+    recorder.device = traces.recording[-1].device if traces.recording else traces.device or CPU
     with active_trace(recorder):
         inputs = [Variable(kind) for kind in types]
         results = f(*[recorder.tensor(variable) for variable in inputs])

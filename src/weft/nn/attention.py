@@ -20,7 +20,7 @@ from weft.nn import init
 from weft.nn.functional.attention import repeated_heads
 from weft.nn.functional.checks import values_of
 from weft.nn.linear import Linear
-from weft.nn.module import Module, Parameter
+from weft.nn.module import Module, Parameter, takes_device
 
 
 class KeyValueCache(NamedTuple):
@@ -77,6 +77,7 @@ class MultiheadAttention(Module):
     ((16, 8), (3, 1, 8))
     """
 
+    @takes_device
     def __init__(
         self,
         embed_dim: int,
@@ -89,6 +90,8 @@ class MultiheadAttention(Module):
         num_kv_heads: int | None = None,
         rotary: Module | None = None,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(embed_dim, num_heads, kv_heads)

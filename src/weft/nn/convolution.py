@@ -18,7 +18,7 @@ from weft.nn import functional as F  # noqa: N812
 from weft.nn import init
 from weft.nn.functional.checks import choose
 from weft.nn.functional.rearrangement import MODES
-from weft.nn.module import Module, Parameter
+from weft.nn.module import Module, Parameter, takes_device
 
 Sizes = int | Sequence[int]
 
@@ -102,6 +102,7 @@ class _Convolution(Module):
 
 
 class _Conv(_Convolution):
+    @takes_device
     def __init__(
         self,
         in_channels: int,
@@ -114,6 +115,8 @@ class _Conv(_Convolution):
         bias: bool = True,
         padding_mode: str = "zeros",
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         op = type(self).__name__
         self._set_sizes(in_channels, out_channels, kernel_size, stride, dilation, groups)
@@ -187,6 +190,7 @@ class Conv3d(_Conv):
 
 
 class _ConvTranspose(_Convolution):
+    @takes_device
     def __init__(
         self,
         in_channels: int,
@@ -199,6 +203,8 @@ class _ConvTranspose(_Convolution):
         bias: bool = True,
         dilation: Sizes = 1,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         op = type(self).__name__
         self._set_sizes(in_channels, out_channels, kernel_size, stride, dilation, groups)

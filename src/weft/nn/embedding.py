@@ -15,7 +15,7 @@ from weft.nn import functional as F  # noqa: N812
 from weft.nn import init
 from weft.nn.functional.checks import choose
 from weft.nn.functional.embedding import shorten_rows
-from weft.nn.module import Module, Parameter
+from weft.nn.module import Module, Parameter, takes_device
 
 
 class Embedding(Module):
@@ -28,6 +28,7 @@ class Embedding(Module):
     [[2.0]]
     """
 
+    @takes_device
     def __init__(
         self,
         num_embeddings: int,
@@ -36,6 +37,8 @@ class Embedding(Module):
         max_norm: float | None = None,
         norm_type: float = 2.0,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = _padding("Embedding", padding_idx, num_embeddings)
@@ -79,6 +82,7 @@ class EmbeddingBag(Module):
     (2, 2)
     """
 
+    @takes_device
     def __init__(
         self,
         num_embeddings: int,
@@ -87,6 +91,8 @@ class EmbeddingBag(Module):
         padding_idx: int | None = None,
         include_last_offset: bool = False,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         choose("EmbeddingBag", "mode", mode, ("mean", "sum", "max"))
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode

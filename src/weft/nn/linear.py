@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import weft as wf
 from weft.nn import functional as F  # noqa: N812  as everyone calls it
 from weft.nn import init
-from weft.nn.module import Module, Parameter
+from weft.nn.module import Module, Parameter, takes_device
 
 
 class Linear(Module):
@@ -27,6 +28,7 @@ class Linear(Module):
     [32.0]
     """
 
+    @takes_device
     def __init__(
         self,
         in_features: int,
@@ -34,6 +36,8 @@ class Linear(Module):
         bias: bool = True,
         activation: str | None = None,
         dtype: wf.DType | str | None = None,
+        *,
+        device: Any = None,
     ) -> None:
         self.in_features, self.out_features = in_features, out_features
         self.activation = None if activation is None else F.activation_name("Linear", activation)

@@ -24,10 +24,12 @@ it as an argument.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from itertools import count
 from typing import Any, Self
 
 import weft as wf
+from weft.eager import call_beside
 from weft.nn.layout import (
     BUFFER,
     CONTAINERS,
@@ -51,6 +53,20 @@ from weft.nn.summary import Summary, summarize
 Hook = Callable[..., Any]
 is_tracing = wf.ir.is_tracing
 _numbers = count()
+
+
+def takes_device(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Give the constructor of a layer its option `device`: where its parameters are made."""
+
+    @wraps(constructor)
+    def __init__(self: Any, *args: Any, device: Any = None, **kwargs: Any) -> None:  # noqa: N807
+        if device is None:
+            constructor(self, *args, **kwargs)
+            return
+        with wf.default_device(device):
+            constructor(self, *args, **kwargs)
+
+    return __init__
 
 
 def Parameter(data: Any, requires_grad: bool = True) -> wf.Tensor:  # noqa: N802  as in PyTorch
@@ -121,7 +137,7 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
-        result = self.forward(*args, **kwargs)
+        result = call_beside(self.forward, args, kwargs)
         for hook in tuple(self._hooks.values()):
             changed = hook(self, args, result)
             result = result if changed is None else changed

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import weft as wf
 from weft.nn import functional as F  # noqa: N812
-from weft.nn.module import Module, Parameter
+from weft.nn.module import Module, Parameter, takes_device
 
 
 class _ChannelNorm(Module):
@@ -72,6 +72,7 @@ class _ChannelNorm(Module):
 
 
 class _BatchNorm(_ChannelNorm):
+    @takes_device
     def __init__(
         self,
         num_features: int,
@@ -80,6 +81,8 @@ class _BatchNorm(_ChannelNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
 
@@ -114,6 +117,7 @@ class BatchNorm3d(_BatchNorm):
 
 
 class _InstanceNorm(_ChannelNorm):
+    @takes_device
     def __init__(
         self,
         num_features: int,
@@ -122,6 +126,8 @@ class _InstanceNorm(_ChannelNorm):
         affine: bool = False,
         track_running_stats: bool = False,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype)
 
@@ -166,6 +172,7 @@ class LayerNorm(Module):
     [[-1.0, 1.0]]
     """
 
+    @takes_device
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -173,6 +180,8 @@ class LayerNorm(Module):
         elementwise_affine: bool = True,
         bias: bool = True,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         self.elementwise_affine = elementwise_affine
@@ -198,12 +207,15 @@ class RMSNorm(Module):
     [1.0, 1.0]
     """
 
+    @takes_device
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         self.elementwise_affine = elementwise_affine
@@ -227,6 +239,7 @@ class GroupNorm(Module):
     [[-1.0, 1.0]]
     """
 
+    @takes_device
     def __init__(
         self,
         num_groups: int,
@@ -234,6 +247,8 @@ class GroupNorm(Module):
         eps: float = 1e-5,
         affine: bool = True,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         if num_channels % num_groups:
             raise wf.ArgumentError(

@@ -14,7 +14,7 @@ import weft as wf
 from weft.nn import functional as F  # noqa: N812
 from weft.nn import init
 from weft.nn.functional.checks import check_range
-from weft.nn.module import Module, Parameter
+from weft.nn.module import Module, Parameter, takes_device
 
 
 def _check_even(op: str, width: int) -> int:
@@ -76,7 +76,8 @@ class LearnedPosition(Module):
     (2, 5, 4)
     """
 
-    def __init__(self, capacity: int, width: int, dtype: Any = None) -> None:
+    @takes_device
+    def __init__(self, capacity: int, width: int, dtype: Any = None, *, device: Any = None) -> None:
         self.capacity, self.width = capacity, width
         self.weight = Parameter(wf.empty((capacity, width), dtype=dtype))
         init.normal_(self.weight, std=0.02)

@@ -18,7 +18,7 @@ from weft.nn import functional as F  # noqa: N812
 from weft.nn import init
 from weft.nn.functional.checks import choose, values_of
 from weft.nn.functional.recurrent import GATES, STEPS, State
-from weft.nn.module import Module, Parameter
+from weft.nn.module import Module, Parameter, takes_device
 
 
 class _Recurrent(Module):
@@ -27,6 +27,7 @@ class _Recurrent(Module):
     kind: ClassVar[str]
     states: ClassVar[int] = 1
 
+    @takes_device
     def __init__(
         self,
         input_size: int,
@@ -37,6 +38,8 @@ class _Recurrent(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
@@ -250,8 +253,15 @@ class _RecurrentCell(Module):
     kind: ClassVar[str]
     states: ClassVar[int] = 1
 
+    @takes_device
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, dtype: Any = None
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         rows = GATES[self._cell] * hidden_size
@@ -291,6 +301,7 @@ class RNNCell(_RecurrentCell):
     (1, 3)
     """
 
+    @takes_device
     def __init__(
         self,
         input_size: int,
@@ -298,6 +309,8 @@ class RNNCell(_RecurrentCell):
         bias: bool = True,
         nonlinearity: str = "tanh",
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         choose("RNNCell", "nonlinearity", nonlinearity, ("tanh", "relu"))
         self.nonlinearity = nonlinearity

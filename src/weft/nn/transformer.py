@@ -20,13 +20,14 @@ from weft.nn.attention import KeyValueCache, MultiheadAttention
 from weft.nn.containers import ModuleList
 from weft.nn.dropout import Dropout
 from weft.nn.linear import Linear
-from weft.nn.module import Module
+from weft.nn.module import Module, takes_device
 from weft.nn.normalization import LayerNorm
 
 
 class _TransformerLayer(Module):
     """Self-attention and a feed-forward network, each with a residual sum and a norm."""
 
+    @takes_device
     def __init__(
         self,
         d_model: int,
@@ -39,6 +40,8 @@ class _TransformerLayer(Module):
         norm_first: bool = False,
         bias: bool = True,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         self.activation = F.activation_name(type(self).__name__, activation)
         self.norm_first = norm_first
@@ -237,6 +240,7 @@ class Transformer(Module):
     (1, 3, 8)
     """
 
+    @takes_device
     def __init__(
         self,
         d_model: int = 512,
@@ -251,6 +255,8 @@ class Transformer(Module):
         norm_first: bool = False,
         bias: bool = True,
         dtype: Any = None,
+        *,
+        device: Any = None,
     ) -> None:
         sizes = d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps
         options = batch_first, norm_first, bias, dtype

@@ -21,9 +21,9 @@ from weft.core.errors import Unsupported
 from weft.ir import numerics, ranges
 from weft.ir import scalar_functions as functions
 from weft.ir.derivatives import additive, constant, linear, tangent
-from weft.ir.dispatch import apply
 from weft.ir.kinds import Elementwise
-from weft.ir.primitive import PRIMITIVES, Lower
+from weft.ir.primitive import Lower
+from weft.ir.reverse import filled_like
 from weft.ir.tensor import Tensor
 from weft.ops.comparison import equal, less
 from weft.ops.families import Function, elementwise
@@ -157,7 +157,7 @@ def positive(x: Any, /) -> Tensor:
 
 
 def _imag_of_real(x: Tensor) -> Tensor:
-    return apply(PRIMITIVES["full"], shape=x.shape, dtype=x.dtype, value=0)
+    return filled_like(x, 0)
 
 
 conj: Function = elementwise(

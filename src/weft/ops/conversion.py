@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.core import dtypes
-from weft.core.devices import check_host_device
+from weft.core.devices import as_device
 from weft.core.dtypes import DType
 from weft.core.errors import DTypeError
 from weft.core.types import TensorType
@@ -24,6 +24,7 @@ from weft.ir.numerics import convert_numbers
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.operands import alias, as_tensor
+from weft.ops.placement import to_device
 
 __all__ = ["astype", "bitcast"]
 
@@ -71,8 +72,9 @@ def astype(x: Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -
     >>> wf.astype(wf.tensor([1.7, -1.7, 300.0]), wf.int8).tolist()
     [1, -1, 127]
     """
-    check_host_device(device)
     tensor = as_tensor("astype", x)
+    if device is not None and as_device(device) != tensor.device:
+        tensor = to_device(tensor, device)
     target = dtypes.as_dtype(dtype)
     if tensor.dtype is target:
         return alias(tensor) if copy else tensor

@@ -12,18 +12,26 @@ whose label is changed on the way: one byte of the structure that the capsule po
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from weft.core.dtypes import bfloat16
+from weft.core.dtypes import DTYPES, DType, bfloat16
 from weft.core.errors import DeviceError
+from weft.core.records import frozen
 
 Array = np.ndarray[Any, Any]
-CPU_KIND = 1
+CPU_KIND, CUDA_KIND = 1, 2
 VERSION = (1, 0)
-_UNSIGNED, _BFLOAT = 1, 4
-"""DLPack's codes of two kinds of elements."""
+_INTEGER, _UNSIGNED, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
+"""DLPack's codes of kinds of elements."""
+_READ_ONLY = 1
+"""The flag of memory that must not be written to."""
+_PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
+"""The names of capsules, with and without a version; "used_" stands before what was taken."""
+_USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
 
 
 class _ElementType(ctypes.Structure):
@@ -37,17 +45,20 @@ class _View(ctypes.Structure):
         ("device_number", ctypes.c_int32),
         ("ndim", ctypes.c_int32),
         ("dtype", _ElementType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
     )
 
 
 class _Managed(ctypes.Structure):
-    """What a capsule called "dltensor" points to, as far as it is read here."""
+    """What a capsule called "dltensor" points to."""
 
-    _fields_ = (("view", _View),)
+    _fields_ = (("view", _View), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 class _ManagedVersioned(ctypes.Structure):
-    """What a capsule called "dltensor_versioned" points to, as far as it is read here."""
+    """What a capsule called "dltensor_versioned" points to."""
 
     _fields_ = (
         ("version", ctypes.c_uint32 * 2),
@@ -68,11 +79,15 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 
 def _element_type(capsule: Any) -> _ElementType:
     """The label of a capsule's elements, in place."""
-    name = _name_of(capsule)
-    structure = _ManagedVersioned if name == b"dltensor_versioned" else _Managed
-    managed: Any = structure.from_address(_pointer_of(capsule, name))
-    label: _ElementType = managed.view.dtype
+    label: _ElementType = _content(capsule)[0].view.dtype
     return label
+
+
+def _content(capsule: Any) -> tuple[Any, bytes]:
+    """The structure that a capsule points to, and the capsule's name."""
+    name = _name_of(capsule)
+    structure = _ManagedVersioned if name == _VERSIONED else _Managed
+    return structure.from_address(_pointer_of(capsule, name)), name
 
 
 def export_capsule(value: Array, max_version: tuple[int, int] | None, copy: bool | None) -> Any:
@@ -130,3 +145,119 @@ def import_array(obj: Any) -> Array:
             raise
     label.code = _UNSIGNED
     return np.from_dlpack(_Capsule(capsule)).view(bfloat16.numpy)
+
+
+# --- memory that NumPy does not know -------------------------------------------------------------
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi)
+)
+# In a destructor the capsule has no references any more, so its address is passed on as a number.
+_dying_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_handed_out: dict[int, tuple[Any, Callable[[], None]]] = {}
+"""By address: a structure that another library holds, and what is called when it lets go."""
+
+
+@_Deleter
+def _let_go(address: int) -> None:
+    _, release = _handed_out.pop(address)
+    release()
+
+
+@_Deleter
+def _destroy_capsule(capsule: int) -> None:
+    """Let go of what a capsule holds that nobody took."""
+    for name in (_PLAIN, _VERSIONED):
+        if _dying_is(capsule, name):
+            _let_go(_dying_pointer(capsule, name))
+
+
+@frozen
+class Memory:
+    """Memory of some device, as DLPack describes it: elements one after the other."""
+
+    pointer: int
+    device: tuple[int, int]
+    """The kind of device, and which one."""
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+def make_capsule(
+    memory: Memory, release: Callable[[], None], *, is_versioned: bool, is_read_only: bool
+) -> Any:
+    """A capsule of memory; `release` is called once the other side has let go of it."""
+    managed = _ManagedVersioned() if is_versioned else _Managed()
+    sizes = (ctypes.c_int64 * max(1, len(memory.shape)))(*memory.shape)
+    steps = (ctypes.c_int64 * max(1, len(memory.shape)))(*_steps(memory.shape))
+    view = managed.view
+    view.data = memory.pointer
+    view.device_kind, view.device_number = memory.device
+    view.ndim = len(memory.shape)
+    view.dtype = _label_of(memory.dtype)
+    view.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+    view.strides = ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64))
+    managed.deleter = ctypes.cast(_let_go, ctypes.c_void_p)
+    if is_versioned:
+        managed.version[:] = VERSION
+        managed.flags = _READ_ONLY if is_read_only else 0
+    address = ctypes.addressof(managed)
+    _handed_out[address] = (managed, sizes, steps), release
+    name = _VERSIONED if is_versioned else _PLAIN
+    return _new_capsule(address, name, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
+
+
+def take_capsule(capsule: Any) -> tuple[Memory, Callable[[], None]]:
+    """The memory of a capsule, which is ours now, and what must be called when it is used no more.
+
+    Elements that do not lie one after the other, or are no tensor's, are refused with BufferError;
+    the capsule then keeps them.
+    """
+    managed, name = _content(capsule)
+    view = managed.view
+    shape = tuple([view.shape[axis] for axis in range(view.ndim)])
+    if view.strides:
+        steps = tuple([view.strides[axis] for axis in range(view.ndim)])
+        wanted = _steps(shape)
+        if 0 not in shape and any(
+            size > 1 and step != own for size, step, own in zip(shape, steps, wanted, strict=True)
+        ):
+            raise BufferError("its elements do not lie one after the other")
+    label = view.dtype
+    dtype = _BY_LABEL.get((label.code, label.bits))
+    if dtype is None or label.lanes != 1:
+        raise BufferError("no tensor can hold its elements")
+    pointer = (view.data or 0) + view.byte_offset
+    memory = Memory(pointer, (view.device_kind, view.device_number), dtype, shape)
+    _set_name(capsule, _USED[name])
+    deleter, address = managed.deleter, ctypes.addressof(managed)
+
+    def release() -> None:
+        if deleter:
+            _Deleter(deleter)(address)
+
+    return memory, release
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    """How many elements lie between neighbours of each axis."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _label_of(dtype: DType) -> _ElementType:
+    codes = {"bool": _BOOL, "bfloat16": _BFLOAT}
+    kinds = {"i": _INTEGER, "u": _UNSIGNED, "f": _FLOAT, "c": _COMPLEX}
+    code = codes[dtype.name] if dtype.name in codes else kinds[dtype.numpy.kind]
+    return _ElementType(code, 8 * dtype.itemsize, 1)
+
+
+_BY_LABEL = {(label.code, label.bits): dtype for dtype in DTYPES for label in [_label_of(dtype)]}

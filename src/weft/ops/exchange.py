@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.arrays import is_concrete, move, not_on_host
-from weft.core.devices import CPU, as_device, is_device
+from weft.core.arrays import EXCHANGES, is_concrete, not_on_host
+from weft.core.devices import CPU, is_device
 from weft.core.dtypes import as_dtype
 from weft.core.errors import (
     ArgumentError,
@@ -23,13 +23,13 @@ from weft.core.errors import (
     DeviceError,
     DTypeError,
     GradientError,
-    UnsupportedError,
 )
 from weft.ir.forward import has_derivative
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, gradient_touched, host_array, wrap
 from weft.ops.conversion import astype
-from weft.ops.dlpack import CPU_KIND, export_capsule
+from weft.ops.dlpack import CPU_KIND, CUDA_KIND, export_capsule
+from weft.ops.placement import to_device
 
 Array = np.ndarray[Any, Any]
 
@@ -178,24 +178,53 @@ def dlpack(
 ) -> Any:
     """The tensor's memory for another library, without a copy unless one is asked for."""
     _refuse_derivative("__dlpack__", x)
-    if stream is not None or (dl_device is not None and int(dl_device[0]) != CPU_KIND):
-        raise DeviceError(
-            "__dlpack__",
-            "the tensor is in the CPU's memory, which has no streams",
-            expected=f"stream=None, and dl_device=None or ({CPU_KIND}, 0)",
-            got={"stream": stream, "dl_device": dl_device},
-            fix="leave stream= and dl_device= out",
-        )
-    if x.device != CPU:
-        raise not_on_host("__dlpack__", x)
-    return export_capsule(host_array(x, "__dlpack__"), max_version, copy)
+    wanted = None if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+    own = dlpack_device(x, "__dlpack__")
+    to_host_memory = wanted == (CPU_KIND, 0) and own != wanted and copy is not False
+    if wanted not in (None, own) and not to_host_memory:
+        raise _no_such_copy(x, stream, dl_device)
+    if own[0] == CPU_KIND or to_host_memory:
+        if stream is not None and own[0] == CPU_KIND:
+            raise _no_such_copy(x, stream, dl_device)
+        return export_capsule(host_array(x, "__dlpack__"), max_version, copy)
+    return EXCHANGES["cuda"].export_array(x._value, stream, max_version, copy)
 
 
-def dlpack_device(x: Tensor) -> tuple[int, int]:
-    """The device in DLPack's numbers: the CPU is (1, 0)."""
-    if x.device != CPU:
-        raise not_on_host("__dlpack_device__", x)
-    return CPU_KIND, 0
+def _no_such_copy(x: Tensor, stream: Any, dl_device: Any) -> DeviceError:
+    place = f"dl_device=None or {dlpack_device(x)}"
+    if x.device == CPU:
+        problem, expected = "the CPU's memory, which has no streams", f"stream=None, and {place}"
+    else:
+        problem, expected = f"the memory of {x.device}, and is not copied to a third device", place
+    return DeviceError(
+        "__dlpack__",
+        f"the tensor is in {problem}",
+        expected=expected,
+        got={"stream": stream, "dl_device": dl_device},
+        fix="leave stream= and dl_device= out",
+    )
+
+
+def dlpack_device(x: Tensor, op: str = "__dlpack_device__") -> tuple[int, int]:
+    """The device in DLPack's numbers: the CPU is (1, 0), the first card (2, 0)."""
+    if x.device == CPU:
+        return CPU_KIND, 0
+    if x.device.family not in EXCHANGES:
+        raise not_on_host(op, x)
+    if not is_concrete(x._value):
+        host_array(x, op)  # which says that there is no value yet
+    return CUDA_KIND, x.device.index
+
+
+def cuda_array_interface(x: Tensor) -> dict[str, Any]:
+    """The memory of a tensor on a card for another library; see `__dlpack__`, which knows more."""
+    said = None
+    if is_concrete(x._value) and x.device.family in EXCHANGES:
+        _refuse_derivative("__cuda_array_interface__", x)
+        said = EXCHANGES[x.device.family].array_interface(x._value)
+    if said is None:
+        raise AttributeError(f"{x.type} on {x.device} has no __cuda_array_interface__")
+    return said
 
 
 def reduce_tensor(x: Tensor) -> tuple[Any, ...]:
@@ -232,17 +261,11 @@ def to(x: Tensor, target: Any) -> Tensor:
     return astype(x, dtype, copy=False)
 
 
-def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
-    """The tensor on a device: itself where it is there already, else a copy (Array API)."""
-    target = as_device(device)
-    if x.device == target:
-        return x
-    if not is_concrete(x._value) or has_derivative(x):
-        raise UnsupportedError(
-            "to",
-            f"a tensor that is traced or differentiated does not move from {x.device} to {target}",
-            expected="a concrete tensor of which no derivative is taken",
-            got={"x": x},
-            fix=f'move it before, or give the derivative up: x.detach().to("{target}")',
-        )
-    return wrap(move(x._value, target))
+def to_cpu(x: Tensor, /) -> Tensor:
+    """The tensor in the host's memory: itself where it is there already, else a copy."""
+    return to_device(x, "cpu")
+
+
+def to_cuda(x: Tensor, device: Any = None, /) -> Tensor:
+    """The tensor on a card, the first one unless its number or name is given."""
+    return to_device(x, f"cuda:{device}" if isinstance(device, int) else device or "cuda")

@@ -24,6 +24,7 @@ from weft.core.shapes import Dimension, Shape, require_equal, size
 from weft.core.types import TensorType
 from weft.ir import numerics
 from weft.ir.batching import move_axis, to_front
+from weft.ir.constants import beside_operands
 from weft.ir.derivatives import OperandDerivative, additive, constant, every, linear, tangent
 from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import Gather, Scatter
@@ -170,6 +171,7 @@ def _batch_gather(
     return apply(gather, x, *fronts, axes=shifted), 0
 
 
+@beside_operands
 def along_front(index: Tensor) -> Tensor:
     """The index that addresses the batch axis: 0, 1, … along the front of another index."""
     count = index.shape[0]

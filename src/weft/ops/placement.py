@@ -9,62 +9,143 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
-from weft.core.arrays import is_concrete, move
+import numpy as np
+
+from weft.core.arrays import CONCRETE, move
 from weft.core.devices import CPU, Device, as_device
 from weft.core.errors import UnsupportedError
 from weft.core.settings import settings
+from weft.ir.constants import call_beside, operands_device
+from weft.ir.derivatives import linear
+from weft.ir.dispatch import apply
+from weft.ir.kinds import Movement
+from weft.ir.primitive import Primitive, Sample
 from weft.ir.tape import Leaf
 from weft.ir.tensor import Tensor, constants_on, traces, wrap
+from weft.ops import movement_reads as reads
 
-__all__: list[str] = []
+__all__ = ["default_device"]
 
 Parameters = ParamSpec("Parameters")
+
+transfer: Primitive = Primitive(
+    "transfer",
+    "The same elements in the memory of another device.",
+    kind=Movement(reads.of_identity),
+    type_rule=lambda x, device, source: x,
+    reference=lambda x, device, source: move(x, as_device(device)),
+    derivatives=[
+        linear(lambda ct, x, device, source: apply(transfer, ct, device=source, source=device))
+    ],
+    batch=lambda size, operands, axes, **params: (apply(transfer, *operands, **params), axes[0]),
+    samples=lambda: [
+        Sample((np.linspace(-1, 1, 6, dtype=np.float32),), {"device": "cpu", "source": "cpu"})
+    ],
+    impure=True,
+)
+
+
+def to_device(x: Tensor, device: Any, /, *, stream: Any = None) -> Tensor:
+    """The tensor on a device: itself where it is there already, else a copy (Array API).
+
+    The derivative goes back over the same way.
+    """
+    target = as_device(device)
+    if x.device == target:
+        return x
+    if traces.recording:
+        raise UnsupportedError(
+            "to",
+            f"a program for {traces.recording[-1].device} has no part on another device",
+            expected="a move outside of what is compiled",
+            got={"x": f"{x.type} on {x.device}", "device": target},
+            fix=f'move the arguments before the call, or the results after it: y.to("{target}")',
+        )
+    return apply(transfer, x, device=str(target), source=str(x.device))
 
 
 def takes_device(f: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
     """Give a function that makes a tensor on the host its option `device`.
 
     The function itself need not look at it: what it makes is moved. Without the option a tensor is
-    made where constants are made in a rule of the library, else on the default device; one that
-    is given a tensor stays where that is.
+    made beside the tensors that the function is given, else where constants are made in a
+    function of the library, else on the default device.
     """
 
     @wraps(f)
     def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Tensor:
         wanted = kwargs.pop("device", None)
-        is_given = wanted is None and bool(args) and isinstance(args[0], Tensor)
-        if is_given or (wanted is None and settings.device == "cpu" and traces.device is CPU):
-            return f(*args, **kwargs)
-        device = as_device(wanted) if wanted is not None else default_device_here()
-        with constants_on(CPU):
+        if wanted is None:
+            if (len(CONCRETE) == 1 and settings.device == "cpu") or traces.recording:
+                return f(*args, **kwargs)
+            operands = [value for name, value in kwargs.items() if name != "key"]
+            if operands_device((*args, *operands)) is not None:
+                return call_beside(f, args, kwargs)
+        device = default_device_here() if wanted is None else as_device(wanted)
+        with constants_on(None if traces.recording else CPU):
             made = f(*args, **kwargs)
         return on_device(made, device, is_asked=wanted is not None)
 
     return function
 
 
+class default_device:  # noqa: N801  a context manager, called as a function is
+    """Make new tensors on a device where none is named: from now on, or inside a `with` block.
+
+    A call by itself is for all threads, a block for its own. Tensors that exist stay where they
+    are, and what is computed of them is beside them.
+
+    >>> import weft as wf
+    >>> with wf.default_device("cpu"):
+    ...     x = wf.zeros(3)
+    >>> x.device
+    device('cpu')
+    """
+
+    __slots__ = ("_block", "_device", "_outside")
+
+    def __init__(self, device: Any) -> None:
+        self._device, self._outside = as_device(device), settings.device
+        settings.device = str(self._device)
+
+    def __enter__(self) -> Device:
+        settings.device = self._outside
+        self._block = settings.changed(device=str(self._device))
+        self._block.__enter__()
+        return self._device
+
+    def __exit__(self, *raised: object) -> None:
+        self._block.__exit__(None, None, None)
+
+
 def default_device_here() -> Device:
     """Where a tensor is made that names no device."""
-    return traces.device if traces.device is not CPU else as_device(None)
+    return traces.device or as_device(None)
 
 
 def on_device(made: Tensor, device: Device, *, is_asked: bool) -> Tensor:
     """A tensor that was made on the host, on a device; what is traced is where its trace is."""
-    if is_concrete(made._value):
-        if made.device == device:
-            return made
-        moved = wrap(move(made._value, device))
-        if type(made._node) is Leaf:
-            moved._node = Leaf(moved)
-        return moved
-    if is_asked and made.device != device:
-        raise UnsupportedError(
-            "device",
-            f"a program for {made.device} makes no tensors on {device}",
-            expected=f"device='{made.device}', or none",
-            got={"device": device},
-            fix="leave device= out: in a compiled function tensors are where its arguments are",
-        )
-    return made
+    if traces.recording:
+        if is_asked and traces.recording[-1].device != device:
+            raise _elsewhere_in_trace(traces.recording[-1].device, device)
+        return made
+    is_given_there = made.device is not CPU and not is_asked
+    if made.device == device or is_given_there:
+        return made
+    if type(made._node) is not Leaf:
+        return to_device(made, device)
+    moved = wrap(move(made._value, device))
+    moved._node = Leaf(moved)
+    return moved
+
+
+def _elsewhere_in_trace(traced: Device, wanted: Device) -> UnsupportedError:
+    return UnsupportedError(
+        "device",
+        f"a program for {traced} makes no tensors on {wanted}",
+        expected=f"device='{traced}', or none",
+        got={"device": wanted},
+        fix="leave device= out: in a compiled function tensors are where its arguments are",
+    )

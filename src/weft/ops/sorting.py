@@ -21,6 +21,7 @@ from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError, U
 from weft.core.shapes import Dimension, Shape, require_equal, size
 from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
+from weft.ir.constants import beside_operands
 from weft.ir.derivatives import constant, tangent
 from weft.ir.dispatch import apply, apply_multiple, bind
 from weft.ir.kinds import Search, Sort
@@ -37,6 +38,7 @@ OF_TARGET = Unsupported("an order is no loop over elements: a target has its own
 _DISCRETE = "a place in an order does not vary with small changes"
 
 
+@beside_operands
 def along_axis(indices: Tensor, axis: int, shape: Shape) -> list[Tensor]:
     """Indices for all axes, of which `indices` addresses one: the others are counted up.
 

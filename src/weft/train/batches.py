@@ -22,7 +22,8 @@ import weft as wf
 from weft.data import ArrayDataset, DataLoader, Dataset, IterableDataset
 from weft.data.dataset import Batched
 
-__all__ = ["as_batch", "as_loader", "batches_of", "count_of", "size_of", "split"]
+__all__ = ["as_batch", "as_loader", "batches_of", "count_of", "move_batch", "size_of",
+           "split"]  # fmt: skip
 
 
 def as_loader(op: str, data: Any, batch_size: int, *, shuffle: bool, seed: int | None) -> Any:
@@ -66,11 +67,13 @@ def _is_arrays(data: Any) -> bool:
     return isinstance(data, tuple) and len(data) > 1 and all(isinstance(x, kinds) for x in data)
 
 
-def batches_of(op: str, loader: Any, start: int = 0) -> Iterator[Any]:
-    """The batches of one epoch, from a number on, converted and checked."""
+def batches_of(
+    op: str, loader: Any, start: int = 0, device: wf.Device | None = None
+) -> Iterator[Any]:
+    """The batches of one epoch, from a number on, converted, checked and moved to a device."""
     number = start - 1
     for number, batch in enumerate(loader, start):
-        yield check_batch(op, as_batch(batch), number)
+        yield move_batch(check_batch(op, as_batch(batch), number), device)
     if number < 0:
         raise wf.ArgumentError(
             op,
@@ -89,6 +92,13 @@ def as_batch(batch: Any) -> Any:
     if isinstance(batch, np.ndarray) and batch.dtype == np.float64:
         batch = batch.astype(np.float32)
     return wf.tree.map_tree(_as_tensor, batch)
+
+
+def move_batch(batch: Any, device: wf.Device | None) -> Any:
+    """The batch with its tensors on a device."""
+    if device is None:
+        return batch
+    return wf.tree.map_tree(lambda x: x.to(device) if isinstance(x, wf.Tensor) else x, batch)
 
 
 def _is_nested(batch: list[Any]) -> bool:

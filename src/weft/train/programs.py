@@ -79,4 +79,4 @@ def _pattern(first: Sizes, sizes: Sizes) -> Pattern:
 
 def _zeros_like(tensor: Any, shape: list[int]) -> Any:
     is_tensor = isinstance(tensor, wf.Tensor)
-    return wf.zeros(tuple(shape), dtype=tensor.dtype) if is_tensor else tensor
+    return wf.zeros(tuple(shape), dtype=tensor.dtype, device=tensor.device) if is_tensor else tensor

@@ -155,7 +155,7 @@ def epoch_batches(trainer: Any, loader: Any) -> Iterator[tuple[Any, bool]]:
     skipped = 0 if trainer.loader_restored else start
     trainer.loader_restored = False
     rest: Iterable[Any] = islice(loader, skipped, None) if skipped else loader
-    iterator = iter(batches_of("fit", rest, start))
+    iterator = iter(batches_of("fit", rest, start, trainer.device))
     held = next(iterator, _END)
     while held is not _END:
         state = _state(loader) if _is_due(trainer) else None

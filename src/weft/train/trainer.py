@@ -26,6 +26,7 @@ from typing import Any
 import weft as wf
 from weft.optim import LBFGS, ExponentialMovingAverage, LossScale, schedules
 from weft.optim.precision import check_precision
+from weft.optim.states import named_tensors
 from weft.train import batches, resuming
 from weft.train.callbacks import Callback, ScheduleCallback
 from weft.train.checkpoints import CheckpointFolder
@@ -47,8 +48,9 @@ class Trainer:
     learning rate, `precision` ("bfloat16" or "float16": model and loss run inside of `wf.autocast`,
     for "float16" with a scaled loss), `accumulate` (batches to one update), `clip_norm`, `ema` (the
     decay of an average of the weights, which is what is evaluated), `checkpoint_folder` with
-    `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`. A subclass may define
-    `objective` where the loss needs more than that.
+    `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
+    moved there, and batches go where it is). A subclass may define `objective` where the loss needs
+    more than that.
     """
 
     def __init__(
@@ -70,8 +72,11 @@ class Trainer:
         keep_last: int = 3,
         seed: int | None = None,
         progress: bool = True,
+        device: Any = None,
     ) -> None:
         self.model, self.loss_function, self.optimizer = model, loss, optimizer
+        if device is not None:
+            self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
         self.callbacks = [*callbacks, *([Progress()] if progress else [])]
         self.accumulate = _positive("accumulate", accumulate)
@@ -86,6 +91,18 @@ class Trainer:
         self.train_programs = Programs(self._train_step, compile)
         self.evaluation_programs = Programs(self._evaluation_step, compile)
         self._begin()
+
+    def _move(self, device: Any) -> None:
+        """Move the model and what the optimiser keeps for it."""
+        self.model.to(device)
+        for _, handle in named_tensors(self.optimizer):
+            if handle.ndim:
+                handle.set_(handle.to(wf.device(device)))
+
+    @property
+    def device(self) -> wf.Device:
+        """Where the model is, and batches go."""
+        return next((p.device for p in self.model.parameters()), wf.device("cpu"))
 
     def _configure(self, precision: Any, clip_norm: float | None) -> None:
         """Give the optimiser what belongs to its step."""
@@ -341,7 +358,7 @@ class Trainer:
     def train_on(self, batch: Any) -> float:
         """One update for one batch, outside of any epoch; its loss."""
         self.waiting = batches.size_of(batch)
-        self._run(batch, update=True)
+        self._run(batches.move_batch(batch, self.device), update=True)
         self.waiting = 0
         return self.loss
 
@@ -417,7 +434,7 @@ class Trainer:
             metric.reset()
         total, count = 0.0, 0
         with self._evaluation_mode():
-            for batch in batches.batches_of("evaluate", loader):
+            for batch in batches.batches_of("evaluate", loader, device=self.device):
                 loss, outputs = self.evaluation_programs(batch, self._state())
                 size = batches.size_of(batch)
                 total, count = total + loss.item() * size, count + size
@@ -444,7 +461,7 @@ class Trainer:
         with self._evaluation_mode():
             parts = [
                 program(batch if whole else batches.split(batch)[0], self._state())
-                for batch in batches.batches_of("predict", loader)
+                for batch in batches.batches_of("predict", loader, device=self.device)
             ]
         return wf.tree.map_tree(lambda *leaves: wf.concat(leaves), *parts)
 

@@ -26,9 +26,9 @@ from weft.core.errors import (
 from weft.core.sharing import is_lent
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, refuse_choice, refuse_part
-from weft.ir.reverse import filled_tensor
+from weft.ir.reverse import filled_like
 from weft.ir.tape import rebind
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops import comparison, conversion, display, elementwise, exchange, logic, movement
 from weft.ops.composed import (
     datatypes,
@@ -45,6 +45,7 @@ from weft.ops.composed import (
 )
 from weft.ops.identity import stop_gradient
 from weft.ops.operands import as_tensor
+from weft.ops.placement import to_device
 from weft.ops.selection import clip
 from weft.transforms import backward
 
@@ -163,7 +164,7 @@ def _zero(x: Tensor) -> Tensor:
 def _fill(x: Tensor, value: Any) -> Tensor:
     """Set all elements to one value, and return the tensor."""
     refuse_part("fill_", x)
-    return rebind(x, filled_tensor(x.shape, x.dtype, value), "fill_")
+    return rebind(x, filled_like(x, value), "fill_")
 
 
 def _own_memory(x: Tensor) -> Tensor:
@@ -173,9 +174,11 @@ def _own_memory(x: Tensor) -> Tensor:
 
 
 def _copy(x: Tensor, source: Any) -> Tensor:
-    """Take the values of another tensor, broadcast and converted, and return the tensor."""
+    """Take the values of another tensor, broadcast, converted and moved, and return the tensor."""
     refuse_part("copy_", x)
     values = conversion.astype(_own_memory(as_tensor("copy_", source)), x.dtype)
+    if not traces.recording:
+        values = to_device(values, x.device)
     is_plain = values._node is None and is_host(values._value)
     if not is_plain or values.shape != x.shape:
         values = apply(movement.broadcast_to, values, shape=x.shape)
@@ -295,6 +298,9 @@ SPECIAL: dict[str, Any] = {
 }
 
 PROPERTIES: dict[str, property] = {
+    "__cuda_array_interface__": property(
+        exchange.cuda_array_interface, doc=exchange.cuda_array_interface.__doc__
+    ),
     "T": property(_matrix_transpose, doc=_matrix_transpose.__doc__),
     "mT": property(products.matrix_transpose, doc="The transposes of a stack of matrices."),
     "real": property(_real_part, doc="The real part of each element."),
@@ -323,7 +329,9 @@ METHODS: dict[str, Function] = {
     "item": exchange.item,
     "tolist": exchange.tolist,
     "to": exchange.to,
-    "to_device": exchange.to_device,
+    "to_device": to_device,
+    "cpu": exchange.to_cpu,
+    "cuda": exchange.to_cuda,
     "astype": conversion.astype,
     "reshape": _reshape,
     "transpose": _transpose,

@@ -20,7 +20,7 @@ from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.recording import Recording
 from weft.core import trees
 from weft.core.arrays import check_one_device, computes, is_concrete
-from weft.core.devices import CPU, Device
+from weft.core.devices import CPU, Device, as_device
 from weft.core.dimensions import holds
 from weft.core.errors import ArgumentTypeError, UnsupportedError
 from weft.core.guards import Guard
@@ -204,7 +204,7 @@ def _device_of(handles: Sequence[Tensor]) -> Device:
     """
     placed = next((handle for handle in handles if handle.device != CPU), None)
     if placed is None:
-        return CPU if handles else traces.device
+        return CPU if handles else traces.device or as_device(None)
     check_one_device("jit", handles)
     if not computes(placed.device):
         raise UnsupportedError(

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 import weft as wf
-from weft.eager import unit
+from weft.eager import beside_operands, unit
 from weft.nn.functional.checks import needs_axes
 
 
@@ -83,6 +83,7 @@ def causal_mask(queries: Any, keys: Any, start: Any = 0) -> wf.Tensor:
     return wf.less_equal(wf.arange(keys), rows)
 
 
+@beside_operands
 def rotary_angles(
     positions: wf.Tensor, width: int, base: float | wf.Tensor = 10000.0
 ) -> tuple[wf.Tensor, wf.Tensor]:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import weft as wf
+from weft.eager import beside_operands
 from weft.nn.functional.activations import SELU_ALPHA, SELU_SCALE
 
 
@@ -20,6 +21,7 @@ def dropout(x: wf.Tensor, p: float = 0.5, training: bool = True) -> wf.Tensor:
     return wf.random.dropout(x, p, training)
 
 
+@beside_operands
 def feature_dropout(x: wf.Tensor, p: float, training: bool, op: str, rank: int) -> wf.Tensor:
     """Each channel of each example is dropped whole: x [batch, channels, *spatial]."""
     if x.ndim not in (rank + 1, rank + 2):
@@ -62,6 +64,7 @@ def dropout3d(x: wf.Tensor, p: float = 0.5, training: bool = True) -> wf.Tensor:
     return feature_dropout(x, p, training, "dropout3d", 3)
 
 
+@beside_operands
 def alpha_dropout(x: wf.Tensor, p: float = 0.5, training: bool = True) -> wf.Tensor:
     """Dropout to the negative limit of SELU, with mean and variance kept.
 
@@ -78,6 +81,7 @@ def alpha_dropout(x: wf.Tensor, p: float = 0.5, training: bool = True) -> wf.Ten
     return wf.multiply(scale, wf.where(stays, x, low) - low * p)
 
 
+@beside_operands
 def drop_path(x: wf.Tensor, p: float = 0.5, training: bool = True) -> wf.Tensor:
     """Each example of the batch is dropped whole (stochastic depth): x [batch, ...].
 

@@ -25,6 +25,7 @@ from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, check_size, equal
 from weft.core.trees import TreeStructure, flatten, unflatten
 from weft.core.types import TensorType
+from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply_multiple
 from weft.ir.graph import Graph, Variable
 from weft.ir.tensor import Tensor, wrap
@@ -64,6 +65,7 @@ class Recorded:
 # --- branches ----------------------------------------------------------------------------------
 
 
+@beside_operands
 def cond(pred: Any, true_fn: Function, false_fn: Function, /, *operands: Any) -> Any:
     """The result of `true_fn(*operands)` if `pred` holds, else that of `false_fn(*operands)`.
 
@@ -80,6 +82,7 @@ def cond(pred: Any, true_fn: Function, false_fn: Function, /, *operands: Any) ->
     return _branch("cond", index, functions, operands)
 
 
+@beside_operands
 def switch(index: Any, branches: Sequence[Function], /, *operands: Any) -> Any:
     """The result of `branches[index](*operands)`; an index that names no branch is refused.
 
@@ -111,6 +114,7 @@ def switch(index: Any, branches: Sequence[Function], /, *operands: Any) -> Any:
     return _branch("switch", chosen, functions, operands)
 
 
+@beside_operands
 def case(pairs: Sequence[tuple[Any, Function]], /, *operands: Any, default: Function) -> Any:
     """The result of the first function whose predicate holds, else of `default`.
 
@@ -155,6 +159,7 @@ def _branch(
 # --- loops -------------------------------------------------------------------------------------
 
 
+@beside_operands
 def scan(
     f: Function,
     init: Any,
@@ -219,6 +224,7 @@ def map(f: Function, xs: Any, /) -> Any:
     return scan(lambda carry, x: (carry, f(x)), (), xs)[1]
 
 
+@beside_operands
 def while_loop(
     cond_fn: Function, body_fn: Function, init: Any, /, *, max_steps: int | None = None
 ) -> Any:
@@ -255,6 +261,7 @@ def while_loop(
     return unflatten(body.structure, _hand_over_counter(results, body.draws))
 
 
+@beside_operands
 def fori_loop(lower: Any, upper: Any, body: Function, init: Any, /) -> Any:
     """The carry after `carry = body(i, carry)` for each i from `lower` to before `upper`.
 

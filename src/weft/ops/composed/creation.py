@@ -27,6 +27,7 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.shapes import Dim, Dimension, check_shape, check_size
+from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled_tensor
 from weft.ir.tape import Leaf
@@ -420,7 +421,8 @@ def _line(start: Any, stop: Any, count: int, dtype: Any, endpoint: bool) -> Tens
     default = dtypes.DEFAULT_COMPLEX if whole else dtypes.DEFAULT_FLOAT
     wide = dtypes.complex128 if whole else dtypes.float64
     first, last = (convert_to(end, wide) for end in ends)
-    share = convert_to(wrap(np.linspace(0.0, 1.0, count, endpoint=endpoint)), wide)
+    places = wrap(np.linspace(0.0, 1.0, count, endpoint=endpoint))
+    share = convert_to(place_beside(places, first), wide)
     line = add(multiply(first, subtract(1.0, share)), multiply(last, share))
     return convert_to(line, default if dtype is None else as_dtype(dtype))
 
@@ -460,6 +462,7 @@ def eye(
     return convert_to(diagonal, chosen)
 
 
+@beside_operands
 def tril(x: Any, /, *, k: int = 0) -> Tensor:
     """The lower triangle of each matrix, on and below the k-th diagonal; zeros above.
 
@@ -473,6 +476,7 @@ def tril(x: Any, /, *, k: int = 0) -> Tensor:
     return where(is_lower, matrix, _zero(matrix))
 
 
+@beside_operands
 def triu(x: Any, /, *, k: int = 0) -> Tensor:
     """The upper triangle of each matrix, on and above the k-th diagonal; zeros below.
 

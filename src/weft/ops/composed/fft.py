@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.devices import check_host_device
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_FLOAT, as_dtype, complex_of, float32
 from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, short_repr
@@ -38,6 +37,7 @@ from weft.ops.operands import (
     convert_to,
     promote_operands,
 )
+from weft.ops.placement import takes_device
 
 __all__ = [
     "fft",
@@ -223,6 +223,7 @@ def ihfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "b
 # --- frequencies -------------------------------------------------------------------------------
 
 
+@takes_device
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
     """The frequency of each element of `fft`, in cycles per unit of the sample spacing d.
 
@@ -230,9 +231,10 @@ def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None)
     >>> wf.fft.fftfreq(4).tolist()
     [0.0, 0.25, -0.5, -0.25]
     """
-    return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
+    return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype)
 
 
+@takes_device
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Tensor:
     """The frequency of each element of `rfft`.
 
@@ -240,11 +242,10 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None
     >>> wf.fft.rfftfreq(4).tolist()
     [0.0, 0.25, 0.5]
     """
-    return _frequencies("rfftfreq", np.fft.rfftfreq, n, d, dtype, device)
+    return _frequencies("rfftfreq", np.fft.rfftfreq, n, d, dtype)
 
 
-def _frequencies(op: str, table: Any, n: int, d: float, dtype: Any, device: Any) -> Tensor:
-    check_host_device(device)
+def _frequencies(op: str, table: Any, n: int, d: float, dtype: Any) -> Tensor:
     kind = DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
     if not kind.is_floating:
         raise DTypeError(

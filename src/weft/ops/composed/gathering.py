@@ -17,6 +17,7 @@ from typing import Any
 from weft.core.dtypes import INDEX, bool_
 from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, normalize_axis
+from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
@@ -67,6 +68,7 @@ def index_tensor(op: str, index: Any) -> Tensor:
 # --- along one axis, the others whole ----------------------------------------------------------
 
 
+@beside_operands
 def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Tensor:
     """The slices of an axis at the indices, whose own axes take its place.
 
@@ -81,6 +83,7 @@ def take(x: Operand, indices: Operand, /, *, axis: int | None = None) -> Tensor:
         x, axis = reshape_known(x, (x.size,)), 0
     place = normalize_axis("take", axis, x.ndim, {"x": x})
     index = from_the_front("take", index_tensor("take", indices), place, x.shape[place])
+    index = place_beside(index, x)
     gathered = apply(indexing.gather, x, index, axes=(place,))
     others = range(index.ndim, gathered.ndim)
     return transpose_known(gathered, (*others[:place], *range(index.ndim), *others[place:]))
@@ -108,6 +111,7 @@ def index_copy(x: Operand, axis: int, index: Operand, source: Operand) -> Tensor
     return _write_slices("index_copy", indexing.scatter, x, axis, index, source, 1, unique=False)
 
 
+@beside_operands
 def _write_slices(
     op: str,
     primitive: Primitive,

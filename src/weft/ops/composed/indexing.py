@@ -41,6 +41,7 @@ from weft.core.errors import (
 )
 from weft.core.records import frozen
 from weft.core.shapes import Dim, Dimension, Shape, broadcast_shapes, equal
+from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, living_origin
 from weft.ir.tensor import Tensor, grad_mode, host_array, wrap
@@ -79,7 +80,7 @@ def getitem(x: Tensor, key: Any, /) -> Tensor:
 
 def with_update(x: Tensor, key: Any, value: Operand, /) -> Tensor:
     """The tensor that x is after x[key] = value: the value is broadcast, and gets x's dtype."""
-    new = _new_value(x, value)
+    new = place_beside(_new_value(x, value), x)
     items = read_key(x, key)
     masked = _write_masked(x, items, new)
     if masked is not None:
@@ -193,7 +194,8 @@ def select(x: Tensor, items: Sequence[Item]) -> Selection:
         shape = broadcast_shapes(
             OP, [index.shape for index in index_tensors], _indices_by_name(index_tensors)
         )
-        selection.indices = tuple([broadcast_known(index, shape) for index in index_tensors])
+        placed = [place_beside(index, x) for index in index_tensors]
+        selection.indices = tuple([broadcast_known(index, shape) for index in placed])
         selection.place = selection.axes[0] if len(runs) == 1 else 0
     return selection
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import array as arrays
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
 
 from weft.core import dtypes
-from weft.core.arrays import is_concrete, is_host
-from weft.core.devices import check_host_device
+from weft.core.arrays import EXCHANGES, is_concrete, is_host
+from weft.core.devices import as_device
 from weft.core.dtypes import DType
 from weft.core.errors import (
     ArgumentError,
@@ -30,9 +31,10 @@ from weft.core.errors import (
 from weft.core.trees import endless
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
-from weft.ops.dlpack import import_array
+from weft.ops.dlpack import CUDA_KIND, import_array
 from weft.ops.movement import concatenate, reshape
 from weft.ops.operands import array_tensor, convert_to, promote_operands, span
+from weft.ops.placement import to_device
 
 __all__ = ["from_dlpack"]
 
@@ -57,10 +59,33 @@ def ingest(op: str, obj: Any, dtype: DType | None) -> Ingested:
             raise endless(op, obj) from None
         except MemoryError:
             raise _too_large(op, obj) from None
-    if is_concrete(obj) and not is_host(obj):
-        tensor = wrap(obj)
+    elsewhere = obj if is_concrete(obj) and not is_host(obj) else _device_array(op, obj)
+    if elsewhere is not None:
+        tensor = wrap(elsewhere)
         return convert_to(tensor, dtype or tensor.dtype), dtype is None or tensor.dtype is dtype
     return _of_array(op, _foreign_array(op, obj), dtype)
+
+
+def _device_array(op: str, obj: Any) -> Any:
+    """The array of an object in the memory of a card; None for all that the host reads."""
+    if isinstance(obj, (np.ndarray, np.generic, *_BUFFERS)):
+        return None
+    place = _dlpack_device(obj) if hasattr(obj, "__dlpack__") else None
+    is_described = place is None and hasattr(obj, "__cuda_array_interface__")
+    if not is_described and (place is None or place[0] != CUDA_KIND):
+        return None
+    ordinal = 0 if place is None else place[1]
+    with suppress(DeviceError):  # without a card of our own: the refusal below names the fix
+        as_device(f"cuda:{ordinal}")
+    exchange = EXCHANGES.get("cuda")
+    if exchange is None:
+        return None
+    try:
+        if is_described:
+            return exchange.import_interface(obj)
+        return exchange.import_array(obj, ordinal)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise _not_handed_out(op, obj, error, "x.detach().contiguous()") from None
 
 
 def _too_large(op: str, obj: Any) -> OutOfMemoryError:
@@ -122,7 +147,11 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
     >>> wf.from_dlpack(np.array([1.0, 2.0])).dtype
     weft.float64
     """
-    check_host_device(device)
+    taken = _taken_through_dlpack(x, copy)
+    return taken if device is None else to_device(taken, device)
+
+
+def _taken_through_dlpack(x: Any, copy: bool | None) -> Tensor:
     if isinstance(x, Tensor):
         value = x._value
         return wrap(value.copy() if copy and is_host(value) else value, x._node)
@@ -134,6 +163,9 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> T
             got={"x": x},
             fix="use wf.asarray(x)",
         )
+    elsewhere = _device_array("from_dlpack", x)
+    if elsewhere is not None:
+        return wrap(elsewhere.copy() if copy else elsewhere)
     array = _through_dlpack("from_dlpack", x)
     return array_tensor("from_dlpack", array.copy() if copy else array)
 
@@ -151,14 +183,18 @@ def _through_dlpack(op: str, obj: Any) -> Array:
     try:
         return import_array(obj)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise DTypeError(
-            op,
-            "the other library does not hand this array out",
-            expected="an array whose dtype NumPy has, with no derivative recorded",
-            got={"x": obj},
-            note=str(error).splitlines()[0] if str(error) else "",
-            fix="convert or detach it first, for example x.detach().float()",
-        ) from None
+        raise _not_handed_out(op, obj, error, "x.detach().float()") from None
+
+
+def _not_handed_out(op: str, obj: Any, error: Exception, example: str) -> DTypeError:
+    return DTypeError(
+        op,
+        "the other library does not hand this array out",
+        expected="an array whose dtype NumPy has, with no derivative recorded",
+        got={"x": obj},
+        note=str(error).splitlines()[0] if str(error) else "",
+        fix=f"convert or detach it first, for example {example}",
+    )
 
 
 def _dlpack_device(obj: Any) -> tuple[int, int] | None:

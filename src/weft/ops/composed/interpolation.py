@@ -15,6 +15,7 @@ import numpy as np
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import is_static
 from weft.ir.batching import move_axis
+from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
@@ -141,7 +142,7 @@ def _linear_places(dim: int, count: int, ratio: float, align_corners: bool) -> A
 def _take_places(x: Tensor, axis: int, places: Array) -> Tensor:
     if len(places) == x.shape[axis] and bool(np.all(places == np.arange(len(places)))):
         return x
-    return move_axis(apply(gather, x, wrap(places), axes=(axis,)), 0, axis)
+    return move_axis(apply(gather, x, place_beside(wrap(places), x), axes=(axis,)), 0, axis)
 
 
 def _linear(x: Tensor, axis: int, places: Array, dim: int) -> Tensor:

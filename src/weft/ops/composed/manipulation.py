@@ -28,6 +28,7 @@ from weft.core.shapes import (
     normalize_axis,
     size,
 )
+from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part
 from weft.ir.tensor import Tensor, host_array, wrap
@@ -479,7 +480,7 @@ def repeat(x: Operand, repeats: Any, /, *, axis: int | None = None) -> Tensor:
     counts = _repeats(x, repeats, place)
     if isinstance(counts, (int, Dim)):
         return _repeat_elements(x, counts, place)
-    index = wrap(np.repeat(np.arange(len(counts)), counts))
+    index = place_beside(wrap(np.repeat(np.arange(len(counts)), counts)), x)
     gathered = apply(gather, x, index, axes=(place,))
     return moveaxis(gathered, 0, place)
 

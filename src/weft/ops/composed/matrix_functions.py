@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ArgumentTypeError, ShapeError
 from weft.core.shapes import Dimension
+from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor
 from weft.ops.arithmetic import abs
@@ -155,6 +156,7 @@ def matrix_exp(x: Operand, /) -> Tensor:
     return where(less(size, 2.0**_SQUARINGS), out, float("nan"))
 
 
+@beside_operands
 def _pade(x: Tensor) -> Tensor:
     """The (13, 13) approximant: odd and even parts p, q give (q - p)⁻¹ (q + p)."""
     one = _ones(x)

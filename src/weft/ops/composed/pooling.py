@@ -14,6 +14,7 @@ import numpy as np
 from weft.core.errors import ArgumentError
 from weft.core.shapes import Dimension, is_static
 from weft.ir.batching import move_axis
+from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.eager import unit
 from weft.ir.tensor import Tensor, wrap
@@ -220,7 +221,7 @@ def _counts(x: Tensor, counting_padding: Padding, params: dict[str, Any]) -> Ten
     spatial = x.shape[-len(counting_padding) :]
     sizes = zip(spatial, counting_padding, strict=True)
     padded_shape = tuple([d + low + high for d, (low, high) in sizes])
-    one = convert_to(wrap(np.ones((1,) * len(padded_shape), np.float32)), x.dtype)
+    one = convert_to(place_beside(wrap(np.ones((1,) * len(padded_shape), np.float32)), x), x.dtype)
     ones = apply(broadcast_to, one, shape=padded_shape)
     rest = tuple(
         [
@@ -336,7 +337,7 @@ def _mean_stretches(x: Tensor, axis: int, count: int) -> Tensor:
     weights = np.zeros((dim, count))  # column i: 1 / length in the i-th stretch
     for i, (start, stop) in enumerate(_bounds(dim, count)):
         weights[start:stop, i] = 1 / (stop - start)
-    matrix = convert_to(wrap(weights), x.dtype)
+    matrix = place_beside(convert_to(wrap(weights), x.dtype), x)
     out = apply(dot, x, matrix, contract=((axis,), (0,)), batch=NONE)
     return move_axis(out, out.ndim - 1, axis)
 
@@ -353,7 +354,7 @@ def _largest_of_stretches(x: Tensor, axis: int, count: int) -> Tensor:
     bounds = _bounds(int(x.shape[axis]), count)
     width = max(stop - start for start, stop in bounds)
     places = np.array([[min(a + k, b - 1) for k in range(width)] for a, b in bounds], np.int64)
-    stretches = apply(gather, x, wrap(places), axes=(axis,))  # [count, width, *rest]
+    stretches = apply(gather, x, place_beside(wrap(places), x), axes=(axis,))
     return move_axis(apply(reduce_max, stretches, axes=(1,)), 0, axis)
 
 

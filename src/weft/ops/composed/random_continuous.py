@@ -60,6 +60,7 @@ from weft.ops.identity import stop_gradient
 from weft.ops.logic import bitwise_and, bitwise_right_shift, logical_not, logical_or
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
 from weft.ops.operands import as_tensor, convert_to
+from weft.ops.placement import takes_device
 from weft.ops.random_bits import fold_key
 from weft.ops.random_gamma import gamma_by_concentration
 from weft.ops.selection import clip, where
@@ -154,8 +155,15 @@ def scale_and_shift(z: Tensor, loc: Any, scale: Any, dtype: DType) -> Tensor:
 # --- by transformation -------------------------------------------------------------------------
 
 
+@takes_device
 def uniform(
-    shape: Any = None, low: Any = 0.0, high: Any = 1.0, *, dtype: Any = None, key: Key = None
+    shape: Any = None,
+    low: Any = 0.0,
+    high: Any = 1.0,
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Numbers in [low, high), each as likely as any other.
 
@@ -176,9 +184,16 @@ def uniform(
     return scale_and_shift(drawn, low, high - low if numbers else subtract(high, low), target)
 
 
+@takes_device
 @by_reference
 def normal(
-    shape: Any = None, mean: Any = 0.0, std: Any = 1.0, *, dtype: Any = None, key: Key = None
+    shape: Any = None,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Numbers from the normal distribution, out to 6.7 standard deviations (9.4 for float64).
 
@@ -194,9 +209,15 @@ def normal(
     )
 
 
+@takes_device
 @by_reference
 def exponential(
-    shape: Any = None, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
+    shape: Any = None,
+    scale: Any = 1.0,
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Waiting times with the mean `scale`, of events that come at a constant rate 1/scale.
 
@@ -215,9 +236,16 @@ def exponential(
     )
 
 
+@takes_device
 @by_reference
 def gumbel(
-    shape: Any = None, loc: Any = 0.0, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
+    shape: Any = None,
+    loc: Any = 0.0,
+    scale: Any = 1.0,
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Numbers from the Gumbel distribution.
 
@@ -235,9 +263,16 @@ def gumbel(
     )
 
 
+@takes_device
 @by_reference
 def laplace(
-    shape: Any = None, loc: Any = 0.0, scale: Any = 1.0, *, dtype: Any = None, key: Key = None
+    shape: Any = None,
+    loc: Any = 0.0,
+    scale: Any = 1.0,
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Numbers from the Laplace distribution: exponential to both sides of `loc`.
 
@@ -255,6 +290,7 @@ def laplace(
     return scale_and_shift(multiply(side, distance), loc, scale, target)
 
 
+@takes_device
 @by_reference
 def truncated_normal(
     shape: Any = None,
@@ -265,6 +301,7 @@ def truncated_normal(
     *,
     dtype: Any = None,
     key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Normal numbers of which only those between `low` and `high` are kept.
 
@@ -292,9 +329,16 @@ def truncated_normal(
     return convert_to(minimum(maximum(drawn, low), high), target)
 
 
+@takes_device
 @by_reference
 def multivariate_normal(
-    mean: Any, cov: Any, shape: Any = (), *, dtype: Any = None, key: Key = None
+    mean: Any,
+    cov: Any,
+    shape: Any = (),
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Vectors of correlated normal numbers; `cov` is symmetric and positive definite.
 
@@ -385,6 +429,7 @@ def standard_gamma(key: Tensor, concentration: Tensor, shape: Shape) -> tuple[Te
     return accepted, where(small, boost, 0.0)
 
 
+@takes_device
 @by_reference
 def gamma(
     shape: Any = None,
@@ -393,6 +438,7 @@ def gamma(
     *,
     dtype: Any = None,
     key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Numbers from the gamma distribution with the mean concentration·scale.
 
@@ -411,9 +457,16 @@ def gamma(
     return scale_and_shift(multiply(x, exp(boost)), 0.0, scale, target)
 
 
+@takes_device
 @by_reference
 def beta(
-    shape: Any = None, a: Any = 1.0, b: Any = 1.0, *, dtype: Any = None, key: Key = None
+    shape: Any = None,
+    a: Any = 1.0,
+    b: Any = 1.0,
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Numbers in [0, 1] from the beta distribution with the mean a/(a + b).
 
@@ -431,8 +484,11 @@ def beta(
     return convert_to(divide(1.0, add(1.0, exp(ratio))), target)
 
 
+@takes_device
 @by_reference
-def dirichlet(concentration: Any, shape: Any = (), *, dtype: Any = None, key: Key = None) -> Tensor:
+def dirichlet(
+    concentration: Any, shape: Any = (), *, dtype: Any = None, key: Key = None, device: Any = None
+) -> Tensor:
     """Vectors of non-negative numbers that add up to 1; `shape` counts vectors in front.
 
     >>> import weft as wf

@@ -18,6 +18,7 @@ from weft.core.errors import ArgumentError, DTypeError, ShapeError
 from weft.core.shapes import Dimension, Shape, check_shape, check_size, equal, normalize_axis
 from weft.ir import eager
 from weft.ir.batching import move_axis
+from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
 from weft.ir.eager import by_reference
 from weft.ir.reverse import filled_tensor, zeros
@@ -57,6 +58,7 @@ from weft.ops.indexing import gather
 from weft.ops.logic import logical_and, logical_not, logical_or
 from weft.ops.movement import broadcast_to, reshape, slice_
 from weft.ops.operands import as_number, as_tensor, convert_to, scalar_tensor
+from weft.ops.placement import takes_device
 from weft.ops.selection import where
 from weft.ops.sorting import argsort, searchsorted
 from weft.ops.special import lgamma
@@ -81,7 +83,10 @@ _SHARE = "0 <= p <= 1"
 # --- integers and truth values -----------------------------------------------------------------
 
 
-def randint(low: Any, high: Any, shape: Any = (), *, dtype: Any = None, key: Key = None) -> Tensor:
+@takes_device
+def randint(
+    low: Any, high: Any, shape: Any = (), *, dtype: Any = None, key: Key = None, device: Any = None
+) -> Tensor:
     """Integers from `low` to before `high`, each as likely as any other to one part in 2**64.
 
     The bounds come first, as in PyTorch. A number of the range is off by (high - low)/2**64 in
@@ -141,7 +146,8 @@ def _check_range(op: str, low: int, high: int, dtype: DType) -> None:
         )
 
 
-def bernoulli(p: Any = 0.5, shape: Any = None, *, key: Key = None) -> Tensor:
+@takes_device
+def bernoulli(p: Any = 0.5, shape: Any = None, *, key: Key = None, device: Any = None) -> Tensor:
     """True with the chance `p`, which is a number or a tensor.
 
     >>> import weft as wf
@@ -163,6 +169,7 @@ def _is_share(p: Any) -> Any:
 
 
 @by_reference
+@beside_operands
 def categorical(logits: Any, axis: int = -1, shape: Any = None, *, key: Key = None) -> Tensor:
     """Positions along an axis, chosen in proportion to exp(logits).
 
@@ -211,7 +218,8 @@ def _leading_axes(op: str, shape: Shape, rest: Shape, logits: Tensor) -> Shape:
 # --- order and choice --------------------------------------------------------------------------
 
 
-def permutation(x: Any, axis: int = 0, *, key: Key = None) -> Tensor:
+@takes_device
+def permutation(x: Any, axis: int = 0, *, key: Key = None, device: Any = None) -> Tensor:
     """The integers before `x` in random order, or the elements of a tensor along an axis.
 
     >>> import weft as wf
@@ -226,6 +234,7 @@ def permutation(x: Any, axis: int = 0, *, key: Key = None) -> Tensor:
     return _rows(tensor, _order(key_or_next(op, key), tensor.shape[place]), place)
 
 
+@beside_operands
 def shuffle(x: Any, axis: int = 0, *, key: Key = None) -> Tensor:
     """The elements of a tensor along an axis in random order. A tensor is a value: `x` stays.
 
@@ -245,6 +254,7 @@ def _rows(x: Tensor, index: Tensor, axis: int) -> Tensor:
     return move_axis(apply(gather, x, index, axes=(axis,)), 0, axis)
 
 
+@takes_device
 @by_reference
 def choice(
     x: Any,
@@ -254,6 +264,7 @@ def choice(
     axis: int = 0,
     *,
     key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Elements of a tensor along an axis, or integers before `x`, chosen with chances `p`.
 
@@ -333,8 +344,11 @@ def _gather_along(source: Tensor, index: Tensor, axis: int) -> Tensor:
 # --- counts ------------------------------------------------------------------------------------
 
 
+@takes_device
 @by_reference
-def poisson(shape: Any = None, rate: Any = 1.0, *, dtype: Any = None, key: Key = None) -> Tensor:
+def poisson(
+    shape: Any = None, rate: Any = 1.0, *, dtype: Any = None, key: Key = None, device: Any = None
+) -> Tensor:
     """Numbers of events in a time in which `rate` are expected; int64.
 
     >>> import weft as wf
@@ -427,9 +441,16 @@ def _is_rejected(
     return logical_and(logical_not(inside), logical_or(outside, above))
 
 
+@takes_device
 @by_reference
 def binomial(
-    shape: Any = None, n: Any = 1, p: Any = 0.5, *, dtype: Any = None, key: Key = None
+    shape: Any = None,
+    n: Any = 1,
+    p: Any = 0.5,
+    *,
+    dtype: Any = None,
+    key: Key = None,
+    device: Any = None,
 ) -> Tensor:
     """Numbers of successes in `n` attempts with the chance `p` each; int64.
 
@@ -498,7 +519,8 @@ def _binomial_by_rejection(key: Tensor, n: Tensor, p: Tensor, shape: Shape) -> T
 # --- dropout -----------------------------------------------------------------------------------
 
 
-def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None) -> Tensor:
+@takes_device
+def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None, device: Any = None) -> Tensor:
     """True where an element stays: each is dropped with the chance `p`.
 
     >>> import weft as wf
@@ -511,6 +533,7 @@ def dropout_mask(shape: Any, p: float = 0.5, *, key: Key = None) -> Tensor:
     return bernoulli(1.0 - p, check_shape(op, shape), key=key_or_next(op, key))
 
 
+@beside_operands
 def dropout(x: Any, p: float = 0.5, training: bool = True, *, key: Key = None) -> Tensor:
     """x with elements set to 0 with the chance `p`, the rest divided by 1 - p; x if not training.
 

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.core.arrays import is_host
+from weft.core.arrays import is_concrete, is_host, move
 from weft.core.dtypes import DEFAULT_FLOAT, DType, as_dtype, bool_, result_type, uint32, uint64
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, equal
 from weft.ir.dispatch import apply
-from weft.ir.tensor import Tensor, wrap
+from weft.ir.tensor import Tensor, traces, wrap
 from weft.ops.composed.ingestion import ingest
 from weft.ops.operands import DTYPE_CLASSES, as_tensor, convert_to, scalar_tensor
+from weft.ops.placement import takes_device
 from weft.ops.random_bits import DRAW, GENERATOR, SPLIT, fold_key, random_bits, seed_key
 
 __all__ = ["GeneratorState", "bits", "fold_in", "get_state", "key", "seed", "set_state", "split"]
@@ -39,7 +40,8 @@ class GeneratorState(NamedTuple):
     counter: Tensor
 
 
-def key(seed: int) -> Tensor:
+@takes_device
+def key(seed: int, *, device: Any = None) -> Tensor:
     """The key of a seed from 0 to 2**64 - 1.
 
     >>> import weft as wf
@@ -125,7 +127,10 @@ def set_state(state: GeneratorState) -> None:
     GENERATOR.restore(state[0], convert_to(counter, uint64))
 
 
-def bits(shape: Any = (), *, dtype: Any = uint32, key: Tensor | None = None) -> Tensor:
+@takes_device
+def bits(
+    shape: Any = (), *, dtype: Any = uint32, key: Tensor | None = None, device: Any = None
+) -> Tensor:
     """Random words in which every bit is 0 or 1 with equal chance; uint32 or uint64.
 
     >>> import weft as wf
@@ -153,9 +158,17 @@ def parts(key: Tensor, count: int) -> list[Tensor]:
 def key_or_next(op: str, key: Tensor | None) -> Tensor:
     """The key that was passed, or the global generator's next."""
     if key is None:
-        return GENERATOR.draw(op)
+        return _where_constants_are(GENERATOR.draw(op))
     _check_key(op, key)
-    return key
+    return _where_constants_are(key)
+
+
+def _where_constants_are(key: Tensor) -> Tensor:
+    """A key on the device on which numbers are drawn from it."""
+    device = traces.device
+    if device is None or traces.recording or not is_concrete(key._value):
+        return key
+    return wrap(move(key._value, device))
 
 
 def _check_key(op: str, key: object) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.core.errors import ArgumentError, ShapeError
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
+from weft.ir.constants import beside_operands
 from weft.ir.dispatch import apply
 from weft.ir.eager import view_unit
 from weft.ir.parts import as_part
@@ -263,6 +264,7 @@ def chunk(x: Operand, chunks: int, axis: int = 0) -> list[Tensor]:
 # --- diagonals and windows ---------------------------------------------------------------------
 
 
+@beside_operands
 def diagonal(x: Operand, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """The elements whose second index is the first plus offset, along a new last axis.
 
@@ -302,6 +304,7 @@ def _needs_axes(op: str, x: Tensor, count: int) -> ShapeError:
     )
 
 
+@beside_operands
 def diag(x: Operand, offset: int = 0) -> Tensor:
     """The matrix with a line on its diagonal, or the diagonal of a matrix.
 
@@ -326,6 +329,7 @@ def diag(x: Operand, offset: int = 0) -> Tensor:
     return apply(scatter, canvas, x, rows, columns, axes=(0, 1), unique=True)
 
 
+@beside_operands
 def unfold(x: Operand, axis: int, size: int, step: int = 1) -> Tensor:
     """Windows of a size that start every `step` elements of an axis, along a new last axis.
 

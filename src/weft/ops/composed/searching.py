@@ -17,6 +17,7 @@ from weft.core.dimensions import is_zero
 from weft.core.dtypes import INDEX, bool_
 from weft.core.errors import AxisError, ShapeError
 from weft.core.shapes import normalize_axes, normalize_axis
+from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
@@ -117,6 +118,7 @@ def searchsorted(
     return reshape_known(apply(sorting.searchsorted, line, flat, side=side), values.shape)
 
 
+@beside_operands
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """Whether each element of x1 is among the elements of x2, or is not, with `invert`.
 
@@ -154,7 +156,8 @@ def nonzero(x: Operand, /) -> tuple[Tensor, ...]:
             got={"x": x},
             fix="give it one: wf.nonzero(x.reshape(1))",
         )
-    return tuple([wrap(places) for places in np.nonzero(concrete_mask("nonzero", x))])
+    truth = concrete_mask("nonzero", x)
+    return tuple([place_beside(wrap(places), x) for places in np.nonzero(truth)])
 
 
 def count_nonzero(

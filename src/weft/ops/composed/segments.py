@@ -18,6 +18,7 @@ from weft.core.dtypes import INDEX, DType, as_dtype, float32
 from weft.core.errors import ArgumentError, BoundsError, ShapeError, TraceError
 from weft.core.shapes import Dimension, check_size
 from weft.core.shapes import equal as equal_sizes
+from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
 from weft.ir.forward import has_derivative
 from weft.ir.primitive import Primitive
@@ -137,6 +138,7 @@ def segment_min(
     )
 
 
+@beside_operands
 def segment_mean(
     data: Operand, segment_ids: Operand, num_segments: Dimension | None = None
 ) -> Tensor:
@@ -160,6 +162,7 @@ def _extreme(dtype: DType, sign: int) -> Any:
     return 0 if info is None else int(info.max if sign > 0 else info.min)
 
 
+@beside_operands
 def _reduce_segments(
     op: str,
     primitive: Primitive,
@@ -186,6 +189,7 @@ def _reduce_segments(
 # --- labels ------------------------------------------------------------------------------------
 
 
+@beside_operands
 def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any = None) -> Tensor:
     """Along a new last axis, 1 at each index and 0 elsewhere; float32 unless a dtype is given.
 
@@ -211,6 +215,7 @@ def one_hot(indices: Operand, num_classes: Dimension | None = None, dtype: Any =
     return convert_to(hot, float32 if dtype is None else as_dtype(dtype))
 
 
+@beside_operands
 def bincount(
     x: Operand,
     /,
@@ -248,6 +253,7 @@ def bincount(
     return segment_sum(broadcast_known(one, labels.shape), labels, length)
 
 
+@beside_operands
 def histogram(
     x: Operand,
     /,
@@ -307,7 +313,8 @@ def _edges(x: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
         ends = (least(x) - apart, greatest(x) + apart)
         return linspace(*ends, bins + 1, dtype=dtype)
     with room("histogram", {"x": x, "bins": bins}):
-        return wrap(np.linspace(low - apart, high + apart, bins + 1).astype(dtype.numpy))
+        edges = np.linspace(low - apart, high + apart, bins + 1).astype(dtype.numpy)
+        return place_beside(wrap(edges), x)
 
 
 def _range(limits: Any) -> tuple[float, float]:

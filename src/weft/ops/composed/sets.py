@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.core.errors import TraceError
+from weft.ir.constants import place_beside
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops.composed.manipulation import reshape_known
@@ -70,8 +71,9 @@ def _unique_all(op: str, x: Operand) -> UniqueAll:
     _, first, inverse, counts = np.unique(
         keys, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
     )
-    values = apply(gather, reshape_known(x, (x.size,)), wrap(first.astype(np.int64)), axes=(0,))
-    places = [wrap(found.astype(np.int64)) for found in (first, inverse, counts)]
+    numbers = [wrap(found.astype(np.int64)) for found in (first, inverse, counts)]
+    places = [place_beside(number, x) for number in numbers]
+    values = apply(gather, reshape_known(x, (x.size,)), places[0], axes=(0,))
     return UniqueAll(values, places[0], reshape_known(places[1], x.shape), places[2])
 
 

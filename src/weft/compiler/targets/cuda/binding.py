@@ -230,7 +230,7 @@ class Binding:
 
     def _bind_kernel(self, launch: Launch, kernel: Kernel) -> Run:
         code = self.code.code_of(kernel)
-        sizes = dict(zip(kernel.sizes, launch.numbers(self.sizes), strict=True))
+        sizes = dict(zip(code.sizes, launch.numbers(self.sizes), strict=True))
         own = [self.cell(launch, value) for value in launch.values[: len(kernel.buffers)]]
         used = 0
         for buffer, count in code.parts.between:

@@ -35,8 +35,12 @@ wait_at_fork(_lock)
 
 @frozen(eq=False, slots=False)
 class KernelCode:
-    """A kernel on a card: its parts in order, the memory between them, and their functions."""
+    """A kernel on a card: its parts in order, the memory between them, and their functions.
 
+    Kernels that differ in names alone share their code: `sizes` are the names that it knows.
+    """
+
+    sizes: tuple[str, ...]
     parts: Split
     schedules: tuple[Schedule, ...]
     functions: tuple[Function, ...]
@@ -82,9 +86,8 @@ def _compile(kernel: Kernel, device: Device) -> KernelCode:
     parts = [replace(part, name=f"k{number}") for number, part in enumerate(split.kernels)]
     module = Module(device, compiled_text(device, emit_device_module(parts, card())))
     functions = [module.function(symbol(part.name)) for part in parts]
-    return KernelCode(
-        Split(tuple(parts), split.between), tuple(map(schedule, parts)), tuple(functions)
-    )
+    whole = Split(tuple(parts), split.between)
+    return KernelCode(kernel.sizes, whole, tuple(map(schedule, parts)), tuple(functions))
 
 
 def compiled_text(device: Device, text: str) -> bytes:

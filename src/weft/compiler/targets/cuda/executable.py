@@ -9,7 +9,7 @@ call for all launches. The host waits only where control flow or a reference nee
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from threading import RLock
@@ -27,7 +27,7 @@ from weft.compiler.targets.cuda.code import Code
 from weft.compiler.targets.cuda.device import Event, Stream
 from weft.compiler.targets.cuda.faults import fault_pages
 from weft.compiler.targets.cuda.graphs import ExecutableGraph, capture_graph
-from weft.compiler.targets.target import Donation, Observer, Span
+from weft.compiler.targets.target import Donation, Observer, Reuse, Span
 from weft.core.forks import wait_at_fork
 from weft.ir.graph import Literal
 
@@ -76,18 +76,26 @@ class CudaExecutable:
         """See `Executable`."""
         return self.plan.donations
 
+    @property
+    def settled_outputs(self) -> Collection[int]:
+        """See `Executable`."""
+        return self.plan.settled_outputs
+
     def run(
         self,
         arrays: Sequence[Array],
         donated: Sequence[Donation] = (),
         finished: list[Array] | None = None,
+        reused: Sequence[Reuse] = (),
     ) -> list[Array]:
         """See `Executable`; inputs of the host are copied to the card first."""
         inputs = [a if type(a) is CudaArray else upload_number(self.stream, a) for a in arrays]
+        # the copy of a number of the host is shared by all programs, and stays as it is
+        donated = [pair for pair in donated if type(arrays[pair[1]]) is CudaArray]
         with _lock:
             self.stream.device.make_current()
             sizes = read_sizes(self.plan.graph, inputs) if self._symbols else {}
-            outputs = self._bind(sizes).run(inputs, donated)
+            outputs = self._bind(sizes).run(inputs, donated, reused)
         if finished is not None:
             finished += outputs
         return outputs
@@ -222,7 +230,12 @@ class BoundProgram:
                 slots.append(plan.slots[root])
         self._own_slots = np.array(slots, np.int64)
 
-    def run(self, inputs: list[CudaArray], donated: Sequence[Donation]) -> list[CudaArray]:
+    def run(
+        self,
+        inputs: list[CudaArray],
+        donated: Sequence[Donation],
+        reused: Sequence[Reuse],
+    ) -> list[CudaArray]:
         """The outputs, as soon as all launches are on the stream."""
         if self._checks:
             self._pages.raise_first()
@@ -230,6 +243,7 @@ class BoundProgram:
         if inputs:
             cells[self._input_slots] = [array.pointer for array in inputs]
         given = {self._writer[output]: inputs[place].memory for output, place in donated}
+        given |= {output: array.memory for output, array in reused}
         outputs: list[Any] = [None] * len(self.plan.graph.outputs)
         pointers: list[int] = []
         for position, dtype, shape, size in self._own:

@@ -28,13 +28,13 @@ DEEPEST = 16
 """Operations between a value and what it is made of that are computed for picked elements alone."""
 
 
-def store_less(graph: Graph, tally: Tally | None = None) -> Graph:
+def store_less(graph: Graph, tally: Tally) -> Graph:
     """The graph after all rewrites of this file."""
     return _Rewrites(graph, tally).run()
 
 
 class _Rewrites:
-    def __init__(self, graph: Graph, tally: Tally | None) -> None:
+    def __init__(self, graph: Graph, tally: Tally) -> None:
         self.graph, self.tally = graph, tally
         self.makers = {result: node for node in graph.nodes for result in node.results}
         self.nodes: list[GraphNode] = []
@@ -52,8 +52,7 @@ class _Rewrites:
                 self.nodes.append(node)
             else:
                 changed = True
-                if self.tally is not None:
-                    self.tally[name] += 1
+                self.tally[name] += 1
         if not changed:
             return self.graph
         graph = Graph(self.graph.inputs, tuple(self.nodes), self.graph.outputs, self.graph.name)

@@ -44,13 +44,13 @@ def is_product(node: GraphNode) -> bool:
     )
 
 
-def arrange_products(graph: Graph, tally: Tally | None = None) -> Graph:
+def arrange_products(graph: Graph, tally: Tally) -> Graph:
     """The graph with operands of products in an order that kernels take."""
     nodes: list[GraphNode] = []
     for node in graph.nodes:
         is_odd = node.primitive is dot and node.operands[0].type.dtype in MULTIPLIED
         arranged = arrange_operands(node) if is_odd and form_of(node) is None else [node]
-        if tally is not None and len(arranged) > 1:
+        if len(arranged) > 1:
             tally["transpose"] += len(arranged) - 1
         nodes += arranged
     return Graph(graph.inputs, tuple(nodes), graph.outputs, graph.name)

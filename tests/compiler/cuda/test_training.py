@@ -1,0 +1,199 @@
+"""Training on a card in the host's memory: batches that are copied ahead, trainers, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.compiler.cuda.host_card import HostCard, host_card
+
+import weft as wf
+from weft.compiler.targets.cuda import dlpack
+from weft.compiler.targets.cuda.array import compute_stream
+from weft.data import ArrayDataset, DataLoader
+
+CPU = wf.device("cpu")
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
+    with host_card(monkeypatch) as card:
+        yield card
+        dlpack.collect_dropped(wait=True)
+
+
+def data(count: int = 13) -> tuple[Any, Any]:
+    generator = np.random.default_rng(2)
+    inputs = generator.normal(size=(count, 4)).astype(np.float32)
+    return inputs, np.arange(count) % 3
+
+
+# --- the loader ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_on_a_card_are_those_of_the_host(card: HostCard, prefetch: int) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "prefetch": prefetch}
+    here = list(DataLoader(ArrayDataset(*data()), **options))
+    there = list(DataLoader(ArrayDataset(*data()), device="cuda", **options))
+    assert len(there) == len(here) == 4
+    for batch, wanted in zip(there, here, strict=True):
+        for one, other in zip(batch, wanted, strict=True):
+            assert (one.device, one.type) == (wf.device("cuda"), other.type)
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_a_batch_is_copied_while_the_one_before_it_is_used(card: HostCard) -> None:
+    loader = iter(DataLoader(ArrayDataset(*data()), batch_size=4, device="cuda"))
+    first = next(loader)
+    copies = [given for name, given in card.calls if name == "cuMemcpyHtoDAsync_v2"]
+    main = compute_stream(0).handle
+    assert len(copies) == 4, "two tensors of each of two batches"
+    assert main not in [given[-1] for given in copies]
+    # the main stream waits for the copies of the first batch alone
+    waits = [given for name, given in card.calls if name == "cuStreamWaitEvent"]
+    assert [given[0] for given in waits] == [main]
+    assert float(first[0].sum()) == pytest.approx(float(data()[0][:4].sum()), rel=1e-5)
+
+
+def test_pinned_memory_is_filled_anew_only_after_the_copy_from_it(card: HostCard) -> None:
+    loader = iter(DataLoader(ArrayDataset(*data(40)), batch_size=4, device="cuda"))
+    for _ in range(6):
+        next(loader)
+    assert card.names().count("cuMemHostAlloc") == 4, "two tensors in each of two slots"
+    own = next(given[-1] for name, given in card.calls if name == "cuMemcpyHtoDAsync_v2")
+    recorded: list[int] = []
+    events = [each for each in card.calls if each[0] in ("cuEventRecord", "cuEventSynchronize")]
+    for name, given in events:
+        if name == "cuEventRecord" and given[1] == own:
+            # before a slot's event is recorded again, the host has waited for it
+            assert given[0] not in recorded
+            recorded.append(given[0])
+        elif name == "cuEventSynchronize" and given[0] in recorded:
+            recorded.remove(given[0])
+    assert len(recorded) == 2
+
+
+def test_memory_of_batches_is_used_again_and_kept_batches_stay_whole(card: HostCard) -> None:
+    loader = DataLoader(ArrayDataset(*data(40)), batch_size=4, device="cuda")
+    kept = [inputs for inputs, _ in loader]
+    np.testing.assert_array_equal(np.concatenate([x.numpy() for x in kept]), data(40)[0])
+    del kept
+    pointers = set()
+    for inputs, _ in loader:
+        pointers.add(inputs._value.pointer)
+        del inputs, _
+    assert len(pointers) <= 6
+
+
+def test_an_error_of_the_data_comes_in_its_place(card: HostCard) -> None:
+    class Broken(wf.data.Dataset):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 4:
+                raise KeyError("no such example")
+            return np.float32(index)
+
+    batches = iter(DataLoader(Broken(), batch_size=2, device="cuda"))
+    assert [next(batches).tolist() for _ in range(2)] == [[0.0, 1.0], [2.0, 3.0]]
+    with pytest.raises(KeyError, match="no such example"):
+        next(batches)
+
+
+def test_a_loader_resumes_after_what_was_delivered_and_not_after_what_was_copied(
+    card: HostCard,
+) -> None:
+    loader = DataLoader(ArrayDataset(*data()), batch_size=4, device="cuda")
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state["batch"] == 1
+    again = DataLoader(ArrayDataset(*data()), batch_size=4)
+    again.load_state_dict(state)
+    np.testing.assert_array_equal(next(iter(again))[0].numpy(), data()[0][4:8])
+
+
+# --- trainers and checkpoints --------------------------------------------------------------------
+
+
+def trainer(device: str, folder: Path | None = None, **options: Any) -> wf.train.Trainer:
+    wf.random.seed(5)
+    model = wf.nn.Sequential(wf.nn.Linear(4, 8), wf.nn.Dropout(0.2), wf.nn.Linear(8, 3))
+    return wf.train.Trainer(
+        model,
+        wf.nn.functional.cross_entropy,
+        wf.optim.AdamW(model.parameters(), lr=0.02),
+        metrics=["accuracy"],
+        device=device,
+        checkpoint_folder=folder,
+        seed=1,
+        progress=False,
+        **options,
+    )
+
+
+def weights(of: wf.train.Trainer) -> list[Any]:
+    return [tensor.cpu().numpy() for tensor in of.model.state_dict().values()]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_trainer_learns_on_a_card_what_it_learns_on_the_host(
+    card: HostCard, compile: bool
+) -> None:
+    runs = {device: trainer(device, compile=compile, ema=0.9) for device in ("cpu", "cuda")}
+    for each in runs.values():
+        each.fit(data(), epochs=2, batch_size=4, validation=data(5))
+    here, there = runs["cpu"], runs["cuda"]
+    assert there.device == wf.device("cuda")
+    for one, other in zip(weights(there), weights(here), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert there.history.rows[-1]["loss"] == pytest.approx(here.history.rows[-1]["loss"], rel=1e-3)
+    assert there.predict(data()[0]).device == wf.device("cuda")
+
+
+@pytest.mark.parametrize(("first", "second"), [("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_run_goes_on_from_a_checkpoint_on_any_device(
+    card: HostCard, tmp_path: Path, first: str, second: str
+) -> None:
+    whole = trainer(first, tmp_path / "whole")
+    whole.fit(data(), epochs=3, batch_size=4)
+    begun = trainer(first, tmp_path / "run")
+    begun.fit(data(), epochs=1, batch_size=4)
+    resumed = trainer(second, tmp_path / "run")
+    resumed.fit(data(), epochs=3, batch_size=4, resume=True)
+    assert resumed.device == wf.device(second)
+    assert resumed.step == whole.step
+    for one, other in zip(weights(resumed), weights(whole), strict=True):
+        if first == second:
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_state_of_another_device_is_loaded_where_a_model_is(card: HostCard) -> None:
+    source = wf.nn.Linear(3, 2)
+    model = wf.nn.Linear(3, 2, device="cuda")
+    optimizer = wf.optim.Adam(model.parameters(), lr=0.1)
+    model.load_state_dict(source.state_dict())
+    assert {p.device for p in model.parameters()} == {wf.device("cuda")}
+    np.testing.assert_array_equal(model.weight.tolist(), source.weight.tolist())
+    other = wf.optim.Adam(source.parameters(), lr=0.1)
+    (source(wf.ones((1, 3))) ** 2).sum().backward()
+    other.step()
+    optimizer.load_state_dict(other.state_dict())
+    (model(wf.ones((1, 3), device="cuda")) ** 2).sum().backward()
+    optimizer.step()
+    assert {p.device for p in model.parameters()} == {wf.device("cuda")}
+
+
+def test_a_file_is_loaded_to_the_device_that_is_asked_for(card: HostCard, tmp_path: Path) -> None:
+    tree = {"a": wf.arange(3).to("cuda"), "b": [wf.ones(2), 5]}
+    wf.save(tree, tmp_path / "tree.safetensors")
+    for device in ("cuda", "cpu"):
+        loaded = wf.load(tmp_path / "tree.safetensors", device=device)
+        assert loaded["a"].device == loaded["b"][0].device == wf.device(device)
+        assert (loaded["a"].tolist(), loaded["b"][1]) == ([0, 1, 2], 5)
+    assert wf.load(tmp_path / "tree.safetensors")["a"].device == CPU
