@@ -243,14 +243,16 @@ class BoundProgram:
         if inputs:
             cells[self._input_slots] = [array.pointer for array in inputs]
         given = {self._writer[output]: inputs[place].memory for output, place in donated}
-        given |= {output: array.memory for output, array in reused}
+        for output, spare in reused:
+            array: Any = spare
+            given[output] = array.memory
         outputs: list[Any] = [None] * len(self.plan.graph.outputs)
         pointers: list[int] = []
         for position, dtype, shape, size in self._own:
             memory = given.get(position) if given else None
-            array = CudaArray(memory or stream.allocate(size), dtype, shape)
-            outputs[position] = array
-            pointers.append(array.pointer)
+            output_array = CudaArray(memory or stream.allocate(size), dtype, shape)
+            outputs[position] = output_array
+            pointers.append(output_array.pointer)
         if pointers:
             cells[self._own_slots] = pointers
         for position, dtype, shape, kind, which in self._shared:
