@@ -66,8 +66,6 @@ def product(draw: Draw) -> str:
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
     )
-    if draw.chance(0.25):
-        options = RECOMPUTED
     return draw.one_of(options).format(a=a.name, b=b.name)
 
 
@@ -85,6 +83,16 @@ PACKED = (
     "{a} @ wf.sin(wf.einsum('...ij,...ik->...jk', {a}, {a}) * 0.05)",
 )
 """Products whose right operand is made of another product, block by block of its rows."""
+
+
+def recompute(draw: Draw) -> str:
+    """A product in a checkpoint: of a value that others may read, with another one or itself."""
+    a = draw.value("f", 2, 2, where=lambda v: v.size * v.shape[0] <= MULTIPLICATIONS)
+    inner = a.shape[1]
+    fits = [v for v in draw.values if (v.ndim, v.dtype, v.shape[:1]) == (2, a.dtype, (inner,))]
+    fits = [v for v in fits if _is_affordable(a, v, inner, draw.largest)]
+    b = draw.one_of(fits).name if fits else f"wf.matrix_transpose({a.name})"
+    return draw.one_of(RECOMPUTED).format(a=a.name, b=b)
 
 
 def _whole(draw: Draw) -> str:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.fuzz.contractions import algebra, attend, convolve, fourier, pool, product, sample
+from tests.fuzz.contractions import (
+    algebra,
+    attend,
+    convolve,
+    fourier,
+    pool,
+    product,
+    recompute,
+    sample,
+)
 from tests.fuzz.derivatives import derive
 from tests.fuzz.draw import Draw
 from tests.fuzz.elements import (
@@ -58,6 +67,7 @@ FAMILIES: dict[Callable[[Draw], Any], float] = {
     look_up: 0.5,
     assign: 1.5,
     product: 3.5,
+    recompute: 0.6,
     attend: 0.7,
     convolve: 1.5,
     pool: 0.7,

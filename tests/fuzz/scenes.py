@@ -163,7 +163,7 @@ SCENES = (
         (("A", "B"), ("A", "B"), ("B", "A"), ("B",), ("A",), ("B", "C"), ("D", "A", "B")),
         _row_sizes,
         ("reduce", "reduce", "binary", "product", "product", "normalise", "move", "join", "fix",
-         "derive"),
+         "derive", "recompute"),
         80_000, 0.1, 14, GRADIENTS,
     ),
     Scene(

@@ -78,8 +78,8 @@ def _samples() -> list[Sample]:
     other = rng.integers(-128, 128, (2, 7, 3)).astype(np.int8)
     stacked: dict[str, Any] = {"contract": ((2,), (1,)), "batch": ((0,), (0,))}
     pairs = [(whole, other), (whole.view(np.uint8), other)]
-    for dtype in (bfloat16, float16):
-        pairs.append(((whole / 64).astype(dtype.numpy), (other / 64).astype(dtype.numpy)))
+    floats = [each.numpy for each in (bfloat16, float16)]
+    pairs += [((whole / 64).astype(each), (other / 64).astype(each)) for each in floats]
     return [Sample(pair, stacked, derivative=False) for pair in pairs]
 
 
