@@ -175,6 +175,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[int, ...], Kind]] = {
         lambda x: wf.grad(lambda a: (wf.conv1d(a, a[:2, :, :3], stride=2) ** 2).sum())(x),
         (3, 4, 9), Kind.PRODUCT,
     ),
+    "a gradient of max pooling of a convolution": (
+        lambda x: wf.grad(lambda a: (wf.max_pool2d(
+            wf.conv2d(a, a[:3, :, :1, :1]), 3, stride=2, padding=1) ** 2).sum())(x),
+        (3, 4, 7, 6), Kind.PRODUCT,
+    ),
     "a sort": (lambda x: wf.sort(wf.exp(x), axis=1)[:, ::2], (3, 5), Kind.REFERENCE),
     "a long sum": (lambda x: (x * x).sum(), (40_000,), Kind.LOOP),
     "a join": (lambda x: wf.concat([x, wf.flip(x, axis=0) * 2, x[:1]], axis=0), (5, 4), Kind.LOOP),

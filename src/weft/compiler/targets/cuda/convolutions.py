@@ -158,7 +158,8 @@ def _product(
     )  # fmt: skip
 
 
-def _launch(kernel: Kernel, values: Sequence[Value], result: Variable) -> Launch:
+def loop_launch(kernel: Kernel, values: Sequence[Value], result: Variable) -> Launch:
+    """The launch of a kernel of the loop language that is written for a card."""
     return Launch(
         Kind.LOOP, kernel.name, kernel, tuple(values), (result,), no_numbers,
         lambda sizes: kernel.iterations({}), one,
@@ -169,7 +170,9 @@ def _index(name: str) -> Scalar:
     return scalars.index(name)
 
 
-def _nest(loops: Sequence[tuple[Scalar, int]], body: Sequence[Statement]) -> tuple[Statement, ...]:
+def loop_nest(
+    loops: Sequence[tuple[Scalar, int]], body: Sequence[Statement]
+) -> tuple[Statement, ...]:
     """Loops around statements: the first is parallel, the last a vector loop."""
     inside = tuple(body)
     for place, (index, extent) in reversed(list(enumerate(loops))):
@@ -182,7 +185,7 @@ def _nest(loops: Sequence[tuple[Scalar, int]], body: Sequence[Statement]) -> tup
     return inside
 
 
-def _offset(places: Sequence[Scalar], shape: Sequence[int]) -> Scalar:
+def row_major_offset(places: Sequence[Scalar], shape: Sequence[int]) -> Scalar:
     """Where an index leads to in an array without gaps."""
     offset = ZERO
     for place, dim in zip(places, shape, strict=True):
@@ -200,18 +203,18 @@ def _windows(sizes: _Sizes, x: Value) -> tuple[list[Launch], Value]:
     source, target = Buffer("x", dtype), Buffer("out", dtype, "write")
     image = _index("n")
     places = [_index(f"p{axis}") for axis in range(len(sizes.out))]
-    row = _offset([image, *places], [sizes.images, *sizes.out])
+    row = row_major_offset([image, *places], [sizes.images, *sizes.out])
     loops = [(image, sizes.images), *zip(places, sizes.out, strict=True)]
     if length == sizes.taps * sizes.channels:
         taps = [_index(f"k{axis}") for axis in range(len(sizes.kernel))]
         channel = _index("c")
-        column = _offset([*taps, channel], [*sizes.kernel, sizes.channels])
+        column = row_major_offset([*taps, channel], [*sizes.kernel, sizes.channels])
         loops += [*zip(taps, sizes.kernel, strict=True), (channel, sizes.channels)]
         is_there: list[Scalar] = []
     else:  # rows with zeros behind them, of few channels: each element finds its tap
         column = _index("j")
         tap, channel = column // sizes.channels, column % sizes.channels
-        taps = _taps(tap, sizes.kernel)
+        taps = place_of_tap(tap, sizes.kernel)
         loops += [(column, length)]
         is_there = [scalars.less(column, const(sizes.taps * sizes.channels, INDEX))]
     inside = [
@@ -224,11 +227,13 @@ def _windows(sizes: _Sizes, x: Value) -> tuple[list[Launch], Value]:
         if limits[0] < 0 or limits[1] >= dim:
             is_there.append(is_within(at, const(dim, INDEX)))
     guard = all_conditions(is_there)
-    offset = _offset([image, *inside, channel], [sizes.images, *sizes.size, sizes.channels])
+    offset = row_major_offset(
+        [image, *inside, channel], [sizes.images, *sizes.size, sizes.channels]
+    )
     value = scalars.load(source, offset, guard)
     store = Store(target, row * length + column, value)
-    kernel = Kernel("windows", (source, target), (), _nest(loops, (store,)))
-    return [_launch(kernel, (x, matrix), matrix)], matrix
+    kernel = Kernel("windows", (source, target), (), loop_nest(loops, (store,)))
+    return [loop_launch(kernel, (x, matrix), matrix)], matrix
 
 
 def _reach(sizes: _Sizes) -> list[tuple[int, int]]:
@@ -241,7 +246,7 @@ def _reach(sizes: _Sizes) -> list[tuple[int, int]]:
     ]
 
 
-def _taps(tap: Scalar, kernel: Sequence[int]) -> list[Scalar]:
+def place_of_tap(tap: Scalar, kernel: Sequence[int]) -> list[Scalar]:
     """The number of a tap as a place along each axis of the kernel."""
     found: list[Scalar] = []
     for axis in range(len(kernel)):
@@ -282,8 +287,8 @@ def _reordered_weights(
         value = scalars.load(source, (output * channels + channel) * taps + tap, guard)
         place = output * length + column
     store = Store(target, place, scalars.cast(value, target.dtype))
-    kernel = Kernel("weights", (source, target), (), _nest(loops, (store,)))
-    return _launch(kernel, (given, result), result)
+    kernel = Kernel("weights", (source, target), (), loop_nest(loops, (store,)))
+    return loop_launch(kernel, (given, result), result)
 
 
 def _overlap(sizes: _Sizes, spread: Variable, dx: Variable) -> Launch:
@@ -292,7 +297,7 @@ def _overlap(sizes: _Sizes, spread: Variable, dx: Variable) -> Launch:
     length = int(spread.type.shape[1])
     image, channel, tap = _index("n"), _index("c"), _index("t")
     places = [_index(f"h{axis}") for axis in range(len(sizes.size))]
-    taps = _taps(tap, sizes.kernel)
+    taps = place_of_tap(tap, sizes.kernel)
     windows: list[Scalar] = []
     conditions: list[Scalar] = []
     for place, at, stride, step, low, count in zip(
@@ -304,7 +309,7 @@ def _overlap(sizes: _Sizes, spread: Variable, dx: Variable) -> Launch:
             conditions.append(scalars.equal(window * stride, start))
         conditions.append(is_within(window, const(count, INDEX)))
         windows.append(window)
-    row = _offset([image, *windows], [sizes.images, *sizes.out])
+    row = row_major_offset([image, *windows], [sizes.images, *sizes.out])
     value = scalars.load(
         source, row * length + tap * sizes.channels + channel, all_conditions(conditions)
     )
@@ -312,12 +317,16 @@ def _overlap(sizes: _Sizes, spread: Variable, dx: Variable) -> Launch:
     shape = [sizes.images, *sizes.size, sizes.channels]
     body = (
         Accumulate(tap, const(sizes.taps, INDEX), (Update(total, "add", value),)),
-        Store(target, _offset([image, *places, channel], shape), scalars.cast(total, target.dtype)),
+        Store(
+            target,
+            row_major_offset([image, *places, channel], shape),
+            scalars.cast(total, target.dtype),
+        ),
     )
     loops = [
         (image, sizes.images),
         *zip(places, sizes.size, strict=True),
         (channel, sizes.channels),
     ]
-    kernel = Kernel("overlap", (source, target), (), _nest(loops, body))
-    return _launch(kernel, (spread, dx), dx)
+    kernel = Kernel("overlap", (source, target), (), loop_nest(loops, body))
+    return loop_launch(kernel, (spread, dx), dx)

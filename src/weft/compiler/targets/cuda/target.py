@@ -28,6 +28,7 @@ from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.executable import CudaExecutable, watched_launches
 from weft.compiler.targets.cuda.machine import card
 from weft.compiler.targets.cuda.nvptx import kernels_to_ptx
+from weft.compiler.targets.cuda.pooling import is_pooling_gradient, pooling_gradient_launches
 from weft.compiler.targets.cuda.products.binding import (
     arrange_products,
     is_product,
@@ -95,7 +96,9 @@ class CudaTarget:
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        kinds = (is_product, is_attention, is_row_scatter, self._is_convolution)
+        kinds = (
+            is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
+        )  # fmt: skip
         return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
 
     def _is_convolution(self, node: GraphNode) -> bool:
@@ -107,6 +110,8 @@ class CudaTarget:
             return None
         if self._is_convolution(node):
             return convolution_launches(node)
+        if is_pooling_gradient(node):
+            return pooling_gradient_launches(node)
         if is_row_scatter(node):
             return [scatter_launch(node, error)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
