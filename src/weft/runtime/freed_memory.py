@@ -1,13 +1,12 @@
 """Memory that is freed stays with the process, for the arrays of the next step.
 
-The C library takes arrays of some megabytes from the system one by one, or gives the end of its heap
-back when a step's arrays are freed. The next step then meets every page for the first time, and the
-system clears each: for element-wise functions that takes ten times as long as the function. So what
-is freed is kept, up to a bound; the most that a process holds at a time is the same.
+The C library takes arrays of some megabytes from the system one by one, or gives the end of its
+heap back when a step's arrays are freed. The next step then meets every page for the first time,
+and the system clears each: that takes ten times as long as an element-wise function of the array.
+So what is freed is kept, up to a bound; the most that a process holds at a time is the same.
 
-`WEFT_KEEP_FREED=off` leaves the C library as it is, and so do its own variables, where they are set.
+`WEFT_KEEP_FREED=off` leaves the C library as it is, and so do its own variables where they are set.
 
->>> import os
 >>> is_left_alone({"WEFT_KEEP_FREED": "off"}), is_left_alone({"MALLOC_TRIM_THRESHOLD_": "0"})
 (True, True)
 >>> is_left_alone({"HOME": "/"})
