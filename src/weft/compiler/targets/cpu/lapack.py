@@ -36,9 +36,10 @@ WORK = 250_000
 
 def lapack_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     """The launch of a node that LAPACK computes; None for any other."""
-    write = _WRITERS.get(node.primitive.name)
+    if node.primitive.name not in _WRITERS:
+        return None
     dtype = node.operands[0].type.dtype
-    if write is None or any(routine_address(name, dtype) is None for name in _ROUTINES):
+    if any(routine_address(name, dtype) is None for name in _ROUTINES):
         return None
     *stack, rows, _ = node.operands[0].type.shape
     columns = node.operands[-1].type.shape[-1]
