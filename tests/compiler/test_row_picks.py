@@ -134,3 +134,45 @@ def test_a_reduction_over_rows_reads_along_them() -> None:
     (launch,) = plan_program(traced(f, numbers(ROWS, COLUMNS)), CPU).launches
     rows = {value.type.shape: width for value, width in launch.by_rows.items()}
     assert rows[(ROWS, COLUMNS)] == COLUMNS
+
+
+# --- whole steps ---------------------------------------------------------------------------------
+
+TOKENS, WIDTH = 256, 64
+
+
+def step_memory(vocabulary: int, *, leaves_gradients: bool) -> tuple[Any, int]:
+    """What a step of a small GPT needs, and the bytes of its parameters."""
+    sizes = {"width": WIDTH, "layers": 2, "heads": 2, "context": 128}
+    net = wf.models.GPT(wf.models.GPTConfig(vocabulary=vocabulary, **sizes))
+    optimizer = wf.optim.AdamW(net.parameters(), lr=1e-3)
+
+    def step(tokens: wf.Tensor, following: wf.Tensor) -> wf.Tensor:
+        optimizer.zero_grad()
+        logits = net(tokens).reshape((TOKENS, vocabulary))
+        value = loss(logits, following.reshape((TOKENS,)))
+        value.backward()
+        optimizer.step()
+        if not leaves_gradients:
+            optimizer.zero_grad()
+        return value
+
+    tokens = wf.zeros((2, 128), dtype="int64")
+    with wf.settings.changed(in_place_updates=True):
+        report = wf.jit(step).memory(tokens, tokens)
+    return report, sum(p.size * 4 for p in net.parameters())
+
+
+@pytest.mark.parametrize("leaves_gradients", [True, False])
+def test_a_language_model_needs_one_table_of_logits(leaves_gradients: bool) -> None:
+    small, _ = step_memory(5000, leaves_gradients=leaves_gradients)
+    large, _ = step_memory(10000, leaves_gradients=leaves_gradients)
+    elements = (large.arena - small.arena) / 5000 / 4  # for each further word
+    assert elements <= TOKENS + WIDTH + 16  # its logits, and its row of the packed table
+
+
+def test_a_step_that_leaves_gradients_holds_them_once() -> None:
+    report, parameters = step_memory(5000, leaves_gradients=True)
+    assert report.replaced == 0
+    assert parameters <= report.outputs < parameters + 100
+    assert report.donated == 3 * parameters  # parameters and both moments, in their place

@@ -95,6 +95,8 @@ class _Picks(Walk):
     def is_fused(self, atom: Atom) -> bool:
         """Whether a value is likely to be in no memory, so that it would be stored to be picked."""
         made = self.maker(atom)
+        while made is not None and made.primitive is reshape:  # lies where its operand does
+            made = self.maker(made.operands[0])
         return made is not None and isinstance(made.primitive.kind, Elementwise | Movement)
 
     def picked_operand(self, atom: Atom, node: GraphNode) -> Atom | None:
@@ -102,8 +104,20 @@ class _Picks(Walk):
         table, rows, columns = node.operands
         shape = atom.type.shape
         if shape == table.type.shape:
+            atom = self.apart_from_kernels(atom, node)
             return self.make(gather, atom, rows, columns, like=node, axes=(0, 1))
         return atom if shape in ((), (1, 1), (table.type.shape[0], 1)) else None
+
+    def apart_from_kernels(self, atom: Atom, node: GraphNode) -> Atom:
+        """A reshaped value behind a barrier, so that it is read where it lies.
+
+        A kernel that reads the reshaped value, too, would store it a second time for the lookup.
+        """
+        made = self.maker(atom)
+        if made is None or made.primitive is not reshape or self.is_fused(made.operands[0]):
+            return atom
+        whole = self.make(PRIMITIVES["barrier"], made.operands[0], like=node)
+        return self.make(reshape, whole, like=node, shape=made.params["shape"])
 
     # --- derivatives -------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Kind(StrEnum):
     SUM = "sum"
     """Adds up partial results of the launch before it."""
     SORT = "sort"
+    FACTORIZATION = "factorization"
+    """A linear system, by the target's own library."""
     COPY = "copy"
     """A copy that is nothing where the result has taken the operand's place."""
     LIBRARY = "library"
@@ -228,7 +230,7 @@ def substitute_all(dim: Dimension, sizes: Sizes) -> int:
 
 def static_shape(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     """A shape as numbers."""
-    return tuple(substitute_all(dim, sizes) for dim in shape)
+    return tuple([dim if type(dim) is int else substitute_all(dim, sizes) for dim in shape])
 
 
 def bytes_of(kind: TensorType, sizes: Sizes) -> int:

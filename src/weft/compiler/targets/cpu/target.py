@@ -26,6 +26,7 @@ from weft.compiler.targets.cpu.cache.program_store import stored_program
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
+from weft.compiler.targets.cpu.lapack import lapack_launches
 from weft.compiler.targets.cpu.products.forms import PANEL, arrange_products, product_of
 from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches
@@ -92,6 +93,9 @@ class CpuTarget:
         sorting = sort_launches(node)
         if sorting is not None:
             return sorting
+        systems = lapack_launches(node, error)
+        if systems is not None:
+            return systems
         return [_library_launch(node, error)] if node.primitive.native is not None else None
 
     def start(self) -> None:

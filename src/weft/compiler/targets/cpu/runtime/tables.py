@@ -8,6 +8,7 @@ with the tables, and everything else lies in one arena, planned by lifetime.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,9 +244,8 @@ def _view(address: int, value: Value, sizes: Sizes) -> Array:
     if isinstance(value, Literal):
         return value.value
     shape, dtype = static_shape(value.type.shape, sizes), value.type.dtype.numpy
-    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    count = math.prod(shape) * dtype.itemsize
     if count == 0:
         return np.empty(shape, dtype)
-    memory = memoryview((ctypes.c_char * count).from_address(address)).cast("B")
-    array: Array = np.frombuffer(memory, dtype).reshape(shape)
-    return array
+    memory = (ctypes.c_char * count).from_address(address)
+    return np.ndarray(shape, dtype, memory)  # type: ignore[arg-type]
