@@ -277,7 +277,7 @@ def test_a_missing_driver_is_reported_at_the_line_that_asks() -> None:
         pytest.skip("this machine has a card")
     texts = []
     for make in (lambda: wf.zeros(3, device="cuda"), lambda: wf.ones(4).to("cuda")):
-        with pytest.raises(DeviceError, match="no NVIDIA driver|no CUDA-capable") as caught:
+        with pytest.raises(DeviceError, match="NVIDIA driver") as caught:
             make()
         assert caught.value.at is not None
         texts.append(caught.value.at.source())

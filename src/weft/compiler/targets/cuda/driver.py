@@ -235,9 +235,8 @@ def load_driver() -> Driver:
     """The driver of this machine; a DeviceError says why there is none."""
     opened = _opened_driver()
     if isinstance(opened, WeftError):
-        raise copy(opened).located(
-            user_location()
-        )  # the line that asks now, not the first that did
+        # made for the first line that asked, it names the one that asks now
+        raise copy(opened).located(user_location())
     return opened
 
 
