@@ -45,6 +45,7 @@ def test_a_compiled_function_of_nothing_runs_on_the_default_device(card: HostCar
     with wf.default_device("cuda") as place:
         assert f().device == place
         np.testing.assert_allclose(f().numpy(), [1.0, 1.5, 2.0])
+    assert f().device == CPU
 
 
 def test_what_is_written_stays_on_its_device(card: HostCard) -> None:

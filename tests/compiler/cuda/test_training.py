@@ -94,6 +94,15 @@ def test_memory_of_batches_is_used_again_and_kept_batches_stay_whole(card: HostC
     assert len(pointers) <= 6
 
 
+def test_batches_of_any_layout_and_of_none_reach_a_card(card: HostCard) -> None:
+    wide = np.arange(24, dtype=np.float64).reshape(4, 6)
+    parts = ArrayDataset(wide.T, np.zeros((6, 0), np.int32), np.array(list("abcdef")))
+    (first, second, names), *_ = DataLoader(parts, batch_size=4, device="cuda")
+    np.testing.assert_array_equal(first.numpy(), wide.T[:4])
+    assert (second.shape, second.device) == ((4, 0), wf.device("cuda"))
+    assert list(names) == list("abcd")
+
+
 def test_an_error_of_the_data_comes_in_its_place(card: HostCard) -> None:
     class Broken(wf.data.Dataset):
         def __len__(self) -> int:
@@ -158,6 +167,14 @@ def test_a_trainer_learns_on_a_card_what_it_learns_on_the_host(
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
     assert there.history.rows[-1]["loss"] == pytest.approx(here.history.rows[-1]["loss"], rel=1e-3)
     assert there.predict(data()[0]).device == wf.device("cuda")
+
+
+def test_updates_of_several_batches_and_clipped_gradients_are_the_hosts(card: HostCard) -> None:
+    runs = [trainer(device, accumulate=2, clip_norm=0.1) for device in ("cuda", "cpu")]
+    for each in runs:
+        each.fit(data(), epochs=1, batch_size=4)
+    for one, other in zip(*map(weights, runs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(("first", "second"), [("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
