@@ -23,6 +23,7 @@ import weft as wf
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, paint."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = read(options.data) if options.data else digits()
     net = wf.models.VAE(int(train[0].size), options.hidden, options.latent)
@@ -88,6 +89,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--latent", type=int, default=8)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

@@ -27,6 +27,7 @@ from weft.data.sets import load_housing
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Build, train, save, load, compare."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     (x, y), (x_test, y_test) = read()
     graph = build(x.shape[1])
@@ -102,6 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--save", help="where to write the trained graph")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     options = parser.parse_args(arguments)
     options.epochs = min(options.epochs, 20) if options.quick else options.epochs

@@ -31,6 +31,7 @@ RATES = 0.02, 0.005
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Write, learn, write again."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     text, unseen = wf.data.sets.load_shakespeare()
     tokenizer = wf.data.CharacterTokenizer.from_text(text, unseen)
@@ -131,6 +132,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=300, help="characters to write")
     parser.add_argument("--folder", default="build/demo", help="where the results go")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

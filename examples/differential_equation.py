@@ -25,6 +25,7 @@ LAST = 3.0
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Solve, compare."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     net = wf.models.MLP([1, options.width, options.width, 1], activation="tanh")
     schedule = wf.optim.schedules.Cosine(1e-2, steps=options.steps)
@@ -82,6 +83,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--last", type=float, default=LAST, help="solve until this time")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

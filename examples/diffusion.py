@@ -23,6 +23,7 @@ import weft as wf
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train, then draw."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     real = half_circles(2000) if options.on == "points" else digits()
     if options.on == "points":
@@ -109,6 +110,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=100, help="steps from example to noise")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

@@ -25,6 +25,7 @@ from weft.data.sets import Examples, Split, load_digits
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, show."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = read(options.data) if options.data else load_digits()
     size = int(train.inputs.shape[-1])
@@ -83,6 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=["mlp", "lenet"], default="mlp")
     parser.add_argument("--data", help="a folder with MNIST's files")
     parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

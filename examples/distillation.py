@@ -27,6 +27,7 @@ LABELLED = 60
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train three networks."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = wf.data.sets.load_digits()
     teacher = wf.models.MLP([64, 256, 256, 10], dropout=0.2)
@@ -100,6 +101,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What was said on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

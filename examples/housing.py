@@ -24,6 +24,7 @@ from weft.data.sets import Examples, Split, load_housing
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, show."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = scaled(read(options.data, options.target) if options.data else load_housing())
     net = wf.models.MLP([train.inputs.shape[1], 64, 64, 1])
@@ -79,6 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", help="a CSV file of numbers with a header")
     parser.add_argument("--target", help="the column to predict; without it, the last")
     parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

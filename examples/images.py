@@ -30,6 +30,7 @@ from weft.models.vgg import VGG19
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, test."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = read(options.data) if options.data else enlarged_digits()
     images, labels = (part[: options.count] for part in train)
@@ -124,6 +125,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="eight images, narrow: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

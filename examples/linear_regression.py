@@ -23,6 +23,7 @@ import weft as wf
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, descend, compare."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     x, y = read(options.data) if options.data else invent()
     w = wf.zeros(x.shape[1]).requires_grad_()
@@ -76,6 +77,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", help="a CSV file of numbers with a header")
     parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

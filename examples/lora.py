@@ -25,6 +25,7 @@ import weft as wf
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train on plays, adapt to names, merge."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     plays = wf.data.sets.load_shakespeare().train
     names = "\n".join(wf.data.sets.load_names().train)
@@ -102,6 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

@@ -25,6 +25,7 @@ INNER_RATE = 0.02
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Learn to learn, and compare."""
     options = parse(arguments)
+    wf.default_device(options.device)
     results = {}
     for name, inner in (("maml", 1), ("all waves at once", 0)):
         wf.random.seed(0)
@@ -101,6 +102,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--tasks", type=int, default=25, help="waves in a step")
     parser.add_argument("--width", type=int, default=40)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

@@ -28,6 +28,7 @@ NOT_COUNTED = -100
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, invent."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = read(options.data) if options.data else wf.data.sets.load_names()
     train, test = train[: options.count], test[: options.count]
@@ -104,6 +105,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", help="a text file with a name on each line")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--count", type=int, default=None, help="how many names to take")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

@@ -26,6 +26,7 @@ Weights = dict[str, wf.Tensor]
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Check against a loop, then train."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = wf.data.sets.load_digits()
     net = wf.models.MLP([64, options.width, 10])
@@ -106,6 +107,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--limit", type=float, default=1.0, help="the longest gradient of one example"
     )
     parser.add_argument("--noise", type=float, default=1.0, help="its deviation, in limits")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

@@ -29,6 +29,7 @@ Parts = tuple[Any, Any, Any]
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, test."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     ids, dense, clicks = read(options.data) if options.data else invent(options.count)
     count, cut = len(clicks), len(clicks) * 9 // 10
@@ -117,6 +118,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

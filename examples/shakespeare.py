@@ -26,6 +26,7 @@ Windows = wf.data.TokenWindows
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, write."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(options.seed)
     text, unseen = read(options.data) if options.data else wf.data.sets.load_shakespeare()
     tokenizer = wf.data.CharacterTokenizer.from_text(text, unseen)
@@ -124,6 +125,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unseen", type=int, default=None, help="characters to be tested on")
     parser.add_argument("--save", help="where to write the weights, as .safetensors")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

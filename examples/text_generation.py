@@ -29,6 +29,7 @@ import weft as wf
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Get a network, and let it write."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     loss, passage = 0.0, ""
     if options.data:
@@ -118,6 +119,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=None, help="how many tokens to write")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--passage", type=int, default=240, help="how many characters to learn")
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

@@ -33,6 +33,7 @@ Pairs = list[tuple[list[str], list[str]]]
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Load, train, translate."""
     options = parse(arguments)
+    wf.default_device(options.device)
     wf.random.seed(0)
     train, test = read(options.data) if options.data else invent(options.count or 4000)
     train = train[: options.count]
@@ -145,6 +146,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--device", help="where to compute, such as cuda; else the CPU")
     parser.add_argument("--quick", action="store_true", help="a few seconds: for tests")
     parser.add_argument("--eager", action="store_true", help="run without compiling")
     options = parser.parse_args(arguments)

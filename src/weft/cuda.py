@@ -22,9 +22,10 @@ from weft.compiler.targets.cuda.staging import Staging
 from weft.core.arrays import EXCHANGES, add_device
 from weft.core.devices import DEVICES, Device, as_device
 from weft.core.errors import DeviceError
+from weft.core.names import unknown_name
 
 __all__ = ["MemoryStats", "Staging", "device_count", "get_device_name", "is_available",
-           "memory_stats", "release_memory", "synchronize"]  # fmt: skip
+           "memory_stats", "release_memory", "reset_peak_memory", "synchronize"]  # fmt: skip
 
 
 def find_card(name: str) -> Device:
@@ -57,7 +58,15 @@ def synchronize(device: Any = "cuda") -> None:
 
 def memory_stats(device: Any = "cuda") -> MemoryStats:
     """Bytes of a card: in all, free, held by the process, of these in use now and at most."""
-    return card(as_device(device).index).memory_stats()
+    place = as_device(device)
+    stats, arena = card(place.index).memory_stats(), compute_stream(place.index).arena
+    return MemoryStats(stats.total, stats.free, stats.reserved, arena.used, arena.peak)
+
+
+def reset_peak_memory(device: Any = "cuda") -> None:
+    """Let `memory_stats().peak` count from what is in use now."""
+    arena = compute_stream(as_device(device).index).arena
+    arena.peak = arena.used
 
 
 def get_device_name(device: Any = "cuda") -> str:
@@ -70,3 +79,9 @@ def release_memory(device: Any = "cuda") -> None:
     place = as_device(device)
     compute_stream(place.index).arena.release()
     card(place.index).release_memory()
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module 'weft.cuda' has no attribute {name!r}")
+    raise unknown_name("wf.cuda", name, __all__, "wf.cuda")

@@ -133,6 +133,7 @@ def _add_program(command: ArgumentParser) -> None:
     command.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
     command.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of build")
     command.add_argument("--batch-size", type=int, default=32, metavar="N")
+    command.add_argument("--device", metavar="NAME", help="where to compute: cpu, cuda, cuda:1")
 
 
 def _add_show(kinds: _SubParsersAction[Any]) -> None:
@@ -179,6 +180,7 @@ def _add_train(kinds: _SubParsersAction[Any]) -> None:
     add("--checkpoint-every", type=int, metavar="STEPS", help="else after every epoch")
     add("--keep-last", type=int, metavar="N")
     add("--seed", type=int, metavar="N")
+    add("--device", metavar="NAME", help="where to compute: cpu, cuda, cuda:1")
     add("--precision", choices=["float32", "bfloat16", "float16"])
     add("--accumulate", type=int, metavar="N", help="batches to one update")
     add("--clip-norm", type=float, metavar="X")

@@ -81,6 +81,7 @@ def _trainer(parts: Mapping[str, Any], chosen: Configuration) -> Any:
         keep_last=chosen.keep_last,
         seed=chosen.seed,
         progress=not chosen.quiet,
+        device=chosen.device or None,
     )
 
 
@@ -151,6 +152,7 @@ def trained(flags: Namespace) -> tuple[Any, dict[str, Any]]:
         parts.get("optimizer") or wf.optim.SGD(parts["model"].parameters(), lr=0.0),
         metrics=parts.get("metrics", ()),
         progress=False,
+        device=flags.device,
     )
     if flags.folder:
         kind = "best" if flags.best else "step"

@@ -40,6 +40,7 @@ class Configuration:
     checkpoint_every: int = 0
     keep_last: int = 3
     seed: int = 0
+    device: str = ""
     precision: str = ""
     accumulate: int = 1
     clip_norm: float = 0.0

@@ -59,9 +59,17 @@ def facts() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "threads": wf.get_num_threads(),
         "memory": _memory(),
-        "devices": ["cpu"],
+        "devices": ["cpu", *_cards()],
         "cache": wf.settings.cache_folder or "the user's cache folder",
     }
+
+
+def _cards() -> list[str]:
+    """The NVIDIA cards, each with its name."""
+    return [
+        f"cuda:{number} ({wf.cuda.get_device_name(f'cuda:{number}')})"
+        for number in range(wf.cuda.device_count())
+    ]
 
 
 def _version(package: str) -> str:

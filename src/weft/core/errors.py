@@ -64,6 +64,12 @@ class WeftError(Exception):
         self.args = (self._render(),)
         return self
 
+    def located(self, at: Location | None) -> Self:
+        """This error, at another line of the user's."""
+        self.at = at
+        self.args = (self._render(),)
+        return self
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), dict(self.__dict__), str(self))
 

@@ -97,11 +97,12 @@ class DataLoader:
         self.start_method = _checked_start_method(start_method)
         self._job = Job(self.dataset, batch_size, drop_last, collate, seed, worker_init)
         self._batches = _batch_sampler(self._job, shuffle, sampler, batch_sampler)
-        self._device = None if numpy or device is None else wf.device(device)
+        place = None if numpy or device is None else wf.device(device)
+        self._card = place if place is not None and place.family == "cuda" else None
         self._convert: Callable[[Any], Any] | None = lambda array: _tensor(array, device)
         if numpy:
             self._convert = _as_is
-        elif self._is_on_card():
+        elif self._card is not None:
             self._convert = None  # `UploadAhead` makes tensors
         self._plan: tuple[int, list[Indices]] | None = None
         self._pool: Pool | None = None
@@ -202,10 +203,6 @@ class DataLoader:
             return ((number, None) for number in count(start))
         return ((number, plan[number]) for number in range(start, len(plan)))
 
-    def _is_on_card(self) -> bool:
-        """Whether batches are copied to a card, beside its work."""
-        return self._device is not None and self._device.family == "cuda"
-
     def _take_pool(self) -> Pool:
         pool, self._pool = self._pool, None
         if pool is not None and not pool.is_closed:
@@ -234,8 +231,9 @@ class _Pass(Iterator[Any]):
         else:
             source = _compute_batches(loader._job.fetcher(), epoch, tasks)
         self._source = Prefetcher(source, loader.prefetch) if loader.prefetch else source
-        if loader._is_on_card():
-            self._source = UploadAhead(self._source, loader._device)
+        card = loader._card
+        if card is not None:
+            self._source = UploadAhead(self._source, card)
         # Also when this object is forgotten, and before the interpreter ends under a thread.
         self._release = weakref.finalize(self, _let_go, loader, pool, self._source)
 

@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
             ended |= token.numpy() == stop
             if ended.all():
                 break
-        whole = wf.asarray(np.concatenate(columns, axis=1))
+        whole = wf.asarray(np.concatenate(columns, axis=1), device=self._device)
         return whole[0] if np.ndim(prompt) == 1 else whole
 
     def stream(
@@ -87,7 +87,8 @@ class LanguageModel(nn.Module):
         self.eval()
         try:
             with wf.no_grad():
-                yield from self._steps(tokens, max_new_tokens, choice, wf.random.key(seed))
+                key = wf.random.key(seed, device=self._device)
+                yield from self._steps(tokens, max_new_tokens, choice, key)
         finally:
             self.train(was_training)
 
@@ -99,11 +100,16 @@ class LanguageModel(nn.Module):
             if cache is None or filled == room:
                 seen = seen[-self.context // 2 :] if len(seen) > room else seen
                 cache, filled = self._read(seen[:-1], len(tokens), room), len(seen) - 1
-                last = wf.asarray(seen[-1])
+                last = wf.asarray(seen[-1], device=self._device)
             last, key = token_step(self, last, cache, key, *choice)
             seen.append(last.numpy())
             filled += 1
             yield last
+
+    @property
+    def _device(self) -> wf.Device:
+        """Where the weights are, and so are tokens and caches."""
+        return next((p.device for p in self.parameters()), wf.device("cpu"))
 
     def _room(self, wanted: int) -> int:
         """A power of two, so that prompts of about the same length share a program."""
@@ -114,7 +120,8 @@ class LanguageModel(nn.Module):
         """The cache after all tokens of the prompt but the last: one look at all of them."""
         cache = self.new_cache(batch, room)
         if columns:
-            _, cache = self(wf.asarray(np.stack(columns, axis=1)), cache)
+            tokens = wf.asarray(np.stack(columns, axis=1), device=self._device)
+            _, cache = self(tokens, cache)
         return cache
 
 

@@ -127,9 +127,10 @@ class GPT(LanguageModel):
 
     def new_cache(self, batch: int, capacity: int) -> Caches:
         """A cache for each layer, as wide as the weights."""
-        config, dtype = self.config, self.wte.weight.dtype
+        config, weight = self.config, self.wte.weight
         sizes = batch, config.heads, capacity, config.width // config.heads
-        return [nn.KeyValueCache.empty(*sizes, dtype=dtype) for _ in range(config.layers)]
+        kind = weight.dtype, weight.device
+        return [nn.KeyValueCache.empty(*sizes, *kind) for _ in range(config.layers)]
 
 
 class GPT2(GPT):

@@ -112,6 +112,7 @@ class Llama(LanguageModel):
 
     def new_cache(self, batch: int, capacity: int) -> Caches:
         """A cache for each layer, as wide as the weights."""
-        config, dtype = self.config, self.model.embed_tokens.weight.dtype
+        config, weight = self.config, self.model.embed_tokens.weight
         sizes = batch, config.kv_heads, capacity, config.head_width
-        return [nn.KeyValueCache.empty(*sizes, dtype=dtype) for _ in range(config.layers)]
+        kind = weight.dtype, weight.device
+        return [nn.KeyValueCache.empty(*sizes, *kind) for _ in range(config.layers)]

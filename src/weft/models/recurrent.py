@@ -47,5 +47,6 @@ class LSTMLanguageModel(LanguageModel):
 
     def new_cache(self, batch: int, capacity: int) -> Any:
         """The state before the first token: it needs no room."""
-        zeros = wf.zeros((self.layers, batch, self.width), dtype=self.head.weight.dtype)
+        weight, sizes = self.head.weight, (self.layers, batch, self.width)
+        zeros = wf.zeros(sizes, dtype=weight.dtype, device=weight.device)
         return zeros, zeros.clone()

@@ -93,13 +93,14 @@ class Seq2Seq(nn.Module):
     ) -> wf.Tensor:
         memory, hidden = self.encode(source)
         cache = self.transformer.decoder.new_cache(batch, longest)
-        token, ended = wf.full((batch,), begin), np.zeros(batch, bool)
+        token = wf.full((batch,), begin, device=memory.device)
+        ended = np.zeros(batch, bool)
         columns: list[Any] = []
         while len(columns) < longest and not ended.all():
             token, cache = word_step(self, token, memory, hidden, cache)
             columns.append(np.where(ended, self.padding, token.numpy()))
             ended |= columns[-1] == end
-        return wf.asarray(np.stack(columns, axis=1))
+        return wf.asarray(np.stack(columns, axis=1), device=memory.device)
 
 
 @wf.jit  # type: ignore[untyped-decorator]

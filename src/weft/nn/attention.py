@@ -35,15 +35,21 @@ class KeyValueCache(NamedTuple):
 
     @classmethod
     def empty(
-        cls, batch: int, heads: int, capacity: int, head: int, dtype: Any = None
+        cls,
+        batch: int,
+        heads: int,
+        capacity: int,
+        head: int,
+        dtype: Any = None,
+        device: Any = None,
     ) -> KeyValueCache:
         """A cache that holds nothing yet.
 
         >>> KeyValueCache.empty(1, 2, 16, 4).key.shape
         (1, 2, 16, 4)
         """
-        room = wf.zeros((batch, heads, capacity, head), dtype=dtype)
-        return cls(room, room.clone(), wf.zeros((), dtype=wf.int64))
+        room = wf.zeros((batch, heads, capacity, head), dtype=dtype, device=device)
+        return cls(room, room.clone(), wf.zeros((), dtype=wf.int64, device=device))
 
     def extended(self, key: wf.Tensor, value: wf.Tensor) -> KeyValueCache:
         """The cache with more positions: key and value [batch, heads, time, head].
@@ -128,7 +134,8 @@ class MultiheadAttention(Module):
 
     def new_cache(self, batch: int, capacity: int, dtype: Any = None) -> KeyValueCache:
         """A cache for `forward(x, cache=...)`, with room for `capacity` positions."""
-        return KeyValueCache.empty(batch, self.num_kv_heads, capacity, self.head_dim, dtype)
+        sizes = batch, self.num_kv_heads, capacity, self.head_dim
+        return KeyValueCache.empty(*sizes, dtype, self.out_proj.weight.device)
 
     def forward(
         self,

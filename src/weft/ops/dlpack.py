@@ -167,18 +167,20 @@ _handed_out: dict[int, tuple[Any, Callable[[], None]]] = {}
 """By address: a structure that another library holds, and what is called when it lets go."""
 
 
-@_Deleter
 def _let_go(address: int) -> None:
     _, release = _handed_out.pop(address)
     release()
 
 
-@_Deleter
 def _destroy_capsule(capsule: int) -> None:
     """Let go of what a capsule holds that nobody took."""
     for name in (_PLAIN, _VERSIONED):
         if _dying_is(capsule, name):
             _let_go(_dying_pointer(capsule, name))
+
+
+_on_release, _on_destruction = _Deleter(_let_go), _Deleter(_destroy_capsule)
+"""The two as functions of C, which must exist as long as the process."""
 
 
 @frozen
@@ -206,14 +208,14 @@ def make_capsule(
     view.dtype = _label_of(memory.dtype)
     view.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
     view.strides = ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = ctypes.cast(_let_go, ctypes.c_void_p)
+    managed.deleter = ctypes.cast(_on_release, ctypes.c_void_p)
     if is_versioned:
         managed.version[:] = VERSION
         managed.flags = _READ_ONLY if is_read_only else 0
     address = ctypes.addressof(managed)
     _handed_out[address] = (managed, sizes, steps), release
     name = _VERSIONED if is_versioned else _PLAIN
-    return _new_capsule(address, name, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
+    return _new_capsule(address, name, ctypes.cast(_on_destruction, ctypes.c_void_p))
 
 
 def take_capsule(capsule: Any) -> tuple[Memory, Callable[[], None]]:

@@ -270,3 +270,16 @@ def test_copies_go_to_the_stream_with_their_sizes() -> None:
     assert library.calls[-1][1] == (source.ctypes.data, memory.pointer, 64, stream.handle)
     stream.upload(memory, np.ones(0, np.float32))
     assert library.names()[-1] == "cuMemcpyDtoHAsync_v2", "nothing is not copied"
+
+
+def test_a_missing_driver_is_reported_at_the_line_that_asks() -> None:
+    if drivers.is_available():
+        pytest.skip("this machine has a card")
+    texts = []
+    for make in (lambda: wf.zeros(3, device="cuda"), lambda: wf.ones(4).to("cuda")):
+        with pytest.raises(DeviceError, match="NVIDIA driver") as caught:
+            make()
+        assert caught.value.at is not None
+        texts.append(caught.value.at.source())
+    assert "wf.zeros(3" in texts[0]
+    assert "wf.ones(4)" in texts[1]

@@ -45,6 +45,7 @@ def test_a_compiled_function_of_nothing_runs_on_the_default_device(card: HostCar
     with wf.default_device("cuda") as place:
         assert f().device == place
         np.testing.assert_allclose(f().numpy(), [1.0, 1.5, 2.0])
+    assert f().device == CPU
 
 
 def test_what_is_written_stays_on_its_device(card: HostCard) -> None:
@@ -160,3 +161,50 @@ def test_a_move_inside_of_a_compiled_function_is_refused(card: HostCard) -> None
     with pytest.raises(wf.UnsupportedError, match="no part on another device") as caught:
         wf.jit(lambda x: x.to("cuda") + 1)(wf.ones(3))
     assert 'y.to("cuda:0")' in caught.value.fix
+
+
+def test_memory_that_runs_out_names_the_largest_tensors_and_the_process_goes_on(
+    card: HostCard,
+) -> None:
+    held = wf.ones((300, 1000), device="cuda"), wf.ones((77, 3), device="cuda")
+    card.results["cuMemAllocAsync"] = 2
+    try:
+        for make in (
+            lambda: wf.zeros((40_000, 70), device="cuda"),
+            lambda: held[1].to("cpu").to("cuda").reshape(-1, 1) + wf.ones((1, 3000), device="cuda"),
+            lambda: wf.jit(lambda x: wf.exp(x[:, :, None] + wf.ones(3000)))(held[1]),
+        ):
+            with pytest.raises(wf.OutOfMemoryError, match="the card has no room for") as caught:
+                make()
+            text = str(caught.value)
+            assert "f32[300, 1000] (1.1 MiB)" in text
+            assert "wf.jit(memory=...)" in caught.value.fix
+    finally:
+        del card.results["cuMemAllocAsync"]
+    assert wf.zeros((40_000, 70), device="cuda").device == held[0].device
+    assert (held[1] + 1).sum().item() == 462.0
+
+
+def test_memory_is_counted_and_its_peak_begins_anew(card: HostCard) -> None:
+    before = wf.cuda.memory_stats().used
+    held = [wf.ones((1 << 18,), device="cuda"), wf.ones((1 << 18,), device="cuda")]
+    stats = wf.cuda.memory_stats()
+    assert stats.used - before == 2 << 20
+    held.pop()
+    assert wf.cuda.memory_stats().peak >= stats.used > wf.cuda.memory_stats().used
+    wf.cuda.reset_peak_memory()
+    assert wf.cuda.memory_stats().peak == wf.cuda.memory_stats().used
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("empty_cache", "wf.cuda.release_memory"),
+        ("max_memory_allocated", "wf.cuda.memory_stats().peak"),
+        ("syncronize", "wf.cuda.synchronize"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(name: str, fix: str) -> None:
+    with pytest.raises(wf.NameUnknownError) as caught:
+        getattr(wf.cuda, name)
+    assert caught.value.fix == fix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compiler.cuda.host_card import HostCard, host_card
+from tests.test_examples import EXAMPLES as FOLDER
+from tests.test_examples import load as load_example
 
 import weft as wf
+from weft.cli.application import main
 from weft.compiler.targets.cuda import dlpack
 from weft.compiler.targets.cuda.array import compute_stream
 from weft.data import ArrayDataset, DataLoader
 
 CPU = wf.device("cpu")
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 @pytest.fixture
@@ -89,6 +94,15 @@ def test_memory_of_batches_is_used_again_and_kept_batches_stay_whole(card: HostC
     assert len(pointers) <= 6
 
 
+def test_batches_of_any_layout_and_of_none_reach_a_card(card: HostCard) -> None:
+    wide = np.arange(24, dtype=np.float64).reshape(4, 6)
+    parts = ArrayDataset(wide.T, np.zeros((6, 0), np.int32), np.array(list("abcdef")))
+    (first, second, names), *_ = DataLoader(parts, batch_size=4, device="cuda")
+    np.testing.assert_array_equal(first.numpy(), wide.T[:4])
+    assert (second.shape, second.device) == ((4, 0), wf.device("cuda"))
+    assert list(names) == list("abcd")
+
+
 def test_an_error_of_the_data_comes_in_its_place(card: HostCard) -> None:
     class Broken(wf.data.Dataset):
         def __len__(self) -> int:
@@ -155,6 +169,14 @@ def test_a_trainer_learns_on_a_card_what_it_learns_on_the_host(
     assert there.predict(data()[0]).device == wf.device("cuda")
 
 
+def test_updates_of_several_batches_and_clipped_gradients_are_the_hosts(card: HostCard) -> None:
+    runs = [trainer(device, accumulate=2, clip_norm=0.1) for device in ("cuda", "cpu")]
+    for each in runs:
+        each.fit(data(), epochs=1, batch_size=4)
+    for one, other in zip(*map(weights, runs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(("first", "second"), [("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
 def test_a_run_goes_on_from_a_checkpoint_on_any_device(
     card: HostCard, tmp_path: Path, first: str, second: str
@@ -197,3 +219,41 @@ def test_a_file_is_loaded_to_the_device_that_is_asked_for(card: HostCard, tmp_pa
         assert loaded["a"].device == loaded["b"][0].device == wf.device(device)
         assert (loaded["a"].tolist(), loaded["b"][1]) == ([0, 1, 2], 5)
     assert wf.load(tmp_path / "tree.safetensors")["a"].device == CPU
+
+
+# --- from the command line -----------------------------------------------------------------------
+
+
+def test_the_command_line_trains_and_judges_on_a_card(
+    card: HostCard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "run")
+    settings = ["--set", "hidden=2", "--device", "cuda", "--folder", folder]
+    assert main(["train", "iris", "--epochs", "1", "--quiet", *settings]) == 0
+    launched = card.launched
+    assert launched > 0
+    capsys.readouterr()
+    assert main(["eval", "iris", "--json", *settings]) == 0
+    assert card.launched > launched
+    there = json.loads(capsys.readouterr().out)
+    assert main(["eval", "iris", "--json", "--set", "hidden=2", "--folder", folder]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert there["loss"] == pytest.approx(here["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_takes_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    assert load_example(name).parse(["--device", "cuda"]).device == "cuda"
+
+
+def test_an_example_runs_on_a_card(card: HostCard) -> None:
+    example = load_example("linear_regression")
+    try:
+        there = example.main(["--quick", "--device", "cuda"])
+    finally:
+        wf.default_device("cpu")
+    assert card.launched > 0
+    here = example.main(["--quick"])
+    for name, value in here.items():
+        assert there[name] == pytest.approx(value, rel=1e-2, abs=1e-3)

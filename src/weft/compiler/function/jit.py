@@ -98,7 +98,8 @@ class Jit:
         key = self._repeated.key(args, kwargs, outside)
         call = self._read(args, kwargs)
         found = self._find(call)
-        self._repeated.remember(key, call.handles, found)
+        if call.handles:  # else it is computed on the default device, which may change
+            self._repeated.remember(key, call.handles, found)
         return found(call.handles)
 
     def _values(self) -> list[Any]:

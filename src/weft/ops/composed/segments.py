@@ -313,8 +313,8 @@ def _edges(x: Tensor, bins: Any, limits: tuple[float, float] | None) -> Tensor:
         ends = (least(x) - apart, greatest(x) + apart)
         return linspace(*ends, bins + 1, dtype=dtype)
     with room("histogram", {"x": x, "bins": bins}):
-        edges = np.linspace(low - apart, high + apart, bins + 1).astype(dtype.numpy)
-        return place_beside(wrap(edges), x)
+        line = np.linspace(low - apart, high + apart, bins + 1).astype(dtype.numpy)
+        return place_beside(wrap(line), x)
 
 
 def _range(limits: Any) -> tuple[float, float]:

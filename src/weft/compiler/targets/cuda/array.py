@@ -7,6 +7,7 @@ may share memory: the second then holds the first as its `base`.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from functools import cache
@@ -14,10 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiler.targets.cuda.device import Memory, Stream, device
+from weft.compiler.targets.cuda.device import EXPLAIN, Memory, Stream, device
 from weft.compiler.targets.cuda.faults import raise_faults
 from weft.core.devices import Device
+from weft.core.dtypes import BY_NUMPY
+from weft.core.errors import OutOfMemoryError
 from weft.core.records import frozen
+from weft.core.types import TensorType
 
 HostArray = np.ndarray[Any, Any]
 _OWNED, _SHARED = 0x0505, 0x0101
@@ -92,6 +96,49 @@ class CudaArray:
 
     def __repr__(self) -> str:
         return f"<array of {self.dtype}{list(self.shape)} on {self.device}>"
+
+
+LARGEST = 5
+"""How many arrays are named where memory runs out."""
+
+
+def out_of_memory(size: int, error: OutOfMemoryError) -> OutOfMemoryError:
+    """The error where a card has no room, with the largest arrays that it holds.
+
+    Arrays are looked for among all objects, so that nothing is counted before memory runs out.
+    """
+    held: dict[int, CudaArray] = {}
+    for each in gc.get_objects():
+        if type(each) is CudaArray and each.nbytes:
+            known = held.get(each.pointer)
+            if known is None or each.nbytes > known.nbytes:
+                held[each.pointer] = each
+    arrays = sorted(held.values(), key=lambda each: -each.nbytes)
+    texts = [f"{TensorType(BY_NUMPY[x.dtype], x.shape)} ({mebibytes(x.nbytes)})" for x in arrays]
+    shown = ", ".join(texts[:LARGEST]) or "none"
+    return OutOfMemoryError(
+        "cuda",
+        f"the card has no room for {mebibytes(size)}",
+        expected="as much free memory",
+        got={
+            "largest tensors": shown,
+            "tensors": f"{len(arrays)}, {mebibytes(sum(x.nbytes for x in arrays))} in all",
+        },
+        note=error.problem,
+        fix=error.fix,
+    )
+
+
+def mebibytes(count: int) -> str:
+    """A number of bytes in words.
+
+    >>> mebibytes(3 << 19)
+    '1.5 MiB'
+    """
+    return f"{count / 2**20:.1f} MiB"
+
+
+EXPLAIN.append(out_of_memory)
 
 
 @cache

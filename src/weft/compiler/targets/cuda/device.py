@@ -42,6 +42,8 @@ _NON_BLOCKING = 1
 """A stream that does not wait for the default stream of other libraries."""
 _NO_TIMING = 2
 _current = local()
+EXPLAIN: list[Callable[[int, OutOfMemoryError], OutOfMemoryError]] = []
+"""Makes the error for bytes that a card does not have, of the driver's; see array.py."""
 
 
 class Device:
@@ -277,9 +279,12 @@ class Arena:
         except OutOfMemoryError:
             self.used -= size
             self.release()
-            found = self._allocate(size)
-            self.used += size
-            return found
+        try:
+            address = self._allocate(size)
+        except OutOfMemoryError as error:
+            raise EXPLAIN[0](size, error) if EXPLAIN else error from None
+        self.used += size
+        return address
 
     def give(
         self,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from math import prod
+from threading import RLock
 from typing import Any
 from weakref import finalize
 
@@ -22,6 +23,7 @@ from weft.compiler.targets.cuda.array import CudaArray, compute_stream
 from weft.compiler.targets.cuda.device import Event, Stream
 from weft.core.dtypes import BY_NUMPY, bfloat16
 from weft.core.errors import ArgumentError
+from weft.core.forks import wait_at_fork
 from weft.ops.dlpack import CUDA_KIND, Memory, make_capsule, take_capsule
 
 NO_WAIT, LEGACY = -1, 1
@@ -29,6 +31,8 @@ NO_WAIT, LEGACY = -1, 1
 _INTERFACE = 3
 """The version of `__cuda_array_interface__`."""
 
+_lock = RLock()
+wait_at_fork(_lock)
 _exported: deque[tuple[CudaArray, int]] = deque()
 """Arrays that other libraries let go of, and the streams whose work may still read them."""
 _imported: deque[tuple[int, Callable[[], None]]] = deque()
@@ -39,23 +43,25 @@ _closing: deque[tuple[Event, Callable[[], None]]] = deque()
 
 def collect_dropped(*, wait: bool = False) -> None:
     """Look after memory that one side let go of; with `wait` all foreign memory is given back."""
-    while _exported:
-        array, reader = _exported.popleft()
-        ours = array.memory.stream
-        if reader == LEGACY:
-            _wait_for(ours, reader)
-        else:  # a stream that may be gone, or that of another thread
-            ours.device.synchronize()
-    while _imported:
-        ordinal, release = _imported.popleft()
-        stream = compute_stream(ordinal)
-        event = Event(stream.device, timed=False)
-        event.record(stream)
-        _closing.append((event, release))
-    while _closing and (wait or len(_closing) > 1):  # the last event is likely not done yet
-        event, release = _closing.popleft()
-        event.synchronize()
-        release()
+    with _lock:
+        while _exported:
+            array, reader = _exported.popleft()
+            ours = array.memory.stream
+            ours.device.make_current()
+            if reader == LEGACY:
+                _wait_for(ours, reader)
+            else:  # a stream that may be gone, or that of another thread
+                ours.device.synchronize()
+        while _imported:
+            ordinal, release = _imported.popleft()
+            stream = compute_stream(ordinal)
+            event = Event(stream.device, timed=False)
+            event.record(stream)
+            _closing.append((event, release))
+        while _closing and (wait or len(_closing) > 1):  # the last event is likely not done yet
+            event, release = _closing.popleft()
+            event.synchronize()
+            release()
 
 
 def _wait_for(stream: Stream, other: int) -> None:

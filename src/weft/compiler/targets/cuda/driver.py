@@ -12,6 +12,7 @@ True
 from __future__ import annotations
 
 import ctypes
+from copy import copy
 from ctypes import (
     POINTER,
     byref,
@@ -28,6 +29,7 @@ from functools import cache
 from typing import Any
 
 from weft.core.errors import DeviceError, OutOfMemoryError, WeftError
+from weft.core.locations import user_location
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "nvcuda.dll")
 """The names of the driver's library, the first that is there is taken."""
@@ -233,7 +235,8 @@ def load_driver() -> Driver:
     """The driver of this machine; a DeviceError says why there is none."""
     opened = _opened_driver()
     if isinstance(opened, WeftError):
-        raise opened
+        # made for the first line that asked, it names the one that asks now
+        raise copy(opened).located(user_location())
     return opened
 
 

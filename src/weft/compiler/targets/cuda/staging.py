@@ -46,11 +46,12 @@ class Upload:
 
     def add(self, array: np.ndarray[Any, Any]) -> CudaArray:
         """Begin to copy an array; it may be read after `finish`."""
-        pinned = self._slot.buffer(self._count, array.nbytes).array(array.dtype, array.shape)
-        self._count += 1
-        pinned[...] = array
         memory = self._stream.allocate(array.nbytes)
-        self._stream.upload(memory, pinned)
+        if array.nbytes:
+            pinned = self._slot.buffer(self._count, array.nbytes).array(array.dtype, array.shape)
+            self._count += 1
+            pinned[...] = array
+            self._stream.upload(memory, pinned)
         main = compute_stream(self._stream.device.ordinal)
         held = [memory]
         return borrow_array(main, memory.pointer, array.dtype, array.shape, held.clear)
