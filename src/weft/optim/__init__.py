@@ -16,8 +16,9 @@ The same lines run eagerly and inside `wf.jit`, where the updates are part of th
 from weft.optim import rules, schedules
 from weft.optim.averaging import ExponentialMovingAverage
 from weft.optim.clipping import clip_grad_norm, clip_grad_value
+from weft.optim.groups import Group
 from weft.optim.lbfgs import LBFGS
-from weft.optim.optimizer import Group, Optimizer
+from weft.optim.optimizer import Optimizer
 from weft.optim.optimizers import (
     SGD,
     Adadelta,

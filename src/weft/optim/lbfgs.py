@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 import weft as wf
 from weft.optim.checks import check_count
+from weft.optim.groups import Parameters
 from weft.optim.line_search import Point, strong_wolfe
-from weft.optim.optimizer import Optimizer, Parameters
+from weft.optim.optimizer import Optimizer
 from weft.optim.rows import Rows
 from weft.optim.rules import Rule
 from weft.optim.schedules import Schedule

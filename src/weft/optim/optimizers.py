@@ -17,7 +17,8 @@ from typing import Any, TypeAlias, Unpack
 import weft as wf
 from weft.optim import rules
 from weft.optim.checks import check_count
-from weft.optim.optimizer import Group, Optimizer, Parameters, Shared
+from weft.optim.groups import Group, Parameters
+from weft.optim.optimizer import Optimizer, Shared
 from weft.optim.rules import Rule, is_zero
 from weft.optim.schedules import Schedule
 
