@@ -101,26 +101,29 @@ def mlp() -> None:
     where_time_goes(step)
 
 
-def gpt(batch: int = 16, layers: int = 12) -> None:
-    """GPT-124M, batch 16 x 1024, bfloat16 weights."""
+def gpt(batch: int = 16, layers: int = 12, *, mixed: bool = False) -> None:
+    """GPT-124M, batch 16 x 1024; bfloat16 weights, or float32 ones inside of autocast."""
     config = wf.models.GPTConfig(
         vocabulary=50304, context=1024, layers=layers, heads=12, width=768, dropout=0.0
     )
     wf.random.seed(0)
-    model = wf.models.GPT(config).to("bfloat16").to("cuda")
+    model = wf.models.GPT(config).to("cuda")
+    if not mixed:
+        model = model.to("bfloat16")
     tokens = np.random.default_rng(0).integers(0, 50304, (batch, 1025))
     x, y = wf.asarray(tokens[:, :-1]).to("cuda"), wf.asarray(tokens[:, 1:]).to("cuda")
 
     def loss_of(m: Any, x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
-        logits = m(x)
-        return wf.nn.functional.cross_entropy(logits.reshape(-1, 50304), y.reshape(-1))
+        with wf.autocast("bfloat16", enabled=mixed):
+            logits = m(x)
+            return wf.nn.functional.cross_entropy(logits.reshape(-1, 50304), y.reshape(-1))
 
     step = weft_step(model, loss_of, x, y)
     first = first_call(step)
     losses = [float(step()) for _ in range(3)]
     best = milliseconds(step, wf.cuda.synchronize, 5)
     stats = wf.cuda.memory_stats()
-    report(FILE, {"part": f"gpt {layers} layers", "weft ms": round(best, 3),
+    report(FILE, {"part": f"gpt {layers} layers" + (", mixed" if mixed else ""), "weft ms": round(best, 3),
                   "first s": round(first, 2), "losses": [round(v, 3) for v in losses],
                   "peak GB": round(stats.peak / 1e9, 2)})  # fmt: skip
     where_time_goes(step, 40)
@@ -216,15 +219,19 @@ def torch_gpt() -> None:
 
     row: dict[str, object] = {"part": "torch gpt"}
     tokens = torch.randint(0, 50304, (16, 1025), device="cuda")
-    for name in ("eager", "compiled"):
-        model = GPT().cuda().to(torch.bfloat16)
-        run: Any = torch.compile(model) if name == "compiled" else model
+    for name in ("eager", "compiled", "eager mixed", "compiled mixed"):
+        is_mixed = name.endswith("mixed")
+        model = GPT().cuda()
+        if not is_mixed:
+            model = model.to(torch.bfloat16)
+        run: Any = torch.compile(model) if name.startswith("compiled") else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
-        def step(run: Any = run, optimizer: Any = optimizer) -> Any:
+        def step(run: Any = run, optimizer: Any = optimizer, mixed: bool = is_mixed) -> Any:
             optimizer.zero_grad(set_to_none=True)
-            logits = run(tokens[:, :-1])
-            loss = F.cross_entropy(logits.view(-1, 50304), tokens[:, 1:].reshape(-1))
+            with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
+                logits = run(tokens[:, :-1])
+                loss = F.cross_entropy(logits.view(-1, 50304), tokens[:, 1:].reshape(-1))
             loss.backward()
             optimizer.step()
             return loss
@@ -269,6 +276,7 @@ PARTS = {
     "mlp": mlp,
     "eager": eager,
     "gpt": gpt,
+    "gpt_mixed": lambda: gpt(mixed=True),
     "torch_gpt": torch_gpt,
     "resnet": resnet,
     "torch_resnet": torch_resnet,
