@@ -18,7 +18,7 @@ from weft.compiler.targets.cuda.array import compute_stream
 from weft.compiler.targets.cuda.binding import Binding, Run
 from weft.compiler.targets.cuda.device import Memory, device
 from weft.compiler.targets.cuda.driver import Driver
-from weft.compiler.targets.cuda.modules import Function, load_ptx
+from weft.compiler.targets.cuda.modules import Function, load_written_ptx
 from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
 
 _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
@@ -146,7 +146,7 @@ def written_kernel_run(
 @cache
 def loaded_function(name: str, text: str, shared_bytes: int, ordinal: int) -> Function:
     """The function of a kernel on a card."""
-    return load_ptx(device(ordinal), text).function(name, shared_bytes)
+    return load_written_ptx(device(ordinal), text).function(name, shared_bytes)
 
 
 class WrittenKernel(Protocol):
