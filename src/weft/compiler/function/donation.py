@@ -24,6 +24,7 @@ import numpy as np
 from weft.compiler.function.recording import Recording, Source
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.target import Donation, Executable, Reuse
+from weft.core.arrays import is_host
 from weft.core.references import held_beside
 from weft.core.settings import settings
 from weft.core.types import TensorType
@@ -99,7 +100,7 @@ def _shows_whole_base(array: Array) -> bool:
     """Whether an array is a view of all elements of another, in their order."""
     base = array.base
     return (
-        type(base) is np.ndarray
+        is_host(base)
         and base.flags.num & _PLAIN == _PLAIN
         and array.flags.c_contiguous
         and array.flags.aligned
@@ -160,7 +161,7 @@ def reusable_gradients(
     fitting = [
         n
         for n, kind in enumerate(kinds)
-        if type(arrays[n]) is np.ndarray
+        if is_host(arrays[n])
         and arrays[n].dtype == kind.dtype.numpy
         and arrays[n].shape == kind.shape
     ]
