@@ -123,7 +123,8 @@ def gpt(batch: int = 16, layers: int = 12, *, mixed: bool = False) -> None:
     losses = [float(step()) for _ in range(3)]
     best = milliseconds(step, wf.cuda.synchronize, 5)
     stats = wf.cuda.memory_stats()
-    report(FILE, {"part": f"gpt {layers} layers" + (", mixed" if mixed else ""), "weft ms": round(best, 3),
+    name = f"gpt {layers} layers" + (", mixed" if mixed else "")
+    report(FILE, {"part": name, "weft ms": round(best, 3),
                   "first s": round(first, 2), "losses": [round(v, 3) for v in losses],
                   "peak GB": round(stats.peak / 1e9, 2)})  # fmt: skip
     where_time_goes(step, 40)
