@@ -222,7 +222,7 @@ def test_lbfgs_takes_the_same_steps_on_a_card(card: HostCard) -> None:
     found = []
     for device in ("cuda", "cpu"):
         x = wf.tensor([-1.0, 1.5], device=device, requires_grad=True)
-        optimizer = wf.optim.LBFGS([x], lr=0.5)
+        optimizer = wf.optim.LBFGS([x], lr=0.5, max_iterations=4)
 
         def loss(x: wf.Tensor = x, optimizer: Any = optimizer) -> wf.Tensor:
             optimizer.zero_grad()
