@@ -137,7 +137,10 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
-        result = call_beside(self.forward, args, kwargs)
+        if is_tracing():  # whose constants are part of its program; scripts follow this call
+            result = self.forward(*args, **kwargs)
+        else:
+            result = call_beside(self.forward, args, kwargs)
         for hook in tuple(self._hooks.values()):
             changed = hook(self, args, result)
             result = result if changed is None else changed

@@ -233,7 +233,7 @@ class Picture:
             item.phase = min((each.phase for each in own_readers), key=_order, default=PHASES[0])
             paths = [each.path for each in own_readers if each.phase == item.phase]
             if self._is_held(number):
-                item.path = _frame(_common_prefix(paths) or max(paths, key=len, default=()))
+                item.path = _frame(_common_prefix(paths) or min(paths, key=len, default=()))
             if item.path:  # the full name is in its text
                 item.title = item.title.rpartition(".")[2]
 
