@@ -40,11 +40,12 @@ from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
+from weft.ir.forward import without_zero_tangents
 from weft.ir.graph import Graph
-from weft.ir.tensor import Tensor, grad_mode, traces, wrap
+from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
 from weft.ops.control import Marks, silent_graph
 from weft.ops.control_call import call_graph
-from weft.ops.random_bits import GENERATOR
+from weft.ops.random_bits import GENERATOR, refuse_batches
 
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +88,7 @@ class Compiled:
         is_given = len(places) == len(self.recording.sources)
         self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
-        drawn = [s.argument is None and s.handle is None for s in self.recording.sources]
+        drawn = [source.is_counter for source in self.recording.sources]
         self.drawn = drawn.index(True) if any(drawn) else None
         self.is_silent = silent_graph(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
@@ -145,6 +146,8 @@ class Compiled:
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """Run it on the tensors in a call's arguments, and write back the state that it changed."""
         recording, places = self.recording, self.places
+        if self.drawn is not None:
+            refuse_batches("jit")
         if places is None:
             inputs = [source.read(handles) for source in recording.sources]
         else:
@@ -261,17 +264,22 @@ def _write_back(
     """Write state back; the arrays that were replaced."""
     replaced: list[Array] = []
     gradients: list[Tensor] = []
+    is_traced = bool(traces.stack)
     for write in recording.writes:
         owner = write.source.owner(handles)
         if owner is None:
             continue
         value = None if write.output is None else outputs[write.output]._value
+        if write.source.is_counter:
+            GENERATOR.advance(wrap(value))
+            continue
+        if is_traced:
+            value = without_zero_tangents(value)
+            about_to_write(owner)
         if write.source.gradient:
             if owner._grad is not None:
                 gradients.append(owner._grad)
             owner._grad = None if value is None else wrap(value)
-        elif owner is GENERATOR.counter:
-            GENERATOR.advance(wrap(value))
         else:
             if type(owner._value) in CONCRETE:
                 replaced.append(owner._value)
