@@ -59,6 +59,12 @@ def test_a_trace_leaves_the_generator_usable_and_its_graph_draws_the_same(f: Any
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_trace_advances_the_generator_by_what_is_drawn_in_any_case(way: str) -> None:
+    _, counter = numbers_of(wf.ir.trace, WAYS[way](lambda x: draw(draw(x))), wf.zeros(3))
+    assert counter == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("f", DRAWS)
 def test_types_are_inferred_without_touching_the_generator(f: Any, way: str) -> None:
     kind, _ = numbers_of(wf.ir.infer, WAYS[way](f), wf.zeros(3))

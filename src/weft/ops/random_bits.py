@@ -264,8 +264,8 @@ class Generator:
     def _put(self, counter: Tensor) -> None:
         """Count on from a counter; only concrete ones outlast the trace that they belong to.
 
-        What `wf.ir.trace` records is drawn when the graph runs, so the counter that a recorded loop
-        or compiled function comes to is that of this thread's draws up to the trace's end.
+        How often a loop draws that `wf.ir.trace` records is known when its graph runs: the counter
+        that it comes to is that of this thread's draws up to the end of the trace.
         """
         handle, value = self.current(), without_zero_tangents(counter._value)
         if handle is self.counter and isinstance(value, Traced):

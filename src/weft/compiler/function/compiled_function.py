@@ -43,6 +43,7 @@ from weft.ir.dispatch import OBSERVERS
 from weft.ir.forward import without_zero_tangents
 from weft.ir.graph import Graph
 from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
+from weft.ir.tracing import interpret, without_dead_nodes
 from weft.ops.control import Marks, silent_graph
 from weft.ops.control_call import call_graph
 from weft.ops.random_bits import GENERATOR, refuse_batches
@@ -163,7 +164,7 @@ class Compiled:
             elif self._is_taped(inputs, arrays):
                 outputs = self.taped_for(inputs)(inputs, arrays)
             else:
-                outputs = list(call_graph(recording.graph, *inputs))
+                outputs = self._traced_outputs(inputs)
             del inputs, arrays
             if recording.writes:
                 self._write_back(handles, outputs)
@@ -210,6 +211,26 @@ class Compiled:
             and not rewrites()
             and self.is_silent
         )
+
+    def _traced_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of a call inside of a transform, as one operation.
+
+        Where the counter that the call comes to depends on nothing traced, it is computed at once:
+        `wf.ir.trace` has no counter of its own, and moves the generator as draws outside do.
+        """
+        outputs, graph = list(call_graph(self.recording.graph, *inputs)), self.recording.graph
+        places = [write.output for write in self.recording.writes if write.source.is_counter]
+        for place in places:
+            if place is None or type(outputs[place]._value) in CONCRETE:
+                continue
+            counted = without_dead_nodes(Graph(graph.inputs, graph.nodes, (graph.outputs[place],)))
+            read = {atom for node in counted.nodes for atom in node.operands} | {*counted.outputs}
+            known = dict(zip(graph.inputs, inputs, strict=True))
+            used = [variable for variable in graph.inputs if variable in read]
+            if CONCRETE.issuperset(type(known[variable]._value) for variable in used):
+                needed = Graph(tuple(used), counted.nodes, counted.outputs)
+                outputs[place] = interpret(needed, *[known[variable] for variable in used])[0]
+        return outputs
 
     def taped_for(self, inputs: Sequence[Tensor]) -> Taped:
         """The two programs for calls in which these inputs have a place on the tape."""
