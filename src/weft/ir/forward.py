@@ -54,6 +54,16 @@ def has_derivative(x: Tensor) -> bool:
         x = value.primal
 
 
+def without_zero_tangents(value: Any) -> Any:
+    """A tensor's value, taken out of all duals in which nothing moves.
+
+    So state that has no derivative (a count, a statistic) is left as plain values by a jvp.
+    """
+    while isinstance(value, Dual) and value.tangent is None:
+        value = value.primal._value
+    return value
+
+
 def refuse_derivative(op: str, name: str, value: object) -> None:
     """Refuse a tensor of which a derivative is taken, where it would be lost."""
     if isinstance(value, Tensor) and has_derivative(value):

@@ -23,9 +23,10 @@ from weft.core.types import TensorType
 from weft.ir.abstract import AbstractTrace
 from weft.ir.dispatch import active_trace
 from weft.ir.graph import Graph
+from weft.ir.lifting import Lifting, lift
 from weft.ir.sizes import resolve_graph, resolve_type
-from weft.ir.tensor import Tensor, Traced, wrap
-from weft.ir.tracing import Closure, trace
+from weft.ir.tensor import Tensor, Trace, Traced, wrap
+from weft.ir.tracing import Closure, GraphTrace, trace
 
 __all__ = ["infer", "trace_function", "trace_whole"]
 
@@ -58,9 +59,9 @@ def _trace_call(call: _Call, whole: bool) -> Graph:
     def flat(*tensors: Tensor) -> list[Tensor]:
         return [_tensor("trace", leaf) for leaf in trees.leaves(call.run(tensors))]
 
-    with Guards({}), Unifier() as unifier:
+    with Lifting(), Guards({}), Unifier() as unifier:
         types = [_type("trace", leaf) for leaf in call.operands()]
-        closure = trace(flat, types, whole=whole)
+        closure = trace(flat, types, whole=whole, recorder=_FunctionTrace())
         _check_constants(closure)
         graph = closure.closed()
     return resolve_graph(graph, unifier.resolve) if unifier.bindings else graph
@@ -89,12 +90,32 @@ def infer(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     f32[batch, 10]
     """
     call = _Call.from_arguments(f, args, kwargs)
-    recorder = AbstractTrace()
-    with active_trace(recorder), Guards({}), Unifier() as unifier:
+    recorder = _TypeTrace()
+    with Lifting(), active_trace(recorder), Guards({}), Unifier() as unifier:
         inputs = [recorder.tensor(_type("infer", leaf)) for leaf in call.operands()]
         result = call.run(inputs)
         sizes = unifier.resolve
         return trees.map_tree(lambda leaf: resolve_type(_type("infer", leaf), sizes), result)
+
+
+class _WithoutWrites(Trace):
+    """Nothing is run, so tensors that the function writes to are as before when the trace ends."""
+
+    adopts = True
+
+    def adopt(self, handle: Tensor) -> None:
+        """See `Trace`. What the trace has made itself is nobody else's."""
+        value = handle._value
+        if not isinstance(value, Traced) or value.trace is not self:
+            lift(handle)
+
+
+class _FunctionTrace(_WithoutWrites, GraphTrace):
+    """Records the graph of a function."""
+
+
+class _TypeTrace(_WithoutWrites, AbstractTrace):
+    """Computes the types of a function's results."""
 
 
 @frozen

@@ -116,10 +116,14 @@ class Closure:
 
 
 def trace(
-    f: Callable[..., Sequence[Tensor]], types: Sequence[TensorType], *, whole: bool = False
+    f: Callable[..., Sequence[Tensor]],
+    types: Sequence[TensorType],
+    *,
+    whole: bool = False,
+    recorder: GraphTrace | None = None,
 ) -> Closure:
     """The graph of f on arguments of these types; `whole` keeps what no output needs."""
-    recorder = GraphTrace()
+    recorder = GraphTrace() if recorder is None else recorder
     recorder.device = traces.recording[-1].device if traces.recording else traces.device or CPU
     with active_trace(recorder):
         inputs = [Variable(kind) for kind in types]

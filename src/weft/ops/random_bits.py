@@ -34,9 +34,10 @@ from weft.core.types import TensorType
 from weft.ir.batching import BatchTrace, to_front
 from weft.ir.derivatives import constant
 from weft.ir.dispatch import apply
+from weft.ir.forward import without_zero_tangents
 from weft.ir.kinds import Random
 from weft.ir.primitive import Mistake, Primitive, Sample
-from weft.ir.tensor import Tensor, traces, wrap
+from weft.ir.tensor import Tensor, Traced, traces, wrap
 from weft.ops.elementwise import add
 
 __all__: list[str] = []
@@ -206,7 +207,10 @@ def fold_key(key: Tensor, data: Tensor) -> Tensor:
 
 
 class _Here(threading.local):
-    """What stands for a generator's counter in this thread, while a function is traced."""
+    """What stands for a generator's counter in this thread, while a function is traced.
+
+    A counter of a trace that has ended stands for nothing any more.
+    """
 
     counter: Tensor | None = None
 
@@ -232,34 +236,42 @@ class Generator:
         """Continue from a key and a counter; while a function is traced, its counter is meant."""
         with self._lock:
             self.key._value = key._value
-            self._handle()._value = counter._value
+            self._put(counter)
 
     def state(self) -> tuple[Tensor, Tensor]:
         """The key and the counter of the next draw."""
         with self._lock:
-            return wrap(self.key._value), wrap(self._handle()._value)
+            return wrap(self.key._value), wrap(self.current()._value)
 
     def draw(self, op: str) -> Tensor:
         """The key of the next draw."""
-        if any(isinstance(trace, BatchTrace) for trace in traces.stack):
-            raise TraceError(
-                op,
-                "the global generator would give every element of a vmap the same numbers",
-                expected="a key for each element of the batch",
-                got={"key": None},
-                fix="keys = wf.random.split(wf.random.key(0), n), map over them, and pass key=key",
-            )
+        refuse_batches(op)
         with self._lock:
-            handle = self._handle()
+            handle = self.current()
             if is_concrete(handle._value):
                 handle._value = to_host(handle._value)
             key = fold_key(wrap(self.key._value), wrap(handle._value))
             handle._value = add(wrap(handle._value), _ONE)._value
         return key
 
-    def _handle(self) -> Tensor:
+    def current(self) -> Tensor:
+        """The handle of the counter that this thread draws from."""
         traced = self.here.counter
+        if traced is not None and _is_leftover(traced):
+            traced = self.here.counter = None
         return self.counter if traced is None else traced
+
+    def _put(self, counter: Tensor) -> None:
+        """Count on from a counter; only concrete ones outlast the trace that they belong to.
+
+        How often a loop draws that `wf.ir.trace` records is known when its graph runs: the counter
+        that it comes to is that of this thread's draws up to the end of the trace.
+        """
+        handle, value = self.current(), without_zero_tangents(counter._value)
+        if handle is self.counter and isinstance(value, Traced):
+            self.here.counter = wrap(value)
+        else:
+            handle._value = value
 
     @contextmanager
     def use_counter(self, counter: Tensor) -> Iterator[Tensor]:
@@ -274,7 +286,24 @@ class Generator:
     def advance(self, counter: Tensor) -> None:
         """Take over the counter that a traced function came to."""
         with self._lock:
-            self._handle()._value = counter._value
+            self._put(counter)
+
+
+def refuse_batches(op: str) -> None:
+    """Refuse to draw from the global generator inside of a vmap."""
+    if any(isinstance(trace, BatchTrace) for trace in traces.stack):
+        raise TraceError(
+            op,
+            "the global generator would give every element of a vmap the same numbers",
+            expected="a key for each element of the batch",
+            got={"key": None},
+            fix="keys = wf.random.split(wf.random.key(0), n), map over them, and pass key=key",
+        )
+
+
+def _is_leftover(counter: Tensor) -> bool:
+    """Whether a counter belongs to a trace that has ended."""
+    return isinstance(counter._value, Traced) and not counter._value.trace.active
 
 
 _ONE = wrap(np.ones((), np.uint64))

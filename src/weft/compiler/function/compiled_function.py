@@ -40,11 +40,13 @@ from weft.core.settings import settings
 from weft.core.trees import LEAF
 from weft.core.types import TensorType
 from weft.ir.dispatch import OBSERVERS
+from weft.ir.forward import without_zero_tangents
 from weft.ir.graph import Graph
-from weft.ir.tensor import Tensor, grad_mode, traces, wrap
+from weft.ir.tensor import Tensor, about_to_write, grad_mode, traces, wrap
+from weft.ir.tracing import interpret, without_dead_nodes
 from weft.ops.control import Marks, silent_graph
 from weft.ops.control_call import call_graph
-from weft.ops.random_bits import GENERATOR
+from weft.ops.random_bits import GENERATOR, refuse_batches
 
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +89,7 @@ class Compiled:
         is_given = len(places) == len(self.recording.sources)
         self.places = places if is_given and not self._reads_gradients() else None
         result = self.recording.results[0] if self.recording.structure is LEAF else None
-        drawn = [s.argument is None and s.handle is None for s in self.recording.sources]
+        drawn = [source.is_counter for source in self.recording.sources]
         self.drawn = drawn.index(True) if any(drawn) else None
         self.is_silent = silent_graph(self.recording.graph) is self.recording.graph
         self.result = result.position if isinstance(result, Output) else None
@@ -145,6 +147,8 @@ class Compiled:
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """Run it on the tensors in a call's arguments, and write back the state that it changed."""
         recording, places = self.recording, self.places
+        if self.drawn is not None:
+            refuse_batches("jit")
         if places is None:
             inputs = [source.read(handles) for source in recording.sources]
         else:
@@ -160,7 +164,7 @@ class Compiled:
             elif self._is_taped(inputs, arrays):
                 outputs = self.taped_for(inputs)(inputs, arrays)
             else:
-                outputs = list(call_graph(recording.graph, *inputs))
+                outputs = self._traced_outputs(inputs)
             del inputs, arrays
             if recording.writes:
                 self._write_back(handles, outputs)
@@ -207,6 +211,26 @@ class Compiled:
             and not rewrites()
             and self.is_silent
         )
+
+    def _traced_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of a call inside of a transform, as one operation.
+
+        Where the counter that the call comes to depends on nothing traced, it is computed at once:
+        `wf.ir.trace` has no counter of its own, and moves the generator as draws outside do.
+        """
+        outputs, graph = list(call_graph(self.recording.graph, *inputs)), self.recording.graph
+        places = [write.output for write in self.recording.writes if write.source.is_counter]
+        for place in places:
+            if place is None or type(outputs[place]._value) in CONCRETE:
+                continue
+            counted = without_dead_nodes(Graph(graph.inputs, graph.nodes, (graph.outputs[place],)))
+            read = {atom for node in counted.nodes for atom in node.operands} | {*counted.outputs}
+            known = dict(zip(graph.inputs, inputs, strict=True))
+            used = [variable for variable in graph.inputs if variable in read]
+            if CONCRETE.issuperset(type(known[variable]._value) for variable in used):
+                needed = Graph(tuple(used), counted.nodes, counted.outputs)
+                outputs[place] = interpret(needed, *[known[variable] for variable in used])[0]
+        return outputs
 
     def taped_for(self, inputs: Sequence[Tensor]) -> Taped:
         """The two programs for calls in which these inputs have a place on the tape."""
@@ -261,17 +285,22 @@ def _write_back(
     """Write state back; the arrays that were replaced."""
     replaced: list[Array] = []
     gradients: list[Tensor] = []
+    is_traced = bool(traces.stack)
     for write in recording.writes:
         owner = write.source.owner(handles)
         if owner is None:
             continue
         value = None if write.output is None else outputs[write.output]._value
+        if write.source.is_counter:
+            GENERATOR.advance(wrap(value))
+            continue
+        if is_traced:
+            value = without_zero_tangents(value)
+            about_to_write(owner)
         if write.source.gradient:
             if owner._grad is not None:
                 gradients.append(owner._grad)
             owner._grad = None if value is None else wrap(value)
-        elif owner is GENERATOR.counter:
-            GENERATOR.advance(wrap(value))
         else:
             if type(owner._value) in CONCRETE:
                 replaced.append(owner._value)

@@ -49,7 +49,8 @@ class Source:
     """Where an input comes from at each call; `is_same_place` tells whether two are one place.
 
     An argument by position, a handle outside (its last value stands in when it is gone), or, with
-    neither, the counter of the global generator. `gradient`: not the handle's value but its grad's.
+    neither, the counter that this thread draws from: the global generator's, or that of a function
+    which is being traced around the call. `gradient`: not the handle's value but its grad's.
     """
 
     argument: int | None = None
@@ -63,7 +64,12 @@ class Source:
             return arguments[self.argument]
         if self.handle is not None:
             return self.handle()
-        return GENERATOR.counter
+        return GENERATOR.current()
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether it is the counter of the generator."""
+        return self.argument is None and self.handle is None
 
     def is_same_place(self, other: Source) -> bool:
         """Whether both are the same place; weak references would compare what they refer to."""
