@@ -20,7 +20,7 @@ from tests.fuzz.findings import Findings
 from tests.fuzz.generate import generate, scene_name
 from tests.fuzz.minimise import minimise
 from tests.fuzz.program import Input, Program, Step
-from tests.fuzz.run import ways_of
+from tests.fuzz.run import run, ways_of
 from tests.fuzz.scenes import SCENES
 from tests.fuzz.sizes import thresholds
 
@@ -232,6 +232,25 @@ def test_rounding_is_no_failure_and_a_wrong_element_is_one() -> None:
     assert examine(program, ()) is None
     assert Failure("jit", "differs", "a").is_like(Failure("jit", "differs", "b"))
     assert not Failure("jit", "differs").is_like(Failure("torch", "differs"))
+
+
+def test_a_small_error_in_all_elements_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = chain("wf.tanh({}) + 1", "wf.exp({})")
+    compiled = wf.jit
+    wrong = lambda f: compiled(lambda *xs: [y * 1.0001 for y in f(*xs)])  # noqa: E731
+    monkeypatch.setattr(wf, "jit", wrong)
+    failure = examine(program, ("jit",))
+    assert failure is not None
+    assert (failure.way, failure.what) == ("jit", "differs")
+
+
+def test_after_an_error_every_way_draws_on_from_the_same_place() -> None:
+    program = chain("wf.random.normal({}.shape)", "wf.reshape({}, (5, 5))")
+    counters = []
+    for way in ("eager", "jit"):
+        assert all(isinstance(result, wf.WeftError) for result in run(program, way))
+        counters.append(wf.random.uniform((3,)).tolist())
+    assert counters[0] == counters[1]
 
 
 # --- what is reached -----------------------------------------------------------------------------

@@ -302,3 +302,10 @@ def test_what_an_inner_function_needs_of_a_size_is_known_outside() -> None:
         with pytest.raises(wf.ShapeError, match="do not broadcast"):
             outer(wf.ones((2, 13)), wf.ones((2, rows, 2)))
         assert outer(wf.ones((2, rows)), wf.ones((2, rows, 2))).shape == (2, rows, 2)
+
+
+def test_operations_are_counted_in_a_compiled_function_that_is_one_for_all_sizes() -> None:
+    double = wf.jit(lambda x: (x * 2).sum())
+    for size in (2, 5, 3):  # from the second size on its graph has a symbol of its own
+        double(wf.zeros(size))
+    assert wf.flops(wf.ir.trace(lambda x: double(x), wf.zeros(7))) == 14

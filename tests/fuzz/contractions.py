@@ -62,7 +62,7 @@ def product(draw: Draw) -> str:
         "0.5 * ({a} @ {b})",
         "{a} @ {b}[..., 0]",
         "{a}[..., 0, :] @ {b}",
-        "wf.tanh({a}[0] @ {b}) + 1",
+        "wf.tanh({a}[0] @ {b}) * 0.7 + 1",
         "wf.relu({a} @ {b} + 0.1)",
         "wf.softmax({a} @ {b}, axis=-1)",
     )

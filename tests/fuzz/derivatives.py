@@ -10,15 +10,19 @@ FUNCTIONS = (
     "wf.softmax(q, axis=-1)",
     "q * wf.mean(q)",
     "wf.cumulative_sum(q, axis=-1)",
-    "F.layer_norm(q, q.shape[-1])",
+    "F.layer_norm(q, q.shape[-1], eps=0.1)",
     "wf.where(q > 0, q, q * q)",
 )
 GROUPED = (
-    "F.group_norm(q, {g})",
-    "F.group_norm(q * wf.sigmoid(q), {g})",
-    "F.group_norm(q, {g}) * wf.sigmoid(q)",
+    "F.group_norm(q, {g}, eps=0.1)",
+    "F.group_norm(q * wf.sigmoid(q), {g}, eps=0.1)",
+    "F.group_norm(q, {g}, eps=0.1) * wf.sigmoid(q)",
 )
-"""Functions of channels, which are the second axis."""
+"""Functions of channels, which are the second axis.
+
+Norms are of a large eps: two numbers that are normed are 1 and -1 however they move, and what is
+left of their derivative is the rounding of eps.
+"""
 DERIVATIVES = (
     "wf.grad(lambda q: ({f} * {w}).sum())({v})",
     "wf.grad(lambda q: ({f} * {w}).sum())({v})",

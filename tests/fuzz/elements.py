@@ -201,7 +201,7 @@ def fix(draw: Draw) -> str:
         "wf.index_add(constant({v}), 0, wf.arange({v}.size) // 2, wf.reshape({v}, -1))",
         "wf.scatter(constant({v}), 0, wf.arange({v}.size)[::-1] // 2 * 2, wf.reshape({v}, -1))",
         "wf.take(constant({v}), wf.argsort(wf.reshape({v}, -1)))",
-        "constant({v}[0]) @ wf.reshape({v}[0], -1)",
+        "(constant({v}[0]) + 1) @ wf.reshape({v}[0], -1)",
     )
     if v.ndim > 2 and draw.chance(0.4):
         options = ("F.group_norm(wf.reshape(constant({v}), {v}.shape) + {v}[:, :1], {g})",)
@@ -256,6 +256,11 @@ def complexes(draw: Draw) -> str:
 # --- along axes ----------------------------------------------------------------------------------
 
 
+FEW = 64
+"""The most numbers below 1 that are multiplied: the product of many is below all that float32 has,
+and a step such as floor tells 0 from what is next to it."""
+
+
 def reduce(draw: Draw) -> str:
     """A reduction over some axes."""
     v = draw.value("f", 1)
@@ -265,12 +270,17 @@ def reduce(draw: Draw) -> str:
     axes, keep = draw.axes(v), draw.one_of(["", ", keepdims=True"])
     if name in ("argmax", "argmin"):
         axes = str(draw.axis(v))
-    operand = f"wf.tanh({v.name})" if name == "prod" else v.name
+    operand = _factors(v) if name == "prod" else v.name
     turned = [x.name for x in draw.values if v.ndim == 2 and _is_turned(x, v)]
     if turned and name in ("sum", "mean", "max") and draw.chance(0.4):
         operand = f"wf.matrix_transpose({draw.one_of(turned)}) * {v.name}"
     more = ", correction=1" if name == "var" and draw.chance(0.2) else ""
     return f"wf.{name}({operand}, axis={axes}{keep}{more})"
+
+
+def _factors(v: Value) -> str:
+    """Numbers made of a value whose product is a number still, and no underflow."""
+    return f"wf.tanh({v.name})" if v.size <= FEW else f"(1 + 0.1 * wf.tanh({v.name}))"
 
 
 def _is_turned(x: Value, v: Value) -> bool:
@@ -291,7 +301,7 @@ def cumulate(draw: Draw) -> str:
     v = draw.value("f", 1)
     options = (
         "wf.cumulative_sum({v}, axis={a})",
-        "wf.cumulative_prod(wf.tanh({v}), axis={a})",
+        "wf.cumulative_prod({f}, axis={a})",
         "wf.cumulative_logsumexp({v}, axis={a})",
         "wf.cummax({v}, axis={a})[0]",
         "wf.cummin({v}, axis={a})[0]",
@@ -301,7 +311,7 @@ def cumulate(draw: Draw) -> str:
         "wf.diff({v}, axis={a})",
         "wf.cumulative_sum({v}, axis={a}, include_initial=True)",
     )
-    return draw.one_of(options).format(v=v.name, a=draw.axis(v))
+    return draw.one_of(options).format(v=v.name, a=draw.axis(v), f=_factors(v))
 
 
 def normalise(draw: Draw) -> str:

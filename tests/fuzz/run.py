@@ -50,6 +50,10 @@ class Unusable(Exception):
     """A program that cannot be run in some way, such as one that PyTorch has no words for."""
 
 
+REFUSED = (wf.UnsupportedError, NotImplementedError, MemoryError, Unusable)
+"""What says that a way does not do something, and not that it is wrong."""
+
+
 def ways_of(seed: int, ways: Sequence[str]) -> tuple[str, ...]:
     """The ways among some that the program of a seed is run in."""
     return tuple(way for way in ways if seed % SHARES.get(way, 1) == 0)
@@ -164,6 +168,9 @@ def _result(f: Callable[..., Any], given: Sequence[Any], also: Sequence[Any] = (
     try:
         return [_array(each) for each in [*f(*given), *also]]
     except Exception as error:
+        if not isinstance(error, REFUSED):
+            # eager mode has drawn what stands before the error, and a compiled function nothing
+            wf.random.seed(SEED + 1)
         return error
 
 

@@ -19,7 +19,9 @@ from weft.core.shapes import Dimension, substitute
 from weft.core.types import TensorType
 from weft.ir.graph import Graph, GraphNode
 from weft.ir.kinds import Contraction, Cumulative, Reduction
+from weft.ir.sizes import specialize
 from weft.ops.control_branch import switch
+from weft.ops.control_call import call
 from weft.ops.control_loop import scan
 
 __all__ = ["bytes_of", "flops", "operations", "usual_bytes"]
@@ -55,6 +57,8 @@ def _operations_of_graphs(node: GraphNode, sizes: Sizes) -> int:
     held = [param for param in node.params.values() if isinstance(param, Graph)]
     branches = [param for param in node.params.values() if isinstance(param, tuple)]
     held += [each for branch in branches for each in branch if isinstance(each, Graph)]
+    if node.primitive is call:  # its graph may be one for all sizes, with symbols of its own
+        held = [specialize(graph, [atom.type for atom in node.operands]) for graph in held]
     costs = [flops(graph, **sizes) for graph in held]
     together = max if node.primitive is switch else sum
     steps = number(node.params["length"], sizes) if node.primitive is scan else 1
