@@ -210,3 +210,18 @@ def test_the_first_launch_of_a_join_begins_it_wherever_rows_have_put_it() -> Non
     (join,) = [atom for atom in plan.graph.outputs if atom.type.shape[1:] == (2,)]
     writers = [launch for launch in plan.launches if join in launch.writes]
     assert [join in launch.updates for launch in writers] == [False, True]
+
+
+def test_a_product_reads_all_parts_of_a_join_where_another_kernel_writes_one_of_them() -> None:
+    """The first part is made beside the assignment; the second was fused with the product alone."""
+
+    def f(x: wf.Tensor) -> list[wf.Tensor]:
+        y = x.clone()
+        y[..., 1:] = x[..., :-1]
+        return [y, wf.roll(x, 1, axis=1) @ x.T]
+
+    compiled = wf.jit(f)
+    for rows, columns in ((2, 2), (5, 2), (3, 4), (2, 70), (70, 3), (1, 1)):
+        x = wf.asarray(np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32))
+        for found, wanted in zip(compiled(x), f(x), strict=True):
+            np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-5)

@@ -521,3 +521,25 @@ def test_mistakes_are_refused_with_the_way_out(name: Any) -> None:
     assert caught.value.got
     assert caught.value.at is not None
     assert caught.value.at.file == __file__
+
+
+@pytest.mark.parametrize("way", ["jit", "units", "reference"])
+def test_a_seed_counts_for_functions_that_were_compiled_before_it(way: str) -> None:
+    """The key is read at each call; it was once a constant of the first program."""
+
+    def f(x: wf.Tensor) -> wf.Tensor:
+        return wf.random.dropout(x, 0.5)
+
+    x = wf.ones((40, 40))
+    run = wf.jit(f) if way == "jit" else f
+    masks = []
+    for seed in (1, 2, 1):
+        wf.random.seed(seed)
+        with wf.settings.changed(eager="reference"):
+            wanted = f(x).numpy()
+        wf.random.seed(seed)
+        with wf.settings.changed(eager="reference" if way == "reference" else "native"):
+            masks.append(run(x).numpy())
+        np.testing.assert_array_equal(masks[-1], wanted)
+    assert (masks[0] != masks[1]).any()
+    np.testing.assert_array_equal(masks[0], masks[2])

@@ -250,7 +250,7 @@ class Generator:
             handle = self.current()
             if is_concrete(handle._value):
                 handle._value = to_host(handle._value)
-            key = fold_key(wrap(self.key._value), wrap(handle._value))
+            key = fold_key(self.key, wrap(handle._value))  # the handle: a program reads it anew
             handle._value = add(wrap(handle._value), _ONE)._value
         return key
 

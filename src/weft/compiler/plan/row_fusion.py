@@ -117,6 +117,8 @@ class _Chains:
         barriers = [node for node in graph.nodes if node.primitive.name == "barrier"]
         self.fenced: set[Value] = {node.results[0] for node in barriers}
         """What is read behind a barrier is read at its own time, and is no reason for a chain."""
+        self.joined: set[Value] = {root(v) for launch in launches for v in launch.updates}
+        """What several launches write, each a part: a block of rows would have one part of it."""
         self.taken: set[int] = set()
         self.readers: dict[Value, list[int]] = {}
         self.maker: dict[Value, int] = {}
@@ -309,6 +311,8 @@ class _Chain:
         whole = {root(value) for value in launch.values if value not in launch.by_rows}
         whole |= {root(value) for value in launch.values if value in self.chains.fenced}
         made = set[Value]() if is_end(launch) else {root(v) for v in launch.writes}
+        if not made.isdisjoint(self.chains.joined):
+            return None
         if not shared <= set(own) - whole or not made <= set(own):
             return None
         most = self.chains.limits.most_iteration_rows
