@@ -23,6 +23,7 @@ from weft.compiler.graph_passes import common_subexpressions, dead_code
 from weft.compiler.graph_passes.attention import sites
 from weft.compiler.graph_passes.loops import lighten
 from weft.compiler.lowering import convolution_sizes, group_reuse, groups, node_reuse
+from weft.compiler.lowering import matrix_products as forms
 from weft.compiler.plan import control_flow, horizontal_fusion, order, planning, row_fusion
 from weft.compiler.targets.cpu import target as cpu_target
 from weft.compiler.targets.cpu.checking.fences import Fences, noted_faults
@@ -31,7 +32,6 @@ from weft.compiler.targets.cpu.convolution import plans as convolution_plans
 from weft.compiler.targets.cpu.convolution import select as convolution_calls
 from weft.compiler.targets.cpu.engine import call_kernel, compile_kernels
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products import forms
 from weft.compiler.targets.cpu.products import select as product_calls
 from weft.compiler.targets.cpu.runtime import control_tables, grouped_launch
 from weft.compiler.targets.cpu.runtime.preparation import Preparation
