@@ -203,7 +203,7 @@ def test_a_worker_goes_on_where_a_process_cannot_be_started(
 def test_programs_take_turns_in_the_ways_that_take_long() -> None:
     assert ways_of(5, WAYS) == WAYS
     assert ways_of(4, WAYS) == ("jit", "checked", "plain", "torch")
-    (outcome,) = workers.search([6], 1, ("jit", "native"), time.monotonic() + 1200)
+    (outcome,) = workers.search([10], 1, ("jit", "native"), time.monotonic() + 1200)
     assert outcome.ways == ("jit", "native")
 
 
