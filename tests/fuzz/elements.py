@@ -314,6 +314,11 @@ def cumulate(draw: Draw) -> str:
     return draw.one_of(options).format(v=v.name, a=draw.axis(v), f=_factors(v))
 
 
+FEWEST = 3
+"""The fewest numbers that are divided by their length as they are: one alone becomes its sign, and
+a derivative of that is what rounding leaves of 0."""
+
+
 def normalise(draw: Draw) -> str:
     """What is made of whole rows."""
     v = draw.value("f", 1)
@@ -321,7 +326,7 @@ def normalise(draw: Draw) -> str:
         "wf.softmax({v}, axis={a})",
         "wf.log_softmax({v}, axis={a})",
         "wf.softmin({v}, axis={a})",
-        "wf.normalize({v}, axis={a})",
+        "wf.normalize({n}, axis={a})",
         "F.layer_norm({v}, {v}.shape[-1])",
         "F.rms_norm({v}, {v}.shape[-1], eps=1e-5)",
         "{v} - wf.mean({v}, axis={a}, keepdims=True)",
@@ -343,7 +348,11 @@ def normalise(draw: Draw) -> str:
             "F.layer_norm({v}, {v}.shape[-1], {w}, {w})",
         ]
     w = draw.one_of(scales or [v.name])
-    return draw.one_of(options).format(v=v.name, a=draw.axis(v), g=groups(draw, v), w=w)
+    chosen, axis = draw.one_of(options), draw.axis(v)
+    n = v.name
+    if v.shape[axis] < FEWEST:
+        n = f"wf.concat([{n}, wf.ones_like({n})], axis={axis})"
+    return chosen.format(v=v.name, a=axis, g=groups(draw, v), w=w, n=n)
 
 
 def sort(draw: Draw) -> str:

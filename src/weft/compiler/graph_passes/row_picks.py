@@ -29,7 +29,7 @@ from weft.ops.creation import iota
 from weft.ops.indexing import gather, scatter_add
 from weft.ops.movement import reshape
 
-__all__ = ["pick_rows"]
+__all__ = ["RowPicks", "pick_rows"]
 
 Pick = tuple[Atom, Atom, tuple[object, ...]]
 """The rows and columns of a pick, and the shape of the table it is made from."""
@@ -37,10 +37,10 @@ Pick = tuple[Atom, Atom, tuple[object, ...]]
 
 def pick_rows(graph: Graph, tally: Tally | None = None) -> Graph:
     """The graph with elements of rows picked early, and tables of one element a row as choices."""
-    return _Picks(graph, tally).run()
+    return RowPicks(graph, tally).run()
 
 
-class _Picks(Walk):
+class RowPicks(Walk):
     """Finds lookups of one element in each row of a matrix, and their derivatives."""
 
     def __init__(self, graph: Graph, tally: Tally | None) -> None:
@@ -53,6 +53,7 @@ class _Picks(Walk):
         """Tables that are choices by column now, and what stands in each row."""
 
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
+        """What stands in place of a node; None where it stays."""
         found: Atom | None = None
         if node.primitive is gather and self.is_pick(node):
             self.checked.add((*node.operands[1:], node.operands[0].type.shape))  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
 from weft.compiler.targets.cuda.code import begin_kernels
 from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
+from weft.compiler.targets.cuda.deep_picks import pick_deeply
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
 from weft.compiler.targets.cuda.executable import CudaExecutable, watched_launches
@@ -34,8 +35,8 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
-from weft.compiler.targets.cuda.rewrites import store_less
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
+from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
     FusionLimits,
     Limits,
@@ -71,7 +72,8 @@ class CudaTarget:
     name = "cuda"
     limits = CUDA_LIMITS
     passes = (
-        Pass("store less", store_less, "on values as they are: what is picked, and one-hot rows"),
+        Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
+        Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
         Pass("product operands", arrange_products, "on what is left: as kernels take them"),
     )
 
