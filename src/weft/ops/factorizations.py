@@ -22,7 +22,7 @@ from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply, apply_multiple
-from weft.ir.kinds import Opaque
+from weft.ir.kinds import MatrixFunction, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops.matrices import (
@@ -79,7 +79,7 @@ def _cholesky_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 cholesky: Primitive = Primitive(
     "cholesky",
     "Lower triangular L with L @ Lᴴ = x, of the Hermitian matrix that x's lower triangle gives.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "cholesky_lo"),
     lower=BY_LAPACK,
     type_rule=square_type("cholesky"),
     reference=by_numpy("cholesky", np.linalg.cholesky, INDEFINITE),
@@ -315,7 +315,7 @@ def _svd(x: Array, full: bool) -> tuple[Array, Array, Array]:
 svd: Primitive = Primitive(
     "svd",
     "U, S, Vᴴ with x = U @ diag(S) @ Vᴴ, S falling; `full`: U and Vᴴ are square.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "svd_f" if params["full"] else "svd_s"),
     lower=BY_LAPACK,
     type_rule=_svd_type,
     reference=by_numpy("svd", _svd),
@@ -347,7 +347,7 @@ def _svdvals_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 svdvals: Primitive = Primitive(
     "svdvals",
     "The singular values of each matrix, falling.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "svd"),
     lower=BY_LAPACK,
     type_rule=_svdvals_type,
     reference=by_numpy("svdvals", lambda x: np.linalg.svd(x, compute_uv=False)),

@@ -26,6 +26,8 @@ from weft.compiler.targets.cpu.cache.program_store import stored_program
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
+from weft.compiler.targets.cpu.factorizations import factorization_launches
+from weft.compiler.targets.cpu.fourier import transform_launches
 from weft.compiler.targets.cpu.lapack import lapack_launches
 from weft.compiler.targets.cpu.products.forms import PANEL, arrange_products, product_of
 from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
@@ -96,6 +98,9 @@ class CpuTarget:
         systems = lapack_launches(node, error)
         if systems is not None:
             return systems
+        factors = factorization_launches(node, error) or transform_launches(node)
+        if factors is not None:
+            return factors
         return [_library_launch(node, error)] if node.primitive.native is not None else None
 
     def start(self) -> None:
