@@ -21,9 +21,25 @@ from weft.collectives import (
     reduce_to,
     take_shard,
 )
+from weft.distributed.process_group import (
+    barrier,
+    bind_axes,
+    broadcast_object,
+    gather_objects,
+    init,
+    is_initialized,
+    local_rank,
+    rank,
+    role,
+    shutdown,
+    world,
+    world_size,
+)
 from weft.distributed.simulation import simulate
 
 __all__ = [
-    "Communicator", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size",
-    "broadcast", "permute", "reduce_scatter", "reduce_to", "simulate", "take_shard",
+    "Communicator", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier",
+    "bind_axes", "broadcast", "broadcast_object", "gather_objects", "init", "is_initialized",
+    "local_rank", "permute", "rank", "reduce_scatter", "reduce_to", "role", "shutdown", "simulate",
+    "take_shard", "world", "world_size",
 ]  # fmt: skip
