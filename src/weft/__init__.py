@@ -59,6 +59,7 @@ from weft.core.errors import (
     NameUnknownError,
     NanError,
     OutOfMemoryError,
+    ProcessError,
     ShapeError,
     TraceError,
     Unsupported,
@@ -72,6 +73,7 @@ from weft.core.types import TensorType, spec
 from weft.ir import eager as _eager
 from weft.ir.autocast import autocast, autocast_dtype
 from weft.ir.tensor import Tensor
+from weft.ops import collectives as _collectives  # noqa: F401  registers its primitives
 from weft.ops import debugging as _debugging  # noqa: F401  registers its primitives
 from weft.ops.arithmetic import (
     abs,
@@ -407,8 +409,8 @@ __all__ = [
     "CheckError", "Complex", "Complex64", "Complex128", "DType", "DTypeError", "Device",
     "DeviceError", "Dim", "Float", "Float16", "Float32", "Float64", "GradientError", "Graph",
     "GraphError", "Int", "Int8", "Int16", "Int32", "Int64", "LeakError", "MiscompiledError",
-    "NameUnknownError", "NanError", "OutOfMemoryError", "Session", "ShapeError", "Shaped",
-    "Tensor", "TensorType",
+    "NameUnknownError", "NanError", "OutOfMemoryError", "ProcessError", "Session", "ShapeError",
+    "Shaped", "Tensor", "TensorType",
     "TraceError", "UInt8", "UInt16", "UInt32", "UInt64", "Unsupported", "UnsupportedError",
     "Variable", "WeftError",
     "__array_api_version__", "__array_namespace_info__", "__version__", "abs", "acos", "acosh",
@@ -426,7 +428,7 @@ __all__ = [
     "cosine_similarity", "count_nonzero", "cuda", "cummax", "cummin", "cumprod", "cumsum",
     "cumulative_logsumexp", "cumulative_prod", "cumulative_sum", "custom", "custom_derivative",
     "data", "debug", "default_device", "deg2rad", "device", "diag", "diagonal", "diff", "digamma",
-    "divide",
+    "distributed", "divide",
     "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
     "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye",
     "fft", "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide",
@@ -473,6 +475,7 @@ _LAZY = {
     "custom": "weft.custom",
     "data": "weft.data",
     "debug": "weft.debug",
+    "distributed": "weft.distributed",
     "explain": "weft.compiler.report.explain",
     "flops": "weft.compiler.fusion.costs",
     "functional_call": "weft.nn",

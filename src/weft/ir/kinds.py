@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weft.ir.graph import Atom, GraphNode
 
 __all__ = [
+    "Collective",
     "Contraction",
     "Control",
     "Cumulative",
@@ -211,6 +212,16 @@ class Effect(_Plain):
     __slots__ = ()
 
 
+class Collective(_Plain):
+    """What processes of a mesh compute together, each from its shard.
+
+    Parameters: `mesh_axis`, the name of the axis; `size`, the number of its shards; `stacked`,
+    whether the operand holds all shards along its first axis, or the shard of this process alone.
+    """
+
+    __slots__ = ()
+
+
 class Opaque(_Plain):
     """What nothing else is known of: it may fail, and is dear to compute again."""
 
@@ -243,5 +254,5 @@ class Transform(Opaque):
 
 Kind: TypeAlias = (
     Elementwise | Reduction | Movement | Contraction | Window | Cumulative | Gather | Scatter
-    | Search | Sort | Random | Control | Effect | Opaque
+    | Search | Sort | Random | Control | Effect | Collective | Opaque
 )  # fmt: skip
