@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import commands, launching, looking, machine
+from weft.cli import board, commands, launching, looking, machine
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -38,7 +38,16 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
   weft launch -n 4 train.py
+  weft board runs
   weft info"""
+
+BOARD = """Show runs side by side in a browser: curves, settings, samples, use of the machine.
+
+  weft train mine.py --board runs/first
+  weft board runs
+  weft board runs --export runs.html
+
+The server answers to this machine alone."""
 
 SHOW = """Print the summary of a model, and write a picture of its graph.
 
@@ -112,6 +121,7 @@ def parser() -> Parser:
     _add_show(kinds)
     _add_check(kinds)
     _add_launch(kinds)
+    _add_board(kinds)
     bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
     bench.add_argument("name", nargs="?", help="which; without it, the list of them")
     bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
@@ -184,6 +194,15 @@ def _add_launch(kinds: _SubParsersAction[Any]) -> None:
     add("arguments", nargs=REMAINDER, help="for the script")
 
 
+def _add_board(kinds: _SubParsersAction[Any]) -> None:
+    command = _command(kinds, "board", "a page of runs, side by side", board.board, BOARD)
+    add = command.add_argument
+    add("folder", metavar="FOLDER", help="of a run, or of folders of runs")
+    add("--port", type=int, default=6060, metavar="N", help="6060 if not said; 0 for any")
+    add("--export", metavar="FILE.html", help="write the page as one file instead")
+    add("--open", action="store_true", help="open it in a browser")
+
+
 def _add_inputs(command: ArgumentParser) -> None:
     add = command.add_argument
     add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
@@ -213,6 +232,7 @@ def _add_train(kinds: _SubParsersAction[Any]) -> None:
     add("--tensorboard", metavar="FOLDER", help="write TensorBoard events")
     add("--csv", metavar="FILE", help="write a row for each epoch")
     add("--json", metavar="FILE", help="write a line for each step and epoch")
+    add("--board", metavar="FOLDER", help="write the run for weft board")
     add("--plot", metavar="FILE.png", help="draw the losses at the end")
     add("--quiet", action="store_true", default=None, help="no progress")
 
