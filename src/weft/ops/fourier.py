@@ -26,6 +26,7 @@ from weft.ir.kinds import Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.families import batch_each
 from weft.ops.movement import pad, reshape
 
@@ -86,6 +87,7 @@ fft: Primitive = Primitive(
     "The discrete Fourier transform along axes, or its inverse; `norm` says which one is scaled.",
     kind=Opaque(),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_fft_type,
     reference=_fft,
     derivatives=[linear(_adjoint_fft)],
@@ -159,6 +161,7 @@ rfft: Primitive = Primitive(
     "The first half of the spectrum of real numbers along an axis; the other half mirrors it.",
     kind=Opaque(),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_rfft_type,
     reference=lambda x, axis, norm: np.fft.rfft(x, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_rfft)],
@@ -202,6 +205,7 @@ irfft: Primitive = Primitive(
     "n real numbers from the first half of their spectrum along an axis.",
     kind=Opaque(),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_irfft_type,
     reference=lambda x, axis, n, norm: np.fft.irfft(x, n, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_irfft)],

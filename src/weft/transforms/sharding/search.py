@@ -1,0 +1,260 @@
+"""The choice of a strategy for each node of a graph, along one mesh axis.
+
+The seconds of a choice are those of the nodes and of all changes of placement between them. A way
+forward through the graph takes what is best given the nodes before; then nodes are looked at again,
+backward and forward, given what is before and behind them, until no change of one node helps. So
+placements spread from those that are given in both directions. The result is as good as any that
+differs in one node; it need not be the best of all.
+
+>>> import weft as wf
+>>> from weft.ir.sharding import Split
+>>> from weft.transforms.sharding.costs import Costs
+>>> graph = wf.ir.trace(lambda x: wf.exp(x) * 2.0, wf.spec("float32", (4, 3)))
+>>> search = Search(graph, Along("data", 2, Costs()), [Split(0)], [None])
+>>> search.placed[graph.outputs[0]]
+Split(axis=0)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from weft.core.records import frozen
+from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.kinds import Control
+from weft.ir.primitive import Primitive
+from weft.ir.sharding import REPLICATED, Partial, Placement, Strategy
+from weft.ir.walking import graphs_of
+from weft.ops.sharding_mark import placement_along, shard_mark
+from weft.transforms.sharding.costs import Costs, conversions, seconds_of_conversions
+from weft.transforms.sharding.strategies import strategies_of, whole_strategy
+
+ROUNDS = 12
+"""How often the nodes are looked at again, at most."""
+_SLIGHT = 1e-9
+"""By which part of the seconds a change must help, so that rounding makes no endless ones."""
+Wants: TypeAlias = "Counter[Placement]"
+
+
+@frozen
+class Along:
+    """One axis of a mesh: its name, how many devices it has, and what work and transfers cost."""
+
+    name: str
+    count: int
+    costs: Costs
+
+
+@frozen
+class Candidate:
+    """A strategy of a node, and the seconds that a device computes by it.
+
+    graphs: of control flow, the searches of its graphs by parameter: one, or a tuple of them.
+    """
+
+    strategy: Strategy
+    seconds: float
+    graphs: Mapping[str, Any] | None = None
+
+
+class Search:
+    """The chosen strategies of a graph, and the placements of its values.
+
+    inputs, outputs: their placements. An input without one is placed as its readers like it, an
+    output is left as it comes, but never partial.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        along: Along,
+        inputs: Sequence[Placement | None],
+        outputs: Sequence[Placement | None],
+    ) -> None:
+        self.graph, self.along = graph, along
+        self._outputs = outputs
+        self.placed: dict[Variable, Placement] = {}
+        self.chosen: dict[GraphNode, Candidate] = {}
+        self._wanted: dict[Variable, Wants] = {}
+        self._candidates: dict[Any, list[Candidate]] = {}
+        self._open: set[Atom] = set()
+        self._free: list[Variable] = []
+        for variable, placement in zip(graph.inputs, inputs, strict=True):
+            self._declare(variable, placement or REPLICATED)
+            self._free += [variable] if placement is None else []
+        self._choose_first()
+        for atom, placement in zip(graph.outputs, outputs, strict=True):
+            if placement is None:
+                self._open.add(atom)
+            elif isinstance(atom, Variable):
+                self._wanted[atom][placement] += 1
+        self._improve()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of one device's program: computing and changing placements."""
+        computed = sum(candidate.seconds for candidate in self.chosen.values())
+        return computed + sum(map(self._seconds_of_value, self.placed))
+
+    def changes(self, variable: Variable) -> list[tuple[Placement, Placement]]:
+        """The changes of placement that give a value's readers what they want."""
+        source, wanted = self.placed[variable], list(self._wanted[variable])
+        if variable in self._open and isinstance(source, Partial):
+            wanted.append(REPLICATED)
+        return conversions(variable.type, source, wanted, self.along.count)
+
+    def placement_of(self, atom: Atom) -> Placement:
+        """How an atom is placed where it is made; a constant is replicated."""
+        return self.placed[atom] if isinstance(atom, Variable) else REPLICATED
+
+    def output_placement(self, place: int) -> Placement:
+        """How an output is handed on."""
+        asked = self._outputs[place]
+        found = self.placement_of(self.graph.outputs[place])
+        if asked is not None:
+            return asked
+        return REPLICATED if isinstance(found, Partial) else found
+
+    # --- the search ---
+
+    def _declare(self, variable: Variable, placement: Placement) -> None:
+        self.placed[variable] = placement
+        self._wanted[variable] = Counter()
+
+    def _choose_first(self) -> None:
+        """One way forward: each node as it is best for its operands."""
+        for node in self.graph.nodes:
+            for result in node.results:
+                self._declare(result, REPLICATED)
+            self._choose(node)
+
+    def _improve(self) -> None:
+        nodes = self.graph.nodes
+        for number in range(ROUNDS):
+            changed = [self._place_input(variable) for variable in self._free]
+            order = nodes if number % 2 else tuple(reversed(nodes))
+            changed += [self._choose(node) for node in order]
+            if not any(changed) and number:
+                return
+
+    def _choose(self, node: GraphNode) -> bool:
+        """Take the best strategy for a node as things are; whether it is another one."""
+        before = self.chosen.get(node)
+        if before is not None:
+            self._count_wants(node, before.strategy, -1)
+        candidates = self.candidates(node)
+        if before is not None and before not in candidates:
+            candidates = [before, *candidates]
+        seconds = [self._seconds_with(node, each) for each in candidates]
+        best = min(range(len(candidates)), key=seconds.__getitem__)
+        if before is not None:
+            kept = candidates.index(before)
+            if seconds[best] >= seconds[kept] * (1 - _SLIGHT):
+                best = kept
+        self.chosen[node] = candidates[best]
+        self._count_wants(node, candidates[best].strategy, 1)
+        self._place_results(node, candidates[best].strategy)
+        return candidates[best] is not before
+
+    def _seconds_with(self, node: GraphNode, candidate: Candidate) -> float:
+        """The seconds of a node by a strategy, with all values that it reads or makes."""
+        self._count_wants(node, candidate.strategy, 1)
+        self._place_results(node, candidate.strategy)
+        read = {atom for atom in node.operands if isinstance(atom, Variable)}
+        values = sum(map(self._seconds_of_value, (*read, *node.results)))
+        self._count_wants(node, candidate.strategy, -1)
+        return candidate.seconds + values
+
+    def _count_wants(self, node: GraphNode, strategy: Strategy, by: int) -> None:
+        for atom, placement in zip(node.operands, strategy.operands, strict=True):
+            if isinstance(atom, Variable):
+                wants = self._wanted[atom]
+                wants[placement] += by
+                if not wants[placement]:
+                    del wants[placement]
+
+    def _place_results(self, node: GraphNode, strategy: Strategy) -> None:
+        self.placed.update(zip(node.results, strategy.results, strict=True))
+
+    def _seconds_of_value(self, variable: Variable) -> float:
+        changes = self.changes(variable)
+        if not changes:
+            return 0.0
+        along = self.along
+        return seconds_of_conversions(variable.type, changes, along.count, along.costs)
+
+    def _place_input(self, variable: Variable) -> bool:
+        """Place an input as its readers like it best; whether that is new."""
+        before = self.placed[variable]
+        choices = [before, *[p for p in self._wanted[variable] if not isinstance(p, Partial)]]
+        seconds = []
+        for placement in choices:
+            self.placed[variable] = placement
+            seconds.append(self._seconds_of_value(variable))
+        self.placed[variable] = choices[seconds.index(min(seconds))]
+        return self.placed[variable] != before
+
+    # --- candidates ---
+
+    def candidates(self, node: GraphNode) -> list[Candidate]:
+        """The strategies of a node; those of control flow depend on how its operands come."""
+        if isinstance(node.primitive.kind, Control):
+            given = tuple(map(self.placement_of, node.operands))
+            return self._remember((node, given), lambda: self._of_control(node, given))
+        return self._remember(node, lambda: self._of_node(node))
+
+    def _remember(self, key: Any, make: Callable[[], list[Candidate]]) -> list[Candidate]:
+        if key not in self._candidates:
+            self._candidates[key] = make()
+        return self._candidates[key]
+
+    def _of_node(self, node: GraphNode) -> list[Candidate]:
+        along = self.along
+        strategies: Iterable[Strategy] = strategies_of(node, along.count)
+        if node.primitive is shard_mark:
+            asked = placement_along(node.params, along.name)
+            if asked is not None:
+                strategies = [Strategy((asked,), (asked,), is_divided=asked != REPLICATED)]
+        return [
+            Candidate(each, along.costs.compute(node, each, along.count)) for each in strategies
+        ]
+
+    def _of_control(self, node: GraphNode, given: tuple[Placement, ...]) -> list[Candidate]:
+        follow = FOLLOW.get(node.primitive)
+        divided = [] if follow is None else follow(self, node, given)
+        if divided and _holds_mark(node, self.along.name):
+            return divided
+        return [Candidate(whole_strategy(node), self._whole_seconds(node)), *divided]
+
+    def _whole_seconds(self, node: GraphNode) -> float:
+        """The seconds of control flow whose graphs every device runs as they are."""
+        inner = [each for graph in graphs_of(node) for each in graph.nodes]
+        return sum(map(self._whole_seconds_of_node, inner)) * steps_of(node)
+
+    def _whole_seconds_of_node(self, node: GraphNode) -> float:
+        if isinstance(node.primitive.kind, Control):
+            return self._whole_seconds(node)
+        return self.along.costs.compute(node, whole_strategy(node), 1)
+
+
+def steps_of(node: GraphNode) -> int:
+    """How often the graphs of a node run, as far as that is known."""
+    length = node.params.get("length", 1)
+    return length if isinstance(length, int) else 1
+
+
+def _holds_mark(node: GraphNode, mesh_axis: str) -> bool:
+    """Whether a mark inside of control flow places a value along a mesh axis."""
+    inner = [each for graph in graphs_of(node) for each in graph.nodes]
+    return any(
+        (each.primitive is shard_mark and placement_along(each.params, mesh_axis) is not None)
+        or _holds_mark(each, mesh_axis)
+        for each in inner
+    )
+
+
+Follow: TypeAlias = "Callable[[Search, GraphNode, tuple[Placement, ...]], list[Candidate]]"
+FOLLOW: dict[Primitive, Follow] = {}
+"""How control flow follows the placements of its operands; control.py fills it in."""
