@@ -72,6 +72,7 @@ from weft.core.types import TensorType, spec
 from weft.ir import eager as _eager
 from weft.ir.autocast import autocast, autocast_dtype
 from weft.ir.tensor import Tensor
+from weft.ops import collectives as _collectives  # noqa: F401  registers its primitives
 from weft.ops import debugging as _debugging  # noqa: F401  registers its primitives
 from weft.ops.arithmetic import (
     abs,
@@ -426,7 +427,7 @@ __all__ = [
     "cosine_similarity", "count_nonzero", "cuda", "cummax", "cummin", "cumprod", "cumsum",
     "cumulative_logsumexp", "cumulative_prod", "cumulative_sum", "custom", "custom_derivative",
     "data", "debug", "default_device", "deg2rad", "device", "diag", "diagonal", "diff", "digamma",
-    "divide",
+    "distributed", "divide",
     "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
     "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye",
     "fft", "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide",
@@ -473,6 +474,7 @@ _LAZY = {
     "custom": "weft.custom",
     "data": "weft.data",
     "debug": "weft.debug",
+    "distributed": "weft.distributed",
     "explain": "weft.compiler.report.explain",
     "flops": "weft.compiler.fusion.costs",
     "functional_call": "weft.nn",

@@ -35,6 +35,7 @@ from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
 from weft.ir.constants import call_beside
 from weft.ir.derivatives import Joint
+from weft.ir.kinds import Collective
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
@@ -111,6 +112,8 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
             if trace is None
             else _claiming_trace(trace)
         )
+        if isinstance(primitive.kind, Collective):
+            trace = _trace_of_shards(primitive, params, trace)
     if traces.keeper is None:
         result = compute(primitive, operands, params, types, trace)
     else:
@@ -278,6 +281,31 @@ def _claiming_trace(trace: Trace) -> Trace:
     """The trace itself, or the innermost one that records, where that takes all calls inside it."""
     inner = traces.recording[-1] if traces.recording else trace
     return inner if inner.claims and inner.level > trace.level else trace
+
+
+def is_collective_over(primitive: Primitive, params: dict[str, Any], axis_name: str | None) -> bool:
+    """Whether a call is a collective of a process's own shard over the mesh axis of a name."""
+    return (
+        axis_name is not None
+        and isinstance(primitive.kind, Collective)
+        and params["mesh_axis"] == axis_name
+        and not params["stacked"]
+    )
+
+
+def _trace_of_shards(
+    primitive: Primitive, params: dict[str, Any], trace: Trace | None
+) -> Trace | None:
+    """The trace for a collective: the one that holds the shards of its axis, if that is deeper.
+
+    So a value that is the same on all processes takes part in it as well.
+    """
+    for inner in reversed(traces.stack):
+        if trace is not None and inner.level <= trace.level:
+            return trace
+        if is_collective_over(primitive, params, inner.axis_name):
+            return inner
+    return trace
 
 
 def _symbolic(params: dict[str, Any]) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weft.ir.graph import Atom, GraphNode
 
 __all__ = [
+    "Collective",
     "Contraction",
     "Control",
     "Cumulative",
@@ -209,6 +210,16 @@ class Effect(_Plain):
     __slots__ = ()
 
 
+class Collective(_Plain):
+    """What processes of a mesh compute together, each from its shard.
+
+    Parameters: `mesh_axis`, the name of the axis; `size`, the number of its shards; `stacked`,
+    whether the operand holds all shards along its first axis, or the shard of this process alone.
+    """
+
+    __slots__ = ()
+
+
 class Opaque(_Plain):
     """What nothing else is known of: it may fail, and is dear to compute again."""
 
@@ -217,5 +228,5 @@ class Opaque(_Plain):
 
 Kind: TypeAlias = (
     Elementwise | Reduction | Movement | Contraction | Window | Cumulative | Gather | Scatter
-    | Search | Sort | Random | Control | Effect | Opaque
+    | Search | Sort | Random | Control | Effect | Collective | Opaque
 )  # fmt: skip

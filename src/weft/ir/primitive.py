@@ -18,7 +18,7 @@ from weft.core.errors import ArgumentError, NameUnknownError, Unsupported, WeftE
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative, Tangent
-from weft.ir.kinds import DEAR, Contraction, Control, Elementwise, Kind, Opaque, Sort
+from weft.ir.kinds import DEAR, Collective, Contraction, Control, Elementwise, Kind, Opaque, Sort
 from weft.ir.scalars import Scalar
 from weft.ir.sharding import Rule
 
@@ -127,7 +127,7 @@ class Primitive:
         """Whether it takes many operations for each byte, so that its results are kept."""
         if self.cost is not None:
             return self.cost >= DEAR
-        return isinstance(self.kind, Contraction | Control | Sort | Opaque)
+        return isinstance(self.kind, Contraction | Control | Sort | Collective | Opaque)
 
     def __reduce__(self) -> tuple[object, ...]:
         return find, (self.name,)

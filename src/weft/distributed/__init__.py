@@ -1,0 +1,29 @@
+"""Many processes: one program over a mesh.
+
+>>> import weft as wf
+>>> total = wf.distributed.simulate(wf.distributed.all_reduce, {"world": 2})
+>>> total(wf.tensor([1.0, 2.0])).tolist()
+[3.0, 3.0]
+"""
+
+from __future__ import annotations
+
+from weft.collectives import (
+    Communicator,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    axis_index,
+    axis_size,
+    broadcast,
+    permute,
+    reduce_scatter,
+    reduce_to,
+    take_shard,
+)
+from weft.distributed.simulation import simulate
+
+__all__ = [
+    "Communicator", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size",
+    "broadcast", "permute", "reduce_scatter", "reduce_to", "simulate", "take_shard",
+]  # fmt: skip
