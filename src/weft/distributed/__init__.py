@@ -21,9 +21,15 @@ from weft.collectives import (
     reduce_to,
     take_shard,
 )
+from weft.distributed.division import Division
+from weft.distributed.mesh import Mesh
+from weft.distributed.partitioning import PartitionedFunction, partition
+from weft.distributed.placing import divided, replicated, shard, split
 from weft.distributed.simulation import simulate
+from weft.sharding import Costs
 
 __all__ = [
-    "Communicator", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size",
-    "broadcast", "permute", "reduce_scatter", "reduce_to", "simulate", "take_shard",
+    "Communicator", "Costs", "Division", "Mesh", "PartitionedFunction", "all_gather", "all_reduce",
+    "all_to_all", "axis_index", "axis_size", "broadcast", "divided", "partition", "permute",
+    "reduce_scatter", "reduce_to", "replicated", "shard", "simulate", "split", "take_shard",
 ]  # fmt: skip

@@ -191,6 +191,7 @@ reshape: Primitive = Primitive(
     batch=batch_each(lambda: reshape, lambda size, shape: {"shape": (size, *shape)}),
     samples=lambda: [
         Sample((_array(2, 6),), {"shape": (3, 4)}),
+        Sample((_array(2, 3, 4),), {"shape": (6, 4)}),
         Sample((_complex(4),), {"shape": (2, 2)}),
         Sample((_array(1),), {"shape": ()}),
         Sample((_array(),), {"shape": (1, 1)}),

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.core.dtypes import INDEX, bool_
 from weft.core.shapes import Shape
-from weft.ir.dispatch import bind
+from weft.ir.dispatch import apply
 from weft.ir.primitive import PRIMITIVES
 from weft.ir.sharding import (
     REPLICATED,
@@ -104,9 +104,11 @@ def of_iota(operands: Types, results: Types, params: Params, count: int) -> Iter
 
 
 def _count_from_part(part: Part, **params: Any) -> Tensor:
-    local = bind(PRIMITIVES["iota"], **params)
+    local = apply(PRIMITIVES["iota"], **params)
     first = part.index() * params["shape"][params["axis"]]
-    return bind(PRIMITIVES["add"], local, bind(PRIMITIVES["convert"], first, dtype=params["dtype"]))
+    return apply(
+        PRIMITIVES["add"], local, apply(PRIMITIVES["convert"], first, dtype=params["dtype"])
+    )
 
 
 def of_triangle(operands: Types, results: Types, params: Params, count: int) -> Iterator[Strategy]:
@@ -121,21 +123,21 @@ def _triangle_of_part(split: int) -> Any:
     def compute(part: Part, x: Tensor, lower: bool, offset: int) -> Tensor:
         rows, columns = (_places(part, x, axis, axis == split) for axis in (x.ndim - 2, x.ndim - 1))
         names = ("less_equal", "greater_equal")
-        is_kept = bind(PRIMITIVES[names[not lower]], columns, rows + offset)
-        return bind(PRIMITIVES["where"], is_kept, x, _zeros(x, x.shape))
+        is_kept = apply(PRIMITIVES[names[not lower]], columns, rows + offset)
+        return apply(PRIMITIVES["where"], is_kept, x, _zeros(x, x.shape))
 
     return compute
 
 
 def _places(part: Part, x: Tensor, axis: int, is_split: bool) -> Tensor:
     """Each element's place along an axis of the whole."""
-    line = bind(PRIMITIVES["iota"], shape=x.shape, dtype=INDEX, axis=axis)
+    line = apply(PRIMITIVES["iota"], shape=x.shape, dtype=INDEX, axis=axis)
     return line + part.index() * x.shape[axis] if is_split else line
 
 
 def _zeros(x: Tensor, shape: Shape) -> Tensor:
     value = False if x.dtype is bool_ else 0
-    return bind(PRIMITIVES["full"], shape=shape, dtype=x.dtype, value=value)
+    return apply(PRIMITIVES["full"], shape=shape, dtype=x.dtype, value=value)
 
 
 # --- all axes but some ---------------------------------------------------------------------------
@@ -275,27 +277,27 @@ def _gather_own_rows(number: int) -> Any:
     def compute(part: Part, x: Tensor, *indices: Tensor, axes: tuple[int, ...]) -> Tensor:
         size = x.shape[axes[number]]
         local, is_inside = _local_places(part, indices[number], size)
-        held = bind(PRIMITIVES["clip"], local, _index(0), _index(size - 1))
+        held = apply(PRIMITIVES["clip"], local, _index(0), _index(size - 1))
         moved = (*indices[:number], held, *indices[number + 1 :])
-        rows = bind(PRIMITIVES["gather"], x, *moved, axes=axes)
+        rows = apply(PRIMITIVES["gather"], x, *moved, axes=axes)
         column = (*is_inside.shape, *[1] * (rows.ndim - is_inside.ndim))
-        mask = bind(PRIMITIVES["reshape"], is_inside, shape=column)
-        return bind(PRIMITIVES["where"], mask, rows, _zeros(rows, rows.shape))
+        mask = apply(PRIMITIVES["reshape"], is_inside, shape=column)
+        return apply(PRIMITIVES["where"], mask, rows, _zeros(rows, rows.shape))
 
     return compute
 
 
-def _local_places(part: Part, index: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _local_places(part: Part, index: Tensor, size: Any) -> tuple[Tensor, Tensor]:
     """Places in this device's part of an axis, and which of them lie inside it."""
     local = index - part.index() * size
-    inside = bind(PRIMITIVES["greater_equal"], local, _index(0))
-    return local, bind(
-        PRIMITIVES["logical_and"], inside, bind(PRIMITIVES["less"], local, _index(size))
+    inside = apply(PRIMITIVES["greater_equal"], local, _index(0))
+    return local, apply(
+        PRIMITIVES["logical_and"], inside, apply(PRIMITIVES["less"], local, _index(size))
     )
 
 
-def _index(value: int) -> Tensor:
-    return bind(PRIMITIVES["full"], shape=(), dtype=INDEX, value=value)
+def _index(value: Any) -> Tensor:
+    return apply(PRIMITIVES["full"], shape=(), dtype=INDEX, value=value)
 
 
 def _other_axes(rank: int, axes: Sequence[int]) -> list[int]:
@@ -332,15 +334,15 @@ def _scatter_own_rows(number: int) -> Any:
         axis = params["axes"][number]
         size = x.shape[axis]
         local, is_inside = _local_places(part, indices[number], size)
-        row = bind(PRIMITIVES["where"], is_inside, local, _index(size))
+        row = apply(PRIMITIVES["where"], is_inside, local, _index(size))
         moved = (*indices[:number], row, *indices[number + 1 :])
         spare = _zeros(x, replace_size(x.shape, axis, 1))
-        longer = bind(PRIMITIVES["concatenate"], x, spare, axis=axis)
+        longer = apply(PRIMITIVES["concatenate"], x, spare, axis=axis)
         if "unique" in params:  # several updates may go to the spare row
             params = {**params, "unique": False}
-        written = bind(part.primitive, longer, updates, *moved, **params)
+        written = apply(part.primitive, longer, updates, *moved, **params)
         bounds = {"starts": (0,) * x.ndim, "stops": x.shape, "strides": (1,) * x.ndim}
-        return bind(PRIMITIVES["slice"], written, **bounds)
+        return apply(PRIMITIVES["slice"], written, **bounds)
 
     return compute
 
@@ -386,7 +388,7 @@ def of_random_bits(
 
 def _draw_part(axis: int) -> Any:
     def compute(part: Part, key: Tensor, data: Tensor, **params: Any) -> Tensor:
-        whole = bind(part.primitive, key, data, **params)
+        whole = apply(part.primitive, key, data, **params)
         return slice_part(part, whole, axis)
 
     return compute
@@ -398,5 +400,5 @@ def slice_part(part: Part, whole: Tensor, axis: int) -> Tensor:
     starts = [_index(0)] * whole.ndim
     starts[axis] = part.index() * size
     sizes = replace_size(whole.shape, axis, size)
-    result: Tensor = bind(PRIMITIVES["dynamic_slice"], whole, *starts, sizes=sizes)
+    result: Tensor = apply(PRIMITIVES["dynamic_slice"], whole, *starts, sizes=sizes)
     return result

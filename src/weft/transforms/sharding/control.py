@@ -98,4 +98,6 @@ def _of_switch(search: Search, node: GraphNode, given: Placements) -> list[Candi
     return [Candidate(strategy, seconds, {"branches": tuple(searched)})]
 
 
-FOLLOW.update({scan: _of_scan, while_: _of_while, switch: _of_switch})
+FOLLOW[scan] = _of_scan
+FOLLOW[while_] = _of_while
+FOLLOW[switch] = _of_switch

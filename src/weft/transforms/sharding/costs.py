@@ -19,8 +19,8 @@ from math import prod
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode
-from weft.ir.kinds import Contraction
-from weft.ir.sharding import REPLICATED, Partial, Placement, Split, Strategy
+from weft.ir.kinds import Contraction, Gather
+from weft.ir.sharding import REPLICATED, SUM, Partial, Placement, Split, Strategy
 
 
 @frozen
@@ -33,7 +33,7 @@ class Costs:
     """
 
     bandwidth: float = 50e9
-    latency: float = 0.0
+    latency: float = 1e-6
     flops: float = 100e12
     memory: float = 1e12
 
@@ -46,7 +46,9 @@ class Costs:
         kind = node.primitive.kind
         operands = [atom.type for atom in node.operands]
         results = [result.type for result in node.results]
-        seconds = sum(map(size_in_bytes, (*operands, *results))) / self.memory
+        # what is gathered from is read at few places
+        read = operands[1:] if isinstance(kind, Gather) else operands
+        seconds = sum(map(size_in_bytes, (*read, *results))) / self.memory
         if isinstance(kind, Contraction):
             operations = kind.operations(operands, results, node.params)
             seconds += (operations if isinstance(operations, int) else 0) / self.flops
@@ -54,20 +56,19 @@ class Costs:
 
 
 def size_in_bytes(kind: TensorType) -> int:
-    """The bytes of a value whose sizes are known."""
-    return prod(kind.shape) * max(kind.dtype.bits // 8, 1)
+    """The bytes of a value; sizes that are not known count as 1."""
+    elements = prod(dim if isinstance(dim, int) else 1 for dim in kind.shape)
+    return elements * max(kind.dtype.bits // 8, 1)
 
 
 def bytes_moved(kind: TensorType, source: Placement, target: Placement, count: int) -> float:
     """The bytes that each device sends to change the placement of a value."""
-    if source == target or count == 1 or source == REPLICATED:
+    if count == 1 or source in (target, REPLICATED):
         return 0.0
     share = (count - 1) / count * size_in_bytes(kind)
     if isinstance(source, Split):
         return share / count if isinstance(target, Split) else share
-    if isinstance(target, Split) and source.combine == "add":
-        return share
-    return 2 * share
+    return share if isinstance(target, Split) and source == SUM else 2 * share
 
 
 def conversions(

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.core.records import frozen
+import numpy as np
+
+from weft.core.locations import Location
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, bind
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
+from weft.ir.primitive import Primitive
 from weft.ir.sharding import (
     REPLICATED,
     Part,
@@ -23,47 +26,47 @@ from weft.ir.sharding import (
     local_type,
 )
 from weft.ir.tensor import Tensor, wrap
-from weft.ir.tracing import trace
+from weft.ir.tracing import GraphTrace, trace
 from weft.ops.collectives import (
-    all_reduce_max,
-    all_reduce_min,
-    all_reduce_sum,
+    REDUCERS,
     exchange_parts,
     gather_shards,
     scatter_sum,
     shard_index,
 )
-from weft.ops.elementwise import equal, where
+from weft.ops.comparison import equal
+from weft.ops.selection import where
 from weft.ops.sharding_mark import shard_mark
 from weft.ops.sharding_rules import slice_part
-from weft.transforms.sharding.costs import bytes_moved
-from weft.transforms.sharding.search import Along, Candidate, Search, steps_of
-
-ALL_REDUCE = {"add": all_reduce_sum, "maximum": all_reduce_max, "minimum": all_reduce_min}
+from weft.transforms.sharding.search import Along, Candidate, Search
 
 
-@frozen
-class Transfer:
-    """One change of placement in the program of a device, for reports.
+def local_program(search: Search) -> Graph:
+    """The program of one device, with local types; its nodes keep the user's lines."""
+    kinds = [_local(variable, search) for variable in search.graph.inputs]
+    recorder = _LocatedTrace()
 
-    value: what is moved, by its type and the operation that made it. times: how often, in loops.
-    """
+    def outputs(*inputs: Tensor) -> list[Tensor]:
+        return _Writer(search, inputs, recorder).outputs()
 
-    mesh_axis: str
-    value: str
-    kind: TensorType
-    source: Placement
-    target: Placement
-    collective: str
-    moved: float
-    times: int = 1
+    return trace(outputs, kinds, recorder=recorder).closed()
 
 
-def local_program(search: Search, report: list[Transfer], times: int = 1) -> Graph:
-    """The program of one device, with local types; `report` gets what it moves."""
-    along, graph = search.along, search.graph
-    kinds = [_local(variable, search) for variable in graph.inputs]
-    return trace(lambda *xs: _Writer(search, xs, report, times).outputs(), kinds).closed()
+class _LocatedTrace(GraphTrace):
+    """Records nodes at the place of the node that they are written for."""
+
+    at: Location | None = None
+
+    def process(
+        self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
+    ) -> Any:
+        """See `Trace`."""
+        results = super().process(primitive, operands, params, types)
+        last = self.nodes[-1]
+        self.nodes[-1] = GraphNode(
+            last.primitive, last.operands, last.params, last.results, self.at
+        )
+        return results
 
 
 def _local(variable: Variable, search: Search) -> TensorType:
@@ -75,13 +78,9 @@ def _local(variable: Variable, search: Search) -> TensorType:
 class _Writer:
     """Runs a searched graph on the tensors of one device."""
 
-    def __init__(
-        self, search: Search, inputs: Sequence[Tensor], report: list[Transfer], times: int
-    ) -> None:
-        self.search, self.along = search, search.along
-        self.report, self.times = report, times
+    def __init__(self, search: Search, inputs: Sequence[Tensor], recorder: _LocatedTrace) -> None:
+        self.search, self.along, self._recorder = search, search.along, recorder
         self._values: dict[tuple[Variable, Placement], Tensor] = {}
-        self._makers: dict[Variable, GraphNode] = {}
         self._index: Tensor | None = None
         for variable, tensor in zip(search.graph.inputs, inputs, strict=True):
             self._values[variable, search.placed[variable]] = tensor
@@ -96,6 +95,7 @@ class _Writer:
         ]
 
     def _write(self, node: GraphNode) -> None:
+        self._recorder.at = node.location
         candidate = self.search.chosen[node]
         strategy = candidate.strategy
         pairs = zip(node.operands, strategy.operands, strict=True)
@@ -105,7 +105,6 @@ class _Writer:
             node.results, results, strategy.results, strict=True
         ):
             self._values[variable, placement] = tensor
-            self._makers[variable] = node
 
     def _compute(
         self, node: GraphNode, candidate: Candidate, operands: Sequence[Tensor]
@@ -115,18 +114,13 @@ class _Writer:
             return operands
         params = {**node.params, **(strategy.params or {})}
         if candidate.graphs is not None:
-            params |= {name: self._graphs(each, node) for name, each in candidate.graphs.items()}
+            params |= {name: _local_graphs(each) for name, each in candidate.graphs.items()}
         if strategy.compute is None:
             result = bind(primitive, *operands, **params)
         else:
             part = Part(primitive, self.along.count, self.index)
             result = strategy.compute(part, *operands, **params)
         return result if primitive.multiple else (result,)
-
-    def _graphs(self, searched: Any, node: GraphNode) -> Any:
-        if isinstance(searched, tuple):
-            return tuple(self._graphs(each, node) for each in searched)
-        return local_program(searched, self.report, self.times * steps_of(node))
 
     def index(self) -> Tensor:
         """The number of the device along the mesh axis."""
@@ -145,34 +139,26 @@ class _Writer:
         source = sources[placement]
         changed = self._change(self._read(atom, source), source, placement)
         self._values[atom, placement] = changed
-        self._note(atom, source, placement)
         return changed
-
-    def _note(self, variable: Variable, source: Placement, target: Placement) -> None:
-        maker = self._makers.get(variable)
-        name = variable.name or ("an input" if maker is None else maker.primitive.name)
-        moved = bytes_moved(variable.type, source, target, self.along.count)
-        if moved:
-            collective = _collective_name(source, target)
-            self.report.append(
-                Transfer(
-                    self.along.name, name, variable.type, source, target, collective, moved,
-                    self.times,
-                )
-            )  # fmt: skip
 
     def _change(self, x: Tensor, source: Placement, target: Placement) -> Tensor:
         if source == target:
             return x
-        part = Part(shard_mark, self.along.count, self.index)
         if isinstance(source, Split):
             return _from_split(x, source, target, self.along)
         if isinstance(source, Partial):
             return _from_terms(x, source, target, self.along)
         if isinstance(target, Split):
-            return slice_part(part, x, target.axis)
+            return slice_part(Part(shard_mark, self.along.count, self.index), x, target.axis)
         assert isinstance(target, Partial)
         return _as_term(x, self.index) if target.combine == "add" else x
+
+
+def _local_graphs(searched: Any) -> Any:
+    """The programs of one device for the graphs that control flow holds."""
+    if isinstance(searched, tuple):
+        return tuple(map(local_program, searched))
+    return local_program(searched)
 
 
 def _axis_params(along: Along) -> dict[str, Any]:
@@ -192,19 +178,9 @@ def _from_terms(x: Tensor, source: Partial, target: Placement, along: Along) -> 
     if isinstance(target, Split):
         return apply(scatter_sum, x, axis=target.axis, **params)
     assert target == REPLICATED
-    return apply(ALL_REDUCE[source.combine], x, **params)
+    return apply(REDUCERS[source.combine], x, **params)
 
 
 def _as_term(x: Tensor, index: Callable[[], Tensor]) -> Tensor:
     """A replicated value as a sum: the first device has it, the others have zeros."""
-    return where(equal(index(), 0), x, wrap(_zero_like(x)))
-
-
-def _zero_like(x: Tensor) -> Any:
-    return x.dtype.numpy.type(0)
-
-
-def _collective_name(source: Placement, target: Placement) -> str:
-    if isinstance(source, Split):
-        return "all_to_all" if isinstance(target, Split) else "all_gather"
-    return "reduce_scatter" if isinstance(target, Split) else "all_reduce"
+    return where(equal(index(), 0), x, wrap(np.zeros((), x.dtype.numpy)))

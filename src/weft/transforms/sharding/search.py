@@ -3,8 +3,9 @@
 The seconds of a choice are those of the nodes and of all changes of placement between them. A way
 forward through the graph takes what is best given the nodes before; then nodes are looked at again,
 backward and forward, given what is before and behind them, until no change of one node helps. So
-placements spread from those that are given in both directions. The result is as good as any that
-differs in one node; it need not be the best of all.
+placements spread from those that are given in both directions. There are two starts: one leaves
+sums partial as long as it can, the other counts at once what each will cost. The better result is
+as good as any that differs in one node; it need not be the best of all.
 
 >>> import weft as wf
 >>> from weft.ir.sharding import Split
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 from weft.core.records import frozen
@@ -33,8 +35,8 @@ from weft.transforms.sharding.strategies import strategies_of, whole_strategy
 
 ROUNDS = 12
 """How often the nodes are looked at again, at most."""
-_SLIGHT = 1e-9
-"""By which part of the seconds a change must help, so that rounding makes no endless ones."""
+_SLIGHT = 1e-6
+"""By which part of the seconds a change of placement counts for more on one side of a node."""
 Wants: TypeAlias = "Counter[Placement]"
 
 
@@ -75,17 +77,29 @@ class Search:
     ) -> None:
         self.graph, self.along = graph, along
         self._outputs = outputs
+        self._candidates: dict[Any, list[Candidate]] = {}
         self.placed: dict[Variable, Placement] = {}
         self.chosen: dict[GraphNode, Candidate] = {}
         self._wanted: dict[Variable, Wants] = {}
-        self._candidates: dict[Any, list[Candidate]] = {}
+        self._bias = 0.0
+        self._best: tuple[float, Any] = (inf, ())
+        self._start(inputs, hopeful=True)
+        self._start(inputs, hopeful=False)
+        self.placed, self.chosen, self._wanted = self._best[1]
+
+    def _start(self, inputs: Sequence[Placement | None], hopeful: bool) -> None:
+        """Search from one start. hopeful: whether partial sums are thought to cost nothing."""
+        graph = self.graph
+        self.placed, self.chosen, self._wanted = {}, {}, {}
         self._open: set[Atom] = set()
         self._free: list[Variable] = []
         for variable, placement in zip(graph.inputs, inputs, strict=True):
             self._declare(variable, placement or REPLICATED)
             self._free += [variable] if placement is None else []
+        self._open_terms = not hopeful
         self._choose_first()
-        for atom, placement in zip(graph.outputs, outputs, strict=True):
+        self._open_terms = False
+        for atom, placement in zip(graph.outputs, self._outputs, strict=True):
             if placement is None:
                 self._open.add(atom)
             elif isinstance(atom, Variable):
@@ -101,7 +115,8 @@ class Search:
     def changes(self, variable: Variable) -> list[tuple[Placement, Placement]]:
         """The changes of placement that give a value's readers what they want."""
         source, wanted = self.placed[variable], list(self._wanted[variable])
-        if variable in self._open and isinstance(source, Partial):
+        is_open = self._open_terms or variable in self._open
+        if is_open and isinstance(source, Partial):
             wanted.append(REPLICATED)
         return conversions(variable.type, source, wanted, self.along.count)
 
@@ -131,13 +146,29 @@ class Search:
             self._choose(node)
 
     def _improve(self) -> None:
+        """Look at all nodes again, against and along the order, while that helps.
+
+        Against the order, changes of placement are moved up to where values come from; along it,
+        down to where they are read: a step that costs the same may lead to one that helps.
+        """
         nodes = self.graph.nodes
         for number in range(ROUNDS):
-            changed = [self._place_input(variable) for variable in self._free]
-            order = nodes if number % 2 else tuple(reversed(nodes))
-            changed += [self._choose(node) for node in order]
-            if not any(changed) and number:
-                return
+            self._bias = _SLIGHT if number % 2 else -_SLIGHT
+            changed = [self._choose(node) for node in (nodes if number % 2 else reversed(nodes))]
+            changed += [self._place_input(variable) for variable in self._free]
+            improved = self._keep_best()
+            if not any(changed) or (number > 2 and not improved):
+                break
+        self._bias = 0.0
+
+    def _keep_best(self) -> bool:
+        """Remember the choice if it is the best so far; whether it is."""
+        seconds = self.seconds
+        if seconds >= self._best[0]:
+            return False
+        wanted = {variable: wants.copy() for variable, wants in self._wanted.items()}
+        self._best = seconds, (self.placed.copy(), self.chosen.copy(), wanted)
+        return True
 
     def _choose(self, node: GraphNode) -> bool:
         """Take the best strategy for a node as things are; whether it is another one."""
@@ -149,10 +180,8 @@ class Search:
             candidates = [before, *candidates]
         seconds = [self._seconds_with(node, each) for each in candidates]
         best = min(range(len(candidates)), key=seconds.__getitem__)
-        if before is not None:
-            kept = candidates.index(before)
-            if seconds[best] >= seconds[kept] * (1 - _SLIGHT):
-                best = kept
+        if before is not None and seconds[best] >= seconds[candidates.index(before)]:
+            best = candidates.index(before)
         self.chosen[node] = candidates[best]
         self._count_wants(node, candidates[best].strategy, 1)
         self._place_results(node, candidates[best].strategy)
@@ -163,9 +192,10 @@ class Search:
         self._count_wants(node, candidate.strategy, 1)
         self._place_results(node, candidate.strategy)
         read = {atom for atom in node.operands if isinstance(atom, Variable)}
-        values = sum(map(self._seconds_of_value, (*read, *node.results)))
+        above = sum(map(self._seconds_of_value, read))
+        below = sum(map(self._seconds_of_value, node.results))
         self._count_wants(node, candidate.strategy, -1)
-        return candidate.seconds + values
+        return candidate.seconds + above * (1 + self._bias) + below * (1 - self._bias)
 
     def _count_wants(self, node: GraphNode, strategy: Strategy, by: int) -> None:
         for atom, placement in zip(node.operands, strategy.operands, strict=True):
@@ -193,7 +223,9 @@ class Search:
         for placement in choices:
             self.placed[variable] = placement
             seconds.append(self._seconds_of_value(variable))
-        self.placed[variable] = choices[seconds.index(min(seconds))]
+        # of two that cost the same, the one that is split takes less memory
+        best = min(range(len(choices)), key=lambda i: (seconds[i], choices[i] == REPLICATED))
+        self.placed[variable] = choices[best]
         return self.placed[variable] != before
 
     # --- candidates ---

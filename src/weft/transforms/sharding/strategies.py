@@ -1,9 +1,9 @@
 """The strategies of a node: how it can be divided among the devices along one mesh axis.
 
 Most follow from what a definition says for other reasons: its kind, how a movement reads its
-operands, which operands it is linear in. The slot `sharding` of a primitive adds to these. What
-remains, that every device computes the whole, is always possible, so that no primitive is wrong
-for the lack of a rule.
+operands, which operands it is linear in. The slot `sharding` of a primitive stands in for its kind.
+What remains, that every device computes the whole, is always possible, so that no primitive is
+wrong for the lack of a rule.
 
 >>> import weft as wf
 >>> node = wf.ir.trace(wf.exp, wf.spec("float32", (4, 3))).nodes[0]
@@ -25,6 +25,7 @@ from weft.ir.affine_index import Affine
 from weft.ir.derivatives import Additive, Constant, Every, Linear
 from weft.ir.graph import Atom, GraphNode, Literal
 from weft.ir.kinds import (
+    Collective,
     Condition,
     Cumulative,
     Elementwise,
@@ -35,7 +36,6 @@ from weft.ir.kinds import (
     Sort,
 )
 from weft.ir.primitive import Primitive
-from weft.ir.scalars import Combine
 from weft.ir.sharding import (
     REPLICATED,
     SUM,
@@ -45,20 +45,17 @@ from weft.ir.sharding import (
     split_axes,
     split_to_terms,
 )
+from weft.ops.collectives import REDUCERS
 from weft.ops.sharding_rules import beside_axes
 
-COMBINED: tuple[Combine, ...] = ("add", "maximum", "minimum")
-"""How terms of a partial value are combined; the collectives have no other way."""
+__all__ = ["AxisReader", "has_rule", "strategies_of", "whole_strategy"]
 
 
 def strategies_of(node: GraphNode, count: int) -> list[Strategy]:
     """All ways to divide a node among so many devices; the first computes the whole on each."""
     whole = whole_strategy(node)
-    divided = [
-        strategy
-        for strategy in (*_strategies_of_kind(node, count), *_own_strategies(node, count))
-        if _fits(node, strategy, count)
-    ]
+    by_rule = _strategies_of_kind if node.primitive.sharding is None else _own_strategies
+    divided = [strategy for strategy in by_rule(node, count) if _fits(node, strategy, count)]
     return [whole, *divided, *_linear_strategies(node)]
 
 
@@ -72,17 +69,17 @@ def whole_strategy(node: GraphNode) -> Strategy:
 def has_rule(primitive: Primitive) -> bool:
     """Whether a primitive's definition says how it is divided."""
     kind = primitive.kind
-    derived = isinstance(kind, Elementwise | Reduction | Cumulative | Search | Sort) or (
-        isinstance(kind, Movement) and kind.read is not None
-    )
+    derived = isinstance(
+        kind, Elementwise | Reduction | Cumulative | Search | Sort | Collective
+    ) or (isinstance(kind, Movement) and kind.read is not None)
     return derived or primitive.sharding is not None
 
 
 def _own_strategies(node: GraphNode, count: int) -> Iterator[Strategy]:
     rule = node.primitive.sharding
-    if rule is not None:
-        operands = [atom.type for atom in node.operands]
-        yield from rule(operands, [result.type for result in node.results], node.params, count)
+    assert rule is not None
+    operands = [atom.type for atom in node.operands]
+    yield from rule(operands, [result.type for result in node.results], node.params, count)
 
 
 def _fits(node: GraphNode, strategy: Strategy, count: int) -> bool:
@@ -98,10 +95,10 @@ def _fits(node: GraphNode, strategy: Strategy, count: int) -> bool:
         return True
     given, wanted = local[: len(node.operands)], local[len(node.operands) :]
     try:
-        found = node.primitive.type_rule(*given, **{**node.params, **(strategy.params or {})})
+        found: Any = node.primitive.type_rule(*given, **{**node.params, **(strategy.params or {})})
     except WeftError:
         return False
-    return [*(found if node.primitive.multiple else (found,))] == wanted
+    return list(found if node.primitive.multiple else (found,)) == wanted
 
 
 # --- by kind -------------------------------------------------------------------------------------
@@ -115,13 +112,18 @@ def _strategies_of_kind(node: GraphNode, count: int) -> Iterator[Strategy]:
         yield from _of_elements(operands, results[0])
     elif isinstance(kind, Reduction):
         yield from beside_axes(operands, results, node.params, count)
-        if kind.combine in COMBINED:
+        if kind.combine in REDUCERS:
             for axis in node.params["axes"]:
                 yield split_to_terms((axis,), kind.combine)
     elif isinstance(kind, Movement):
         yield from _of_movement(node, count)
     elif isinstance(kind, Cumulative | Sort | Search) and "axis" in node.params:
         yield from beside_axes(operands, results, node.params, count)
+    elif isinstance(kind, Collective) and operands and not node.params["stacked"]:
+        named = [value for name, value in node.params.items() if name.endswith("axis")]
+        for axis in range(operands[0].ndim):
+            if axis not in named:
+                yield split_axes((axis,), (axis,))
 
 
 def _of_elements(operands: Sequence[TensorType], result: TensorType) -> Iterator[Strategy]:
@@ -141,16 +143,13 @@ def _of_movement(node: GraphNode, count: int) -> Iterator[Strategy]:
     if kind.read is None or not (kind.reads_if is None or kind.reads_if(node.params)):
         return
     shape = node.results[0].type.shape
-    reader = _AxisReader()
-    try:
-        kind.read(reader, node, tuple(map(Affine.variable, range(len(shape)))))
-    except (StopIteration, RuntimeError):  # a reshape that is not read element by element
-        return
+    reader = AxisReader()
+    kind.read(reader, node, tuple(map(Affine.variable, range(len(shape)))))
     for axis, size in enumerate(shape):
         places = [reader.axis_of(atom, axis, size) for atom in node.operands]
         if axis in reader.bound or _UNKNOWN in places or not isinstance(size, int):
             continue
-        changes = {}
+        changes: dict[str, Any] = {}
         if "shape" in node.params:
             changes["shape"] = replace_size(shape, axis, size // count)
         yield split_axes([place for place in places if place != _UNKNOWN], (axis,), **changes)
@@ -159,7 +158,7 @@ def _of_movement(node: GraphNode, count: int) -> Iterator[Strategy]:
 _UNKNOWN = -1
 
 
-class _AxisReader:
+class AxisReader:
     """Collects at which indices a movement reads its operands."""
 
     def __init__(self) -> None:
