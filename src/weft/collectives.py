@@ -9,6 +9,7 @@ Users reach the operations as `wf.distributed.all_reduce` and so on.
 
 from __future__ import annotations
 
+from weft.core.locations import user_location
 from weft.ir.groups import (
     Communicator,
     Pairs,
@@ -34,5 +35,5 @@ from weft.ops.composed.collectives import (
 __all__ = [
     "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all", "axis_index",
     "axis_size", "bind_groups", "bound_groups", "broadcast", "find_group", "group_size", "permute",
-    "reduce_scatter", "reduce_to", "take_shard",
+    "reduce_scatter", "reduce_to", "take_shard", "user_location",
 ]  # fmt: skip

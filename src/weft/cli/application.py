@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from argparse import (
+    REMAINDER,
     SUPPRESS,
     ArgumentParser,
     BooleanOptionalAction,
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import commands, looking, machine
+from weft.cli import commands, launching, looking, machine
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -36,6 +37,7 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft eval mine.py --folder run
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
+  weft launch -n 4 train.py
   weft info"""
 
 SHOW = """Print the summary of a model, and write a picture of its graph.
@@ -48,6 +50,13 @@ always zero, dtype and broadcast surprises, dead branches. Exits with 1 where th
 
   weft check model.py:net --input float32:batch,784
   weft check model.py:net --input float32:batch,784 --loss cross_entropy --target int64:batch"""
+
+LAUNCH = """Start a script in several processes; its arguments stand behind it.
+
+  weft launch -n 4 train.py --epochs 3
+  weft launch -n 8 --hosts one,two train.py
+
+Output is prefixed by rank. The first failure is shown first, and its exit code is the job's."""
 
 NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
 PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
@@ -102,6 +111,7 @@ def parser() -> Parser:
     predict.add_argument("--output", metavar="FILE.npy", help="where to write; else printed")
     _add_show(kinds)
     _add_check(kinds)
+    _add_launch(kinds)
     bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
     bench.add_argument("name", nargs="?", help="which; without it, the list of them")
     bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
@@ -158,6 +168,20 @@ def _add_check(kinds: _SubParsersAction[Any]) -> None:
     _add_inputs(check)
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--strict", action="store_true", help="fail on warnings, too")
+
+
+def _add_launch(kinds: _SubParsersAction[Any]) -> None:
+    launch = _command(
+        kinds, "launch", "start a script in several processes", launching.launch, LAUNCH
+    )
+    add = launch.add_argument
+    add("-n", "--processes", type=int, default=2, metavar="N", help="how many; 2 if not said")
+    add("--hosts", metavar="A,B", help="over these hosts, by ssh; else all on this one")
+    add("--engine", choices=["mpi", "gloo"], default="mpi", help="what joins them")
+    add("--threads", type=int, metavar="N", help="of each process; else its share of the cores")
+    add("--timeout", type=float, metavar="SECONDS", help="how long one waits for another; else 600")
+    add("script", metavar="FILE.py")
+    add("arguments", nargs=REMAINDER, help="for the script")
 
 
 def _add_inputs(command: ArgumentParser) -> None:

@@ -25,11 +25,27 @@ from weft.distributed.division import Division
 from weft.distributed.mesh import Mesh
 from weft.distributed.partitioning import PartitionedFunction, partition
 from weft.distributed.placing import divided, replicated, shard, split
+from weft.distributed.process_group import (
+    barrier,
+    bind_axes,
+    broadcast_object,
+    gather_objects,
+    init,
+    is_initialized,
+    local_rank,
+    rank,
+    role,
+    shutdown,
+    world,
+    world_size,
+)
 from weft.distributed.simulation import simulate
 from weft.sharding import Costs
 
 __all__ = [
     "Communicator", "Costs", "Division", "Mesh", "PartitionedFunction", "all_gather", "all_reduce",
-    "all_to_all", "axis_index", "axis_size", "broadcast", "divided", "partition", "permute",
-    "reduce_scatter", "reduce_to", "replicated", "shard", "simulate", "split", "take_shard",
+    "all_to_all", "axis_index", "axis_size", "barrier", "bind_axes", "broadcast",
+    "broadcast_object", "divided", "gather_objects", "init", "is_initialized", "local_rank",
+    "partition", "permute", "rank", "reduce_scatter", "reduce_to", "replicated", "role", "shard",
+    "shutdown", "simulate", "split", "take_shard", "world", "world_size",
 ]  # fmt: skip

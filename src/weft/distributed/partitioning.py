@@ -20,6 +20,7 @@ from weft.collectives import find_group
 from weft.distributed.division import Division
 from weft.distributed.mesh import Mesh
 from weft.distributed.placing import match_plan, placements_of
+from weft.distributed.process_group import is_initialized, world_size
 from weft.sharding import REPLICATED, PartitionedJit, Placement, argument_names
 
 __all__ = ["PartitionedFunction", "partition"]
@@ -99,21 +100,26 @@ class PartitionedFunction:
         return self._jit.partitioned(*args, **kwargs).graph
 
     def _has_groups(self) -> bool:
-        """Whether processes stand behind every axis of the mesh."""
+        """Whether processes stand behind every axis of the mesh; else all run in lockstep here.
+
+        Processes that do not fit the mesh are an error: each would compute all of it.
+        """
         try:
             groups = {name: find_group("partition", name) for name in self.mesh.axes}
         except wf.ArgumentError:
-            return False
-        for name, group in groups.items():
-            if group.size != self.mesh.axes[name]:
-                raise wf.ArgumentError(
-                    "partition",
-                    f"the mesh axis {name!r} has another size than its group of processes",
-                    expected=f"{self.mesh.axes[name]} processes",
-                    got={"mesh": self.mesh, "processes": group.size},
-                    fix=f"Mesh({name}={group.size})",
-                )
-        return True
+            groups = {}
+        if {name: group.size for name, group in groups.items()} == self.mesh.axes:
+            return True
+        if is_initialized() and world_size() > 1:
+            self.mesh.check_world(world_size())
+            raise wf.ArgumentError(
+                "partition",
+                "the processes are laid out as another mesh",
+                expected=f"the axes {self.mesh.axes}",
+                got={name: group.size for name, group in groups.items()} or {"axes": "others"},
+                fix="wf.distributed.bind_axes(mesh.axes)",
+            )
+        return False
 
     # --- placements of a call's values ---
 

@@ -151,7 +151,8 @@ apply_multiple: Callable[..., tuple[Tensor, ...]] = bind
 def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) -> Any:
     """Compute a primitive now, by its reference, which is written with NumPy.
 
-    A primitive that holds graphs evaluates others in turn, which see to warnings themselves.
+    A primitive that holds graphs evaluates others in turn, which see to warnings themselves; a
+    collective must not be called again after an error.
     """
     for array in arrays:
         if type(array) is not HostArray:
@@ -163,7 +164,7 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
         if found is not None:
             return found
     try:
-        if isinstance(primitive.derivatives, Joint):
+        if isinstance(primitive.derivatives, Joint) or isinstance(primitive.kind, Collective):
             result = primitive.reference(*arrays, **params)
         else:
             try:

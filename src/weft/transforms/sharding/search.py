@@ -82,7 +82,7 @@ class Search:
         self.chosen: dict[GraphNode, Candidate] = {}
         self._wanted: dict[Variable, Wants] = {}
         self._bias = 0.0
-        self._best: tuple[float, Any] = (inf, ())
+        self._best: tuple[float, Any] = (inf, ({}, {}, {}))
         self._start(inputs, hopeful=True)
         self._start(inputs, hopeful=False)
         self.placed, self.chosen, self._wanted = self._best[1]
