@@ -1,11 +1,12 @@
 """The choice of a strategy for each node of a graph, along one mesh axis.
 
-The seconds of a choice are those of the nodes and of all changes of placement between them. A way
-forward through the graph takes what is best given the nodes before; then nodes are looked at again,
-backward and forward, given what is before and behind them, until no change of one node helps. So
-placements spread from those that are given in both directions. There are two starts: one leaves
-sums partial as long as it can, the other counts at once what each will cost. The better result is
-as good as any that differs in one node; it need not be the best of all.
+The seconds of a choice are those of the nodes and of all changes of placement between them. First,
+tables say for each value what it costs to have it in each placement, as if the graph were a tree;
+from the outputs backward each node takes what is best by these tables for its readers. A second
+start goes forward and takes what is best given the nodes before. From both, nodes are looked at
+again, backward and forward, given what is before and behind them, while a change of one node
+helps. So placements spread in both directions from those that are given. The better result is as
+good as any that differs in one node; it need not be the best of all.
 
 >>> import weft as wf
 >>> from weft.ir.sharding import Split
@@ -27,10 +28,15 @@ from weft.core.records import frozen
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.kinds import Control
 from weft.ir.primitive import Primitive
-from weft.ir.sharding import REPLICATED, Partial, Placement, Strategy
+from weft.ir.sharding import REPLICATED, Partial, Placement, Split, Strategy, local_type
 from weft.ir.walking import graphs_of
 from weft.ops.sharding_mark import placement_along, shard_mark
-from weft.transforms.sharding.costs import Costs, conversions, seconds_of_conversions
+from weft.transforms.sharding.costs import (
+    Costs,
+    bytes_moved,
+    conversions,
+    seconds_of_conversions,
+)
 from weft.transforms.sharding.strategies import strategies_of, whole_strategy
 
 ROUNDS = 12
@@ -83,12 +89,12 @@ class Search:
         self._wanted: dict[Variable, Wants] = {}
         self._bias = 0.0
         self._best: tuple[float, Any] = (inf, ({}, {}, {}))
-        self._start(inputs, hopeful=True)
-        self._start(inputs, hopeful=False)
+        for choose_first in (self._choose_by_tables, self._choose_forward):
+            self._start(inputs, choose_first)
         self.placed, self.chosen, self._wanted = self._best[1]
 
-    def _start(self, inputs: Sequence[Placement | None], hopeful: bool) -> None:
-        """Search from one start. hopeful: whether partial sums are thought to cost nothing."""
+    def _start(self, inputs: Sequence[Placement | None], choose_first: Callable[[], None]) -> None:
+        """Search from one start."""
         graph = self.graph
         self.placed, self.chosen, self._wanted = {}, {}, {}
         self._open: set[Atom] = set()
@@ -96,14 +102,15 @@ class Search:
         for variable, placement in zip(graph.inputs, inputs, strict=True):
             self._declare(variable, placement or REPLICATED)
             self._free += [variable] if placement is None else []
-        self._open_terms = not hopeful
-        self._choose_first()
-        self._open_terms = False
+        for node in graph.nodes:
+            for result in node.results:
+                self._declare(result, REPLICATED)
         for atom, placement in zip(graph.outputs, self._outputs, strict=True):
             if placement is None:
                 self._open.add(atom)
             elif isinstance(atom, Variable):
                 self._wanted[atom][placement] += 1
+        choose_first()
         self._improve()
 
     @property
@@ -115,8 +122,7 @@ class Search:
     def changes(self, variable: Variable) -> list[tuple[Placement, Placement]]:
         """The changes of placement that give a value's readers what they want."""
         source, wanted = self.placed[variable], list(self._wanted[variable])
-        is_open = self._open_terms or variable in self._open
-        if is_open and isinstance(source, Partial):
+        if variable in self._open and isinstance(source, Partial):
             wanted.append(REPLICATED)
         return conversions(variable.type, source, wanted, self.along.count)
 
@@ -138,12 +144,74 @@ class Search:
         self.placed[variable] = placement
         self._wanted[variable] = Counter()
 
-    def _choose_first(self) -> None:
+    def _choose_forward(self) -> None:
         """One way forward: each node as it is best for its operands."""
         for node in self.graph.nodes:
-            for result in node.results:
-                self._declare(result, REPLICATED)
             self._choose(node)
+
+    def _choose_by_tables(self) -> None:
+        """One way forward for what placements cost, one back that chooses by it."""
+        readers: Counter[Atom] = Counter(self.graph.outputs)
+        for node in self.graph.nodes:
+            readers.update(set(node.operands))
+        tables = {variable: self._table_of_input(variable) for variable in self.graph.inputs}
+        costs: dict[GraphNode, list[tuple[Candidate, float]]] = {}
+        for node in self.graph.nodes:
+            costs[node] = [
+                (each, each.seconds + self._seconds_above(node, each, tables, readers))
+                for each in self.candidates(node)
+            ]
+            for place, result in enumerate(node.results):
+                table = tables[result] = {}
+                for candidate, seconds in costs[node]:
+                    placement = candidate.strategy.results[place]
+                    share = seconds / len(node.results)
+                    table[placement] = min(share, table.get(placement, inf))
+                self.placed[result] = min(table, key=table.__getitem__)
+        for node in reversed(self.graph.nodes):
+            totals = [above + self._seconds_below(node, each) for each, above in costs[node]]
+            best = costs[node][totals.index(min(totals))][0]
+            self.chosen[node] = best
+            self._count_wants(node, best.strategy, 1)
+            self._place_results(node, best.strategy)
+        for variable in self._free:
+            self._place_input(variable)
+
+    def _table_of_input(self, variable: Variable) -> dict[Placement, float]:
+        if variable not in self._free:
+            return {self.placed[variable]: 0.0}
+        splits = [Split(axis) for axis in range(variable.type.ndim)]
+        count = self.along.count
+        fitting = [each for each in splits if local_type(variable.type, each, count) is not None]
+        return dict.fromkeys([REPLICATED, *fitting], 0.0)
+
+    def _seconds_above(
+        self,
+        node: GraphNode,
+        candidate: Candidate,
+        tables: Mapping[Variable, Mapping[Placement, float]],
+        readers: Mapping[Atom, int],
+    ) -> float:
+        """What it costs to have a node's operands as a strategy wants them.
+
+        A value that has several readers is made once: each counts a share.
+        """
+        total = 0.0
+        wanted = set(zip(node.operands, candidate.strategy.operands, strict=True))
+        for atom, placement in wanted:
+            if isinstance(atom, Variable):
+                along, share = self.along, 1 / max(readers[atom], 1)
+                total += share * min(
+                    seconds + along.costs.transfer(
+                        bytes_moved(atom.type, source, placement, along.count)
+                    )
+                    for source, seconds in tables[atom].items()
+                )  # fmt: skip
+        return total
+
+    def _seconds_below(self, node: GraphNode, candidate: Candidate) -> float:
+        self._place_results(node, candidate.strategy)
+        return sum(map(self._seconds_of_value, node.results))
 
     def _improve(self) -> None:
         """Look at all nodes again, against and along the order, while that helps.
