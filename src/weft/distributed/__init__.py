@@ -21,6 +21,10 @@ from weft.collectives import (
     reduce_to,
     take_shard,
 )
+from weft.distributed.division import Division
+from weft.distributed.mesh import Mesh
+from weft.distributed.partitioning import PartitionedFunction, partition
+from weft.distributed.placing import divided, replicated, shard, split
 from weft.distributed.process_group import (
     barrier,
     bind_axes,
@@ -36,10 +40,12 @@ from weft.distributed.process_group import (
     world_size,
 )
 from weft.distributed.simulation import simulate
+from weft.sharding import Costs
 
 __all__ = [
-    "Communicator", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier",
-    "bind_axes", "broadcast", "broadcast_object", "gather_objects", "init", "is_initialized",
-    "local_rank", "permute", "rank", "reduce_scatter", "reduce_to", "role", "shutdown", "simulate",
-    "take_shard", "world", "world_size",
+    "Communicator", "Costs", "Division", "Mesh", "PartitionedFunction", "all_gather", "all_reduce",
+    "all_to_all", "axis_index", "axis_size", "barrier", "bind_axes", "broadcast",
+    "broadcast_object", "divided", "gather_objects", "init", "is_initialized", "local_rank",
+    "partition", "permute", "rank", "reduce_scatter", "reduce_to", "replicated", "role", "shard",
+    "shutdown", "simulate", "split", "take_shard", "world", "world_size",
 ]  # fmt: skip
