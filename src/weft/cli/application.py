@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import commands, looking, machine
+from weft.cli import commands, looking, machine, shipping
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -36,6 +36,7 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft eval mine.py --folder run
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
+  weft export mine.py:net --input 1x784 --target aarch64-linux --check
   weft info"""
 
 SHOW = """Print the summary of a model, and write a picture of its graph.
@@ -48,6 +49,12 @@ always zero, dtype and broadcast surprises, dead branches. Exits with 1 where th
 
   weft check model.py:net --input float32:batch,784
   weft check model.py:net --input float32:batch,784 --loss cross_entropy --target int64:batch"""
+
+EXPORT = """Write a model as a library for a machine, without Python: an object file, a static and,
+where a linker is found, a shared library, a C header, and a main program that shows their use.
+
+  weft export model.py:net --input 1x784 --target aarch64-linux -o model --check
+  weft export model.py:net --folder run --input 1x3x32x32 --target wasm32 --weights beside"""
 
 NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
 PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
@@ -102,6 +109,7 @@ def parser() -> Parser:
     predict.add_argument("--output", metavar="FILE.npy", help="where to write; else printed")
     _add_show(kinds)
     _add_check(kinds)
+    _add_export(kinds)
     bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
     bench.add_argument("name", nargs="?", help="which; without it, the list of them")
     bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
@@ -158,6 +166,21 @@ def _add_check(kinds: _SubParsersAction[Any]) -> None:
     _add_inputs(check)
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--strict", action="store_true", help="fail on warnings, too")
+
+
+def _add_export(kinds: _SubParsersAction[Any]) -> None:
+    export = _command(
+        kinds, "export", "a model as a library without Python", shipping.export, EXPORT
+    )
+    _add_program(export)
+    add = export.add_argument
+    add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:1,16")
+    add("--target", default="host", metavar="MACHINE", help="such as aarch64-linux; else this one")
+    add("-o", "--output", default="model", metavar="FOLDER", help="where to write")
+    add("--name", default="model", help="what files and functions begin with")
+    add("--weights", choices=["inside", "beside"], help="inside of the code, or in a file")
+    add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
+    add("--check", action="store_true", help="run it, and compare it with Weft")
 
 
 def _add_inputs(command: ArgumentParser) -> None:

@@ -150,7 +150,7 @@ def _call_widest(
 
 
 def _scratch(tile: Tile) -> IRBuilder:
-    """`scratch(buffers, sizes)`: memory for a block of the left operand, where blocks are copied."""
+    """`scratch(buffers, sizes)`: memory for a block of the left operand, if blocks are copied."""
     out = IRBuilder("scratch", KERNEL[:2], result="ptr")
     depth, block, copied = out.record(_TABLE, "%sizes").all("depth", "block", "copied")
     with out.when(out.test("eq", copied, 0)):

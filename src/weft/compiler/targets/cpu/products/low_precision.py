@@ -128,7 +128,7 @@ class _Site:
             return [node]
         operands = [self.short_operand(operand) for operand in node.operands]
         found = [operand for operand in operands if operand is not None]
-        words = words_for(*found, self.machine) if len(found) == 2 else None
+        words = words_for(found[0], found[1], self.machine) if len(found) == 2 else None
         if words is None or not self.is_held(words):
             return [node]
         if words.terms == 1:
@@ -218,7 +218,7 @@ def wide_launches(node: GraphNode, machine: Machine) -> tuple[Product, list[Laun
     """A product of short elements and the launches that make it; None where there is none."""
     if node.primitive is not dot_wide:
         return None
-    words, product = words_for(*node.operands, machine), form_of(node)
+    words, product = words_for(node.operands[0], node.operands[1], machine), form_of(node)
     if words is None or product is None:
         return None
     return product, _Wide(node, product, words).launches()
