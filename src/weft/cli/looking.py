@@ -24,7 +24,7 @@ from weft.cli.mistakes import Mistake, unknown_key
 from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
 
-__all__ = ["check", "parsed_type", "show"]
+__all__ = ["check", "example_inputs", "parsed_type", "show", "trained_or_network"]
 
 RUNS = 5
 """How often a program is run to time its kernels."""
@@ -46,8 +46,8 @@ def parsed_type(text: str) -> wf.TensorType:
 
 def show(flags: Namespace) -> int:
     """`weft show`."""
-    parts = _trained_or_network(flags)
-    inputs = _inputs(parts, flags)
+    parts = trained_or_network(flags)
+    inputs = example_inputs(parts, flags)
     _summarize(parts, inputs)
     if not (flags.graph or flags.tensorboard):
         return 0
@@ -83,7 +83,8 @@ def check(flags: Namespace) -> int:
 # --- what is looked at -------------------------------------------------------------------------
 
 
-def _trained_or_network(flags: Namespace) -> dict[str, Any]:
+def trained_or_network(flags: Namespace) -> dict[str, Any]:
+    """The parts of a program, with the weights of a checkpoint if a folder is named."""
     if flags.folder:
         return trained(flags)[1]
     return _network(flags.program, flags)
@@ -151,7 +152,7 @@ def _mean_square(outputs: Any, *targets: Any) -> wf.Tensor:
 # --- what it is given --------------------------------------------------------------------------
 
 
-def _inputs(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
+def example_inputs(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
     """Tensors of the types that were given, else the inputs of the first batch."""
     if flags.input:
         return tuple(_input_tensor(each) for each in flags.input)
