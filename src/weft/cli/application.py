@@ -36,6 +36,7 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft eval mine.py --folder run
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
+  weft onnx mine.py:net --input float32:batch,784 -o net.onnx
   weft info"""
 
 SHOW = """Print the summary of a model, and write a picture of its graph.
@@ -48,6 +49,12 @@ always zero, dtype and broadcast surprises, dead branches. Exits with 1 where th
 
   weft check model.py:net --input float32:batch,784
   weft check model.py:net --input float32:batch,784 --loss cross_entropy --target int64:batch"""
+
+ONNX = """Write a model as an ONNX file; sizes that are names may vary. The file is run and compared
+with Weft value by value, at two sizes where sizes vary, and written only where it agrees.
+
+  weft onnx model.py:net --input float32:batch,784 -o net.onnx
+  weft onnx digits --input float32:batch,64 --folder run -o digits.onnx"""
 
 NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
 PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
@@ -102,6 +109,7 @@ def parser() -> Parser:
     predict.add_argument("--output", metavar="FILE.npy", help="where to write; else printed")
     _add_show(kinds)
     _add_check(kinds)
+    _add_onnx(kinds)
     bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
     bench.add_argument("name", nargs="?", help="which; without it, the list of them")
     bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
@@ -158,6 +166,16 @@ def _add_check(kinds: _SubParsersAction[Any]) -> None:
     _add_inputs(check)
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument("--strict", action="store_true", help="fail on warnings, too")
+
+
+def _add_onnx(kinds: _SubParsersAction[Any]) -> None:
+    onnx = _command(kinds, "onnx", "write a model as an ONNX file", looking.write_onnx, ONNX)
+    _add_program(onnx)
+    add = onnx.add_argument
+    add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
+    add("-o", "--output", metavar="FILE.onnx", required=True, help="where to write")
+    add("--opset", type=int, metavar="N", help="18 to 23; else the lowest that has the operators")
+    add("--no-verify", action="store_true", help="do not run the file")
 
 
 def _add_inputs(command: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`weft show` and `weft check`: looking at a network without training it.
+"""`weft show`, `weft check` and `weft onnx`: what can be done with a network besides training it.
 
 >>> from weft.cli.looking import parsed_type
 >>> parsed_type("1x3x224x224"), parsed_type("int64:batch,16"), parsed_type("float32:")
@@ -24,7 +24,7 @@ from weft.cli.mistakes import Mistake, unknown_key
 from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
 
-__all__ = ["check", "parsed_type", "show"]
+__all__ = ["check", "parsed_type", "show", "write_onnx"]
 
 RUNS = 5
 """How often a program is run to time its kernels."""
@@ -78,6 +78,21 @@ def check(flags: Namespace) -> int:
     )
     say(report.json() if flags.json else str(report))
     return 1 if report.errors or (flags.strict and report.findings) else 0
+
+
+def write_onnx(flags: Namespace) -> int:
+    """`weft onnx`."""
+    parts = _trained_or_network(flags)
+    specs = [parsed_type(each) for each in flags.input or ()] or _example_types(parts, flags)
+    report = wf.onnx.export(
+        parts["model"],
+        tuple(specs),
+        flags.output,
+        opset=flags.opset,
+        verify=not flags.no_verify,
+    )
+    say(str(report))
+    return 0
 
 
 # --- what is looked at -------------------------------------------------------------------------

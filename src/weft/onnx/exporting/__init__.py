@@ -1,5 +1,1 @@
-"""ONNX export: rules, recognition of high operators, and verification of the file."""
-
-from weft.onnx.exporting.export import Report, export
-
-__all__ = ["Report", "export"]
+"""ONNX export: a rule for each primitive, recognition of high operators, and verification."""

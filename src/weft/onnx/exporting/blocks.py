@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import weft as wf
 from weft.onnx.exporting import rules
+from weft.onnx.exporting.cleaning import clean_graph
 from weft.onnx.exporting.writing import Writer
 
 __all__ = ["RECOGNISERS", "Match", "inline", "write_nodes"]
@@ -85,7 +86,9 @@ def _write_node(writer: Writer, node: Any, match: Match | None) -> None:
 
 def _results(writer: Writer, node: Any, match: Match | None) -> str | Sequence[str]:
     if match is not None:
-        return match.write(writer, node, [writer.value(atom) for atom in match.reads])
+        return match.write(
+            writer, node, ["" if atom is None else writer.value(atom) for atom in match.reads]
+        )
     written = rules.RULES.get(node.primitive.name)
     if written is None:
         raise wf.Unsupported(f"no rule says how {node.primitive.name} is written")
@@ -119,6 +122,7 @@ def _scope(module: str) -> str:
 
 def inline(writer: Writer, graph: Any, operands: Sequence[str]) -> Sequence[str]:
     """The values of the outputs of a graph that is written at the place of a node."""
+    graph = clean_graph(graph)
     values = dict(zip(graph.inputs, operands, strict=True))
     inner = writer.sharing_writer(values)
     write_nodes(inner, graph)

@@ -17,7 +17,7 @@ from weft.onnx.exporting.movement import expand_value, pad_value, slice_value
 from weft.onnx.exporting.rules import computed_in, rule
 from weft.onnx.exporting.writing import Writer
 
-__all__ = ["write_gather"]
+__all__ = ["write_gather", "write_transposed"]
 
 SCATTERED = "bool f16 f32 f64 i8 i16 i32 i64 u8 u16 u32 u64"
 
@@ -269,8 +269,8 @@ def _extra(
 
 
 @rule("conv_input_gradient")
-def _conv_input_gradient(writer: Writer, node: Any, y: str, w: str) -> str:
-    """A transposed convolution."""
+def write_transposed(writer: Writer, node: Any, y: str, w: str, bias: str | None = None) -> str:
+    """A transposed convolution, perhaps with a number added to each channel."""
     dtype, params = node.results[0].type.dtype, node.params
     wide = computed_in(dtype, "f16 f32 f64")
     kernel = node.operands[1].type.shape[2:]
@@ -279,14 +279,16 @@ def _conv_input_gradient(writer: Writer, node: Any, y: str, w: str) -> str:
     too_far = [max(0, rest - limit + 1) for rest, limit in zip(extra, reach, strict=True)]
     value = writer.op(
         "ConvTranspose",
-        writer.cast(y, dtype, wide),
-        writer.cast(w, dtype, wide),
+        *[writer.cast(each, dtype, wide) for each in (y, w)],
+        *([] if bias is None else [writer.cast(bias, dtype, wide)]),
         strides=list(params["strides"]),
         pads=_pads(params["padding"]),
         dilations=list(params["dilation"]),
         group=params["groups"],
         output_padding=[rest - far for rest, far in zip(extra, too_far, strict=True)],
     )
+    if any(too_far) and bias is not None:
+        raise wf.Unsupported("a transposed convolution leaves out more than a stride")
     if any(too_far):
         shape = node.results[0].type.shape
         padding = [(0, 0, 0), (0, 0, 0), *[(0, far, 0) for far in too_far]]

@@ -16,7 +16,7 @@ from typing import Any
 
 import weft as wf
 from weft.onnx.exporting.blocks import RECOGNISERS, Match
-from weft.onnx.exporting.indexing import write_gather
+from weft.onnx.exporting.indexing import write_gather, write_transposed
 from weft.onnx.exporting.matching import View
 from weft.onnx.exporting.products import matrix_product, write_convolution
 from weft.onnx.exporting.writing import Writer
@@ -88,10 +88,12 @@ def _convolution(view: View, node: Any) -> Match | None:
     if node.primitive.name != "add":
         return None
     product, bias = _with_other(view, node, "conv")
+    if product is None:
+        product, bias = _with_other(view, node, "conv_input_gradient")
     column = view.maker(bias, "reshape") if product is not None else None
     if column is None or str(product.results[0].type) != str(node.results[0].type):
         return None
-    channels = product.operands[1].type.shape[0]
+    channels = product.results[0].type.shape[1]
     spatial = len(product.params["strides"])
     shape = tuple(column.params["shape"])
     if shape not in ((channels, *[1] * spatial), (1, channels, *[1] * spatial)):
@@ -100,7 +102,8 @@ def _convolution(view: View, node: Any) -> Match | None:
         return None
 
     def write(writer: Writer, node: Any, values: Sequence[str]) -> str:
-        return write_convolution(writer, product, *values)
+        is_plain = product.primitive.name == "conv"
+        return (write_convolution if is_plain else write_transposed)(writer, product, *values)
 
     return Match((*product.operands, column.operands[0]), write)
 

@@ -69,6 +69,15 @@ class View:
         node = self.makers.get(atom) if isinstance(atom, wf.ir.Variable) else None
         return node if node is not None and node.primitive.name in names else None
 
+    def is_zero(self, atom: Any) -> bool:
+        """Whether an atom is known to be zeros, also where a part of it was taken."""
+        while (moved := self.maker(atom, "reshape") or self.maker(atom, "slice")) is not None:
+            atom = moved.operands[0]
+        full = self.maker(atom, "full")
+        if full is not None:
+            return bool(full.params["value"] == 0)
+        return isinstance(atom, wf.ir.Literal) and not np.any(atom.value)
+
     def match(self, pattern: Pattern, node: Any) -> Found | None:
         """What the pattern's inputs are, where a node is its last; None where it is another."""
         bound = _match_node(self, pattern, pattern.root, node, {})

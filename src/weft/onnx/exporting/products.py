@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
+from weft.onnx.exporting.movement import expand_value
 from weft.onnx.exporting.rules import INLINE, computed_in, program, refuse, rule
 from weft.onnx.exporting.writing import Writer
 
@@ -98,25 +99,41 @@ def write_convolution(writer: Writer, node: Any, x: str, w: str, bias: str | Non
 @rule("attention")
 def _attention(writer: Writer, node: Any, *operands: str) -> Sequence[str]:
     """The operator Attention, where it says the same, else the formula."""
-    params = node.params
-    q = node.operands[0].type
-    is_plain = params.get("kept", 1.0) == 1.0 and q.ndim == 4 and node.results[1] in writer.unread
-    offset = params["offset"]
-    is_plain = is_plain and (offset is None or (isinstance(offset, int) and offset == 0))
-    mask = node.operands[3].type if len(node.operands) > 3 else None
-    is_plain = is_plain and (mask is None or (mask.dtype is wf.bool and mask.ndim == 4))
-    is_plain = is_plain and q.dtype in (wf.float32, wf.float64, wf.float16)
-    if not is_plain or not writer.model.allows(ATTENTION_OPSET):
-        graph = wf.ir.trace(
-            lambda *tensors: _formula(*tensors, **params), *[x.type for x in node.operands]
-        )
-        return INLINE[0](writer, graph, operands)
+    params, mask = node.params, node.operands[3].type if len(node.operands) > 3 else None
+    if not _is_operator(writer, node, mask) or not writer.model.allows(ATTENTION_OPSET):
+        return _write_formula(writer, node, operands)
+    inputs = list(operands)
+    if mask is not None:  # runtimes repeat its batch and heads alone
+        sizes = node.operands[0].type.shape[2], node.operands[1].type.shape[2]
+        inputs[3] = expand_value(writer, operands[3], mask, (*mask.shape[:2], *sizes))
     value = writer.op(
-        "Attention", *operands, scale=params["scale"], is_causal=1 if offset is not None else None
+        "Attention",
+        *inputs,
+        scale=params["scale"],
+        is_causal=None if params["offset"] is None else 1,
     )
     if mask is not None and params["guarded"]:
-        value = _zero_unseen_rows(writer, value, operands[3], q)
+        value = _zero_unseen_rows(writer, value, operands[3], node.operands[0].type)
     return value, ""
+
+
+def _is_operator(writer: Writer, node: Any, mask: wf.TensorType | None) -> bool:
+    """Whether the operator says the same: no dropout, one batch axis, no other causal offset."""
+    q, offset = node.operands[0].type, node.params["offset"]
+    is_plain = node.params.get("kept", 1.0) == 1.0 and q.ndim == 4
+    is_aligned = offset is None or (isinstance(offset, int) and offset == 0)
+    is_seen = mask is None or (mask.dtype is wf.bool and mask.ndim == 4)
+    has_kernel = q.dtype in (wf.float32, wf.float64, wf.float16)
+    return is_plain and is_aligned and is_seen and has_kernel and node.results[1] in writer.unread
+
+
+def _write_formula(writer: Writer, node: Any, operands: Sequence[str]) -> Sequence[str]:
+    types = [operand.type for operand in node.operands]
+    if node.results[1] not in writer.unread:
+        graph = wf.ir.trace(lambda *tensors: _formula(*tensors, **node.params), *types)
+        return INLINE[0](writer, graph, operands)
+    graph = wf.ir.trace(lambda *tensors: _formula(*tensors, **node.params)[0], *types)
+    return [*INLINE[0](writer, graph, operands), ""]
 
 
 def _zero_unseen_rows(writer: Writer, value: str, mask: str, q: wf.TensorType) -> str:
@@ -154,6 +171,10 @@ def _formula(
     if offset is not None:
         queries = wf.expand_dims(wf.arange(scores.shape[-2]), axis=1) + offset
         scores = wf.where(wf.arange(scores.shape[-1]) <= queries, scores, -wf.inf)
+    sees_all = offset is None or (isinstance(offset, int) and offset >= 0)
+    if mask is None and sees_all and kept == 1.0:  # each query sees a key
+        out = wf.softmax(scores, axis=-1) @ v
+        return out.astype(dtype), wf.logsumexp(scores, axis=-1)
     top = wf.max(scores, axis=-1, keepdims=True)
     powers = wf.exp(scores - wf.where(wf.isneginf(top), 0.0, top))
     total = wf.sum(powers, axis=-1, keepdims=True)

@@ -4,9 +4,10 @@ Each candidate looks at a node, and says which programs it may be the end of and
 written. The largest that matches is taken.
 
 >>> import weft as wf
+>>> from weft.onnx.exporting.cleaning import clean_graph
 >>> from weft.onnx.exporting.recognising import recognise
 >>> from weft.onnx.exporting.writing import Model
->>> graph = wf.ir.trace(wf.softmax, wf.spec("float32", (2, 3)))
+>>> graph = clean_graph(wf.ir.trace(wf.softmax, wf.spec("float32", (2, 3))))
 >>> [node.primitive.name for node in recognise(Model().root, graph)]
 ['divide']
 """
@@ -40,6 +41,8 @@ class Choice(NamedTuple):
     types: Sequence[wf.TensorType]
     write: Callable[[Writer, Any, Sequence[str], Sequence[float]], Any]
     opset: int = 18
+    zeros: slice = slice(0, 0)
+    """The operands that are left out, by an empty name, where they are zeros."""
 
 
 Candidate = Callable[[View, Any], Iterator[Choice]]
@@ -77,9 +80,18 @@ def _largest_match(writer: Writer, view: View, node: Any) -> Match | None:
                 continue
             found = view.match(pattern, node)
             if found is not None:
-                match = Match(found.atoms, _rule_of_choice(choice, found))
+                match = Match(_needed_atoms(view, choice, found), _rule_of_choice(choice, found))
                 best = len(pattern.graph.nodes), match, choice
     return None if best is None else best[1]
+
+
+def _needed_atoms(view: View, choice: Choice, found: Found) -> tuple[Any, ...]:
+    """What the operator reads; None for operands that are its defaults."""
+    atoms = list(found.atoms)
+    known = atoms[choice.zeros]
+    if all(map(view.is_zero, known)):
+        atoms[choice.zeros] = [None] * len(known)
+    return tuple(atoms)
 
 
 def _rule_of_choice(choice: Choice, found: Found) -> Callable[..., Any]:

@@ -67,7 +67,8 @@ def _choices(
                 f"{kind} {biases} {has_lengths} {reverse}",
                 run,
                 [x, *[state] * count, *weights, *[bias] * biases, *[lengths] * has_lengths],
-                _rule_of_layer(kind, count, biases, reverse, hidden, dtype),
+                _rule_of_layer(kind, count, biases, reverse, hidden),
+                zeros=slice(1, 1 + count),
             )
 
 
@@ -79,7 +80,7 @@ def _input_of_gates(view: View, gates: Any) -> Any:
 
 
 def _rule_of_layer(
-    kind: str, count: int, biases: int, reverse: bool, hidden: int, dtype: wf.DType
+    kind: str, count: int, biases: int, reverse: bool, hidden: int
 ) -> Callable[..., Sequence[str]]:
     def write(
         writer: Writer, node: Any, values: Sequence[str], numbers: Sequence[float]
@@ -92,7 +93,9 @@ def _rule_of_layer(
         inputs.append(_join_biases(writer, ordered))
         ends = others[biases:]
         inputs.append(writer.op("Cast", ends[0], to=wf.int32) if ends else "")
-        inputs += [writer.op("Unsqueeze", each, first) for each in state]
+        inputs += [writer.op("Unsqueeze", each, first) if each else "" for each in state]
+        while not inputs[-1]:
+            inputs.pop()
         outputs = writer.ops(
             OPERATORS[kind],
             inputs,
