@@ -78,7 +78,9 @@ OTHER_NAMES = {
     "weft.compiler.targets.llvm": "tables over scalar instructions",
     "weft.compiler.targets.cpu.engine": "functions of the C library",
     "weft.compiler.targets.cuda": "tables over scalar instructions",
+    "weft.core.foreign": "names of other libraries",
     "weft.transforms.methods": "methods of tensors",
+    "weft.transforms.torch_methods": "methods of tensors",
     "weft.nn.init": "activations, by name",
     "weft.nn.functional.activations": "activations, by name",
 }

@@ -8,6 +8,8 @@
 'accuracy'
 """
 
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
 from weft.train.callbacks import (
     BestCheckpoint,
     Callback,
@@ -55,3 +57,6 @@ __all__ = [
     "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "as_metrics", "cross_validate",
     "find_lr", "halving_search", "optuna_search", "plot", "random_search", "register_metric",
 ]  # fmt: skip
+
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.train", __all__)
