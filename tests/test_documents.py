@@ -6,8 +6,9 @@ import doctest
 import importlib
 import linecache
 import re
+import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,6 +24,8 @@ MODULES = sorted(LIBRARY.rglob("*.py"))
 
 FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+CHECKED_PRINTS = {"learn", "how"}
+"""Folders in whose pages a comment behind `print(...)` is what is printed."""
 
 
 class Block(NamedTuple):
@@ -40,12 +43,31 @@ def blocks(text: str) -> list[Block]:
     ]
 
 
-def run_blocks(text: str, name: str) -> None:
-    """Run the Python blocks of one document in one namespace; errors show the document's line."""
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks(text):
-        if block.language == "python":
-            exec(compile("\n" * block.line + block.code, name, "exec"), namespace)
+def run_blocks(text: str, name: str) -> list[str]:
+    """Run the Python blocks of one document in one namespace; errors show the document's line.
+
+    What comes back is each line `print(...)  # words` that printed something else.
+    """
+    lines, wrong = text.splitlines(), []
+
+    def checked_print(*values: object, **options: Any) -> None:
+        print(*values, **options)
+        number = sys._getframe(1).f_lineno
+        said = lines[number - 1].partition(")  # ")[2]
+        printed = " ".join(map(str, values))
+        if said and said != printed:
+            wrong.append(f"line {number} says {said!r} and prints {printed!r}")
+
+    namespace: dict[str, object] = {"__name__": "__main__", "print": checked_print}
+    python = [block for block in blocks(text) if block.language == "python"]
+    source = [""] * len(lines)  # the code alone, each line at its place in the document
+    for block in python:
+        code = block.code.splitlines()
+        source[block.line : block.line + len(code)] = code
+    linecache.cache[name] = (len(text), None, [f"{line}\n" for line in source], name)
+    for block in python:
+        exec(compile("\n" * block.line + block.code, name, "exec"), namespace)
+    return wrong
 
 
 def module_name(path: Path) -> str:
@@ -58,7 +80,9 @@ def test_the_code_of_a_document_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_blocks(path.read_text(encoding="utf-8"), str(path))
+    wrong = run_blocks(path.read_text(encoding="utf-8"), str(path))
+    if path.parent.name in CHECKED_PRINTS:
+        assert wrong == []
 
 
 def anchors(text: str) -> set[str]:
@@ -128,6 +152,11 @@ def test_a_document_with_a_wrong_example_is_caught() -> None:
     with pytest.raises(AssertionError) as failure:
         run_blocks(text, "wrong.md")
     assert failure.traceback[-1].lineno == 9  # counted from 0
+
+
+def test_a_print_that_says_something_else_is_caught() -> None:
+    text = "```python\nprint(1 + 1)  # 2\nprint(2)  # 3\n```\n"
+    assert run_blocks(text, "wrong.md") == ["line 3 says '3' and prints '2'"]
 
 
 def test_the_readme_fits_on_one_screen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -93,3 +94,19 @@ def test_the_version_is_said_once() -> None:
     assert project["project"]["dynamic"] == ["version"]
     assert project["tool"]["hatch"]["version"]["path"] == "src/weft/__init__.py"
     assert wf.__version__.count(".") == 2
+
+
+def test_the_times_of_the_readme_are_those_of_the_benchmark() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/compare.json").read_text())["rows"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for words, workload, scale in (
+        ("training step of a GPT (4 layers), ms", "gpt", 1e3),
+        ("training step of a ResNet-18, ms", "resnet", 1e3),
+        ("inference of an MLP, one image, µs", "mlp-infer", 1e6),
+        ("one addition: a call of a function, µs", "overhead", 1e6),
+    ):
+        best = {name: row["wall"]["best"] * scale for name, row in rows[workload].items()}
+        times = (best["weft"], min(best["torch"], best["torch-compile"]), best["jax"])
+        digits = 1 if times[0] < 10 else 0
+        cells = " | ".join(f"{time:.{digits}f}" for time in times)
+        assert f"| {words} | {cells} |" in readme
