@@ -499,6 +499,7 @@ scatter_multiply: Primitive = Primitive(
     "scatter_multiply",
     "x with each indexed element multiplied by its updates, one after the other.",
     kind=Scatter(checked=True),
+    sharding=shardings.of_scatter(None),
     type_rule=lambda *types, axes: _scatter_type("scatter_multiply", "number", *types, axes=axes),
     reference=lambda x, updates, *indices, axes: _scatter_rows(
         "scatter_multiply", np.multiply.at, x, updates, indices, axes
