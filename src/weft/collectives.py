@@ -15,6 +15,7 @@ from weft.ir.groups import (
     Pairs,
     Reduce,
     bind_groups,
+    bind_thread_groups,
     bound_groups,
     find_group,
     group_size,
@@ -34,6 +35,6 @@ from weft.ops.composed.collectives import (
 
 __all__ = [
     "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all", "axis_index",
-    "axis_size", "bind_groups", "bound_groups", "broadcast", "find_group", "group_size", "permute",
-    "reduce_scatter", "reduce_to", "take_shard", "user_location",
+    "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast", "find_group",
+    "group_size", "permute", "reduce_scatter", "reduce_to", "take_shard", "user_location",
 ]  # fmt: skip

@@ -24,7 +24,8 @@ import numpy as np
 from weft.core.errors import ArgumentError
 from weft.ir.tensor import traces
 
-__all__ = ["Communicator", "Reduce", "bind_groups", "bound_groups", "find_group", "group_size"]
+__all__ = ["Communicator", "Reduce", "bind_groups", "bind_thread_groups", "bound_groups",
+           "find_group", "group_size", "stands_for_process"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Reduce = Literal["sum", "max", "min"]
@@ -81,6 +82,11 @@ def bind_groups(groups: Mapping[str, Communicator]) -> None:
     _PROCESS.update(groups)
 
 
+def bind_thread_groups(groups: Mapping[str, Communicator]) -> None:
+    """Bind communicators to names of axes for this thread alone."""
+    _THREAD.bound = dict(groups)
+
+
 @contextmanager
 def bound_groups(groups: Mapping[str, Communicator]) -> Iterator[None]:
     """Bind communicators to names of axes for this thread, inside a `with` block."""
@@ -90,6 +96,11 @@ def bound_groups(groups: Mapping[str, Communicator]) -> Iterator[None]:
         yield
     finally:
         _THREAD.bound = before
+
+
+def stands_for_process() -> bool:
+    """Whether this thread has groups of its own, as a process has."""
+    return bool(_THREAD.bound)
 
 
 def find_group(op: str, mesh_axis: str) -> Communicator:
