@@ -138,7 +138,7 @@ def axes_of_spec(spec: Sequence[Any], name: str) -> tuple[tuple[str, ...], ...]:
     """
     rows: list[tuple[str, ...]] = []
     for entry in spec:
-        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         if not all(isinstance(each, str) for each in names):
             raise _no_placement(spec, None, name)
         rows.append(names)
