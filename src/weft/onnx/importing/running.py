@@ -102,7 +102,7 @@ class Call:
                 "the sizes in the model make a value that is too large, or negative",
                 expected=f"at most {largest} elements",
                 got={"shape": tuple(shape)},
-                fix="check the sizes that the model was given, or wf.onnx.load(path, largest=2**32)",
+                fix="check the inputs, or allow more: wf.onnx.load(path, largest=2**32)",
             )
 
     def refuse(self, why: str) -> wf.UnsupportedError:
