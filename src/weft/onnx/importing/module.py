@@ -14,7 +14,7 @@ import weft as wf
 from weft import nn
 from weft.onnx.importing.program import Node, Port, Program, Slot, all_programs
 from weft.onnx.importing.reading import ELEMENTS, Array
-from weft.onnx.importing.running import run_program
+from weft.onnx.importing.running import Session, run_program
 from weft.onnx.importing.values import Narrow, Value, as_tensor
 
 STATISTICS = {
@@ -38,8 +38,8 @@ class OnnxModule(nn.Module):
     is returned as it is, several as a tuple in the order of `output_names`.
     """
 
-    def __init__(self, program: Program, title: str) -> None:
-        self._title = title
+    def __init__(self, program: Program, title: str, largest: int, most_steps: int) -> None:
+        self._title, self._largest, self._most_steps = title, largest, most_steps
         self._program = program
         program.slots = _place_tensors(self, program)
 
@@ -70,7 +70,8 @@ class OnnxModule(nn.Module):
         program = self._program
         defaults = {**program.constants, **states.get(program.number, {}), **given}
         inputs = [defaults.get(port.name) for port in program.inputs]
-        return run_program(program, inputs, None, states)
+        session = Session(states, self._largest, self._most_steps)
+        return run_program(program, inputs, None, session)
 
     def __repr__(self) -> str:
         counts = Counter(node.operator for node in _all_nodes(self._program))
@@ -130,10 +131,10 @@ def _check_input(port: Port, value: Any, sizes: dict[str, tuple[str, Any]]) -> V
     """A value as a tensor or sequence, with the element type and sizes that the file says."""
     if value is None or isinstance(value, Narrow):
         return value
-    if isinstance(value, (list, tuple)) and port.element is None:
-        return [_check_input(port, each, sizes) for each in value]
     element = port.element
-    if type(value) in (bool, int, float):  # a constant of the program: it may decide sizes
+    if isinstance(value, (list, tuple)) and element is None:
+        return [_check_input(port, each, sizes) for each in value]
+    if isinstance(value, (bool, int, float, list, tuple)):  # a constant: it may decide sizes
         return np.array(value, element.numpy if element is not None else None)
     tensor = value if isinstance(value, wf.Tensor) else as_tensor(np.asarray(value))
     if isinstance(tensor, Narrow):

@@ -147,6 +147,8 @@ def _parse(content: bytes, what: str) -> Any:
             fix="give the path of an .onnx file, whole and not compressed",
             bytes=len(content),
         ) from None
+    if not _has_texts(model):
+        raise malformed_model(f"{what} has names that are no text", bytes=len(content))
     if not model.HasField("graph") or not model.opset_import:
         raise malformed_model(
             f"{what} is not an ONNX model: it has no graph, or names no version of the operators",
@@ -154,6 +156,20 @@ def _parse(content: bytes, what: str) -> Any:
             bytes=len(content),
         )
     return model
+
+
+def _has_texts(message: Any) -> bool:
+    """Whether all texts of a message are valid; the parser hands others over as bytes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            repeated = not hasattr(value, "ListFields")
+            if not all(map(_has_texts, value if repeated else [value])):
+                return False
+        elif field.type == field.TYPE_STRING:
+            texts = [value] if isinstance(value, (str, bytes)) else value
+            if not all(isinstance(each, str) for each in texts):
+                return False
+    return True
 
 
 # --- tensors -------------------------------------------------------------------------------------

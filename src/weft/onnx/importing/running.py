@@ -6,7 +6,9 @@ sizes as constants or symbols. An error says which node of the file it came from
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,11 +33,23 @@ MISTAKES = (
 """What Python and NumPy raise on arguments that a rule did not expect."""
 
 
+@dataclass(frozen=True)
+class Session:
+    """What all programs of one call share."""
+
+    states: Mapping[int, Mapping[str, Value]]
+    """The module's tensors, by the number of a program and the name of a value in it."""
+    largest: int
+    """Elements that a value may have whose size the file decides."""
+    most_steps: int
+    """Steps that a loop may take one by one."""
+
+
 class Scope:
     """The values of one program while it runs; names it does not have are the outer one's."""
 
-    def __init__(self, outer: Scope | None, states: Mapping[int, Mapping[str, Value]]) -> None:
-        self.outer, self.states = outer, states
+    def __init__(self, outer: Scope | None, session: Session) -> None:
+        self.outer, self.session = outer, session
         self.values: dict[str, Value] = {}
 
     def find(self, name: str) -> Value:
@@ -76,7 +90,20 @@ class Call:
 
     def run(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
         """The results of a graph that is an attribute of this node."""
-        return run_program(program, inputs, self.scope, self.scope.states)
+        return run_program(program, inputs, self.scope, self.scope.session)
+
+    def check_room(self, shape: Any) -> None:
+        """Refuse a value that the file makes larger than its user allows."""
+        sizes = [size for size in shape if not isinstance(size, wf.Dim)]
+        largest = self.scope.session.largest
+        if any(size < 0 for size in sizes) or math.prod(sizes) > largest:
+            raise wf.OutOfMemoryError(
+                str(self.node),
+                "the sizes in the model make a value that is too large, or negative",
+                expected=f"at most {largest} elements",
+                got={"shape": tuple(shape)},
+                fix="check the inputs, or allow more: wf.onnx.load(path, largest=2**32)",
+            )
 
     def refuse(self, why: str) -> wf.UnsupportedError:
         """The error for what this node asks and Weft does not do."""
@@ -98,7 +125,7 @@ def data_dependent(node: Node, what: str) -> wf.UnsupportedError:
         f"{what} depends on data, which is not known while the program is traced",
         expected="sizes and choices that follow from shapes and constants",
         got={"operator": node.operator},
-        fix="call the module without wf.jit and wf.vmap, or pass the value as a Python number",
+        fix="call the module without wf.jit, or pass the value as a Python number or a NumPy array",
     )
     error.reason = "sizes that depend on data"
     return error
@@ -108,13 +135,13 @@ def run_program(
     program: Program,
     inputs: Sequence[Value],
     outer: Scope | None,
-    states: Mapping[int, Mapping[str, Value]],
+    session: Session,
 ) -> list[Value]:
     """The outputs of a program on its inputs, in order; an input left out is None."""
-    scope = Scope(outer, states)
+    scope = Scope(outer, session)
     values = scope.values
     values.update(program.constants)
-    values.update(states.get(program.number, {}))
+    values.update(session.states.get(program.number, {}))
     for port, value in zip(program.inputs, inputs, strict=False):
         values[port.name] = value
     for port in program.inputs[len(inputs) :]:
@@ -134,10 +161,10 @@ def run_node(node: Node, scope: Scope) -> Sequence[Value]:
     inputs = [scope.find(name) if name else None for name in node.inputs]
     try:
         if node.body is not None:
-            return run_program(node.body, inputs, None, scope.states)
+            return run_program(node.body, inputs, None, scope.session)
         if node.rule is None:
             body = expand(node, [_type_of(value) for value in inputs])
-            return run_program(body, inputs, None, scope.states)
+            return run_program(body, inputs, None, scope.session)
         return _apply(node.rule, Call(node, scope), inputs)
     except wf.WeftError as error:
         if "node '" not in error.op:

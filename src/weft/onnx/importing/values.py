@@ -8,7 +8,6 @@ carried by a wider one.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,6 @@ import weft as wf
 from weft.onnx.importing.reading import ELEMENTS, Array, Element
 
 Value = Any
-LARGEST = 1 << 31
-"""Elements that a value may have whose size a file decides."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,24 +85,6 @@ def carrier_of(element: Element) -> Any:
 def narrow_array(value: Narrow) -> Array:
     """Narrow numbers as an array of their own type."""
     return np.asarray(value.tensor.detach().numpy()).astype(value.element.numpy)
-
-
-def check_room(shape: Any, what: str) -> None:
-    """Refuse a value that a file makes larger than any memory is meant for."""
-    sizes = [size for size in shape if not isinstance(size, wf.Dim)]
-    if any(size < 0 for size in sizes) or math.prod(sizes) > LARGEST:
-        raise wf.OutOfMemoryError(
-            what,
-            "the sizes in the model make a value that is too large, or negative",
-            expected=f"at most {LARGEST} elements",
-            got={"shape": tuple(shape)},
-            fix="check the sizes that the model was given",
-        )
-
-
-def machine_dtype(value: Any) -> Any:
-    """The NumPy dtype of a tensor or host array."""
-    return value.dtype.numpy if isinstance(value, wf.Tensor) else value.dtype
 
 
 # --- rounding to narrow types --------------------------------------------------------------------

@@ -10,7 +10,6 @@ import weft as wf
 from weft.onnx.importing.reading import Array
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import check_room
 
 Tensor = wf.Tensor
 DOMAIN = "ai.onnx.ml"
@@ -88,7 +87,7 @@ def tree_ensemble(call: Call, x: Tensor) -> Tensor:
     if call.get("post_transform", 0):
         raise call.refuse("a transform of what trees say")
     targets = call["n_targets"]
-    check_room([x.shape[0], targets], str(call.node))
+    call.check_room([x.shape[0], targets])
     totals: list[list[Tensor]] = [[] for _ in range(targets)]
     weights = wf.asarray(call["leaf_weights"]).astype(x.dtype)
     ids = np.array(call["leaf_targetids"])
@@ -192,7 +191,7 @@ def count_ngrams(call: Call, x: Tensor) -> Tensor:
     rows = x.reshape((1, -1)) if x.ndim < 2 else x
     columns = call["ngram_indexes"]
     width = max(columns) + 1
-    check_room([rows.shape[0], width], str(call.node))
+    call.check_room([rows.shape[0], width])
     counts = [wf.zeros((rows.shape[0],)) for _ in range(width)]
     for gram, column in zip(_grams(call), columns, strict=True):
         if call["min_gram_length"] <= len(gram) <= call["max_gram_length"]:

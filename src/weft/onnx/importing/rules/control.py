@@ -19,8 +19,6 @@ from weft.onnx.importing.running import Call
 from weft.onnx.importing.values import Value, as_tensor, host_value
 
 Tensor = wf.Tensor
-MOST_STEPS = 1 << 24
-"""Steps of a loop that are taken one by one; a file may ask for more than a lifetime holds."""
 UNROLLED = 64
 """Steps that a loop of a traced program may have to be written out, where it must be."""
 
@@ -69,8 +67,8 @@ def _loop_step_by_step(
         for values, value in zip(collected, outputs[1 + len(state) :], strict=True):
             values.append(as_tensor(value))
         number += 1
-        if number >= MOST_STEPS:
-            raise call.refuse(f"a loop of more than {MOST_STEPS} steps")
+        if number >= call.scope.session.most_steps:
+            raise call.refuse(f"a loop of more than {number} steps; allow more in wf.onnx.load")
     return (*state, *[_stack(call, each, i, body) for i, each in enumerate(collected)])
 
 

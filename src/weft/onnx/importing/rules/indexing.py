@@ -12,7 +12,6 @@ from weft.onnx.importing.reading import Array
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.rules.movement import whole_axis
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import check_room
 
 Tensor = wf.Tensor
 REDUCTIONS = {"add": "sum", "max": "amax", "min": "amin"}
@@ -121,7 +120,7 @@ def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
 def one_hot(call: Call, indices: Tensor, depth: Array, values: Tensor) -> Tensor:
     """The second of two numbers at each index, the first one elsewhere."""
     size = int(depth.reshape(-1)[0])
-    check_room([size, *indices.shape], str(call.node))
+    call.check_room([size, *indices.shape])
     axis = whole_axis(call["axis"], indices.ndim + 1)
     places = wf.expand_dims(from_front(indices, size), axis=axis)
     shape = [1] * (indices.ndim + 1)

@@ -11,7 +11,7 @@ import weft as wf
 from weft.onnx.importing.reading import Array, element_of
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import Narrow, check_room, pack_sizes
+from weft.onnx.importing.values import Narrow, pack_sizes
 
 Tensor = wf.Tensor
 FAR = 1 << 31
@@ -103,7 +103,7 @@ def unsqueeze(call: Call, x: Tensor, axes: Array) -> Tensor:
 def expand(call: Call, x: Tensor, shape: Array) -> Tensor:
     """The value broadcast with a shape."""
     target = wf.broadcast_shapes(x.shape, tuple(shape.tolist()))
-    check_room(target, str(call.node))
+    call.check_room(target)
     return wf.broadcast_to(x, target)
 
 
@@ -115,7 +115,7 @@ def tile(call: Call, x: Tensor, repeats: Array, axis: Array | None = None) -> Te
         counts[int(axis)] = int(repeats)
     else:
         counts = repeats.tolist()
-    check_room([s * c for s, c in zip(x.shape, counts, strict=True)], str(call.node))
+    call.check_room([s * c for s, c in zip(x.shape, counts, strict=True)])
     return wf.tile(x, tuple(counts))
 
 
@@ -260,7 +260,7 @@ def _pad(call: Call, x: Tensor, widths: Any, value: Any, axes: Any) -> Tensor:
         before[axis], after[axis] = widths[i], widths[i + len(axes)]
     pairs = list(zip(before, after, strict=True))
     known = [(b, a) for b, a in pairs if isinstance(b, int) and isinstance(a, int)]
-    check_room([s + b + a for s, (b, a) in zip(x.shape, pairs, strict=True)], str(call.node))
+    call.check_room([s + b + a for s, (b, a) in zip(x.shape, pairs, strict=True)])
     if any(b < 0 or a < 0 for b, a in known):  # a negative width cuts elements off
         key = tuple(
             slice(max(-b, 0), size - max(-a, 0))
@@ -282,7 +282,7 @@ def constant_of_shape(call: Call, shape: Array) -> Any:
     """One number in a shape."""
     value = call.get("value")
     sizes = tuple(shape.tolist())
-    check_room(sizes, str(call.node))
+    call.check_room(sizes)
     number = np.zeros(1, np.float32) if value is None else value
     if not any(isinstance(size, wf.Dim) for size in sizes) and math.prod(sizes) <= 64:
         return np.full(sizes, number.reshape(-1)[0], number.dtype)
@@ -298,7 +298,7 @@ def number_range(call: Call, start: Array, limit: Array, delta: Array) -> Any:
         count = -((first - stop) // step)
         return wf.arange(count) * step + first
     count = max(math.ceil(float(bounds[1] - bounds[0]) / float(bounds[2])), 0)
-    check_room([count], str(call.node))
+    call.check_room([count])
     numbers = np.arange(count).astype(start.dtype) * bounds[2] + bounds[0]
     return wf.asarray(numbers.astype(start.dtype))
 

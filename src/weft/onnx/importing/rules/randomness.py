@@ -8,7 +8,6 @@ import weft as wf
 from weft.onnx.importing.reading import Array, element_of
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import check_room
 
 Tensor = wf.Tensor
 
@@ -27,13 +26,13 @@ def _dtype(call: Call, x: Tensor | None) -> str:
 
 
 def _normal(call: Call, shape: Any, dtype: str) -> Any:
-    check_room(shape, str(call.node))
+    call.check_room(shape)
     draws = wf.random.normal(shape, key=_key(call))
     return (call["mean"] + call["scale"] * draws).astype(dtype)
 
 
 def _uniform(call: Call, shape: Any, dtype: str) -> Any:
-    check_room(shape, str(call.node))
+    call.check_room(shape)
     draws = wf.random.uniform(shape, key=_key(call))
     return (call["low"] + (call["high"] - call["low"]) * draws).astype(dtype)
 
@@ -74,7 +73,7 @@ def bernoulli(call: Call, x: Tensor) -> Tensor:
 def multinomial(call: Call, x: Tensor) -> Tensor:
     """Classes drawn by their logarithmic probabilities: [batch, samples]."""
     count = call["sample_size"]
-    check_room([*x.shape, count], str(call.node))
+    call.check_room([*x.shape, count])
     noise = wf.random.uniform((x.shape[0], count, x.shape[1]), key=_key(call))
     # The largest of logarithms with Gumbel noise is a draw of the class.
     gumbel = -wf.log(-wf.log(wf.clip(noise, 1e-12, 1.0 - 1e-7)))

@@ -11,7 +11,6 @@ from weft.onnx.importing.reading import Array
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.rules.movement import whole_axis
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import check_room
 
 Tensor = wf.Tensor
 FEW = 4
@@ -128,7 +127,7 @@ def _resize(
             x.shape[a] if factor == 1.0 else int(factor * int(x.shape[a]))
             for factor, a in zip(factors, axes, strict=True)
         ]
-    check_room([*sizes, *[size for a, size in enumerate(x.shape) if a not in axes]], str(call.node))
+    call.check_room([*sizes, *[size for a, size in enumerate(x.shape) if a not in axes]])
     for number, (axis, size, factor) in enumerate(zip(axes, sizes, factors, strict=True)):
         part = None if roi is None or not len(roi) else (roi[number], roi[number + len(axes)])
         if size == x.shape[axis] and factor == 1.0 and mode != "tf_crop_and_resize":

@@ -13,7 +13,6 @@ from weft.onnx.importing.reading import Array
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.rules.windows import window_of
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import check_room
 
 Tensor = wf.Tensor
 CUBIC = -0.75
@@ -176,7 +175,7 @@ def align_regions(call: Call, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
         samples = per.pop() if per else (1, 1)
     else:
         samples = ratio, ratio
-    check_room([rois.shape[0], x.shape[1], height * samples[1], width * samples[0]], str(call.node))
+    call.check_room([rois.shape[0], x.shape[1], height * samples[1], width * samples[0]])
     return _align_with_samples(call, x, scaled, extents, batch, samples)
 
 

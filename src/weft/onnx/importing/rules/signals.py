@@ -11,7 +11,6 @@ from weft.onnx.importing.reading import Array, element_of
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.rules.movement import whole_axis
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import check_room
 
 Tensor = wf.Tensor
 
@@ -28,7 +27,7 @@ def _parts(x: Tensor, dtype: Any) -> Tensor:
 def _transform(call: Call, x: Tensor, count: Any, axis: int) -> Tensor:
     """The transform along an axis of a value with a last axis of parts."""
     signal = _complex(x)
-    check_room([count], str(call.node))
+    call.check_room([count])
     function = wf.fft.ifft if call.get("inverse") else wf.fft.fft
     out = function(signal, n=count, axis=axis)
     if call.get("onesided"):
@@ -68,7 +67,7 @@ def short_time_fourier(
     whole = window.shape[0] if window is not None else x.shape[1]
     size, hop = int(_length(length, whole)), _length(step, 1)
     frames = 1 + (int(x.shape[1]) - size) // hop
-    check_room([x.shape[0], frames, size], str(call.node))
+    call.check_room([x.shape[0], frames, size])
     places = np.arange(frames)[:, None] * hop + np.arange(size)[None]
     signal = wf.take(_complex(x), wf.asarray(places.reshape(-1)), axis=1)
     signal = signal.reshape((x.shape[0], frames, size))
@@ -83,7 +82,7 @@ def mel_weights(
 ) -> Array:
     """The matrix that sums a spectrum in bands of equal width to the ear."""
     count, size = _length(bands, 0), _length(length, 0)
-    check_room([size // 2 + 1, count], str(call.node))
+    call.check_room([size // 2 + 1, count])
     edges = [2595 * np.log10(1 + float(each.reshape(-1)[0]) / 700) for each in (low, high)]
     mels = np.arange(count + 2) * (edges[1] - edges[0]) / (count + 2) + edges[0]
     hertz = 700 * (np.power(10, mels / 2595) - 1)

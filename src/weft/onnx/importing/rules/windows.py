@@ -12,7 +12,6 @@ import weft as wf
 from weft.onnx.importing.reading import Array
 from weft.onnx.importing.registry import rule
 from weft.onnx.importing.running import Call
-from weft.onnx.importing.values import check_room
 
 Tensor = wf.Tensor
 Pairs = list[tuple[Any, Any]]
@@ -157,7 +156,7 @@ def transposed_convolution(
     pads = _transpose_pads(call, x.shape[2:], wholes, strides, more)
     # What lies beyond all windows is zero; padding is cut off.
     widths = [(-low, extra - high) for (low, high), extra in zip(pads, more, strict=True)]
-    check_room([w + a + b for w, (a, b) in zip(wholes, widths, strict=True)], str(call.node))
+    call.check_room([w + a + b for w, (a, b) in zip(wholes, widths, strict=True)])
     out = crop_or_pad(full, widths)
     return out if bias is None else out + bias.reshape((-1, *[1] * rank))
 
@@ -240,12 +239,12 @@ def max_unpool(call: Call, x: Tensor, places: Tensor, shape: Array | None = None
         for i, (size, stride, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))
     ]
     inner = (*x.shape[:2], *sizes)
-    check_room(inner, str(call.node))
+    call.check_room(inner)
     canvas = wf.zeros((math.prod(inner, start=1),), dtype=x.dtype)
     out = wf.scatter(canvas, 0, places.reshape((-1,)), x.reshape((-1,))).reshape(inner)
     if shape is None:
         return out
-    check_room(shape.tolist(), str(call.node))
+    call.check_room(shape.tolist())
     behind = [(0, new - old) for new, old in zip(shape.tolist(), inner, strict=True)]
     return wf.pad(out, behind)
 
@@ -315,7 +314,7 @@ def global_norm(call: Call, x: Tensor) -> Tensor:
 def columns_to_image(call: Call, x: Tensor, image: Array, block: Array) -> Tensor:
     """Columns of windows added up to the image they were cut from."""
     sizes, kernel = image.tolist(), block.tolist()
-    check_room([*x.shape[:1], *sizes], str(call.node))
+    call.check_room([*x.shape[:1], *sizes])
     window = window_of(call, sizes, kernel)
     counts = [
         (size + low + high - d * (k - 1) - 1) // s + 1
