@@ -239,6 +239,7 @@ def _shift_right(x: wf.Tensor, count: int) -> wf.Tensor:
 # --- primitives that no traced program has --------------------------------------------------------
 
 _COMPILERS = "the compiler alone makes it, and never in a traced program"
+refuse("dot_wide", _COMPILERS)
 refuse("computed_attention", _COMPILERS)
 refuse("computed_attention_gradient", _COMPILERS)
 refuse("conv_last", _COMPILERS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
-from weft.onnx.exporting.rules import computed_in, program, rule
+from weft.onnx.exporting.rules import computed_in, program, rule, signed_order, unsigned_order
 from weft.onnx.exporting.writing import Writer
 
 
@@ -19,12 +19,14 @@ def _reduction(primitive: str, operator: str, native: str) -> None:
         dtype, axes = node.operands[0].type.dtype, node.params["axes"]
         if not axes:
             return writer.cast(x, dtype, node.results[0].type.dtype)
-        wide = computed_in(dtype, native)
-        wide = wf.int32 if wide is wf.bool else wide
-        inputs = writer.cast(x, dtype, wide), writer.integers(*axes)
-        return writer.cast(
-            writer.op(operator, *inputs, keepdims=0), wide, node.results[0].type.dtype
-        )
+        is_order = operator in ("ReduceMax", "ReduceMin")
+        ordered, own = signed_order(writer, x, dtype) if is_order else (x, dtype)
+        wide = computed_in(own, native)
+        inputs = writer.cast(ordered, own, wide), writer.integers(*axes)
+        value = writer.op(operator, *inputs, keepdims=0)
+        if own is not dtype:
+            return unsigned_order(writer, value, dtype)
+        return writer.cast(value, wide, node.results[0].type.dtype)
 
     rule(primitive)(write)
 
@@ -53,11 +55,12 @@ _truth_reduction("reduce_any", "ReduceSum")
 
 def _place_of_extremum(primitive: str, operator: str) -> None:
     def write(writer: Writer, node: Any, x: str) -> str:
-        dtype = node.operands[0].type.dtype
-        wide = computed_in(dtype, "f16 f32 f64 i32")
-        wide = wf.float64 if wide is wf.int64 else wide  # runtimes search no int64
-        axis = node.params["axis"]
-        return writer.op(operator, writer.cast(x, dtype, wide), axis=axis, keepdims=0)
+        kind, axis = node.operands[0].type, node.params["axis"]
+        if kind.dtype in (wf.int64, wf.uint32, wf.uint64):  # which runtimes do not search
+            place = _top(writer, node, x, 1, axis, operator == "ArgMax")[1]
+            return writer.op("Squeeze", place, writer.integers(axis))
+        wide = computed_in(kind.dtype, "f16 f32 f64 i32")
+        return writer.op(operator, writer.cast(x, kind.dtype, wide), axis=axis, keepdims=0)
 
     rule(primitive)(write)
 
@@ -72,9 +75,12 @@ _place_of_extremum("argmin", "ArgMin")
 def _top(writer: Writer, node: Any, x: str, k: Any, axis: int, largest: bool) -> tuple[str, str]:
     """The k largest or smallest along an axis and their places; of equal ones the first first."""
     dtype = node.operands[0].type.dtype
-    wide = computed_in(dtype, "f16 f32 f64 i32 i64")
-    inputs = writer.cast(x, dtype, wide), writer.model.size(k)
+    ordered, own = signed_order(writer, x, dtype)
+    wide = computed_in(own, "f16 f32 f64 i32 i64")
+    inputs = writer.cast(ordered, own, wide), writer.model.size(k)
     values, places = writer.ops("TopK", inputs, 2, axis=axis, largest=int(largest), sorted=1)
+    if own is not dtype:
+        return unsigned_order(writer, values, dtype), places
     return writer.cast(values, wide, dtype), places
 
 
