@@ -68,8 +68,8 @@ def explain_all(module: dict[str, Any], names: Iterable[str]) -> None:
         if isinstance(public, FunctionType) and takes_options(public):
             explained: FunctionType = explain_arguments(public)
             origin: Any = sys.modules[public.__module__]
-            if getattr(origin, public.__name__, None) is public:
-                setattr(origin, public.__name__, explained)
+            if vars(origin).get(explained.__name__) is public:
+                setattr(origin, explained.__name__, explained)
             module[name] = explained
         elif isinstance(public, type):
             for owner in public.__mro__:
