@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from itertools import count
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+from weakref import WeakSet
 
 import weft as wf
 from weft.eager import call_beside
@@ -78,6 +79,25 @@ def Parameter(data: Any, requires_grad: bool = True) -> wf.Tensor:  # noqa: N802
     """
     value = wf.asarray(data) if not isinstance(data, wf.Tensor) else data
     return value.detach().clone().requires_grad_(requires_grad)
+
+
+class Waiting:
+    """The layers that have no parameters yet, because they were not called."""
+
+    layers: ClassVar[WeakSet[Any]] = WeakSet()
+
+
+def _refuse_waiting(net: Module, modules: list[Any]) -> None:
+    """Refuse to list the parameters of a network that does not have all of them yet."""
+    waiting = [each for each in modules if each in Waiting.layers]
+    if waiting:
+        raise wf.UnsupportedError(
+            type(net).__name__,
+            "a lazy layer has no parameters before it is called",
+            expected="a call of the network with a batch first",
+            got={"layers": ", ".join(type(each).__name__ for each in waiting)},
+            fix="net(batch)",
+        )
 
 
 class HookHandle:
@@ -217,6 +237,8 @@ class Module:
     def _places(self, roles: tuple[str, ...], recurse: bool) -> Iterator[tuple[str, Any]]:
         """Tensors of certain roles by name, each once."""
         layout = lay_out(self)
+        if Waiting.layers:
+            _refuse_waiting(self, [each for _, each in layout.modules])
         seen: set[int] = set()
         for place in layout.places:
             inside = recurse or place.owner is self
