@@ -12,9 +12,8 @@ A module is a tree of tensors: it can be called, differentiated, mapped and comp
 (8, 3)
 """
 
-from typing import Any as _Any
-
-import weft as _wf
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
 from weft.nn import functional, init
 from weft.nn.activations import (
     CELU,
@@ -132,7 +131,6 @@ from weft.nn.rearrangement import (
     ZeroPad3d,
 )
 from weft.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from weft.nn.state import nearest_name as _nearest
 from weft.nn.summary import Summary
 from weft.nn.transformer import (
     Transformer,
@@ -167,16 +165,5 @@ __all__ = [
     "ZeroPad2d", "ZeroPad3d", "functional", "functional_call", "init", "register_activation",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> _Any:
-    """An error that suggests a name where there is none."""
-    if name.startswith("_"):
-        raise AttributeError(f"module 'weft.nn' has no attribute {name!r}")
-    suggestion = _nearest(name, __all__)
-    raise _wf.NameUnknownError(
-        "wf.nn",
-        f"nothing is called {name!r}",
-        expected="a name in dir(wf.nn)",
-        got={"name": name},
-        fix=f"wf.nn.{suggestion}" if suggestion else "look for it: dir(wf.nn)",
-    )
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.nn", __all__)

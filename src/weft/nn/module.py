@@ -30,6 +30,7 @@ from typing import Any, Self
 
 import weft as wf
 from weft.eager import call_beside
+from weft.names import nearest_name, suggestion
 from weft.nn.layout import (
     BUFFER,
     CONTAINERS,
@@ -47,7 +48,7 @@ from weft.nn.layout import (
     take_apart,
 )
 from weft.nn.naming import enter_module
-from weft.nn.state import Mismatch, check_state, nearest_name, write_entry
+from weft.nn.state import Mismatch, check_state, write_entry
 from weft.nn.summary import Summary, summarize
 
 Hook = Callable[..., Any]
@@ -178,13 +179,12 @@ class Module:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         known = [each for each in dir(self) if not each.startswith("_")]
-        suggestion = nearest_name(name, known)
         raise wf.NameUnknownError(
             type(self).__name__,
             f"this module has nothing called {name!r}",
             expected="an attribute that was set, or a method of modules",
             got={"name": name},
-            fix=f"net.{suggestion}" if suggestion else "look for it: dir(net)",
+            fix=suggestion(name, known, "net") or "look for it: dir(net)",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -461,13 +461,13 @@ def _not_a_parameter(owner: Module, name: str, value: wf.Tensor) -> wf.ArgumentT
 
 
 def _unknown_name(op: str, name: str, known: Any) -> wf.NameUnknownError:
-    suggestion = nearest_name(name, known)
+    meant = nearest_name(name, known)
     return wf.NameUnknownError(
         op,
         f"the module has nothing called {name!r}",
         expected="a dotted name of the module's",
         got={"name": name},
-        fix=f"use {suggestion!r}" if suggestion else "look at the names: dict(net.named_modules())",
+        fix=f"use {meant!r}" if meant else "look at the names: dict(net.named_modules())",
     )
 
 

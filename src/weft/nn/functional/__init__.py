@@ -31,6 +31,8 @@ from weft import (
     one_hot,
     unfold,
 )
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
 from weft.nn.functional.activations import (
     ACTIVATIONS,
     activate,
@@ -135,3 +137,6 @@ __all__ = [
     "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "softshrink",
     "softsign", "tanh", "tanhshrink", "threshold", "triplet_margin_loss", "unfold",
 ]  # fmt: skip
+
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.nn.functional", __all__)
