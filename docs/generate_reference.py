@@ -238,7 +238,8 @@ def _markdown_lines(lines: list[str]) -> Iterator[str]:
         if fence in {"```pycon", "```text"}:
             yield f"\n{fence}"
             fence += " "
-        code = re.sub(r"\s*# doctest:.*", "", line)
+        shown = line.removeprefix("    ") if "text" in fence else line
+        code = re.sub(r"\s*# doctest:.*", "", shown)
         yield "" if code.strip() == "<BLANKLINE>" else code
     if fence:
         yield "```"

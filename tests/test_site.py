@@ -110,3 +110,10 @@ def test_the_times_of_the_readme_are_those_of_the_benchmark() -> None:
         digits = 1 if times[0] < 10 else 0
         cells = " | ".join(f"{time:.{digits}f}" for time in times)
         assert f"| {words} | {cells} |" in readme
+
+
+@pytest.mark.parametrize("folder", ["learn", "how"])
+def test_every_page_of_a_section_is_listed(folder: str) -> None:
+    pages = {path.stem for path in (ROOT / "docs" / folder).glob("*.md")} - {"index"}
+    index = (ROOT / "docs" / folder / "index.md").read_text(encoding="utf-8").splitlines()
+    assert pages <= set(index)
