@@ -36,12 +36,13 @@ from weft.distributed.process_group import (
     world,
     world_size,
 )
+from weft.distributed.recovery import Recovery
 from weft.distributed.sharing import data_parallel
 from weft.distributed.simulation import simulate
 
 __all__ = [
-    "Communicator", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier",
-    "bind_axes", "broadcast", "broadcast_object", "data_parallel", "gather_objects", "init",
-    "is_initialized", "local_rank", "permute", "rank", "reduce_scatter", "reduce_to", "role",
-    "run_threads", "shutdown", "simulate", "take_shard", "world", "world_size",
+    "Communicator", "Recovery", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size",
+    "barrier", "bind_axes", "broadcast", "broadcast_object", "data_parallel", "gather_objects",
+    "init", "is_initialized", "local_rank", "permute", "rank", "reduce_scatter", "reduce_to",
+    "role", "run_threads", "shutdown", "simulate", "take_shard", "world", "world_size",
 ]  # fmt: skip
