@@ -35,7 +35,8 @@ from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
 from weft.ir.constants import call_beside
 from weft.ir.derivatives import Joint
-from weft.ir.kinds import Collective
+from weft.ir.graph import graphs_in
+from weft.ir.kinds import Collective, Control
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
@@ -112,7 +113,7 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
             if trace is None
             else _claiming_trace(trace)
         )
-        if isinstance(primitive.kind, Collective):
+        if isinstance(primitive.kind, Collective | Control):
             trace = _trace_of_shards(primitive, params, trace)
     if traces.keeper is None:
         result = compute(primitive, operands, params, types, trace)
@@ -299,14 +300,27 @@ def _trace_of_shards(
 ) -> Trace | None:
     """The trace for a collective: the one that holds the shards of its axis, if that is deeper.
 
-    So a value that is the same on all processes takes part in it as well.
+    So a value that is the same on all processes takes part in it as well. The same goes for
+    control flow that holds collectives.
     """
     for inner in reversed(traces.stack):
         if trace is not None and inner.level <= trace.level:
             return trace
-        if is_collective_over(primitive, params, inner.axis_name):
+        if _meets_over(primitive, params, inner.axis_name):
             return inner
     return trace
+
+
+def _meets_over(primitive: Primitive, params: dict[str, Any], axis_name: str | None) -> bool:
+    """Whether a call is a collective over a mesh axis, or control flow that holds one."""
+    if axis_name is None or not isinstance(primitive.kind, Control):
+        return is_collective_over(primitive, params, axis_name)
+    graphs = [graph for value in params.values() for graph in graphs_in(value)]
+    return any(
+        _meets_over(node.primitive, node.params, axis_name)
+        for graph in graphs
+        for node in graph.nodes
+    )
 
 
 def _symbolic(params: dict[str, Any]) -> bool:

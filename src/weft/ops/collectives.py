@@ -33,6 +33,7 @@ from weft.ir.dispatch import apply
 from weft.ir.groups import Communicator, Pairs, find_group
 from weft.ir.kinds import Collective
 from weft.ir.primitive import Mistake, Primitive, Sample
+from weft.ir.scalars import Combine
 from weft.ir.tensor import Tensor
 from weft.ops import comparison
 from weft.ops.cumulative import is_narrow
@@ -280,6 +281,14 @@ all_reduce_min: Primitive = collective(
     dtypes="ordered",
     samples=lambda: _stack_samples(*_MORE_REDUCED),
 )
+
+
+REDUCERS: dict[Combine, Primitive] = {
+    "add": all_reduce_sum,
+    "maximum": all_reduce_max,
+    "minimum": all_reduce_min,
+}
+"""The reductions over processes, by how two elements are combined."""
 
 
 # --- pieces moved between processes --------------------------------------------------------------

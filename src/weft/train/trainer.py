@@ -31,6 +31,7 @@ from weft.train import batches, resuming
 from weft.train.callbacks import Callback, ScheduleCallback
 from weft.train.checkpoints import CheckpointFolder
 from weft.train.history import History
+from weft.train.losses import as_loss
 from weft.train.metrics import Metric, as_metrics
 from weft.train.programs import Programs
 from weft.train.progress import Progress
@@ -42,7 +43,7 @@ _ONE = wf.tensor(1.0)
 
 
 class Trainer:
-    """Trains `model` to make `loss(model(inputs), target)` small.
+    """Trains `model` to make `loss(model(inputs), target)` small; a loss may be given by name.
 
     Each step (forward, backward, update) is one compiled program, unless `compile=False`. What
     else can be said: `metrics` (objects, names or functions), `callbacks`, a `schedule` of the
@@ -58,7 +59,7 @@ class Trainer:
     def __init__(
         self,
         model: Any,
-        loss: Callable[..., Any],
+        loss: Callable[..., Any] | str,
         optimizer: Any,
         *,
         metrics: Iterable[Any] = (),
@@ -77,7 +78,7 @@ class Trainer:
         device: Any = None,
         strategy: str | None = None,
     ) -> None:
-        self.model, self.loss_function, self.optimizer = model, loss, optimizer
+        self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
         self.strategy = find_strategy(strategy)
         if device is not None:
             self._move(device)
