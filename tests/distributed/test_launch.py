@@ -46,6 +46,8 @@ import numpy as np
 import ml_dtypes
 import weft as wf
 from weft import distributed
+from weft.ir import group_cells
+from weft.ir.group_cells import cell_of, is_native
 
 distributed.init(world_size=2)
 rank = distributed.rank()
@@ -68,6 +70,18 @@ for run in (each, wf.jit(each)):
 large = np.random.default_rng(rank).normal(size=1_500_000).astype(np.float32)
 both = [np.random.default_rng(r).normal(size=1_500_000).astype(np.float32) for r in range(2)]
 np.testing.assert_array_equal(distributed.all_reduce(wf.tensor(large)).numpy(), both[0] + both[1])
+compiled = wf.jit(lambda x: distributed.all_reduce(x * 2) + 1)
+np.testing.assert_array_equal(compiled(wf.tensor(large)).numpy(), (both[0] + both[1]) * 2 + 1)
+assert is_native("world")
+assert cell_of("world")[group_cells.STARTED] == cell_of("world")[group_cells.ENDED] == 1
+wrong = wf.jit(lambda x: distributed.all_reduce(x) + 1)
+try:
+    wrong(wf.ones(3 + rank))
+except wf.ProcessError as error:
+    assert "rank 1 differs" in error.problem, error
+    assert "f32[4]" in error.got, error
+else:
+    raise AssertionError("processes with other shapes went on")
 assert distributed.broadcast_object({"from": rank}, root=1) == {"from": 1}
 assert distributed.gather_objects(rank) == [0, 1]
 distributed.barrier()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import commands, launching, looking, machine
+from weft.cli import board, commands, launching, looking, machine, shipping
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -38,7 +38,18 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
   weft launch -n 4 train.py
+  weft board runs
+  weft export mine.py:net --input 1x784 --target aarch64-linux --check
+  weft onnx mine.py:net --input float32:batch,784 -o net.onnx
   weft info"""
+
+BOARD = """Show runs side by side in a browser: curves, settings, samples, use of the machine.
+
+  weft train mine.py --board runs/first
+  weft board runs
+  weft board runs --export runs.html
+
+The server answers to this machine alone."""
 
 SHOW = """Print the summary of a model, and write a picture of its graph.
 
@@ -57,6 +68,18 @@ LAUNCH = """Start a script in several processes; its arguments stand behind it.
   weft launch -n 8 --hosts one,two train.py
 
 Output is prefixed by rank. The first failure is shown first, and its exit code is the job's."""
+
+EXPORT = """Write a model as a library for a machine, without Python: an object file, a static and,
+where a linker is found, a shared library, a C header, and a main program that shows their use.
+
+  weft export model.py:net --input 1x784 --target aarch64-linux -o model --check
+  weft export model.py:net --folder run --input 1x3x32x32 --target wasm32 --weights beside"""
+
+ONNX = """Write a model as an ONNX file; sizes that are names may vary. The file is run and compared
+with Weft value by value, at two sizes where sizes vary, and written only where it agrees.
+
+  weft onnx model.py:net --input float32:batch,784 -o net.onnx
+  weft onnx digits --input float32:batch,64 --folder run -o digits.onnx"""
 
 NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
 PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
@@ -112,6 +135,9 @@ def parser() -> Parser:
     _add_show(kinds)
     _add_check(kinds)
     _add_launch(kinds)
+    _add_board(kinds)
+    _add_export(kinds)
+    _add_onnx(kinds)
     bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
     bench.add_argument("name", nargs="?", help="which; without it, the list of them")
     bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
@@ -184,6 +210,40 @@ def _add_launch(kinds: _SubParsersAction[Any]) -> None:
     add("arguments", nargs=REMAINDER, help="for the script")
 
 
+def _add_board(kinds: _SubParsersAction[Any]) -> None:
+    command = _command(kinds, "board", "a page of runs, side by side", board.board, BOARD)
+    add = command.add_argument
+    add("folder", metavar="FOLDER", help="of a run, or of folders of runs")
+    add("--port", type=int, default=6060, metavar="N", help="6060 if not said; 0 for any")
+    add("--export", metavar="FILE.html", help="write the page as one file instead")
+    add("--open", action="store_true", help="open it in a browser")
+
+
+def _add_export(kinds: _SubParsersAction[Any]) -> None:
+    export = _command(
+        kinds, "export", "a model as a library without Python", shipping.export, EXPORT
+    )
+    _add_program(export)
+    add = export.add_argument
+    add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:1,16")
+    add("--target", default="host", metavar="MACHINE", help="such as aarch64-linux; else this one")
+    add("-o", "--output", default="model", metavar="FOLDER", help="where to write")
+    add("--name", default="model", help="what files and functions begin with")
+    add("--weights", choices=["inside", "beside"], help="inside of the code, or in a file")
+    add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
+    add("--check", action="store_true", help="run it, and compare it with Weft")
+
+
+def _add_onnx(kinds: _SubParsersAction[Any]) -> None:
+    onnx = _command(kinds, "onnx", "write a model as an ONNX file", shipping.write_onnx, ONNX)
+    _add_program(onnx)
+    add = onnx.add_argument
+    add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
+    add("-o", "--output", metavar="FILE.onnx", required=True, help="where to write")
+    add("--opset", type=int, metavar="N", help="18 to 23; else the lowest that has the operators")
+    add("--no-verify", action="store_true", help="do not run the file")
+
+
 def _add_inputs(command: ArgumentParser) -> None:
     add = command.add_argument
     add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
@@ -213,6 +273,7 @@ def _add_train(kinds: _SubParsersAction[Any]) -> None:
     add("--tensorboard", metavar="FOLDER", help="write TensorBoard events")
     add("--csv", metavar="FILE", help="write a row for each epoch")
     add("--json", metavar="FILE", help="write a line for each step and epoch")
+    add("--board", metavar="FOLDER", help="write the run for weft board")
     add("--plot", metavar="FILE.png", help="draw the losses at the end")
     add("--quiet", action="store_true", default=None, help="no progress")
 

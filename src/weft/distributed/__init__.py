@@ -35,17 +35,20 @@ from weft.distributed.process_group import (
     local_rank,
     rank,
     role,
+    run_threads,
     shutdown,
     world,
     world_size,
 )
+from weft.distributed.sharing import data_parallel
 from weft.distributed.simulation import simulate
 from weft.sharding import Costs
 
 __all__ = [
     "Communicator", "Costs", "Division", "Mesh", "PartitionedFunction", "all_gather", "all_reduce",
     "all_to_all", "axis_index", "axis_size", "barrier", "bind_axes", "broadcast",
-    "broadcast_object", "divided", "gather_objects", "init", "is_initialized", "local_rank",
-    "partition", "permute", "rank", "reduce_scatter", "reduce_to", "replicated", "role", "shard",
-    "shutdown", "simulate", "split", "take_shard", "world", "world_size",
+    "broadcast_object", "data_parallel", "divided", "gather_objects", "init", "is_initialized",
+    "local_rank", "partition", "permute", "rank", "reduce_scatter", "reduce_to", "replicated",
+    "role", "run_threads", "shard", "shutdown", "simulate", "split", "take_shard", "world",
+    "world_size",
 ]  # fmt: skip

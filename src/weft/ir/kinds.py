@@ -33,6 +33,7 @@ __all__ = [
     "Elementwise",
     "Gather",
     "Kind",
+    "MatrixFunction",
     "Movement",
     "Opaque",
     "Random",
@@ -40,6 +41,7 @@ __all__ = [
     "Scatter",
     "Search",
     "Sort",
+    "Transform",
     "Window",
 ]  # fmt: skip
 
@@ -224,6 +226,30 @@ class Opaque(_Plain):
     """What nothing else is known of: it may fail, and is dear to compute again."""
 
     __slots__ = ()
+
+
+@frozen
+class MatrixFunction(Opaque):
+    """A function of each matrix of a stack, by a loop of `numpy.linalg`.
+
+    loop(params): the name of the loop, a ufunc that takes and gives what the primitive does.
+    may_fail: whether it says that it has failed. needs_finite: whether others are refused before.
+    """
+
+    loop: Callable[[Mapping[str, Any]], str]
+    may_fail: bool = True
+    needs_finite: bool = False
+
+
+@frozen
+class Transform(Opaque):
+    """A Fourier transform along the parameter `axis`, or `axes`, by a loop of `numpy.fft`.
+
+    loop(params, n): the name of the loop for rows of n numbers. is_inverse(params): the direction.
+    """
+
+    loop: Callable[[Mapping[str, Any], int], str]
+    is_inverse: Callable[[Mapping[str, Any]], bool]
 
 
 Kind: TypeAlias = (

@@ -19,7 +19,7 @@ from weft.core.errors import DTypeError, ShapeError
 from weft.core.types import TensorType
 from weft.ir.derivatives import linear, tangent
 from weft.ir.dispatch import apply, apply_multiple
-from weft.ir.kinds import Opaque
+from weft.ir.kinds import MatrixFunction, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
@@ -70,7 +70,7 @@ def _rank_one() -> Array:
 det: Primitive = Primitive(
     "det",
     "The determinant of each square matrix.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "det", may_fail=False),
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=_det_type,
@@ -283,7 +283,7 @@ def _slogdet(x: Array) -> tuple[Array, Array]:
 slogdet: Primitive = Primitive(
     "slogdet",
     "The sign of the determinant and the logarithm of its size; 0 and -inf for a singular matrix.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "slogdet", may_fail=False),
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=_slogdet_type,

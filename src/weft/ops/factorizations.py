@@ -22,7 +22,7 @@ from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply, apply_multiple
-from weft.ir.kinds import Opaque
+from weft.ir.kinds import MatrixFunction, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
@@ -80,7 +80,7 @@ def _cholesky_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 cholesky: Primitive = Primitive(
     "cholesky",
     "Lower triangular L with L @ Lᴴ = x, of the Hermitian matrix that x's lower triangle gives.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "cholesky_lo"),
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=square_type("cholesky"),
@@ -319,7 +319,7 @@ def _svd(x: Array, full: bool) -> tuple[Array, Array, Array]:
 svd: Primitive = Primitive(
     "svd",
     "U, S, Vᴴ with x = U @ diag(S) @ Vᴴ, S falling; `full`: U and Vᴴ are square.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "svd_f" if params["full"] else "svd_s"),
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=_svd_type,
@@ -352,7 +352,7 @@ def _svdvals_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 svdvals: Primitive = Primitive(
     "svdvals",
     "The singular values of each matrix, falling.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "svd"),
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=_svdvals_type,

@@ -463,3 +463,53 @@ scatter_min = _scatter_extreme(
     "scatter_min", "x with each indexed element replaced by the smallest of it and its updates.",
     numerics.keep_smallest, Partial("minimum"),
 )  # fmt: skip
+
+
+def _other_factors(x: Tensor, updates: Tensor, indices: tuple[Tensor, ...], axes: Axes) -> Tensor:
+    """For each update the product of all else that is multiplied at its place.
+
+    Dividing the whole product by the update would fail where it is zero, so zeros are left out of
+    the product and counted: a lone zero has all others as its factor, and all others have it.
+    """
+    is_zero = equal(updates, zeros(updates.type))
+    count = apply(scatter_add, zeros(x.type), convert_to(is_zero, x.dtype), *indices, axes=axes)
+    ones = filled_tensor(updates.shape, updates.dtype, 1)
+    product = bind(scatter_multiply, x, where(is_zero, ones, updates), *indices, axes=axes)
+    at_place = bind(gather, product, *indices, axes=axes)
+    zeros_there = bind(gather, count, *indices, axes=axes)
+    nothing = zeros(updates.type)
+    rest = where(is_zero, at_place, divide(at_place, where(is_zero, ones, updates)))
+    alone = convert_to(is_zero, updates.dtype)
+    return where(equal(zeros_there, alone), rest, nothing)
+
+
+def _product_tangent(
+    t: Tensor, out: Tensor, x: Tensor, updates: Tensor, *indices: Tensor, axes: Axes
+) -> Tensor:
+    factors = _other_factors(x, updates, indices, axes)
+    return apply(scatter_add, zeros(x.type), multiply(t, factors), *indices, axes=axes)
+
+
+def _multiply_back(ct: Tensor, x: Tensor, updates: Tensor, *indices: Tensor, axes: Axes) -> Tensor:
+    """Each element is multiplied by one factor, so the way back is the same."""
+    return apply(scatter_multiply, ct, updates, *indices, axes=axes)
+
+
+scatter_multiply: Primitive = Primitive(
+    "scatter_multiply",
+    "x with each indexed element multiplied by its updates, one after the other.",
+    kind=Scatter(checked=True),
+    sharding=shardings.of_scatter(None),
+    type_rule=lambda *types, axes: _scatter_type("scatter_multiply", "number", *types, axes=axes),
+    reference=lambda x, updates, *indices, axes: _scatter_rows(
+        "scatter_multiply", np.multiply.at, x, updates, indices, axes
+    ),
+    derivatives=every(
+        lambda operand: (linear(_multiply_back), tangent(_product_tangent), NO_DERIVATIVE)[
+            min(operand, 2)
+        ]
+    ),
+    batch=_batch_scatter(lambda: scatter_multiply),
+    samples=_scatter_samples,
+    mistakes=_scatter_mistakes,
+)

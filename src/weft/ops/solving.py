@@ -21,7 +21,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis, to_front
 from weft.ir.derivatives import constant, linear, tangent
 from weft.ir.dispatch import apply, bind
-from weft.ir.kinds import Opaque
+from weft.ir.kinds import MatrixFunction, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
 from weft.ops import sharding_rules as shardings
@@ -183,7 +183,7 @@ def _system_mistakes() -> list[Mistake]:
 solve: Primitive = Primitive(
     "solve",
     "x with a @ x = b, by elimination with pivots.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "solve"),
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=lambda a, b: require_system("solve", a, b),
@@ -203,7 +203,7 @@ solve: Primitive = Primitive(
 inv: Primitive = Primitive(
     "inv",
     "The inverse of each square matrix.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "inv"),
     lower=BY_LAPACK,
     sharding=shardings.before_last(2),
     type_rule=square_type("inv"),

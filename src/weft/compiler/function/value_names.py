@@ -65,7 +65,7 @@ def readable_path(path: str, arguments: Sequence[str]) -> str:
 def argument_names(f: Callable[..., Any], count: int) -> Iterator[str]:
     """The names of positional arguments; numbers for those that have none."""
     try:
-        parameters = list(inspect.signature(f).parameters.values())
+        parameters = list(inspect.signature(getattr(f, "forward", f)).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     for number in range(count):
