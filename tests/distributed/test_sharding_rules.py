@@ -171,7 +171,8 @@ def test_partitioned_samples_and_their_gradients_agree_with_plain_ones(
             wanted = gradient_of(primitive, sample)(*tensors)
         except wf.UnsupportedError:
             continue
-        for mesh in range(2 * len(MESHES)) if NIGHTLY else (seed + number,):
+        first = seed + number
+        for mesh in (first, first + 5, first + 10) if NIGHTLY else (first,):
             partitioned = partition_at_random(gradient_of(primitive, sample), mesh)
             for found, one in zip(partitioned(*tensors), wanted, strict=True):
                 assert_close(found, one)
