@@ -39,9 +39,14 @@ class Writer(Protocol):
     """Writes one function: what `IRBuilder` has, and calls of kernels."""
 
     def launch(
-        self, function: str, buffers: Sequence[str], numbers: str, begin: Operand, end: Operand
+        self,
+        function: str,
+        buffers: Sequence[str],
+        numbers: Sequence[int],
+        begin: Operand,
+        end: Operand,
     ) -> None:
-        """Call a kernel with these buffers, a table of numbers, and a part of its iterations."""
+        """Call a kernel with these buffers and numbers, for a part of its iterations."""
 
     def reserve(self, pointer: str) -> None:
         """Say where the scratch memory of the kernels that are called next begins."""
@@ -54,6 +59,9 @@ class Writer(Protocol):
 
     def copy(self, target: str, source: str, count: Operand) -> None:
         """Copy so many bytes."""
+
+    def clear(self, target: str, count: Operand) -> None:
+        """Fill so many bytes with zeros."""
 
     def variable(self, start: Operand) -> Assignable:
         """A value that loops and conditions from here on may change."""
@@ -255,7 +263,7 @@ class Section:
             self.needs.scratch = max(self.needs.scratch, before + taken + needed)
             self.out.reserve(self.out.place(base, before + taken))
         self.needs.buffers = max(self.needs.buffers, len(buffers))
-        self.out.launch(function, buffers, self.needs.table(numbers), begin, end)
+        self.out.launch(function, buffers, numbers, begin, end)
 
     def _row_fusion(self, launch: Launch) -> None:
         """All stages for one block of rows after the other."""
