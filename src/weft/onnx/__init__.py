@@ -1,8 +1,8 @@
-"""ONNX: `export` writes a function or a module as a file that has been run and compared.
+"""ONNX, both ways: `load` reads a model into a module, `export` writes one and compares it.
 
 >>> import weft as wf
->>> "export" in dir(wf.onnx)
-True
+>>> "export" in dir(wf.onnx), "load" in dir(wf.onnx)
+(True, True)
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 import weft as wf
 
-__all__ = ["Report", "export"]
+__all__ = ["Report", "export", "load"]
 
 _LAZY = {
     "Report": "weft.onnx.exporting.export",
     "export": "weft.onnx.exporting.export",
+    "load": "weft.onnx.importing.loading",
 }
 """Public names, and where they are."""
 
@@ -33,7 +34,7 @@ def __getattr__(name: str) -> Any:
         f"there is nothing called {name!r}",
         expected=" or ".join(f"wf.onnx.{each}" for each in __all__),
         got={"name": name},
-        fix='wf.onnx.export(net, (x,), "net.onnx")',
+        fix='wf.onnx.load("model.onnx"), or wf.onnx.export(net, (x,), "net.onnx")',
     )
 
 

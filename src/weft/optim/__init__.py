@@ -13,6 +13,8 @@ The same lines run eagerly and inside `wf.jit`, where the updates are part of th
 [0.5, 1.0]
 """
 
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
 from weft.optim import rules, schedules
 from weft.optim.averaging import ExponentialMovingAverage
 from weft.optim.clipping import clip_grad_norm, clip_grad_value
@@ -56,3 +58,6 @@ __all__ = [
     "schedules",
     "take_rows",
 ]
+
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.optim", __all__)

@@ -20,6 +20,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
 import weft as wf
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
 from weft.optim.checks import check_fraction, check_lr, check_positive
 from weft.optim.nodes import tree_node
 
@@ -462,3 +464,6 @@ def _not_a_schedule(schedule: object) -> wf.ArgumentTypeError:
 
 tree_node(Scheduler, ("optimizer", "epochs"))
 tree_node(Plateau, ("optimizer", "best", "waited", "resting"))
+
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.optim.schedules", __all__)
