@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What users work with: each may import the facade and the others of its kind, nothing underneath.
 SURFACE = {
     "nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models", "cli",
+    "onnx",
 }  # fmt: skip
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 
@@ -63,6 +64,8 @@ STAGES: dict[str, set[str]] = {
     "memory_budget": {"fusion", "lowering", "pipeline", "report", *TARGET},
     "report": {"fusion", "lowering", "pipeline", "plan", "function", *TARGET},
     "function": {"fusion", "graph_passes", "memory_budget", "plan", "report", *TARGET},
+    # the one place behind targets: it writes plans for other machines as files
+    "export": {"function", "plan", "targets.cpu", "targets.llvm", "targets.plain", *TARGET},
     "targets.llvm": set(),  # what the processor and cards share: LLVM's text of kernels
     "targets.cpu": {"fusion", "lowering", "graph_passes", "plan", "targets.llvm", *TARGET},
     "targets.plain": {"plan", *TARGET},
@@ -130,6 +133,13 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "lowering.matrix_products": {"UNKNOWN"},
         "plan.horizontal_fusion": {"USUAL"},
         "plan.schedule": {"SLACK", "TOLERATED"},
+    },
+    "the formats of exported programs, and how they are tried": {
+        "export.archive": {"_HEAD"},
+        "export.checking": {"RUNS", "TOLERANCE"},
+        "export.fused": {"SPLIT"},
+        "export.layout": {"ERROR", "SCRATCH", "WEIGHTS", "WHOLE"},
+        "export.linking": {"LIMIT", "STACK"},
     },
     "how much a report says": {
         "memory_budget.search": {"NAMED"},

@@ -101,9 +101,9 @@ def test_an_expression_that_is_too_long_is_cut() -> None:
 
 
 def test_a_call_by_reference_is_named_with_its_reason() -> None:
-    report = wf.jit(lambda a: wf.linalg.eigh(a @ a.T)[0]).explain(wf.ones((3, 3)))
+    report = wf.jit(wf.linalg.eigvalsh).explain(wf.eye(3, dtype=wf.float16))
     (call,) = report.references
-    assert call.primitives == ["eigh"]
+    assert call.primitives == ["eigvalsh"]
     assert call.reason
     assert "by reference: " + call.reason in str(report)
     complex_ = wf.jit(wf.exp).explain(wf.ones(3, dtype=wf.complex64)).references

@@ -258,6 +258,7 @@ def test_muon_is_near_torch_which_iterates_in_bfloat16() -> None:
     assert relative(array(mine), w.detach().numpy()) < 0.02
 
 
+@pytest.mark.slow
 @by_name
 def test_a_compiled_step_is_the_eager_step(case: Case) -> None:
     compiled = wf.jit(step)

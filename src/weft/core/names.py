@@ -34,11 +34,19 @@ LETTERS_PER_SLIP = 4
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The known name that a wrong one is a slip of the keyboard away from, empty where none is."""
+    """The known name that a wrong one is a slip of the keyboard away from, empty where none is.
+
+    >>> nearest_name("los", ["loss", "los_angeles"])
+    'loss'
+    """
     plain = _without_case(name)
     slips = {each: _count_slips(plain, _without_case(each)) for each in known if each != name}
     allowed = len(plain) // LETTERS_PER_SLIP
-    likely = {each: count for each, count in slips.items() if count <= allowed}
+    likely = {
+        each: count
+        for each, count in slips.items()
+        if count <= allowed or (count == 1 and len(plain) > 2 and each.startswith(name))
+    }
     return min(likely, key=lambda each: (likely[each], each)) if likely else ""
 
 

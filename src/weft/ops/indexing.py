@@ -30,7 +30,9 @@ from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor, zeros
+from weft.ir.sharding import SUM, Partial
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.comparison import equal
 from weft.ops.creation import iota
 from weft.ops.elementwise import divide, multiply
@@ -211,6 +213,7 @@ gather: Primitive = Primitive(
     "gather",
     "The elements of x at index tensors that address `axes`: index shape, then the other axes.",
     kind=Gather(checked=True),
+    sharding=shardings.of_gather,
     type_rule=lambda x, *indices, axes: x.with_shape(_kept_shape("gather", x, indices, axes)),
     reference=_gather_rows,
     derivatives=every(_gather_derivative),
@@ -367,6 +370,7 @@ scatter: Primitive = Primitive(
     "x with the elements at the indices replaced; of several for one place the last one stays. "
     "`unique` promises that no place is written twice.",
     kind=Scatter(checked=True),
+    sharding=shardings.of_scatter(None),
     type_rule=lambda *types, axes, unique: _scatter_type("scatter", "any", *types, axes=axes),
     reference=lambda x, updates, *indices, axes, unique: _scatter_rows(
         "scatter", _write_last, x, updates, indices, axes
@@ -387,6 +391,7 @@ scatter_add: Primitive = Primitive(
     "scatter_add",
     "x with the updates added at the indices; all of several for one place count.",
     kind=Scatter(checked=True),
+    sharding=shardings.of_scatter({"x": SUM, "result": SUM}),
     type_rule=lambda *types, axes: _scatter_type("scatter_add", "number", *types, axes=axes),
     reference=lambda x, updates, *indices, axes: _scatter_rows(
         "scatter_add", _write_sum, x, updates, indices, axes
@@ -423,7 +428,7 @@ def _extreme_tangent(
     return apply(scatter_add, zeros(out.type), multiply(t, weights), *indices, axes=axes)
 
 
-def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
+def _scatter_extreme(name: str, doc: str, write: Write, terms: Partial) -> Primitive:
     def derivative(operand: int) -> OperandDerivative:
         if operand > 1:
             return NO_DERIVATIVE
@@ -437,6 +442,7 @@ def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
         name,
         doc,
         kind=Scatter(checked=True),
+        sharding=shardings.of_scatter({"result": terms}),
         type_rule=lambda *types, axes: _scatter_type(name, "real", *types, axes=axes),
         reference=lambda x, updates, *indices, axes: _scatter_rows(
             name, write, x, updates, indices, axes
@@ -451,11 +457,11 @@ def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
 
 scatter_max = _scatter_extreme(
     "scatter_max", "x with each indexed element replaced by the largest of it and its updates.",
-    numerics.keep_largest,
+    numerics.keep_largest, Partial("maximum"),
 )  # fmt: skip
 scatter_min = _scatter_extreme(
     "scatter_min", "x with each indexed element replaced by the smallest of it and its updates.",
-    numerics.keep_smallest,
+    numerics.keep_smallest, Partial("minimum"),
 )  # fmt: skip
 
 
@@ -493,6 +499,7 @@ scatter_multiply: Primitive = Primitive(
     "scatter_multiply",
     "x with each indexed element multiplied by its updates, one after the other.",
     kind=Scatter(checked=True),
+    sharding=shardings.of_scatter(None),
     type_rule=lambda *types, axes: _scatter_type("scatter_multiply", "number", *types, axes=axes),
     reference=lambda x, updates, *indices, axes: _scatter_rows(
         "scatter_multiply", np.multiply.at, x, updates, indices, axes

@@ -38,6 +38,7 @@ from weft.train.metrics import (
 )
 from weft.train.plots import plot
 from weft.train.progress import Progress
+from weft.train.run_log import RunLog
 from weft.train.searching import (
     Trial,
     cross_validate,
@@ -52,7 +53,7 @@ __all__ = [
     "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
     "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "EarlyStopping",
     "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback", "LearningRateLogger",
-    "Mean", "Metric", "Perplexity", "Precision", "Progress", "Recall", "ScheduleCallback",
+    "Mean", "Metric", "Perplexity", "Precision", "Progress", "Recall", "RunLog", "ScheduleCallback",
     "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "as_metrics", "cross_validate",
     "find_lr", "halving_search", "optuna_search", "plot", "random_search", "register_metric",
 ]  # fmt: skip

@@ -34,6 +34,8 @@ class Progress(Callback):
     >>> quiet = wf.train.Progress(stream=io.StringIO())
     """
 
+    writes = True
+
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream
         self.display: Any = None

@@ -206,7 +206,6 @@ TORCH: dict[str, dict[str, str]] = {
         "cuda_is_available": "wf.cuda.is_available()",
         "distributions": "# there are no distribution objects: draw with wf.random, write "
         "log-densities out",
-        "export": "wf.save(net.state_dict(), 'net.wf')",
         "func": "wf.vmap(f), wf.grad(f), wf.jacobian(f)",
         "get_float32_matmul_precision": "'highest'  # float32 products are computed in float32",
         "inference_mode": "wf.no_grad()",
