@@ -115,6 +115,8 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "function.donation": {"_PLAIN"},
         "fusion.long_sums": {"BLOCK", "SERIAL_BLOCK"},
         "graph_passes.attention.sites": {"HIDDEN"},
+        "graph_passes.complex_numbers.functions": {"FAR"},
+        "graph_passes.complex_numbers.split": {"LARGE_POWER"},
         "graph_passes.folding": {"_EXACT"},
         "graph_passes.laws.conversions": {"_DIGITS"},
         "graph_passes.laws.reductions": {"LONG"},

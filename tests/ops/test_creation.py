@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import math
+from inspect import unwrap
 
 import numpy as np
 import pytest

@@ -457,7 +457,8 @@ class CpuExecutable(ABC):
             if place < 0:
                 outputs.append(self.root(atom).value)  # type: ignore[union-attr]
             elif is_view:
-                outputs.append(arrays[place].reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
+                flat = arrays[place].reshape(-1).view(atom.type.dtype.numpy)
+                outputs.append(flat.reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
             else:
                 outputs.append(arrays[place])
         return outputs
