@@ -40,6 +40,7 @@ from weft.distributed.process_group import (
     world,
     world_size,
 )
+from weft.distributed.ring import ring_attention
 from weft.distributed.sharing import data_parallel
 from weft.distributed.simulation import simulate
 from weft.sharding import Costs
@@ -49,6 +50,6 @@ __all__ = [
     "all_to_all", "axis_index", "axis_size", "barrier", "bind_axes", "broadcast",
     "broadcast_object", "data_parallel", "divided", "gather_objects", "init", "is_initialized",
     "local_rank", "partition", "permute", "rank", "reduce_scatter", "reduce_to", "replicated",
-    "role", "run_threads", "shard", "shutdown", "simulate", "split", "take_shard", "world",
-    "world_size",
+    "ring_attention", "role", "run_threads", "shard", "shutdown", "simulate", "split", "take_shard",
+    "world", "world_size",
 ]  # fmt: skip
