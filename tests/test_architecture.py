@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What users work with: each may import the facade and the others of its kind, nothing underneath.
 SURFACE = {
     "nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models", "cli",
+    "onnx",
 }  # fmt: skip
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 
@@ -78,7 +79,9 @@ OTHER_NAMES = {
     "weft.compiler.targets.cpu.engine": "functions of the C library",
     "weft.compiler.export.c_kernels": "tables over scalar instructions",
     "weft.compiler.targets.cuda": "tables over scalar instructions",
+    "weft.core.foreign": "names of other libraries",
     "weft.transforms.methods": "methods of tensors",
+    "weft.transforms.torch_methods": "methods of tensors",
     "weft.nn.init": "activations, by name",
     "weft.nn.functional.activations": "activations, by name",
 }
@@ -113,6 +116,8 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "function.donation": {"_PLAIN"},
         "fusion.long_sums": {"BLOCK", "SERIAL_BLOCK"},
         "graph_passes.attention.sites": {"HIDDEN"},
+        "graph_passes.complex_numbers.functions": {"FAR"},
+        "graph_passes.complex_numbers.split": {"LARGE_POWER"},
         "graph_passes.folding": {"_EXACT"},
         "graph_passes.laws.conversions": {"_DIGITS"},
         "graph_passes.laws.reductions": {"LONG"},

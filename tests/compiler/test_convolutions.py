@@ -106,6 +106,7 @@ def error(found: Array, wanted: Array) -> float:
     return float(np.abs(found.astype(np.float64) - wanted).max(initial=0.0)) / scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_all_sides_of_a_convolution_agree_with_the_reference(name: str) -> None:
     for primitive, operands, params in sides(name):

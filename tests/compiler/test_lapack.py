@@ -108,12 +108,11 @@ def test_what_has_no_solution_is_refused_as_by_the_reference(
     assert compiled(wf.tensor(np.stack([good] * 3).astype(np.float32))).shape == (3, 3, 3)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "complex64"])
-def test_other_dtypes_are_called_by_reference(dtype: str) -> None:
-    x = wf.tensor(np.eye(3)).astype(dtype)
+def test_16_bit_floats_are_called_by_reference() -> None:
+    x = wf.tensor(np.eye(3)).astype("float16")
     assert calls_back(wf.linalg.inv, x) == ["inv"]
     found = wf.jit(wf.linalg.inv)(x).numpy()
-    np.testing.assert_array_equal(np.real(found.astype("complex64")), np.eye(3))
+    np.testing.assert_array_equal(found, np.eye(3))
 
 
 def test_derivatives_and_operands_that_are_computed() -> None:
@@ -148,6 +147,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert len(set(found)) == 1
 
 
+@pytest.mark.slow
 def test_programs_that_solve_are_stored_on_disk(tmp_path: Any) -> None:
     program = (
         "import weft as wf, numpy as np\n"

@@ -39,12 +39,14 @@ def close(found: Array, expected: Array) -> None:
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     short = found.dtype.itemsize == 2 and found.dtype.kind in "fV"
-    limit = 2e-2 if short else 1e-5 if found.dtype.itemsize <= 4 else 1e-11
+    part = found.dtype.itemsize // (2 if found.dtype.kind == "c" else 1)
+    limit = 2e-2 if short else 1e-5 if part <= 4 else 1e-11
     if short:
         found, expected = found.astype(np.float32), expected.astype(np.float32)
     np.testing.assert_allclose(found, expected, rtol=limit, atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRIMITIVES))
 def test_every_primitive_gives_the_same_compiled(name: str) -> None:
     primitive = PRIMITIVES[name]
@@ -128,10 +130,10 @@ def test_strided_and_broadcast_inputs_are_read_right(rng: np.random.Generator) -
 
 
 def test_an_error_in_a_primitive_called_by_reference_reaches_the_caller() -> None:
-    program = compile_program(wf.ir.trace(wf.linalg.inv, wf.spec("complex64", (2, 2))))
+    program = compile_program(wf.ir.trace(wf.linalg.inv, wf.spec("float16", (2, 2))))
     with pytest.raises(wf.ArgumentError, match="singular"):
-        program.run([np.zeros((2, 2), np.complex64)])
-    good = program.run([np.eye(2, dtype=np.complex64)])[0]
+        program.run([np.zeros((2, 2), np.float16)])
+    good = program.run([np.eye(2, dtype=np.float16)])[0]
     np.testing.assert_array_equal(good, np.eye(2))
 
 

@@ -1,4 +1,4 @@
-"""`weft show` and `weft check`: looking at a network without training it.
+"""`weft show`, `weft check` and `weft onnx`: what can be done with a network besides training it.
 
 >>> from weft.cli.looking import parsed_type
 >>> parsed_type("1x3x224x224"), parsed_type("int64:batch,16"), parsed_type("float32:")
@@ -24,7 +24,14 @@ from weft.cli.mistakes import Mistake, unknown_key
 from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
 
-__all__ = ["check", "example_inputs", "parsed_type", "show", "trained_or_network"]
+__all__ = [
+    "check",
+    "example_inputs",
+    "parsed_type",
+    "show",
+    "trained_or_network",
+    "types_for_any_batch",
+]
 
 RUNS = 5
 """How often a program is run to time its kernels."""
@@ -66,7 +73,7 @@ def show(flags: Namespace) -> int:
 def check(flags: Namespace) -> int:
     """`weft check`: 1 where there are errors."""
     parts = _network(flags.program, flags)
-    specs = [parsed_type(each) for each in flags.input or ()] or _example_types(parts, flags)
+    specs = [parsed_type(each) for each in flags.input or ()] or types_for_any_batch(parts, flags)
     targets = [parsed_type(each) for each in flags.target or ()]
     report = wf.tools.check(
         parts["model"],
@@ -170,7 +177,7 @@ def _batch(parts: dict[str, Any], flags: Namespace) -> Any:
     return split(next(iter(batches_of("show", loader))))
 
 
-def _example_types(parts: dict[str, Any], flags: Namespace) -> list[wf.TensorType]:
+def types_for_any_batch(parts: dict[str, Any], flags: Namespace) -> list[wf.TensorType]:
     """The types of the first batch, for any number of examples."""
     batch = _batch(parts, flags)
     if batch is None:

@@ -1,4 +1,4 @@
-"""`weft export`: a model as a library for a machine, without Python."""
+"""`weft export` and `weft onnx`: a model as a library without Python, or as an ONNX file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from argparse import Namespace
 
 import weft as wf
 from weft.cli.commands import say
-from weft.cli.looking import example_inputs, trained_or_network
+from weft.cli.looking import (
+    example_inputs,
+    parsed_type,
+    trained_or_network,
+    types_for_any_batch,
+)
 from weft.cli.mistakes import Mistake
 
-__all__ = ["export"]
+__all__ = ["export", "write_onnx"]
 
 
 def export(flags: Namespace) -> int:
@@ -34,4 +39,19 @@ def export(flags: Namespace) -> int:
     say(str(shipped))
     if flags.check:
         say(str(shipped.check()))
+    return 0
+
+
+def write_onnx(flags: Namespace) -> int:
+    """`weft onnx`."""
+    parts = trained_or_network(flags)
+    specs = [parsed_type(each) for each in flags.input or ()] or types_for_any_batch(parts, flags)
+    report = wf.onnx.export(
+        parts["model"],
+        tuple(specs),
+        flags.output,
+        opset=flags.opset,
+        verify=not flags.no_verify,
+    )
+    say(str(report))
     return 0

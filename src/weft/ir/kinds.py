@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weft.ir.graph import Atom, GraphNode
 
 __all__ = [
+    "Collective",
     "Contraction",
     "Control",
     "Cumulative",
@@ -32,6 +33,7 @@ __all__ = [
     "Elementwise",
     "Gather",
     "Kind",
+    "MatrixFunction",
     "Movement",
     "Opaque",
     "Random",
@@ -39,6 +41,7 @@ __all__ = [
     "Scatter",
     "Search",
     "Sort",
+    "Transform",
     "Window",
 ]  # fmt: skip
 
@@ -116,13 +119,15 @@ class Movement:
     read: says which; None where a kernel of the compiler moves the elements. reads_if(params):
     whether it can say so with these parameters; by default it always can. fill(params): the number
     that stands where no operand's element does. by_place: which operand's element it is, or
-    what number, depends on the place, so that neighbouring loops are not one.
+    what number, depends on the place, so that neighbouring loops are not one. is_alias: the result
+    lies where the operand does.
     """
 
     read: Read | None = None
     reads_if: Callable[[Mapping[str, Any]], bool] | None = None
     fill: Callable[[Mapping[str, Any]], Any] | None = None
     by_place: bool = False
+    is_alias: bool = False
 
 
 @frozen
@@ -173,8 +178,13 @@ class Gather:
 
 @frozen
 class Scatter:
-    """Elements written to places that are data. checked: a place out of range is an error."""
+    """Elements written to places that are data.
 
+    combine: how an update meets the element at its place; None where it replaces it. checked: a
+    place out of range is an error.
+    """
+
+    combine: Combine | None
     checked: bool
 
 
@@ -209,13 +219,47 @@ class Effect(_Plain):
     __slots__ = ()
 
 
+class Collective(_Plain):
+    """What processes of a mesh compute together, each from its shard.
+
+    Parameters: `mesh_axis`, the name of the axis; `size`, the number of its shards; `stacked`,
+    whether the operand holds all shards along its first axis, or the shard of this process alone.
+    """
+
+    __slots__ = ()
+
+
 class Opaque(_Plain):
     """What nothing else is known of: it may fail, and is dear to compute again."""
 
     __slots__ = ()
 
 
+@frozen
+class MatrixFunction(Opaque):
+    """A function of each matrix of a stack, by a loop of `numpy.linalg`.
+
+    loop(params): the name of the loop, a ufunc that takes and gives what the primitive does.
+    may_fail: whether it says that it has failed. needs_finite: whether others are refused before.
+    """
+
+    loop: Callable[[Mapping[str, Any]], str]
+    may_fail: bool = True
+    needs_finite: bool = False
+
+
+@frozen
+class Transform(Opaque):
+    """A Fourier transform along the parameter `axis`, or `axes`, by a loop of `numpy.fft`.
+
+    loop(params, n): the name of the loop for rows of n numbers. is_inverse(params): the direction.
+    """
+
+    loop: Callable[[Mapping[str, Any], int], str]
+    is_inverse: Callable[[Mapping[str, Any]], bool]
+
+
 Kind: TypeAlias = (
     Elementwise | Reduction | Movement | Contraction | Window | Cumulative | Gather | Scatter
-    | Search | Sort | Random | Control | Effect | Opaque
+    | Search | Sort | Random | Control | Effect | Collective | Opaque
 )  # fmt: skip

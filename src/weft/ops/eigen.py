@@ -18,9 +18,10 @@ from weft.core.errors import ArgumentError, ShapeError
 from weft.core.types import TensorType
 from weft.ir.derivatives import tangent
 from weft.ir.dispatch import apply, apply_multiple
-from weft.ir.kinds import Opaque
+from weft.ir.kinds import MatrixFunction
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import conj
 from weft.ops.conversion import convert
 from weft.ops.factorizations import positive_definite
@@ -73,8 +74,9 @@ def _eigh(x: Array) -> tuple[Array, Array]:
 eigh: Primitive = Primitive(
     "eigh",
     "Eigenvalues, rising, and eigenvectors of the Hermitian matrix that x's lower triangle gives.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "eigh_lo"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eigh_type,
     reference=by_numpy("eigh", _eigh),
     derivatives=[tangent(_eigh_tangent)],
@@ -101,8 +103,9 @@ def _eigvalsh_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 eigvalsh: Primitive = Primitive(
     "eigvalsh",
     "Eigenvalues, rising, of the Hermitian matrix that x's lower triangle gives.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "eigvalsh_lo"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eigvalsh_type,
     reference=by_numpy("eigvalsh", np.linalg.eigvalsh),
     derivatives=[tangent(_eigvalsh_tangent)],
@@ -171,8 +174,9 @@ def _unsquare() -> list[Mistake]:
 eig: Primitive = Primitive(
     "eig",
     "Eigenvalues and right eigenvectors of length 1, complex, in no particular order.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "eig", needs_finite=True),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eig_type,
     reference=by_numpy("eig", _eig),
     derivatives=[tangent(_eig_tangent)],
@@ -191,8 +195,9 @@ def _eigvals_tangent(t: Tensor, out: Tensor, x: Tensor) -> Tensor:
 eigvals: Primitive = Primitive(
     "eigvals",
     "Eigenvalues, complex, in no particular order.",
-    kind=Opaque(),
+    kind=MatrixFunction(lambda params: "eigvals", needs_finite=True),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eigvals_type,
     reference=by_numpy("eigvals", lambda x: _complex(np.linalg.eigvals(x))),
     derivatives=[tangent(_eigvals_tangent)],

@@ -22,10 +22,11 @@ from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.derivatives import linear
 from weft.ir.dispatch import apply, bind
-from weft.ir.kinds import Opaque
+from weft.ir.kinds import Transform
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.families import batch_each
 from weft.ops.movement import pad, reshape
 
@@ -84,8 +85,11 @@ def _signal(*shape: int, dtype: Any = np.float32) -> Any:
 fft: Primitive = Primitive(
     "fft",
     "The discrete Fourier transform along axes, or its inverse; `norm` says which one is scaled.",
-    kind=Opaque(),
+    kind=Transform(
+        lambda params, n: "ifft" if params["inverse"] else "fft", lambda params: params["inverse"]
+    ),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_fft_type,
     reference=_fft,
     derivatives=[linear(_adjoint_fft)],
@@ -157,8 +161,11 @@ def _adjoint_rfft(ct: Tensor, x: Tensor, axis: int, norm: str) -> Tensor:
 rfft: Primitive = Primitive(
     "rfft",
     "The first half of the spectrum of real numbers along an axis; the other half mirrors it.",
-    kind=Opaque(),
+    kind=Transform(
+        lambda params, n: "rfft_n_odd" if n % 2 else "rfft_n_even", lambda params: False
+    ),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_rfft_type,
     reference=lambda x, axis, norm: np.fft.rfft(x, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_rfft)],
@@ -200,8 +207,9 @@ def _adjoint_irfft(ct: Tensor, x: Tensor, axis: int, n: Dimension, norm: str) ->
 irfft: Primitive = Primitive(
     "irfft",
     "n real numbers from the first half of their spectrum along an axis.",
-    kind=Opaque(),
+    kind=Transform(lambda params, n: "irfft", lambda params: True),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_irfft_type,
     reference=lambda x, axis, n, norm: np.fft.irfft(x, n, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_irfft)],

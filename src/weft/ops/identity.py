@@ -43,7 +43,7 @@ stopped: Primitive = Primitive(
 barrier: Primitive = Primitive(
     "barrier",
     "The same value, not merged with equal computations: what is recomputed on purpose stays so.",
-    kind=Movement(reads.of_identity),
+    kind=Movement(reads.of_identity, is_alias=True),
     type_rule=lambda x: x,
     reference=lambda x: x,
     derivatives=[linear(lambda ct, x: ct)],

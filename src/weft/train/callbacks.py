@@ -41,6 +41,9 @@ HOOKS = (
 class Callback:
     """The hooks, each of which does nothing unless it is written anew."""
 
+    writes = False
+    """Whether it writes files or on the screen, which of several processes only the first does."""
+
     def on_fit_begin(self, trainer: Any) -> None:
         """Before the first epoch, after a checkpoint was read."""
 

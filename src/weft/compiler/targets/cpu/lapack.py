@@ -106,6 +106,19 @@ def _function_address(name: str, dtype: DType) -> int:
 # --- the functions -------------------------------------------------------------------------------
 
 
+def all_finite(out: IRBuilder, kind: str, numbers: str, count: str) -> str:
+    """Write the question whether all numbers are finite: the sum of each times zero is zero.
+
+    Where they are not, no matrix is singular: whether a pivot is zero is a matter of chance.
+    """
+    total = out.variable("0.0", kind)
+    with out.loop(0, count) as place:
+        number = out.load(kind, out.at(kind, numbers, place))
+        nothing = out.put(f"fmul {kind} {number}, 0.0", kind)
+        total.value = out.put(f"fadd {kind} {total.value}, {nothing}", kind)
+    return out.put(f"fcmp oeq {kind} {total.value}, 0.0", "i1")
+
+
 class _Routines:
     """Writes calls of LAPACK's routines, which take all they are given by address."""
 
@@ -117,7 +130,6 @@ class _Routines:
             name: out.pointer("%sizes", 4 + place) for place, name in enumerate(_ROUTINES)
         }
         self.info, self.one = out.room("i64"), out.room(self.kind)
-        self.total = out.room(self.kind)
         out.store("1.0", self.one, self.kind)
         self.square = out.mul(self.order, self.order)
         self.at_order, self.at_columns = self.at_integer(self.order), self.at_integer(self.columns)
@@ -147,20 +159,6 @@ class _Routines:
         """Report that the operands are wrong: the reference then says how."""
         with self.out.when(condition):
             self.out.store(1, self.out.buffer(buffer), "i32")
-
-    def is_finite(self, matrix: str, elements: str) -> str:
-        """Whether all elements are finite: the sum of each times zero is zero.
-
-        Where they are not, no matrix is singular: whether a pivot is zero is a matter of chance.
-        """
-        out, total = self.out, self.total
-        out.store("0.0", total, self.kind)
-        with out.loop(0, elements) as place:
-            element = out.load(self.kind, out.at(self.kind, matrix, place))
-            nothing = out.put(f"fmul {self.kind} {element}, 0.0", self.kind)
-            before = out.load(self.kind, total)
-            out.store(out.put(f"fadd {self.kind} {before}, {nothing}", self.kind), total, self.kind)
-        return out.put(f"fcmp oeq {self.kind} {out.load(self.kind, total)}, 0.0", "i1")
 
     def fill_with_nan(self, target: str, elements: str) -> None:
         """Give elements the value of what is no number."""
@@ -269,7 +267,8 @@ def _write_elimination(routines: _Routines, number: str, unknown: str, error: in
     out.call(routines.routines["getrf"], *sizes, factors, routines.at_order, pivots, routines.info)
     failed = routines.is_failed()
     with out.when(failed):
-        finite = routines.is_finite(routines.item(0, number, routines.square), routines.square)
+        matrix = routines.item(0, number, routines.square)
+        finite = all_finite(out, routines.kind, matrix, routines.square)
         routines.refuse_where(finite, error)
         with out.when(out.put(f"xor i1 {finite}, true", "i1")):
             routines.fill_with_nan(unknown, out.mul(routines.order, routines.columns))

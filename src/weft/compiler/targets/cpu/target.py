@@ -24,8 +24,11 @@ from weft.compiler.targets.cpu.cache.kernels import begin, environment
 from weft.compiler.targets.cpu.cache.prefetch_modules import begin_driver, begin_modules
 from weft.compiler.targets.cpu.cache.program_store import stored_program
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
+from weft.compiler.targets.cpu.collectives import collective_launches
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
+from weft.compiler.targets.cpu.factorizations import factorization_launches
+from weft.compiler.targets.cpu.fourier import transform_launches
 from weft.compiler.targets.cpu.lapack import lapack_launches
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.forms import PANEL, arrange_products, product_of
@@ -97,9 +100,15 @@ class CpuTarget:
         generated = self.generated_launches(node)
         if generated is not None:
             return generated
+        sums = collective_launches(node, error)
+        if sums is not None:
+            return sums
         systems = lapack_launches(node, error)
         if systems is not None:
             return systems
+        factors = factorization_launches(node, error) or transform_launches(node)
+        if factors is not None:
+            return factors
         return [_library_launch(node, error)] if node.primitive.native is not None else None
 
     def generated_launches(self, node: GraphNode) -> list[Launch] | None:
