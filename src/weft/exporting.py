@@ -106,6 +106,11 @@ def export(
     function replaces them. `weights="beside"` leaves the weights in a safetensors file, which the
     caller maps; `memory="static"` leaves out the functions that ask for memory. With `check` the
     program is run and compared at once. `docs/export.md` has all of it.
+
+    >>> import os, tempfile, weft as wf
+    >>> folder = os.path.join(tempfile.mkdtemp(), "double")
+    >>> "double.h" in wf.export(lambda x: 2 * x, [wf.ones(3)], folder, name="double").files
+    True
     """
     _check_choices(name, weights, memory)
     platform = platform_named(target)
