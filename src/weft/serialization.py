@@ -81,6 +81,12 @@ def save(
 
     tree: a dict of tensors by name, any nest of dicts, lists and tuples, or what has a
     `state_dict()`. Other programs see the tensors by dotted names. metadata: text by name.
+
+    >>> import os, tempfile, weft as wf
+    >>> path = os.path.join(tempfile.mkdtemp(), "state.safetensors")
+    >>> wf.save({"step": 3, "weights": [wf.ones(2)]}, path)
+    >>> wf.load(path)["step"]
+    3
     """
     place = _place("save", path)
     described = tree.state_dict() if hasattr(tree, "state_dict") else tree
@@ -114,6 +120,13 @@ def load(
     is read: for files that nobody writes in place, as the system ends a process that looks where a
     mapped file was cut off. With `metadata=True`, a pair: the tree, and the text that was stored
     with it.
+
+    >>> import os, tempfile, weft as wf
+    >>> path = os.path.join(tempfile.mkdtemp(), "weights.safetensors")
+    >>> wf.save({"w": wf.tensor([1.0, 2.0])}, path, metadata={"author": "me"})
+    >>> tensors, notes = wf.load(path, metadata=True)
+    >>> tensors["w"].tolist(), notes["author"]
+    ([1.0, 2.0], 'me')
     """
     place = _place("load", path)
     tree, notes = _read_file(place, map_file)

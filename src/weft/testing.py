@@ -45,7 +45,13 @@ Flat = Callable[..., Sequence[Tensor]]
 
 
 def numeric_grad(f: Callable[..., Tensor], *args: Any, argnums: int = 0) -> Any:
-    """The gradient of a scalar function by central differences, in the dtype of the argument."""
+    """The gradient of a scalar function by central differences, in the dtype of the argument.
+
+    >>> import weft as wf
+    >>> slope = numeric_grad(lambda x: x**3, wf.tensor(2.0, dtype="float64"))
+    >>> round(float(slope), 4)
+    12.0
+    """
     leaves, structure = trees.flatten(args[argnums])
     arrays = [np.array(host_array(leaf, "numeric_grad")) for leaf in leaves]
 
