@@ -164,6 +164,7 @@ PROGRAMS = {
     "a dictionary of pairs": b"\x80\x02}K\x01K\x02\x86K\x03s.",
     "one that holds itself": b"]q\x00h\x00a.",
     "an extension": b"\x82\x01.",
+    "a value remembered at a place far away": b"\x80\x02K\x01r\xff\xff\xff\x7f.",
 }
 
 

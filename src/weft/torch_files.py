@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Callable
 from math import prod
@@ -155,7 +156,9 @@ class _Reader(pickle.Unpickler):
     """Follows a pickle that may only name what is in `ALLOWED`."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, root: str, is_big: bool) -> None:
-        super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
+        program = archive.read(f"{root}data.pkl")
+        _check_memory(program)
+        super().__init__(io.BytesIO(program))
         self.path, self.archive, self.root, self.is_big = path, archive, root, is_big
         self.storages: dict[str, _Storage] = {}
 
@@ -188,6 +191,13 @@ class _Reader(pickle.Unpickler):
         if storage.dtype is not dtype or len(storage.elements) != count:
             raise ValueError(f"the storage {name} has another length or element type than is said")
         return storage
+
+
+def _check_memory(program: bytes) -> None:
+    """Refuse a pickle that asks for more places to remember values at than it can have values."""
+    for opcode, argument, _ in pickletools.genops(program):
+        if "PUT" in opcode.name and argument > len(program):
+            raise ValueError("a pickle that remembers more than it holds")
 
 
 def _array(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Array:
