@@ -19,6 +19,7 @@ from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
 from weft.compiler.function.recording import Recording
 from weft.compiler.function.value_names import Names, argument_names, names_of
+from weft.compiler.memory_budget.search import parse_bytes
 from weft.core.records import frozen
 from weft.core.shapes import Unifier
 from weft.core.types import TensorType
@@ -44,7 +45,7 @@ from weft.transforms.sharding.transfers import Transfer
 __all__ = [
     "REPLICATED", "Costs", "Partial", "Partitioned", "PartitionedJit", "Placement", "RecordedStep",
     "Replicated", "Simulated", "Split", "Transfer", "argument_names", "has_rule", "local_type",
-    "mark", "partition_graph", "record_step", "simulate_step",
+    "mark", "parse_bytes", "partition_graph", "record_step", "simulate_step",
 ]  # fmt: skip
 
 Placements = Mapping[str, Sequence[Placement | None]]

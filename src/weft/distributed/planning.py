@@ -35,6 +35,7 @@ from weft.sharding import (
     Simulated,
     Split,
     local_type,
+    parse_bytes,
     partition_graph,
     record_step,
     simulate_step,
@@ -106,14 +107,14 @@ def plan(
     step: Callable[..., Any],
     *args: Any,
     devices: int,
-    memory: float | None = None,
+    memory: str | int | None = None,
     costs: Mapping[str, Costs] | Costs | None = None,
 ) -> Plan:
     """Look for the mesh and the placements with which a step takes least time on so many devices.
 
     args: arguments of the step, as it is called; what it only reads, and whose first axis divides,
-    is taken for a batch. memory: the bytes that a device has. costs: of all links, or of the mesh
-    axes "data" and "model" by name; the work of a device is that of "data".
+    is taken for a batch. memory: what a device has, as "80GB" or in bytes. costs: of all links, or
+    of the mesh axes "data" and "model" by name; the work of a device is that of "data".
     """
     if type(devices) is not int or devices < 1:
         raise wf.ArgumentError(
@@ -130,7 +131,8 @@ def plan(
         links.update(costs)
     recorded = record_step(step, *args)
     choices = list(_choices(recorded, devices, links))
-    return Plan(step, _judged(choices, memory))
+    limit = None if memory is None else parse_bytes("plan", memory)
+    return Plan(step, _judged(choices, limit))
 
 
 def _judged(choices: Sequence[Choice], memory: float | None) -> list[Choice]:
@@ -156,14 +158,16 @@ def _choices(recorded: RecordedStep, devices: int, links: Mapping[str, Costs]) -
     for model in (size for size in range(1, devices + 1) if devices % size == 0):
         sizes = {"data": devices // model, "model": model}
         mesh = Mesh(costs=links, **sizes)
-        along_model = _along_model(recorded, model, links["model"])
+        whole: list[Placement | None] = [REPLICATED for _ in recorded.names]
+        layouts = [whole, _along_model(recorded, model, links["model"])] if model > 1 else [whole]
         for state in STATES if sizes["data"] > 1 else ["replicated"]:
-            inputs = {
-                "data": _along_data(recorded, sizes["data"], state),
-                "model": along_model,
-            }
-            inputs["model"] = _without_conflicts(recorded, inputs, sizes)
-            yield _simulated_choice(recorded, mesh, state, inputs)
+            for number, layout in enumerate(layouts):
+                inputs = {"data": _along_data(recorded, sizes["data"], state), "model": layout}
+                inputs["model"] = _without_conflicts(recorded, inputs, sizes)
+                if number and inputs["model"] == whole:
+                    continue
+                name = f"{state}, split along model" if number else state
+                yield _simulated_choice(recorded, mesh, name, inputs)
 
 
 def _simulated_choice(recorded: RecordedStep, mesh: Mesh, state: str, inputs: Placements) -> Choice:
@@ -206,10 +210,7 @@ def _along_data(recorded: RecordedStep, count: int, state: str) -> list[Placemen
 def _along_model(recorded: RecordedStep, count: int, costs: Costs) -> list[Placement | None]:
     """How a search places the state, where batches are replicated and state is free."""
     updated = _updated(recorded)
-    places = range(len(recorded.names))
-    free = [None if place in updated else REPLICATED for place in places]
-    if count == 1:
-        return [REPLICATED for _ in places]
+    free = [None if place in updated else REPLICATED for place in range(len(recorded.names))]
     open_outputs = {"model": [None] * len(recorded.graph.outputs)}
     done = partition_graph(recorded.graph, {"model": (count, costs)}, {"model": free}, open_outputs)
     return list(done.inputs["model"])
