@@ -196,7 +196,7 @@ class _Reader(pickle.Unpickler):
 def _check_memory(program: bytes) -> None:
     """Refuse a pickle that asks for more places to remember values at than it can have values."""
     for opcode, argument, _ in pickletools.genops(program):
-        if "PUT" in opcode.name and argument > len(program):
+        if "PUT" in opcode.name and int(argument or 0) > len(program):
             raise ValueError("a pickle that remembers more than it holds")
 
 
