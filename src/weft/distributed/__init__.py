@@ -24,6 +24,7 @@ from weft.collectives import (
 from weft.distributed.checkpoints import ShardedCheckpoints
 from weft.distributed.division import Division
 from weft.distributed.mesh import Mesh
+from weft.distributed.parameters import shard_parameters
 from weft.distributed.partitioning import PartitionedFunction, partition
 from weft.distributed.placing import divided, replicated, shard, split
 from weft.distributed.process_group import (
@@ -51,6 +52,6 @@ __all__ = [
     "ShardedCheckpoints", "all_gather", "all_reduce", "all_to_all", "axis_index", "axis_size",
     "barrier", "bind_axes", "broadcast", "broadcast_object", "data_parallel", "divided",
     "gather_objects", "init", "is_initialized", "local_rank", "partition", "permute", "rank",
-    "reduce_scatter", "reduce_to", "replicated", "role", "run_threads", "shard", "shutdown",
-    "simulate", "split", "take_shard", "world", "world_size",
+    "reduce_scatter", "reduce_to", "replicated", "role", "run_threads", "shard", "shard_parameters",
+    "shutdown", "simulate", "split", "take_shard", "world", "world_size",
 ]  # fmt: skip
