@@ -24,6 +24,7 @@ from weft.collectives import (
 from weft.distributed.checkpoints import ShardedCheckpoints
 from weft.distributed.division import Division
 from weft.distributed.mesh import Mesh
+from weft.distributed.parameters import shard_parameters
 from weft.distributed.partitioning import PartitionedFunction, partition
 from weft.distributed.placing import divided, replicated, shard, split
 from weft.distributed.planning import Plan, plan
@@ -54,5 +55,6 @@ __all__ = [
     "barrier", "bind_axes", "broadcast", "broadcast_object", "data_parallel", "divided",
     "gather_objects", "init", "is_initialized", "local_rank", "partition", "permute", "plan",
     "rank", "reduce_scatter", "reduce_to", "replicated", "ring_attention", "role", "run_threads",
-    "shard", "shutdown", "simulate", "split", "take_shard", "world", "world_size",
+    "shard", "shard_parameters", "shutdown", "simulate", "split", "take_shard", "world",
+    "world_size",
 ]  # fmt: skip
