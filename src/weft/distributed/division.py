@@ -67,7 +67,8 @@ class Division:
         rows = [
             (
                 each.mesh_axis, inputs.get(each.value, each.value), str(each.kind),
-                placement_text(each.source), placement_text(each.target), each.collective, _number(each.moved), str(each.times),
+                placement_text(each.source), placement_text(each.target), each.collective,
+                _number(each.moved), str(each.times),
                 "" if each.location is None else str(each.location).rpartition(", in ")[0],
             )
             for each in self.transfers
