@@ -251,6 +251,7 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
     add("--target", default="host", metavar="MACHINE", help="such as aarch64-linux; else this one")
     add("-o", "--output", default="model", metavar="FOLDER", help="where to write")
     add("--name", default="model", help="what files and functions begin with")
+    add("--form", default="object", choices=["object", "c"], help="c: one file in C99")
     add("--weights", choices=["inside", "beside"], help="inside of the code, or in a file")
     add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
     add("--check", action="store_true", help="run it, and compare it with Weft")

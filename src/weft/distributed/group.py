@@ -212,6 +212,14 @@ class Group:
 
     def native_failure(self, code: int, description: str) -> BaseException:
         """The error for a native call that ended with a code."""
+        if code == group_cells.OTHER_SIZE:
+            return wf.ArgumentError(
+                "all_reduce",
+                "the program was made for a group of another size",
+                expected=f"a program for {self.size} processes along {self.name!r}",
+                got={"call": description},
+                fix="compile the function again: wf.jit(f)",
+            )
         if code != group_cells.DIFFERENT:
             text: str = getattr(self.engine, "error_text", str)(code)
             return self.lost_error("all_reduce", text)

@@ -62,7 +62,7 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
             got={"optimizer": type(optimizer).__name__, "zero": zero},
             fix="zero=0, or AdamW, and Trainer(accumulate=...) in place of the optimiser's",
         )
-    sharing = GradientSharing(mesh_axis, zero)
+    sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis))
     with wf.no_grad():
         for parameter in optimizer.parameters:
             parameter.copy_(broadcast(parameter, mesh_axis))
@@ -79,10 +79,12 @@ class GradientSharing:
 
     mesh_axis: str = "data"
     zero: int = 0
+    size: int = 1
+    """How many processes there are; a program for another number is another program."""
 
     def mean_gradients(self, gradients: Gradients) -> Gradients:
         """The mean of all processes' gradients: whole, or with zero=2 the parts of this process."""
-        if axis_size(self.mesh_axis) == 1:
+        if self.size == 1:
             return [None if g is None else self.part(g) for g in gradients]
         if self.zero < 2:
             means = _in_buckets(gradients, self._mean_bucket)
@@ -122,7 +124,7 @@ class GradientSharing:
 
     def _padded_rows(self, tensor: wf.Tensor) -> wf.Tensor:
         """A tensor's elements in one row for each process, filled up with zeros."""
-        size = axis_size(self.mesh_axis)
+        size = self.size
         columns = -(-int(tensor.size) // size)
         flat = tensor.reshape(-1)
         missing = columns * size - int(tensor.size)
@@ -131,7 +133,7 @@ class GradientSharing:
 
     def _mean_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
         joined = _flat(gradients)
-        mean = all_reduce(joined, self.mesh_axis) / axis_size(self.mesh_axis)
+        mean = all_reduce(joined, self.mesh_axis) / self.size
         return [
             columns.reshape(g.shape)
             for columns, g in zip(
@@ -142,7 +144,7 @@ class GradientSharing:
     def _scatter_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
         rows = [self._padded_rows(g) for g in gradients]
         joined = rows[0] if len(rows) == 1 else wf.concat(rows, axis=1)
-        own = reduce_scatter(joined, self.mesh_axis) / axis_size(self.mesh_axis)  # [1, elements]
+        own = reduce_scatter(joined, self.mesh_axis) / self.size  # [1, elements]
         return [part.reshape(-1) for part in _columns(own, [int(r.shape[1]) for r in rows])]
 
 
