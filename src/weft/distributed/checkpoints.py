@@ -118,7 +118,7 @@ class ShardedCheckpoints:
         manifest = read_manifest(chosen)
         files = [read_file(chosen / name, noted) for name, noted in manifest["files"].items()]
         entries = list(_entries(model, optimizer))
-        whole = {entry.name: _joined(chosen, entry, manifest, files) for entry in entries}
+        whole = {entry.name: _join_parts(chosen, entry, manifest, files) for entry in entries}
         with wf.no_grad():
             for entry in entries:
                 value = whole[entry.name]
@@ -204,7 +204,7 @@ def _own_part(entry: _Entry, rank: int, size: int) -> Array:
     return np.array(flat[: end - begin] if entry.is_part else flat[begin:end])
 
 
-def _joined(
+def _join_parts(
     path: Path, entry: _Entry, manifest: Mapping[str, Any], files: list[dict[str, wf.Tensor]]
 ) -> wf.Tensor:
     """A whole tensor, from the parts in all files."""
