@@ -42,6 +42,7 @@ from weft.distributed.process_group import (
 )
 from weft.distributed.sharing import data_parallel
 from weft.distributed.simulation import simulate
+from weft.names import missing_from as _missing_from
 from weft.sharding import Costs
 
 __all__ = [
@@ -52,3 +53,5 @@ __all__ = [
     "role", "run_threads", "shard", "shutdown", "simulate", "split", "take_shard", "world",
     "world_size",
 ]  # fmt: skip
+
+__getattr__ = _missing_from("wf.distributed", __all__)
