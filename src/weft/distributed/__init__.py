@@ -47,6 +47,7 @@ from weft.distributed.recovery import Recovery
 from weft.distributed.ring import ring_attention
 from weft.distributed.sharing import data_parallel
 from weft.distributed.simulation import simulate
+from weft.names import missing_from as _missing_from
 from weft.sharding import Costs
 
 __all__ = [
@@ -58,3 +59,5 @@ __all__ = [
     "shard", "shard_parameters", "shutdown", "simulate", "split", "take_shard", "world",
     "world_size",
 ]  # fmt: skip
+
+__getattr__ = _missing_from("wf.distributed", __all__)
