@@ -33,13 +33,15 @@ PEERS ?=
 # Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
 BENCH ?=
 EAGER ?=
+# Options of `make bench-distributed`.
+DISTRIBUTED ?=
 
 VENV := .venv/.complete
 VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-gpu docs nightly examples clean
+.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs dist nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -104,13 +106,20 @@ bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyT
 	.venv-bench/bin/python benchmarks/eager.py --all --json $(EAGER)
 	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
 
+bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP on gloo; DISTRIBUTED="--quick"
+	.venv/bin/python benchmarks/distributed.py --torch .venv-bench/bin/python $(DISTRIBUTED)
+
 bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card
 	.venv-bench/bin/python benchmarks/gpu/kernels.py --out benchmarks/results/gpu-kernels.json
 
-docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
+docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site; its links are checked
 	@set -e; for script in $(wildcard docs/generate_*.py); do \
 	    echo "$$script"; .venv-docs/bin/python $$script; done
-	@.venv-docs/bin/python docs/build_site.py build/site
+	@.venv-docs/bin/python -m sphinx -q -W --keep-going -j $(WORKERS) -b html -c docs . build/site
+	@.venv-docs/bin/python docs/check_site.py build/site
+
+dist:  ## the wheel and the sdist in dist/, installed into a clean environment and tried
+	@$(PYTHON) scripts/build-dist dist
 
 examples: $(VENV)  ## run every example in full
 	@set -e; for script in $(wildcard examples/*.py) "examples/digits.py --model lenet" \
@@ -118,7 +127,8 @@ examples: $(VENV)  ## run every example in full
 	    "examples/recommender.py --model dlrm" "examples/text_generation.py --model gpt2"; do \
 	    echo "== $$script"; .venv/bin/python $$script; done
 
-nightly: $(VENV_BENCH) lint examples docs bench  ## all of the above, a long random search, peers as reference
+nightly: $(VENV_BENCH) lint examples docs dist bench  ## all of the above, a long random search, peers as reference
+	.venv-docs/bin/python docs/run_notebooks.py
 	HYPOTHESIS_PROFILE=nightly WEFT_TEST_SEED=random \
 	    .venv-bench/bin/python -m pytest -n $(WORKERS)
 	@$(MAKE) --no-print-directory checked CHECKED="tests/compiler tests/test_benchmarks.py"

@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What users work with: each may import the facade and the others of its kind, nothing underneath.
 SURFACE = {
     "nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models", "cli",
+    "onnx",
 }  # fmt: skip
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 
@@ -63,6 +64,8 @@ STAGES: dict[str, set[str]] = {
     "memory_budget": {"fusion", "lowering", "pipeline", "report", *TARGET},
     "report": {"fusion", "lowering", "pipeline", "plan", "function", *TARGET},
     "function": {"fusion", "graph_passes", "memory_budget", "plan", "report", *TARGET},
+    # the one place behind targets: it writes plans for other machines as files
+    "export": {"function", "plan", "targets.cpu", "targets.llvm", "targets.plain", *TARGET},
     "targets.llvm": set(),  # what the processor and cards share: LLVM's text of kernels
     "targets.cpu": {"fusion", "lowering", "graph_passes", "plan", "targets.llvm", *TARGET},
     "targets.plain": {"plan", *TARGET},
@@ -74,8 +77,11 @@ OTHER_NAMES = {
     "weft.ir.scalars": "the vocabulary of scalar instructions",
     "weft.compiler.targets.llvm": "tables over scalar instructions",
     "weft.compiler.targets.cpu.engine": "functions of the C library",
+    "weft.compiler.export.c_kernels": "tables over scalar instructions",
     "weft.compiler.targets.cuda": "tables over scalar instructions",
+    "weft.core.foreign": "names of other libraries",
     "weft.transforms.methods": "methods of tensors",
+    "weft.transforms.torch_methods": "methods of tensors",
     "weft.nn.init": "activations, by name",
     "weft.nn.functional.activations": "activations, by name",
 }
@@ -130,6 +136,14 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "lowering.matrix_products": {"UNKNOWN"},
         "plan.horizontal_fusion": {"USUAL"},
         "plan.schedule": {"SLACK", "TOLERATED"},
+    },
+    "the formats of exported programs, and how they are tried": {
+        "export.archive": {"_HEAD"},
+        "export.c_kernels": {"DEEPEST"},
+        "export.checking": {"RUNS", "TOLERANCE"},
+        "export.fused": {"SPLIT"},
+        "export.layout": {"ERROR", "SCRATCH", "WEIGHTS", "WHOLE"},
+        "export.linking": {"LIMIT", "STACK"},
     },
     "how much a report says": {
         "memory_budget.search": {"NAMED"},

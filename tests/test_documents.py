@@ -6,18 +6,26 @@ import doctest
 import importlib
 import linecache
 import re
+import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "src" / "weft"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+GENERATED = ROOT / "docs" / "reference" / "generated"  # by `make docs`, from docstrings
+DOCUMENTS = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples" / "README.md"]
+    if GENERATED not in path.parents
+)
 MODULES = sorted(LIBRARY.rglob("*.py"))
 
 FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+CHECKED_PRINTS = {"learn", "how"}
+"""Folders in whose pages a comment behind `print(...)` is what is printed."""
 
 
 class Block(NamedTuple):
@@ -35,12 +43,31 @@ def blocks(text: str) -> list[Block]:
     ]
 
 
-def run_blocks(text: str, name: str) -> None:
-    """Run the Python blocks of one document in one namespace; errors show the document's line."""
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks(text):
-        if block.language == "python":
-            exec(compile("\n" * block.line + block.code, name, "exec"), namespace)
+def run_blocks(text: str, name: str) -> list[str]:
+    """Run the Python blocks of one document in one namespace; errors show the document's line.
+
+    What comes back is each line `print(...)  # words` that printed something else.
+    """
+    lines, wrong = text.splitlines(), []
+
+    def checked_print(*values: object, **options: Any) -> None:
+        print(*values, **options)
+        number = sys._getframe(1).f_lineno
+        said = lines[number - 1].partition(")  # ")[2]
+        printed = " ".join(map(str, values))
+        if said and said != printed:
+            wrong.append(f"line {number} says {said!r} and prints {printed!r}")
+
+    namespace: dict[str, object] = {"__name__": "__main__", "print": checked_print}
+    python = [block for block in blocks(text) if block.language == "python"]
+    source = [""] * len(lines)  # the code alone, each line at its place in the document
+    for block in python:
+        code = block.code.splitlines()
+        source[block.line : block.line + len(code)] = code
+    linecache.cache[name] = (len(text), None, [f"{line}\n" for line in source], name)
+    for block in python:
+        exec(compile("\n" * block.line + block.code, name, "exec"), namespace)
+    return wrong
 
 
 def module_name(path: Path) -> str:
@@ -53,15 +80,44 @@ def test_the_code_of_a_document_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_blocks(path.read_text(encoding="utf-8"), str(path))
+    wrong = run_blocks(path.read_text(encoding="utf-8"), str(path))
+    if path.parent.name in CHECKED_PRINTS:
+        assert wrong == []
+
+
+def anchors(text: str) -> set[str]:
+    """The addresses that Markdown gives the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    kept = [
+        "".join(c for c in heading.lower() if c.isalnum() or c in " -_") for heading in headings
+    ]
+    return {heading.strip().replace(" ", "-") for heading in kept}
+
+
+def dead_links(path: Path) -> list[str]:
+    """The links of a document to files, or to headings of documents, that are not there."""
+    prose = FENCED.sub("", path.read_text(encoding="utf-8"))
+    targets = [match["target"] for match in LINK.finditer(prose)]
+    return [each for each in targets if "://" not in each and not leads_somewhere(path, each)]
+
+
+def leads_somewhere(path: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    document = path.parent / name if name else path
+    if not document.exists():
+        return False
+    return not anchor or anchor in anchors(document.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
-    prose = FENCED.sub("", path.read_text(encoding="utf-8"))
-    targets = [match["target"].partition("#")[0] for match in LINK.finditer(prose)]
-    inside = [target for target in targets if target and "://" not in target]
-    assert [target for target in inside if not (path.parent / target).exists()] == []
+    assert dead_links(path) == []
+
+
+def test_a_dead_link_is_caught(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `head`\n\n[a](#one-head) [b](#two) [c](page.md) [d](other.md)\n")
+    assert dead_links(page) == ["#two", "other.md"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
@@ -96,6 +152,11 @@ def test_a_document_with_a_wrong_example_is_caught() -> None:
     with pytest.raises(AssertionError) as failure:
         run_blocks(text, "wrong.md")
     assert failure.traceback[-1].lineno == 9  # counted from 0
+
+
+def test_a_print_that_says_something_else_is_caught() -> None:
+    text = "```python\nprint(1 + 1)  # 2\nprint(2)  # 3\n```\n"
+    assert run_blocks(text, "wrong.md") == ["line 3 says '3' and prints '2'"]
 
 
 def test_the_readme_fits_on_one_screen() -> None:

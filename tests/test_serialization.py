@@ -249,6 +249,7 @@ def test_a_damaged_file_is_refused_with_the_reason(name: str, tmp_path: Path) ->
     assert str(path) in caught.value.got
 
 
+@pytest.mark.slow
 @given(st.integers(0, 200), st.integers(0, 255))
 @settings(max_examples=100, deadline=None)
 def test_one_wrong_byte_never_crashes(place: int, value: int) -> None:

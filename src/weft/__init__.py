@@ -59,19 +59,23 @@ from weft.core.errors import (
     NameUnknownError,
     NanError,
     OutOfMemoryError,
+    ProcessError,
     ShapeError,
     TraceError,
     Unsupported,
     UnsupportedError,
     WeftError,
 )
+from weft.core.names import PUBLIC as _PUBLIC
 from weft.core.names import unknown_name as _unknown
 from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec
+from weft.core.wrong_calls import explain_all as _explain_all
 from weft.ir import eager as _eager
 from weft.ir.autocast import autocast, autocast_dtype
 from weft.ir.tensor import Tensor
+from weft.ops import collectives as _collectives  # noqa: F401  registers its primitives
 from weft.ops import debugging as _debugging  # noqa: F401  registers its primitives
 from weft.ops.arithmetic import (
     abs,
@@ -114,6 +118,7 @@ from weft.ops.comparison import (
 from weft.ops.composed import datatypes as _datatypes
 from weft.ops.composed import fft, linalg, random
 from weft.ops.composed.control import case, cond, fori_loop, map, scan, switch, while_loop
+from weft.ops.composed.correlation import allclose, corrcoef, cov
 from weft.ops.composed.creation import (
     arange,
     asarray,
@@ -163,6 +168,7 @@ from weft.ops.composed.gathering import (
     gather,
     index_add,
     index_copy,
+    index_put,
     masked_fill,
     masked_select,
     put_along_axis,
@@ -195,6 +201,7 @@ from weft.ops.composed.manipulation import (
 from weft.ops.composed.neural import (
     glu,
 )
+from weft.ops.composed.norms import cdist
 from weft.ops.composed.padding import pad
 from weft.ops.composed.pooling import (
     adaptive_avg_pool1d,
@@ -260,6 +267,7 @@ from weft.ops.composed.precision import (
     xlogy,
 )
 from weft.ops.composed.products import (
+    addmm,
     kron,
     matrix_transpose,
     outer,
@@ -271,6 +279,7 @@ from weft.ops.composed.rearrangement import (
     atleast_3d,
     chunk,
     diag,
+    diag_embed,
     diagonal,
     flatten,
     hstack,
@@ -283,6 +292,7 @@ from weft.ops.composed.rearrangement import (
 )
 from weft.ops.composed.searching import (
     argsort,
+    bucketize,
     count_nonzero,
     isin,
     nonzero,
@@ -298,6 +308,15 @@ from weft.ops.composed.segments import (
     segment_min,
 )
 from weft.ops.composed.sets import unique_all, unique_counts, unique_inverse, unique_values
+from weft.ops.composed.spectra import (
+    bartlett_window,
+    blackman_window,
+    hamming_window,
+    hann_window,
+    istft,
+    kaiser_window,
+    stft,
+)
 from weft.ops.composed.statistics import (
     all,
     any,
@@ -407,59 +426,58 @@ __all__ = [
     "CheckError", "Complex", "Complex64", "Complex128", "DType", "DTypeError", "Device",
     "DeviceError", "Dim", "Float", "Float16", "Float32", "Float64", "GradientError", "Graph",
     "GraphError", "Int", "Int8", "Int16", "Int32", "Int64", "LeakError", "MiscompiledError",
-    "NameUnknownError", "NanError", "OutOfMemoryError", "Session", "ShapeError", "Shaped",
-    "Tensor", "TensorType",
-    "TraceError", "UInt8", "UInt16", "UInt32", "UInt64", "Unsupported", "UnsupportedError",
-    "Variable", "WeftError",
-    "__array_api_version__", "__array_namespace_info__", "__version__", "abs", "acos", "acosh",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
-    "adaptive_max_pool2d", "adaptive_max_pool3d", "add", "all", "any", "arange", "argmax", "argmin",
+    "NameUnknownError", "NanError", "OutOfMemoryError", "ProcessError", "Session", "ShapeError",
+    "Shaped", "Tensor", "TensorType", "TraceError", "UInt8", "UInt16", "UInt32", "UInt64",
+    "Unsupported", "UnsupportedError", "Variable", "WeftError", "__array_api_version__",
+    "__array_namespace_info__", "__version__", "abs", "acos", "acosh", "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", "add", "addmm", "all", "allclose", "any", "arange", "argmax", "argmin",
     "argsort", "as_windows", "asarray", "asin", "asinh", "astype", "atan", "atan2", "atanh",
-    "atleast_1d", "atleast_2d", "atleast_3d", "autocast", "autocast_dtype",
-    "average", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-    "bfloat16", "bincount", "bitcast", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
-    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool", "broadcast_arrays",
-    "broadcast_shapes", "broadcast_to",
-    "can_cast", "case", "cbrt", "ceil", "checked", "checkpoint", "chunk", "clip", "compiler",
-    "complex64", "complex128", "concat", "concatenate", "cond", "conj", "conv1d", "conv2d",
-    "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "copysign", "cos", "cosh",
-    "cosine_similarity", "count_nonzero", "cuda", "cummax", "cummin", "cumprod", "cumsum",
-    "cumulative_logsumexp", "cumulative_prod", "cumulative_sum", "custom", "custom_derivative",
-    "data", "debug", "default_device", "deg2rad", "device", "diag", "diagonal", "diff", "digamma",
-    "divide",
-    "dynamic_slice", "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad",
-    "equal", "erf", "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "eye",
-    "fft", "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide",
-    "flops", "fmod",
-    "fori_loop", "from_dlpack", "full", "full_like", "functional_call", "gather", "gelu",
+    "atleast_1d", "atleast_2d", "atleast_3d", "autocast", "autocast_dtype", "average", "avg_pool1d",
+    "avg_pool2d", "avg_pool3d", "bartlett_window", "bfloat16", "bincount", "bitcast", "bitwise_and",
+    "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "blackman_window", "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "bucketize",
+    "can_cast", "case", "cbrt", "cdist", "ceil", "checked", "checkpoint", "chunk", "clip",
+    "compiler", "complex64", "complex128", "concat", "concatenate", "cond", "conj", "conv1d",
+    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "copysign",
+    "corrcoef", "cos", "cosh", "cosine_similarity", "count_nonzero", "cov", "cuda", "cummax",
+    "cummin", "cumprod", "cumsum", "cumulative_logsumexp", "cumulative_prod", "cumulative_sum",
+    "custom", "custom_derivative", "data", "debug", "default_device", "deg2rad", "device", "diag",
+    "diag_embed", "diagonal", "diff", "digamma", "distributed", "divide", "dynamic_slice",
+    "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad", "equal", "erf",
+    "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "export", "eye", "fft",
+    "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide", "flops",
+    "fmod", "fori_loop", "from_dlpack", "full", "full_like", "functional_call", "gather", "gelu",
     "get_num_threads", "global_variables", "global_variables_initializer", "glu", "grad",
-    "gradients", "graph", "greater", "greater_equal", "group", "hessian", "histogram", "hstack",
-    "hvp", "hypot", "i0", "i0e", "i1", "i1e", "iinfo", "imag", "index_add", "index_copy", "inf",
-    "inner", "int8", "int16", "int32", "int64", "interpolate", "ir", "is_grad_enabled", "isclose",
-    "isdtype", "isfinite", "isin", "isinf", "isnan", "isneginf", "isposinf", "jacobian", "jit",
-    "jvp", "kron", "lerp", "less", "less_equal", "lgamma", "linalg", "linearize", "linspace",
-    "load", "log", "log1p", "log2", "log10", "log_sigmoid", "log_softmax", "logaddexp",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "logsumexp", "map",
-    "masked_fill", "masked_select", "matmul", "matrix_transpose", "max", "max_pool1d", "max_pool2d",
-    "max_pool3d", "maximum", "mean", "median", "meshgrid", "min", "minimum", "models", "moveaxis",
-    "multiply", "name_scope", "nan", "nan_to_num", "nanmean", "nansum", "narrow", "negative",
-    "newaxis", "nextafter", "nn", "no_grad", "nonzero", "normalize", "not_equal", "one_hot", "ones",
-    "ones_like", "optim", "outer", "pad", "permute_dims", "pi", "placeholder", "polygamma",
+    "gradients", "graph", "greater", "greater_equal", "group", "hamming_window", "hann_window",
+    "hessian", "histogram", "hstack", "hvp", "hypot", "i0", "i0e", "i1", "i1e", "iinfo", "imag",
+    "index_add", "index_copy", "index_put", "inf", "inner", "int8", "int16", "int32", "int64",
+    "interpolate", "ir", "is_grad_enabled", "isclose", "isdtype", "isfinite", "isin", "isinf",
+    "isnan", "isneginf", "isposinf", "istft", "jacobian", "jit", "jvp", "kaiser_window", "kron",
+    "lerp", "less", "less_equal", "lgamma", "linalg", "linearize", "linspace", "load", "log",
+    "log1p", "log2", "log10", "log_sigmoid", "log_softmax", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logit", "logsumexp", "map", "masked_fill",
+    "masked_select", "matmul", "matrix_transpose", "max", "max_pool1d", "max_pool2d", "max_pool3d",
+    "maximum", "mean", "median", "meshgrid", "min", "minimum", "models", "moveaxis", "multiply",
+    "name_scope", "nan", "nan_to_num", "nanmean", "nansum", "narrow", "negative", "newaxis",
+    "nextafter", "nn", "no_grad", "nonzero", "normalize", "not_equal", "one_hot", "ones",
+    "ones_like", "onnx", "optim", "outer", "pad", "permute_dims", "pi", "placeholder", "polygamma",
     "positive", "pow", "primitive", "prod", "put_along_axis", "quantile", "rad2deg", "random",
     "ravel", "real", "reciprocal", "relu", "remainder", "repeat", "reset_default_graph", "reshape",
     "result_type", "roll", "rot90", "round", "rsqrt", "save", "scaled_dot_product_attention",
     "scan", "scatter", "scatter_add", "scatter_reduce", "script", "searchsorted", "segment_max",
     "segment_mean", "segment_min", "segment_sum", "set_num_threads", "settings", "sigmoid", "sign",
     "signbit", "silu", "sin", "sinc", "sinh", "softmax", "softmin", "softplus", "sort", "spec",
-    "split", "sqrt", "square", "squeeze", "stack", "staging", "std", "stop_gradient", "subtract",
-    "sum", "swapaxes", "switch", "symbol", "take", "take_along_axis", "tan", "tanh", "tensor",
-    "tensordot", "testing", "tile", "timings", "tools", "topk", "train", "trainable_variables",
-    "transpose", "tree", "tril", "triu", "trunc", "uint8", "uint16", "uint32", "uint64", "unfold",
-    "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack", "value_and_grad",
-    "var", "vecdot", "vjp", "vmap", "vstack", "where", "while_loop", "xlog1py", "xlogy", "zeros",
-    "zeros_like",
+    "split", "sqrt", "square", "squeeze", "stack", "staging", "std", "stft", "stop_gradient",
+    "subtract", "sum", "swapaxes", "switch", "symbol", "take", "take_along_axis", "tan", "tanh",
+    "tensor", "tensordot", "testing", "tile", "timings", "tools", "topk", "train",
+    "trainable_variables", "transpose", "tree", "tril", "triu", "trunc", "uint8", "uint16",
+    "uint32", "uint64", "unfold", "unique_all", "unique_counts", "unique_inverse", "unique_values",
+    "unstack", "value_and_grad", "var", "vecdot", "vjp", "vmap", "vstack", "where", "while_loop",
+    "xlog1py", "xlogy", "zeros", "zeros_like",
 ]  # fmt: skip
 
+_explain_all(globals(), __all__)
 concatenate = concat
 cumsum = cumulative_sum
 cumprod = cumulative_prod
@@ -473,7 +491,9 @@ _LAZY = {
     "custom": "weft.custom",
     "data": "weft.data",
     "debug": "weft.debug",
+    "distributed": "weft.distributed",
     "explain": "weft.compiler.report.explain",
+    "export": "weft.exporting",
     "flops": "weft.compiler.fusion.costs",
     "functional_call": "weft.nn",
     "get_num_threads": "weft.runtime.threads",
@@ -486,6 +506,7 @@ _LAZY = {
     "models": "weft.models",
     "name_scope": "weft.graph",
     "nn": "weft.nn",
+    "onnx": "weft.onnx",
     "optim": "weft.optim",
     "placeholder": "weft.graph",
     "reset_default_graph": "weft.graph",
@@ -537,4 +558,5 @@ _FINDERS["cuda"] = _find_card
 _eager.COMPILE.append(_compile_unit)
 _eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])
+_PUBLIC.append(_sys.modules[__name__])
 _tracebacks.install()

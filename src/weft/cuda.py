@@ -22,7 +22,7 @@ from weft.compiler.targets.cuda.staging import Staging
 from weft.core.arrays import EXCHANGES, add_device
 from weft.core.devices import DEVICES, Device, as_device
 from weft.core.errors import DeviceError
-from weft.core.names import unknown_name
+from weft.core.names import missing_from
 
 __all__ = ["MemoryStats", "Staging", "device_count", "get_device_name", "is_available",
            "memory_stats", "release_memory", "reset_peak_memory", "synchronize"]  # fmt: skip
@@ -81,7 +81,4 @@ def release_memory(device: Any = "cuda") -> None:
     card(place.index).release_memory()
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(f"module 'weft.cuda' has no attribute {name!r}")
-    raise unknown_name("wf.cuda", name, __all__, "wf.cuda")
+__getattr__ = missing_from("wf.cuda", __all__)

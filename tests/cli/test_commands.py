@@ -78,6 +78,7 @@ def test_a_file_is_trained_judged_shown_and_used(
     assert (tmp_path / "net.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_a_run_in_16_bits_is_resumed_and_judged(
     precision: str, program: str, capsys: pytest.CaptureFixture[str]

@@ -154,3 +154,18 @@ def test_a_picture_of_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[s
     assert code == 1
     assert "not written" in err
     assert wf.tools.__all__ == ["check", "profile", "show", "write_graph_events"]
+
+
+def test_a_network_becomes_an_onnx_file_that_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnx")
+    code, out, err = run(
+        capsys, "onnx", "model.py:net", "--input", "float32:batch,3,8,8", "-o", "net.onnx"
+    )
+    assert (code, err) == (0, "")
+    assert "output  output: f32[batch, 5]" in out
+    assert "at batch = 2 and batch = 5" in out
+    assert Path("net.onnx").stat().st_size > 0
+    code, out, err = run(capsys, "onnx", "model.py:wrong", "--input", "2x7", "-o", "wrong.onnx")
+    assert code == 1
+    assert "linear: the input does not have as many features" in err
+    assert not Path("wrong.onnx").exists()

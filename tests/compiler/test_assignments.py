@@ -51,6 +51,7 @@ def index(name: str) -> Any:
     return wf.tensor(key) if isinstance(key, list) else key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", KEYS)
 @pytest.mark.parametrize("first", ["all", "all from 0", "ellipsis", "from", "backwards"])
 def test_one_assignment_after_another_is_compiled(first: str, second: str) -> None:

@@ -151,6 +151,7 @@ CASES = [("argument", change) for change in CHANGES]
 CASES += [(name, change) for i, name in enumerate(NAMES[1:]) for change in [*CHANGES][i::4]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "change"), CASES)
 def test_a_change_of_a_module_is_seen(name: str, change: str) -> None:
     wf.random.seed(0)

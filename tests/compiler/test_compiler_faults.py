@@ -747,7 +747,7 @@ FAULTS: list[Fault] = [
         "vectors of cotangents reach beyond their end",
         convolution_calls,
         "_has_whole_vectors",
-        lambda f: lambda outputs, dtype: True,
+        lambda f: lambda outputs, dtype, machine: True,
         keeps_memory(convolution_gradients, IMAGE, TAPS),
         lambda: not host().masked,
     ),

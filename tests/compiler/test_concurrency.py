@@ -84,6 +84,7 @@ def test_a_call_with_a_lifted_module_inside_a_trace_is_not_taken_for_a_known_one
     assert np.array_equal(outer(net, x).detach().numpy(), (expected * 2).detach().numpy())
 
 
+@pytest.mark.slow
 def test_threads_call_one_function_with_new_sizes() -> None:
     for _ in range(times(4)):
         net = network()

@@ -16,16 +16,9 @@ from weft.compiler.graph_passes.channels_last_primitives import (
     conv_last_weight_gradient,
 )
 from weft.compiler.lowering.convolution_sizes import Sizes, sizes_of
-from weft.compiler.targets.cpu.convolution import (
-    gathered,
-    packing,
-    plans,
-    winograd,
-    winograd_select,
-)
-from weft.compiler.targets.cpu.convolution import select as calls
+from weft.compiler.targets.cpu import target as cpu_target
+from weft.compiler.targets.cpu.convolution import plans, winograd, winograd_select
 from weft.compiler.targets.cpu.machine import host
-from weft.compiler.targets.cpu.products.gemm import functions as product_functions
 from weft.compiler.targets.cpu.products.tiles import tile_of
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.target import compile_program
@@ -113,6 +106,7 @@ def error(found: Array, wanted: Array) -> float:
     return float(np.abs(found.astype(np.float64) - wanted).max(initial=0.0)) / scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_all_sides_of_a_convolution_agree_with_the_reference(name: str) -> None:
     for primitive, operands, params in sides(name):
@@ -172,18 +166,10 @@ def test_narrow_vectors_without_masks_agree(
     name: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(host(width), masked=False)
-    for module in (calls, gathered, packing, winograd_select):
-        monkeypatch.setattr(module, "host", lambda: machine)
-    monkeypatch.setattr(
-        packing, "product_functions", lambda dtype: product_functions(dtype, machine)
-    )
-    gathered.functions.cache_clear()
-    try:
-        for primitive, operands, params in sides(name):
-            found = compiled(primitive, operands, params).run(operands)[0]
-            assert error(found, primitive.reference(*operands, **params)) < 5e-6
-    finally:
-        gathered.functions.cache_clear()
+    monkeypatch.setattr(cpu_target, "host", lambda: machine)
+    for primitive, operands, params in sides(name):
+        found = compiled(primitive, operands, params).run(operands)[0]
+        assert error(found, primitive.reference(*operands, **params)) < 5e-6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -191,7 +177,7 @@ def test_gradients_of_channels_alone_have_a_kernel_on_machines_without_masks(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(host(), masked=False)
-    monkeypatch.setattr(calls, "host", lambda: machine)
+    monkeypatch.setattr(cpu_target, "host", lambda: machine)
     gradient = wf.grad(
         lambda w, x: (wf.conv2d(x, w, padding=1, groups=5) ** 2).sum().astype("float32")
     )
@@ -238,7 +224,7 @@ def test_winograd_is_for_plain_convolutions_of_three_by_three(change: Params, fi
         "kernel": (3, 3), "strides": (1, 1), "dilation": (1, 1), "low": (1, 1),
     }  # fmt: skip
     sizes = Sizes(**{**given, **change})
-    assert winograd_select.fits(sizes, wf.float32) is fits
+    assert winograd_select.fits(sizes, wf.float32, host()) is fits
 
 
 def test_bias_scale_residual_and_activation_are_the_epilogue() -> None:

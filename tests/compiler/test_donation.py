@@ -261,6 +261,7 @@ def test_memory_counts_the_last_gradients_only_where_they_stay_beside_the_new_on
     assert step.explain(tokens).memory.replaced in (0, size)
 
 
+@pytest.mark.slow
 def test_programs_from_disk_write_gradients_over_as_well(tmp_path: Any) -> None:
     program = (
         "import weft as wf, numpy as np\n"

@@ -147,6 +147,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert len(set(found)) == 1
 
 
+@pytest.mark.slow
 def test_programs_that_solve_are_stored_on_disk(tmp_path: Any) -> None:
     program = (
         "import weft as wf, numpy as np\n"

@@ -174,6 +174,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_limits_change_plans_and_not_results(name: str) -> None:
     f, shapes = PROGRAMS[name]

@@ -38,6 +38,8 @@ from weft.ir.loop_reference import convert
 from weft.ir.loops import Accumulate, For, Kernel, Let, Store, Update
 from weft.ir.scalars import INSTRUCTIONS, Buffer, Scalar, const, index, local, size
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 REAL = tuple(d for d in DTYPES if not d.is_complex)
 EDGES = (0, 1, 2, 15, 16, 17, 63, 64, 65, 67, 131)

@@ -42,6 +42,7 @@ def test_a_long_sum_is_exact_to_a_few_roundings(transformed: Any, shape: Any, ax
     assert _error(transformed(lambda x: wf.sum(x, axis=axes))(wf.tensor(x)), expected) < 1e-6
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize(
     ("name", "f", "expected"),

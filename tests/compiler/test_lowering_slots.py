@@ -35,6 +35,8 @@ from weft.ir.scalar_functions import lower_element, why_not_lowered
 from weft.ir.tensor import wrap
 from weft.testing import Array, close_in_ulps, run_lowered
 
+pytestmark = pytest.mark.slow
+
 ELEMENTWISE = [p for p in PRIMITIVES.values() if p.broadcasts]
 REAL = [dtype for dtype in DTYPES if not dtype.is_complex]
 OPEN_ZEROS = {"maximum", "minimum", "clip", "relu"}

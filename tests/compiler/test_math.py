@@ -89,6 +89,7 @@ def test_table_and_expansions_cover_the_vocabulary() -> None:
     assert not set(TABLE) & set(LIBRARY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNARY)
 def test_float32_functions_are_within_one_and_a_half_ulp(name: str) -> None:
     x = every(4096 if name in SINGLE else 65537)

@@ -54,6 +54,7 @@ def test_places_that_are_guarded_or_scattered_are_left_alone() -> None:
         assert [name for name, _, _ in touched(rows(40, erfc(value)))] == ["y"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(host().width == 1, reason="there are no vectors here")
 @pytest.mark.parametrize("columns", [1, 15, 16, 33, 100, 257])
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -46,6 +46,7 @@ def close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=limit, atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRIMITIVES))
 def test_every_primitive_gives_the_same_compiled(name: str) -> None:
     primitive = PRIMITIVES[name]

@@ -126,6 +126,7 @@ def test_each_law_has_its_own_name_and_is_written_down() -> None:
     assert len(LAWS) > 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", LAWS.rules, ids=lambda rule: rule.name)
 def test_a_law_holds_wherever_it_is_applied(rule: Rule, rng: np.random.Generator) -> None:
     alone = RuleSet(rule.name)

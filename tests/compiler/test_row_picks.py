@@ -15,6 +15,8 @@ from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cpu.target import CPU
 from weft.ir.graph import Graph
 
+pytestmark = pytest.mark.slow
+
 ROWS, COLUMNS = 6, 300
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import low_precision
 from weft.compiler.targets.cpu.products.dot_packing import has_instruction
 from weft.compiler.targets.cpu.target import compile_program
@@ -59,7 +60,7 @@ def names(f: Callable[..., Any], *given: Any) -> list[str]:
 
 def has(dtype: str) -> bool:
     one = wf.ir.trace(lambda x: x @ x, wf.spec(dtype, (2, 2))).nodes[0]
-    return low_precision.words_for(*one.operands) is not None
+    return low_precision.words_for(one.operands[0], one.operands[1], host()) is not None
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ import weft as wf
 from weft.compiler.targets.cpu.target import compile_program
 from weft.nn import functional
 
+pytestmark = pytest.mark.slow
+
 Function = Callable[[wf.Tensor], wf.Tensor]
 
 

@@ -23,6 +23,8 @@ from weft.ir.primitive import PRIMITIVES, Sample
 from weft.ir.tensor import Tensor, wrap
 from weft.ir.tracing import trace
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 Params = dict[str, Any]
 

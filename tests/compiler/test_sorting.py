@@ -18,6 +18,8 @@ from weft.core.dtypes import float32, int64
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 
 DTYPES = [

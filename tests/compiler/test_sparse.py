@@ -399,6 +399,7 @@ PLACES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 @pytest.mark.parametrize("case", PLACES)
 @pytest.mark.parametrize("name", FAMILY)

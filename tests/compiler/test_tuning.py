@@ -9,6 +9,7 @@ import pytest
 
 import weft as wf
 from weft.compiler.lowering.matrix_products import Product
+from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products import tuning
 from weft.compiler.targets.cpu.products.tile_plans import Plan, read_plan, ways
 from weft.compiler.targets.cpu.target import compile_program
@@ -39,7 +40,7 @@ def test_all_ways_give_the_product(
     left, right = tuning._operands(product)
     plain = [np.swapaxes(x, 1, 2) if t else x for x, t in zip((left, right), turned, strict=True)]
     wanted = plain[0].astype(np.float64) @ plain[1]
-    found = list(ways(product))
+    found = list(ways(product, host()))
     assert len(found) == len(set(found))
     for plan in found:
         with wf.settings.changed(tuning=True):
@@ -48,7 +49,7 @@ def test_all_ways_give_the_product(
 
 
 def test_plans_are_texts() -> None:
-    for plan in ways(Product(float32, (1, 100, 200, 300), (False, False))):
+    for plan in ways(Product(float32, (1, 100, 200, 300), (False, False)), host()):
         assert read_plan(str(plan)) == plan
 
 

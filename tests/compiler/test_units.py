@@ -128,6 +128,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_unit_gives_the_numbers_and_gradients_of_the_reference(name: str) -> None:
     f, arrays = CASES[name]

@@ -6,7 +6,8 @@ against; `noisy` does so too and moves each value by a little more than rounding
 says how much rounding may change the results. `torch` runs the same text with PyTorch behind the
 names. `native` is eager too, with every function and primitive of whatever size as a compiled unit;
 all others compute by reference where they are eager. `plain` runs small programs by the plain
-target, whose plans nothing but NumPy computes.
+target, whose plans nothing but NumPy computes. `mesh` divides the program among the devices of a
+random mesh, with random placements of its inputs, and runs all of them in lockstep.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from zlib import crc32
 
 import numpy as np
+from tests.distributed.random_placements import partition_at_random
 from tests.fuzz import script
 from tests.fuzz.generate import namespace
 from tests.fuzz.program import Program
@@ -38,7 +42,7 @@ SMALL = 32
 """The most elements of an input that the plain target is given."""
 MANY = 20_000
 """The most elements and operations of a program that it is given."""
-SHARES = {"native": 5}
+SHARES = {"native": 5, "mesh": 4}
 """Ways that take long: only every so many programs are run in them."""
 SEED = 5
 """Where the global generator begins in each way."""
@@ -87,8 +91,14 @@ def run(program: Program, way: str, number: int = 0, noise: float = 0.0) -> list
         warnings.simplefilter("ignore")
         compiled = script.studied if program.ending == "studied" else wf.jit
         ways = {"jit": compiled, "checked": compiled, "plain": _by_plain_target}
+        ways["mesh"] = partial(partition_at_random, seed=_number_of(program))
         turn = ways.get(way, lambda f: f)
         return list(_calls(program, space, values, turn))
+
+
+def _number_of(program: Program) -> int:
+    """A number that a program's text says, the same in every process."""
+    return crc32(program.function().encode())
 
 
 def _torch_namespace() -> dict[str, Any]:

@@ -98,6 +98,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "clipped", "accumulated", "mixed"])
 def test_every_optimizer_does_in_a_graph_what_it_does_eagerly(name: str, options: Any) -> None:

@@ -61,6 +61,7 @@ def test_constants_read_back_to_the_bit(array: np.ndarray[Any, Any]) -> None:
     assert again.value.tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 @given(params, params)
 def test_parameters_read_back(first: Any, second: Any) -> None:
     graph = holding(first=first, second=second)

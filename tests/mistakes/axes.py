@@ -343,7 +343,7 @@ def stack_nothing() -> None:
     fix="allow a smaller last part: wf.chunk(x, 3, axis=0)",
 )
 def split_uneven() -> None:
-    wf.split(wf.arange(10), 3)
+    wf.split(wf.arange(10), 3, axis=0)
 
 
 @mistake(
@@ -498,3 +498,115 @@ def searchsorted_matrix() -> None:
 )
 def windows_large() -> None:
     wf.unfold(wf.arange(5.0), 0, 8)
+
+
+@mistake(
+    FAMILY,
+    "Two axes to exchange",
+    AxisError,
+    "transpose",
+    problem="two axes name an order, not the axes to exchange",
+    expected="an order of all axes, as in NumPy",
+    got="x: f32[2, 3]   axes: (0, 1)",
+    fix="x.swapaxes(0, 1)",
+)
+def transpose_pair() -> None:
+    wf.ones((2, 3)).transpose(0, 1)
+
+
+@mistake(
+    FAMILY,
+    "A number that splits by count or by size",
+    ArgumentError,
+    "split",
+    problem="this means one thing in PyTorch and another in NumPy",
+    expected="an axis by name, or the size of the parts",
+    got="x: i64[6]   indices_or_sections: 2",
+    fix="wf.split(x, 2, axis=0) for 2 parts, wf.split(x, size=2, axis=0) for parts of size 2",
+)
+def split_doubtful() -> None:
+    wf.arange(6).split(2)
+
+
+@mistake(
+    FAMILY,
+    "Sizes that might be places",
+    ArgumentError,
+    "split",
+    problem="this means one thing in PyTorch and another in NumPy",
+    expected="an axis by name, or the size of the parts",
+    got="x: i64[6]   indices_or_sections: [1, 2, 3]",
+    fix="wf.split(x, [1, 3], axis=0) for parts of these sizes",
+)
+def split_sizes() -> None:
+    wf.arange(6).split([1, 2, 3])
+
+
+@mistake(
+    FAMILY,
+    "Parts that are not said",
+    ArgumentError,
+    "split",
+    problem="the parts are not said, or twice",
+    expected="a number of parts, places to cut at, or the size of a part",
+    got="indices_or_sections: None   size: None",
+    fix="wf.split(x, 2, axis=0)",
+)
+def split_nothing() -> None:
+    wf.arange(6).split()
+
+
+@mistake(
+    FAMILY,
+    "The whole repeated, or each element",
+    ArgumentError,
+    "repeat",
+    problem="this means one thing in PyTorch and another in NumPy",
+    expected="an axis by name",
+    got="x: f32[2, 3]   repeats: (2, 1)",
+    fix="x.tile((2, 1)) for all of it, x.repeat(2, axis=0) for each element",
+)
+def repeat_doubtful() -> None:
+    wf.ones((2, 3)).repeat(2, 1)
+
+
+@mistake(
+    FAMILY,
+    "Fewer sizes than axes",
+    ShapeError,
+    "expand",
+    problem="not one size for each axis",
+    expected="2 sizes or more, new axes first, -1 where an axis stays",
+    got="x: f32[1, 3]   sizes: (4,)",
+    fix="x.expand(-1, -1)",
+)
+def expand_sizes() -> None:
+    wf.ones((1, 3)).expand(4)
+
+
+@mistake(
+    FAMILY,
+    "An option by position",
+    ArgumentTypeError,
+    "sum",
+    problem="options are passed by name",
+    expected="sum(x, /, *, axis=None, dtype=None, keepdims=False)",
+    got="argument 0: f32[2, 3]   argument 1: 1",
+    fix="sum(x, axis=1)",
+)
+def axis_by_position() -> None:
+    wf.sum(wf.ones((2, 3)), 1)
+
+
+@mistake(
+    FAMILY,
+    "An argument that is missing",
+    ArgumentTypeError,
+    "take",
+    problem="missing a required argument: 'indices'",
+    expected="take(x, indices, /, *, axis=None)",
+    got="argument 0: f32[2, 3]",
+    fix="take(x, indices, /, *, axis=None)",
+)
+def missing_argument() -> None:
+    wf.take(wf.ones((2, 3)))

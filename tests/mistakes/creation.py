@@ -82,11 +82,11 @@ def tensor_of_dict() -> None:
     "dtype",
     problem="unknown element type",
     expected="one of bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64,",
-    got="dtype: 'floaty'",
+    got="dtype: 'flaot64'",
     fix='dtype="float64"',
 )
 def unknown_dtype() -> None:
-    wf.zeros((2, 3), dtype="floaty")
+    wf.zeros((2, 3), dtype="flaot64")
 
 
 @mistake(
@@ -489,7 +489,7 @@ def numpy_of_recorded() -> None:
     problem="einsum is a function, not a method",
     expected="a name in dir(x)",
     got="name: einsum",
-    fix="call it with the tensor among its arguments: wf.einsum",
+    fix="wf.einsum(subscripts, operands)",
 )
 def function_as_method() -> None:
     wf.ones((2, 3)).einsum("ij->ji")
@@ -500,13 +500,13 @@ def function_as_method() -> None:
     "PyTorch's name for a method",
     NameUnknownError,
     "tensor",
-    problem="nothing is called 'unsqueeze'",
+    problem="nothing is called 'index_select'",
     expected="a name in dir(x)",
-    got="name: unsqueeze",
-    fix="x.expand_dims",
+    got="name: index_select",
+    fix="wf.take(x, i, axis=0)",
 )
 def torch_method() -> None:
-    wf.ones((2, 3)).unsqueeze(0)
+    wf.ones((2, 3)).index_select(0, [1])
 
 
 @mistake(
@@ -535,3 +535,31 @@ def complex_as_float() -> None:
 )
 def astype_nothing() -> None:
     wf.ones(3).astype(None)
+
+
+@mistake(
+    FAMILY,
+    "Sizes as several arguments",
+    ArgumentTypeError,
+    "zeros",
+    problem="a shape is one argument",
+    expected="zeros(shape, *, dtype=None, device=None)",
+    got="argument 0: 2   argument 1: 3",
+    fix="zeros((2, 3))",
+)
+def sizes_apart() -> None:
+    wf.zeros(2, 3)
+
+
+@mistake(
+    FAMILY,
+    "An element type that writing would change",
+    DTypeError,
+    "add_",
+    problem="the result has another dtype than the tensor it would replace",
+    expected="a result of dtype int64",
+    got="x: i64[3]   result: f32[3]",
+    fix="give the result its own dtype: x = x + y",
+)
+def add_in_place_dtype() -> None:
+    wf.arange(3).add_(0.5)

@@ -291,7 +291,7 @@ def scatter_shape() -> None:
     ArgumentError,
     "scatter_reduce",
     problem="unknown reduction",
-    expected='"sum", "mean", "amax" or "amin"',
+    expected='"sum", "prod", "mean", "amax" or "amin"',
     got="reduce: 'total'",
     fix='reduce="sum"',
 )

@@ -3,7 +3,7 @@
 from tests.mistakes.entry import Family, mistake
 
 import weft as wf
-from weft import ArgumentError, AxisError, DTypeError, ShapeError
+from weft import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
 
 FAMILY: Family = []
 
@@ -545,3 +545,18 @@ def rfft_complex() -> None:
 )
 def fftn_sizes() -> None:
     wf.fft.fftn(wf.ones((4, 4)), s=(4, 4, 4))
+
+
+@mistake(
+    FAMILY,
+    "PyTorch's name for causal attention",
+    ArgumentTypeError,
+    "scaled_dot_product_attention",
+    problem="is_causal is called causal here",
+    expected="causal=",
+    got="is_causal: True",
+    fix="causal=True",
+)
+def causal_option() -> None:
+    x = wf.ones((1, 2, 3, 4))
+    wf.scaled_dot_product_attention(x, x, x, is_causal=True)

@@ -216,3 +216,17 @@ def rate_negative() -> None:
 )
 def parameter_shape() -> None:
     wf.random.normal((3,), mean=wf.zeros(4))
+
+
+@mistake(
+    FAMILY,
+    "The sizes of random numbers as several arguments",
+    ArgumentTypeError,
+    "normal",
+    problem="a shape is one argument",
+    expected="a tuple of sizes, and parameters by name",
+    got="arguments: (2, 3)",
+    fix="wf.random.normal((2, 3))",
+)
+def random_sizes_apart() -> None:
+    wf.random.normal(2, 3)

@@ -315,7 +315,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[wf.WeftError], str, str]] =
     "repeat": (lambda: wf.repeat(wf.ones(3), [1, 2]), wf.ArgumentError, "repeat", "do not fit"),
     "repeat by -1": (lambda: wf.repeat(wf.ones(3), -1), wf.ArgumentError, "repeat", "do not fit"),
     "repeat by 1.5": (lambda: wf.repeat(wf.ones(3), 1.5), wf.DTypeError, "repeat", "not integers"),
-    "split": (lambda: wf.split(wf.ones(3), 2), wf.ArgumentError, "split", "equal parts"),
+    "split": (lambda: wf.split(wf.ones(3), 2, axis=0), wf.ArgumentError, "split", "equal parts"),
     "chunk": (lambda: wf.chunk(wf.ones(3), 0), wf.ArgumentError, "chunk", "no parts"),
     "narrow": (lambda: wf.narrow(wf.ones(3), 0, 2, 2), wf.ArgumentError, "narrow", "not inside"),
     "flatten": (lambda: wf.flatten(wf.ones((2, 2)), 1, 0), wf.ArgumentError, "flatten", "after"),

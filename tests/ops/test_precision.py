@@ -15,6 +15,8 @@ import weft as wf
 from weft.nn import functional as F  # noqa: N812
 from weft.precision import TABLE, Row
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "mixed_precision.md"
 LOW = (wf.bfloat16, wf.float16)
 

@@ -28,6 +28,7 @@ print((faults() - before) // 6)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_arrays_of_a_step_take_the_pages_of_the_last_one() -> None:
     environment = {k: v for k, v in os.environ.items() if not is_left_alone({k: v})}

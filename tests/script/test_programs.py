@@ -32,6 +32,7 @@ def scripted(program: Program) -> Any:
     return wf.script(**program.options)(program.function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "call"), CASES, ids=NAMES)
 def test_results_agree_as_written_scripted_and_compiled(program: Program, call: Any) -> None:
     expected = program.function(*tensors(call))

@@ -45,6 +45,7 @@ def bits(sizes: list[int], stops: tuple[int, ...] = ()) -> list[Any]:
     return [w.detach().numpy() for w in held]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[33, 17, 33, 17], [128, 100, 60, 128], [32, 1, 5, 32]])
 def test_the_bits_do_not_depend_on_which_sizes_came_before(sizes: list[int]) -> None:
     wanted = bits(sizes)

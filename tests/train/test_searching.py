@@ -88,6 +88,7 @@ def test_without_optuna_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         wf.train.optuna_search(lambda config: 0.0, {"x": [1]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_dataset", [False, True])
 def test_cross_validation_judges_every_example_once(as_dataset: bool) -> None:
     x, y = data(17)

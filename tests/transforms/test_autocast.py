@@ -484,6 +484,7 @@ def gpt(precision: str) -> list[float]:
     return [step(net, optimizer, tokens).item() for _ in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [perceptron, gpt])
 def test_training_in_bfloat16_follows_training_in_float32(train: Callable[..., Any]) -> None:
     exact, rounded = train("float32"), train("bfloat16")

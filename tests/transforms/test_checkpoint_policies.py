@@ -105,6 +105,7 @@ def test_the_same_bits_as_without(name: str, policy: Any) -> None:
     same(seeded(gradients(name, policy), *args), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["nothing", "products"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_same_bits_as_without_when_compiled(name: str, policy: Any) -> None:

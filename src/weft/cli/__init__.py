@@ -1,4 +1,4 @@
-"""The command line: `weft train`, `eval`, `predict`, `show`, `check`, `bench` and `info`.
+"""The command line: `weft train`, `eval`, `predict`, `show`, `check`, `export`, `bench`, `info`.
 
     weft train mine.py --epochs 5 --set lr=0.01 --folder run
 

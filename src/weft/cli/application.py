@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from argparse import (
+    REMAINDER,
     SUPPRESS,
     ArgumentParser,
     BooleanOptionalAction,
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import commands, looking, machine
+from weft.cli import board, commands, launching, looking, machine, planning, shipping
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -36,7 +37,20 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft eval mine.py --folder run
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
+  weft launch -n 4 train.py
+  weft plan mine.py:net --input 256x784 --devices 64 --memory 80GB
+  weft board runs
+  weft export mine.py:net --input 1x784 --target aarch64-linux --check
+  weft onnx mine.py:net --input float32:batch,784 -o net.onnx
   weft info"""
+
+BOARD = """Show runs side by side in a browser: curves, settings, samples, use of the machine.
+
+  weft train mine.py --board runs/first
+  weft board runs
+  weft board runs --export runs.html
+
+The server answers to this machine alone."""
 
 SHOW = """Print the summary of a model, and write a picture of its graph.
 
@@ -48,6 +62,31 @@ always zero, dtype and broadcast surprises, dead branches. Exits with 1 where th
 
   weft check model.py:net --input float32:batch,784
   weft check model.py:net --input float32:batch,784 --loss cross_entropy --target int64:batch"""
+
+LAUNCH = """Start a script in several processes; its arguments stand behind it.
+
+  weft launch -n 4 train.py --epochs 3
+  weft launch -n 8 --hosts one,two train.py
+
+Output is prefixed by rank. The first failure is shown first, and its exit code is the job's."""
+
+PLAN = """Look for the mesh and the placements with which a training step takes least time.
+Nothing is run: every way to lay the devices out as data x model is divided and simulated.
+
+  weft plan model.py:net --input 256x784 --target int64:256 --loss cross_entropy --devices 8
+  weft plan model.py:net --input 256x784 --devices 1024 --memory 80GB --link 400Gb/s"""
+
+EXPORT = """Write a model as a library for a machine, without Python: an object file, a static and,
+where a linker is found, a shared library, a C header, and a main program that shows their use.
+
+  weft export model.py:net --input 1x784 --target aarch64-linux -o model --check
+  weft export model.py:net --folder run --input 1x3x32x32 --target wasm32 --weights beside"""
+
+ONNX = """Write a model as an ONNX file; sizes that are names may vary. The file is run and compared
+with Weft value by value, at two sizes where sizes vary, and written only where it agrees.
+
+  weft onnx model.py:net --input float32:batch,784 -o net.onnx
+  weft onnx digits --input float32:batch,64 --folder run -o digits.onnx"""
 
 NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
 PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
@@ -102,6 +141,11 @@ def parser() -> Parser:
     predict.add_argument("--output", metavar="FILE.npy", help="where to write; else printed")
     _add_show(kinds)
     _add_check(kinds)
+    _add_launch(kinds)
+    _add_plan(kinds)
+    _add_board(kinds)
+    _add_export(kinds)
+    _add_onnx(kinds)
     bench = _command(kinds, "bench", "run the benchmarks of a checkout", commands.bench)
     bench.add_argument("name", nargs="?", help="which; without it, the list of them")
     bench.add_argument("arguments", nargs="*", help="for the benchmark, behind --")
@@ -160,6 +204,69 @@ def _add_check(kinds: _SubParsersAction[Any]) -> None:
     check.add_argument("--strict", action="store_true", help="fail on warnings, too")
 
 
+def _add_launch(kinds: _SubParsersAction[Any]) -> None:
+    launch = _command(
+        kinds, "launch", "start a script in several processes", launching.launch, LAUNCH
+    )
+    add = launch.add_argument
+    add("-n", "--processes", type=int, default=2, metavar="N", help="how many; 2 if not said")
+    add("--hosts", metavar="A,B", help="over these hosts, by ssh; else all on this one")
+    add("--engine", choices=["mpi", "gloo"], default="mpi", help="what joins them")
+    add("--threads", type=int, metavar="N", help="of each process; else its share of the cores")
+    add("--timeout", type=float, metavar="SECONDS", help="how long one waits for another; else 600")
+    add("script", metavar="FILE.py")
+    add("arguments", nargs=REMAINDER, help="for the script")
+
+
+def _add_plan(kinds: _SubParsersAction[Any]) -> None:
+    plan = _command(
+        kinds, "plan", "look for the mesh on which a step takes least time", planning.plan, PLAN
+    )
+    _add_program(plan)
+    _add_inputs(plan)
+    add = plan.add_argument
+    add("--devices", type=int, required=True, help="how many devices there are")
+    add("--memory", metavar="SIZE", help="what each has, as 80GB; without it, anything fits")
+    add("--link", metavar="SPEED", default="400Gb/s", help="what each sends: 400Gb/s, 50GB/s")
+    add("--latency", type=float, default=1e-6, help="seconds before a transfer begins")
+    add("--flops", type=float, default=100e12, help="operations per second of a device")
+
+
+def _add_board(kinds: _SubParsersAction[Any]) -> None:
+    command = _command(kinds, "board", "a page of runs, side by side", board.board, BOARD)
+    add = command.add_argument
+    add("folder", metavar="FOLDER", help="of a run, or of folders of runs")
+    add("--port", type=int, default=6060, metavar="N", help="6060 if not said; 0 for any")
+    add("--export", metavar="FILE.html", help="write the page as one file instead")
+    add("--open", action="store_true", help="open it in a browser")
+
+
+def _add_export(kinds: _SubParsersAction[Any]) -> None:
+    export = _command(
+        kinds, "export", "a model as a library without Python", shipping.export, EXPORT
+    )
+    _add_program(export)
+    add = export.add_argument
+    add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:1,16")
+    add("--target", default="host", metavar="MACHINE", help="such as aarch64-linux; else this one")
+    add("-o", "--output", default="model", metavar="FOLDER", help="where to write")
+    add("--name", default="model", help="what files and functions begin with")
+    add("--form", default="object", choices=["object", "c"], help="c: one file in C99")
+    add("--weights", choices=["inside", "beside"], help="inside of the code, or in a file")
+    add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
+    add("--check", action="store_true", help="run it, and compare it with Weft")
+
+
+def _add_onnx(kinds: _SubParsersAction[Any]) -> None:
+    onnx = _command(kinds, "onnx", "write a model as an ONNX file", shipping.write_onnx, ONNX)
+    _add_program(onnx)
+    add = onnx.add_argument
+    add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
+    add("-o", "--output", metavar="FILE.onnx", required=True, help="where to write")
+    add("--opset", type=int, metavar="N", help="18 to 23; else the lowest that has the operators")
+    add("--no-verify", action="store_true", help="do not run the file")
+
+
 def _add_inputs(command: ArgumentParser) -> None:
     add = command.add_argument
     add("--input", action="append", metavar="TYPE", help="of an input: 1x3x224x224, int64:batch,16")
@@ -189,6 +296,7 @@ def _add_train(kinds: _SubParsersAction[Any]) -> None:
     add("--tensorboard", metavar="FOLDER", help="write TensorBoard events")
     add("--csv", metavar="FILE", help="write a row for each epoch")
     add("--json", metavar="FILE", help="write a line for each step and epoch")
+    add("--board", metavar="FOLDER", help="write the run for weft board")
     add("--plot", metavar="FILE.png", help="draw the losses at the end")
     add("--quiet", action="store_true", default=None, help="no progress")
 

@@ -16,6 +16,7 @@ import sys
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def _trainer(parts: Mapping[str, Any], chosen: Configuration) -> Any:
         (chosen.tensorboard, wf.train.TensorBoard),
         (chosen.csv, wf.train.CSVLogger),
         (chosen.json, wf.train.JSONLogger),
+        (chosen.board, partial(wf.train.RunLog, settings=_settings_of(chosen))),
     ]
     return wf.train.Trainer(
         parts["model"],
@@ -83,6 +85,12 @@ def _trainer(parts: Mapping[str, Any], chosen: Configuration) -> Any:
         progress=not chosen.quiet,
         device=chosen.device or None,
     )
+
+
+def _settings_of(chosen: Configuration) -> dict[str, Any]:
+    """What was chosen for a run, to compare it with others by."""
+    names = ("program", "epochs", "batch_size", "seed", "precision", "accumulate", "clip_norm")
+    return {**{name: getattr(chosen, name) for name in names}, **chosen.set}
 
 
 def evaluate(flags: Namespace) -> int:

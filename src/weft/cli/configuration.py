@@ -49,6 +49,7 @@ class Configuration:
     tensorboard: str = ""
     csv: str = ""
     json: str = ""
+    board: str = ""
     plot: str = ""
     quiet: bool = False
     set: dict[str, Any] = field(default_factory=dict)

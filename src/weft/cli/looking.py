@@ -1,4 +1,4 @@
-"""`weft show` and `weft check`: looking at a network without training it.
+"""`weft show`, `weft check` and `weft onnx`: what can be done with a network besides training it.
 
 >>> from weft.cli.looking import parsed_type
 >>> parsed_type("1x3x224x224"), parsed_type("int64:batch,16"), parsed_type("float32:")
@@ -24,7 +24,15 @@ from weft.cli.mistakes import Mistake, unknown_key
 from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
 
-__all__ = ["check", "parsed_type", "show"]
+__all__ = [
+    "check",
+    "example_inputs",
+    "parsed_type",
+    "show",
+    "step_and_arguments",
+    "trained_or_network",
+    "types_for_any_batch",
+]
 
 RUNS = 5
 """How often a program is run to time its kernels."""
@@ -46,14 +54,14 @@ def parsed_type(text: str) -> wf.TensorType:
 
 def show(flags: Namespace) -> int:
     """`weft show`."""
-    parts = _trained_or_network(flags)
-    inputs = _inputs(parts, flags)
+    parts = trained_or_network(flags)
+    inputs = example_inputs(parts, flags)
     _summarize(parts, inputs)
     if not (flags.graph or flags.tensorboard):
         return 0
     if inputs is None:
         raise Mistake(f"the sizes of the inputs of {flags.program} are unknown: give --input")
-    step, arguments = _program(parts, inputs, flags)
+    step, arguments = step_and_arguments(parts, inputs, flags)
     explained = step.explain(*arguments)
     if flags.tensorboard:
         say(f"events: {wf.tools.write_graph_events(explained, flags.tensorboard)}")
@@ -66,7 +74,7 @@ def show(flags: Namespace) -> int:
 def check(flags: Namespace) -> int:
     """`weft check`: 1 where there are errors."""
     parts = _network(flags.program, flags)
-    specs = [parsed_type(each) for each in flags.input or ()] or _example_types(parts, flags)
+    specs = [parsed_type(each) for each in flags.input or ()] or types_for_any_batch(parts, flags)
     targets = [parsed_type(each) for each in flags.target or ()]
     report = wf.tools.check(
         parts["model"],
@@ -83,7 +91,8 @@ def check(flags: Namespace) -> int:
 # --- what is looked at -------------------------------------------------------------------------
 
 
-def _trained_or_network(flags: Namespace) -> dict[str, Any]:
+def trained_or_network(flags: Namespace) -> dict[str, Any]:
+    """The parts of a program, with the weights of a checkpoint if a folder is named."""
     if flags.folder:
         return trained(flags)[1]
     return _network(flags.program, flags)
@@ -151,7 +160,7 @@ def _mean_square(outputs: Any, *targets: Any) -> wf.Tensor:
 # --- what it is given --------------------------------------------------------------------------
 
 
-def _inputs(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
+def example_inputs(parts: dict[str, Any], flags: Namespace) -> tuple[Any, ...] | None:
     """Tensors of the types that were given, else the inputs of the first batch."""
     if flags.input:
         return tuple(_input_tensor(each) for each in flags.input)
@@ -169,7 +178,7 @@ def _batch(parts: dict[str, Any], flags: Namespace) -> Any:
     return split(next(iter(batches_of("show", loader))))
 
 
-def _example_types(parts: dict[str, Any], flags: Namespace) -> list[wf.TensorType]:
+def types_for_any_batch(parts: dict[str, Any], flags: Namespace) -> list[wf.TensorType]:
     """The types of the first batch, for any number of examples."""
     batch = _batch(parts, flags)
     if batch is None:
@@ -201,7 +210,7 @@ def _summarize(parts: dict[str, Any], inputs: tuple[Any, ...] | None) -> None:
 # --- what is compiled --------------------------------------------------------------------------
 
 
-def _program(
+def step_and_arguments(
     parts: dict[str, Any], inputs: Sequence[Any], flags: Namespace
 ) -> tuple[Any, list[Any]]:
     """A compiled function, and the arguments to show it with."""

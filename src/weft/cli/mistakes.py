@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.train.names import nearest
+from weft.names import nearest_name
 
 __all__ = ["Mistake", "unknown_key"]
 
@@ -26,7 +26,7 @@ def unknown_key(kind: str, key: str, known: Iterable[str]) -> Mistake:
     "no setting is called 'learning_rat'; did you mean 'learning_rate'?"
     """
     names = list(known)
-    meant = nearest(key, names)
+    meant = nearest_name(key, names)
     if meant:
         return Mistake(f"no {kind} is called {key!r}; did you mean {meant!r}?")
     listed = f"there are {', '.join(names)}" if names else "there is none"

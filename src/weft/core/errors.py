@@ -147,6 +147,10 @@ class GraphError(WeftError, ValueError):
     """A graph, or its text, that breaks the rules of the IR."""
 
 
+class ProcessError(WeftError, RuntimeError):
+    """Processes that do not fit together: one is lost, late, missing, or runs another program."""
+
+
 class Unsupported(NotImplementedError):
     """The one way to leave a capability out: a reason that the user can read.
 

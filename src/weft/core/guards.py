@@ -36,7 +36,7 @@ Relation = Literal["positive", "zero"]
 INSIDE = frozenset(
     [
         "core", "runtime", "ir", "ops", "transforms", "compiler", "custom", "debug", "graph",
-        "optim", "tools",
+        "optim", "tools", "onnx.exporting",
     ]
 )  # fmt: skip
 """The parts of this library that compare sizes by structure; others ask, as users do.
@@ -88,7 +88,10 @@ def asked_outside() -> bool:
 def _part(module: str) -> str:
     """The part of this library that a module belongs to; empty for any other module."""
     names = module.split(".")
-    return names[1] if names[0] == "weft" and len(names) > 1 else ""
+    if names[0] != "weft" or len(names) == 1:
+        return ""
+    inner = ".".join(names[1:3])
+    return inner if inner in INSIDE else names[1]
 
 
 def _dimensions() -> dict[str, object] | None:

@@ -1,87 +1,151 @@
 """Names that are not there: what the user probably meant.
 
+A name is looked for in the tables of other libraries' names, in the other parts of the library, and
+among names that differ by a slip of the keyboard. A guess that is not likely is not made.
+
 >>> from weft.core.names import nearest_name
 >>> nearest_name("sofmax", ["softmax", "softmin", "sort"])
 'softmax'
->>> nearest_name("xyz", ["softmax", "softmin", "sort"])
+>>> nearest_name("int", ["sin", "inf", "sinh"])
 ''
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from importlib import import_module
+from inspect import signature
+from typing import Any
 
 from weft.core.errors import NameUnknownError
 
-ELSEWHERE: dict[str, str] = {
-    "absolute": "abs",
-    "amax": "max",
-    "amin": "min",
-    "arccos": "acos",
-    "arcsin": "asin",
-    "arctan": "atan",
-    "arctan2": "atan2",
-    "array": "tensor",
-    "as_tensor": "asarray",
-    "bmm": "matmul",
-    "cat": "concat",
-    "clamp": "clip",
-    "dim": "ndim",
-    "div": "divide",
-    "double": 'astype("float64")',
-    "empty_cache": "release_memory",
-    "expand": "broadcast_to",
-    "float": 'astype("float32")',
-    "from_numpy": "asarray",
-    "half": 'astype("float16")',
-    "index_select": "take",
-    "logdet": "linalg.slogdet",
-    "long": 'astype("int64")',
-    "manual_seed": "random.seed",
-    "max_memory_allocated": "memory_stats().peak",
-    "mem_get_info": "memory_stats()",
-    "memory_allocated": "memory_stats().used",
-    "memory_reserved": "memory_stats().reserved",
-    "mm": "matmul",
-    "mul": "multiply",
-    "ndarray": "Tensor",
-    "neg": "negative",
-    "norm": "linalg.norm",
-    "numel": "size",
-    "permute": "permute_dims",
-    "power": "pow",
-    "rand": "random.uniform",
-    "randint": "random.randint",
-    "randn": "random.normal",
-    "randperm": "random.permutation",
-    "reset_peak_memory_stats": "reset_peak_memory",
-    "sub": "subtract",
-    "t": "T",
-    "true_divide": "divide",
-    "unsqueeze": "expand_dims",
-    "view": "reshape",
-}
-"""What NumPy's, PyTorch's and JAX's names are called here."""
+PUBLIC: list[Any] = []
+"""The public module, filled in by it."""
+
+HOMES = (
+    "wf", "x", "wf.nn", "wf.nn.functional", "wf.linalg", "wf.optim", "wf.optim.schedules",
+    "wf.data", "wf.random", "wf.fft", "wf.train", "wf.nn.init", "wf.tree", "wf.cuda", "wf.tools",
+)  # fmt: skip
+"""Where public names live; `x` is any tensor."""
+
+LETTERS_PER_SLIP = 4
+"""In how many letters one slip is likely: of two names that differ more, neither was meant."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The known name that a wrong one is most like, empty where none is."""
-    difflib = import_module("difflib")  # only a mistake needs it
-    matches: list[str] = difflib.get_close_matches(name, list(known), 1)
-    return matches[0] if matches else ""
+    """The known name that a wrong one is a slip of the keyboard away from, empty where none is.
+
+    >>> nearest_name("los", ["loss", "los_angeles"])
+    'loss'
+    """
+    plain = _without_case(name)
+    slips = {each: _count_slips(plain, _without_case(each)) for each in known if each != name}
+    allowed = len(plain) // LETTERS_PER_SLIP
+    likely = {
+        each: count
+        for each, count in slips.items()
+        if count <= allowed or (count == 1 and len(plain) > 2 and each.startswith(name))
+    }
+    return min(likely, key=lambda each: (likely[each], each)) if likely else ""
+
+
+def _without_case(name: str) -> str:
+    """A name without what is easily mistaken: upper case and underscores."""
+    return name.lower().replace("_", "")
+
+
+def _count_slips(a: str, b: str) -> int:
+    """How many letters are missing, added, wrong or swapped between two words.
+
+    >>> _count_slips("wieght", "weight"), _count_slips("int", "sin")
+    (1, 2)
+    """
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a):
+        last, row, before = before, [i + 1], row
+        for j, other in enumerate(b):
+            change = before[j] + (letter != other)
+            least = min(before[j + 1] + 1, row[j] + 1, change)
+            if i and j and letter == b[j - 1] and a[i - 1] == other:
+                least = min(least, last[j - 1] + 1)
+            row.append(least)
+    return row[-1]
 
 
 def unknown_name(op: str, name: str, known: Iterable[str], owner: str) -> NameUnknownError:
     """The error for a name that `owner` does not have."""
     names = [each for each in known if not each.startswith("_")]
-    other = ELSEWHERE.get(name, "")
-    here = other if other.partition(".")[0].partition("(")[0] in names else ""
-    meant = here or nearest_name(name, names)
+    is_function = owner == "x" and name in _public_names(PUBLIC[0])
     return NameUnknownError(
         op,
-        f"nothing is called {name!r}",
+        f"{name} is a function, not a method" if is_function else f"nothing is called {name!r}",
         expected=f"a name in dir({owner})",
         got={"name": name},
-        fix=f"{owner}.{meant}" if meant else f"look for it: dir({owner})",
+        fix=suggestion(name, names, owner) or f"look for it: dir({owner})",
     )
+
+
+def missing_from(owner: str, known: Iterable[str]) -> Callable[[str], Any]:
+    """A module's `__getattr__`: the error for a name that it does not have."""
+
+    def __getattr__(name: str) -> Any:  # noqa: N807
+        if name.startswith("_"):
+            raise AttributeError(f"module {owner!r} has no attribute {name!r}")
+        raise unknown_name(owner, name, known, owner)
+
+    return __getattr__
+
+
+def suggestion(name: str, known: Iterable[str], owner: str) -> str:
+    """What to write for a name that `owner` does not have, empty where nothing is likely."""
+    known = list(known)
+    foreign = import_module("weft.core.foreign")  # only a mistake needs it
+    call: str = foreign.foreign_call(name, owner)
+    if call:
+        return call.removeprefix("# ")
+    for home in HOMES:
+        public = _public(home)
+        if home != owner and name in _public_names(public):
+            return written_call(f"{home}.{name}", getattr(public, name))
+    if name.endswith("_") and owner == "x" and hasattr(PUBLIC[0].Tensor, name[:-1]):
+        return f"x.copy_({written_call(f'x.{name[:-1]}', getattr(PUBLIC[0].Tensor, name[:-1]))})"
+    if name.endswith("_") and owner in ("wf", "x"):
+        base = suggestion(name[:-1], [], owner).partition("  #")[0]
+        return f"x.copy_({base})" if base.startswith(("wf.", "x.")) else base
+    meant = nearest_name(name, known)
+    return f"{owner}.{meant}" if meant else ""
+
+
+def _public(home: str) -> Any:
+    """The object that a dotted name stands for."""
+    first, _, rest = home.partition(".")
+    root = PUBLIC[0] if first == "wf" else PUBLIC[0].Tensor
+    return reduce(getattr, rest.split("."), root) if rest else root
+
+
+def _public_names(public: Any) -> Iterable[str]:
+    return getattr(public, "__all__", None) or dir(public)
+
+
+def written_call(path: str, public: Any) -> str:
+    """A call of something public, with the arguments that it needs.
+
+    >>> written_call("wf.take", lambda x, indices, *, axis=None: x)
+    'wf.take(x, indices)'
+    """
+    if not callable(public):
+        return path
+    try:
+        parameters = list(signature(public).parameters.values())
+    except (TypeError, ValueError):
+        return path
+    if path.startswith("x."):
+        parameters = parameters[1:]
+    needed = [
+        each.name if each.kind is not each.KEYWORD_ONLY else f"{each.name}=..."
+        for each in parameters
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    ]
+    return f"{path}({', '.join(needed)})"

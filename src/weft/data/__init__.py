@@ -43,6 +43,8 @@ from weft.data.tokenizers import (
     Tokenizer,
 )
 from weft.data.workers import WorkerError
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
 
 __all__ = [
     "ArrayDataset",
@@ -91,3 +93,6 @@ __all__ = [
     "tokenize_file",
     "worker_info",
 ]
+
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.data", __all__)

@@ -24,11 +24,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Self
 
 import weft as wf
 from weft.graph.names import Names
+from weft.names import nearest_name
 
 __all__ = ["Graph", "Operation", "current", "default_graph", "reset_default_graph"]
 
@@ -433,13 +433,13 @@ def current() -> Graph:
 
 
 def _unknown_operation(name: Any, known: Mapping[str, Operation]) -> wf.NameUnknownError:
-    close = get_close_matches(str(name), list(known), 1, 0.5)
+    close = nearest_name(str(name), known)
     return wf.NameUnknownError(
         "graph",
         f"the graph has no operation called {name!r}",
         expected=f"one of its {len(known)} operations",
         got={"name": repr(name)},
-        fix=f'"{close[0]}"' if close else "[operation.name for operation in graph.operations]",
+        fix=f'"{close}"' if close else "[operation.name for operation in graph.operations]",
     )
 
 

@@ -18,7 +18,7 @@ from weft.core.devices import Device
 from weft.core.errors import Unsupported
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
-from weft.ir.dispatch import active_trace, apply
+from weft.ir.dispatch import active_trace, apply, is_collective_over
 from weft.ir.primitive import PRIMITIVES, Primitive
 from weft.ir.tensor import Tensor, Trace, Traced, traces, wrap
 
@@ -41,8 +41,9 @@ class BatchTrace(Trace):
 
     name = "vmap"
 
-    def __init__(self, size: Dimension) -> None:
-        self.size = size
+    def __init__(self, size: Dimension, axis_name: str | None = None) -> None:
+        self.size = self.axis_size = size
+        self.axis_name = axis_name
 
     def tensor(self, tensor: Tensor, axis: int | None) -> Tensor:
         """A tensor whose `axis` is hidden; without one it is the same for all elements."""
@@ -67,16 +68,29 @@ class BatchTrace(Trace):
         self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any], types: Any
     ) -> Any:
         """See `Trace`."""
+        if is_collective_over(primitive, params, self.axis_name):
+            return self._process_shards(primitive, operands, params)
         rule = primitive.batch
         if isinstance(rule, Unsupported):
             got = {f"x{i + 1}": operand for i, operand in enumerate(operands)}
             raise rule.error(primitive.name, "a batching rule", got)
         pairs = [self.tensor_and_axis(operand) for operand in operands]
         tensors = tuple(tensor for tensor, _ in pairs)
-        out, axes = rule(self.size, tensors, tuple(axis for _, axis in pairs), **params)
+        outside, traces.axis_name = traces.axis_name, self.axis_name
+        try:
+            out, axes = rule(self.size, tensors, tuple(axis for _, axis in pairs), **params)
+        finally:
+            traces.axis_name = outside
         if primitive.multiple:
             return tuple(self.tensor(o, a) for o, a in zip(out, axes, strict=True))
         return self.tensor(out, axes)
+
+    def _process_shards(
+        self, primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any]
+    ) -> Tensor:
+        """A collective over the axis of this batch: its reference takes all shards at once."""
+        fronts = [to_front(self.size, *self.tensor_and_axis(operand)) for operand in operands]
+        return self.tensor(apply(primitive, *fronts, **{**params, "stacked": True}), 0)
 
 
 def vmap(
@@ -84,9 +98,10 @@ def vmap(
     size: Dimension,
     arguments: Sequence[Tensor],
     axes: Sequence[int | None],
+    axis_name: str | None = None,
 ) -> list[tuple[Tensor, int | None]]:
     """The results of f over a batch, each with its batch axis, None where it has none."""
-    trace = BatchTrace(size)
+    trace = BatchTrace(size, axis_name)
     with active_trace(trace):
         inner = [trace.tensor(x, axis) for x, axis in zip(arguments, axes, strict=True)]
         return [trace.tensor_and_axis(result) for result in f(*inner)]

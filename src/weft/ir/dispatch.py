@@ -35,6 +35,8 @@ from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
 from weft.ir.constants import call_beside
 from weft.ir.derivatives import Joint
+from weft.ir.graph import graphs_in
+from weft.ir.kinds import Collective, Control
 from weft.ir.parts import as_part
 from weft.ir.primitive import Primitive
 from weft.ir.tape import record
@@ -111,6 +113,8 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
             if trace is None
             else _claiming_trace(trace)
         )
+        if isinstance(primitive.kind, Collective | Control):
+            trace = _trace_of_shards(primitive, params, trace)
     if traces.keeper is None:
         result = compute(primitive, operands, params, types, trace)
     else:
@@ -147,7 +151,8 @@ apply_multiple: Callable[..., tuple[Tensor, ...]] = bind
 def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) -> Any:
     """Compute a primitive now, by its reference, which is written with NumPy.
 
-    A primitive that holds graphs evaluates others in turn, which see to warnings themselves.
+    A primitive that holds graphs evaluates others in turn, which see to warnings themselves; a
+    collective must not be called again after an error.
     """
     for array in arrays:
         if type(array) is not HostArray:
@@ -159,7 +164,7 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
         if found is not None:
             return found
     try:
-        if isinstance(primitive.derivatives, Joint):
+        if isinstance(primitive.derivatives, Joint) or isinstance(primitive.kind, Collective):
             result = primitive.reference(*arrays, **params)
         else:
             try:
@@ -278,6 +283,44 @@ def _claiming_trace(trace: Trace) -> Trace:
     """The trace itself, or the innermost one that records, where that takes all calls inside it."""
     inner = traces.recording[-1] if traces.recording else trace
     return inner if inner.claims and inner.level > trace.level else trace
+
+
+def is_collective_over(primitive: Primitive, params: dict[str, Any], axis_name: str | None) -> bool:
+    """Whether a call is a collective of a process's own shard over the mesh axis of a name."""
+    return (
+        axis_name is not None
+        and isinstance(primitive.kind, Collective)
+        and params["mesh_axis"] == axis_name
+        and not params["stacked"]
+    )
+
+
+def _trace_of_shards(
+    primitive: Primitive, params: dict[str, Any], trace: Trace | None
+) -> Trace | None:
+    """The trace for a collective: the one that holds the shards of its axis, if that is deeper.
+
+    So a value that is the same on all processes takes part in it as well. The same goes for
+    control flow that holds collectives.
+    """
+    for inner in reversed(traces.stack):
+        if trace is not None and inner.level <= trace.level:
+            return trace
+        if _meets_over(primitive, params, inner.axis_name):
+            return inner
+    return trace
+
+
+def _meets_over(primitive: Primitive, params: dict[str, Any], axis_name: str | None) -> bool:
+    """Whether a call is a collective over a mesh axis, or control flow that holds one."""
+    if axis_name is None or not isinstance(primitive.kind, Control):
+        return is_collective_over(primitive, params, axis_name)
+    graphs = [graph for value in params.values() for graph in graphs_in(value)]
+    return any(
+        _meets_over(node.primitive, node.params, axis_name)
+        for graph in graphs
+        for node in graph.nodes
+    )
 
 
 def _symbolic(params: dict[str, Any]) -> bool:

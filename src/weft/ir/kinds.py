@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weft.ir.graph import Atom, GraphNode
 
 __all__ = [
+    "Collective",
     "Contraction",
     "Control",
     "Cumulative",
@@ -177,8 +178,13 @@ class Gather:
 
 @frozen
 class Scatter:
-    """Elements written to places that are data. checked: a place out of range is an error."""
+    """Elements written to places that are data.
 
+    combine: how an update meets the element at its place; None where it replaces it. checked: a
+    place out of range is an error.
+    """
+
+    combine: Combine | None
     checked: bool
 
 
@@ -209,6 +215,16 @@ class Control(_Plain):
 
 class Effect(_Plain):
     """An operation with an effect beside its result: a print, a check, a breakpoint."""
+
+    __slots__ = ()
+
+
+class Collective(_Plain):
+    """What processes of a mesh compute together, each from its shard.
+
+    Parameters: `mesh_axis`, the name of the axis; `size`, the number of its shards; `stacked`,
+    whether the operand holds all shards along its first axis, or the shard of this process alone.
+    """
 
     __slots__ = ()
 
@@ -245,5 +261,5 @@ class Transform(Opaque):
 
 Kind: TypeAlias = (
     Elementwise | Reduction | Movement | Contraction | Window | Cumulative | Gather | Scatter
-    | Search | Sort | Random | Control | Effect | Opaque
+    | Search | Sort | Random | Control | Effect | Collective | Opaque
 )  # fmt: skip

@@ -18,8 +18,9 @@ from weft.core.errors import ArgumentError, NameUnknownError, Unsupported, WeftE
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.derivatives import Derivatives, Every, Joint, OperandDerivative, Tangent
-from weft.ir.kinds import DEAR, Contraction, Control, Elementwise, Kind, Opaque, Sort
+from weft.ir.kinds import DEAR, Collective, Contraction, Control, Elementwise, Kind, Opaque, Sort
 from weft.ir.scalars import Scalar
+from weft.ir.sharding import Rule
 
 Types = TensorType | tuple[TensorType, ...]
 Lower = Callable[..., Scalar]
@@ -92,6 +93,8 @@ class Primitive:
     """How many plain operations an element is, where kind and scalar expression do not say it."""
     loops: Callable[..., Any] | None = None
     native: Any = None
+    sharding: Rule | None = None
+    """How it is divided among devices, where the kind does not say it; see sharding.py."""
     fingerprint: str = ""
     """What tells a user's primitive from others of its name; `LOCAL` stands first where only
     this process knows how it is computed, so that programs with it are not stored."""
@@ -124,7 +127,7 @@ class Primitive:
         """Whether it takes many operations for each byte, so that its results are kept."""
         if self.cost is not None:
             return self.cost >= DEAR
-        return isinstance(self.kind, Contraction | Control | Sort | Opaque)
+        return isinstance(self.kind, Contraction | Control | Sort | Collective | Opaque)
 
     def __reduce__(self) -> tuple[object, ...]:
         return find, (self.name,)

@@ -44,6 +44,9 @@ class Trace:
     device: Device = CPU
     """Where what is traced will be computed."""
     location: Location | None = None
+    axis_name: str | None = None
+    """The mesh axis whose shards it holds along its batch axis; see `vmap`."""
+    axis_size: Dimension = 1
 
     @cached_property
     def parts(self) -> dict[str, int]:
@@ -124,6 +127,8 @@ class Traces(threading.local):
         """Whether large tensors are worked on as small ones are; see eager.py."""
         self.device: Device | None = None
         """Where what is made of no operands is made, if that is said; see `constants_on`."""
+        self.axis_name: str | None = None
+        """The mesh axis of the batch whose rule is running; graphs are batched over it, too."""
 
 
 traces = Traces()

@@ -14,6 +14,14 @@ import math
 from typing import Any
 
 import weft as wf
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
+
+__all__ = [
+    "calculate_gain", "constant_", "dirac_", "eye_", "fans", "kaiming_normal_", "kaiming_uniform_",
+    "normal_", "ones_", "orthogonal_", "trunc_normal_", "uniform_", "xavier_normal_",
+    "xavier_uniform_", "zeros_",
+]  # fmt: skip
 
 FanMode = str
 
@@ -218,3 +226,7 @@ def _check_rank(op: str, tensor: wf.Tensor, fits: bool, expected: str) -> None:
             got={"tensor": tensor},
             fix="for a vector use normal_ or zeros_",
         )
+
+
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.nn.init", __all__)

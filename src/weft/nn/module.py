@@ -26,10 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from itertools import count
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+from weakref import WeakSet
 
 import weft as wf
 from weft.eager import call_beside
+from weft.names import nearest_name, suggestion
 from weft.nn.layout import (
     BUFFER,
     CONTAINERS,
@@ -47,7 +49,7 @@ from weft.nn.layout import (
     take_apart,
 )
 from weft.nn.naming import enter_module
-from weft.nn.state import Mismatch, check_state, nearest_name, write_entry
+from weft.nn.state import Mismatch, check_state, write_entry
 from weft.nn.summary import Summary, summarize
 
 Hook = Callable[..., Any]
@@ -79,6 +81,25 @@ def Parameter(data: Any, requires_grad: bool = True) -> wf.Tensor:  # noqa: N802
     return value.detach().clone().requires_grad_(requires_grad)
 
 
+class Waiting:
+    """The layers that have no parameters yet, because they were not called."""
+
+    layers: ClassVar[WeakSet[Any]] = WeakSet()
+
+
+def _refuse_waiting(net: Module, modules: list[Any]) -> None:
+    """Refuse to list the parameters of a network that does not have all of them yet."""
+    waiting = [each for each in modules if each in Waiting.layers]
+    if waiting:
+        raise wf.UnsupportedError(
+            type(net).__name__,
+            "a lazy layer has no parameters before it is called",
+            expected="a call of the network with a batch first",
+            got={"layers": ", ".join(type(each).__name__ for each in waiting)},
+            fix="net(batch)",
+        )
+
+
 class HookHandle:
     """What `register_forward_hook` returns: `remove()` takes the hook off, also after `with`."""
 
@@ -98,7 +119,17 @@ class HookHandle:
 
 
 class Module:
-    """The base of all layers and networks; `forward` says what calling it computes."""
+    """The base of all layers and networks; `forward` says what calling it computes.
+
+    >>> import weft as wf
+    >>> class Double(wf.nn.Module):
+    ...     def __init__(self, features):
+    ...         self.inner = wf.nn.Linear(features, 1)
+    ...     def forward(self, x):
+    ...         return 2 * self.inner(x)
+    >>> [name for name, _ in Double(3).named_parameters()]
+    ['inner.weight', 'inner.bias']
+    """
 
     training: bool
     _roles: dict[str, str]
@@ -178,13 +209,12 @@ class Module:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         known = [each for each in dir(self) if not each.startswith("_")]
-        suggestion = nearest_name(name, known)
         raise wf.NameUnknownError(
             type(self).__name__,
             f"this module has nothing called {name!r}",
             expected="an attribute that was set, or a method of modules",
             got={"name": name},
-            fix=f"net.{suggestion}" if suggestion else "look for it: dir(net)",
+            fix=suggestion(name, known, "net") or "look for it: dir(net)",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -217,6 +247,8 @@ class Module:
     def _places(self, roles: tuple[str, ...], recurse: bool) -> Iterator[tuple[str, Any]]:
         """Tensors of certain roles by name, each once."""
         layout = lay_out(self)
+        if Waiting.layers:
+            _refuse_waiting(self, [each for _, each in layout.modules])
         seen: set[int] = set()
         for place in layout.places:
             inside = recurse or place.owner is self
@@ -461,13 +493,13 @@ def _not_a_parameter(owner: Module, name: str, value: wf.Tensor) -> wf.ArgumentT
 
 
 def _unknown_name(op: str, name: str, known: Any) -> wf.NameUnknownError:
-    suggestion = nearest_name(name, known)
+    meant = nearest_name(name, known)
     return wf.NameUnknownError(
         op,
         f"the module has nothing called {name!r}",
         expected="a dotted name of the module's",
         got={"name": name},
-        fix=f"use {suggestion!r}" if suggestion else "look at the names: dict(net.named_modules())",
+        fix=f"use {meant!r}" if meant else "look at the names: dict(net.named_modules())",
     )
 
 

@@ -1,17 +1,20 @@
 """Loading a state dictionary: what does not fit is told exactly, and nothing is loaded then.
 
->>> from weft.nn.state import nearest_name
->>> nearest_name("layers.0.wieght", ["layers.0.weight", "layers.1.weight"])
-'layers.0.weight'
+>>> import weft as wf
+>>> try:
+...     wf.nn.Linear(1, 1).load_state_dict({"wieght": wf.ones((1, 1)), "bias": wf.ones(1)})
+... except wf.WeftError as error:
+...     error.fix
+'rename entries: wieght -> weight; or pass strict=False'
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import weft as wf
+from weft.names import nearest_name
 from weft.nn.layout import Place
 
 SHOWN = 8
@@ -23,12 +26,6 @@ class Mismatch(NamedTuple):
 
     missing: list[str]
     unexpected: list[str]
-
-
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The known name that a wrong one is most like, empty where none is."""
-    matches = difflib.get_close_matches(name, list(known), 1, 0.5)
-    return matches[0] if matches else ""
 
 
 def check_state(

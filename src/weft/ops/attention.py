@@ -42,6 +42,7 @@ from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.kinds import Contraction, Operations
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.comparison import equal, less, less_equal
 from weft.ops.contraction import dot
 from weft.ops.creation import iota
@@ -572,6 +573,7 @@ attention: Primitive = Primitive(
     "attention",
     "The mean of values, weighted by the softmax of scaled products of queries and keys; and lse.",
     kind=Contraction(_operations(1, 1), "attention"),
+    sharding=shardings.of_attention,
     type_rule=_attention_type,
     reference=_attention,
     derivatives=joint(jvp=_forward_rule(plain_attention), vjp=_attention_reverse),
@@ -585,6 +587,7 @@ attention_gradient: Primitive = Primitive(
     "attention_gradient",
     "The cotangents of attention's q, k and v; delta is the sum of ct · out, less that of lse.",
     kind=Contraction(_operations(3, 2), "attention"),
+    sharding=shardings.of_attention,
     type_rule=_gradient_type,
     reference=_attention_gradient,
     derivatives=joint(jvp=_forward_rule(plain_gradient), vjp=_reverse_rule(plain_gradient)),

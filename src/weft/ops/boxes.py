@@ -26,6 +26,7 @@ from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor, zeros
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.elementwise import add
 from weft.ops.indexing import NO_DERIVATIVE, along_front, count_up, gather, scatter
 from weft.ops.movement import broadcast_to, check_one_dtype, is_below, reshape
@@ -124,6 +125,7 @@ dynamic_slice: Primitive = Primitive(
     "dynamic_slice",
     "The box of a fixed size at starts that are data, moved to lie inside x.",
     kind=Gather(checked=False),
+    sharding=shardings.of_dynamic_slice,
     type_rule=_dynamic_slice_type,
     reference=lambda x, *starts, sizes: x[_box(x.shape, starts, sizes)],
     derivatives=every(lambda operand: linear(_unslice) if operand == 0 else NO_DERIVATIVE),
@@ -180,7 +182,8 @@ def _read_box(ct: Tensor, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
 dynamic_update_slice: Primitive = Primitive(
     "dynamic_update_slice",
     "x with a box replaced by update, at starts that are data, moved to lie inside x.",
-    kind=Scatter(checked=False),
+    kind=Scatter(None, checked=False),
+    sharding=shardings.of_dynamic_update_slice,
     type_rule=_dynamic_update_type,
     reference=_update_box,
     derivatives=every(

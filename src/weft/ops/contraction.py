@@ -28,6 +28,7 @@ from weft.ir.kinds import Contraction
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tape import record
 from weft.ir.tensor import Tensor, grad_mode, traces, wrap
+from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import conj
 from weft.ops.cumulative import is_narrow
 from weft.ops.movement import inverse, transpose
@@ -253,6 +254,7 @@ dot = Primitive(
     "dot",
     "The product of two tensors, summed over pairs of axes, element by element over others.",
     kind=Contraction(_operations, "product"),
+    sharding=shardings.of_dot,
     type_rule=_dot_type,
     reference=_dot,
     derivatives=[linear(_left_cotangent), linear(_right_cotangent)],

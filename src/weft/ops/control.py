@@ -16,9 +16,9 @@ structure of the graph they come from, so a loop that is traced anew derives not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from weft.ir.dispatch import OBSERVERS, active_trace
 from weft.ir.forward import jvp
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
 from weft.ir.reverse import or_zeros, vjp
-from weft.ir.tensor import Tensor
+from weft.ir.tensor import Tensor, traces
 from weft.ir.tracing import interpret, trace
 from weft.ir.walking import is_pure, replace_node
 
@@ -41,8 +41,21 @@ Array = np.ndarray[Any, Any]
 Marks = tuple[bool, ...]
 """Which of some values move with a derivative's direction, or have a batch axis."""
 T = TypeVar("T")
-remember = lru_cache(maxsize=512)
-"""Keeps graphs derived from graphs."""
+Derived = TypeVar("Derived", bound=Callable[..., Any])
+
+
+def remember(derive: Derived) -> Derived:
+    """Keep what is derived from graphs, for each mesh axis that a batch stands for."""
+
+    @lru_cache(maxsize=512)
+    def derive_over(axis_name: str | None, *arguments: Any, **options: Any) -> Any:
+        return derive(*arguments, **options)
+
+    @wraps(derive)
+    def look_up(*arguments: Any, **options: Any) -> Any:
+        return derive_over(traces.axis_name, *arguments, **options)
+
+    return cast(Derived, look_up)
 
 
 def run(graph: Graph, arrays: Iterable[Array]) -> tuple[Array, ...]:
@@ -203,7 +216,8 @@ def batched_interpretation(
     graph: Graph, size: Dimension, inputs: Sequence[Tensor], marks: Marks
 ) -> list[tuple[Tensor, int | None]]:
     """Outputs with their batch axes, given inputs of which the marked have one in front."""
-    return vmap(partial(interpret, graph), size, inputs, [0 if mark else None for mark in marks])
+    axes = [0 if mark else None for mark in marks]
+    return vmap(partial(interpret, graph), size, inputs, axes, traces.axis_name)
 
 
 @remember

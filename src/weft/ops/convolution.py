@@ -34,6 +34,7 @@ from weft.ir.dispatch import apply
 from weft.ir.kinds import Contraction
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import conj
 from weft.ops.cumulative import is_narrow
 from weft.ops.movement import is_below, reshape
@@ -494,6 +495,7 @@ conv: Primitive = Primitive(
         lambda operands, results, params: _operations(results[0], operands[1]),
         "convolution",
     ),
+    sharding=shardings.of_convolution("xwy"),
     type_rule=_conv_type,
     reference=_conv,
     derivatives=[
@@ -512,6 +514,7 @@ conv_input_gradient: Primitive = Primitive(
         lambda operands, results, params: _operations(operands[0], operands[1]),
         "convolution",
     ),
+    sharding=shardings.of_convolution("ywx"),
     type_rule=_input_type,
     reference=_input_gradient,
     derivatives=[
@@ -529,6 +532,7 @@ conv_weight_gradient: Primitive = Primitive(
         lambda operands, results, params: _operations(operands[1], results[0]),
         "convolution",
     ),
+    sharding=shardings.of_convolution("xyw"),
     type_rule=_weight_type,
     reference=_weight_gradient,
     derivatives=[

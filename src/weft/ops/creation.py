@@ -19,6 +19,7 @@ from weft.ir.dispatch import apply
 from weft.ir.kinds import Movement
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ops import movement_reads as reads
+from weft.ops import sharding_rules as shardings
 from weft.ops.operands import DTYPE_CLASSES, wrong_dtype
 
 __all__: list[str] = []
@@ -47,6 +48,7 @@ iota: Primitive = Primitive(
     "iota",
     "Each element's position along one axis: 0, 1, 2, …",
     kind=Movement(reads.of_iota, by_place=True),
+    sharding=shardings.of_iota,
     type_rule=_iota_type,
     reference=_count_along,
     derivatives=(),

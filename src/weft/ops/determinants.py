@@ -22,6 +22,7 @@ from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.kinds import MatrixFunction, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import conj
 from weft.ops.comparison import equal
 from weft.ops.factorizations import svd
@@ -71,6 +72,7 @@ det: Primitive = Primitive(
     "The determinant of each square matrix.",
     kind=MatrixFunction(lambda params: "det", may_fail=False),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_det_type,
     reference=by_numpy("det", np.linalg.det),
     derivatives=[tangent(_det_tangent)],
@@ -110,6 +112,7 @@ adjugate: Primitive = Primitive(
     "The transposed matrix of cofactors: x @ adjugate(x) = det(x) times the identity.",
     kind=Opaque(),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=square_type("adjugate"),
     reference=by_numpy("adjugate", _adjugate),
     derivatives=[tangent(lambda t, out, x: apply(adjugate_slope, x, t))],
@@ -233,6 +236,7 @@ adjugate_slope: Primitive = Primitive(
     "The derivative of the adjugate of x along t.",
     kind=Opaque(),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_slope_type,
     reference=by_numpy("adjugate_slope", _slope),
     derivatives=[tangent(_slope_tangent), linear(_slope_cotangent)],
@@ -281,6 +285,7 @@ slogdet: Primitive = Primitive(
     "The sign of the determinant and the logarithm of its size; 0 and -inf for a singular matrix.",
     kind=MatrixFunction(lambda params: "slogdet", may_fail=False),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_slogdet_type,
     reference=by_numpy("slogdet", _slogdet),
     derivatives=[tangent(_slogdet_tangent)],

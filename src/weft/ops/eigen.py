@@ -21,6 +21,7 @@ from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.kinds import MatrixFunction
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import conj
 from weft.ops.conversion import convert
 from weft.ops.factorizations import positive_definite
@@ -75,6 +76,7 @@ eigh: Primitive = Primitive(
     "Eigenvalues, rising, and eigenvectors of the Hermitian matrix that x's lower triangle gives.",
     kind=MatrixFunction(lambda params: "eigh_lo"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eigh_type,
     reference=by_numpy("eigh", _eigh),
     derivatives=[tangent(_eigh_tangent)],
@@ -103,6 +105,7 @@ eigvalsh: Primitive = Primitive(
     "Eigenvalues, rising, of the Hermitian matrix that x's lower triangle gives.",
     kind=MatrixFunction(lambda params: "eigvalsh_lo"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eigvalsh_type,
     reference=by_numpy("eigvalsh", np.linalg.eigvalsh),
     derivatives=[tangent(_eigvalsh_tangent)],
@@ -173,6 +176,7 @@ eig: Primitive = Primitive(
     "Eigenvalues and right eigenvectors of length 1, complex, in no particular order.",
     kind=MatrixFunction(lambda params: "eig", needs_finite=True),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eig_type,
     reference=by_numpy("eig", _eig),
     derivatives=[tangent(_eig_tangent)],
@@ -193,6 +197,7 @@ eigvals: Primitive = Primitive(
     "Eigenvalues, complex, in no particular order.",
     kind=MatrixFunction(lambda params: "eigvals", needs_finite=True),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_eigvals_type,
     reference=by_numpy("eigvals", lambda x: _complex(np.linalg.eigvals(x))),
     derivatives=[tangent(_eigvals_tangent)],

@@ -25,6 +25,7 @@ from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.kinds import MatrixFunction, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.matrices import (
     BY_LAPACK,
     INDEFINITE,
@@ -81,6 +82,7 @@ cholesky: Primitive = Primitive(
     "Lower triangular L with L @ Lᴴ = x, of the Hermitian matrix that x's lower triangle gives.",
     kind=MatrixFunction(lambda params: "cholesky_lo"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=square_type("cholesky"),
     reference=by_numpy("cholesky", np.linalg.cholesky, INDEFINITE),
     derivatives=[tangent(_cholesky_tangent)],
@@ -163,6 +165,7 @@ lu: Primitive = Primitive(
     "P, L, U with x = P @ L @ U: a permutation, a unit lower and an upper triangular matrix.",
     kind=Opaque(),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_lu_type,
     reference=by_numpy("lu", _lu),
     derivatives=[tangent(_lu_tangent)],
@@ -226,6 +229,7 @@ qr: Primitive = Primitive(
     "Q with orthonormal columns and upper triangular R with x = Q @ R; `complete`: Q is square.",
     kind=Opaque(),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_qr_type,
     reference=by_numpy("qr", _qr),
     derivatives=[tangent(_qr_tangent)],
@@ -317,6 +321,7 @@ svd: Primitive = Primitive(
     "U, S, Vᴴ with x = U @ diag(S) @ Vᴴ, S falling; `full`: U and Vᴴ are square.",
     kind=MatrixFunction(lambda params: "svd_f" if params["full"] else "svd_s"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_svd_type,
     reference=by_numpy("svd", _svd),
     derivatives=[tangent(_svd_tangent)],
@@ -349,6 +354,7 @@ svdvals: Primitive = Primitive(
     "The singular values of each matrix, falling.",
     kind=MatrixFunction(lambda params: "svd"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_svdvals_type,
     reference=by_numpy("svdvals", lambda x: np.linalg.svd(x, compute_uv=False)),
     derivatives=[tangent(_svdvals_tangent)],

@@ -26,6 +26,7 @@ from weft.ir.kinds import Transform
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.families import batch_each
 from weft.ops.movement import pad, reshape
 
@@ -88,6 +89,7 @@ fft: Primitive = Primitive(
         lambda params, n: "ifft" if params["inverse"] else "fft", lambda params: params["inverse"]
     ),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_fft_type,
     reference=_fft,
     derivatives=[linear(_adjoint_fft)],
@@ -163,6 +165,7 @@ rfft: Primitive = Primitive(
         lambda params, n: "rfft_n_odd" if n % 2 else "rfft_n_even", lambda params: False
     ),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_rfft_type,
     reference=lambda x, axis, norm: np.fft.rfft(x, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_rfft)],
@@ -206,6 +209,7 @@ irfft: Primitive = Primitive(
     "n real numbers from the first half of their spectrum along an axis.",
     kind=Transform(lambda params, n: "irfft", lambda params: True),
     lower=BY_NUMPY,
+    sharding=shardings.beside_axes,
     type_rule=_irfft_type,
     reference=lambda x, axis, n, norm: np.fft.irfft(x, n, axis=axis, norm=norm),
     derivatives=[linear(_adjoint_irfft)],

@@ -30,7 +30,9 @@ from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import Gather, Scatter
 from weft.ir.primitive import PRIMITIVES, Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor, zeros
+from weft.ir.sharding import SUM, Partial
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.comparison import equal
 from weft.ops.creation import iota
 from weft.ops.elementwise import divide, multiply
@@ -211,6 +213,7 @@ gather: Primitive = Primitive(
     "gather",
     "The elements of x at index tensors that address `axes`: index shape, then the other axes.",
     kind=Gather(checked=True),
+    sharding=shardings.of_gather,
     type_rule=lambda x, *indices, axes: x.with_shape(_kept_shape("gather", x, indices, axes)),
     reference=_gather_rows,
     derivatives=every(_gather_derivative),
@@ -366,7 +369,8 @@ scatter: Primitive = Primitive(
     "scatter",
     "x with the elements at the indices replaced; of several for one place the last one stays. "
     "`unique` promises that no place is written twice.",
-    kind=Scatter(checked=True),
+    kind=Scatter(None, checked=True),
+    sharding=shardings.of_scatter(None),
     type_rule=lambda *types, axes, unique: _scatter_type("scatter", "any", *types, axes=axes),
     reference=lambda x, updates, *indices, axes, unique: _scatter_rows(
         "scatter", _write_last, x, updates, indices, axes
@@ -386,7 +390,8 @@ scatter: Primitive = Primitive(
 scatter_add: Primitive = Primitive(
     "scatter_add",
     "x with the updates added at the indices; all of several for one place count.",
-    kind=Scatter(checked=True),
+    kind=Scatter("add", checked=True),
+    sharding=shardings.of_scatter({"x": SUM, "result": SUM}),
     type_rule=lambda *types, axes: _scatter_type("scatter_add", "number", *types, axes=axes),
     reference=lambda x, updates, *indices, axes: _scatter_rows(
         "scatter_add", _write_sum, x, updates, indices, axes
@@ -423,7 +428,7 @@ def _extreme_tangent(
     return apply(scatter_add, zeros(out.type), multiply(t, weights), *indices, axes=axes)
 
 
-def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
+def _scatter_extreme(name: str, doc: str, write: Write, terms: Partial) -> Primitive:
     def derivative(operand: int) -> OperandDerivative:
         if operand > 1:
             return NO_DERIVATIVE
@@ -436,7 +441,8 @@ def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
     primitive = Primitive(
         name,
         doc,
-        kind=Scatter(checked=True),
+        kind=Scatter(terms.combine, checked=True),
+        sharding=shardings.of_scatter({"result": terms}),
         type_rule=lambda *types, axes: _scatter_type(name, "real", *types, axes=axes),
         reference=lambda x, updates, *indices, axes: _scatter_rows(
             name, write, x, updates, indices, axes
@@ -451,9 +457,59 @@ def _scatter_extreme(name: str, doc: str, write: Write) -> Primitive:
 
 scatter_max = _scatter_extreme(
     "scatter_max", "x with each indexed element replaced by the largest of it and its updates.",
-    numerics.keep_largest,
+    numerics.keep_largest, Partial("maximum"),
 )  # fmt: skip
 scatter_min = _scatter_extreme(
     "scatter_min", "x with each indexed element replaced by the smallest of it and its updates.",
-    numerics.keep_smallest,
+    numerics.keep_smallest, Partial("minimum"),
 )  # fmt: skip
+
+
+def _other_factors(x: Tensor, updates: Tensor, indices: tuple[Tensor, ...], axes: Axes) -> Tensor:
+    """For each update the product of all else that is multiplied at its place.
+
+    Dividing the whole product by the update would fail where it is zero, so zeros are left out of
+    the product and counted: a lone zero has all others as its factor, and all others have it.
+    """
+    is_zero = equal(updates, zeros(updates.type))
+    count = apply(scatter_add, zeros(x.type), convert_to(is_zero, x.dtype), *indices, axes=axes)
+    ones = filled_tensor(updates.shape, updates.dtype, 1)
+    product = bind(scatter_multiply, x, where(is_zero, ones, updates), *indices, axes=axes)
+    at_place = bind(gather, product, *indices, axes=axes)
+    zeros_there = bind(gather, count, *indices, axes=axes)
+    nothing = zeros(updates.type)
+    rest = where(is_zero, at_place, divide(at_place, where(is_zero, ones, updates)))
+    alone = convert_to(is_zero, updates.dtype)
+    return where(equal(zeros_there, alone), rest, nothing)
+
+
+def _product_tangent(
+    t: Tensor, out: Tensor, x: Tensor, updates: Tensor, *indices: Tensor, axes: Axes
+) -> Tensor:
+    factors = _other_factors(x, updates, indices, axes)
+    return apply(scatter_add, zeros(x.type), multiply(t, factors), *indices, axes=axes)
+
+
+def _multiply_back(ct: Tensor, x: Tensor, updates: Tensor, *indices: Tensor, axes: Axes) -> Tensor:
+    """Each element is multiplied by one factor, so the way back is the same."""
+    return apply(scatter_multiply, ct, updates, *indices, axes=axes)
+
+
+scatter_multiply: Primitive = Primitive(
+    "scatter_multiply",
+    "x with each indexed element multiplied by its updates, one after the other.",
+    kind=Scatter("multiply", checked=True),
+    sharding=shardings.of_scatter(None),
+    type_rule=lambda *types, axes: _scatter_type("scatter_multiply", "number", *types, axes=axes),
+    reference=lambda x, updates, *indices, axes: _scatter_rows(
+        "scatter_multiply", np.multiply.at, x, updates, indices, axes
+    ),
+    derivatives=every(
+        lambda operand: (linear(_multiply_back), tangent(_product_tangent), NO_DERIVATIVE)[
+            min(operand, 2)
+        ]
+    ),
+    batch=_batch_scatter(lambda: scatter_multiply),
+    samples=_scatter_samples,
+    mistakes=_scatter_mistakes,
+)

@@ -30,6 +30,7 @@ from weft.ir.kinds import Movement
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import filled_tensor
 from weft.ir.tensor import Tensor, wrap
+from weft.ops import sharding_rules as shardings
 from weft.ops.arithmetic import conj
 from weft.ops.contraction import dot
 from weft.ops.conversion import convert
@@ -316,6 +317,7 @@ triangle: Primitive = Primitive(
     "triangle",
     "The elements on and below (or on and above) a diagonal of each matrix, zero elsewhere.",
     kind=Movement(fill=lambda params: 0, by_place=True),
+    sharding=shardings.of_triangle,
     type_rule=_triangle_type,
     reference=lambda x, lower, offset: np.tril(x, offset) if lower else np.triu(x, offset),
     derivatives=[

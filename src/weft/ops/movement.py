@@ -28,6 +28,7 @@ from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.reverse import sum_to, zeros
 from weft.ir.tensor import Tensor
 from weft.ops import movement_reads as reads
+from weft.ops import sharding_rules as shardings
 from weft.ops.families import batch_each
 
 __all__: list[str] = []
@@ -183,12 +184,14 @@ reshape: Primitive = Primitive(
     "reshape",
     "The same elements in row-major order in another shape.",
     kind=Movement(reads.of_reshape),
+    sharding=shardings.of_reshape,
     type_rule=_reshape_type,
     reference=lambda x, shape: np.reshape(x, shape),
     derivatives=[linear(lambda ct, x, shape: bind(reshape, ct, shape=x.shape))],
     batch=batch_each(lambda: reshape, lambda size, shape: {"shape": (size, *shape)}),
     samples=lambda: [
         Sample((_array(2, 6),), {"shape": (3, 4)}),
+        Sample((_array(2, 3, 4),), {"shape": (6, 4)}),
         Sample((_complex(4),), {"shape": (2, 2)}),
         Sample((_array(1),), {"shape": ()}),
         Sample((_array(),), {"shape": (1, 1)}),
@@ -380,6 +383,7 @@ slice_: Primitive = Primitive(
     "slice",
     "From each axis the elements start, start + stride, … before stop; strides are positive.",
     kind=Movement(reads.of_slice),
+    sharding=shardings.of_slice,
     type_rule=_slice_type,
     reference=lambda x, starts, stops, strides: x[
         tuple([slice(*bounds) for bounds in zip(starts, stops, strides, strict=True)])
@@ -457,6 +461,7 @@ update_slice: Primitive = Primitive(
     "update_slice",
     "x with the elements start, start + stride, … of each axis replaced by those of update.",
     kind=Movement(),
+    sharding=shardings.of_update_slice,
     type_rule=_update_type,
     reference=_update_array,
     derivatives=[

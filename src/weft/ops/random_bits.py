@@ -38,6 +38,7 @@ from weft.ir.forward import without_zero_tangents
 from weft.ir.kinds import Random
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor, Traced, traces, wrap
+from weft.ops import sharding_rules as shardings
 from weft.ops.elementwise import add
 
 __all__: list[str] = []
@@ -179,6 +180,7 @@ random_bits = Primitive(
     "random_bits",
     "Random words of a shape for each key, of the same value wherever and whenever computed.",
     kind=Random(),
+    sharding=shardings.of_random_bits,
     type_rule=_bits_type,
     reference=_bits,
     derivatives=(_discrete, _discrete),

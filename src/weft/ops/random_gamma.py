@@ -27,6 +27,7 @@ from weft.ir.dispatch import apply
 from weft.ir.kinds import DEAR, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.control import require_types
 from weft.ops.elementwise import multiply
 from weft.ops.families import elementwise, elementwise_samples
@@ -119,6 +120,7 @@ by_concentration = Primitive(
     "A gamma sample as what varies with its concentration; the value is the sample itself.",
     kind=Opaque(),
     lower=Unsupported("it is there for its derivative, which takes a series"),
+    sharding=shardings.before_last(0),
     type_rule=_same_type,
     reference=lambda x, a: np.array(x),
     derivatives=joint(_jvp, _vjp),  # of the way it was drawn, which its value does not show

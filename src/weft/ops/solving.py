@@ -24,6 +24,7 @@ from weft.ir.dispatch import apply, bind
 from weft.ir.kinds import MatrixFunction, Opaque
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.matrices import (
     BY_LAPACK,
     SINGULAR,
@@ -107,6 +108,7 @@ triangular_solve: Primitive = Primitive(
     "x with a @ x = b for triangular a; the other triangle, and a `unit` diagonal, is not read.",
     kind=Opaque(),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=lambda a, b, lower, unit: require_system("triangular_solve", a, b),
     reference=by_numpy("triangular_solve", _triangular, SINGULAR),
     derivatives=[
@@ -183,6 +185,7 @@ solve: Primitive = Primitive(
     "x with a @ x = b, by elimination with pivots.",
     kind=MatrixFunction(lambda params: "solve"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=lambda a, b: require_system("solve", a, b),
     reference=by_numpy("solve", np.linalg.solve, SINGULAR),
     derivatives=[
@@ -202,6 +205,7 @@ inv: Primitive = Primitive(
     "The inverse of each square matrix.",
     kind=MatrixFunction(lambda params: "inv"),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=square_type("inv"),
     reference=by_numpy("inv", np.linalg.inv, SINGULAR),
     derivatives=[tangent(lambda t, out, x: -product(out, product(t, out)))],
@@ -247,6 +251,7 @@ pinv: Primitive = Primitive(
     "The pseudo-inverse; singular values of at most rtol times the largest count as zero.",
     kind=Opaque(),
     lower=BY_LAPACK,
+    sharding=shardings.before_last(2),
     type_rule=_pinv_type,
     reference=by_numpy("pinv", lambda x, rtol: np.linalg.pinv(x, rtol)),
     derivatives=[

@@ -27,6 +27,7 @@ from weft.ir.dispatch import apply, apply_multiple, bind
 from weft.ir.kinds import Search, Sort
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.families import batch_each
 from weft.ops.indexing import count_up, gather
 from weft.ops.movement import broadcast_to, check_one_dtype, is_below, reshape
@@ -309,6 +310,7 @@ searchsorted: Primitive = Primitive(
     lower=Unsupported(
         "a search in a line is no loop over elements: a target has code of its own for it"
     ),
+    sharding=shardings.of_searchsorted,
     type_rule=_searchsorted_type,
     reference=_search_rows,
     derivatives=[constant(_DISCRETE), constant(_DISCRETE)],

@@ -27,6 +27,7 @@ from weft.ir.kinds import Search, Window
 from weft.ir.numerics import maximum
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
+from weft.ops import sharding_rules as shardings
 from weft.ops.convolution import (
     Padding,
     check_windows,
@@ -204,6 +205,7 @@ window_sum: Primitive = Primitive(
     "window_sum",
     "The sum over each window along the last axes.",
     kind=Window("add"),
+    sharding=shardings.before_windows,
     type_rule=_sum_type,
     reference=_window_sum,
     derivatives=[
@@ -222,6 +224,7 @@ window_spread: Primitive = Primitive(
     "window_spread",
     "The transpose of window_sum: each element added to all places of its window.",
     kind=Window(None),
+    sharding=shardings.before_windows,
     type_rule=_spread_type,
     reference=_spread_windows,
     derivatives=[linear(lambda ct, y, spatial, **rest: apply(window_sum, ct, **rest))],
@@ -307,6 +310,7 @@ window_max: Primitive = Primitive(
     "window_max",
     "The largest element of each window along the last axes; the first has the derivative.",
     kind=Window("maximum"),
+    sharding=shardings.before_windows,
     type_rule=_max_type("window_max"),
     reference=_window_max,
     derivatives=[tangent(_max_tangent)],
@@ -319,6 +323,7 @@ window_argmax: Primitive = Primitive(
     "window_argmax",
     "Where each window's first largest element stands, counted through the last axes.",
     kind=Search(),
+    sharding=shardings.before_windows,
     type_rule=_max_type("window_argmax"),
     reference=_window_argmax,
     derivatives=[constant("a place has no derivative")],

@@ -12,11 +12,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import weft as wf
+from weft.names import unknown_option
 
 RANGES: dict[str, tuple[str, Any]] = {
     "lr": ("lr >= 0", 1e-3),
@@ -85,19 +85,12 @@ def check_fraction(op: str, name: str, value: Any) -> None:
         raise _out_of_range(op, name, value, f"0 <= {name} <= 1, a number", 0.5)
 
 
-def check_known(op: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_known(op: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse names that there are no options for, with the nearest one that there is."""
     known = list(known)
-    for name in given:
+    for name, value in given.items():
         if name not in known:
-            meant = get_close_matches(name, known, 1)
-            raise wf.ArgumentTypeError(
-                op,
-                f"no option is called {name!r}",
-                expected="one of " + ", ".join(known),
-                got={"option": name},
-                fix=f"{meant[0]}=..." if meant else "leave it out",
-            )
+            raise unknown_option(op, name, value, known)
 
 
 def check_parameter(op: str, place: str, parameter: Any) -> None:

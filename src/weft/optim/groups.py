@@ -25,11 +25,11 @@ class Group:
     owner: str = field(metadata={"static": True})
 
     def __getitem__(self, name: str) -> Any:
-        check_known(self.owner, [name], self.options)
+        check_known(self.owner, {name: "..."}, self.options)
         return self.options[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        check_known(self.owner, [name], self.options)
+        check_known(self.owner, {name: value}, self.options)
         if name == "lr":
             self._set_lr(value)
             return
@@ -94,7 +94,8 @@ def _entries(op: str, parameters: Any) -> list[Any]:
 
 def _read_group(op: str, entry: Any, options: Mapping[str, Any], start: int) -> Group:
     given = {name: value for name, value in entry.items() if name != "params"}
-    check_known(op, [name for name in entry if name != "params"], ["params", *options])
+    given = {name: value for name, value in entry.items() if name != "params"}
+    check_known(op, given, ["params", *options])
     chosen = {**options, **given}
     for name, value in chosen.items():
         if name != "lr":

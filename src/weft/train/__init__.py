@@ -8,6 +8,8 @@
 'accuracy'
 """
 
+from weft.names import explain_all as _explain_all
+from weft.names import missing_from as _missing_from
 from weft.train.callbacks import (
     BestCheckpoint,
     Callback,
@@ -36,6 +38,7 @@ from weft.train.metrics import (
 )
 from weft.train.plots import plot
 from weft.train.progress import Progress
+from weft.train.run_log import RunLog
 from weft.train.searching import (
     Trial,
     cross_validate,
@@ -50,7 +53,10 @@ __all__ = [
     "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
     "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "EarlyStopping",
     "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback", "LearningRateLogger",
-    "Mean", "Metric", "Perplexity", "Precision", "Progress", "Recall", "ScheduleCallback",
+    "Mean", "Metric", "Perplexity", "Precision", "Progress", "Recall", "RunLog", "ScheduleCallback",
     "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial", "as_metrics", "cross_validate",
     "find_lr", "halving_search", "optuna_search", "plot", "random_search", "register_metric",
 ]  # fmt: skip
+
+_explain_all(globals(), __all__)
+__getattr__ = _missing_from("wf.train", __all__)

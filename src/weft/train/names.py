@@ -6,27 +6,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 import weft as wf
+from weft.names import nearest_name
 
-__all__ = ["nearest", "unknown"]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that a wrong one is most like, empty where none is.
-
-    >>> nearest("epoch", ["epochs", "batch_size"])
-    'epochs'
-    """
-    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
+__all__ = ["unknown"]
 
 
 def unknown(op: str, kind: str, name: str, known: Iterable[str]) -> wf.NameUnknownError:
     """The error for a name of something (a metric, a key) that does not exist."""
     names = list(known)
-    meant = nearest(name, names)
+    meant = nearest_name(name, names)
     return wf.NameUnknownError(
         op,
         f"no {kind} is called {name!r}",

@@ -23,11 +23,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
+from types import FrameType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import numpy as np
 
-from weft.core import dtypes
+from weft.core import dtypes, wrong_calls
 from weft.core.dimension_text import parse_dim
 from weft.core.dimensions import Dim, Dimension, substitute, symbol, symbols_in
 from weft.core.dtypes import DType, from_numpy
@@ -178,7 +179,7 @@ def checked(f: F) -> F:
         return type(f)(checked(f.__func__))
     check_function("checked", f)
     signature = inspect.signature(f)
-    names = _names_in_scope(f, sys._getframe(1).f_locals)
+    names = _names_in_scope(f, _caller_frame().f_locals)
     wanted = {
         name: annotation
         for name, parameter in signature.parameters.items()
@@ -207,6 +208,14 @@ def checked(f: F) -> F:
         return result
 
     return call  # type: ignore[return-value]
+
+
+def _caller_frame() -> FrameType:
+    """The frame that called `checked`: the user's, or one of this library's own functions."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == wrong_calls.__name__:
+        frame = frame.f_back  # the public name explains wrong arguments
+    return frame
 
 
 def _names_in_scope(f: Callable[..., Any], around: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from weft.ir.kinds import Control
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.reverse import recording
 from weft.ir.tape import Node, Projection
-from weft.ir.tensor import Tensor, Traced, grad_mode, wrap
+from weft.ir.tensor import Tensor, Traced, grad_mode, traces, wrap
 from weft.ir.tracing import Closure, interpret, trace
 from weft.ops.operands import as_tensor, check_function
 from weft.transforms.vmap import vmap
@@ -120,13 +120,14 @@ def _batch(
     size: Any, operands: tuple[Tensor, ...], axes: tuple[int | None, ...], graph: Graph, rule: Any
 ) -> Any:
     fronts = [batching.to_front(size, x, axis) for x, axis in zip(operands, axes, strict=True)]
-    batched_rule = _batched_rule(_rule(rule))
+    axis_name = traces.axis_name
+    batched_rule = _batched_rule(_rule(rule), axis_name)
 
     def run(*xs: Tensor) -> list[Tensor]:
         return [
             batching.to_front(size, *pair)
             for pair in batching.vmap(
-                lambda *each: interpret(graph, *each), size, xs, [0] * len(xs)
+                lambda *each: interpret(graph, *each), size, xs, [0] * len(xs), axis_name
             )
         ]
 
@@ -135,13 +136,14 @@ def _batch(
     return results, (0,) * len(results)
 
 
-def _batched_rule(rule: Rule) -> Rule:
+def _batched_rule(rule: Rule, axis_name: str | None) -> Rule:
     """The rule for a whole batch at once, along axis 0 of everything."""
-    push = vmap(rule.push) if rule.push is not None else None
+    push = vmap(rule.push, axis_name=axis_name) if rule.push is not None else None
     pull = None
     if rule.pull is not None:
-        results_of = vmap(lambda xs: rule.pull(xs)[0])  # type: ignore[misc]
-        back = vmap(lambda xs, cts: rule.pull(xs)[1](cts))  # type: ignore[misc]
+        pull_one = rule.pull
+        results_of = vmap(lambda xs: pull_one(xs)[0], axis_name=axis_name)
+        back = vmap(lambda xs, cts: pull_one(xs)[1](cts), axis_name=axis_name)
 
         def pull(xs: Any) -> Any:
             return results_of(xs), lambda cts: back(xs, cts)
@@ -194,6 +196,16 @@ class custom_derivative:  # noqa: N801 (a decorator)
     `@f.jvp def rule(primals, tangents): return out, tangent_out` serves both modes, if its
     operations are linear in the tangents. `@f.vjp def rule(*args): return out, pullback`
     with `pullback(cotangent)` returning one cotangent per argument serves reverse mode.
+
+    >>> import weft as wf
+    >>> @wf.custom_derivative
+    ... def sign(x):
+    ...     return wf.sign(x)
+    >>> @sign.jvp
+    ... def _(primals, tangents):
+    ...     return wf.sign(primals[0]), tangents[0]  # as if it were the identity
+    >>> wf.grad(sign)(wf.tensor(-2.0)).item()
+    1.0
     """
 
     __name__: str

@@ -12,18 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
+from types import FunctionType
 from typing import Any
 
-from weft.core import names
 from weft.core.arrays import is_host
 from weft.core.errors import (
     ArgumentError,
-    ArgumentTypeError,
-    DTypeError,
-    NameUnknownError,
     ShapeError,
 )
+from weft.core.names import unknown_name
 from weft.core.sharing import is_lent
+from weft.core.wrong_calls import explain_arguments, takes_options
 from weft.ir.dispatch import apply
 from weft.ir.parts import as_part, refuse_choice, refuse_part
 from weft.ir.reverse import filled_like
@@ -48,6 +47,7 @@ from weft.ops.operands import as_tensor
 from weft.ops.placement import to_device
 from weft.ops.selection import clip
 from weft.transforms import backward
+from weft.transforms.torch_methods import TORCH_METHODS, check_same
 
 __all__ = ["install"]
 
@@ -70,29 +70,10 @@ def _in_place(sign: str, function: Function) -> Function:
         if self._origin is not None:
             refuse_choice(f"{sign}=", self)
         result = function(self, other)
-        _check_same(sign, self, result)
+        check_same(f"{sign}=", self, result)
         return rebind(self, result, f"{sign}=")
 
     return method
-
-
-def _check_same(sign: str, tensor: Tensor, result: Tensor) -> None:
-    if result.dtype is not tensor.dtype:
-        raise DTypeError(
-            f"{sign}=",
-            "the result has another dtype than the tensor it would replace",
-            expected=f"a result of dtype {tensor.dtype.name}",
-            got={"x": tensor, "result": result},
-            fix=f"give the result its own dtype: x = x {sign} y",
-        )
-    if result.shape != tensor.shape:
-        raise ShapeError(
-            f"{sign}=",
-            "the result has another shape than the tensor it would replace",
-            expected=f"an operand that broadcasts to {list(tensor.shape)}",
-            got={"x": tensor, "result": result},
-            fix=f"give the result its own shape: x = x {sign} y",
-        )
 
 
 def _comparison(function: Function) -> Function:
@@ -112,42 +93,16 @@ def _axis_method(function: Function) -> Function:
 
     @wraps(function)
     def method(self: Tensor, axis: Any = default, **options: Any) -> Any:
-        if options and (options.keys() & FOREIGN_OPTIONS.keys()):
-            raise _foreign_option(function.__name__, options)
         return function(self, axis=axis, **options)
 
     return method
-
-
-FOREIGN_OPTIONS: dict[str, str] = {"dim": "axis", "keepdim": "keepdims"}
-"""What PyTorch's options are called here."""
-
-
-def _foreign_option(op: str, options: dict[str, Any]) -> ArgumentTypeError:
-    given = next(name for name in options if name in FOREIGN_OPTIONS)
-    meant = FOREIGN_OPTIONS[given]
-    return ArgumentTypeError(
-        op,
-        f"{given} is called {meant} here, as in NumPy",
-        expected=f"{meant}=",
-        got={given: options[given]},
-        fix=f"{meant}={options[given]!r}",
-    )
 
 
 def _missing_attribute(x: Tensor, name: str) -> Any:
     """Raise the error for `x.name` without such an attribute, with a suggestion."""
     if name.startswith("_"):
         raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-    if name in dir(NAMESPACE[0]) and name not in names.ELSEWHERE:
-        raise NameUnknownError(
-            "tensor",
-            f"{name} is a function, not a method",
-            expected="a name in dir(x)",
-            got={"name": name},
-            fix=f"call it with the tensor among its arguments: wf.{name}",
-        )
-    raise names.unknown_name("tensor", name, dir(x), "x")
+    raise unknown_name("tensor", name, dir(x), "x")
 
 
 def _set_item(x: Tensor, key: Any, value: Any) -> None:
@@ -199,12 +154,6 @@ def _clone(x: Tensor) -> Tensor:
 def _reshape(x: Tensor, *shape: Any) -> Tensor:
     """The same elements in another shape: x.reshape(2, -1) or x.reshape((2, -1))."""
     return manipulation.reshape(x, shape[0] if len(shape) == 1 else shape)
-
-
-def _transpose(x: Tensor, *axes: Any) -> Tensor:
-    """The axes in another order, reversed by default: x.transpose(1, 0) or x.transpose((1, 0))."""
-    order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-    return manipulation.permute_dims(x, order if axes else tuple(reversed(range(x.ndim))))
 
 
 def _matrix_transpose(x: Tensor) -> Tensor:
@@ -334,11 +283,12 @@ METHODS: dict[str, Function] = {
     "cuda": exchange.to_cuda,
     "astype": conversion.astype,
     "reshape": _reshape,
-    "transpose": _transpose,
-    "permute": _transpose,
+    "view": _reshape,
     "clip": clip,
     "dot": precision.matmul,
+    "matmul": precision.matmul,
     "trace": linalg.trace,
+    **TORCH_METHODS,
 }
 
 NAMED: dict[Any, tuple[str, ...]] = {
@@ -347,9 +297,14 @@ NAMED: dict[Any, tuple[str, ...]] = {
         "log", "log10", "log1p", "log2", "pow", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",
         "sqrt", "square", "tan", "tanh", "trunc", "relu",
     ),
-    manipulation: ("expand_dims", "flip", "repeat", "roll", "squeeze", "swapaxes", "tile"),
+    manipulation: (
+        "broadcast_to", "expand_dims", "flip", "moveaxis", "roll", "squeeze", "swapaxes", "tile",
+    ),
     rearrangement: ("chunk", "diagonal", "flatten", "narrow", "ravel", "split", "unfold"),
-    gathering: ("take", "take_along_axis"),
+    gathering: (
+        "gather", "index_add", "index_copy", "masked_select", "scatter", "scatter_add",
+        "scatter_reduce", "take", "take_along_axis",
+    ),
     searching: ("nonzero", "topk"),
     comparison: ("isfinite", "isinf", "isnan"),
 }  # fmt: skip
@@ -378,14 +333,25 @@ def install() -> None:
         setattr(Tensor, f"__{name}__", public)
         setattr(Tensor, f"__r{name}__", _reflected_operator(public))
         setattr(Tensor, f"__i{name}__", _in_place(SIGNS[name], function))  # the dtype stays
-    for name, attribute in {**SPECIAL, **PROPERTIES, **METHODS}.items():
+    for name, attribute in {**SPECIAL, **PROPERTIES}.items():
         setattr(Tensor, name, attribute)
+    for name, method in METHODS.items():
+        _set_method(name, method)
     for module, chosen in NAMED.items():
         for name in chosen:
-            setattr(Tensor, name, _public_function(name, getattr(module, name)))
+            _set_method(name, _public_function(name, getattr(module, name)))
     for module, chosen in ALONG.items():
         for name in chosen:
-            setattr(Tensor, name, _axis_method(_public_function(name, getattr(module, name))))
+            _set_method(name, _axis_method(_public_function(name, getattr(module, name))))
+
+    for name, longer in (("cumsum", "cumulative_sum"), ("cumprod", "cumulative_prod")):
+        _set_method(name, getattr(Tensor, longer))
+
+
+def _set_method(name: str, method: Function) -> None:
+    """Put a method on the class; one with options explains those that it does not take."""
+    explains = isinstance(method, FunctionType) and takes_options(method)
+    setattr(Tensor, name, explain_arguments(method) if explains else method)
 
 
 install()

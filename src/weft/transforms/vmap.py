@@ -27,17 +27,26 @@ Axes = Any
 
 
 def vmap(
-    f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: int | None = None
+    f: Callable[..., Any],
+    in_axes: Axes = 0,
+    out_axes: Axes = 0,
+    *,
+    axis_size: int | None = None,
+    axis_name: str | None = None,
 ) -> Callable[..., Any]:
     """A function that applies f to each element along an axis of its arguments.
 
     in_axes: the axis of each argument (None: the same for all elements), for all arguments, per
     argument, or as trees. out_axes: where the axis stands in the results.
     Keyword arguments are mapped along axis 0.
+    axis_name: a mesh axis whose shards the elements are, so that collectives over it run inside.
 
     >>> import weft as wf
     >>> vmap(wf.sum, in_axes=1)(wf.ones((2, 3))).tolist()
     [2.0, 2.0, 2.0]
+    >>> total = lambda x: wf.distributed.all_reduce(x, "data")
+    >>> vmap(total, axis_name="data")(wf.tensor([1.0, 2.0])).tolist()
+    [3.0, 3.0]
     """
     check_function("vmap", f)
 
@@ -48,7 +57,7 @@ def vmap(
         chosen = [axes[place] for place in flat.places]
         positions = [_position(x, axis) for x, axis in zip(tensors, chosen, strict=True)]
         size = _batch_size(tensors, positions, axis_size)
-        results = batching.vmap(flat, size, tensors, positions)
+        results = batching.vmap(flat, size, tensors, positions, axis_name)
         targets = _axis_per_leaf(out_axes, flat.rebuild([x for x, _ in results]), "out_axes")
         return flat.rebuild(
             [

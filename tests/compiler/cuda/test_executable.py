@@ -22,6 +22,8 @@ from weft.compiler.targets.cuda.array import CudaArray
 from weft.ir.primitive import Primitive, Sample
 from weft.ir.tensor import wrap
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 
 

@@ -20,6 +20,8 @@ from tests.test_numbers import FUNCTIONS, Applied, Call, working_calls
 
 import weft as wf
 
+pytestmark = pytest.mark.slow
+
 Function = Callable[..., Any]
 
 

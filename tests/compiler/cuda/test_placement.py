@@ -199,7 +199,7 @@ def test_memory_is_counted_and_its_peak_begins_anew(card: HostCard) -> None:
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("empty_cache", "wf.cuda.release_memory"),
+        ("empty_cache", "wf.cuda.release_memory()"),
         ("max_memory_allocated", "wf.cuda.memory_stats().peak"),
         ("syncronize", "wf.cuda.synchronize"),
     ],

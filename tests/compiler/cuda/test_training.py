@@ -19,6 +19,8 @@ from weft.compiler.targets.cuda import dlpack
 from weft.compiler.targets.cuda.array import compute_stream
 from weft.data import ArrayDataset, DataLoader
 
+pytestmark = pytest.mark.slow
+
 CPU = wf.device("cpu")
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 

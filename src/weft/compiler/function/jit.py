@@ -37,7 +37,7 @@ from weft.compiler.function.donation import expected_donations, gradients_beside
 from weft.compiler.function.fastcall.repeated_calls import RepeatedCalls
 from weft.compiler.function.program_cache import program
 from weft.compiler.function.recording import Recording, record
-from weft.compiler.function.value_names import names_of
+from weft.compiler.function.value_names import Names, names_of
 from weft.compiler.memory_budget.search import parse_bytes
 from weft.compiler.report.explain import Explanation, explanation
 from weft.compiler.report.memory_use import MemoryReport
@@ -116,6 +116,13 @@ class Jit:
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph of a call with these arguments; nothing is run."""
         return self._find(self._read(args, kwargs)).recording.graph
+
+    def record(self, *args: Any, **kwargs: Any) -> tuple[Call, Recording, Names]:
+        """A call with these arguments, traced, with names for what it reads and writes."""
+        call = self._read(args, kwargs)
+        recording = self._record_for(call, [handle.type for handle in call.handles])
+        outside = [read() for read in self._outside or ()]
+        return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
 
     def program(self, *args: Any, **kwargs: Any) -> Executable:
         """The compiled program of a call with these arguments; nothing is run."""
@@ -209,12 +216,17 @@ class Jit:
         reason: str,
         unifier: Unifier | None = None,
     ) -> Compiled:
+        return self._make_program(call, types, self._record_for(call, types, unifier), reason)
+
+    def _record_for(
+        self, call: Call, types: Sequence[TensorType], unifier: Unifier | None = None
+    ) -> Recording:
         with unifier or Unifier() as unifier:
             recording = self._record_call(call, types)
         if unifier.bindings:
             graph = resolve_graph(recording.graph, unifier.resolve)
             recording = replace(recording, graph=graph)
-        return self._make_program(call, types, recording, reason)
+        return recording
 
     def _record_call(self, call: Call, types: Sequence[TensorType]) -> Recording:
         return record(call.handles, lambda: self._f(*call.args, **call.kwargs), types, call.device)
@@ -252,6 +264,15 @@ def jit(
     With a budget such as `memory="300MB"` the program computes values twice instead of keeping
     them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.
     Where that does not suffice, the first call raises an error that says by how much.
+
+    >>> import weft as wf
+    >>> @wf.jit
+    ... def distance(x, y):
+    ...     return wf.sqrt(((x - y) ** 2).sum())
+    >>> distance(wf.tensor([0.0, 3.0]), wf.tensor([4.0, 0.0])).item()
+    5.0
+    >>> len(distance.explain(wf.ones(2), wf.zeros(2)).kernels)
+    1
     """
     budget = None if memory is None else parse_bytes("jit", memory)
     if f is None:

@@ -16,7 +16,7 @@ from weft.compiler.function.recording import Recording, Source
 from weft.core import trees
 from weft.ir.tensor import Tensor
 
-__all__ = ["UNNAMED", "Names", "names_of", "readable_path"]
+__all__ = ["UNNAMED", "Names", "argument_names", "names_of", "readable_path"]
 
 
 class Names(NamedTuple):
@@ -32,7 +32,7 @@ UNNAMED = Names()
 def names_of(f: Callable[..., Any], call: tuple[Any, ...], recording: Recording) -> Names:
     """The names in the graph of `f`; the call is what was flattened to its handles."""
     paths = [path for path, leaf in trees.flatten_with_paths(call) if isinstance(leaf, Tensor)]
-    arguments = list(_argument_names(f, len(call[0])))
+    arguments = list(argument_names(f, len(call[0])))
     outputs = [""] * len(recording.graph.outputs)
     for write in recording.writes:
         if write.output is not None:
@@ -62,10 +62,10 @@ def readable_path(path: str, arguments: Sequence[str]) -> str:
     return named[1] + rest if named else rest.lstrip(".") or "captured"
 
 
-def _argument_names(f: Callable[..., Any], count: int) -> Iterator[str]:
+def argument_names(f: Callable[..., Any], count: int) -> Iterator[str]:
     """The names of positional arguments; numbers for those that have none."""
     try:
-        parameters = list(inspect.signature(f).parameters.values())
+        parameters = list(inspect.signature(getattr(f, "forward", f)).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     for number in range(count):

@@ -24,7 +24,7 @@ from weft.compiler.lowering.groups import is_lowered
 from weft.compiler.targets.limits import Limits, Rates
 from weft.core.records import frozen
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
-from weft.ir.kinds import Contraction, Control, Effect, Gather, Opaque, Scatter
+from weft.ir.kinds import Collective, Contraction, Control, Effect, Gather, Opaque, Scatter
 from weft.ir.walking import graphs_of, is_pure, replace_node
 from weft.ops.identity import barrier
 
@@ -330,7 +330,7 @@ def _may_fail(node: GraphNode) -> bool:
     kind = node.primitive.kind
     if isinstance(kind, Gather | Scatter):
         return kind.checked
-    return isinstance(kind, Control | Effect | Opaque) or bool(graphs_of(node))
+    return isinstance(kind, Control | Effect | Collective | Opaque) or bool(graphs_of(node))
 
 
 class _Again:

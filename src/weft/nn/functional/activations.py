@@ -13,12 +13,12 @@ Layers name them: `register_activation` gives one of your own a name.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
 import weft as wf
 from weft.eager import unit
+from weft.names import nearest_name
 from weft.precision import follow_table
 
 Activation = Callable[[wf.Tensor], wf.Tensor]
@@ -334,15 +334,13 @@ def register_activation(name: Any, function: Any) -> None:
 def activation_name(op: str, name: str) -> str:
     """A name that is registered, or an error that suggests the nearest."""
     if name not in ACTIVATIONS:
-        suggestions = difflib.get_close_matches(str(name), list(ACTIVATIONS), 1)
+        meant = nearest_name(str(name), ACTIVATIONS)
         raise wf.NameUnknownError(
             op,
             f"no activation is registered under {name!r}",
             expected="one of " + ", ".join(ACTIVATIONS),
             got={"activation": name},
-            fix=f"activation={suggestions[0]!r}"
-            if suggestions
-            else "nn.register_activation(name, function)",
+            fix=f"activation={meant!r}" if meant else "nn.register_activation(name, function)",
         )
     return name
 

@@ -20,7 +20,9 @@ import numpy as np
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_FLOAT, as_dtype, complex_of, float32
 from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, short_repr
+from weft.core.names import missing_from
 from weft.core.shapes import Dimension, normalize_axes, normalize_axis
+from weft.core.wrong_calls import explain_all
 from weft.ir.dispatch import apply
 from weft.ir.tensor import Tensor, wrap
 from weft.ops import fourier
@@ -41,17 +43,21 @@ from weft.ops.placement import takes_device
 
 __all__ = [
     "fft",
+    "fft2",
     "fftfreq",
     "fftn",
     "fftshift",
     "hfft",
     "ifft",
+    "ifft2",
     "ifftn",
     "ifftshift",
     "ihfft",
     "irfft",
+    "irfft2",
     "irfftn",
     "rfft",
+    "rfft2",
     "rfftfreq",
     "rfftn",
 ]
@@ -191,6 +197,54 @@ def irfftn(x: Operand, /, *, s: Sizes = None, axes: Axes = None, norm: str = "ba
     if others:
         sized = apply(fourier.fft, sized, axes=tuple(others), inverse=True, norm=scale)
     return _inverse_real("irfftn", sized, last, sizes[last], scale)
+
+
+def fft2(
+    x: Operand, /, *, s: Sizes = None, axes: Axes = (-2, -1), norm: str = "backward"
+) -> Tensor:
+    """The Fourier transform of images: along the last two axes.
+
+    >>> import weft as wf
+    >>> wf.fft.fft2(wf.ones((2, 2))).tolist()
+    [[(4+0j), 0j], [0j, 0j]]
+    """
+    return fftn(x, s=s, axes=axes, norm=norm)
+
+
+def ifft2(
+    x: Operand, /, *, s: Sizes = None, axes: Axes = (-2, -1), norm: str = "backward"
+) -> Tensor:
+    """The inverse of `fft2`.
+
+    >>> import weft as wf
+    >>> wf.fft.ifft2(wf.tensor([[4.0, 0.0], [0.0, 0.0]])).tolist()
+    [[(1+0j), (1+0j)], [(1+0j), (1+0j)]]
+    """
+    return ifftn(x, s=s, axes=axes, norm=norm)
+
+
+def rfft2(
+    x: Operand, /, *, s: Sizes = None, axes: Axes = (-2, -1), norm: str = "backward"
+) -> Tensor:
+    """The Fourier transform of images of real numbers; the last axis is halved.
+
+    >>> import weft as wf
+    >>> wf.fft.rfft2(wf.ones((4, 4))).shape
+    (4, 3)
+    """
+    return rfftn(x, s=s, axes=axes, norm=norm)
+
+
+def irfft2(
+    x: Operand, /, *, s: Sizes = None, axes: Axes = (-2, -1), norm: str = "backward"
+) -> Tensor:
+    """The inverse of `rfft2`; s holds the sizes of the result.
+
+    >>> import weft as wf
+    >>> wf.fft.irfft2(wf.fft.rfft2(wf.ones((2, 2)))).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return irfftn(x, s=s, axes=axes, norm=norm)
 
 
 def hfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
@@ -427,3 +481,7 @@ def _stretch(x: Tensor, axis: int, start: Dimension, stop: Dimension) -> Tensor:
     stops = list(x.shape)
     starts[axis], stops[axis] = start, stop
     return apply(slice_, x, starts=tuple(starts), stops=tuple(stops), strides=(1,) * x.ndim)
+
+
+explain_all(globals(), __all__)
+__getattr__ = missing_from("wf.fft", __all__)

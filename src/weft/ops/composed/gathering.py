@@ -22,7 +22,7 @@ from weft.ir.dispatch import apply
 from weft.ir.primitive import Primitive
 from weft.ir.tensor import Tensor
 from weft.ops import boxes, indexing
-from weft.ops.composed.indexing import from_the_front, getitem
+from weft.ops.composed.indexing import from_the_front, getitem, with_update
 from weft.ops.composed.ingestion import ingest
 from weft.ops.composed.manipulation import broadcast_known, moveaxis, reshape_known, transpose_known
 from weft.ops.elementwise import divide, multiply
@@ -37,6 +37,7 @@ __all__ = [
     "gather",
     "index_add",
     "index_copy",
+    "index_put",
     "masked_fill",
     "masked_select",
     "put_along_axis",
@@ -253,13 +254,18 @@ def scatter_add(x: Operand, axis: int, index: Operand, src: Operand) -> Tensor:
 def scatter_reduce(
     x: Operand, axis: int, index: Operand, src: Operand, reduce: str = "sum"
 ) -> Tensor:
-    """x with elements of `src` joined in at an index, by "sum", "mean", "amax" or "amin".
+    """x with elements of `src` joined in at an index: "sum", "prod", "mean", "amax" or "amin".
 
     >>> import weft as wf
     >>> wf.scatter_reduce(wf.zeros(2), 0, wf.tensor([1, 1]), wf.tensor([5.0, 6.0]), "amax").tolist()
     [0.0, 6.0]
     """
-    by = {"amax": indexing.scatter_max, "amin": indexing.scatter_min, "sum": indexing.scatter_add}
+    by = {
+        "amax": indexing.scatter_max,
+        "amin": indexing.scatter_min,
+        "prod": indexing.scatter_multiply,
+        "sum": indexing.scatter_add,
+    }
     chosen = by.get(str(reduce))
     if chosen is not None:
         return _scatter_along("scatter_reduce", chosen, x, axis, index, src)
@@ -267,7 +273,7 @@ def scatter_reduce(
         raise ArgumentError(
             "scatter_reduce",
             "unknown reduction",
-            expected='"sum", "mean", "amax" or "amin"',
+            expected='"sum", "prod", "mean", "amax" or "amin"',
             got={"reduce": repr(reduce)},
             fix='reduce="sum"',
         )
@@ -328,6 +334,33 @@ def _broadcast_source(op: str, source: Tensor, shape: Shape) -> Tensor:
             note=error.note,
             fix="give one element, or one slice, for each index",
         ) from None
+
+
+def index_put(
+    x: Operand, indices: Sequence[Operand], values: Operand, *, accumulate: bool = False
+) -> Tensor:
+    """x with values at places that are given by one index for each of the first axes.
+
+    The indices are broadcast against each other, as in `x[i, j] = values`; of several values for
+    one place the last one stays, and with `accumulate` all are added to what is there.
+
+    >>> import weft as wf
+    >>> places = (wf.tensor([0, 1, 1]), wf.tensor([1, 0, 0]))
+    >>> wf.index_put(wf.zeros((2, 2)), places, wf.ones(3), accumulate=True).tolist()
+    [[0.0, 1.0], [2.0, 0.0]]
+    """
+    x = as_tensor("index_put", x)
+    key = tuple(index_tensor("index_put", index) for index in indices)
+    if not accumulate:
+        return with_update(x, key, values)
+    shape = broadcast_shapes("index_put", [index.shape for index in key], {"x": x})
+    places = [
+        from_the_front("index_put", broadcast_known(index, shape), axis, x.shape[axis])
+        for axis, index in enumerate(key)
+    ]
+    new = convert_to(as_tensor("index_put", values, "values"), x.dtype)
+    updates = _broadcast_source("index_put", new, (*shape, *x.shape[len(key) :]))
+    return apply(indexing.scatter_add, x, updates, *places, axes=tuple(range(len(key))))
 
 
 def masked_fill(x: Operand, mask: Operand, value: Operand) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array as arrays
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -75,11 +74,11 @@ def _device_array(op: str, obj: Any) -> Any:
     if not is_described and (place is None or place[0] != CUDA_KIND):
         return None
     ordinal = 0 if place is None else place[1]
-    with suppress(DeviceError):  # without a card of our own: the refusal below names the fix
-        as_device(f"cuda:{ordinal}")
-    exchange = EXCHANGES.get("cuda")
-    if exchange is None:
+    try:
+        as_device(f"cuda:{ordinal}")  # the first card that is found brings the exchange
+    except DeviceError:  # without a card of our own: the host's refusal names the fix
         return None
+    exchange = EXCHANGES["cuda"]
     try:
         if is_described:
             return exchange.import_interface(obj)

@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 from weft.core.dimensions import is_zero
 from weft.core.dtypes import DEFAULT_INTEGER, real_of
 from weft.core.errors import ArgumentError, ShapeError
+from weft.core.names import missing_from
 from weft.core.shapes import Shape, broadcast_shapes, normalize_axis
 from weft.core.types import TensorType
+from weft.core.wrong_calls import explain_all
 from weft.ir.dispatch import apply, apply_multiple
 from weft.ir.reverse import zeros
 from weft.ir.tensor import Tensor
 from weft.ops import determinants, eigen, factorizations, solving
 from weft.ops.arithmetic import abs, square
-from weft.ops.comparison import greater
+from weft.ops.comparison import greater, less
 from weft.ops.composed.matrix_functions import matrix_exp, matrix_power
 from weft.ops.composed.precision import (
     follow_table,
@@ -37,6 +39,7 @@ from weft.ops.composed.precision import (
 )
 from weft.ops.composed.products import matrix_transpose, outer
 from weft.ops.composed.statistics import sum
+from weft.ops.elementary import log
 from weft.ops.matrices import (
     adjoint,
     diagonal_of,
@@ -47,6 +50,7 @@ from weft.ops.matrices import (
 from weft.ops.movement import broadcast_to, concatenate, reshape, slice_
 from weft.ops.operands import Operand, as_integer, as_tensor, convert_to, promote_operands
 from weft.ops.reduction import keep_reduced, reduce_max, reduce_sum
+from weft.ops.selection import where
 
 __all__ = [
     "EigResult",
@@ -65,6 +69,7 @@ __all__ = [
     "eigvals",
     "eigvalsh",
     "inv",
+    "logdet",
     "lstsq",
     "lu",
     "matmul",
@@ -374,6 +379,19 @@ def slogdet(x: Operand, /) -> SlogdetResult:
     return SlogdetResult(*apply_multiple(determinants.slogdet, _inexact("slogdet", x)))
 
 
+def logdet(x: Operand, /) -> Tensor:
+    """The logarithm of the determinant: -inf where it is zero, and NaN where it is negative.
+
+    >>> import weft as wf
+    >>> round(wf.linalg.logdet(wf.tensor([[2.0, 0.0], [0.0, 3.0]])).item(), 4)
+    1.7918
+    """
+    sign, logarithm = slogdet(x)
+    if sign.dtype.is_complex:
+        return logarithm + log(sign)
+    return where(less(sign, 0.0), float("nan"), logarithm)
+
+
 def matrix_rank(x: Operand, /, *, rtol: Operand | None = None) -> Tensor:
     """How many singular values are above rtol times the largest one.
 
@@ -482,3 +500,7 @@ def trace(x: Operand, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
     5
     """
     return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
+
+
+explain_all(globals(), __all__)
+__getattr__ = missing_from("wf.linalg", __all__)

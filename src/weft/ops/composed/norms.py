@@ -29,7 +29,7 @@ from weft.ops.operands import Operand, convert_to, promote_operands
 from weft.ops.reduction import reduce_max, reduce_min, reduce_sum, reduced_type
 from weft.ops.selection import where
 
-__all__ = ["matrix_norm", "norm", "vector_norm"]
+__all__ = ["cdist", "matrix_norm", "norm", "vector_norm"]
 
 Axes = tuple[int, ...]
 
@@ -56,6 +56,31 @@ def vector_norm(
     power = _order("vector_norm", ord)
     wide, dtype = _widen_operand(tensor)
     return _keep_dims(convert_to(_norm_over(wide, axes, power), dtype), tensor, axes, keepdims)
+
+
+@unit
+def cdist(x1: Operand, x2: Operand, p: float = 2.0) -> Tensor:
+    """The distance of each row of x1 from each row of x2, in the norm of order p.
+
+    Distances are norms of differences, so they are exact where rows are near; at distance zero the
+    gradient is zero.
+
+    >>> import weft as wf
+    >>> wf.cdist(wf.tensor([[0.0, 0.0], [3.0, 4.0]]), wf.tensor([[0.0, 0.0]])).tolist()
+    [[0.0], [5.0]]
+    """
+    a, b = promote_operands("cdist", (x1, x2), "inexact")
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-1]:
+        raise ShapeError(
+            "cdist",
+            "the rows are not as long as each other, or there are none",
+            expected="x1: [..., m, features] and x2: [..., n, features]",
+            got={"x1": a, "x2": b},
+            fix="give single rows an axis: x[None]",
+        )
+    rows = apply(reshape, a, shape=(*a.shape[:-1], 1, a.shape[-1]))  # [..., m, 1, features]
+    columns = apply(reshape, b, shape=(*b.shape[:-2], 1, *b.shape[-2:]))  # [..., 1, n, features]
+    return vector_norm(rows - columns, axis=-1, ord=p)
 
 
 def _widen_operand(x: Tensor) -> tuple[Tensor, DType]:

@@ -28,13 +28,14 @@ from weft.ir.batching import move_axis
 from weft.ir.dispatch import apply
 from weft.ir.eager import unit
 from weft.ir.tensor import Tensor
-from weft.ops.arithmetic import conj
+from weft.ops.arithmetic import add, conj, multiply
 from weft.ops.contraction import NONE, ROWS_BY_COLUMNS, dot, plain_product
 from weft.ops.movement import broadcast_to, reshape, slice_, transpose
 from weft.ops.operands import alias, as_sequence, as_tensor, promote_operands, wrong_dtype
 from weft.ops.reduction import reduce_sum
 
 __all__ = [
+    "addmm",
     "einsum",
     "inner",
     "kron",
@@ -47,6 +48,23 @@ __all__ = [
 
 
 # --- matrices ----------------------------------------------------------------------------------
+
+
+@unit
+def addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta x + alpha (a @ b): a product added to a matrix, or to what broadcasts to it.
+
+    >>> import weft as wf
+    >>> wf.addmm(wf.ones(2), wf.eye(2), wf.eye(2), alpha=2).tolist()
+    [[3.0, 1.0], [1.0, 3.0]]
+    """
+    product = matmul(a, b)
+    scaled = product if _is_one(alpha) else multiply(product, alpha)
+    return add(x if _is_one(beta) else multiply(x, beta), scaled)
+
+
+def _is_one(value: Any) -> bool:
+    return not isinstance(value, Tensor) and value == 1
 
 
 @unit

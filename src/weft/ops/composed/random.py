@@ -13,6 +13,14 @@ depend on the device, threads, batching, or on whether it was compiled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+from weft.core.errors import ArgumentTypeError
+from weft.core.names import missing_from
+from weft.core.wrong_calls import explain_all
 from weft.ops.composed.random_continuous import (
     beta,
     dirichlet,
@@ -78,3 +86,30 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
+
+
+def _refuse_sizes(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse sizes that are several arguments: the second would be taken for a parameter."""
+
+    @wraps(f)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1 and all(type(each) is int for each in args):
+            raise ArgumentTypeError(
+                f.__name__,
+                "a shape is one argument",
+                expected="a tuple of sizes, and parameters by name",
+                got={"arguments": args},
+                fix=f"wf.random.{f.__name__}({args})",
+            )
+        return f(*args, **kwargs)
+
+    return function
+
+
+for _name in __all__:
+    _function = globals()[_name]
+    if next(iter(signature(_function).parameters), "") == "shape":
+        globals()[_name] = _refuse_sizes(_function)
+        globals()[_name].__module__ = __name__  # where pickle finds it
+explain_all(globals(), __all__)
+__getattr__ = missing_from("wf.random", __all__)

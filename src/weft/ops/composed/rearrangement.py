@@ -1,13 +1,14 @@
 """Arrangements that NumPy and PyTorch have beyond the Array API: parts, diagonals, windows.
 
 >>> import weft as wf
->>> [part.tolist() for part in wf.split(wf.arange(4), 2)]
+>>> [part.tolist() for part in wf.split(wf.arange(4), 2, axis=0)]
 [[0, 1], [2, 3]]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ __all__ = [
     "atleast_3d",
     "chunk",
     "diag",
+    "diag_embed",
     "diagonal",
     "flatten",
     "hstack",
@@ -201,17 +203,78 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     return cut_axis(x, place, low, low + length)
 
 
+def _refuse_doubt(f: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """Refuse what means one thing in PyTorch and another in NumPy, unless an axis is named.
+
+    The axis has a name of its own in each of them, so one who writes `axis=` means NumPy's.
+    """
+
+    @wraps(f)
+    def check_and_split(*args: Any, **kwargs: Any) -> list[Tensor]:
+        if len(args) > 1 and "axis" not in kwargs:
+            parts, axis = args[1], args[2] if len(args) > 2 else 0
+            sizes = isinstance(parts, (list, tuple)) and len(parts) > 1
+            x = as_tensor("split", args[0])
+            place = normalize_axis("split", axis, x.ndim, {"x": x})
+            if isinstance(parts, int) or (sizes and sum(parts) == x.shape[place]):
+                raise _doubtful_split(x, parts, axis)
+        return f(*args, **kwargs)
+
+    return check_and_split
+
+
+def _doubtful_split(x: Tensor, parts: Any, axis: int) -> ArgumentError:
+    if isinstance(parts, int):
+        either = f"wf.split(x, {parts}, axis={axis}) for {parts} parts"
+        other = f"wf.split(x, size={parts}, axis={axis}) for parts of size {parts}"
+    else:
+        either = f"wf.split(x, {parts}, axis={axis}) to cut at these places"
+        places = [sum(parts[: i + 1]) for i in range(len(parts) - 1)]
+        other = f"wf.split(x, {places}, axis={axis}) for parts of these sizes"
+    return ArgumentError(
+        "split",
+        "this means one thing in PyTorch and another in NumPy",
+        expected="an axis by name, or the size of the parts",
+        got={"x": x, "indices_or_sections": parts},
+        fix=f"{either}, {other}",
+    )
+
+
+@_refuse_doubt
 @view_unit
-def split(x: Operand, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Parts of equal size, where a number is given, or the parts between given places.
+def split(
+    x: Operand,
+    indices_or_sections: int | Sequence[int] | None = None,
+    axis: int = 0,
+    *,
+    size: int | None = None,
+) -> list[Tensor]:
+    """So many parts of equal size, the parts between given places, or parts of one `size`.
+
+    PyTorch's `x.split(2)` and NumPy's differ, so a number of parts is given with its axis.
 
     >>> import weft as wf
     >>> [part.tolist() for part in wf.split(wf.arange(5), [1, 3])]
     [[0], [1, 2], [3, 4]]
+    >>> [part.tolist() for part in wf.split(wf.arange(4), 2, axis=0)]
+    [[0, 1], [2, 3]]
+    >>> [part.tolist() for part in wf.split(wf.arange(5), size=2)]
+    [[0, 1], [2, 3], [4]]
     """
     x = as_tensor("split", x)
     place = normalize_axis("split", axis, x.ndim, {"x": x})
     dim = x.shape[place]
+    if (size is None) == (indices_or_sections is None):
+        raise ArgumentError(
+            "split",
+            "the parts are not said, or twice",
+            expected="a number of parts, places to cut at, or the size of a part",
+            got={"indices_or_sections": indices_or_sections, "size": size},
+            fix="wf.split(x, 2, axis=0)",
+        )
+    if size is not None:
+        part = as_integer("split", "size", size)
+        indices_or_sections = list(range(part, int(dim), part)) if part > 0 else []
     if not isinstance(indices_or_sections, (tuple, list, Tensor, np.ndarray)):
         count = as_integer("split", "indices_or_sections", indices_or_sections)
         return _equal_parts(x, count, place)
@@ -327,6 +390,27 @@ def diag(x: Operand, offset: int = 0) -> Tensor:
     side = x.shape[0] + abs(offset)
     canvas = filled_tensor((side, side), x.dtype, 0)
     return apply(scatter, canvas, x, rows, columns, axes=(0, 1), unique=True)
+
+
+@beside_operands
+def diag_embed(x: Operand, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
+    """Matrices with the last axis of x on their diagonals; two axes of the result hold them.
+
+    >>> import weft as wf
+    >>> wf.diag_embed(wf.tensor([[1, 2], [3, 4]])).tolist()
+    [[[1, 0], [0, 2]], [[3, 0], [0, 4]]]
+    """
+    x, offset = as_tensor("diag_embed", x), as_integer("diag_embed", "offset", offset)
+    if x.ndim == 0:
+        raise _needs_axes("diag_embed", x, 1)
+    first, second = normalize_axes("diag_embed", (axis1, axis2), x.ndim + 1, {"x": x})
+    rows, columns = _diagonal_places(x.shape[-1], max(-offset, 0), max(offset, 0))
+    side = x.shape[-1] + abs(offset)
+    canvas = filled_tensor((*x.shape[:-1], side, side), x.dtype, 0)
+    places = (x.ndim - 1, x.ndim)
+    updates = moveaxis(x, -1, 0)  # [diagonal, *batch]
+    matrices = apply(scatter, canvas, updates, rows, columns, axes=places, unique=True)
+    return moveaxis(matrices, (-2, -1), (first, second))
 
 
 @beside_operands

@@ -33,6 +33,7 @@ from weft.ops.selection import clip
 
 __all__ = [
     "argsort",
+    "bucketize",
     "count_nonzero",
     "isin",
     "nonzero",
@@ -119,6 +120,18 @@ def searchsorted(
 
 
 @beside_operands
+def bucketize(x: Operand, boundaries: Operand, *, right: bool = False) -> Tensor:
+    """Which of the stretches between ascending boundaries each element of x lies in.
+
+    An element that is a boundary belongs to the stretch below it, with `right` to that above.
+
+    >>> import weft as wf
+    >>> wf.bucketize(wf.tensor([0.5, 1.0, 9.0]), wf.tensor([1.0, 2.0])).tolist()
+    [0, 0, 2]
+    """
+    return searchsorted(boundaries, x, side="right" if right else "left")
+
+
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """Whether each element of x1 is among the elements of x2, or is not, with `invert`.
 

@@ -70,6 +70,12 @@ def scatter_min(draft: Draft) -> Singles:
     return _scatter_kernels(draft, scalars.minimum)
 
 
+@kernel_of("scatter_multiply")
+def scatter_multiply(draft: Draft) -> Singles:
+    """The product of an element and its updates."""
+    return _scatter_kernels(draft, scalars.multiply)
+
+
 @frozen
 class _Part:
     """What one iteration of the divided loop takes of x.

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -117,6 +117,40 @@ def _emit_object(text: str, machine: Machine, opt: int) -> bytes:
         return ctypes.string_at(library.LLVMPY_GetBufferStart(memory), size)
     finally:
         library.LLVMPY_DisposeMemoryBuffer(memory)
+
+
+def emit_linked(
+    texts: Sequence[str], machine: Machine, kept: Collection[str]
+) -> tuple[bytes, tuple[str, ...]]:
+    """Modules as one object file for any machine, and the functions that it calls and has not.
+
+    What none of the functions `kept` need is left out. Nothing is loaded into this process.
+    """
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    with _selection.without_strength_reduction():
+        return run_shielded(lambda: _emit_linked(texts, machine, kept))
+
+
+def _emit_linked(
+    texts: Sequence[str], machine: Machine, kept: Collection[str]
+) -> tuple[bytes, tuple[str, ...]]:
+    target, context = _target_machine(machine, 2), llvm.create_context()
+    layout = str(target.target_data)
+    head = f'target datalayout = "{layout}"\ntarget triple = "{machine.triple}"\n'
+    whole, *others = [llvm.parse_assembly(head + text, context) for text in texts]
+    for each in others:
+        whole.link_in(each)
+    for function in whole.functions:
+        if function.name not in kept and not function.is_declaration:
+            function.linkage = "internal"
+    whole.verify()
+    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options())
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(whole, builder)
+    called = [f.name for f in whole.functions if f.is_declaration and f.name[:5] != "llvm."]
+    return bytes(target.emit_object(whole)), tuple(sorted(called))
 
 
 def load_object(code: bytes, names: Sequence[str]) -> dict[str, int]:
@@ -228,8 +262,9 @@ def _target_machine(machine: Machine, opt: int) -> Any:
     if (machine, opt) not in known:
         target = llvm.Target.from_triple(machine.triple)
         known[machine, opt] = target.create_target_machine(
-            cpu=machine.processor, features=machine.features, opt=opt, reloc="pic",
-            codemodel="small",
+            cpu=machine.processor, features=machine.features, opt=opt,
+            reloc="static" if machine.triple.startswith("wasm") else "pic",
+            codemodel="small", abiname=machine.abi,
         )  # fmt: skip
     return known[machine, opt]
 

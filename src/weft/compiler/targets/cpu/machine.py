@@ -101,7 +101,7 @@ def _machine_of_name(name: str) -> Machine:
     triple, features, has = _processor()
     if name:
         return machine_named(name, triple, has)
-    return replace(_machine(triple, llvm.get_host_cpu_name(), has), features=features)
+    return replace(machine_of(triple, llvm.get_host_cpu_name(), has), features=features)
 
 
 @cache
@@ -135,7 +135,7 @@ def machine_named(name: str, triple: str, has: Set[str]) -> Machine:
             fix=f"{VARIABLE}={able[-1] if able else ''}",
         )
     processor = "generic" if triple.startswith(ARM) else name
-    return _machine(triple, processor, LEVELS[name])
+    return machine_of(triple, processor, LEVELS[name])
 
 
 def _levels(triple: str) -> list[str]:
@@ -144,11 +144,13 @@ def _levels(triple: str) -> list[str]:
     return [name for name in LEVELS if (name == "aarch64") is is_arm]
 
 
-def _machine(triple: str, processor: str, has: Set[str]) -> Machine:
+def machine_of(triple: str, processor: str, has: Set[str], abi: str = "") -> Machine:
+    """The machine with a triple and a processor, by what it has."""
     is_arm = triple.startswith(ARM)
     wide = has >= _WIDE
-    width = 16 if wide else 8 if "avx2" in has else 4 if is_arm or "sse2" in has else 1
+    has_four_lanes = is_arm or not has.isdisjoint(("sse2", "simd128"))
+    width = 16 if wide else 8 if "avx2" in has else 4 if has_four_lanes else 1
     half = is_arm or "f16c" in has
     permuted = (16,) * wide + (8,) * ("avx2" in has)
     features = ",".join(f"+{feature}" for feature in sorted(has))
-    return Machine(triple, processor, features, width, wide, half, permuted)
+    return Machine(triple, processor, features, width, wide, half, permuted, abi)

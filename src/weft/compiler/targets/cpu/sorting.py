@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from functools import cache, cached_property
 
 from weft.compiler.plan.launch import Kind, Launch
-from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.cache.symbols import symbol_of
+from weft.compiler.targets.cpu.cache.kernels import text_symbols
+from weft.compiler.targets.cpu.cache.symbols import Origin
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.core.dtypes import DType, uint8
 from weft.core.errors import UnsupportedError
@@ -286,7 +286,7 @@ def _rows(keys: Keys, values: bool, indices: bool) -> IRBuilder:
 
 
 @cache
-def _rows_address(keys: Keys, values: bool, indices: bool) -> int:
+def _rows_symbol(keys: Keys, values: bool, indices: bool) -> Origin:
     parts = [
         _insertion_sort(keys),
         _radix_sort(keys),
@@ -295,7 +295,7 @@ def _rows_address(keys: Keys, values: bool, indices: bool) -> int:
         _first_few(keys),
     ]
     source = module_text(*parts, _rows(keys, values, indices))
-    return text_addresses(source, ["rows"])["rows"]
+    return text_symbols(source, ["rows"])["rows"]
 
 
 def _search(keys: Keys, side: str) -> IRBuilder:
@@ -321,8 +321,8 @@ def _search(keys: Keys, side: str) -> IRBuilder:
 
 
 @cache
-def _search_address(keys: Keys, side: str) -> int:
-    return text_addresses(module_text(_search(keys, side)), ["search"])["search"]
+def _search_symbol(keys: Keys, side: str) -> Origin:
+    return text_symbols(module_text(_search(keys, side)), ["search"])["search"]
 
 
 # --- calls -------------------------------------------------------------------------------------
@@ -356,11 +356,11 @@ def _sort_launch(node: GraphNode) -> Launch:
         grain = max(1, -(-found[3] // parts), CHUNK // max(1, found[0]))
         return [*found[:3], grain, found[3] if found[0] and found[1] else 0]
 
-    function = _rows_address(keys, node.primitive.name != "argsort", node.primitive.name != "sort")
+    function = _rows_symbol(keys, node.primitive.name != "argsort", node.primitive.name != "sort")
     return Launch(
         Kind.SORT,
         node.primitive.name,
-        symbol_of(function),
+        function,
         (node.operands[0], *node.results, scratch),
         (*node.results, scratch),
         lambda sizes: numbers(sizes)[:4],
@@ -387,7 +387,7 @@ def _search_launch(node: GraphNode) -> Launch:
     return Launch(
         Kind.SORT,
         "searchsorted",
-        symbol_of(_search_address(Keys(line.dtype), node.params["side"])),
+        _search_symbol(Keys(line.dtype), node.params["side"]),
         (*node.operands, *node.results),
         node.results,
         lambda sizes: numbers(sizes)[:2],

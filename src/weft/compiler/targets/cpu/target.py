@@ -24,11 +24,13 @@ from weft.compiler.targets.cpu.cache.kernels import begin, environment
 from weft.compiler.targets.cpu.cache.prefetch_modules import begin_driver, begin_modules
 from weft.compiler.targets.cpu.cache.program_store import stored_program
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
+from weft.compiler.targets.cpu.collectives import collective_launches
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
 from weft.compiler.targets.cpu.factorizations import factorization_launches
 from weft.compiler.targets.cpu.fourier import transform_launches
 from weft.compiler.targets.cpu.lapack import lapack_launches
+from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.forms import PANEL, arrange_products, product_of
 from weft.compiler.targets.cpu.products.low_precision import shorten_products, wide_launches
 from weft.compiler.targets.cpu.products.select import product_launches
@@ -40,6 +42,7 @@ from weft.compiler.targets.cpu.runtime.library_kernels import Layout, failure
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.compiler.targets.cpu.sorting import sort_launches
 from weft.compiler.targets.limits import Limits
+from weft.compiler.targets.llvm.machine import Machine
 from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
@@ -55,10 +58,20 @@ class CpuTarget:
 
     name = "cpu"
     limits = Limits()
-    passes = (
-        Pass("short products", shorten_products, "those that the machine has instructions for"),
-        Pass("product operands", arrange_products, "on what is left: as native products take them"),
-    )
+
+    @property
+    def machine(self) -> Machine:
+        """What code is generated for."""
+        return host()
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """See `Target`."""
+        shorten = partial(shorten_products, machine=self.machine)
+        return (
+            Pass("short products", shorten, "those that the machine has instructions for"),
+            Pass("product operands", arrange_products, "on what is left: as products take them"),
+        )
 
     def target_at(self, index: int) -> CpuTarget:
         """See `Target`: all processors are one."""
@@ -70,7 +83,8 @@ class CpuTarget:
 
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return convolutions.is_native(node, self.limits.lowering.unrolled_depthwise_taps)
+        taps = self.limits.lowering.unrolled_depthwise_taps
+        return convolutions.is_native(node, taps, self.machine)
 
     def has_attention(self, node: GraphNode) -> bool:
         """See `Target`."""
@@ -83,18 +97,12 @@ class CpuTarget:
 
     def launches(self, node: GraphNode, error: Literal) -> list[Launch] | None:
         """See `Target`."""
-        product = product_of(node) if node.primitive is dot else None
-        if product is not None:
-            return _weighed_products(node, product, product_launches(node, product))
-        wide = wide_launches(node)
-        if wide is not None:
-            return _weighed_products(node, *wide)
-        convolution = convolutions.convolution_launches(node)
-        if convolution is not None:
-            return [_weighed_convolution(launch, node) for launch in convolution]
-        sorting = sort_launches(node)
-        if sorting is not None:
-            return sorting
+        generated = self.generated_launches(node)
+        if generated is not None:
+            return generated
+        sums = collective_launches(node, error)
+        if sums is not None:
+            return sums
         systems = lapack_launches(node, error)
         if systems is not None:
             return systems
@@ -102,6 +110,20 @@ class CpuTarget:
         if factors is not None:
             return factors
         return [_library_launch(node, error)] if node.primitive.native is not None else None
+
+    def generated_launches(self, node: GraphNode) -> list[Launch] | None:
+        """The launches of a node whose functions are generated for the machine; None without."""
+        machine = self.machine
+        product = product_of(node) if node.primitive is dot else None
+        if product is not None:
+            return _weighed_products(node, product, product_launches(node, product, machine))
+        wide = wide_launches(node, machine)
+        if wide is not None:
+            return _weighed_products(node, *wide)
+        convolution = convolutions.convolution_launches(node, machine)
+        if convolution is not None:
+            return [_weighed_convolution(launch, node) for launch in convolution]
+        return sort_launches(node)
 
     def start(self) -> None:
         """See `Target`."""

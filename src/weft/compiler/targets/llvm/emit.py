@@ -55,6 +55,12 @@ def emit_module(kernels: Sequence[Kernel], machine: Machine) -> str:
     return "\n".join([*head, *text, ""])
 
 
+def is_local(scratch: Scratch) -> bool:
+    """Whether scratch memory of a kernel is on the stack."""
+    width, count = scratch.buffer.dtype.itemsize, scratch.count
+    return count.op == "const" and int(count.detail) * width <= _LOCAL_BYTES
+
+
 def symbol_name(kernel_name: str) -> str:
     """The name of a kernel's function, which is no name of the C library's."""
     return f"weft.{kernel_name}"
@@ -87,13 +93,15 @@ class Emitter(Accumulation):
             self.values.define(size(name), (lines.put(f"load i64, ptr {place}, align 8"),))
         for position, buffer in enumerate(self.kernel.buffers):
             place = lines.put(f"getelementptr ptr, ptr %buffers, i64 {position}")
-            self.values.pointers[buffer] = lines.put(f"load ptr, ptr {place}, align 8")
+            self.values.pointers[buffer] = lines.put(
+                f"load ptr, ptr {place}, align {self.machine.address_bytes}"
+            )
         for scratch in self.kernel.scratch:
             self.values.pointers[scratch.buffer] = self._scratch(scratch)
 
     def _scratch(self, scratch: Scratch) -> str:
         width, count = scratch.buffer.dtype.itemsize, scratch.count
-        if count.op == "const" and count.detail * width <= _LOCAL_BYTES:
+        if is_local(scratch):
             return self.local(f"[{max(1, count.detail)} x i{8 * width}]")
         lines = self.values.lines
         total = lines.put(f"mul i64 {self.values.scalar(count)}, {width}")

@@ -10,6 +10,8 @@ from weft.core.records import frozen
 
 ARM = ("aarch64", "arm64")
 """How the triples of ARM's 64-bit processors begin."""
+SHORT = ("wasm32", "thumb", "arm-", "armv7", "i386", "i686", "riscv32")
+"""How the triples of machines with addresses of 32 bits begin."""
 
 
 @frozen
@@ -28,6 +30,8 @@ class Machine:
     masked: bool
     half: bool
     permuted: tuple[int, ...] = ()
+    abi: str = ""
+    """How functions are called, where LLVM does not take that from the triple."""
 
     def has(self, feature: str) -> bool:
         """Whether there is what LLVM calls by this name."""
@@ -39,6 +43,11 @@ class Machine:
         return self.triple.startswith(ARM)
 
     @property
+    def address_bytes(self) -> int:
+        """The bytes of an address."""
+        return 4 if self.triple.startswith(SHORT) else 8
+
+    @property
     def registers(self) -> int:
         """How many vectors it holds."""
         return 32 if self.is_arm or self.width == 16 else 16
@@ -46,4 +55,4 @@ class Machine:
     @property
     def fused(self) -> bool:
         """Whether it multiplies and adds with one rounding."""
-        return self.is_arm or self.has("fma")
+        return self.is_arm or self.has("fma") or self.triple.startswith("riscv")

@@ -22,7 +22,12 @@ from weakref import WeakValueDictionary, finalize
 import llvmlite
 import llvmlite.binding as llvm
 
-from weft.compiler.targets.cpu.cache.symbols import finder, forget_address, remember_address
+from weft.compiler.targets.cpu.cache.symbols import (
+    Origin,
+    finder,
+    forget_address,
+    remember_address,
+)
 from weft.compiler.targets.cpu.engine import (
     emit_kernel,
     emit_text,
@@ -56,6 +61,8 @@ class Code:
 _known: WeakValueDictionary[str, Code] = WeakValueDictionary()
 _recent: OrderedDict[str, Code] = OrderedDict()
 _texts: dict[tuple[str, str], int] = {}
+_sources: dict[str, str] = {}
+"""The text of modules that launches name functions of, by key."""
 _modules: set[str] = set()
 """Keys of modules that are loaded for good."""
 _pending: dict[str, Task[bytes]] = {}
@@ -180,10 +187,24 @@ def text_addresses(source: str, names: Sequence[str]) -> dict[str, int]:
         return found
 
 
+def text_symbols(source: str, names: Sequence[str]) -> dict[str, Origin]:
+    """What names the functions of a module that was written by hand; nothing is compiled yet."""
+    key = entry_key(source.encode(), *environment())
+    _sources[key] = source
+    return {name: ("text", key, name) for name in names}
+
+
+def text_of(symbol: Origin) -> tuple[str, str]:
+    """The text of the module that a symbol of `text_symbols` is of, and the function's name."""
+    return _sources[symbol[1]], symbol[2]
+
+
 def _text_address(key: str, name: str) -> int | None:
-    """A function of a module that was compiled before; None if it is not found."""
+    """A function of a module that was named or compiled before; None if it is not found."""
     with _lock:
         if (key, name) not in _texts:
+            if key in _sources:
+                return text_addresses(_sources[key], [name])[name]
             code = shared_disk().get(key)
             if code is None:
                 return None

@@ -7,8 +7,9 @@ offset of the term, both from tables. So strides, dilation and padding cost noth
 loop, and no patch is copied. The gradient of the input is the same product with other tables, one
 for each phase of the stride; the gradient of the weights has taps as rows and places as terms.
 
+>>> from weft.compiler.targets.cpu.machine import host
 >>> from weft.core.dtypes import float32
->>> sorted(functions(float32))
+>>> sorted(functions(float32, host()))
 ['direct', 'weights', 'winograd', 'winograd_weights']
 """
 
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.kernels import text_symbols
+from weft.compiler.targets.cpu.cache.symbols import Origin
 from weft.compiler.targets.cpu.convolution.frames import (
     FRAME,
     frame_bytes,
@@ -25,10 +27,10 @@ from weft.compiler.targets.cpu.convolution.frames import (
     place_block,
 )
 from weft.compiler.targets.cpu.convolution.winograd import winograd_functions
-from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import ZEROS, Sums, Tile, tile_of
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, Struct, module_text
 from weft.compiler.targets.llvm.ir_types import Type
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
 
 ENTRIES = ("direct", "weights", "winograd", "winograd_weights")
@@ -48,9 +50,9 @@ _OFFSETS = Struct("i64 left, i64 other")
 
 
 @cache
-def functions(dtype: DType) -> dict[str, int]:
-    """The addresses of the functions for a dtype."""
-    return text_addresses(source(tile_of(dtype, host())), ENTRIES)
+def functions(dtype: DType, machine: Machine) -> dict[str, Origin]:
+    """The symbols of the functions for a dtype."""
+    return text_symbols(source(tile_of(dtype, machine)), ENTRIES)
 
 
 def source(tile: Tile) -> str:

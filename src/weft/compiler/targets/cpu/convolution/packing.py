@@ -8,10 +8,9 @@
 from __future__ import annotations
 
 from weft.compiler.plan.launch import Kind, Launch, Symbol, Value
-from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.gemm import functions as product_functions
 from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType
 from weft.ir import scalars
 from weft.ir.graph import GraphNode, Variable
@@ -23,7 +22,13 @@ SQUARE = 16
 
 
 def packing_launch(
-    weights: Value, target: Variable, columns: int, *, groups: int = 1, turned: bool
+    weights: Value,
+    target: Variable,
+    columns: int,
+    machine: Machine,
+    *,
+    groups: int = 1,
+    turned: bool,
 ) -> Launch:
     """The launch that copies weights [O, C/groups, *kernel] into panels of columns.
 
@@ -31,7 +36,7 @@ def packing_launch(
     output is a stack of its own, and the terms are taps.
     """
     dtype = weights.type.dtype
-    width = tile_of(dtype, host()).columns
+    width = tile_of(dtype, machine).columns
     outputs, channels, *kernel = (int(dim) for dim in weights.type.shape)
     taps = 1
     for dim in kernel:
@@ -41,7 +46,7 @@ def packing_launch(
         function: Kernel | Symbol = taps_first(dtype, outputs, channels, taps, width)
         count, terms = outputs * panels, taps
     else:
-        function, terms = symbol_of(product_functions(dtype)["pack_turned"]), channels * taps
+        function, terms = product_functions(dtype, machine)["pack_turned"], channels * taps
         count = groups * panels
     numbers = [] if turned else [columns, terms, panels]
     grain = max(1, 32768 // max(1, terms * width))

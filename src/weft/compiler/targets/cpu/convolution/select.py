@@ -2,10 +2,11 @@
 
 >>> import weft as wf
 >>> from weft.compiler.graph_passes.channels_last_primitives import PLAIN, conv_last
+>>> from weft.compiler.targets.cpu.machine import host
 >>> from weft.ir.dispatch import apply
 >>> kinds = wf.spec("float32", (4, 9, 8)), wf.spec("float32", (16, 8, 3))
 >>> graph = wf.ir.trace(lambda x, w: apply(conv_last, x, w, **PLAIN), *kinds)
->>> [launch.name for launch in convolution_launches(graph.nodes[0])]
+>>> [launch.name for launch in convolution_launches(graph.nodes[0], host())]
 ['pack', 'conv']
 """
 
@@ -19,12 +20,11 @@ from weft.compiler.lowering.convolution_sizes import Sizes as ConvolutionSizes
 from weft.compiler.lowering.convolution_sizes import node_sizes, sizes_of
 from weft.compiler.lowering.nodes.depthwise import is_alone
 from weft.compiler.plan.launch import Kind, Launch
-from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered, plans, winograd_select
 from weft.compiler.targets.cpu.convolution.packing import packing_launch, sum_launch
 from weft.compiler.targets.cpu.convolution.plans import Plan, WeightPlan
-from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType, bfloat16, float16, float32, float64
 from weft.core.shapes import Dimension, Shape, substitute
 from weft.core.types import TensorType
@@ -34,22 +34,23 @@ Sizes = Mapping[str, int]
 DTYPES = (float32, float64)
 
 
-def convolution_launches(node: GraphNode) -> list[Launch] | None:
+def convolution_launches(node: GraphNode, machine: Machine) -> list[Launch] | None:
     """The launches that make a convolution with channels last; None where there are none."""
     sizes = node_sizes(node) if node.primitive in CHANNELS_LAST else None
     if sizes is None or node.results[0].type.dtype not in DTYPES:
         return None
-    if winograd_select.fits(sizes, node.results[0].type.dtype):
-        found = winograd_select.winograd_launches(node, sizes)
+    if winograd_select.fits(sizes, node.results[0].type.dtype, machine):
+        found = winograd_select.winograd_launches(node, sizes, machine)
         if found is not None:
             return found
-    made = _Direct(node, sizes)
+    made = _Direct(node, sizes, machine)
     if node.primitive.name != "conv_last_weight_gradient":
         return made.by_places()
-    return made.weight_gradient() if _has_whole_vectors(sizes.outputs, made.dtype) else None
+    is_whole = _has_whole_vectors(sizes.outputs, made.dtype, machine)
+    return made.weight_gradient() if is_whole else None
 
 
-def is_native(node: GraphNode, most_taps: int) -> bool:
+def is_native(node: GraphNode, most_taps: int, machine: Machine) -> bool:
     """Whether a convolution with channels second has native code once its channels are last.
 
     most_taps: those of a depthwise convolution's window that is written out.
@@ -66,7 +67,7 @@ def is_native(node: GraphNode, most_taps: int) -> bool:
     sizes = sizes_of(_with_last(a.shape), weight, _with_last(b.shape), node.params)
     dtype = float64 if a.dtype is float64 else float32
     assert sizes is not None, "all of its sizes are among these dimensions"
-    return is_alone(sizes, most_taps) or _has_whole_vectors(sizes.outputs, dtype)
+    return is_alone(sizes, most_taps) or _has_whole_vectors(sizes.outputs, dtype, machine)
 
 
 def _with_last(shape: Shape) -> Shape:
@@ -74,9 +75,9 @@ def _with_last(shape: Shape) -> Shape:
     return (shape[0], *shape[2:], shape[1])
 
 
-def _has_whole_vectors(outputs: int, dtype: DType) -> bool:
+def _has_whole_vectors(outputs: int, dtype: DType, machine: Machine) -> bool:
     """Whether vectors of cotangents end with them: without masks they would reach beyond."""
-    return host().masked or outputs % tile_of(dtype, host()).lanes == 0
+    return machine.masked or outputs % tile_of(dtype, machine).lanes == 0
 
 
 def flops(node: GraphNode, sizes: Sizes) -> int:
@@ -89,11 +90,11 @@ def flops(node: GraphNode, sizes: Sizes) -> int:
 class _Direct:
     """Writes the launches of one convolution."""
 
-    def __init__(self, node: GraphNode, sizes: ConvolutionSizes) -> None:
-        self.node, self.sizes = node, sizes
+    def __init__(self, node: GraphNode, sizes: ConvolutionSizes, machine: Machine) -> None:
+        self.node, self.sizes, self.machine = node, sizes, machine
         self.dtype: DType = node.results[0].type.dtype
-        self.width = tile_of(self.dtype, host()).columns
-        self.functions = gathered.functions(self.dtype)
+        self.width = tile_of(self.dtype, machine).columns
+        self.functions = gathered.functions(self.dtype, machine)
 
     def images(self, sizes: Sizes) -> int:
         """How many images there are."""
@@ -115,7 +116,12 @@ class _Direct:
         ]
         return [
             packing_launch(
-                self.node.operands[1], target, columns, groups=s.groups, turned=not forward
+                self.node.operands[1],
+                target,
+                columns,
+                self.machine,
+                groups=s.groups,
+                turned=not forward,
             ),
             self.direct(plan, target, columns, steps),
         ]
@@ -137,7 +143,7 @@ class _Direct:
         return Launch(
             Kind.CONVOLUTION,
             "conv",
-            symbol_of(self.functions["direct"]),
+            self.functions["direct"],
             (self.node.operands[0], weights, result),
             (result,),
             table,
@@ -181,7 +187,7 @@ class _Direct:
         return Launch(
             Kind.CONVOLUTION,
             "conv",
-            symbol_of(self.functions["weights"]),
+            self.functions["weights"],
             (*self.node.operands, target),
             (target,),
             table,

@@ -2,8 +2,9 @@
 
 >>> from weft.core.dtypes import float32
 >>> from weft.compiler.lowering.convolution_sizes import Sizes
+>>> from weft.compiler.targets.cpu.machine import host
 >>> sizes = Sizes(32, 1, 64, 64, (16, 16), (16, 16), (3, 3), (1, 1), (1, 1), (1, 1))
->>> fits(sizes, float32), fits(sizes, float64)
+>>> fits(sizes, float32, host()), fits(sizes, float64, host())
 (True, False)
 """
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from weft.compiler.lowering.convolution_sizes import Sizes
 from weft.compiler.plan.launch import Kind, Launch
-from weft.compiler.targets.cpu.cache.symbols import symbol_of
 from weft.compiler.targets.cpu.convolution import gathered
 from weft.compiler.targets.cpu.convolution.packing import packing_launch, sum_launch
 from weft.compiler.targets.cpu.convolution.plans import TASKS, cut_blocks, pairs
@@ -29,8 +29,8 @@ from weft.compiler.targets.cpu.convolution.winograd import (
     WEIGHTS,
     WINOGRAD,
 )
-from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import DType, float32, float64
 from weft.core.shapes import Dimension, substitute
 from weft.core.types import TensorType
@@ -55,10 +55,10 @@ PARTIAL = 16 << 20
 __all__ = ["fits", "float64", "winograd_launches"]
 
 
-def fits(s: Sizes, dtype: DType) -> bool:
+def fits(s: Sizes, dtype: DType, machine: Machine) -> bool:
     """Whether a convolution is one of 3x3 in float32, with channels in whole vectors."""
     plain = s.kernel == (3, 3) and s.strides == s.dilation == (1, 1) and s.groups == 1
-    lanes = tile_of(float32, host()).lanes
+    lanes = tile_of(float32, machine).lanes
     whole = s.channels % lanes == s.outputs % lanes == 0
     wide = min(s.channels, s.outputs) >= NARROW and min(*s.counts, *s.area) >= RESULT // 2
     return dtype is float32 and plain and whole and wide and _many(s)
@@ -70,26 +70,26 @@ def _many(s: Sizes) -> bool:
     return not isinstance(s.images, int) or s.images * tiles >= FEW
 
 
-def winograd_launches(node: GraphNode, s: Sizes) -> list[Launch] | None:
+def winograd_launches(node: GraphNode, s: Sizes, machine: Machine) -> list[Launch] | None:
     """The calls of a node whose sizes fit; None where another way is to be taken."""
     if node.primitive.name == "conv_last_weight_gradient":
-        return _Weights(node, s).launches()
+        return _Weights(node, s, machine).launches()
     if node.primitive.name == "conv_last":
-        return _Places(node, s, turned=False).launches()
+        return _Places(node, s, machine, turned=False).launches()
     low = tuple(2 - each for each in s.low)
     other = replace(
         s, channels=s.outputs, outputs=s.channels, area=s.counts, counts=s.area, low=low
     )
-    return _Places(node, other, turned=True).launches()
+    return _Places(node, other, machine, turned=True).launches()
 
 
 class _Writer:
     """What the forms share."""
 
-    def __init__(self, node: GraphNode, s: Sizes) -> None:
-        self.node, self.s = node, s
-        self.width = tile_of(float32, host()).columns
-        self.functions = gathered.functions(float32)
+    def __init__(self, node: GraphNode, s: Sizes, machine: Machine) -> None:
+        self.node, self.s, self.machine = node, s, machine
+        self.width = tile_of(float32, machine).columns
+        self.functions = gathered.functions(float32, machine)
         self.strips, self.across = (-(-dim // RESULT) for dim in s.counts)
 
     def images(self, sizes: Numbers) -> int:
@@ -116,8 +116,8 @@ class _Writer:
 class _Places(_Writer):
     """A convolution, or the gradient of its input."""
 
-    def __init__(self, node: GraphNode, s: Sizes, *, turned: bool) -> None:
-        super().__init__(node, s)
+    def __init__(self, node: GraphNode, s: Sizes, machine: Machine, *, turned: bool) -> None:
+        super().__init__(node, s, machine)
         self.turned = turned
         self.panels = -(-s.outputs // self.width)
         self.raw = COUNT * s.channels * s.outputs * 4 > SMALL
@@ -139,7 +139,9 @@ class _Places(_Writer):
         steps = [s.channels * line, line, 0, self.width]
         if self.turned:
             steps = [line, self.panels * line, 8 * self.width, -self.width]
-        pack = packing_launch(self.node.operands[1], weights, s.outputs, turned=self.turned)
+        pack = packing_launch(
+            self.node.operands[1], weights, s.outputs, self.machine, turned=self.turned
+        )
         return [pack, self.convolution(weights, min(DEEP, s.channels), steps)]
 
     def transform(self, target: Variable) -> Launch:
@@ -179,7 +181,7 @@ class _Places(_Writer):
         return Launch(
             Kind.CONVOLUTION,
             "conv",
-            symbol_of(self.functions["winograd"]),
+            self.functions["winograd"],
             (self.node.operands[0], weights, result),
             (result,),
             table,
@@ -236,7 +238,7 @@ class _Weights(_Writer):
         return Launch(
             Kind.CONVOLUTION,
             "conv",
-            symbol_of(self.functions["winograd_weights"]),
+            self.functions["winograd_weights"],
             (*self.node.operands, target),
             (target,),
             table,

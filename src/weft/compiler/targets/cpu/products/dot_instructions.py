@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from weft.compiler.targets.cpu.cache.kernels import text_addresses
+from weft.compiler.targets.cpu.cache.kernels import text_symbols
+from weft.compiler.targets.cpu.cache.symbols import Origin
 from weft.compiler.targets.cpu.products.dot_packing import (
     COLUMNS,
     FLIP,
@@ -54,9 +55,9 @@ same for the right operand; depth, block: how many words and rows are multiplied
 
 
 @cache
-def functions(words: Words) -> dict[str, int]:
-    """The addresses of the functions for products of such words."""
-    return text_addresses(source(words), ENTRIES)
+def functions(words: Words) -> dict[str, Origin]:
+    """The symbols of the functions for products of such words."""
+    return text_symbols(source(words), ENTRIES)
 
 
 def source(words: Words) -> str:

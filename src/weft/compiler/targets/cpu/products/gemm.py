@@ -7,8 +7,9 @@ where terms are its rows, so that this can be part of a chain that makes them, e
 sum runs through its terms in ascending order, `depth` of them at a time: whatever part of a result
 a call makes, its elements have the same bits.
 
+>>> from weft.compiler.targets.cpu.machine import host
 >>> from weft.core.dtypes import float32
->>> sorted(functions(float32))
+>>> sorted(functions(float32, host()))
 ['columns', 'pack_plain', 'pack_turned', 'rows']
 """
 
@@ -18,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 
-from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.cache.kernels import text_symbols
+from weft.compiler.targets.cpu.cache.symbols import Origin
 from weft.compiler.targets.cpu.products.tiles import Tile, tile_functions, tile_name, tile_of
 from weft.compiler.targets.llvm.ir_builder import (
     KERNEL,
@@ -52,9 +53,9 @@ _PACKING = Struct("i64 columns, i64 terms, i64 panels")
 
 
 @cache
-def functions(dtype: DType, machine: Machine | None = None) -> dict[str, int]:
-    """The addresses of the functions for products of a dtype."""
-    return text_addresses(source(tile_of(dtype, machine or host())), ENTRIES)
+def functions(dtype: DType, machine: Machine) -> dict[str, Origin]:
+    """The symbols of the functions for products of a dtype."""
+    return text_symbols(source(tile_of(dtype, machine)), ENTRIES)
 
 
 def source(tile: Tile) -> str:
@@ -149,8 +150,8 @@ def _call_widest(
 
 
 def _scratch(tile: Tile) -> IRBuilder:
-    """`scratch(sizes)`: memory for a block of the left operand, where blocks are copied."""
-    out = IRBuilder("scratch", ("ptr %sizes",), result="ptr")
+    """`scratch(buffers, sizes)`: memory for a block of the left operand, if blocks are copied."""
+    out = IRBuilder("scratch", KERNEL[:2], result="ptr")
     depth, block, copied = out.record(_TABLE, "%sizes").all("depth", "block", "copied")
     with out.when(out.test("eq", copied, 0)):
         out.give(NULL)
@@ -162,12 +163,12 @@ def _scratch(tile: Tile) -> IRBuilder:
 def _by_rows(tile: Tile, block: IRBuilder, scratch: IRBuilder) -> IRBuilder:
     """`rows(...)`: some rows of a stack of products, in blocks that end where a product does."""
     out = IRBuilder("rows", KERNEL, public=True)
-    _, sizes, begin, end = out.parameters
+    buffers, sizes, begin, end = out.parameters
     a, b, c = (out.buffer(place) for place in range(3))
     table = out.record(_TABLE, sizes)
     rows, columns, row_step = table.all("rows", "columns", "row_step")
     a_item, b_item, height = table.all("a_item", "b_item", "block")
-    element, memory = Type(tile.dtype).text, out.call(scratch, sizes)
+    element, memory = Type(tile.dtype).text, out.call(scratch, buffers, sizes)
     row = out.variable(begin)
     with out.repeat():
         now = row.value
@@ -187,12 +188,12 @@ def _by_rows(tile: Tile, block: IRBuilder, scratch: IRBuilder) -> IRBuilder:
 def _by_columns(tile: Tile, block: IRBuilder, scratch: IRBuilder) -> IRBuilder:
     """`columns(...)`: some panels of columns of a stack of products with few rows."""
     out = IRBuilder("columns", KERNEL, public=True)
-    _, sizes, begin, end = out.parameters
+    buffers, sizes, begin, end = out.parameters
     a, b, c = (out.buffer(place) for place in range(3))
     table = out.record(_TABLE, sizes)
     rows, columns, a_item, b_item = table.all("rows", "columns", "a_item", "b_item")
     panels = out.div(out.sub(out.add(columns, tile.columns), 1), tile.columns)
-    element, memory = Type(tile.dtype).text, out.call(scratch, sizes)
+    element, memory = Type(tile.dtype).text, out.call(scratch, buffers, sizes)
     with out.loop(begin, end) as panel:
         item, number = out.div(panel, panels), out.rem(panel, panels)
         first = out.mul(number, tile.columns)

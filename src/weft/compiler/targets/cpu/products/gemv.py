@@ -7,10 +7,11 @@ element's sum runs in one order, whatever part of the result a call makes. What 
 element of the result can follow in a chain, in which elements are the rows.
 
 >>> import weft as wf
+>>> from weft.compiler.targets.cpu.machine import host
 >>> from weft.compiler.targets.cpu.products.forms import product_of
 >>> kinds = wf.spec("float32", (1, 784)), wf.spec("float32", (784, 512))
 >>> node = wf.ir.trace(lambda x, w: x @ w, *kinds).nodes[0]
->>> [launch.name for launch in vector_launches(node, product_of(node)) or ()]
+>>> [launch.name for launch in vector_launches(node, product_of(node), host()) or ()]
 ['sums']
 """
 
@@ -21,9 +22,8 @@ from functools import cache
 
 from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
-from weft.compiler.targets.cpu.cache.kernels import text_addresses
-from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.machine import host
+from weft.compiler.targets.cpu.cache.kernels import text_symbols
+from weft.compiler.targets.cpu.cache.symbols import Origin
 from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
 from weft.compiler.targets.llvm.ir_types import Type
 from weft.compiler.targets.llvm.ir_vectors import Vectors
@@ -49,7 +49,7 @@ LANES = 16
 """What the columns of a strip are a multiple of."""
 
 
-def vector_launches(node: GraphNode, product: Product) -> list[Launch] | None:
+def vector_launches(node: GraphNode, product: Product, machine: Machine) -> list[Launch] | None:
     """The launch that makes a product with a vector; None where it is none."""
     left, right = node.operands
     _, rows, columns, _ = product.shape
@@ -57,13 +57,13 @@ def vector_launches(node: GraphNode, product: Product) -> list[Launch] | None:
         return None
     if rows == 1:
         launch = _dots_launch if product.turned[1] else _sums_launch
-        return [launch(node, product, (right, left), 2)]
+        return [launch(node, product, (right, left), 2, machine)]
     launch = _sums_launch if product.turned[0] else _dots_launch
-    return [launch(node, product, (left, right), 1)]
+    return [launch(node, product, (left, right), 1, machine)]
 
 
 def _dots_launch(
-    node: GraphNode, product: Product, given: tuple[Value, Value], axis: int
+    node: GraphNode, product: Product, given: tuple[Value, Value], axis: int, machine: Machine
 ) -> Launch:
     """The launch that multiplies the rows of a matrix; `axis`: where they are in the shape."""
     size = product.dtype.itemsize
@@ -83,18 +83,18 @@ def _dots_launch(
         return -(-max(CHUNK // row, total // CHUNKS, 1) // GROUP) * GROUP
 
     values = (*given, *node.results)
-    function = functions(product.dtype)["dots"]
+    function = functions(product.dtype, machine)["dots"]
     rows: dict[Variable, Dimension] = {node.results[0]: 1}
     if isinstance(given[0], Variable) and given[0] is not given[1]:
         rows[given[0]] = product.shape[3]
     return Launch(
-        Kind.VECTOR_PRODUCT, "dots", symbol_of(function), values, node.results, table, extent,
+        Kind.VECTOR_PRODUCT, "dots", function, values, node.results, table, extent,
         grain, by_rows=rows,
     )  # fmt: skip
 
 
 def _sums_launch(
-    node: GraphNode, product: Product, given: tuple[Value, Value], axis: int
+    node: GraphNode, product: Product, given: tuple[Value, Value], axis: int, machine: Machine
 ) -> Launch:
     """The launch that adds up the rows of a matrix; `axis`: where its columns are in the shape."""
     size = product.dtype.itemsize
@@ -122,9 +122,9 @@ def _sums_launch(
         return max(1, wide * max(1, CHUNK // max(1, terms * wide * size)))
 
     values = (*given, *node.results)
-    function, rows = functions(product.dtype)["sums"], {node.results[0]: 1}
+    function, rows = functions(product.dtype, machine)["sums"], {node.results[0]: 1}
     return Launch(
-        Kind.VECTOR_PRODUCT, "sums", symbol_of(function), values, node.results, table, extent,
+        Kind.VECTOR_PRODUCT, "sums", function, values, node.results, table, extent,
         grain, by_rows=rows,
     )  # fmt: skip
 
@@ -151,9 +151,9 @@ def shape_of(dtype: DType, machine: Machine) -> Shape:
 
 
 @cache
-def functions(dtype: DType, machine: Machine | None = None) -> dict[str, int]:
-    """The addresses of the functions for a dtype."""
-    return text_addresses(source(shape_of(dtype, machine or host())), ("dots", "sums"))
+def functions(dtype: DType, machine: Machine) -> dict[str, Origin]:
+    """The symbols of the functions for a dtype."""
+    return text_symbols(source(shape_of(dtype, machine)), ("dots", "sums"))
 
 
 def source(shape: Shape) -> str:

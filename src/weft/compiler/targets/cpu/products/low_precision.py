@@ -23,8 +23,6 @@ import numpy as np
 from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.lowering.matrix_products import Product, form_of
 from weft.compiler.plan.launch import Kind, Launch, Sizes
-from weft.compiler.targets.cpu.cache.symbols import symbol_of
-from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.dot_instructions import functions
 from weft.compiler.targets.cpu.products.dot_packing import (
     COLUMNS,
@@ -36,6 +34,7 @@ from weft.compiler.targets.cpu.products.dot_packing import (
 )
 from weft.compiler.targets.cpu.products.select import CHUNK, CHUNKS
 from weft.compiler.targets.cpu.products.tile_plans import BLOCK, DEPTH, LOW
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.dtypes import bfloat16, float16, float32, int8, int32, int64, uint8
 from weft.core.errors import DTypeError, Unsupported
 from weft.core.shapes import Dimension, size
@@ -99,12 +98,12 @@ dot_wide = Primitive(
 # --- programs ------------------------------------------------------------------------------------
 
 
-def shorten_products(graph: Graph, tally: Tally) -> Graph:
+def shorten_products(graph: Graph, tally: Tally, machine: Machine) -> Graph:
     """The graph with products of short elements as such, where the machine multiplies them."""
     if all(node.primitive is not dot for node in graph.nodes):
         return graph
     producer = {result: node for node in graph.nodes for result in node.results}
-    nodes = [each for node in graph.nodes for each in _Site(node, producer).nodes()]
+    nodes = [each for node in graph.nodes for each in _Site(node, producer, machine).nodes()]
     count = sum(node.primitive is dot_wide for node in nodes)
     if count == 0:
         return graph
@@ -116,8 +115,10 @@ def shorten_products(graph: Graph, tally: Tally) -> Graph:
 class _Site:
     """A node that may be a product of short elements."""
 
-    def __init__(self, node: GraphNode, producer: Mapping[Variable, GraphNode]) -> None:
-        self.node, self.producer = node, producer
+    def __init__(
+        self, node: GraphNode, producer: Mapping[Variable, GraphNode], machine: Machine
+    ) -> None:
+        self.node, self.producer, self.machine = node, producer, machine
         self.before: list[GraphNode] = []
 
     def nodes(self) -> list[GraphNode]:
@@ -127,7 +128,7 @@ class _Site:
             return [node]
         operands = [self.short_operand(operand) for operand in node.operands]
         found = [operand for operand in operands if operand is not None]
-        words = words_for(*found) if len(found) == 2 else None
+        words = words_for(found[0], found[1], self.machine) if len(found) == 2 else None
         if words is None or not self.is_held(words):
             return [node]
         if words.terms == 1:
@@ -202,10 +203,10 @@ def _narrow_literal(atom: Literal) -> Literal | None:
     return Literal(narrow) if np.array_equal(narrow, value) else None
 
 
-def words_for(left: Atom, right: Atom) -> Words | None:
-    """The words that this machine multiplies two operands by; None where it multiplies none."""
+def words_for(left: Atom, right: Atom, machine: Machine) -> Words | None:
+    """The words that a machine multiplies two operands by; None where it multiplies none."""
     for words in (found(left.type.dtype, right.type.dtype) for found in (words_of, widened_words)):
-        if words is not None and has_instruction(words, host()):
+        if words is not None and has_instruction(words, machine):
             return words
     return None
 
@@ -213,11 +214,11 @@ def words_for(left: Atom, right: Atom) -> Words | None:
 # --- calls ---------------------------------------------------------------------------------------
 
 
-def wide_launches(node: GraphNode) -> tuple[Product, list[Launch]] | None:
+def wide_launches(node: GraphNode, machine: Machine) -> tuple[Product, list[Launch]] | None:
     """A product of short elements and the launches that make it; None where there is none."""
     if node.primitive is not dot_wide:
         return None
-    words, product = words_for(*node.operands), form_of(node)
+    words, product = words_for(node.operands[0], node.operands[1], machine), form_of(node)
     if words is None or product is None:
         return None
     return product, _Wide(node, product, words).launches()
@@ -278,7 +279,7 @@ class _Wide:
         return Launch(
             Kind.PACK,
             "pack",
-            symbol_of(self.functions["pack_turned" if turned else "pack_plain"]),
+            self.functions["pack_turned" if turned else "pack_plain"],
             (self.node.operands[side], target),
             (target,),
             table,
@@ -292,7 +293,7 @@ class _Wide:
         return Launch(
             Kind.PRODUCT,
             "dot",
-            symbol_of(self.functions[entry]),
+            self.functions[entry],
             (left, right, *self.node.results),
             self.node.results,
             self.table,

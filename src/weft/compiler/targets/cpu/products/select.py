@@ -7,7 +7,7 @@ rows or by columns; docs/design/products.md has the measurements behind it.
 >>> from weft.compiler.targets.cpu.products.forms import product_of
 >>> kinds = wf.spec("float32", (512, 512)), wf.spec("float32", (512, 512))
 >>> node = wf.ir.trace(lambda a, b: a @ b, *kinds).nodes[0]
->>> [launch.name for launch in product_launches(node, product_of(node))]
+>>> [launch.name for launch in product_launches(node, product_of(node), host())]
 ['pack', 'dot']
 """
 
@@ -22,6 +22,7 @@ from weft.compiler.targets.cpu.products.gemm import functions
 from weft.compiler.targets.cpu.products.gemv import vector_launches
 from weft.compiler.targets.cpu.products.tile_plans import Plan, measured_plan, usual
 from weft.compiler.targets.cpu.products.tiles import Tile, tile_of
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.shapes import Dimension
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode, Variable
@@ -38,17 +39,17 @@ CHUNKS = 8
 """Into how many chunks a product is cut, where they are not too small or too large."""
 
 
-def product_launches(node: GraphNode, product: Product) -> list[Launch]:
-    """The launches that make a product, in order."""
-    plan = measured_plan(product)
+def product_launches(node: GraphNode, product: Product, machine: Machine) -> list[Launch]:
+    """The launches that make a product on a machine, in order."""
+    plan = measured_plan(product) if machine == host() else None
     if plan is None or plan.form == "usual":
-        vector = vector_launches(node, product)
+        vector = vector_launches(node, product, machine)
         if vector is not None:
             return vector
-        plan = usual(product)
+        plan = usual(product, machine)
     if plan.form == "blas":
         return [_by_blas(node, product)]
-    return _Generated(node, product, plan).launches()
+    return _Generated(node, product, plan, machine).launches()
 
 
 def _by_blas(node: GraphNode, product: Product) -> Launch:
@@ -70,10 +71,10 @@ def _by_blas(node: GraphNode, product: Product) -> Launch:
 class _Generated:
     """Writes the launches of one product that is made of tiles."""
 
-    def __init__(self, node: GraphNode, product: Product, plan: Plan) -> None:
+    def __init__(self, node: GraphNode, product: Product, plan: Plan, machine: Machine) -> None:
         self.node, self.product, self.plan = node, product, plan
-        self.tile: Tile = tile_of(product.dtype, host())
-        self.functions = functions(product.dtype)
+        self.tile: Tile = tile_of(product.dtype, machine)
+        self.functions = functions(product.dtype, machine)
         self.right: Value = node.operands[1]
         self.is_low, self.packed = plan.form == "columns", plan.packed
 
@@ -103,7 +104,7 @@ class _Generated:
         if turned:
             function, grain = self.functions["pack_turned"], self.panels_of_copies
             return Launch(
-                Kind.PACK, "pack", symbol_of(function), values, (target,), table, self.in_columns,
+                Kind.PACK, "pack", function, values, (target,), table, self.in_columns,
                 grain,
             )  # fmt: skip
         function, source = self.functions["pack_plain"], values[0]
@@ -112,7 +113,7 @@ class _Generated:
             wide = self.count(columns) * self.tile.columns
             rows = {source: columns} if wide <= columns * PADDED else {}
         return Launch(
-            Kind.PACK, "pack", symbol_of(function), values, (target,), table, self.in_terms,
+            Kind.PACK, "pack", function, values, (target,), table, self.in_terms,
             self.terms_of_copies, by_rows=rows,
         )  # fmt: skip
 
@@ -149,7 +150,7 @@ class _Generated:
         entry, extent = ("columns", self.in_columns) if self.is_low else ("rows", self.in_rows)
         grain = self.panels_at_once if self.is_low else self.rows_at_once
         rows = {} if self.is_low else self.by_rows()
-        function = symbol_of(self.functions[entry])
+        function = self.functions[entry]
         return Launch(
             Kind.PRODUCT, "dot", function, values, self.node.results, self.table, extent, grain,
             by_rows=rows,

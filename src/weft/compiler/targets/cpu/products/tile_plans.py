@@ -4,11 +4,13 @@ The usual plan follows from sizes, by what was measured on a few machines. Where
 is on, a tuner (tuning.py) is asked instead: it has measured the ways on this machine.
 
 >>> from weft.compiler.lowering.matrix_products import Product
+>>> from weft.compiler.targets.cpu.machine import host
 >>> from weft.core.dtypes import float32
 >>> product = Product(float32, (1, 512, 512, 512), (False, False))
->>> usual(product), usual(Product(float32, (1, 64, 64, 64), (False, True))).packed
+>>> turned = Product(float32, (1, 64, 64, 64), (False, True))
+>>> usual(product, host()), usual(turned, host()).packed
 (Plan(form='rows', packed=True, depth=4096, block=192), True)
->>> [str(plan) for plan in ways(product)][:2]
+>>> [str(plan) for plan in ways(product, host())][:2]
 ['usual', 'rows packed 4096 192']
 """
 
@@ -18,9 +20,9 @@ from collections.abc import Callable, Iterator
 from itertools import product as combinations
 
 from weft.compiler.lowering.matrix_products import Product
-from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.forms import gemm_address
 from weft.compiler.targets.cpu.products.tiles import tile_of
+from weft.compiler.targets.llvm.machine import Machine
 from weft.core.records import frozen
 from weft.core.settings import settings
 
@@ -74,7 +76,7 @@ def measured_plan(product: Product) -> Plan | None:
     return TUNER[-1](product) if settings.tuning and TUNER else None
 
 
-def usual(product: Product) -> Plan:
+def usual(product: Product, machine: Machine) -> Plan:
     """The plan for tiles that follows from the sizes."""
     stack, rows, columns, terms = product.shape
     is_low = isinstance(rows, int) and rows <= LOW
@@ -82,22 +84,23 @@ def usual(product: Product) -> Plan:
     is_quick = is_low or (known and columns * terms <= SMALL)
     is_wide = known and stack == 1 and columns >= WIDE and not product.turned[0]
     by_columns = is_low or (is_wide and isinstance(rows, int) and rows <= FEW)
-    return Plan("columns" if by_columns else "rows", packed=not (is_quick and may_stay(product)))
+    packed = not (is_quick and may_stay(product, machine))
+    return Plan("columns" if by_columns else "rows", packed)
 
 
-def may_stay(product: Product) -> bool:
+def may_stay(product: Product, machine: Machine) -> bool:
     """Whether tiles can read the right operand as it lies."""
-    tile, columns = tile_of(product.dtype, host()), product.shape[2]
+    tile, columns = tile_of(product.dtype, machine), product.shape[2]
     whole = isinstance(columns, int) and columns % tile.columns == 0
     return not product.turned[1] and (whole or tile.masked)
 
 
-def ways(product: Product) -> Iterator[Plan]:
+def ways(product: Product, machine: Machine) -> Iterator[Plan]:
     """All plans of a product whose sizes are known, the usual one first."""
     _, rows, _, terms = [int(dim) for dim in product.shape]
-    first = usual(product)
+    first = usual(product, machine)
     found = dict.fromkeys([Plan("usual")])
-    packing = (True, False) if may_stay(product) else (True,)
+    packing = (True, False) if may_stay(product, machine) else (True,)
     depths = [DEPTH, DEPTH // 2, DEPTH // 4, DEPTH * 2]
     for packed, depth in combinations(packing, depths):
         found[Plan("rows", packed, depth)] = None

@@ -21,6 +21,7 @@ import numpy as np
 
 from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.targets.cpu.cache.kernels import environment
+from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cpu.products.tile_plans import TUNER, Plan, read_plan, ways
 from weft.compiler.targets.cpu.runtime.program import Program
 from weft.core.shapes import is_static
@@ -71,7 +72,9 @@ _plans: dict[Product, Plan] = {}
 def _fastest(compile_program: Compile, product: Product) -> Plan:
     """The way that took the least time, or the usual one, which comes first, if it is close."""
     arrays = _operands(product)
-    runs = {plan: _compile_product(compile_program, product, plan) for plan in ways(product)}
+    runs = {
+        plan: _compile_product(compile_program, product, plan) for plan in ways(product, host())
+    }
     best = dict.fromkeys(runs, np.inf)
     for _ in range(ROUNDS):
         for plan, program in runs.items():

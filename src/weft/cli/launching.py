@@ -1,0 +1,248 @@
+"""`weft launch`: the processes of a job, started, prefixed, and judged.
+
+    weft launch -n 4 train.py --epochs 3
+
+The job's exit code is that of its first failure. It is 0 only if every process ended in order, or
+if the others wrote down that they went on without it.
+
+>>> mpi_command(2, ["a", "b"])[-4:]
+['--host', 'a:1,b:1', '--map-by', 'ppr:1:node']
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from weft.cli.mistakes import Mistake
+from weft.distributed.recovery import WENT_ON
+from weft.distributed.worker import DONE, FAILED
+
+__all__ = ["launch", "mpi_command"]
+
+_TAG = re.compile(r"^\[[^\]]*,(\d+)\]<std(?:out|err)>: ?")
+POLL, GRACE = 0.05, 10.0
+"""Seconds between looks at a job, and those that it has for its end once it is done."""
+LOST = 70
+"""The exit code where a process was lost and nothing else is known."""
+
+
+class Failure(NamedTuple):
+    """How a process ended, if not in order."""
+
+    rank: int
+    code: int
+    text: str
+    time: float = float("inf")
+    follows: bool = False
+    """Whether it may have come of another process's end."""
+
+
+def launch(flags: Namespace) -> int:
+    """Start the processes, pass their output on, and judge how the job ended."""
+    _check(flags)
+    folder = Path(tempfile.mkdtemp(prefix="weft-job-"))
+    environment = {**os.environ, "WEFT_JOB_FOLDER": str(folder)}
+    if flags.timeout is not None:
+        environment["WEFT_TIMEOUT"] = str(flags.timeout)
+    here = -(-flags.processes // (flags.hosts.count(",") + 1 if flags.hosts else 1))
+    environment["WEFT_THREADS"] = str(flags.threads or max((os.cpu_count() or 1) // here, 1))
+    program = [sys.executable, "-m", "weft.distributed.worker", flags.script, *flags.arguments]
+    try:
+        if flags.engine == "gloo":
+            code = _run_alone(flags.processes, program, environment, folder)
+        else:
+            code = _run_mpi(flags, program, environment, folder)
+        return _judge(folder, flags.processes, code)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(flags: Namespace) -> None:
+    if flags.processes < 1:
+        raise Mistake(f"-n {flags.processes}: a job has at least one process")
+    if not Path(flags.script).is_file():
+        raise Mistake(f"no such file: {flags.script}")
+    if flags.hosts and flags.engine == "gloo":
+        raise Mistake("--hosts needs the engine mpi: gloo meets in a folder of one host")
+
+
+def mpi_command(processes: int, hosts: Sequence[str] = ()) -> list[str]:
+    """The command of Open MPI that starts processes and lives through the loss of some.
+
+    Processes are not bound to cores, where their threads would share one.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    command = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if command is None:
+        raise Mistake('mpiexec is not installed: pip install "weft[mpi]"')
+    words = [command, "-n", str(processes), "--with-ft", "ulfm", "--bind-to", "none"]
+    words += ["--oversubscribe", "--output", "tag"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        words.append("--allow-run-as-root")
+    if hosts:
+        each = -(-processes // len(hosts))
+        listed = ",".join(f"{host}:{each}" for host in hosts)
+        words += ["--host", listed, "--map-by", f"ppr:{each}:node"]
+    return words
+
+
+def _run_mpi(
+    flags: Namespace, program: list[str], environment: Mapping[str, str], folder: Path
+) -> int:
+    hosts = flags.hosts.split(",") if flags.hosts else []
+    words = mpi_command(flags.processes, hosts)
+    for name in sorted(environment):
+        if name.startswith("WEFT_") or name in ("PYTHONPATH", "PATH"):
+            words += ["-x", name]
+    job = _start([*words, *program], environment)
+    readers = [
+        _pass_on(stream, target, None)
+        for stream, target in ((job.stdout, sys.stdout), (job.stderr, sys.stderr))
+    ]
+    return _wait([job], readers, lambda: not _failures(folder, flags.processes))[0]
+
+
+def _run_alone(
+    processes: int, program: list[str], environment: Mapping[str, str], folder: Path
+) -> int:
+    """Start processes without an engine's launcher; one that fails ends the others."""
+    jobs, readers = [], []
+    for rank in range(processes):
+        own = {"WEFT_RANK": rank, "WEFT_LOCAL_RANK": rank, "WEFT_WORLD_SIZE": processes}
+        job = _start(program, {**environment, **{name: str(own[name]) for name in own}})
+        jobs.append(job)
+        readers += [
+            _pass_on(job.stdout, sys.stdout, rank), _pass_on(job.stderr, sys.stderr, rank)
+        ]  # fmt: skip
+    codes = _wait(jobs, readers, lambda: not _failures(folder, processes))
+    return next((code for code in codes if code), 0)
+
+
+def _start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+    )
+
+
+def _pass_on(stream: IO[str] | None, target: Any, rank: int | None) -> threading.Thread:
+    """Write the lines of a stream, each with the rank it comes from in front."""
+    assert stream is not None
+
+    def copy_lines() -> None:
+        for line in stream:
+            target.write(_prefix(line, rank))
+            target.flush()
+
+    thread = threading.Thread(target=copy_lines, daemon=True)
+    thread.start()
+    return thread
+
+
+def _prefix(line: str, rank: int | None) -> str:
+    """A line with its rank in front.
+
+    >>> _prefix("[job@1,3]<stdout>: loss 0.5", None), _prefix("loss 0.5", 2)
+    ('[3] loss 0.5', '[2] loss 0.5')
+    """
+    if rank is not None:
+        return f"[{rank}] {line}"
+    tag = _TAG.match(line)
+    return line if tag is None else f"[{tag[1]}] {line[tag.end() :]}"
+
+
+def _wait(
+    jobs: Sequence[subprocess.Popen[str]],
+    readers: Sequence[threading.Thread],
+    is_done: Callable[[], bool],
+) -> list[int]:
+    """Exit codes, once all have ended; an interrupt is passed on, and then waited for.
+
+    An engine may not come to its end after a loss: once all processes have written that they are
+    done, it is given a few seconds.
+    """
+    try:
+        while any(job.poll() is None for job in jobs):
+            time.sleep(POLL)
+            if is_done():
+                break
+        codes = [_end(job) for job in jobs]
+    except KeyboardInterrupt:
+        for job in jobs:
+            job.send_signal(signal.SIGINT)
+        for job in jobs:
+            job.wait(timeout=10)
+        raise
+    for reader in readers:
+        reader.join(timeout=5)
+    return [code if code >= 0 else 128 - code for code in codes]
+
+
+def _end(job: subprocess.Popen[str]) -> int:
+    try:
+        return job.wait(timeout=GRACE)
+    except subprocess.TimeoutExpired:
+        job.terminate()
+        return job.wait()
+
+
+def _judge(folder: Path, processes: int, code: int) -> int:
+    """The job's exit code; the first failure is told first."""
+    failures = sorted(
+        _failures(folder, processes), key=lambda each: (each.follows, each.time, each.rank)
+    )
+    left_behind = [rank for rank in range(processes) if (folder / f"{WENT_ON}{rank}").exists()]
+    if left_behind:
+        ranks = ", ".join(map(str, left_behind))
+        sys.stderr.write(f"rank {ranks} was lost; the others went on without it\n")
+    if not failures:
+        is_done = left_behind or _all_done(folder, processes)
+        return 0 if is_done else code or LOST
+    first, *others = failures
+    sys.stderr.write(f"rank {first.rank} failed first, with exit code {first.code}:\n")
+    sys.stderr.write("".join(f"  {line}\n" for line in first.text.splitlines()))
+    for each in others:
+        last_line = next((x for x in each.text.splitlines() if _is_message(x)), each.text)
+        sys.stderr.write(f"rank {each.rank} ended with {each.code}: {last_line.strip()}\n")
+    return first.code or code or LOST
+
+
+def _is_message(line: str) -> bool:
+    return bool(line) and not line.startswith((" ", "Traceback"))
+
+
+def _all_done(folder: Path, processes: int) -> bool:
+    return all((folder / f"{DONE}{rank}").exists() for rank in range(processes))
+
+
+def _failures(folder: Path, processes: int) -> list[Failure]:
+    """The processes that neither ended in order nor were left behind by a recovery."""
+    failures = []
+    for rank in range(processes):
+        if (folder / f"{DONE}{rank}").exists() or (folder / f"{WENT_ON}{rank}").exists():
+            continue
+        path = folder / f"{FAILED}{rank}"
+        if path.exists():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            failures.append(Failure(rank, **record))
+        else:
+            failures.append(Failure(rank, LOST, "lost: it ended without a word"))
+    return failures

@@ -1,0 +1,1 @@
+"""Programs without Python: a plan as an object file, or as C, with a header."""

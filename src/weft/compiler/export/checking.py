@@ -1,0 +1,191 @@
+"""An exported program against the reference: the same inputs, run after run, in an emulator."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.compiler.export.header import Interface
+from weft.compiler.export.linking import (
+    build_program,
+    is_web,
+    run_program,
+    runner,
+)
+from weft.compiler.export.machines import Platform
+from weft.compiler.export.program import ExportedProgram, Port
+from weft.core.errors import MiscompiledError, UnsupportedError
+from weft.core.records import frozen
+from weft.ops.control import run as run_by_reference
+
+Array = np.ndarray[Any, Any]
+RUNS = 3
+"""How often the program runs: state that one run writes is read by the next."""
+TOLERANCE = {2: 2e-2, 4: 2e-4, 8: 1e-9}
+"""How far numbers of so many bytes may be off, compared with the largest of their tensor."""
+
+
+@frozen
+class Check:
+    """What a check found: how far tensors were off, compared with their largest number."""
+
+    runs: int
+    differences: dict[str, float]
+
+    @property
+    def largest_difference(self) -> float:
+        """The largest difference."""
+        return max(self.differences.values(), default=0.0)
+
+    def __str__(self) -> str:
+        found = ", ".join(f"{name} {value:.1e}" for name, value in self.differences.items())
+        return f"{self.runs} runs agree with Weft: {found}"
+
+
+def reference_runs(program: ExportedProgram, runs: int) -> list[Array]:
+    """The outputs of each run, one behind the other, and at last the state, by reference."""
+    states = [state.value for state in program.states]
+    found: list[Array] = []
+    for _ in range(runs):
+        given: dict[int, Array] = {
+            port.position: value
+            for port, value in zip(program.inputs, program.examples, strict=True)
+        }
+        given |= {weight.port.position: weight.value for weight in program.weights}
+        pairs = zip(program.states, states, strict=True)
+        given |= {state.read: value for state, value in pairs if state.read is not None}
+        with np.errstate(all="ignore"):
+            outputs = run_by_reference(program.graph, [given[n] for n in range(len(given))])
+        found += [np.asarray(outputs[port.position]) for port in program.outputs]
+        states = [np.asarray(outputs[state.port.position]) for state in program.states]
+    return [*found, *states]
+
+
+def check_program(
+    about: Interface, platform: Platform, folder: Path, sources: Sequence[str]
+) -> Check:
+    """Run an exported program, and compare it with the reference."""
+    program = about.program
+    with tempfile.TemporaryDirectory() as place:
+        given, written = Path(place, "inputs.bin"), Path(place, "outputs.bin")
+        given.write_bytes(b"".join(np.ascontiguousarray(x).tobytes() for x in program.examples))
+        files = [str(given), str(written), str(RUNS)]
+        if is_web(platform):
+            _run_on_the_web(about, folder, files)
+        else:
+            command = runner(platform, about.target)
+            build_program(
+                platform, about.target, [folder / name for name in sources], Path(place, "main")
+            )
+            run_program([*command, str(Path(place, "main")), *files], folder)
+        return _compare(program, written.read_bytes())
+
+
+def _compare(program: ExportedProgram, data: bytes) -> Check:
+    ports = [*program.outputs] * RUNS + [state.port for state in program.states]
+    differences: dict[str, float] = {}
+    at = 0
+    for port, wanted in zip(ports, reference_runs(program, RUNS), strict=True):
+        array = np.frombuffer(data[at : at + port.bytes], wanted.dtype).reshape(wanted.shape)
+        at += port.bytes
+        found = _difference(array, wanted)
+        if found > (TOLERANCE[wanted.dtype.itemsize] if port.type.dtype.is_floating else 0.0):
+            raise _disagreement(port, found)
+        differences[port.name] = max(found, differences.get(port.name, 0.0))
+    return Check(RUNS, differences)
+
+
+def _difference(found: Array, wanted: Array) -> float:
+    """The largest difference, compared with the largest number; NaN and infinities must agree."""
+    if found.dtype.kind in "biu":
+        return 0.0 if np.array_equal(found, wanted) else 1.0
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return float("inf")
+    kept = np.isfinite(b)
+    scale = max(1e-30, float(np.abs(b[kept]).max(initial=0.0)))
+    return float(np.abs(a[kept] - b[kept]).max(initial=0.0)) / scale
+
+
+def _run_on_the_web(about: Interface, folder: Path, files: Sequence[str]) -> None:
+    """Run a module for the web: by wasmtime where its wheel is there, else by node."""
+    if find_spec("wasmtime") is not None:
+        run_by_wasmtime(about, folder, *files)
+        return
+    node = shutil.which("node")
+    if node is None:
+        raise UnsupportedError(
+            "export",
+            "nothing here runs WebAssembly",
+            expected="the wheel wasmtime, or node",
+            got={"target": about.target},
+            fix="pip install wasmtime",
+        )
+    run_program([node, "main.mjs", *files], folder)
+
+
+def run_by_wasmtime(about: Interface, folder: Path, source: str, target: str, runs: str) -> None:
+    """What `main.mjs` does, by the wheel wasmtime."""
+    import wasmtime
+
+    program, name = about.program, about.name
+    store = wasmtime.Store()
+    module = wasmtime.Module.from_file(store.engine, str(folder / f"{name}.wasm"))
+    linker = wasmtime.Linker(store.engine)
+    imports: Any = module.imports
+    for each in imports:
+        function = getattr(math, each.name.removesuffix("f"), None) or getattr(math, each.name)
+        linker.define_func(each.module, each.name, each.type, function)
+    code: Any = linker.instantiate(store, module).exports(store)
+    memory, top = code["memory"], int(code["__heap_base"].value(store))
+
+    def take(size: int) -> int:
+        nonlocal top
+        start = -(-top // 64) * 64
+        top = start + size
+        missing = top - memory.data_len(store)
+        if missing > 0:
+            memory.grow(store, -(-missing // 65536))
+        return start
+
+    ports = [*program.inputs, *program.outputs]
+    places = [take(port.bytes) for port in ports]
+    weights: list[int] = []
+    if about.weights_file:
+        data = (folder / about.weights_file).read_bytes()[about.weights_offset :]
+        weights = [take(len(data))]
+        memory.write(store, data, weights[0])
+    instance = code[f"{name}_init"](store, take(code[f"{name}_memory"](store)), *weights)
+    given = Path(source).read_bytes()
+    written: list[bytes] = []
+    for _ in range(int(runs)):
+        at = 0
+        for port, place in zip(program.inputs, places, strict=False):
+            memory.write(store, given[at : at + port.bytes], place)
+            at += port.bytes
+        status = code[f"{name}_run"](store, instance, *places)
+        if status:
+            raise RuntimeError(f"the run gave the status {status}")
+        for port, place in zip(program.outputs, places[len(program.inputs) :], strict=True):
+            written.append(bytes(memory.read(store, place, place + port.bytes)))
+    for number, state in enumerate(program.states):
+        place = code[f"{name}_state"](store, instance, number)
+        written.append(bytes(memory.read(store, place, place + state.port.bytes)))
+    Path(target).write_bytes(b"".join(written))
+
+
+def _disagreement(port: Port, found: float) -> MiscompiledError:
+    return MiscompiledError(
+        "export",
+        f"the exported program gives other numbers for {port.title} than Weft",
+        expected="a difference of rounding alone",
+        got={port.name: port.type, "largest relative difference": f"{found:.2e}"},
+        fix='report it with the program; form="c" may serve meanwhile',
+    )

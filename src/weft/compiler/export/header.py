@@ -1,0 +1,161 @@
+"""The header of an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from string import Template
+
+from weft.compiler.export.c_kernels import element_type
+from weft.compiler.export.program import ExportedProgram, Port
+from weft.core.records import frozen
+
+_HEADER = Template("""\
+/* $name.h: a program of Weft for $target. Made by wf.export: do not edit.
+ *
+ * An instance ($name *) holds all that changes. Runs of one instance must not
+ * overlap; several instances may run at the same time, each in a thread of its own.
+ */
+#ifndef ${upper}_H
+#define ${upper}_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct $name $name;
+
+#define ${upper}_MEMORY ${memory}u /* bytes of an instance */
+#define ${upper}_ALIGNMENT 64u /* what its address is a multiple of */
+$beside
+/* The bytes of an instance: ${upper}_MEMORY. */
+size_t ${name}_memory(void);
+
+/* An instance in ${upper}_MEMORY bytes that the caller has, and keeps.$told */
+$name *${name}_init(void *memory$more);
+$heap
+/* One run: 0, or a status. Inputs and outputs must not overlap. After an error the
+ * outputs and the state are not to be used: call ${name}_reset.
+$ports */
+int ${name}_run($parameters);
+
+/* What a status says. */
+const char *${name}_message(int status);
+
+/* The state, which each run replaces, by number; NULL where there is none.
+$states */
+${numbers}void *${name}_state($name *model, int index);
+
+/* The state as it was at first. */
+void ${name}_reset($name *model);
+
+/* Names, dtypes, shapes and bytes of what goes in and out. */
+typedef struct {
+    const char *name, *dtype;
+    int rank;
+    int64_t shape[8];
+    size_t bytes;
+} ${name}_tensor;
+$tables
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ${upper}_H */
+""")
+
+_BESIDE = Template("""\
+#define ${upper}_WEIGHTS_FILE "$file"
+#define ${upper}_WEIGHTS_OFFSET ${offset}u /* where the weights begin in it */
+""")
+
+_HEAP = Template("""
+/* An instance in memory from malloc; NULL where there is none.$told */
+$name *${name}_create($weights);
+
+/* Give the memory of such an instance back. */
+void ${name}_destroy($name *model);
+""")
+
+
+@frozen
+class Interface:
+    """What the texts say of a program."""
+
+    name: str
+    program: ExportedProgram
+    target: str
+    memory: int
+    """The bytes of an instance."""
+    heap: bool
+    weights_file: str
+    """The file beside the code that holds the weights; empty where they are inside."""
+    weights_offset: int
+    messages: tuple[str, ...]
+
+    @property
+    def upper(self) -> str:
+        """The name as macros begin with it."""
+        return self.name.upper()
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """What a run is given, in order: inputs, then outputs."""
+        return (*self.program.inputs, *self.program.outputs)
+
+
+def port_line(port: Port) -> str:
+    """What a comment says of a tensor."""
+    title = "" if port.title == port.name else f" ({port.title})"
+    return f"{port.name}: {port.type.dtype.name}{list(map(int, port.type.shape))}{title}"
+
+
+def header_text(about: Interface) -> str:
+    """The header."""
+    words = {"name": about.name, "upper": about.upper}
+    weights = "const void *weights" if about.weights_file else ""
+    told = " The weights must stay where they are." if weights else ""
+    states = [state.port for state in about.program.states]
+    lines = [f" *   in   {port_line(port)}\n" for port in about.program.inputs]
+    lines += [f" *   out  {port_line(port)}\n" for port in about.program.outputs]
+    file = {"file": about.weights_file, "offset": str(about.weights_offset)}
+    heap = _HEAP.substitute(words, told=told, weights=weights or "void")
+    return _HEADER.substitute(
+        words,
+        target=about.target,
+        memory=about.memory,
+        beside=_BESIDE.substitute(words, **file) if weights else "",
+        told=told,
+        more=f", {weights}" if weights else "",
+        heap=heap if about.heap else "",
+        ports="".join(lines),
+        parameters=run_parameters(about.name, about.program),
+        states="".join(f" *   {n}  {port_line(port)}\n" for n, port in enumerate(states)),
+        numbers="".join(
+            f"#define {about.upper}_STATE_{port.name.upper()} {n}\n"
+            for n, port in enumerate(states)
+        ),
+        tables="".join(_tables(about, states)),
+    )
+
+
+def run_parameters(name: str, program: ExportedProgram) -> str:
+    """The parameters of a run."""
+    inputs = [f"const {element_type(port.type.dtype)} *{port.name}" for port in program.inputs]
+    outputs = [f"{element_type(port.type.dtype)} *{port.name}" for port in program.outputs]
+    return ", ".join([f"{name} *model", *inputs, *outputs])
+
+
+def _tables(about: Interface, states: Sequence[Port]) -> Iterator[str]:
+    """What goes in and out, for programs that ask."""
+    groups = ("inputs", about.program.inputs), ("outputs", about.program.outputs)
+    for title, ports in (*groups, ("states", states)):
+        yield f"#define {about.upper}_{title.upper()} {len(ports)}\n"
+        yield f"static const {about.name}_tensor {about.name}_{title}[] = {{\n"
+        for port in ports:
+            shape = ", ".join(str(dim) for dim in port.type.shape) or "0"
+            kind = f'"{port.type.dtype.name}", {port.type.ndim}, {{{shape}}}'
+            yield f'    {{"{port.title}", {kind}, {port.bytes}}},\n'
+        yield "    {0, 0, 0, {0}, 0}};\n"

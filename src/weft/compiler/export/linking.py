@@ -1,0 +1,139 @@
+"""Linkers and emulators: what makes libraries and programs of object files, where it is found.
+
+The C compiler of the system, one for another machine, or the wheel `ziglang`, which links for all.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from weft.compiler.export.machines import Platform
+from weft.compiler.targets.cpu.machine import host
+from weft.core.errors import UnsupportedError
+
+STACK = 256 * 1024
+"""The bytes of the stack of a module for the web."""
+LIMIT = 300
+"""Seconds after which a linker or a program that is checked is stopped."""
+
+
+def runs_here(platform: Platform) -> bool:
+    """Whether this machine runs the programs of a platform."""
+    here, there = (triple.split("-") for triple in (host().triple, platform.triple))
+    same_system = ("linux" in here) == ("linux" in there) and "windows" not in there
+    return here[0] == there[0] and same_system and all(map(host().has, platform.has))
+
+
+def c_compiler(platform: Platform) -> list[str] | None:
+    """The command of a C compiler that links for a platform; None where none is found."""
+    here, there = (triple.split("-")[0] for triple in (host().triple, platform.triple))
+    own = ("cc", "gcc", "clang") if here == there and "linux" in platform.triple else ()
+    for name in (*platform.compilers, *own):
+        found = shutil.which(name)
+        if found is not None:
+            return [found, *platform.options]
+    zig = _zig()
+    return [*zig, "cc", "-target", platform.zig] if zig and platform.zig else None
+
+
+def _zig() -> list[str] | None:
+    found = shutil.which("zig")
+    if found is not None:
+        return [found]
+    return [sys.executable, "-m", "ziglang"] if find_spec("ziglang") is not None else None
+
+
+def web_linker() -> list[str] | None:
+    """The command of a linker for the web; None where none is found."""
+    names = ["wasm-ld", *[f"wasm-ld-{version}" for version in range(25, 11, -1)]]
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    zig = _zig()
+    return [found] if found else [*zig, "wasm-ld"] if zig else None
+
+
+def is_web(platform: Platform) -> bool:
+    """Whether programs of a platform run in browsers."""
+    return platform.triple.startswith("wasm")
+
+
+def link_library(
+    platform: Platform, target: str, source: Path, library: Path, functions: Sequence[str]
+) -> str:
+    """Make a shared library of an object file; why there is none, or nothing where there is."""
+    if not platform.shared:
+        return ""
+    if is_web(platform):
+        linker = web_linker()
+        exported = [f"--export={name}" for name in (*functions, "__heap_base")]
+        options = ["--no-entry", "--allow-undefined", "-z", f"stack-size={STACK}", *exported]
+    else:
+        linker, options = c_compiler(platform), ["-shared"]
+    if linker is None:
+        return missing_linker(platform, target)
+    _run([*linker, *options, str(source), "-o", str(library)], target)
+    return ""
+
+
+def missing_linker(platform: Platform, target: str) -> str:
+    """What is said where no linker is found."""
+    wanted = "lld" if is_web(platform) else f"gcc for {target}"
+    return f"no linker for {target} was found: install {wanted}, or pip install 'weft[cross]'"
+
+
+def build_program(platform: Platform, target: str, sources: Sequence[Path], program: Path) -> None:
+    """Make a program of C files and object files."""
+    command = c_compiler(platform)
+    if command is None:
+        raise UnsupportedError(
+            "export",
+            f"no C compiler for {target} was found",
+            expected="the system's, one for that machine, or the wheel ziglang",
+            got={"target": target},
+            fix="pip install 'weft[cross]'",
+        )
+    static = [] if runs_here(platform) or "macos" in target else ["-static"]
+    files = [str(path) for path in sources]
+    _run([*command, "-std=c99", "-O1", *static, *files, "-o", str(program), "-lm"], target)
+
+
+def runner(platform: Platform, target: str) -> list[str]:
+    """What a program of a platform is started by: nothing here, or an emulator."""
+    if runs_here(platform):
+        return []
+    found = next((path for name in platform.emulators if (path := shutil.which(name))), None)
+    is_level = platform.triple.startswith("x86_64")
+    if found is None or (is_level and platform.has >= {"avx512f"}):
+        raise UnsupportedError(
+            "export",
+            f"programs for {target} cannot be run here",
+            expected="the machine itself, or an emulator: "
+            + (", ".join(platform.emulators) or "-"),
+            got={"target": target},
+            fix="check it on another machine, or install qemu-user-static",
+        )
+    return [found, "-cpu", "max"] if is_level else [found]
+
+
+def run_program(command: Sequence[str], folder: Path) -> None:
+    """Run a program in a folder; what it says where it fails."""
+    _run(command, "the program", folder)
+
+
+def _run(command: Sequence[str], target: str, folder: Path | None = None) -> None:
+    done = subprocess.run(
+        list(command), cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise UnsupportedError(
+            "export",
+            f"{Path(command[0]).name} failed for {target}: {said}",
+            expected="a command that ends well",
+            got={"command": " ".join(command)[:400], "status": done.returncode},
+            fix="run the command by hand to see all it says",
+        )

@@ -1,0 +1,292 @@
+"""A program as an object file: its functions in C's convention around the kernels of its plan.
+
+`NAME_init` makes an instance in memory that it is given, `NAME_run` is one run. All that changes is
+in that memory, so that instances in two threads do not meet. Nothing is called beside what LLVM
+itself calls for copies (`memcpy`, `memset`), and `malloc` and `free` in `NAME_create`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.compiler.export.bodies import Addresses, Bodies
+from weft.compiler.export.fused import with_own_fma
+from weft.compiler.export.layout import ERROR, SCRATCH, WEIGHTS, WHOLE, Blob, Layout
+from weft.compiler.export.program import ExportedProgram
+from weft.compiler.export.sections import Needs, Operand
+from weft.compiler.plan.program_plan import ProgramPlan
+from weft.compiler.targets.cpu.cache.kernels import text_of
+from weft.compiler.targets.cpu.engine import emit_linked
+from weft.compiler.targets.llvm.emit import emit_module
+from weft.compiler.targets.llvm.ir_builder import IRBuilder, module_text
+from weft.compiler.targets.llvm.machine import Machine
+from weft.core.dtypes import DType
+from weft.core.records import frozen
+
+TAKE = """
+define internal ptr @take(ptr %buffers, i64 %size) nounwind {
+  %cell = getelementptr ptr, ptr %buffers, i64 -1
+  %top = load ptr, ptr %cell
+  %first = load ptr, ptr %top
+  %up = add i64 %size, 63
+  %whole = and i64 %up, -64
+  %next = getelementptr i8, ptr %first, i64 %whole
+  store ptr %next, ptr %top
+  ret ptr %first
+}
+"""
+"""What kernels take scratch memory by: the address in front of their buffers says where it is."""
+
+
+@frozen
+class ObjectFile:
+    """The code of a program, and how much memory an instance needs."""
+
+    code: bytes
+    memory: int
+    messages: tuple[str, ...]
+    functions: tuple[str, ...]
+    called: tuple[str, ...]
+    """The functions of the C library that it calls by name."""
+
+
+class ObjectWriter(IRBuilder):
+    """Writes one function in C's convention, as LLVM's text; first it is given the instance."""
+
+    def __init__(
+        self, name: str, parameters: Sequence[str], result: str = "void", needs: Needs | None = None
+    ) -> None:
+        super().__init__(name, parameters, public=True, result=result)
+        self.symbol = f"@{name}"
+        self.head = f"define {result} @{name}({', '.join(parameters)}) nounwind {{"
+        self.needs = needs or Needs()
+        self.kinds |= {"%cell": "ptr", "%error": "ptr", "%pointers": "ptr", "%buffers": "ptr"}
+
+    def begin_calls(self, buffers: int) -> None:
+        """Write what calls of kernels need, at the beginning of the function."""
+        self.text[:0] = [
+            f"  %pointers = alloca ptr, i64 {buffers + 1}, align 16",
+            f"  %cell = getelementptr i8, ptr %model, i64 {SCRATCH}",
+            f"  %error = getelementptr i8, ptr %model, i64 {ERROR}",
+            "  store ptr %cell, ptr %pointers",
+            "  %buffers = getelementptr ptr, ptr %pointers, i64 1",
+            "  store i32 0, ptr %error",
+        ]
+
+    def launch(
+        self,
+        function: str,
+        buffers: Sequence[str],
+        numbers: Sequence[int],
+        begin: Operand,
+        end: Operand,
+    ) -> None:
+        """See `Writer`."""
+        for place, pointer in enumerate(buffers):
+            self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
+        given = f"ptr %buffers, ptr @{self.needs.table(numbers)}, i64 {begin}, i64 {end}"
+        self.do(f'call void @"weft.{function}"({given})')
+
+    def reserve(self, pointer: str) -> None:
+        """See `Writer`."""
+        self.store(pointer, "%cell", "ptr")
+
+    def place(self, pointer: str, offset: Operand) -> str:
+        """See `Writer`."""
+        return pointer if offset == 0 else self.at("i8", pointer, offset)
+
+    def integer(self, dtype: DType, pointer: str, place: Operand) -> str:
+        """See `Writer`."""
+        kind = f"i{dtype.bits}"
+        found = self.load(kind, self.at(kind, pointer, place), dtype.itemsize)
+        how = "sext" if dtype.kind == "signed" else "zext"
+        return found if dtype.bits == 64 else self.convert(how, found, "i64")
+
+    def has_failed(self) -> str:
+        """See `Writer`."""
+        return self.test("ne", self.load("i32", "%error"), "0")
+
+
+class _Functions:
+    """Writes the functions of a program."""
+
+    def __init__(self, name: str, bodies: Bodies, inside: bool) -> None:
+        self.name, self.bodies, self.inside = name, bodies, inside
+        self.layout, self.needs = bodies.layout, bodies.needs
+
+    def addresses(self, out: ObjectWriter, weights: str = "") -> Addresses:
+        """What a function calls what it is given, and the weights."""
+        if not weights:
+            weights = "@weights" if self.inside else out.load("ptr", out.place("%model", WEIGHTS))
+        program = self.bodies.program
+        ports = [*program.inputs, *program.outputs]
+        return Addresses(
+            "%model",
+            "%error",
+            {name: out.place(weights, at) for name, at in self.bodies.blob.offsets.items()},
+            {port.name: f"%{_argument(port.name)}" for port in ports},
+        )
+
+    def run(self) -> ObjectWriter:
+        """`NAME_run(model, inputs, outputs)`: one run; 0, or the status of what went wrong."""
+        program = self.bodies.program
+        ports = [*program.inputs, *program.outputs]
+        given = ["ptr %model", *[f"ptr %{_argument(port.name)}" for port in ports]]
+        out = ObjectWriter(f"{self.name}_run", given, "i32", self.needs)
+        self.bodies.run(out, self.addresses(out))
+        out.give(0)
+        return out
+
+    def init(self) -> ObjectWriter:
+        """`NAME_init(memory, weights)`: an instance, with its first state, ready to run."""
+        given = ["ptr %model"] if self.inside else ["ptr %model", "ptr %weights"]
+        out = ObjectWriter(f"{self.name}_init", given, "ptr", self.needs)
+        if not self.inside:
+            out.store("%weights", out.place("%model", WEIGHTS), "ptr")
+        self.bodies.prepare(out, self.addresses(out, "" if self.inside else "%weights"))
+        out.call(f"@{self.name}_reset", "ptr %model")
+        out.give("%model")
+        return out
+
+    def reset(self) -> ObjectWriter:
+        """`NAME_reset(model)`: the state as it was at first."""
+        out = ObjectWriter(f"{self.name}_reset", ["ptr %model"])
+        self.bodies.reset(out, self.addresses(out))
+        return out
+
+    def state(self) -> ObjectWriter:
+        """`NAME_state(model, index)`: where a piece of state is."""
+        out = ObjectWriter(f"{self.name}_state", ["ptr %model", "i32 %index"], "ptr")
+        for number, at in enumerate(self.layout.states):
+            with out.when(out.test("eq", "%index", str(number))):
+                out.give(out.at("i8", "%model", at))
+        out.give("null")
+        return out
+
+    def message(self) -> list[ObjectWriter | str]:
+        """`NAME_message(status)`: what a status says."""
+        out, parts = ObjectWriter(f"{self.name}_message", ["i32 %status"], "ptr"), list[str]()
+        for number, text in enumerate(["no error", *self.needs.messages, "no such status"]):
+            data = text.encode() + b"\0"
+            name = f"@message_{number}"
+            parts.append(f"{name} = internal constant [{len(data)} x i8] {_bytes(data)}")
+            if number <= len(self.needs.messages):
+                with out.when(out.test("eq", "%status", str(number))):
+                    out.give(name)
+            else:
+                out.give(name)
+        return [*parts, out]
+
+    def memory(self, machine: Machine, size: int) -> ObjectWriter:
+        """`NAME_memory()`: the bytes of an instance."""
+        out = ObjectWriter(f"{self.name}_memory", [], f"i{8 * machine.address_bytes}")
+        out.give(size)
+        return out
+
+    def create(self, machine: Machine, size: int) -> list[ObjectWriter]:
+        """`NAME_create(weights)` and `NAME_destroy(model)`: an instance in memory of its own."""
+        word = f"i{8 * machine.address_bytes}"
+        out = ObjectWriter(f"{self.name}_create", [] if self.inside else ["ptr %weights"], "ptr")
+        whole = out.call("malloc", f"{word} {size + 64}", result="ptr")
+        with out.when(out.test("eq", whole, "null")):
+            out.give("null")
+        up = out.add(out.convert("ptrtoint", whole, "i64"), 63)
+        model = out.convert("inttoptr", out.combine("and", up, -64), "ptr")
+        out.store(whole, out.at("i8", model, WHOLE), "ptr")
+        given = [f"ptr {model}"] if self.inside else [f"ptr {model}", "ptr %weights"]
+        out.give(out.call(f"@{self.name}_init", *given, result="ptr"))
+        end = ObjectWriter(f"{self.name}_destroy", ["ptr %model"])
+        with end.when(end.test("ne", "%model", "null")):
+            end.call("free", f"ptr {end.load('ptr', end.at('i8', '%model', WHOLE))}")
+        return [out, end]
+
+
+class _GlobalNeeds(Needs):
+    """What a program needs; constants are known by the names of globals."""
+
+    def constant(self, literal: object) -> str:
+        """See `Needs`."""
+        return "@" + super().constant(literal)  # type: ignore[arg-type]
+
+
+def _argument(name: str) -> str:
+    return f'"in.{name}"'
+
+
+def _bytes(data: bytes) -> str:
+    """Bytes as LLVM's text has them."""
+    table = [chr(n) if 32 <= n < 127 and n not in (34, 92) else f"\\{n:02X}" for n in range(256)]
+    return 'c"' + "".join([table[each] for each in data]) + '"'
+
+
+def object_file(
+    name: str, program: ExportedProgram, plan: ProgramPlan, blob: Blob, machine: Machine,
+    *, inside: bool, heap: bool,
+) -> ObjectFile:  # fmt: skip
+    """The object file of a program for a machine; `heap`: with create and destroy."""
+    layout, needs = Layout(program, plan), _GlobalNeeds()
+    writer = _Functions(name, Bodies(program, layout, blob, needs), inside)
+    run, init = writer.run(), writer.init()
+    for each in (run, init):
+        each.begin_calls(needs.buffers)
+    memory = layout.scratch + needs.scratch
+    own = [run, init, writer.reset(), writer.state(), writer.memory(machine, memory)]
+    own += writer.create(machine, memory) if heap else []
+    functions = [each.symbol[1:] for each in own] + [f"{name}_message"]
+    data = [
+        f"@{table} = internal constant [{len(numbers)} x i64] "
+        f"[{', '.join(f'i64 {number}' for number in numbers)}], align 8"
+        for numbers, table in needs.tables.items()
+    ]
+    literals = dict(needs.constants.values())
+    data += [
+        f"{'@' if not each.startswith('@') else ''}{each} = "
+        f"{_constant(literal.value.tobytes(), 'internal')}"
+        for each, literal in literals.items()
+    ]
+    if inside:
+        data.append(f"@weights = {_constant(blob.data(), 'internal')}")
+    declared = [f'declare void @"weft.{each}"(ptr, ptr, i64, i64)' for each in _called_names(needs)]
+    main = module_text(*data, *declared, *own, *writer.message())
+    texts = [main, *_modules(needs, machine)]
+    code, called = emit_linked(texts, machine, functions)
+    return ObjectFile(code, memory, tuple(needs.messages), tuple(functions), called)
+
+
+def _constant(data: bytes, linkage: str) -> str:
+    return f"{linkage} constant [{max(1, len(data))} x i8] {_bytes(data or bytes(1))}, align 64"
+
+
+def _called_names(needs: Needs) -> list[str]:
+    return [*[name for name, _ in needs.kernels.values()], *needs.texts.values()]
+
+
+def _modules(needs: Needs, machine: Machine) -> list[str]:
+    """The modules of kernels and of functions that were written by hand."""
+    kernels = [replace(kernel, name=name) for name, kernel in needs.kernels.values()]
+    texts = [emit_module(kernels, machine)] if kernels else []
+    sources: dict[str, dict[str, str]] = {}
+    for symbol, name in needs.texts.items():
+        source, own = text_of(symbol)
+        sources.setdefault(source, {})[own] = name
+    for number, (source, names) in enumerate(sources.items()):
+
+        def rename(
+            match: re.Match[str], names: dict[str, str] = names, number: int = number
+        ) -> str:
+            return f'@"weft.{names.get(match[1], f"unused_{number}_{match[1]}")}"'
+
+        texts.append(re.sub(r'@"weft\.(\w+)"', rename, source))
+    texts = [_without_malloc(text) for text in texts]
+    return texts if machine.fused else [with_own_fma(text) for text in texts]
+
+
+def _without_malloc(text: str) -> str:
+    """A module whose functions take scratch memory from their caller."""
+    if "@malloc(" not in text:
+        return text
+    text = re.sub(r"^declare (ptr @malloc|void @free)\(.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\s*call void @free\(ptr \S+\)\n", "", text, flags=re.MULTILINE)
+    return text.replace("call ptr @malloc(", "call ptr @take(ptr %buffers, ") + TAKE

@@ -1,0 +1,1 @@
+"""The engines that move data between processes, one file each, behind `weft.Communicator`."""

@@ -1,0 +1,70 @@
+"""What the launcher says about a process, in environment variables: rank, world, host and role.
+
+>>> from weft.distributed.environment import find_launch
+>>> find_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"})
+Launch(launcher='slurm', rank=3, size=4, local_rank=1, role='worker', folder='')
+>>> find_launch({}) is None
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import weft as wf
+
+__all__ = ["ROLES", "Launch", "find_launch"]
+
+ROLES = ("worker", "server", "evaluator")
+_VARIABLES = {
+    "weft": ("WEFT_RANK", "WEFT_WORLD_SIZE", "WEFT_LOCAL_RANK"),
+    "mpiexec": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+}
+"""For each launcher: the variables of rank, world size and local rank, asked in this order."""
+
+
+class Launch(NamedTuple):
+    """What is known of a process before any engine runs."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    role: str
+    folder: str
+    """Where processes of the job on this host meet; empty where nobody made such a folder."""
+
+
+def find_launch(environment: Mapping[str, str]) -> Launch | None:
+    """What a launcher said; None where the process was started by hand."""
+    role = environment.get("WEFT_ROLE", "worker")
+    if role not in ROLES:
+        raise wf.ArgumentError(
+            "distributed.init",
+            "a process has no such role",
+            expected="WEFT_ROLE: one of " + ", ".join(ROLES),
+            got={"WEFT_ROLE": role},
+            fix="WEFT_ROLE=worker",
+        )
+    for launcher, (rank, size, local) in _VARIABLES.items():
+        if rank in environment and size in environment:
+            numbers = [_number(environment, name) for name in (rank, size)]
+            local_rank = _number(environment, local) if local in environment else numbers[0]
+            folder = environment.get("WEFT_JOB_FOLDER", "")
+            return Launch(launcher, numbers[0], numbers[1], local_rank, role, folder)
+    return None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    if not environment[name].isdecimal():
+        raise wf.ArgumentError(
+            "distributed.init",
+            f"{name} is no number of a process",
+            expected="a number, set by the launcher",
+            got={name: environment[name]},
+            fix=f"unset {name}, or start the program by `weft launch -n 2 train.py`",
+        )
+    return int(environment[name])

@@ -1,0 +1,189 @@
+"""Data parallel training: each process takes its share of a batch, and all make the same update.
+
+    optimizer = wf.distributed.data_parallel(wf.optim.AdamW(model.parameters()))
+
+After that line `optimizer.step()` first takes the mean of all processes' gradients. With `zero=1`
+each process keeps the optimiser's state of its part of every parameter, and updates that part; with
+`zero=2` it also receives only that part of the gradients. Gradients travel in buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import weft as wf
+from weft.collectives import (
+    all_gather,
+    all_reduce,
+    axis_size,
+    broadcast,
+    reduce_scatter,
+    take_shard,
+)
+
+__all__ = ["BUCKET", "GradientSharing", "data_parallel"]
+
+BUCKET = 1 << 22
+"""Bytes of gradients that travel together; a larger gradient travels alone."""
+
+Gradients = list[wf.Tensor | None]
+
+
+def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> Any:
+    """The optimiser, whose steps take the mean of the gradients of all processes along an axis.
+
+    Parameters and the optimiser's state become those of the first process. zero: what is split
+    over the processes beside the batch: 1 the optimiser's state, 2 the gradients, too.
+
+    >>> import weft as wf
+    >>> wf.distributed.init()
+    >>> w = wf.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = wf.distributed.data_parallel(wf.optim.SGD([w], lr=0.5), zero=1)
+    >>> optimizer.minimize((w * w).sum() / 2)
+    >>> w.tolist()
+    [0.5, 1.0]
+    >>> wf.distributed.shutdown()
+    """
+    if zero not in (0, 1, 2):
+        raise wf.ArgumentError(
+            "data_parallel",
+            "there is no such level",
+            expected="zero: 0, 1 or 2; wf.distributed.shard_parameters(model) splits parameters",
+            got={"zero": zero},
+            fix="zero=1",
+        )
+    if zero and (not optimizer.rowwise or optimizer.waiting is not None):
+        raise wf.UnsupportedError(
+            "data_parallel",
+            "the state of this optimiser cannot be split",
+            expected="a rule that treats all elements alike, without accumulate",
+            got={"optimizer": type(optimizer).__name__, "zero": zero},
+            fix="zero=0, or AdamW, and Trainer(accumulate=...) in place of the optimiser's",
+        )
+    sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis))
+    with wf.no_grad():
+        for parameter in optimizer.parameters:
+            parameter.copy_(broadcast(parameter, mesh_axis))
+        for slots in optimizer.state:
+            for value in slots.values():
+                value.set_(sharing.part(value) if zero else broadcast(value, mesh_axis))
+    optimizer.sharing = sharing
+    return optimizer
+
+
+@dataclass(frozen=True)
+class GradientSharing:
+    """How an optimiser's gradients and state are shared by the processes along an axis."""
+
+    mesh_axis: str = "data"
+    zero: int = 0
+    size: int = 1
+    """How many processes there are; a program for another number is another program."""
+
+    def mean_gradients(self, gradients: Gradients) -> Gradients:
+        """The mean of all processes' gradients: whole, or with zero=2 the parts of this process."""
+        if self.size == 1:
+            return [None if g is None else self.part(g) for g in gradients]
+        if self.zero < 2:
+            means = _in_buckets(gradients, self._mean_bucket)
+            return [None if g is None else self.part(g) for g in means]
+        return _in_buckets(gradients, self._scatter_bucket)
+
+    def part(self, tensor: wf.Tensor) -> wf.Tensor:
+        """This process's part of a tensor, as a vector; all of it where nothing is split."""
+        if not self.zero:
+            return tensor
+        return take_shard(self._padded_rows(tensor).reshape(-1), self.mesh_axis)
+
+    def whole(self, parts: Sequence[wf.Tensor], like: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+        """The tensors whose parts these are, gathered from all processes in buckets."""
+        if not self.zero:
+            return list(parts)
+        results: list[wf.Tensor] = []
+        pending = list(zip(parts, like, strict=True))
+        for bucket in _buckets([part for part, _ in pending]):
+            chosen = [pending[i] for i in bucket]
+            joined = wf.concat([part for part, _ in chosen])[None]
+            rows = all_gather(joined, self.mesh_axis)  # [process, elements of all parts]
+            results += [
+                columns.reshape(-1)[: target.size].reshape(target.shape)
+                for columns, (_, target) in zip(
+                    _columns(rows, [int(part.size) for part, _ in chosen]), chosen, strict=True
+                )
+            ]
+        return results
+
+    def norm(self, gradients: Gradients, norm_of: Callable[[Gradients], wf.Tensor]) -> wf.Tensor:
+        """The norm of all gradients, of which this process may hold a part."""
+        norm = norm_of(gradients)
+        if not self.zero:
+            return norm
+        return wf.sqrt(all_reduce(norm * norm, self.mesh_axis))
+
+    def _padded_rows(self, tensor: wf.Tensor) -> wf.Tensor:
+        """A tensor's elements in one row for each process, filled up with zeros."""
+        size = self.size
+        columns = -(-int(tensor.size) // size)
+        flat = tensor.reshape(-1)
+        missing = columns * size - int(tensor.size)
+        filled = wf.concat([flat, wf.zeros(missing, dtype=flat.dtype)]) if missing else flat
+        return filled.reshape(size, columns)
+
+    def _mean_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+        joined = _flat(gradients)
+        mean = all_reduce(joined, self.mesh_axis) / self.size
+        return [
+            columns.reshape(g.shape)
+            for columns, g in zip(
+                _columns(mean[None], [int(g.size) for g in gradients]), gradients, strict=True
+            )
+        ]
+
+    def _scatter_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+        rows = [self._padded_rows(g) for g in gradients]
+        joined = rows[0] if len(rows) == 1 else wf.concat(rows, axis=1)
+        own = reduce_scatter(joined, self.mesh_axis) / self.size  # [1, elements]
+        return [part.reshape(-1) for part in _columns(own, [int(r.shape[1]) for r in rows])]
+
+
+def _flat(tensors: Sequence[wf.Tensor]) -> wf.Tensor:
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else wf.concat(flat)
+
+
+def _columns(rows: wf.Tensor, widths: Sequence[int]) -> Iterator[wf.Tensor]:
+    """The columns of a matrix, in groups of these widths."""
+    start = 0
+    for width in widths:
+        yield rows[:, start : start + width]
+        start += width
+
+
+def _in_buckets(
+    gradients: Gradients, share: Callable[[Sequence[wf.Tensor]], list[wf.Tensor]]
+) -> Gradients:
+    """Gradients shared in buckets, those that the way back computes first ahead."""
+    indexed = [(i, g) for i, g in enumerate(gradients) if g is not None][::-1]
+    present, chosen = [i for i, _ in indexed], [g for _, g in indexed]
+    results: Gradients = [None] * len(gradients)
+    for bucket in _buckets(chosen):
+        for place, value in zip(bucket, share([chosen[i] for i in bucket]), strict=True):
+            results[present[place]] = value
+    return results
+
+
+def _buckets(tensors: Sequence[Any]) -> Iterator[list[int]]:
+    """Positions of tensors that travel together: neighbours of one dtype, up to `BUCKET` bytes."""
+    bucket: list[int] = []
+    filled = 0
+    for position, tensor in enumerate(tensors):
+        size = int(tensor.size) * tensor.dtype.itemsize
+        if bucket and (filled + size > BUCKET or tensor.dtype != tensors[bucket[0]].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(position)
+        filled += size
+    if bucket:
+        yield bucket

@@ -1,0 +1,19 @@
+"""What the parts of the library say about names, options and arguments that are not there.
+
+>>> from weft.names import nearest_name
+>>> nearest_name("acuracy", ["accuracy", "precision"])
+'accuracy'
+"""
+
+from weft.core.names import missing_from, nearest_name, suggestion, unknown_name
+from weft.core.wrong_calls import explain_all, explain_arguments, unknown_option
+
+__all__ = [
+    "explain_all",
+    "explain_arguments",
+    "missing_from",
+    "nearest_name",
+    "suggestion",
+    "unknown_name",
+    "unknown_option",
+]

@@ -1,0 +1,210 @@
+"""The names people bring: every call in the tables runs, and messages give it."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from docs.generate_names import FOLDER, PAGES, render
+
+import weft as wf
+from weft.core.foreign import EVERYWHERE, OPTIONS, SPACES, TABLES
+from weft.core.names import HOMES, nearest_name, suggestion
+
+ENTRIES = [(space, name) for space, table in TABLES.items() for name in table]
+REMARKS = [(space, name) for space, name in ENTRIES if TABLES[space][name].startswith("#")]
+ON_A_CARD = {"wf.cuda.", "wf.device('cuda", "wf.default_device('cuda", "net.to('cuda"}
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> dict[str, Any]:
+    """What the calls of the tables are written over."""
+    wf.random.seed(0)
+    net = wf.nn.Linear(2, 2)
+    optimizer = wf.optim.SGD(net.parameters(), lr=0.1)
+    array = numpy.ones((2, 2), dtype="float32")
+    batches = [(wf.ones((2, 2)), wf.ones((2, 2)))]
+    loss_fn = wf.nn.functional.mse_loss
+    return {
+        "wf": wf, "math": math, "numpy": numpy, "itertools": itertools,
+        "x": wf.tensor([[1.0, 2.0], [3.0, 4.0]]), "y": wf.tensor([[0.5, 1.0], [1.5, 1.0]]),
+        "z": wf.tensor([[0.5, 1.0], [1.5, 1.0]]), "v": wf.tensor([1.0, 2.0]),
+        "w": wf.tensor([2.0, 3.0]), "v3": wf.ones(3), "w3": wf.ones(3), "value": 0.5, "k": 1,
+        "a": wf.ones((2, 2)), "b": wf.ones((2, 2)), "i": wf.tensor([0, 1]),
+        "index": wf.tensor([[0], [1]]), "mask": wf.tensor([[True, False], [False, True]]),
+        "spd": wf.tensor([[2.0, 0.5], [0.5, 1.0]]), "pairs": wf.ones((3, 2)),
+        "probabilities": wf.tensor([0.25, 0.75]), "logits": wf.ones(2), "q": wf.ones((1, 2, 3, 4)),
+        "image": wf.ones((1, 1, 4, 4)), "kernel": wf.ones((1, 1, 2, 2)),
+        "tokens": wf.ones((3, 1, 8)), "data": [1.0, 2.0], "array": array,
+        "buffer": array.tobytes(), "f": lambda x: (x * x).sum(), "net": net,
+        "optimizer": optimizer, "loss_fn": loss_fn, "schedule": wf.optim.schedules.Constant(0.1),
+        "dataset": wf.data.ArrayDataset(array), "first": [1], "second": [2], "batches": batches,
+        "path": str(tmp_path / "file"), "reference": None,
+        "trainer": wf.train.Trainer(net, loss_fn, optimizer, progress=False),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("space", "name"), ENTRIES, ids=lambda part: part)
+def test_a_call_of_the_tables_runs(
+    space: str,
+    name: str,
+    surroundings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call = TABLES[space][name]
+    if call.startswith("#"):
+        assert len(call) > 12  # what to do instead
+    elif any(part in call for part in ON_A_CARD) and not wf.cuda.is_available():
+        compile(call, name, "eval")
+    else:
+        if "loadtxt" in name:
+            Path(surroundings["path"]).write_text("1,2\n3,4\n")
+        if space == "jax.nn" and "attention" in name:
+            surroundings |= {"k": surroundings["q"], "v": surroundings["q"]}
+        block = eval(call, surroundings)
+        if hasattr(block, "__enter__") and not isinstance(block, wf.nn.Module):
+            with block:
+                pass
+
+
+def resolve(home: str) -> Any:
+    first, _, rest = home.partition(".")
+    roots = {"wf": wf, "x": wf.Tensor, "net": wf.nn.Module}
+    return reduce(getattr, rest.split("."), roots[first]) if rest else roots[first]
+
+
+@pytest.mark.parametrize("owner", SPACES)
+def test_a_name_of_the_tables_is_not_there_and_its_message_is_the_call(owner: str) -> None:
+    public = resolve(owner)
+    known: dict[str, str] = {}
+    for space in SPACES[owner]:
+        known = {**TABLES[space], **known}
+    own = TABLES[SPACES[owner][0]]
+    assert [name for name in own if hasattr(public, name)] == []
+    for name, call in known.items():
+        if not hasattr(public, name):
+            assert suggestion(name, [], owner) == call.removeprefix("# ")
+
+
+WRONG_BEFORE = {
+    "compile": ("wf", "wf.jit(f)"),
+    "utils": ("wf", "wf.data"),
+    "Linear": ("wf", "wf.nn.Linear(in_features, out_features)"),
+    "cat": ("wf", "wf.concat([x, y], axis=0)"),
+    "inv": ("wf", "wf.linalg.inv(x)"),
+    "relu_": ("x", "x.copy_(x.relu())"),
+    "acosh": ("x", "wf.acosh(x)"),
+    "softmax": ("wf.nn", "wf.softmax(x)"),
+    "StepLR": ("wf.optim", "wf.optim.schedules.Step(0.1, every=30, factor=0.1)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BEFORE)
+def test_a_missing_name_leads_to_the_right_call(name: str) -> None:
+    owner, fix = WRONG_BEFORE[name]
+    public = wf.ones(2) if owner == "x" else resolve(owner)
+    with pytest.raises(wf.NameUnknownError) as caught:
+        getattr(public, name)
+    assert caught.value.fix.startswith(fix)
+
+
+def test_a_guess_that_is_not_likely_is_not_made() -> None:
+    for name in ("utils", "xyz", "amp", "mode", "put", "ger"):
+        assert nearest_name(name, wf.__all__) == "", name
+    assert nearest_name("int", ["sin", "inf", "sinh", "mint"]) == ""
+    assert suggestion("frobnicate", wf.__all__, "wf") == ""
+    for wrong, right in (("sofmax", "softmax"), ("arang", "arange"), ("one_hott", "one_hot")):
+        assert nearest_name(wrong, wf.__all__) == right
+    assert nearest_name("load_statedict", dir(wf.nn.Module)) == "load_state_dict"
+
+
+def public_functions() -> dict[str, list[Any]]:
+    """All that is public and can be called, by its name."""
+    functions: dict[str, list[Any]] = {}
+    for home in [*HOMES, "net"]:
+        public = resolve(home)
+        for name in getattr(public, "__all__", None) or dir(public):
+            if callable(getattr(public, name, None)):
+                functions.setdefault(name, []).append(getattr(public, name))
+    functions["zero_grad"].append(wf.optim.Optimizer.zero_grad)
+    return functions
+
+
+def parameters_of(function: Any) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def test_every_option_is_called_something_here() -> None:
+    functions = public_functions()
+    known = set().union(*(parameters_of(f) for fs in functions.values() for f in fs))
+    assert [here for here in EVERYWHERE.values() if here not in known] == []
+    for name, options in OPTIONS.items():
+        taken = set().union(*(parameters_of(function) for function in functions[name]))
+        for given, text in options.items():
+            assert given not in taken, (name, given)
+            if not text.startswith("#"):
+                call = compile(f"f({text}\n)", name, "eval")
+                assert call.co_names or call.co_consts
+                assert text.partition("=")[0] in taken, (name, given)
+
+
+UNKNOWN = {
+    "dim": (lambda x: wf.sum(x, dim=0), "axis=0"),
+    "keepdim": (lambda x: x.mean(axis=0, keepdim=True), "keepdims=True"),
+    "unbiased": (lambda x: x.var(unbiased=False), "correction=1  # 0 for unbiased=False"),
+    "is_causal": (lambda x: wf.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+                  "causal=True"),
+    "collate_fn": (lambda x: wf.data.DataLoader([1], collate_fn=None), "collate=function"),
+    "learning_rate": (lambda x: wf.optim.Adam([x], learning_rate=0.1), "lr=0.1"),
+    "T_max": (lambda x: wf.optim.schedules.Cosine(0.1, T_max=5), "steps=5"),
+    "start_dim": (lambda x: x.flatten(start_dim=1), "start_axis=1"),
+    "kernal_size": (lambda x: wf.nn.Conv2d(1, 2, kernal_size=3), "kernel_size=3"),
+    "foreach": (lambda x: wf.optim.AdamW([x], foreach=True), "leave it out"),
+    "generator": (lambda x: wf.random.normal((2,), generator=0), "key=wf.random.key(0)"),
+    "nonsense": (lambda x: wf.sum(x, nonsense=0), "leave nonsense out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_option_leads_to_the_right_one(name: str) -> None:
+    call, fix = UNKNOWN[name]
+    with pytest.raises(wf.ArgumentTypeError) as caught:
+        call(wf.ones((2, 2)).requires_grad_())
+    assert fix in caught.value.fix
+    assert name in caught.value.got
+
+
+def test_an_error_inside_a_function_is_not_taken_for_a_wrong_call() -> None:
+    def fails(x: Any) -> Any:
+        raise TypeError("my own")
+
+    with pytest.raises(TypeError, match="my own"):
+        wf.tree.map_tree(fails, {"x": wf.ones(2)})
+    with pytest.raises(TypeError, match="my own"):
+        wf.scan(lambda carry, x: fails(x), wf.ones(2), wf.ones(3))
+
+
+def test_public_functions_are_found_where_they_say_they_are() -> None:
+    for home in (wf, wf.linalg, wf.fft, wf.random, wf.nn.functional):
+        for name in home.__all__:
+            function = getattr(home, name)
+            if getattr(function, "explains_arguments", False):
+                module = __import__(function.__module__, fromlist=["x"])
+                assert getattr(module, function.__qualname__) is function
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_of_names_are_up_to_date(page: str) -> None:
+    """`make docs` writes them."""
+    assert (FOLDER / page).read_text(encoding="utf-8") == render(page)

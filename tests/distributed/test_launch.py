@@ -1,0 +1,191 @@
+"""Jobs of real processes, started by `weft launch` over Open MPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft as wf
+
+pytest.importorskip("mpi4py")
+if not (Path(sys.executable).with_name("mpiexec").exists() or shutil.which("mpiexec")):
+    pytest.skip("mpiexec is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _clean_shared_memory() -> Iterator[None]:
+    """Killed processes leave segments of the engine behind."""
+    shared = Path("/dev/shm")
+    before = set(shared.iterdir()) if shared.exists() else set()
+    yield
+    for path in set(shared.iterdir()) - before if shared.exists() else ():
+        if path.name.startswith(("vader_segment", "sm_segment", "smsc", "ompi")):
+            path.unlink(missing_ok=True)
+
+
+def launch(
+    folder: Path,
+    script: str,
+    *options: str,
+    arguments: tuple[str, ...] = (),
+    processes: int = 2,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in two processes and give what came of it."""
+    path = folder / "job.py"
+    path.write_text(script, encoding="utf-8")
+    words = [sys.executable, "-m", "weft.cli", "launch", "-n", str(processes), *options]
+    words += [str(path), *arguments]
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=120, env=os.environ, check=False
+    )
+
+
+COLLECTIVES = """
+import numpy as np
+import ml_dtypes
+import weft as wf
+from weft import distributed
+from weft.ir import group_cells
+from weft.ir.group_cells import cell_of, is_native
+
+distributed.init(world_size=2)
+rank = distributed.rank()
+shards = np.arange(12, dtype=np.float32).reshape(2, 6)
+
+def each(x):
+    return [
+        distributed.all_reduce(x, "data"), distributed.all_reduce(x, "data", op="max"),
+        distributed.all_reduce(x.astype("bfloat16"), "data", op="mean"),
+        distributed.all_gather(x, "data"), distributed.reduce_scatter(x, "data"),
+        distributed.all_to_all(x, "data"), distributed.broadcast(x, "data", root=1),
+        distributed.permute(x, "data", pairs=[(0, 1)]), distributed.axis_index("data"),
+        distributed.all_reduce(x > 3, "data", op="min"),
+    ]
+
+expected = distributed.simulate(each, {"data": 2})(wf.tensor(shards))
+for run in (each, wf.jit(each)):
+    for one, other in zip(run(wf.tensor(shards[rank])), expected, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy()[rank])
+large = np.random.default_rng(rank).normal(size=1_500_000).astype(np.float32)
+both = [np.random.default_rng(r).normal(size=1_500_000).astype(np.float32) for r in range(2)]
+np.testing.assert_array_equal(distributed.all_reduce(wf.tensor(large)).numpy(), both[0] + both[1])
+compiled = wf.jit(lambda x: distributed.all_reduce(x * 2) + 1)
+np.testing.assert_array_equal(compiled(wf.tensor(large)).numpy(), (both[0] + both[1]) * 2 + 1)
+assert is_native("world")
+assert cell_of("world")[group_cells.STARTED] == cell_of("world")[group_cells.ENDED] == 1
+wrong = wf.jit(lambda x: distributed.all_reduce(x) + 1)
+try:
+    wrong(wf.ones(3 + rank))
+except wf.ProcessError as error:
+    assert "rank 1 differs" in error.problem, error
+    assert "f32[4]" in error.got, error
+else:
+    raise AssertionError("processes with other shapes went on")
+assert distributed.broadcast_object({"from": rank}, root=1) == {"from": 1}
+assert distributed.gather_objects(rank) == [0, 1]
+distributed.barrier()
+print("rank", rank, "is content")
+"""
+
+
+def test_collectives_of_processes_give_what_the_reference_gives(tmp_path: Path) -> None:
+    job = launch(tmp_path, COLLECTIVES)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == ["[0] rank 0 is content", "[1] rank 1 is content"]
+
+
+LOSS = """
+import os, signal, sys
+import weft as wf
+wf.distributed.init()
+wf.distributed.barrier()
+if wf.distributed.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == "kill" else sys.exit(3)
+wf.distributed.all_reduce(wf.ones(3))
+"""
+
+
+def test_a_killed_process_is_an_error_on_the_other_and_of_the_job(tmp_path: Path) -> None:
+    job = launch(tmp_path, LOSS, "--timeout", "20", arguments=("kill",))
+    assert job.returncode == 70
+    assert "rank 1 failed first" in job.stderr
+    assert "a process of the group was lost" in job.stderr
+
+
+def test_the_exit_code_of_the_first_failure_is_the_jobs(tmp_path: Path) -> None:
+    job = launch(tmp_path, LOSS, arguments=("exit",))
+    assert job.returncode == 3
+    assert job.stderr.startswith("rank 1 failed first, with exit code 3")
+
+
+RECOVERY = """
+import os, signal
+import numpy as np
+import weft as wf
+from weft import distributed
+
+distributed.init(timeout=30)
+generator = np.random.default_rng(0)
+x = generator.normal(size=(48, 5)).astype(np.float32)
+y = generator.normal(size=(48, 3)).astype(np.float32)
+model = wf.nn.Linear(5, 3)
+with wf.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_(wf.ones_like(parameter))
+optimizer = distributed.data_parallel(wf.optim.AdamW(model.parameters(), lr=0.05))
+loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
+recovery = distributed.Recovery(model, optimizer, loader, epochs=2)
+
+@wf.jit
+def step(model, optimizer, x, y):
+    optimizer.minimize(((model(x) - y) ** 2).mean())
+
+own = distributed.rank()
+for inputs, targets in recovery:
+    with recovery.step():
+        if own == 1 and recovery.steps == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(model, optimizer, inputs, targets)
+(lost, seconds), = recovery.losses
+assert lost == [1] and seconds < 3, recovery.losses
+assert recovery.steps == 8 and distributed.world_size() == 2
+np.save(f"{os.environ['OUTPUT']}-{own}.npy", model.weight.detach().numpy())
+"""
+
+
+def test_the_others_go_on_after_a_kill_and_train_as_if_nothing_had_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPUT", str(tmp_path / "weight"))
+    job = launch(tmp_path, RECOVERY, processes=3)
+    assert job.returncode == 0, job.stderr
+    assert "rank 1 was lost; the others went on without it" in job.stderr
+    first, third = (np.load(tmp_path / f"weight-{rank}.npy") for rank in (0, 2))
+    np.testing.assert_array_equal(first, third)
+    np.testing.assert_allclose(first, _weight_of_one_process(), rtol=1e-5, atol=1e-6)
+
+
+def _weight_of_one_process() -> np.ndarray:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(48, 5)).astype(np.float32)
+    y = generator.normal(size=(48, 3)).astype(np.float32)
+    model = wf.nn.Linear(5, 3)
+    with wf.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(wf.ones_like(parameter))
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
+    loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
+    for _ in range(2):
+        for inputs, targets in loader:
+            optimizer.minimize(((model(inputs) - targets) ** 2).mean())
+    weight: np.ndarray = model.weight.detach().numpy()
+    return weight

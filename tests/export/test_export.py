@@ -1,0 +1,309 @@
+"""Exported programs: run from C here, in emulators and on the web, against the reference."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft.compiler.export import checking
+from weft.compiler.export.linking import c_compiler, web_linker
+from weft.compiler.export.machines import PLATFORMS, platform_named
+
+from .programs import PROGRAMS, numbers
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+needs_compiler = pytest.mark.skipif(
+    c_compiler(platform_named("host")) is None, reason="no C compiler is found"
+)
+EMULATED = ["x86-64-linux", "aarch64-linux", "riscv64-linux"]
+
+
+def skip_without_tools(target: str) -> None:
+    platform = PLATFORMS[target]
+    if target == "wasm32":
+        if web_linker() is None or (find_spec("wasmtime") is None and not shutil.which("node")):
+            pytest.skip("no linker for the web, or nothing that runs its programs")
+    elif c_compiler(platform) is None:
+        pytest.skip(f"no C compiler for {target} is found")
+    elif target != "x86-64-linux" and not any(map(shutil.which, platform.emulators)):
+        pytest.skip(f"no emulator of {target} is found")
+
+
+def library(shipped: Any) -> Any:
+    """The shared library in this process, with the types of its functions."""
+    code = ctypes.CDLL(str(shipped.folder / "libmodel.so"))
+    code.model_state.restype = code.model_init.restype = ctypes.c_void_p
+    if shipped.interface.heap:
+        code.model_create.restype = ctypes.c_void_p
+    code.model_message.restype = ctypes.c_char_p
+    return code
+
+
+def run(code: Any, model: int, *arrays: np.ndarray[Any, Any]) -> int:
+    return int(
+        code.model_run(ctypes.c_void_p(model), *[ctypes.c_void_p(a.ctypes.data) for a in arrays])
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_agrees_with_the_reference(name: str, tmp_path: Path) -> None:
+    f, arguments = PROGRAMS[name]()
+    found = wf.export(f, arguments, tmp_path / "model").check()
+    assert found.differences
+    assert found.largest_difference < 1e-5
+
+
+@pytest.mark.parametrize("target", [*EMULATED, "wasm32"])
+@pytest.mark.parametrize("name", PROGRAMS if NIGHTLY else ["convolutions", "loops"])
+def test_a_program_for_another_machine_agrees(name: str, target: str, tmp_path: Path) -> None:
+    skip_without_tools(target)
+    f, arguments = PROGRAMS[name]()
+    shipped = wf.export(f, arguments, tmp_path / "model", target=target, memory="static")
+    assert shipped.check().largest_difference < 1e-5
+
+
+@pytest.mark.parametrize("target", ["thumbv7em", "x86-64-v4-linux", "x86-64-windows"])
+def test_a_program_is_made_for_machines_that_do_not_run_here(target: str, tmp_path: Path) -> None:
+    f, arguments = PROGRAMS["a_perceptron"]()
+    shipped = wf.export(f, arguments, tmp_path / "model", target=target, memory="static")
+    assert {"model.o", "model.a", "model.h", "main.c"} <= set(shipped.files)
+
+
+def test_the_script_for_the_web_does_what_its_module_does(tmp_path: Path) -> None:
+    skip_without_tools("wasm32")
+    node = shutil.which("node")
+    if node is None or find_spec("wasmtime") is None:
+        pytest.skip("node and wasmtime are compared")
+    f, arguments = PROGRAMS["state_that_changes_places"]()
+    shipped = wf.export(f, arguments, tmp_path / "model", target="wasm32", weights="beside")
+    given = tmp_path / "inputs.bin"
+    given.write_bytes(arguments[0].numpy().tobytes())
+    files = [str(given), str(tmp_path / "by_node.bin"), "3"]
+    subprocess.run([node, str(shipped.folder / "main.mjs"), *files], check=True)
+    checking.run_by_wasmtime(
+        shipped.interface, shipped.folder, str(given), str(tmp_path / "here.bin"), "3"
+    )
+    assert (tmp_path / "by_node.bin").read_bytes() == (tmp_path / "here.bin").read_bytes()
+
+
+@needs_compiler
+def test_weights_beside_the_code_are_mapped(tmp_path: Path) -> None:
+    f, arguments = PROGRAMS["a_perceptron"]()
+    shipped = wf.export(f, arguments, tmp_path / "model", weights="beside")
+    assert shipped.check().largest_difference < 1e-5
+    held = wf.load(shipped.folder / "model.safetensors")
+    assert sorted(held) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+@needs_compiler
+def test_two_instances_run_in_two_threads(tmp_path: Path) -> None:
+    total = wf.zeros(300)
+
+    def add(x: wf.Tensor) -> wf.Tensor:
+        total.copy_(total + wf.softmax(x))
+        return total * 2
+
+    code = library(wf.export(add, [numbers(300)], tmp_path / "model"))
+
+    def many(seed: int) -> tuple[Any, Any]:
+        x, out, model = numbers(300, seed=seed).numpy(), np.zeros(300, "f4"), code.model_create()
+        for _ in range(500):
+            assert run(code, model, x, out) == 0
+        code.model_destroy(ctypes.c_void_p(model))
+        return x, out
+
+    with ThreadPoolExecutor(2) as pool:
+        for x, out in pool.map(many, (1, 2)):
+            np.testing.assert_allclose(out, 1000 * wf.softmax(wf.tensor(x)).numpy(), rtol=1e-3)
+
+
+@needs_compiler
+def test_state_is_read_written_and_reset_through_the_interface(tmp_path: Path) -> None:
+    cache, place = wf.zeros((4, 3)), wf.tensor(0)
+
+    def append(x: wf.Tensor) -> wf.Tensor:
+        cache.copy_(wf.dynamic_update_slice(cache, x[None], (place, 0)))
+        place.copy_(place + 1)
+        return cache.sum(0)
+
+    shipped = wf.export(append, [numbers(3)], tmp_path / "model")
+    names = [state.port.name for state in shipped.interface.program.states]
+    code, out = library(shipped), np.zeros(3, "f4")
+    model = code.model_create()
+    held = (ctypes.c_float * 12).from_address(
+        code.model_state(ctypes.c_void_p(model), names.index("cache"))
+    )
+    for n in (1, 2):
+        assert run(code, model, np.full(3, n, "f4"), out) == 0
+    assert list(held) == [1] * 3 + [2] * 3 + [0] * 6
+    assert out.tolist() == [3, 3, 3]
+    code.model_reset(ctypes.c_void_p(model))
+    assert list(held) == [0] * 12
+    held[9] = 5
+    assert run(code, model, np.ones(3, "f4"), out) == 0
+    assert out.tolist() == [6, 1, 1]
+    code.model_destroy(ctypes.c_void_p(model))
+
+
+@needs_compiler
+def test_a_large_state_is_changed_in_its_place(tmp_path: Path) -> None:
+    cache, place = wf.zeros((64, 1024)), wf.tensor(0)
+
+    def append(x: wf.Tensor) -> wf.Tensor:
+        cache.copy_(wf.dynamic_update_slice(cache, x[None], (place, 0)))
+        place.copy_(place + 1)
+        return x * 2
+
+    shipped = wf.export(append, [numbers(1024)], tmp_path / "model")
+    assert shipped.memory < 1.1 * 64 * 1024 * 4, "a second copy of the cache"
+    shipped.check()
+
+
+@needs_compiler
+def test_an_index_that_is_out_of_bounds_is_a_status_with_the_users_line(tmp_path: Path) -> None:
+    table = numbers(20, 8)
+    code = library(wf.export(lambda i: table[i], [wf.tensor([3])], tmp_path / "model"))
+    model, out = code.model_create(), np.zeros(8, "f4")
+    assert run(code, model, np.array([3]), out) == 0
+    np.testing.assert_array_equal(out, table.numpy()[3])
+    status = run(code, model, np.array([20]), out)
+    assert status > 0
+    message = code.model_message(status).decode()
+    assert "test_export.py" in message
+    assert code.model_message(0) == b"no error"
+    assert run(code, model, np.array([19]), out) == 0, "the next run is as any"
+    code.model_destroy(ctypes.c_void_p(model))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["a_turned_product", "convolutions", "orders_and_rows"])
+def test_a_run_stays_within_the_memory_that_it_asks_for(name: str, tmp_path: Path) -> None:
+    f, arguments = PROGRAMS[name]()
+    shipped = wf.export(f, arguments, tmp_path / "model", memory="static")
+    assert not {"malloc", "free"} & set(shipped.called)
+    code, size = library(shipped), shipped.memory
+    memory = np.full(size + 256, 0xA5, "u1")
+    first = -memory.ctypes.data % 64
+    model = code.model_init(ctypes.c_void_p(memory.ctypes.data + first))
+    program = shipped.interface.program
+    outputs = [np.zeros(port.type.shape, port.type.dtype.numpy) for port in program.outputs]
+    assert run(code, model, *program.examples, *outputs) == 0
+    assert set(memory[:first]) <= {0xA5}
+    assert set(memory[first + size :]) == {0xA5}
+
+
+@needs_compiler
+def test_the_static_library_is_one_that_linkers_take(tmp_path: Path) -> None:
+    f, arguments = PROGRAMS["a_perceptron"]()
+    folder = wf.export(f, arguments, tmp_path / "model").folder
+    compiler = c_compiler(platform_named("host"))
+    assert compiler is not None
+    strict = ["-Wall", "-Wextra", "-Werror", "-std=c99"]
+    files = [str(folder / "main.c"), str(folder / "model.a"), "-o", str(tmp_path / "main")]
+    subprocess.run([*compiler, *strict, *files, "-lm"], check=True)
+    said = subprocess.run([str(tmp_path / "main")], check=True, capture_output=True, text=True)
+    assert said.stdout.startswith("output[0] = ")
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def test_a_target_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(wf.ArgumentError) as caught:
+        wf.export(lambda x: x * 2, [numbers(3)], tmp_path / "model", target="vax")
+    assert "aarch64-linux" in caught.value.expected
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_cannot_leave_python_is_named_with_its_line(tmp_path: Path) -> None:
+    def f(a: wf.Tensor) -> wf.Tensor:
+        return wf.linalg.solve(a, a) * 2
+
+    with pytest.raises(wf.UnsupportedError) as caught:
+        wf.export(f, [numbers(3, 3)], tmp_path / "model")
+    assert caught.value.at is not None
+    assert caught.value.at.file == __file__
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_complex_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(wf.UnsupportedError, match="complex"):
+        wf.export(lambda x: x * 2, [wf.tensor([1 + 2j])], tmp_path / "model")
+
+
+def test_a_step_that_would_add_to_gradients_is_refused(tmp_path: Path) -> None:
+    w = wf.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+    def step(x: wf.Tensor) -> wf.Tensor:
+        loss = (w * x).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(wf.UnsupportedError) as caught:
+        wf.export(step, [numbers(3)], tmp_path / "model")
+    assert "zero_grad" in caught.value.fix
+
+
+@pytest.mark.parametrize("wrong", [{"name": "3 d"}, {"memory": "stack"}, {"weights": "elsewhere"}])
+def test_a_choice_that_there_is_none_of_is_refused(wrong: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(wf.ArgumentError) as caught:
+        wf.export(lambda x: x, [numbers(3)], tmp_path / "model", **wrong)
+    assert next(iter(wrong)) in caught.value.problem
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(wf.ArgumentError, match="could not be written"):
+        wf.export(lambda x: x, [numbers(3)], tmp_path / "file" / "model")
+
+
+def test_a_check_finds_a_program_that_gives_other_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checking.reference_runs
+    monkeypatch.setattr(
+        checking, "reference_runs", lambda *given: [each * 1.01 for each in real(*given)]
+    )
+    with pytest.raises(wf.MiscompiledError):
+        wf.export(lambda x: x * 2, [numbers(3)], tmp_path / "model", check=True)
+
+
+# --- C -------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "orders_and_rows"])
+def test_a_program_in_c_agrees_with_the_reference(name: str, tmp_path: Path) -> None:
+    f, arguments = PROGRAMS[name]()
+    shipped = wf.export(f, arguments, tmp_path / "model", form="c")
+    assert set(shipped.files) == {"model.c", "model.h", "main.c"}
+    assert shipped.check().largest_difference < 1e-5
+
+
+@needs_compiler
+def test_a_program_in_c_takes_weights_from_a_file_and_memory_from_its_caller(
+    tmp_path: Path,
+) -> None:
+    f, arguments = PROGRAMS["convolutions"]()
+    choices = {"weights": "beside", "memory": "static"}
+    shipped = wf.export(f, arguments, tmp_path / "model", form="c", **choices)
+    assert shipped.check().largest_difference < 1e-5
+    assert "malloc(" not in (shipped.folder / "model.c").read_text()
+
+
+def test_what_has_no_form_in_c_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(wf.UnsupportedError, match="no form in C") as caught:
+        wf.export(lambda x: wf.sort(x), [numbers(9)], tmp_path / "model", form="c")
+    assert caught.value.at is not None
+    assert caught.value.at.file == __file__

@@ -1,0 +1,118 @@
+"""The site has what it promises: every public name, pages that need no network, one version."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import weft as wf
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_script(name: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
+    return load_script("generate_reference")
+
+
+def test_every_public_name_stands_in_the_reference(reference: ModuleType) -> None:
+    text = "\n".join(reference.render(page, with_facts=False) for page in reference.pages())
+    names = [f"wf.{name}" for name in wf.__all__]
+    for short in ("nn", "nn.functional", "optim", "optim.schedules", "data", "train", "models"):
+        module = importlib.import_module(f"weft.{short}")
+        names += [f"wf.{short}.{name}" for name in module.__all__]
+    for module, short in ((wf.linalg, "linalg"), (wf.fft, "fft"), (wf.random, "random")):
+        names += [f"wf.{short}.{name}" for name in module.__all__]
+    modules = set(reference.public_modules())
+    missing = [
+        name
+        for name in names
+        if name not in modules and f"}} {name}(" not in text and f"}} {name}\n" not in text
+    ]
+    assert missing == []
+    assert len(names) > 700
+
+
+def test_what_the_reference_says_of_a_function_is_found_by_running_it(
+    reference: ModuleType,
+) -> None:
+    facts = reference.facts
+    assert facts(wf, "tanh", wf.tanh) == [
+        "Tangent of the result, `out`: `t * (1 - (out * out))`.",
+        "Compiled.",
+    ]
+    assert facts(wf, "softmax", wf.softmax)[0].startswith("Primitives in the example: `")
+    assert facts(wf.linalg, "det", wf.linalg.det)[-1].endswith("`det`: LAPACK decomposes it.")
+    assert facts(wf, "floor", wf.floor)[0].startswith("The derivative is zero: ")
+
+
+def test_a_docstring_becomes_prose_and_blocks_of_code(reference: ModuleType) -> None:
+    text = "y = x * w_1, `a*b`.\n\n>>> 1 + 1  # doctest: +ELLIPSIS\n2\n\n    indented\n\n# 1"
+    assert " ".join(reference.markdown(text).split()) == (
+        r"y = x \* w\_1, `a*b`. ```pycon >>> 1 + 1 2 ``` ```text indented ``` \# 1"
+    )
+
+
+def test_dead_links_and_outside_addresses_of_the_site_are_caught(tmp_path: Path) -> None:
+    check = load_script("check_site")
+    page = tmp_path / "a.html"
+    page.write_text(
+        '<h1 id="top"><a href="#top">1</a><a href="#no">2</a><a href="b.html">3</a>'
+        '<a href="https://example.org">4</a><script src="https://example.org/x.js"></script>'
+    )
+    (tmp_path / "a.css").write_text(
+        "@import '//fonts.example.org/f.css'; a {background: url(a.png)}"
+    )
+    assert check.faults_of_site(tmp_path) == [
+        "a.html: fetches https://example.org/x.js",
+        "a.html: dead link #no",
+        "a.html: dead link b.html",
+        "a.css: fetches //fonts.example.org/f.css",
+    ]
+
+
+def test_the_version_is_said_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/weft/__init__.py"
+    assert wf.__version__.count(".") == 2
+
+
+def test_the_times_of_the_readme_are_those_of_the_benchmark() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/compare.json").read_text())["rows"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for words, workload, scale in (
+        ("training step of a GPT (4 layers), ms", "gpt", 1e3),
+        ("training step of a ResNet-18, ms", "resnet", 1e3),
+        ("inference of an MLP, one image, µs", "mlp-infer", 1e6),
+        ("one addition: a call of a function, µs", "overhead", 1e6),
+    ):
+        best = {name: row["wall"]["best"] * scale for name, row in rows[workload].items()}
+        times = (best["weft"], min(best["torch"], best["torch-compile"]), best["jax"])
+        digits = 1 if times[0] < 10 else 0
+        cells = " | ".join(f"{time:.{digits}f}" for time in times)
+        assert f"| {words} | {cells} |" in readme
+
+
+def test_every_lesson_is_listed() -> None:
+    lessons = {path.stem for path in (ROOT / "docs" / "learn").glob("*.md")} - {"index"}
+    index = (ROOT / "docs" / "learn" / "index.md").read_text(encoding="utf-8").splitlines()
+    assert lessons <= set(index)
