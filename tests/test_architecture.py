@@ -77,6 +77,7 @@ OTHER_NAMES = {
     "weft.ir.scalars": "the vocabulary of scalar instructions",
     "weft.compiler.targets.llvm": "tables over scalar instructions",
     "weft.compiler.targets.cpu.engine": "functions of the C library",
+    "weft.compiler.export.c_kernels": "tables over scalar instructions",
     "weft.compiler.targets.cuda": "tables over scalar instructions",
     "weft.core.foreign": "names of other libraries",
     "weft.transforms.methods": "methods of tensors",
@@ -138,6 +139,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
     },
     "the formats of exported programs, and how they are tried": {
         "export.archive": {"_HEAD"},
+        "export.c_kernels": {"DEEPEST"},
         "export.checking": {"RUNS", "TOLERANCE"},
         "export.fused": {"SPLIT"},
         "export.layout": {"ERROR", "SCRATCH", "WEIGHTS", "WHOLE"},

@@ -19,7 +19,9 @@ from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
 from weft.compiler.function.recording import Recording
 from weft.compiler.function.value_names import Names, argument_names, names_of
+from weft.compiler.memory_budget.search import parse_bytes
 from weft.core.records import frozen
+from weft.core.shapes import Unifier
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply
 from weft.ir.graph import Graph
@@ -36,24 +38,14 @@ from weft.transforms.sharding.shell import (
     gather_whole,
     lockstep_graph,
 )
+from weft.transforms.sharding.simulation import Simulated, simulate_step
 from weft.transforms.sharding.strategies import has_rule
 from weft.transforms.sharding.transfers import Transfer
 
 __all__ = [
-    "REPLICATED",
-    "Costs",
-    "Partial",
-    "Partitioned",
-    "PartitionedJit",
-    "Placement",
-    "Replicated",
-    "Split",
-    "Transfer",
-    "argument_names",
-    "has_rule",
-    "local_type",
-    "mark",
-    "partition_graph",
+    "REPLICATED", "Costs", "Partial", "Partitioned", "PartitionedJit", "Placement", "RecordedStep",
+    "Replicated", "Simulated", "Split", "Transfer", "argument_names", "has_rule", "local_type",
+    "mark", "parse_bytes", "partition_graph", "record_step", "simulate_step",
 ]  # fmt: skip
 
 Placements = Mapping[str, Sequence[Placement | None]]
@@ -171,6 +163,26 @@ class PartitionedJit(Jit):
             if write.output is not None and self._part_of(write.source.owner(call.handles))
         ]
         return frozenset(inputs), frozenset(outputs)
+
+
+@frozen
+class RecordedStep:
+    """The graph of a call, the names of its inputs, and which input each output replaces."""
+
+    graph: Graph
+    names: tuple[str, ...]
+    next_values: tuple[int | None, ...]
+
+
+def record_step(f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordedStep:
+    """What a call of f computes and updates; nothing is run."""
+    traced = Jit(f)
+    call = traced._read(args, kwargs)
+    with Unifier():
+        recording = traced._record_call(call, [handle.type for handle in call.handles])
+    outside = [read() for read in traced._outside or ()]
+    names = names_of(f, (call.args, call.kwargs, outside), recording)
+    return RecordedStep(recording.graph, names.inputs, tuple(_next_values(recording)))
 
 
 def _next_values(recording: Recording) -> list[int | None]:

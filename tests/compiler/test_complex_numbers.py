@@ -12,6 +12,9 @@ import weft as wf
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cpu.target import CPU
 from weft.compiler.targets.plain.target import PLAIN
+from weft.ir.dispatch import apply
+from weft.ir.primitive import PRIMITIVES
+from weft.ops.conversion import of_parts
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
@@ -187,3 +190,47 @@ def test_neighbours_are_one_kernel_that_reads_and_writes_whole_numbers() -> None
     graph = wf.ir.trace(lambda z, w: wf.exp(z * w) / (z + 1j), *kinds)
     (launch,) = plan_program(graph, CPU).launches
     assert [str(value.type) for value in launch.values] == ["f32[4096, 2]"] * 3
+
+
+def in_complex_numbers(array: Array) -> Array:
+    """Real floats with another part; whole numbers, such as places, as they are."""
+    if array.dtype.kind != "f":
+        return array
+    turned = np.flip(array.reshape(-1)).reshape(array.shape)
+    return np.asarray(array + 1j * turned, np.complex64)
+
+
+def of_complex_numbers() -> list[Any]:
+    """A sample of each primitive that takes complex numbers, if it has none of its own."""
+    found = []
+    for name, primitive in PRIMITIVES.items():
+        if primitive is of_parts:  # its operand is real
+            continue
+        for sample in primitive.samples():
+            if primitive.multiple or primitive.impure or any(map(callable, sample.params.values())):
+                continue
+            operands = [in_complex_numbers(np.asarray(each)) for each in sample.operands]
+            types = [wf.spec(str(each.dtype), each.shape) for each in operands]
+            if not any(each.dtype.kind == "c" for each in operands):
+                continue
+            try:
+                primitive.type_rule(*types, **sample.params)
+                primitive.reference(*operands, **sample.params)
+            except wf.WeftError:  # such as a matrix that has no root any more
+                continue
+            found.append(pytest.param(primitive, operands, sample.params, id=name))
+            break
+    return found
+
+
+@pytest.mark.parametrize(("primitive", "operands", "params"), of_complex_numbers())
+def test_every_primitive_that_takes_complex_numbers_is_compiled_right(
+    primitive: Any, operands: list[Array], params: dict[str, Any]
+) -> None:
+    def f(*xs: wf.Tensor) -> wf.Tensor:
+        return apply(primitive, *[x * 1 if x.dtype.is_complex else x for x in xs], **params)
+
+    wanted = np.asarray(primitive.reference(*operands, **params))
+    found = wf.jit(f)(*[wf.asarray(each) for each in operands]).numpy()
+    finite = np.isfinite(wanted)
+    np.testing.assert_allclose(found[finite], wanted[finite], rtol=3e-5, atol=3e-5)

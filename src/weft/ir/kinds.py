@@ -178,8 +178,13 @@ class Gather:
 
 @frozen
 class Scatter:
-    """Elements written to places that are data. checked: a place out of range is an error."""
+    """Elements written to places that are data.
 
+    combine: how an update meets the element at its place; None where it replaces it. checked: a
+    place out of range is an error.
+    """
+
+    combine: Combine | None
     checked: bool
 
 

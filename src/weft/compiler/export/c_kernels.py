@@ -20,10 +20,12 @@ static void double(const float *x, float *y, int64_t n)
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from weft.compiler.export.program import KEYWORDS
+from weft.compiler.targets.llvm.elementary import LIBRARY
 from weft.compiler.targets.llvm.emit import is_local
 from weft.core.dtypes import INDEX, DType, bfloat16, bool_, float16, float32, float64
 from weft.ir.loop_reference import identity
@@ -39,6 +41,7 @@ from weft.ir.loops import (
     Update,
     expressions,
     has_loops,
+    walk,
 )
 from weft.ir.scalars import Buffer, Scalar, nodes_in_order
 from weft.ir.scalars import size as size_named
@@ -48,12 +51,7 @@ DEEPEST = 6
 """How deep an expression is nested before a part of it gets a name."""
 
 _LIBRARY = {
-    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2",
-    "log10": "log10", "log1p": "log1p", "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin",
-    "acos": "acos", "atan": "atan", "atan2": "atan2", "sinh": "sinh", "cosh": "cosh",
-    "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "cbrt": "cbrt",
-    "hypot": "hypot", "power": "pow", "erf": "erf", "erfc": "erfc", "lgamma": "lgamma",
-    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint",
+    **LIBRARY, "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "rint",
     "fma": "fma",
 }  # fmt: skip
 """The instructions on floats that are functions of the C library."""
@@ -65,7 +63,11 @@ _HELPED = ("floor_divide", "modulo", "fmod", "shift_left", "shift_right", "minim
 
 
 def element_type(dtype: DType) -> str:
-    """The type of an element in C."""
+    """The type of an element in C; 16-bit floats are their bits, and truths are bytes.
+
+    >>> element_type(float32), element_type(bfloat16)
+    ('float', 'uint16_t')
+    """
     if dtype.is_floating and dtype.bits > 16:
         return "float" if dtype is float32 else "double"
     sign = "" if dtype.kind == "signed" else "u"
@@ -119,6 +121,14 @@ class _Function:
         self.taken: Counter[str] = Counter([*KEYWORDS, "begin", "end", "scratch", "part"])
         self.text: list[str] = []
         self.indent = 1
+        self.used = {
+            each
+            for statement in walk(kernel.body)
+            for root in expressions(statement)
+            for each in nodes_in_order(root)
+        }
+        self.places: set[Scalar] = set()
+        """Locals that are made of indices and sizes alone."""
 
     def lines(self) -> list[str]:
         """The lines of the function."""
@@ -134,7 +144,10 @@ class _Function:
             self.write_scratch(scratch)
         self.body(kernel.body, False)
         head = f"static void {self.name}({', '.join(given) or 'void'})"
-        return [head, "{", *self.text, "}"]
+        words = set(re.findall(r"\w+", "\n".join(self.text)))
+        unused = [self.names[size_named(name)] for name in kernel.sizes]
+        silenced = [f"    (void){each};" for each in unused if each not in words]
+        return [head, "{", *silenced, *self.text, "}"]
 
     def put(self, line: str) -> None:
         """Write a line."""
@@ -166,7 +179,11 @@ class _Function:
         """Write statements."""
         for statement in body:
             match statement:
+                case Let(variable, _) if variable not in self.used:
+                    pass
                 case Let(variable, value):
+                    if self.is_place(value):
+                        self.places.add(variable)
                     self.share([value])
                     kind, text = element_type(variable.dtype), self.inline(value)
                     self.put(f"const {kind} {self.new_name(variable)} = {text};")
@@ -238,28 +255,30 @@ class _Function:
         kind = element_type(update.variable.dtype)
         if not in_order:
             half = f"{PARTIALS // 2}"
-            total = self.combined(update, f"{name}_part[k]", f"{name}_part[k + half]")
+            total = self.combine_values(update, f"{name}_part[k]", f"{name}_part[k + half]")
             self.put(f"for (int half = {half}; half > 0; half /= 2)")
             self.put(f"    for (int k = 0; k < half; k++) {name}_part[k] = {total};")
             start = f"{name}_part[0]"
-            value = start if update.init is None else self.started(update, start)
+            value = start if update.init is None else self.total_from_start(update, start)
             self.put(f"const {kind} {name} = {value};")
         elif update.init is not None:
-            self.put(f"{name} = {self.started(update, name)};")
+            self.put(f"{name} = {self.total_from_start(update, name)};")
 
-    def started(self, update: Update, total: str) -> str:
+    def total_from_start(self, update: Update, total: str) -> str:
         """A total with what it begins with."""
         assert update.init is not None
-        return self.combined(update, self.inline(update.init), total)
+        return self.combine_values(update, self.inline(update.init), total)
 
     def combine_update(self, update: Update, total: str) -> str:
         """A total with one more value, or with a product."""
         value = self.inline(update.value)
         if update.times is not None:
-            return f"{total} + {_wrapped(value)} * {_wrapped(self.inline(update.times))}"
-        return self.combined(update, total, value)
+            return (
+                f"{total} + {_in_parentheses(value)} * {_in_parentheses(self.inline(update.times))}"
+            )
+        return self.combine_values(update, total, value)
 
-    def combined(self, update: Update, a: str, b: str) -> str:
+    def combine_values(self, update: Update, a: str, b: str) -> str:
         """Two values as a reduction combines them."""
         return self.instruction(update.combine, update.value.dtype, [a, b])
 
@@ -297,26 +316,33 @@ class _Function:
             return self.load(x)
         operands = [self.inline(arg) for arg in x.args]
         if x.op == "select":
-            condition, yes, no = (_wrapped(each) for each in operands)
+            condition, yes, no = (_in_parentheses(each) for each in operands)
             return f"{condition} ? {yes} : {no}"
         if x.op == "cast":
             return self.cast(x.args[0].dtype, x.dtype, operands[0])
         if x.op == "bitcast":
             return self.helper(f"bits_{x.dtype}_{x.args[0].dtype}", operands[0])
         if x.op in _COMPARED:
-            a, b = (_wrapped(each) for each in operands)
+            a, b = (_in_parentheses(each) for each in operands)
             return f"{a} {_COMPARED[x.op]} {b}"
-        if x.dtype is INDEX and x.op in _SIGNS and _is_place(x):
-            a, b = (_wrapped(each) for each in operands)
+        if x.op in _SIGNS and self.is_place(x):
+            a, b = (_in_parentheses(each) for each in operands)
             return f"{a} {_SIGNS[x.op]} {b}"
         return self.instruction(x.op, x.dtype, operands)
+
+    def is_place(self, x: Scalar) -> bool:
+        """Whether an integer is made of indices and sizes alone, which do not overflow."""
+        leaves = [each for each in nodes_in_order(x) if not each.args]
+        return x.dtype is INDEX and all(
+            each.op in ("index", "size", "const") or each in self.places for each in leaves
+        )
 
     def load(self, x: Scalar) -> str:
         """An element of a buffer, or another value where it is not to be read."""
         found = f"{self.names[x.detail]}[{self.inline(x.args[0])}]"
         if len(x.args) == 1:
             return found
-        where, otherwise = (_wrapped(self.inline(arg)) for arg in x.args[1:])
+        where, otherwise = (_in_parentheses(self.inline(arg)) for arg in x.args[1:])
         return f"{where} ? {found} : {otherwise}"
 
     def helper(self, name: str, *operands: str) -> str:
@@ -334,17 +360,17 @@ class _Function:
             if source is float64:
                 x = self.helper("odd_f32", x)
             elif source is not float32:
-                x = f"(float){_wrapped(x)}"
+                x = f"(float){_in_parentheses(x)}"
             return self.helper(f"{target}_f32", x)
         if target is bool_:
-            return f"{_wrapped(x)} != 0"
+            return f"{_in_parentheses(x)} != 0"
         if source.is_floating and target.is_integer:
             return self.helper(f"{target}_{source}", x)
-        return f"({element_type(target)}){_wrapped(x)}"
+        return f"({element_type(target)}){_in_parentheses(x)}"
 
     def instruction(self, op: str, dtype: DType, operands: Sequence[str]) -> str:
         """An instruction on operands of a dtype."""
-        given = [_wrapped(each) for each in operands]
+        given = [_in_parentheses(each) for each in operands]
         if op in _LIBRARY and dtype.is_floating:
             return f"{_LIBRARY[op]}{'f' if dtype is float32 else ''}({', '.join(operands)})"
         if op in _HELPED:
@@ -387,7 +413,7 @@ def _narrow(dtype: DType, text: str) -> str:
     return f"({element_type(dtype)})({text})" if dtype.bits < 32 else text
 
 
-def _wrapped(text: str) -> str:
+def _in_parentheses(text: str) -> str:
     """An operand, in parentheses where it is more than a name, a number or a call."""
     depth = 0
     for place, each in enumerate(text):
@@ -396,12 +422,6 @@ def _wrapped(text: str) -> str:
             return f"({text})"
     is_cast = text.startswith("(") and not text.endswith(")")
     return f"({text})" if is_cast else text
-
-
-def _is_place(x: Scalar) -> bool:
-    """Whether an integer is made of indices and sizes alone, which do not overflow."""
-    leaves = [each for each in nodes_in_order(x) if not each.args]
-    return all(each.op in ("index", "size", "const") for each in leaves)
 
 
 # --- functions of the file's own -----------------------------------------------------------------

@@ -133,7 +133,8 @@ def _search_by_halves(x: wf.Tensor, values: wf.Tensor, side: str) -> wf.Tensor:
         )
 
     start = wf.zeros(values.shape, dtype=wf.int64), wf.full(values.shape, count, dtype=wf.int64)
-    return wf.fori_loop(0, count.bit_length(), halve, start)[0]
+    place: wf.Tensor = wf.fori_loop(0, count.bit_length(), halve, start)[0]
+    return place
 
 
 # --- along an axis -------------------------------------------------------------------------------

@@ -303,6 +303,7 @@ class _Runner:
 def _runner(path: Path, wanted: Sequence[tuple[str, wf.DType]]) -> _Runner:
     """ONNX Runtime where it is installed and has the operators, else onnx's own evaluator."""
     onnx = require_onnx()
+    onnx.checker.check_model(str(path))
     message = onnx.load(path, load_external_data=False)
     fetched = [name + WIDE if dtype is wf.bfloat16 else name for name, dtype in wanted]
     _show_values(onnx, message, fetched)

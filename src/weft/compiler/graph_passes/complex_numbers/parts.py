@@ -43,6 +43,8 @@ Part: TypeAlias = "Tensor | Parts"
 Rule: TypeAlias = Callable[..., Any]
 """What a primitive is of the parts of its operands, given its parameters by name."""
 
+_ALIKE = ("add", None)
+"""Where both parts are combined alike: in sums, and where an update replaces an element."""
 _RULES: dict[str, Rule] = {}
 
 
@@ -64,8 +66,11 @@ def rule_of(primitive: Primitive) -> Rule | None:
     kind = primitive.kind
     if primitive in (as_parts, of_parts):
         return None
-    is_sum = isinstance(kind, Reduction) and kind.combine == "add"
-    if is_sum or isinstance(kind, Movement | Gather | Scatter | Window):
+    if isinstance(kind, Reduction | Scatter | Window):
+        is_alike = kind.combine in _ALIKE
+    else:
+        is_alike = isinstance(kind, Movement | Gather)
+    if is_alike:
         return lambda *operands, **params: part_by_part(primitive, operands, params)
     if isinstance(kind, Contraction) and kind.form != "attention":
         return lambda *operands, **params: product_of_parts(primitive, operands, params)

@@ -5,9 +5,9 @@ part that is read of a whole number is every second element of its memory, and a
 is made of parts is stored so.
 
 >>> import weft as wf
->>> graph = wf.ir.trace(lambda z: z * z, wf.spec("complex64", (3,)))
+>>> graph = wf.ir.trace(lambda z: wf.conj(z), wf.spec("complex64", (3,)))
 >>> [node.primitive.name for node in split_complex(graph).nodes]
-['real', 'imag', 'multiply', 'multiply', 'subtract', 'multiply', 'multiply', 'add', 'complex']
+['real', 'imag', 'negative', 'complex']
 """
 
 from __future__ import annotations
