@@ -123,9 +123,11 @@ def test_a_killed_process_is_an_error_on_the_other_and_of_the_job(tmp_path: Path
 
 
 def test_the_exit_code_of_the_first_failure_is_the_jobs(tmp_path: Path) -> None:
-    job = launch(tmp_path, LOSS, arguments=("exit",))
+    job = launch(tmp_path, LOSS, "-n", "3", arguments=("exit",))
     assert job.returncode == 3
     assert job.stderr.startswith("rank 1 failed first, with exit code 3")
+    for rank in (0, 2):  # which waited for it
+        assert f"rank {rank} ended with 1" in job.stderr
 
 
 RECOVERY = """

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -34,7 +34,8 @@ __all__ = ["launch", "mpi_command"]
 
 _TAG = re.compile(r"^\[[^\]]*,(\d+)\]<std(?:out|err)>: ?")
 POLL, GRACE = 0.05, 10.0
-"""Seconds between looks at a job, and those that it has for its end once it is done."""
+"""Seconds between looks at a job, and those that it has for its end once it is done, or once one of
+its processes has failed."""
 LOST = 70
 """The exit code where a process was lost and nothing else is known."""
 
@@ -112,7 +113,7 @@ def _run_mpi(
         _pass_on(stream, target, None)
         for stream, target in ((job.stdout, sys.stdout), (job.stderr, sys.stderr))
     ]
-    return _wait([job], readers, lambda: not _failures(folder, flags.processes))[0]
+    return _wait([job], readers, folder, flags.processes)[0]
 
 
 def _run_alone(
@@ -127,7 +128,7 @@ def _run_alone(
         readers += [
             _pass_on(job.stdout, sys.stdout, rank), _pass_on(job.stderr, sys.stderr, rank)
         ]  # fmt: skip
-    codes = _wait(jobs, readers, lambda: not _failures(folder, processes))
+    codes = _wait(jobs, readers, folder, processes)
     return next((code for code in codes if code), 0)
 
 
@@ -172,17 +173,19 @@ def _prefix(line: str, rank: int | None) -> str:
 def _wait(
     jobs: Sequence[subprocess.Popen[str]],
     readers: Sequence[threading.Thread],
-    is_done: Callable[[], bool],
+    folder: Path,
+    processes: int,
 ) -> list[int]:
     """Exit codes, once all have ended; an interrupt is passed on, and then waited for.
 
     An engine may not come to its end after a loss: once all processes have written that they are
-    done, it is given a few seconds.
+    done, or one that it has failed, it is given a few seconds.
     """
     try:
         while any(job.poll() is None for job in jobs):
             time.sleep(POLL)
-            if is_done():
+            failures = _failures(folder, processes)
+            if not failures or any(failure.time < float("inf") for failure in failures):
                 break
         codes = [_end(job) for job in jobs]
     except KeyboardInterrupt:
