@@ -118,8 +118,8 @@ docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
 	@.venv-docs/bin/python -m sphinx -q -W --keep-going -j $(WORKERS) -b html -c docs . build/site
 	@.venv-docs/bin/python docs/check_site.py build/site
 
-dist: $(VENV_DOCS)  ## the wheel and the sdist in dist/, installed into a clean environment and tried
-	@.venv-docs/bin/python scripts/build-dist dist
+dist:  ## the wheel and the sdist in dist/, installed into a clean environment and tried
+	@$(PYTHON) scripts/build-dist dist
 
 examples: $(VENV)  ## run every example in full
 	@set -e; for script in $(wildcard examples/*.py) "examples/digits.py --model lenet" \

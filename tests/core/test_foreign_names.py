@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
+from docs.generate_names import FOLDER, PAGES, render
 
 import weft as wf
 from weft.core.foreign import EVERYWHERE, OPTIONS, SPACES, TABLES
@@ -201,3 +202,9 @@ def test_public_functions_are_found_where_they_say_they_are() -> None:
             if getattr(function, "explains_arguments", False):
                 module = __import__(function.__module__, fromlist=["x"])
                 assert getattr(module, function.__qualname__) is function
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_of_names_are_up_to_date(page: str) -> None:
+    """`make docs` writes them."""
+    assert (FOLDER / page).read_text(encoding="utf-8") == render(page)

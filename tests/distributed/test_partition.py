@@ -289,6 +289,54 @@ def test_processes_compute_their_parts_and_agree_with_lockstep() -> None:
         assert shape == (8, 4)
 
 
+def small_network() -> tuple[Any, Any]:
+    rows = iter(range(4))
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    for parameter in net.parameters():
+        with wf.no_grad():
+            parameter.copy_(numbers(*parameter.shape, seed=next(rows)))
+    return net, wf.optim.Adam(net.parameters(), lr=1e-2)
+
+
+def square_step(net: Any, optimizer: Any, x: wf.Tensor) -> wf.Tensor:
+    loss = (net(x) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def test_processes_keep_their_parts_of_the_state_between_steps() -> None:
+    x = numbers(4, 4, seed=9)
+    plain_net, plain_optimizer = small_network()
+    losses = [square_step(plain_net, plain_optimizer, x).item() for _ in range(3)]
+    plan = {"x": split(0), "net.*": divided("data"), "optimizer.state*": divided("data")}
+
+    def run_rank(engine: Any) -> Any:
+        net, optimizer = small_network()
+        with bound_groups({"data": engine}):
+            step = partition(square_step, Mesh(data=2), plan)
+            step.scatter(net, optimizer, x)
+            shapes = [parameter.shape for parameter in net.parameters()]
+            found = [step(net, optimizer, x).item() for _ in range(3)]
+            again = [parameter.shape for parameter in net.parameters()]
+            step.gather(net, optimizer, x)
+        return shapes, again, found, [each.detach().numpy() for each in net.parameters()]
+
+    for shapes, again, found, parameters in run_threads(run_rank, 2, timeout=120.0):
+        assert shapes == again == [(4, 4), (4,), (1, 8), (1,)]
+        np.testing.assert_allclose(found, losses, rtol=1e-5)
+        for parameter, wanted in zip(parameters, plain_net.parameters(), strict=True):
+            np.testing.assert_allclose(parameter, wanted.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_without_processes_all_parts_stay_together() -> None:
+    net, optimizer = small_network()
+    step = partition(square_step, Mesh(data=2), {"net.*": divided("data")})
+    step.scatter(net, optimizer, numbers(4, 4))
+    assert [parameter.shape for parameter in net.parameters()] == [(8, 4), (8,), (2, 8), (2,)]
+
+
 def test_open_inputs_are_placed_as_their_readers_like_them() -> None:
     f = lambda x, w: shard(wf.relu(x @ w), (None, "model")).sum()  # noqa: E731
     explanation = partition(f, Mesh(model=2)).explain(wf.ones((64, 64)), wf.ones((64, 64)))

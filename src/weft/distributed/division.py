@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from weft.distributed.mesh import Mesh
 from weft.sharding import REPLICATED, Partial, Partitioned, Placement, Split, Transfer
 
-__all__ = ["Division"]
+__all__ = ["Division", "text_table"]
 
 
 class Division:
@@ -55,7 +55,7 @@ class Division:
         parts = []
         for axis, rows in self._partitioned.values.items():
             lines = [(name, kind, placement_text(placement)) for name, kind, placement in rows]
-            parts.append(f"along {axis}:\n" + _table(("value", "type", "placement"), lines))
+            parts.append(f"along {axis}:\n" + text_table(("value", "type", "placement"), lines))
         return "\n".join(parts)
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Division:
             for each in self.transfers
         ]  # fmt: skip
         titles = ("axis", "value", "type", "from", "to", "collective", "bytes", "times", "line")
-        return f"{head}\n{_table(titles, rows)}" if rows else head
+        return f"{head}\n{text_table(titles, rows)}" if rows else head
 
 
 def placement_text(placement: Placement) -> str:
@@ -93,7 +93,13 @@ def _number(value: float) -> str:
     return f"{round(value):,}".replace(",", " ")
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells under titles, in columns.
+
+    >>> print(text_table(("a", "b"), [("1", "2")]))
+    a  b
+    1  2
+    """
     lines = [titles, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
     return "\n".join(

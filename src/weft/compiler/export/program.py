@@ -43,7 +43,8 @@ KEYWORDS = frozenset(
         r"\w+",
         "auto bool break case char const continue default do double else enum extern false float "
         "for goto if inline int long register restrict return short signed sizeof static struct "
-        "switch true typedef union unsigned void volatile while model weights memory",
+        "switch true typedef union unsigned void volatile while model weights memory own_memory "
+        "own_error",
     )
 )
 """What no argument in C may be called."""
@@ -250,7 +251,8 @@ def c_name(title: str, taken: Collection[str] | set[str]) -> str:
     'net_layers_0_weight_2'
     """
     plain = re.sub(r"\W+", "_", title).strip("_").lower() or "value"
-    plain = f"v_{plain}" if plain[0].isdigit() or plain in KEYWORDS else plain
+    is_taken = plain in KEYWORDS or re.fullmatch(r"[inp]?\d.*", plain)  # as what is written is
+    plain = f"v_{plain}" if is_taken else plain
     name, count = plain, 1
     while name in taken:
         count += 1

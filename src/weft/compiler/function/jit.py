@@ -264,6 +264,15 @@ def jit(
     With a budget such as `memory="300MB"` the program computes values twice instead of keeping
     them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.
     Where that does not suffice, the first call raises an error that says by how much.
+
+    >>> import weft as wf
+    >>> @wf.jit
+    ... def distance(x, y):
+    ...     return wf.sqrt(((x - y) ** 2).sum())
+    >>> distance(wf.tensor([0.0, 3.0]), wf.tensor([4.0, 0.0])).item()
+    5.0
+    >>> len(distance.explain(wf.ones(2), wf.zeros(2)).kernels)
+    1
     """
     budget = None if memory is None else parse_bytes("jit", memory)
     if f is None:

@@ -13,6 +13,9 @@ import weft as wf
 from weft.onnx.exporting.rules import computed_in, program, rule, signed_order, unsigned_order
 from weft.onnx.exporting.writing import Writer
 
+COUNTED = 256
+"""The most elements that a value is compared with one by one, where its place is searched."""
+
 
 def _reduction(primitive: str, operator: str, native: str) -> None:
     def write(writer: Writer, node: Any, x: str) -> str:
@@ -106,10 +109,32 @@ def _argsort(writer: Writer, node: Any, x: str) -> str:
 
 @program("searchsorted")
 def _count_below(x: wf.Tensor, values: wf.Tensor, side: str) -> wf.Tensor:
-    """How many elements of x are less than a value, or not greater."""
+    """How many elements of x are less than a value, or not greater; in a long one by halves."""
+    if x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] > COUNTED:
+        return _search_by_halves(x, values, side)
     column, x = wf.expand_dims(values, axis=-1), wf.expand_dims(x, axis=-2)
     before = x < column if side == "left" else x <= column
     return wf.sum(before.astype(wf.int64), axis=-1)
+
+
+def _search_by_halves(x: wf.Tensor, values: wf.Tensor, side: str) -> wf.Tensor:
+    """The answer lies from low to high, a range that is halved until it is empty."""
+    count = int(x.shape[0])
+
+    def halve(step: wf.Tensor, bounds: Any) -> Any:
+        low, high = bounds
+        middle = (low + high) // 2
+        element = wf.take(x, wf.minimum(middle, count - 1))
+        before = element < values if side == "left" else element <= values
+        is_open = low < high
+        return (
+            wf.where(is_open & before, middle + 1, low),
+            wf.where(is_open & ~before, middle, high),
+        )
+
+    start = wf.zeros(values.shape, dtype=wf.int64), wf.full(values.shape, count, dtype=wf.int64)
+    place: wf.Tensor = wf.fori_loop(0, count.bit_length(), halve, start)[0]
+    return place
 
 
 # --- along an axis -------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from weft.onnx.importing.reading import (
 )
 from weft.onnx.importing.registry import Rule, find_rule
 
-MOST_NODES = 1_000_000
-"""Nodes of a model with its functions written out: few functions can stand for very many nodes."""
+MOST_NODES = 50_000
+"""Nodes that functions may stand for when they are written out: a few can stand for any number."""
 DEEPEST = 64
 """How deep functions and graphs may lie in each other."""
 SMALL = 64
@@ -173,9 +173,9 @@ class Builder:
                 "graphs or functions lie too deep in each other", depth=context.depth
             )
         for number, proto in enumerate(nodes):
-            self.count += 1
+            self.count += bool(context.calls)
             if self.count > MOST_NODES:
-                raise malformed_model("the model has too many nodes", nodes=self.count)
+                raise malformed_model("functions stand for too many nodes", nodes=self.count)
             node = self._node(proto, number, own, context)
             _check_names(node, own, context.known)
             own.update(name for name in node.outputs if name)

@@ -115,10 +115,13 @@ def _traced_loop(
         outputs = run(carry[0], carry[1], carry[2])
         return carry[0] + 1, outputs[0].reshape(()), tuple(outputs[1:])
 
+    most = None if limit is None else int(limit.reshape(-1)[0])
     last = wf.while_loop(
         lambda carry: wf.logical_and(carry[1], carry[0] < bound),
         advance,
         (wf.tensor(0), start, state),
+        # With a bound there is a derivative, which takes as many steps.
+        max_steps=most if most is not None and 0 < most <= call.scope.session.most_steps else None,
     )
     return tuple(last[2])
 
