@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,13 @@ from weft.sharding import REPLICATED, Split
 QUICK = Costs(latency=0.0)
 SLOW_WORK = Costs(latency=0.0, flops=1e10)
 """Devices for which work is dear beside transfers, so that what can be divided is."""
+
+
+@pytest.fixture(autouse=not NIGHTLY)
+def by_reference() -> Iterator[None]:
+    """Programs of all devices in one are large, and take long to compile: at night they are."""
+    with wf.settings.changed(compiler=False):
+        yield
 
 
 def mesh_of(costs: Costs = QUICK, **axes: int) -> Mesh:
@@ -351,3 +361,32 @@ def test_open_inputs_are_placed_as_their_readers_like_them() -> None:
     f = lambda x, w: shard(wf.relu(x @ w), (None, "model")).sum()  # noqa: E731
     explanation = partition(f, Mesh(model=2)).explain(wf.ones((64, 64)), wf.ones((64, 64)))
     assert explanation.inputs()[1]["model"] == Split(1)
+
+
+SEARCH = """
+import weft as wf
+from weft.distributed import Mesh, partition
+from weft.distributed import split
+net = wf.nn.Sequential(wf.nn.Linear(8, 16), wf.nn.ReLU(), wf.nn.Linear(16, 8), wf.nn.LayerNorm(8))
+optimizer = wf.optim.Adam(net.parameters(), lr=0.1)
+def step(net, optimizer, x):
+    loss = (net(x) ** 2).mean()
+    optimizer.minimize(loss)
+    return loss
+divided = partition(step, Mesh(data=2, model=2), {"x": split(0, "data"), "net.0.*": split(0)})
+print(divided.graph(net, optimizer, wf.ones((4, 8))).digest())
+"""
+
+
+def test_every_process_finds_the_same_program() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", SEARCH],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1

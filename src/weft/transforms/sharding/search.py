@@ -7,7 +7,8 @@ start goes forward and takes what is best given the nodes before. From both, nod
 again, backward and forward, given what is before and behind them, while a change of one node, or
 of element-wise nodes that hang together, helps. So placements spread in both directions from those
 that are given. The better result is as good as any that is one such change away; it need not be the
-best of all.
+best of all. All processes search alike: what is added up is added in the order of the graph, never
+in that of a set, whose rounding would differ from process to process.
 
 >>> import weft as wf
 >>> from weft.ir.sharding import Split
@@ -211,7 +212,8 @@ class Search:
         reader asks for already costs the others nothing.
         """
         total, along = 0.0, self.along
-        for atom, placement in set(zip(node.operands, candidate.strategy.operands, strict=True)):
+        wanted = zip(node.operands, candidate.strategy.operands, strict=True)
+        for atom, placement in dict.fromkeys(wanted):
             if not isinstance(atom, Variable):
                 continue
             share, is_paid = 1 / max(readers[atom], 1), placement in self._wanted[atom]
@@ -299,8 +301,9 @@ class Search:
         return list(region)
 
     def _move_region(self, variable: Variable, region: Sequence[GraphNode]) -> bool:
-        touched = {r for node in region for r in node.results}
-        touched |= {a for node in region for a in node.operands if isinstance(a, Variable)}
+        touched = dict.fromkeys(r for node in region for r in node.results)
+        atoms = [a for node in region for a in node.operands]
+        touched.update(dict.fromkeys(a for a in atoms if isinstance(a, Variable)))
         before = [self.chosen[node] for node in region]
         best, least = before, self._seconds_of(region, touched) * (1 - _SLIGHT)
         splits: list[Placement] = [Split(axis) for axis in range(variable.type.ndim)]
@@ -335,7 +338,7 @@ class Search:
         """The seconds of a node by a strategy, with all values that it reads or makes."""
         self._count_wants(node, candidate.strategy, 1)
         self._place_results(node, candidate.strategy)
-        read = {atom for atom in node.operands if isinstance(atom, Variable)}
+        read = dict.fromkeys(atom for atom in node.operands if isinstance(atom, Variable))
         above = sum(map(self._seconds_of_value, read))
         below = sum(map(self._seconds_of_value, node.results))
         self._count_wants(node, candidate.strategy, -1)
