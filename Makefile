@@ -33,13 +33,15 @@ PEERS ?=
 # Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
 BENCH ?=
 EAGER ?=
+# Options of `make bench-distributed`.
+DISTRIBUTED ?=
 
 VENV := .venv/.complete
 VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-gpu docs dist nightly examples clean
+.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs dist nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -103,6 +105,9 @@ lint: $(VENV)  ## ruff's rules, ruff's format, mypy in strict mode
 bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyTorch and JAX (a large download the first time); BENCH="--quick" EAGER="--quick"
 	.venv-bench/bin/python benchmarks/eager.py --all --json $(EAGER)
 	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
+
+bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP on gloo; DISTRIBUTED="--quick"
+	.venv/bin/python benchmarks/distributed.py --torch .venv-bench/bin/python $(DISTRIBUTED)
 
 bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card
 	.venv-bench/bin/python benchmarks/gpu/kernels.py --out benchmarks/results/gpu-kernels.json

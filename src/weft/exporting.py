@@ -119,6 +119,11 @@ def export(
     the caller maps; `memory="static"` leaves out the functions that ask for memory; `form="c"`
     writes one file in C99 instead, for machines that LLVM does not know. With `check` the program
     is run and compared at once. `docs/export.md` has all of it.
+
+    >>> import os, tempfile, weft as wf
+    >>> folder = os.path.join(tempfile.mkdtemp(), "double")
+    >>> "double.h" in wf.export(lambda x: 2 * x, [wf.ones(3)], folder, name="double").files
+    True
     """
     _check_choices(name, form=form, weights=weights, memory=memory)
     platform = platform_named(target)

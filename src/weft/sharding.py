@@ -19,7 +19,9 @@ from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.jit import Jit
 from weft.compiler.function.recording import Recording
 from weft.compiler.function.value_names import Names, argument_names, names_of
+from weft.compiler.memory_budget.search import parse_bytes
 from weft.core.records import frozen
+from weft.core.shapes import Unifier
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply
 from weft.ir.graph import Graph
@@ -36,24 +38,14 @@ from weft.transforms.sharding.shell import (
     gather_whole,
     lockstep_graph,
 )
+from weft.transforms.sharding.simulation import Simulated, simulate_step
 from weft.transforms.sharding.strategies import has_rule
 from weft.transforms.sharding.transfers import Transfer
 
 __all__ = [
-    "REPLICATED",
-    "Costs",
-    "Partial",
-    "Partitioned",
-    "PartitionedJit",
-    "Placement",
-    "Replicated",
-    "Split",
-    "Transfer",
-    "argument_names",
-    "has_rule",
-    "local_type",
-    "mark",
-    "partition_graph",
+    "REPLICATED", "Costs", "Partial", "Partitioned", "PartitionedJit", "Placement", "RecordedStep",
+    "Replicated", "Simulated", "Split", "Transfer", "argument_names", "has_rule", "local_type",
+    "mark", "parse_bytes", "partition_graph", "record_step", "simulate_step",
 ]  # fmt: skip
 
 Placements = Mapping[str, Sequence[Placement | None]]
@@ -88,14 +80,15 @@ class PartitionedJit(Jit):
         super().__init__(f)
         self._mesh, self._place, self._has_groups = mesh, place, has_groups
         self._sizes = {name: count for name, (count, _) in mesh.items()}
-        self._divided: dict[Any, tuple[Partitioned, Recording]] = {}
+        self._divided: dict[Any, tuple[Partitioned, Recording, Names]] = {}
         self._kept: dict[int, KeptPart] = {}
 
-    def partitioned(self, *args: Any, **kwargs: Any) -> Partitioned:
-        """The program of one device for a call with these arguments; nothing is run."""
+    def partitioned(self, *args: Any, **kwargs: Any) -> tuple[Partitioned, Sequence[str]]:
+        """The program of one device for a call with these arguments, and its inputs' names."""
         call = self._read(args, kwargs)
         self._find(call)
-        return self._divided[call.key][0]
+        done, _, names = self._divided[call.key]
+        return done, names.inputs
 
     # --- state of which each process keeps its part ---
 
@@ -108,7 +101,7 @@ class PartitionedJit(Jit):
             return
         call = self._read(args, kwargs)
         self._find(call)
-        done, recording = self._divided[call.key]
+        done, recording, _ = self._divided[call.key]
         updated = [place for place in _next_values(recording) if place is not None]
         for place in updated:
             source, placements = recording.sources[place], done.placements_of_input(place)
@@ -158,7 +151,7 @@ class PartitionedJit(Jit):
         else:
             device = lockstep_graph(done, graph, self._sizes)
         compiled = super()._make_program(call, types, replace(recording, graph=device), reason)
-        self._divided[call.key] = done, recording
+        self._divided[call.key] = done, recording, names
         return compiled
 
     def _kept_places(self, call: Call, recording: Recording) -> Kept:
@@ -171,6 +164,26 @@ class PartitionedJit(Jit):
             if write.output is not None and self._part_of(write.source.owner(call.handles))
         ]
         return frozenset(inputs), frozenset(outputs)
+
+
+@frozen
+class RecordedStep:
+    """The graph of a call, the names of its inputs, and which input each output replaces."""
+
+    graph: Graph
+    names: tuple[str, ...]
+    next_values: tuple[int | None, ...]
+
+
+def record_step(f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordedStep:
+    """What a call of f computes and updates; nothing is run."""
+    traced = Jit(f)
+    call = traced._read(args, kwargs)
+    with Unifier():
+        recording = traced._record_call(call, [handle.type for handle in call.handles])
+    outside = [read() for read in traced._outside or ()]
+    names = names_of(f, (call.args, call.kwargs, outside), recording)
+    return RecordedStep(recording.graph, names.inputs, tuple(_next_values(recording)))
 
 
 def _next_values(recording: Recording) -> list[int | None]:

@@ -12,7 +12,8 @@ import pytest
 
 import weft as wf
 import weft.compiler.pipeline
-import weft.compiler.targets.cpu.target  # which have primitives of their own
+import weft.compiler.targets.cpu.target
+import weft.distributed  # which have primitives of their own
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES, Primitive, Sample
 from weft.onnx import export

@@ -54,7 +54,12 @@ barrier: Primitive = Primitive(
 
 
 def stop_gradient(x: Tensor, /) -> Tensor:
-    """The same value, of which no derivative is taken, in any mode."""
+    """The same value, of which no derivative is taken, in any mode.
+
+    >>> import weft as wf
+    >>> wf.grad(lambda x: x * wf.stop_gradient(x))(wf.tensor(3.0)).item()
+    3.0
+    """
     x = as_tensor("stop_gradient", x)
     value = x._value
     while isinstance(value, Dual) and value.trace.active:

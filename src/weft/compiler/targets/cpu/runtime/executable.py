@@ -138,17 +138,11 @@ class CpuExecutable(ABC):
         thread = get_ident()
         if self._runner == thread:  # a call back, such as a breakpoint, calls the program
             return self.by_reference([np.require(array, requirements="C") for array in arrays])
-        call = (arrays, donated, finished, reused)
         if stands_for_process() and self._meets_others:
-            if not self._lock.acquire(blocking=False):
-                # The thread that runs it waits for this one in a collective.
-                return self.by_reference([np.require(array, requirements="C") for array in arrays])
-            try:
-                return self._run_alone(thread, *call)
-            finally:
-                self._lock.release()
+            # Another thread, which stands for another process, waits for this one in a collective.
+            return self.by_reference([np.require(array, requirements="C") for array in arrays])
         with self._lock:
-            return self._run_alone(thread, *call)
+            return self._run_alone(thread, arrays, donated, finished, reused)
 
     def _run_alone(
         self,
