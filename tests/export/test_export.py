@@ -122,6 +122,14 @@ def test_a_type_stands_for_an_example(tmp_path: Path) -> None:
     assert [port.title for port in shipped.interface.program.inputs] == ["a.i", "a.x"]
 
 
+@needs_compiler
+def test_names_may_hold_anything(tmp_path: Path) -> None:
+    kinds = {'a "b" \\ */ c': wf.spec("float32", (2,)), "int": wf.spec("float32", (2,))}
+    f = lambda a: {key: x * 2 for key, x in a.items()}  # noqa: E731
+    shipped = wf.export(f, [kinds], tmp_path / "model", form="c", check=True)
+    assert len({port.name for port in shipped.interface.ports}) == 4
+
+
 def test_a_size_that_is_a_symbol_is_refused(tmp_path: Path) -> None:
     with pytest.raises(wf.UnsupportedError, match="symbol") as caught:
         wf.export(lambda x: x * 2, [wf.spec("float32", ("batch", 4))], tmp_path / "model")
