@@ -73,6 +73,15 @@ def test_a_program_for_another_machine_agrees(name: str, target: str, tmp_path: 
     assert shipped.check().largest_difference < 1e-5
 
 
+def test_a_program_on_a_bare_microcontroller_agrees(tmp_path: Path) -> None:
+    if c_compiler(PLATFORMS["thumbv7em"]) is None or not shutil.which("qemu-system-arm"):
+        pytest.skip("no C compiler for Cortex-M, or no emulator of a board, is found")
+    f, arguments = PROGRAMS["a_recurrent_layer"]()
+    choices = {"target": "thumbv7em", "memory": "static"}
+    shipped = wf.export(f, arguments, tmp_path / "model", **choices)
+    assert shipped.check().largest_difference < 1e-5
+
+
 @pytest.mark.parametrize("target", ["thumbv7em", "x86-64-v4-linux", "x86-64-windows"])
 def test_a_program_is_made_for_machines_that_do_not_run_here(target: str, tmp_path: Path) -> None:
     f, arguments = PROGRAMS["a_perceptron"]()
@@ -111,6 +120,14 @@ def test_a_type_stands_for_an_example(tmp_path: Path) -> None:
     kinds = {"x": wf.spec("float32", (3, 4)), "i": wf.spec("int64", (2,))}
     shipped = wf.export(lambda a: a["x"][a["i"]] * 2, [kinds], tmp_path / "model", check=True)
     assert [port.title for port in shipped.interface.program.inputs] == ["a.i", "a.x"]
+
+
+@needs_compiler
+def test_names_may_hold_anything(tmp_path: Path) -> None:
+    kinds = {'a "b" \\ */ c': wf.spec("float32", (2,)), "int": wf.spec("float32", (2,))}
+    f = lambda a: {key: x * 2 for key, x in a.items()}  # noqa: E731
+    shipped = wf.export(f, [kinds], tmp_path / "model", form="c", check=True)
+    assert len({port.name for port in shipped.interface.ports}) == 4
 
 
 def test_a_size_that_is_a_symbol_is_refused(tmp_path: Path) -> None:
@@ -321,3 +338,39 @@ def test_what_has_no_form_in_c_is_named_with_its_line(tmp_path: Path) -> None:
         wf.export(lambda x: wf.sort(x), [numbers(9)], tmp_path / "model", form="c")
     assert caught.value.at is not None
     assert caught.value.at.file == __file__
+
+
+# --- other languages -----------------------------------------------------------------------------
+
+
+def documented(language: str) -> str:
+    """The program of a language in the page on export."""
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    return page.split(f"```{language}\n")[1].split("```")[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("language", ["rust", "go"])
+def test_the_documented_program_of_another_language_calls_the_library(
+    language: str, tmp_path: Path
+) -> None:
+    tool = shutil.which({"rust": "rustc", "go": "go"}[language])
+    if tool is None:
+        pytest.skip(f"no compiler of {language} is found")
+    weight = numbers(4, 3)
+    folder = wf.export(lambda x: x @ weight, [wf.ones((1, 4))], tmp_path / "model").folder
+    if language == "rust":
+        (folder / "main.rs").write_text(documented("rust"))
+        shutil.copy(folder / "model.a", folder / "libmodel.a")
+        (folder / "libmodel.so").unlink()
+        command = [tool, "main.rs", "-L", ".", "-l", "static=model", "-o", "program"]
+    else:
+        (folder / "main.c").unlink()  # cgo would compile it, too
+        (folder / "main.go").write_text(documented("go"))
+        (folder / "go.mod").write_text("module program\n")
+        command = [tool, "build", "-o", "program"]
+    environment = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "GOFLAGS": "-mod=mod"}
+    subprocess.run(command, cwd=folder, check=True, env=environment)
+    said = subprocess.run([str(folder / "program")], check=True, capture_output=True, text=True)
+    found = [float(word) for word in said.stdout.strip("[]\n").replace(",", " ").split()]
+    np.testing.assert_allclose(found, weight.numpy().sum(0), rtol=1e-4)

@@ -20,6 +20,7 @@ from weft.compiler.export.linking import (
     runner,
 )
 from weft.compiler.export.machines import Platform
+from weft.compiler.export.microcontroller import board_command, write_board_files
 from weft.compiler.export.program import ExportedProgram, Port
 from weft.core.errors import MiscompiledError, UnsupportedError
 from weft.core.records import frozen
@@ -80,12 +81,24 @@ def check_program(
         if is_web(platform):
             _run_on_the_web(about, folder, files)
         else:
-            command = runner(platform, about.target)
-            build_program(
-                platform, about.target, [folder / name for name in sources], Path(place, "main")
-            )
-            run_program([*command, str(Path(place, "main")), *files], folder)
+            _run_built(about, platform, folder, [folder / name for name in sources], files)
         return _compare(program, written.read_bytes())
+
+
+def _run_built(
+    about: Interface, platform: Platform, folder: Path, sources: list[Path], files: list[str]
+) -> None:
+    """Build a program in C, and run it on files: here, by an emulator, or on a board."""
+    place = Path(files[0]).parent
+    program = place / "main"
+    if platform.board:
+        more, options = write_board_files(place)
+        build_program(platform, about.target, [*sources, *more], program, options)
+        run_program(board_command(platform.board, program, files), folder)
+        return
+    command = runner(platform, about.target)
+    build_program(platform, about.target, sources, program)
+    run_program([*command, str(program), *files], folder)
 
 
 def _compare(program: ExportedProgram, data: bytes) -> Check:

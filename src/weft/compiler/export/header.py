@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from string import Template
 
@@ -108,7 +109,8 @@ class Interface:
 
 def port_line(port: Port) -> str:
     """What a comment says of a tensor."""
-    title = "" if port.title == port.name else f" ({port.title})"
+    plain = port.title.replace("*/", "* /").replace("\n", " ")  # a comment must not end here
+    title = "" if port.title == port.name else f" ({plain})"
     return f"{port.name}: {port.type.dtype.name}{list(map(int, port.type.shape))}{title}"
 
 
@@ -157,5 +159,5 @@ def _tables(about: Interface, states: Sequence[Port]) -> Iterator[str]:
         for port in ports:
             shape = ", ".join(str(dim) for dim in port.type.shape) or "0"
             kind = f'"{port.type.dtype.name}", {port.type.ndim}, {{{shape}}}'
-            yield f'    {{"{port.title}", {kind}, {port.bytes}}},\n'
+            yield f"    {{{json.dumps(port.title)}, {kind}, {port.bytes}}},\n"
         yield "    {0, 0, 0, {0}, 0}};\n"

@@ -85,7 +85,13 @@ def missing_linker(platform: Platform, target: str) -> str:
     return f"no linker for {target} was found: install {wanted}, or pip install 'weft[cross]'"
 
 
-def build_program(platform: Platform, target: str, sources: Sequence[Path], program: Path) -> None:
+def build_program(
+    platform: Platform,
+    target: str,
+    sources: Sequence[Path],
+    program: Path,
+    options: Sequence[str] = (),
+) -> None:
     """Make a program of C files and object files."""
     command = c_compiler(platform)
     if command is None:
@@ -96,9 +102,10 @@ def build_program(platform: Platform, target: str, sources: Sequence[Path], prog
             got={"target": target},
             fix="pip install 'weft[cross]'",
         )
-    static = [] if runs_here(platform) or "macos" in target else ["-static"]
+    static = [] if runs_here(platform) or platform.board or "macos" in target else ["-static"]
     files = [str(path) for path in sources]
-    _run([*command, "-std=c99", "-O1", *static, *files, "-o", str(program), "-lm"], target)
+    more = [*static, *options, *files, "-o", str(program), "-lm"]
+    _run([*command, "-std=c99", "-O1", *more], target)
 
 
 def runner(platform: Platform, target: str) -> list[str]:

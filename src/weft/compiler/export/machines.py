@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
-
 from weft.compiler.targets.cpu.machine import LEVELS, host, machine_of
 from weft.compiler.targets.llvm.machine import Machine
 from weft.core.errors import ArgumentError
@@ -36,7 +33,8 @@ class Platform:
     """What the C compiler is told beside."""
     shared: str = ".so"
     """How the name of a shared library ends; empty where there is none."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    board: str = ""
+    """What the emulator of a machine without a system calls it."""
 
     @property
     def machine(self) -> Machine:
@@ -70,9 +68,10 @@ PLATFORMS: dict[str, Platform] = {
         compilers=("wasm-ld", "wasm-ld-14"), zig="wasm32-freestanding", shared=".wasm",
     ),
     "thumbv7em": Platform(
-        "thumbv7em-none-eabihf", "cortex-m4", frozenset(["vfp4d16sp"]),
+        "thumbv7em-unknown-none-eabihf", "cortex-m4", frozenset(["vfp4d16sp"]),
         compilers=("arm-none-eabi-gcc",), zig="thumb-freestanding-eabihf", shared="",
         options=("-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-mthumb"),
+        board="mps2-an386",
     ),
     "x86-64-windows": Platform(
         "x86_64-w64-windows-gnu", "x86-64-v3", LEVELS["x86-64-v3"],

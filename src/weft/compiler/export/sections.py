@@ -461,7 +461,7 @@ def refuse_launch(launch: Launch, plan: ProgramPlan) -> UnsupportedError:
     return UnsupportedError(
         "export",
         f"{name} has no {'form in C' if is_source else 'code of its own'}: it calls Python",
-        expected="operations that are compiled: no complex numbers, linear systems or call-backs",
+        expected="what is compiled: no Fourier transforms, linear systems or call-backs",
         got={"operation": name, **types},
         note="sorts, too, have code in object files alone" if is_source else "",
         fix="compute this part outside of the exported function, and give it the result",
