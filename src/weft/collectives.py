@@ -10,11 +10,14 @@ Users reach the operations as `wf.distributed.all_reduce` and so on.
 from __future__ import annotations
 
 from weft.core.locations import user_location
+from weft.ir import group_cells
+from weft.ir.group_cells import running_calls
 from weft.ir.groups import (
     Communicator,
     Pairs,
     Reduce,
     bind_groups,
+    bind_thread_groups,
     bound_groups,
     find_group,
     group_size,
@@ -34,6 +37,7 @@ from weft.ops.composed.collectives import (
 
 __all__ = [
     "Communicator", "Pairs", "Reduce", "all_gather", "all_reduce", "all_to_all", "axis_index",
-    "axis_size", "bind_groups", "bound_groups", "broadcast", "find_group", "group_size", "permute",
-    "reduce_scatter", "reduce_to", "take_shard", "user_location",
+    "axis_size", "bind_groups", "bind_thread_groups", "bound_groups", "broadcast", "find_group",
+    "group_cells", "group_size", "permute", "reduce_scatter", "reduce_to", "running_calls",
+    "take_shard", "user_location",
 ]  # fmt: skip

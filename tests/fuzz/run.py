@@ -42,7 +42,7 @@ SMALL = 32
 """The most elements of an input that the plain target is given."""
 MANY = 20_000
 """The most elements and operations of a program that it is given."""
-SHARES = {"native": 5}
+SHARES = {"native": 5, "mesh": 4}
 """Ways that take long: only every so many programs are run in them."""
 SEED = 5
 """Where the global generator begins in each way."""

@@ -103,7 +103,9 @@ SHAPES = [
     c("ZeroPad2d", (1, 2, 0, 3), on=IMAGE), c("ConstantPad1d", 2, 1.5, on=(2, 3, 4)),
     c("ReflectionPad2d", (1, 2, 2, 1), on=IMAGE), c("ReplicationPad3d", 1, on=(1, 2, 3, 3, 3)),
     c("CircularPad1d", (1, 2), on=(2, 3, 4)), c("ChannelShuffle", 2, on=IMAGE),
-    c("ZeroPad2d", (-1, 2, 0, -1), on=IMAGE),
+    c("ZeroPad2d", (-1, 2, 0, -1), on=IMAGE), c("Unfold", 3, on=IMAGE, padding=1, stride=2),
+    c("Fold", (4, 5), 2, on=(2, 12, 12)), c("CosineSimilarity", on=[(3, 4, 2), (3, 4, 2)]),
+    c("PairwiseDistance", on=[(3, 4), (3, 4)]), c("PairwiseDistance", 1.0, on=[(3, 4), (3, 4)]),
 ]  # fmt: skip
 STATES = ((2, 3, 5), (2, 3, 5))
 RECURRENT = [
@@ -111,6 +113,8 @@ RECURRENT = [
     c("LSTM", 4, 5, on=(6, 3, 4), num_layers=2, bidirectional=True),
     c("LSTM", 4, 5, on=(3, 6, 4), batch_first=True, bias=False),
     c("LSTM", 4, 5, on=[(6, 3, 4), STATES], num_layers=2),
+    c("LSTM", 4, 5, on=(6, 3, 4), num_layers=2, bidirectional=True, proj_size=3),
+    c("LSTM", 4, 5, on=[(6, 3, 4), ((1, 3, 2), (1, 3, 5))], proj_size=2),
     c("GRU", 4, 5, on=(6, 3, 4), num_layers=2, bidirectional=True),
     c("GRU", 4, 5, on=[(6, 3, 4), (1, 3, 5)]), c("RNNCell", 4, 5, on=(3, 4)),
     c("LSTMCell", 4, 5, on=[(3, 4), ((3, 5), (3, 5))]), c("GRUCell", 4, 5, on=[(3, 4), (3, 5)]),
@@ -237,6 +241,10 @@ LOSSES: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("triplet_margin_loss", "triplet_margin_loss", ((4, 3), (4, 3), (4, 3)), {"swap": True}),
     ("triplet_margin_loss", "triplet_margin_loss", ((4, 3), (4, 3), (4, 3)), {"p": 1.0}),
     ("multi_margin_loss", "multi_margin_loss", ((4, 3), LABELS), {"p": 2, "margin": 0.7}),
+    ("multilabel_soft_margin_loss", "multilabel_soft_margin_loss", ((4, 3), "probabilities"),
+     {"weight": [1.0, 2.0, 0.5]}),
+    ("multilabel_margin_loss", "multilabel_margin_loss",
+     ((2, 3), np.array([[2, 0, -1], [1, -1, 0]])), {"reduction": "none"}),
 ]  # fmt: skip
 
 

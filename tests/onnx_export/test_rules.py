@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import weft as wf
-import weft.compiler.pipeline  # which has primitives of its own
+import weft.compiler.pipeline
+import weft.compiler.targets.cpu.target
+import weft.distributed  # which have primitives of their own
 from weft.ir.dispatch import bind
 from weft.ir.primitive import PRIMITIVES, Primitive, Sample
 from weft.onnx import export
@@ -91,6 +93,28 @@ def test_dtypes_that_runtimes_do_not_compute_in_are_converted_and_back(
 
     report = export(program, (a, b), tmp_path / "program.onnx")
     assert {kind.dtype.name for kind in report.outputs.values()} == {dtype}
+
+
+def test_float64_is_computed_by_the_runtime_with_all_its_digits(tmp_path: Path) -> None:
+    x = wf.tensor([-0.9, -1e-9, 0.0, 0.3, 0.7], dtype="float64")
+
+    def program(x: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        circular = wf.asin(x), wf.acos(x), wf.atan(x * 1e3), wf.tan(x)
+        return *circular, wf.sinh(x), wf.cosh(x), wf.asinh(x), wf.acosh(1 + wf.abs(x)), wf.atanh(x)
+
+    report = export(program, (x,), tmp_path / "double.onnx")
+    assert report.verification is not None
+    assert report.verification.largest < 1e-13
+    assert not report.notes
+
+
+def test_uint64_is_ordered_without_a_sign(tmp_path: Path) -> None:
+    x = wf.tensor(np.array([[1 << 63, 3, (1 << 64) - 1, 0]], np.uint64))
+
+    def program(x: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        return wf.sort(x), wf.argsort(x), wf.max(x), wf.argmin(x), x > 5, wf.maximum(x, x[:, :1])
+
+    export(program, (x,), tmp_path / "unsigned.onnx")
 
 
 def test_random_numbers_are_the_same_bits(tmp_path: Path) -> None:

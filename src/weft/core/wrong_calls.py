@@ -21,6 +21,7 @@ Python itself refuses it, and then the options of other libraries are looked up.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from importlib import import_module
@@ -57,15 +58,18 @@ def explain_arguments(f: F) -> F:
 def explain_all(module: dict[str, Any], names: Iterable[str]) -> None:
     """Let the functions and classes of a module explain the arguments that they do not take.
 
-    A function is wrapped and from then on found, and pickled, as the module's; a class gets
-    another `__init__`. What takes operands only, by position, stays as it is: quicker to call.
+    A function is wrapped, also where it was defined, so that it is found there and can be pickled;
+    a class gets another `__init__`. What takes operands only, by position, stays as it is, because
+    it is quicker to call.
     """
     home = module["__name__"]
-    for name in names:
-        public = module.get(name)
+    for name in (each for each in names if each in module):
+        public = module[name]
         if isinstance(public, FunctionType) and takes_options(public):
-            explained = explain_arguments(public)
-            explained.__module__, explained.__qualname__ = home, name
+            explained: FunctionType = explain_arguments(public)
+            origin: Any = sys.modules[public.__module__]
+            if vars(origin).get(explained.__name__) is public:
+                setattr(origin, explained.__name__, explained)
             module[name] = explained
         elif isinstance(public, type):
             for owner in public.__mro__:

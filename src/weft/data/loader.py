@@ -109,10 +109,46 @@ class DataLoader:
         self._epoch = 0
         self._batch = 0
         self._begun = False
+        self._share: tuple[int, int] | None = None
+
+    def share(self, rank: int, count: int) -> None:
+        """Give out only the part of each batch that belongs to one of `count` processes.
+
+        Batches, their order and `state_dict` stay those of one process, so a run may be resumed by
+        any number of processes. Every `count`-th item of a batch is in a part; a batch with fewer
+        items than processes is left out.
+
+        >>> from weft.data import ArrayDataset, DataLoader
+        >>> loader = DataLoader(ArrayDataset([0, 1, 2, 3, 4, 5, 6]), batch_size=4)
+        >>> loader.share(1, 2)
+        >>> [batch.tolist() for batch in loader]
+        [[1, 3], [5]]
+        """
+        positive("DataLoader.share", "count", count)
+        if not 0 <= rank < count:
+            raise wf.ArgumentError(
+                "DataLoader.share",
+                "the rank is not one of the processes",
+                expected="0 <= rank < count",
+                got={"rank": rank, "count": count},
+                fix=f"rank={count - 1}",
+            )
+        if self._batches is None and count > 1:
+            raise wf.UnsupportedError(
+                "DataLoader.share",
+                "a stream decides on its own order",
+                expected="a dataset with a length",
+                got={"dataset": type(self.dataset)},
+                fix="give each process a stream of its own: every count-th file, for example",
+            )
+        self._share = (rank, count)
 
     def __len__(self) -> int:
         if self._batches is not None:
-            return len(self._batches)
+            if self._share is None:
+                return len(self._batches)
+            plan = self._batches_of_epoch(self._epoch) or ()
+            return sum(len(indices) >= self._share[1] for indices in plan)
         raise wf.ArgumentTypeError(
             "DataLoader",
             "a stream does not say how long it is",
@@ -131,6 +167,23 @@ class DataLoader:
     def epoch(self) -> int:
         """The epoch of the pass under way, or of the next one."""
         return self._epoch
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch, and how many of its batches the consumer has received."""
+        return self._epoch, self._batch
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Make the next pass start behind so many batches of an epoch.
+
+        >>> from weft.data import ArrayDataset, DataLoader
+        >>> loader = DataLoader(ArrayDataset([1, 2, 3]), batch_size=1)
+        >>> loader.seek(0, 2)
+        >>> [batch.tolist() for batch in loader]
+        [[3]]
+        """
+        self.set_epoch(epoch)
+        self._batch = check_natural("DataLoader.seek", "batch", batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass start at the beginning of this epoch."""
@@ -170,8 +223,7 @@ class DataLoader:
         for key, value in self._identity(epoch).items():
             if state[key] != value:
                 raise _other_run(key, state[key], value)
-        self.set_epoch(epoch)
-        self._batch = check_natural("DataLoader.load_state_dict", "batch", state["batch"] or 0)
+        self.seek(epoch, state["batch"] or 0)
 
     def close(self) -> None:
         """End the worker processes that `persistent_workers` keeps."""
@@ -201,7 +253,14 @@ class DataLoader:
         plan = self._batches_of_epoch(epoch)
         if plan is None:
             return ((number, None) for number in count(start))
-        return ((number, plan[number]) for number in range(start, len(plan)))
+        if self._share is None:
+            return ((number, plan[number]) for number in range(start, len(plan)))
+        rank, parts = self._share
+        return (
+            (number, plan[number][rank::parts])
+            for number in range(start, len(plan))
+            if len(plan[number]) >= parts
+        )
 
     def _take_pool(self) -> Pool:
         pool, self._pool = self._pool, None

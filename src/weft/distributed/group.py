@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import weft as wf
-from weft.collectives import Pairs, Reduce, user_location
+from weft.collectives import Pairs, Reduce, group_cells, running_calls, user_location
 from weft.distributed.engines.engine import Engine, LostProcess
 from weft.distributed.status import Doing, StatusBoard
 
@@ -69,10 +69,25 @@ class Watch:
         return "; ".join(self.board.report(self.rank)) if self.board is not None else ""
 
     def _look(self) -> None:
+        native: dict[str, Doing] = {}
         while not self._ended.wait(min(self.timeout / 4, 1.0)):
-            doing = self._doing
+            native = self._native_calls(native)
+            doing = next(iter(native.values()), None) or self._doing
             if doing is not None and time.time() - doing.since > self.timeout:
                 self._give_up(doing)
+
+    def _native_calls(self, before: dict[str, Doing]) -> dict[str, Doing]:
+        """The calls of compiled programs that run now, each since it was seen first."""
+        now = {}
+        for mesh_axis, number, description in running_calls():
+            known = before.get(mesh_axis)
+            is_same = known is not None and known.number == number
+            seen = known if is_same else Doing(number, time.time(), description, "")
+            assert seen is not None
+            now[mesh_axis] = seen
+            if self.board is not None and not is_same:
+                self.board.write(self.rank, seen)
+        return now
 
     def _give_up(self, doing: Doing) -> None:
         """End the process: an engine's call cannot be interrupted."""
@@ -136,8 +151,11 @@ class Group:
     def _compare(self, description: str) -> None:
         digest = int.from_bytes(hashlib.blake2b(description.encode(), digest_size=7).digest())
         both = self.engine.all_reduce(np.array([digest, -digest]), "max")
-        if both[0] == -both[1]:
-            return
+        if both[0] != -both[1]:
+            self._say_what_differs(description)
+
+    def _say_what_differs(self, description: str) -> None:
+        """Raise an error with what each process is about to do."""
         text = description.encode()[:DESCRIBED].ljust(DESCRIBED)
         texts = self.engine.all_gather(np.frombuffer(text, np.uint8))
         said = [bytes(each).decode(errors="replace").strip() for each in texts]
@@ -153,7 +171,8 @@ class Group:
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:
         """See `Communicator`."""
-        with self._operation("all_reduce", f"{reduce} {_type_of(array)}"):
+        # By elements alone: compiled programs do not say the shape.
+        with self._operation("all_reduce", f"{reduce} of {array.size} {array.dtype.name}"):
             return self.engine.all_reduce(array, reduce)
 
     def all_gather(self, array: Array) -> Array:
@@ -185,6 +204,31 @@ class Group:
         """Return once all processes are here."""
         with self._operation("barrier", ""):
             self.engine.barrier()
+
+    def native_words(self) -> dict[int, int] | None:
+        """What compiled programs call the engine by; None where it is called in Python."""
+        words = getattr(self.engine, "native_words", None)
+        found: dict[int, int] | None = None if words is None else words()
+        return None if found is None else {**found, group_cells.CHECKS: int(self.checks)}
+
+    def native_failure(self, code: int, description: str) -> BaseException:
+        """The error for a native call that ended with a code."""
+        if code == group_cells.OTHER_SIZE:
+            return wf.ArgumentError(
+                "all_reduce",
+                "the program was made for a group of another size",
+                expected=f"a program for {self.size} processes along {self.name!r}",
+                got={"call": description},
+                fix="compile the function again: wf.jit(f)",
+            )
+        if code != group_cells.DIFFERENT:
+            text: str = getattr(self.engine, "error_text", str)(code)
+            return self.lost_error("all_reduce", text)
+        try:
+            self._say_what_differs(description)
+        except wf.ProcessError as error:
+            return error
+        return self.lost_error("all_reduce", "processes differed for a moment")
 
     def broadcast_bytes(self, data: bytes, root: int) -> bytes:
         """The bytes of one process, on all of them."""

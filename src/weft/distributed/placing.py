@@ -138,7 +138,7 @@ def axes_of_spec(spec: Sequence[Any], name: str) -> tuple[tuple[str, ...], ...]:
     """
     rows: list[tuple[str, ...]] = []
     for entry in spec:
-        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         if not all(isinstance(each, str) for each in names):
             raise _no_placement(spec, None, name)
         rows.append(names)
@@ -213,7 +213,7 @@ def match_plan(plan: Mapping[str, Spec], name: str) -> tuple[bool, Spec]:
     (True, split(0))
     """
     for pattern, spec in plan.items():
-        if fnmatchcase(name, pattern):
+        if name == pattern or fnmatchcase(name, pattern):
             return True, spec
     return False, None
 

@@ -18,25 +18,28 @@ import atexit
 import math
 import os
 import pickle
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import weft as wf
-from weft.collectives import bind_groups
+from weft.collectives import bind_groups, bind_thread_groups
 from weft.distributed.engines.engine import Engine
 from weft.distributed.engines.gloo import gloo_world
 from weft.distributed.engines.mpi import mpi_world
 from weft.distributed.engines.nccl import nccl_world
-from weft.distributed.engines.threads import thread_engines
+from weft.distributed.engines.threads import ThreadEngine, thread_engines
+from weft.distributed.engines.threads import run_threads as run_in_threads
 from weft.distributed.environment import Launch, find_launch
 from weft.distributed.group import Group, Watch
 from weft.distributed.status import StatusBoard
 
 __all__ = [
     "barrier", "bind_axes", "broadcast_object", "gather_objects", "init", "is_initialized",
-    "local_rank", "rank", "role", "shutdown", "world", "world_size",
+    "local_rank", "rank", "role", "run_threads", "shutdown", "world", "world_size",
 ]  # fmt: skip
 
+Result = TypeVar("Result")
 ALONE = Launch("none", 0, 1, 0, "worker", "")
 USUAL_TIMEOUT = 600.0
 ENGINES = ("auto", "mpi", "gloo", "nccl")
@@ -49,7 +52,18 @@ class _Job:
     launch: Launch = ALONE
 
 
-_job = _Job()
+class _ThreadJob(threading.local):
+    """The world of a thread that stands for a process; see `run_threads`."""
+
+    job: _Job | None = None
+
+
+_process_job = _Job()
+_thread = _ThreadJob()
+
+
+def _job() -> _Job:
+    return _thread.job or _process_job
 
 
 def init(
@@ -68,12 +82,12 @@ def init(
     late and ends; else WEFT_TIMEOUT, or 600. world_size: how many processes the program needs.
     check: whether processes compare what they are about to do; see docs/distributed.md.
     """
-    if _job.world is not None:
+    if (present := _job().world) is not None:
         raise wf.ArgumentError(
             "distributed.init",
             "this process has joined its group already",
             expected="one call of init",
-            got={"rank": rank(), "world_size": _job.world.size},
+            got={"rank": present.rank, "world_size": present.size},
             fix="wf.distributed.shutdown() first",
         )
     launch = find_launch(os.environ) or ALONE
@@ -82,8 +96,8 @@ def init(
     _check_world(joined_engine, launch, world_size)
     board = StatusBoard(launch.folder, launch.size) if launch.folder else None
     watch = Watch(joined_engine.rank, seconds, board)
-    _job.launch = launch
-    _job.world = Group(joined_engine, "world", watch, check)
+    _process_job.launch = launch
+    _process_job.world = Group(joined_engine, "world", watch, check)
     if joined_engine.size > 1:
         watch.start()
     bind_axes(axes or {"data": joined_engine.size})
@@ -155,6 +169,16 @@ def bind_axes(axes: Mapping[str, int]) -> None:
             fix=f"start {math.prod(sizes)} processes, or use a mesh such as "
             f'{{"data": {whole.size}}}',
         )
+    groups = axis_groups(whole, axes)
+    if _thread.job is None:
+        bind_groups(groups)
+    else:
+        bind_thread_groups(groups)
+
+
+def axis_groups(whole: Group, axes: Mapping[str, int]) -> dict[str, Group]:
+    """The groups of this process along each axis of a mesh, and that of all processes."""
+    sizes = list(axes.values())
     groups = {"world": whole}
     place = whole.rank
     for number, (name, size) in reversed(list(enumerate(axes.items()))):
@@ -163,12 +187,13 @@ def bind_axes(axes: Mapping[str, int]) -> None:
         ranks = [first + i * stride for i in range(size)]
         groups[name] = whole if size == whole.size else whole.subgroup(ranks, name)
         place //= size
-    bind_groups(groups)
+    return groups
 
 
 def world() -> Group:
     """The group of all processes."""
-    if _job.world is None:
+    job = _job()
+    if job.world is None:
         raise wf.ProcessError(
             "distributed",
             "this process has not joined a group",
@@ -176,18 +201,18 @@ def world() -> Group:
             got={"launcher": (find_launch(os.environ) or ALONE).launcher},
             fix="wf.distributed.init()",
         )
-    return _job.world
+    return job.world
 
 
 def replace_world(group: Group, axes: Mapping[str, int]) -> None:
     """Go on with another group: that of the processes that are left."""
-    _job.world = group
+    _job().world = group
     bind_axes(axes)
 
 
 def is_initialized() -> bool:
     """Whether `init` has been called, and `shutdown` not yet."""
-    return _job.world is not None
+    return _job().world is not None
 
 
 def rank() -> int:
@@ -203,12 +228,12 @@ def world_size() -> int:
 def local_rank() -> int:
     """The number of this process among those on its host."""
     world()
-    return _job.launch.local_rank
+    return _job().launch.local_rank
 
 
 def role() -> str:
     """What this process is for: "worker", "server" or "evaluator", as WEFT_ROLE says."""
-    return _job.launch.role
+    return _job().launch.role
 
 
 def barrier() -> None:
@@ -235,7 +260,31 @@ def gather_objects(value: Any) -> list[Any]:
 
 def shutdown() -> None:
     """Leave the group; collectives over its axes are errors from now on."""
-    group, _job.world = _job.world, None
-    bind_groups({})
+    job = _job()
+    group, job.world = job.world, None
+    if _thread.job is None:
+        bind_groups({})
     if group is not None:
         group.watch.stop()
+
+
+def run_threads(
+    f: Callable[[], Result], size: int, axes: Mapping[str, int] | None = None
+) -> list[Result]:
+    """Run a function as each of `size` processes would, in threads; the results by rank.
+
+    For tests: `rank()`, collectives and trainers work inside as in processes of their own.
+
+    >>> import weft as wf
+    >>> run_threads(lambda: wf.distributed.all_reduce(wf.distributed.axis_index("data")).item(), 3)
+    [3, 3, 3]
+    """
+
+    def run_rank(engine: ThreadEngine) -> Result:
+        _thread.job = _Job()
+        _thread.job.world = Group(engine, "world", Watch(engine.rank, USUAL_TIMEOUT))
+        _thread.job.launch = ALONE._replace(rank=engine.rank, size=size, local_rank=engine.rank)
+        bind_axes(axes or {"data": size})
+        return f()
+
+    return run_in_threads(run_rank, size)

@@ -20,6 +20,7 @@ from pathlib import Path
 import weft as wf
 from weft.distributed.environment import find_launch
 from weft.distributed.group import GIVE_UP
+from weft.distributed.recovery import WENT_ON
 
 __all__ = ["DONE", "FAILED", "main"]
 
@@ -34,10 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     if threads := os.environ.get("WEFT_THREADS"):
         wf.set_num_threads(int(threads))
     code = _run(arguments, record)
-    if code == 0:
+    if code == 0 and not record.has_losses():
         record.write_done()
         return 0
-    # The engine's own end would wait for processes that wait for this one.
+    if code == 0:
+        wf.distributed.barrier()
+        record.write_done()
+    # The engine's own end would wait for processes that are gone, or that wait for this one.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -52,6 +56,10 @@ class _Record:
     def write_done(self) -> None:
         if self._folder:
             (Path(self._folder) / f"{DONE}{self._rank}").touch()
+
+    def has_losses(self) -> bool:
+        """Whether this process has gone on after the loss of another."""
+        return bool(self._folder) and any(Path(self._folder).glob(f"{WENT_ON}*"))
 
     def write_failure(self, text: str, code: int, follows: bool = True) -> None:
         """Write the first failure down; `follows`: it may have come of another process's end."""

@@ -15,7 +15,7 @@ weft.core.errors.ArgumentError: all_reduce: no group of processes is bound to th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -24,7 +24,8 @@ import numpy as np
 from weft.core.errors import ArgumentError
 from weft.ir.tensor import traces
 
-__all__ = ["Communicator", "Reduce", "bind_groups", "bound_groups", "find_group", "group_size"]
+__all__ = ["Communicator", "Reduce", "bind_groups", "bind_thread_groups", "bound_groups",
+           "find_group", "group_size", "process_groups", "stands_for_process"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Reduce = Literal["sum", "max", "min"]
@@ -71,6 +72,8 @@ class _ThreadGroups(threading.local):
     bound: Mapping[str, Communicator] = {}
 
 
+BOUND: list[Callable[[Mapping[str, Communicator]], None]] = []
+"""Told of the groups that are bound for the process; see group_cells.py."""
 _PROCESS: dict[str, Communicator] = {}
 _THREAD = _ThreadGroups()
 
@@ -79,6 +82,18 @@ def bind_groups(groups: Mapping[str, Communicator]) -> None:
     """Bind communicators to names of axes for this process; those bound before are dropped."""
     _PROCESS.clear()
     _PROCESS.update(groups)
+    for tell in BOUND:
+        tell(groups)
+
+
+def process_groups() -> Mapping[str, Communicator]:
+    """The communicators that are bound for this process."""
+    return _PROCESS
+
+
+def bind_thread_groups(groups: Mapping[str, Communicator]) -> None:
+    """Bind communicators to names of axes for this thread alone."""
+    _THREAD.bound = dict(groups)
 
 
 @contextmanager
@@ -90,6 +105,11 @@ def bound_groups(groups: Mapping[str, Communicator]) -> Iterator[None]:
         yield
     finally:
         _THREAD.bound = before
+
+
+def stands_for_process() -> bool:
+    """Whether this thread has groups of its own, as a process has."""
+    return bool(_THREAD.bound)
 
 
 def find_group(op: str, mesh_axis: str) -> Communicator:

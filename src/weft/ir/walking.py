@@ -23,12 +23,12 @@ import numpy as np
 
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable, graphs_in
-from weft.ir.kinds import Movement
+from weft.ir.kinds import Collective, Movement
 from weft.ir.primitive import PRIMITIVES, Primitive
 
 __all__ = [
-    "Tally", "Walk", "graphs_of", "holds_graphs", "is_pure", "keeps_elements", "replace_node",
-    "same_atom",
+    "Tally", "Walk", "graphs_of", "has_collectives", "holds_graphs", "is_pure", "keeps_elements",
+    "replace_node", "same_atom",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -220,6 +220,14 @@ def keeps_elements(node: GraphNode) -> bool:
     if not isinstance(kind, Movement) or kind.fill is not None or node.primitive.impure:
         return False
     return len(node.operands) == 1
+
+
+def has_collectives(graph: Graph) -> bool:
+    """Whether a graph, or one in it, waits for other processes."""
+    return any(
+        isinstance(node.primitive.kind, Collective) or any(map(has_collectives, graphs_of(node)))
+        for node in graph.nodes
+    )
 
 
 def graphs_of(node: GraphNode) -> list[Graph]:

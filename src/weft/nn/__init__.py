@@ -45,7 +45,7 @@ from weft.nn.activations import (
     Threshold,
 )
 from weft.nn.attention import KeyValueCache, MultiheadAttention
-from weft.nn.containers import ModuleDict, ModuleList, Sequential
+from weft.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from weft.nn.convolution import (
     Conv1d,
     Conv2d,
@@ -54,9 +54,22 @@ from weft.nn.convolution import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
+from weft.nn.distances import CosineSimilarity, PairwiseDistance
 from weft.nn.dropout import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, DropPath
 from weft.nn.embedding import Embedding, EmbeddingBag
 from weft.nn.functional.activations import register_activation
+from weft.nn.lazy import (
+    LazyBatchNorm1d,
+    LazyBatchNorm2d,
+    LazyBatchNorm3d,
+    LazyConv1d,
+    LazyConv2d,
+    LazyConv3d,
+    LazyConvTranspose1d,
+    LazyConvTranspose2d,
+    LazyConvTranspose3d,
+    LazyLinear,
+)
 from weft.nn.linear import Bilinear, Linear
 from weft.nn.losses import (
     BCELoss,
@@ -71,6 +84,8 @@ from weft.nn.losses import (
     L1Loss,
     MarginRankingLoss,
     MSELoss,
+    MultiLabelMarginLoss,
+    MultiLabelSoftMarginLoss,
     MultiMarginLoss,
     NLLLoss,
     PoissonNLLLoss,
@@ -104,6 +119,9 @@ from weft.nn.pooling import (
     MaxPool1d,
     MaxPool2d,
     MaxPool3d,
+    MaxUnpool1d,
+    MaxUnpool2d,
+    MaxUnpool3d,
 )
 from weft.nn.positions import LearnedPosition, RotaryPosition, SinusoidalPosition
 from weft.nn.rearrangement import (
@@ -115,6 +133,7 @@ from weft.nn.rearrangement import (
     ConstantPad2d,
     ConstantPad3d,
     Flatten,
+    Fold,
     Identity,
     PixelShuffle,
     PixelUnshuffle,
@@ -125,6 +144,7 @@ from weft.nn.rearrangement import (
     ReplicationPad2d,
     ReplicationPad3d,
     Unflatten,
+    Unfold,
     Upsample,
     ZeroPad1d,
     ZeroPad2d,
@@ -147,21 +167,27 @@ __all__ = [
     "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Bilinear", "CTCLoss",
     "ChannelShuffle", "CircularPad1d", "CircularPad2d", "CircularPad3d", "ConstantPad1d",
     "ConstantPad2d", "ConstantPad3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d",
-    "ConvTranspose2d", "ConvTranspose3d", "CosineEmbeddingLoss", "CrossEntropyLoss", "DropPath",
+    "ConvTranspose2d", "ConvTranspose3d", "CosineEmbeddingLoss", "CosineSimilarity",
+    "CrossEntropyLoss", "DropPath",
     "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "EmbeddingBag", "Flatten",
-    "GRUCell", "GaussianNLLLoss", "GroupNorm", "Hardshrink", "Hardsigmoid", "Hardswish",
+    "Fold", "GRUCell", "GaussianNLLLoss", "GroupNorm", "Hardshrink", "Hardsigmoid", "Hardswish",
     "Hardtanh", "HingeEmbeddingLoss", "HookHandle", "HuberLoss", "Identity", "InstanceNorm1d",
     "InstanceNorm2d", "InstanceNorm3d", "KLDivLoss", "KeyValueCache", "L1Loss", "LSTMCell",
-    "LayerNorm", "LeakyReLU", "LearnedPosition", "Linear", "LocalResponseNorm", "LogSigmoid",
-    "LogSoftmax", "MSELoss", "MarginRankingLoss", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish",
-    "Module", "ModuleDict", "ModuleList", "MultiMarginLoss", "MultiheadAttention", "NLLLoss",
-    "PReLU", "Parameter", "PixelShuffle", "PixelUnshuffle", "PoissonNLLLoss", "RMSNorm",
+    "LayerNorm", "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d", "LazyConv1d",
+    "LazyConv2d", "LazyConv3d", "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d",
+    "LazyLinear", "LeakyReLU", "LearnedPosition", "Linear", "LocalResponseNorm", "LogSigmoid",
+    "LogSoftmax", "MSELoss", "MarginRankingLoss", "MaxPool1d", "MaxPool2d", "MaxPool3d",
+    "MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d", "Mish",
+    "Module", "ModuleDict", "ModuleList", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss", "MultiheadAttention", "NLLLoss",
+    "PReLU", "PairwiseDistance", "Parameter", "ParameterDict", "ParameterList", "PixelShuffle",
+    "PixelUnshuffle", "PoissonNLLLoss", "RMSNorm",
     "RNNCell", "ReLU", "ReLU6", "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d",
     "ReplicationPad1d", "ReplicationPad2d", "ReplicationPad3d", "RotaryPosition", "Sequential",
     "SiLU", "Sigmoid", "SinusoidalPosition", "SmoothL1Loss", "SoftMarginLoss", "Softmax",
     "Softmin", "Softplus", "Softshrink", "Softsign", "Summary", "Tanh", "Tanhshrink", "Threshold",
     "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
-    "TransformerEncoderLayer", "TripletMarginLoss", "Unflatten", "Upsample", "ZeroPad1d",
+    "TransformerEncoderLayer", "TripletMarginLoss", "Unflatten", "Unfold", "Upsample", "ZeroPad1d",
     "ZeroPad2d", "ZeroPad3d", "functional", "functional_call", "init", "register_activation",
 ]  # fmt: skip
 

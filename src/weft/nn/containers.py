@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, overload
 
 import weft as wf
-from weft.nn.module import Module
+from weft.nn.module import Module, Parameter
 
 
 class _Row(Module):
@@ -147,14 +147,7 @@ class ModuleDict(Module):
         return self.get_submodule(name)
 
     def __setitem__(self, name: str, module: Module) -> None:
-        if hasattr(type(self), name):
-            raise wf.ArgumentError(
-                "ModuleDict",
-                f"{name} is a method of modules",
-                expected="a name that is free",
-                got={"name": name},
-                fix=f"call it {name}_",
-            )
+        _refuse_method("ModuleDict", type(self), name)
         setattr(self, name, _check_module("ModuleDict", module))
 
     def __delitem__(self, name: str) -> None:
@@ -185,6 +178,125 @@ class ModuleDict(Module):
         """Add modules by name, or replace them."""
         for name, module in modules.items():
             self[name] = module
+
+
+class ParameterList(Module):
+    """A list of parameters, under the names 0, 1, 2 and so on; tensors become parameters.
+
+    >>> weights = ParameterList([wf.ones(2), wf.zeros(3)])
+    >>> len(weights), weights[1].requires_grad, list(weights.state_dict())
+    (2, True, ['0', '1'])
+    """
+
+    def __init__(self, parameters: Iterable[Any] = ()) -> None:
+        self.extend(parameters)
+
+    def _list(self) -> list[wf.Tensor]:
+        return [self.__dict__[name] for name in self._roles]
+
+    def __len__(self) -> int:
+        return len(self._roles)
+
+    def __iter__(self) -> Iterator[wf.Tensor]:
+        return iter(self._list())
+
+    @overload
+    def __getitem__(self, index: int) -> wf.Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[wf.Tensor]: ...
+    def __getitem__(self, index: int | slice) -> wf.Tensor | list[wf.Tensor]:
+        return self._list()[index]
+
+    def __setitem__(self, index: int, parameter: Any) -> None:
+        setattr(self, str(range(len(self))[index]), _as_parameter(parameter))
+
+    def append(self, parameter: Any) -> Self:
+        """Add a parameter at the end."""
+        setattr(self, str(len(self)), _as_parameter(parameter))
+        return self
+
+    def extend(self, parameters: Iterable[Any]) -> Self:
+        """Add parameters at the end."""
+        for parameter in parameters:
+            self.append(parameter)
+        return self
+
+    def extra_repr(self) -> str:
+        """See `Module`."""
+        return ", ".join(str(each.type) for each in self)
+
+
+class ParameterDict(Module):
+    """Parameters by name; tensors become parameters.
+
+    >>> weights = ParameterDict({"scale": wf.ones(2)})
+    >>> weights["shift"] = wf.zeros(2)
+    >>> list(weights.keys()), weights["scale"].requires_grad
+    (['scale', 'shift'], True)
+    """
+
+    def __init__(self, parameters: Mapping[str, Any] | None = None) -> None:
+        self.update(parameters or {})
+
+    def _dict(self) -> dict[str, wf.Tensor]:
+        return {name: self.__dict__[name] for name in self._roles}
+
+    def __getitem__(self, name: str) -> wf.Tensor:
+        return getattr(self, name)  # type: ignore[no-any-return]
+
+    def __setitem__(self, name: str, parameter: Any) -> None:
+        _refuse_method("ParameterDict", type(self), name)
+        setattr(self, name, _as_parameter(parameter))
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._roles
+
+    def __len__(self) -> int:
+        return len(self._roles)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dict())
+
+    def keys(self) -> Iterable[str]:
+        """The names."""
+        return self._dict().keys()
+
+    def values(self) -> Iterable[wf.Tensor]:
+        """The parameters."""
+        return self._dict().values()
+
+    def items(self) -> Iterable[tuple[str, wf.Tensor]]:
+        """The names and parameters."""
+        return self._dict().items()
+
+    def update(self, parameters: Mapping[str, Any]) -> None:
+        """Add parameters by name, or replace them."""
+        for name, parameter in parameters.items():
+            self[name] = parameter
+
+    def extra_repr(self) -> str:
+        """See `Module`."""
+        return ", ".join(f"{name}: {each.type}" for name, each in self.items())
+
+
+def _as_parameter(value: Any) -> wf.Tensor:
+    is_parameter = isinstance(value, wf.Tensor) and value.is_leaf and value.requires_grad
+    return value if is_parameter else Parameter(value)
+
+
+def _refuse_method(op: str, kind: type, name: str) -> None:
+    """Refuse a name that a container's methods have."""
+    if hasattr(kind, name):
+        raise wf.ArgumentError(
+            op,
+            f"{name} is a method of modules",
+            expected="a name that is free",
+            got={"name": name},
+            fix=f"call it {name}_",
+        )
 
 
 def _check_module(op: str, module: Any) -> Module:

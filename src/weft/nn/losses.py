@@ -30,9 +30,9 @@ class _Loss(Module):
         self.reduction = reduction
 
     def _hold(self, **tensors: wf.Tensor | None) -> None:
-        """Hold weights as buffers that are not saved."""
+        """Hold weights as buffers, which are saved with the module."""
         for name, tensor in tensors.items():
-            self.register_buffer(name, tensor, persistent=False)
+            self.register_buffer(name, tensor)
 
     def forward(self, *given: wf.Tensor) -> wf.Tensor:
         """The loss of a prediction and its target, in the order of the function's arguments."""
@@ -238,6 +238,27 @@ class MultiMarginLoss(_Loss):
     def __init__(self, p: int = 1, margin: float = 1.0, reduction: str = "mean") -> None:
         super().__init__(reduction)
         self.p, self.margin = p, margin
+
+
+class MultiLabelMarginLoss(_Loss):
+    """The hinge loss over several right classes for each row."""
+
+    function = F.multilabel_margin_loss
+
+
+class MultiLabelSoftMarginLoss(_Loss):
+    """Binary cross entropy of each class by itself, and the mean of all classes.
+
+    >>> MultiLabelSoftMarginLoss()(wf.tensor([[0.0, 0.0]]), wf.tensor([[1.0, 0.0]])).item() < 0.7
+    True
+    """
+
+    function = F.multilabel_soft_margin_loss
+    names = ("weight", "reduction")
+
+    def __init__(self, weight: wf.Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self._hold(weight=weight)
 
 
 class TripletMarginLoss(_Loss):

@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from itertools import count
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+from weakref import WeakSet
 
 import weft as wf
 from weft.eager import call_beside
@@ -80,6 +81,25 @@ def Parameter(data: Any, requires_grad: bool = True) -> wf.Tensor:  # noqa: N802
     return value.detach().clone().requires_grad_(requires_grad)
 
 
+class Waiting:
+    """The layers that have no parameters yet, because they were not called."""
+
+    layers: ClassVar[WeakSet[Any]] = WeakSet()
+
+
+def _refuse_waiting(net: Module, modules: list[Any]) -> None:
+    """Refuse to list the parameters of a network that does not have all of them yet."""
+    waiting = [each for each in modules if each in Waiting.layers]
+    if waiting:
+        raise wf.UnsupportedError(
+            type(net).__name__,
+            "a lazy layer has no parameters before it is called",
+            expected="a call of the network with a batch first",
+            got={"layers": ", ".join(type(each).__name__ for each in waiting)},
+            fix="net(batch)",
+        )
+
+
 class HookHandle:
     """What `register_forward_hook` returns: `remove()` takes the hook off, also after `with`."""
 
@@ -99,7 +119,17 @@ class HookHandle:
 
 
 class Module:
-    """The base of all layers and networks; `forward` says what calling it computes."""
+    """The base of all layers and networks; `forward` says what calling it computes.
+
+    >>> import weft as wf
+    >>> class Double(wf.nn.Module):
+    ...     def __init__(self, features):
+    ...         self.inner = wf.nn.Linear(features, 1)
+    ...     def forward(self, x):
+    ...         return 2 * self.inner(x)
+    >>> [name for name, _ in Double(3).named_parameters()]
+    ['inner.weight', 'inner.bias']
+    """
 
     training: bool
     _roles: dict[str, str]
@@ -217,6 +247,8 @@ class Module:
     def _places(self, roles: tuple[str, ...], recurse: bool) -> Iterator[tuple[str, Any]]:
         """Tensors of certain roles by name, each once."""
         layout = lay_out(self)
+        if Waiting.layers:
+            _refuse_waiting(self, [each for _, each in layout.modules])
         seen: set[int] = set()
         for place in layout.places:
             inside = recurse or place.owner is self

@@ -81,6 +81,44 @@ class MaxPool3d(_MaxPool):
     function = F.max_pool3d
 
 
+class _MaxUnpool(_Pool):
+    names = ("kernel_size", "stride", "padding")
+
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> None:
+        self.kernel_size = hashable_size(kernel_size)
+        self.stride = self.kernel_size if stride is None else hashable_size(stride)
+        self.padding = hashable_size(padding)
+
+    def forward(  # type: ignore[override]
+        self, x: wf.Tensor, indices: wf.Tensor, output_size: Sequence[int] | None = None
+    ) -> Any:
+        """Pooled values and where they were found -> the values there, and zeros elsewhere."""
+        return type(self).function(x, indices, **self._options(), output_size=output_size)
+
+
+class MaxUnpool1d(_MaxUnpool):
+    """Values put back to where `MaxPool1d(return_indices=True)` found them.
+
+    >>> y, places = MaxPool1d(2, return_indices=True)(wf.tensor([[[1.0, 3.0]]]))
+    >>> MaxUnpool1d(2)(y, places).tolist()
+    [[[0.0, 3.0]]]
+    """
+
+    function = F.max_unpool1d
+
+
+class MaxUnpool2d(_MaxUnpool):
+    """Values put back to where `MaxPool2d(return_indices=True)` found them."""
+
+    function = F.max_unpool2d
+
+
+class MaxUnpool3d(_MaxUnpool):
+    """Values put back to where `MaxPool3d(return_indices=True)` found them."""
+
+    function = F.max_unpool3d
+
+
 class _AvgPool(_Pool):
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 

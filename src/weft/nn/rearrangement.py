@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import weft as wf
 from weft.nn import functional as F  # noqa: N812
 from weft.nn.module import Module
-from weft.nn.pooling import hashable_size
+from weft.nn.pooling import Sizes, hashable_size
 
 
 class Identity(Module):
@@ -278,3 +278,59 @@ class CircularPad3d(_Pad):
     """The last three axes continued from their other edges."""
 
     rank, mode = 3, "circular"
+
+
+class Unfold(Module):
+    """Patches of images as columns: [N, C, H, W] -> [N, C · rows · columns, patches].
+
+    >>> Unfold(2)(wf.ones((1, 3, 4, 4))).shape
+    (1, 12, 9)
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("kernel_size", "dilation", "padding", "stride")
+
+    def __init__(
+        self, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+    ) -> None:
+        self.kernel_size, self.dilation = hashable_size(kernel_size), hashable_size(dilation)
+        self.padding, self.stride = hashable_size(padding), hashable_size(stride)
+
+    def forward(self, x: wf.Tensor) -> wf.Tensor:
+        """See `nn.functional.unfold`."""
+        return F.unfold(x, **{name: getattr(self, name) for name in self.names})
+
+    def extra_repr(self) -> str:
+        """See `Module`."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.names)
+
+
+class Fold(Module):
+    """Columns put back as patches of images, and added where they overlap.
+
+    >>> Fold((4, 4), 2)(wf.ones((1, 12, 9))).shape
+    (1, 3, 4, 4)
+    """
+
+    names: ClassVar[tuple[str, ...]] = (
+        "output_size", "kernel_size", "dilation", "padding", "stride",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        output_size: Sizes,
+        kernel_size: Sizes,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        stride: Sizes = 1,
+    ) -> None:
+        self.output_size = hashable_size(output_size)
+        self.kernel_size, self.dilation = hashable_size(kernel_size), hashable_size(dilation)
+        self.padding, self.stride = hashable_size(padding), hashable_size(stride)
+
+    def forward(self, x: wf.Tensor) -> wf.Tensor:
+        """See `nn.functional.fold`."""
+        return F.fold(x, **{name: getattr(self, name) for name in self.names})
+
+    def extra_repr(self) -> str:
+        """See `Module`."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.names)

@@ -46,7 +46,7 @@ class _Recurrent(Module):
         self.bidirectional = bidirectional
         self._check_sizes()
         for layer in range(num_layers):
-            width = input_size if layer == 0 else hidden_size * self._directions
+            width = input_size if layer == 0 else self._output_size * self._directions
             for suffix in self._suffixes(layer):
                 self._make(suffix, width, dtype)
         self.reset_parameters()
@@ -54,6 +54,11 @@ class _Recurrent(Module):
     @property
     def _cell(self) -> str:
         return self.kind
+
+    @property
+    def _output_size(self) -> int:
+        """How wide the output of one direction is, and the state that goes with it."""
+        return self.hidden_size
 
     @property
     def _directions(self) -> int:
@@ -77,15 +82,17 @@ class _Recurrent(Module):
         rows = GATES[self._cell] * self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {
             "weight_ih": (rows, width),
-            "weight_hh": (rows, self.hidden_size),
+            "weight_hh": (rows, self._output_size),
         }
         if self.bias:
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        if self._output_size != self.hidden_size:
+            shapes |= {"weight_hr": (self._output_size, self.hidden_size)}
         for name, shape in shapes.items():
             setattr(self, f"{name}_{suffix}", Parameter(wf.empty(shape, dtype=dtype)))
 
     def _weights(self, suffix: str) -> Any:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
         return tuple(self.__dict__.get(f"{name}_{suffix}") for name in names)
 
     def reset_parameters(self) -> None:
@@ -148,16 +155,17 @@ class _Recurrent(Module):
 
     def _initial_state(self, x: wf.Tensor, state: Any, alone: bool) -> State:
         """The states to begin with, [layers · directions, batch, hidden] each; zeros by default."""
-        shape = (self.num_layers * self._directions, x.shape[1], self.hidden_size)
+        rows = (self.num_layers * self._directions, x.shape[1])
+        shapes = [(*rows, self._output_size), (*rows, self.hidden_size)][: self.states]
         if state is None:
-            return (wf.zeros(shape, dtype=x.dtype),) * self.states
+            return tuple(wf.zeros(shape, dtype=x.dtype) for shape in shapes)
         parts = state if isinstance(state, (tuple, list)) else (state,)
         parts = tuple(wf.expand_dims(part, axis=1) if alone else part for part in parts)
-        if len(parts) != self.states or any(part.shape != shape for part in parts):
+        if [part.shape for part in parts] != shapes:
             raise wf.ShapeError(
                 type(self).__name__,
                 "the state does not fit the layers and the batch",
-                expected=f"{self.states} of shape {list(shape)}",
+                expected=" and ".join(str(list(shape)) for shape in shapes),
                 got={f"state[{i}]": part for i, part in enumerate(parts)},
                 fix="leave it out for zeros",
             )
@@ -231,9 +239,33 @@ class LSTM(_Recurrent):
     >>> y, (h, c) = LSTM(2, 3, batch_first=True)(wf.ones((1, 4, 2)))
     >>> y.shape, c.shape
     ((1, 4, 3), (1, 1, 3))
+
+    proj_size: hidden states are multiplied by `weight_hr`, to that size, before they go on.
+
+    >>> y, (h, c) = LSTM(2, 5, proj_size=3)(wf.ones((4, 1, 2)))
+    >>> y.shape, h.shape, c.shape
+    ((4, 1, 3), (1, 1, 3), (1, 1, 5))
     """
 
     kind, states = "lstm", 2
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *args: Any, proj_size: int = 0, **options: Any
+    ) -> None:
+        if not 0 <= proj_size < max(hidden_size, 1):
+            raise wf.ArgumentError(
+                "LSTM",
+                "a projection is not smaller than what it projects",
+                expected=f"0 <= proj_size < {hidden_size}",
+                got={"hidden_size": hidden_size, "proj_size": proj_size},
+                fix=f"proj_size={hidden_size // 2}",
+            )
+        self.proj_size = proj_size
+        super().__init__(input_size, hidden_size, *args, **options)
+
+    @property
+    def _output_size(self) -> int:
+        return self.proj_size or self.hidden_size
 
 
 class GRU(_Recurrent):

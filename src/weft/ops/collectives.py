@@ -82,7 +82,7 @@ def collective(
         if size == 1:
             return np.asarray(over_shards(x[None], size, **own)[0])
         group = _group_of_size(name, mesh_axis, size)
-        return over_group(group, np.ascontiguousarray(x), **own)
+        return over_group(group, np.require(x, requirements="C"), **own)
 
     primitive = Primitive(
         name,

@@ -69,6 +69,8 @@ class Optimizer:
 
     rowwise = True
     """Whether the rule treats all elements alike, so that it can be applied to some rows only."""
+    sharing: Any = None
+    """How processes share gradients and state; see `wf.distributed.data_parallel`."""
     _is_scaled = False
     _options: dict[str, Any] | None = None
     """The options of an optimiser that waits for its parameters, in a graph."""
@@ -133,7 +135,7 @@ class Optimizer:
 
     def _initial_state(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
         slots = self.slots(options).items()
-        return {name: wf.full_like(p, value, dtype=_wide_dtype(p)) for name, value in slots}
+        return {name: wf.full_like(p, value, dtype=wide_dtype(p)) for name, value in slots}
 
     @property
     def parameters(self) -> list[wf.Tensor]:
@@ -222,6 +224,10 @@ class Optimizer:
         self, dense: list[wf.Tensor | None], tables: list[_Table]
     ) -> tuple[list[wf.Tensor | None], wf.Tensor | None]:
         """The gradients to apply, first the parameters', then the rows'; and whether to apply."""
+        if self.sharing is not None:
+            if tables:
+                raise _no_rows(type(self).__name__, self.parameters[tables[0].position])
+            dense = self.sharing.mean_gradients(dense)
         gradients = [*dense, *[table.gradient for table in tables]]
         if self.maximize:
             gradients = [None if g is None else -g for g in gradients]
@@ -238,8 +244,14 @@ class Optimizer:
         if (limit := self.clip_value) is not None:
             gradients = [None if g is None else wf.clip(g, -limit, limit) for g in gradients]
         if self.clip_norm is not None:
-            gradients = scaled_to_norm(gradients, gradient_norm(gradients), self.clip_norm)
+            gradients = scaled_to_norm(gradients, self._norm(gradients), self.clip_norm)
         return gradients, apply
+
+    def _norm(self, gradients: list[wf.Tensor | None]) -> wf.Tensor:
+        if self.sharing is None:
+            return gradient_norm(gradients)
+        norm: wf.Tensor = self.sharing.norm(gradients, gradient_norm)
+        return norm
 
     def _count_step(self, apply: wf.Tensor | None) -> wf.Tensor:
         """The number of this update, from 1; the counter is written where it is applied."""
@@ -260,6 +272,7 @@ class Optimizer:
         apply: wf.Tensor | None,
     ) -> None:
         position, repetition = 0, wf.ir.Repetition()
+        updated: list[tuple[wf.Tensor, wf.Tensor]] = []
         for number, (group, setting) in enumerate(zip(self.groups, settings, strict=True)):
             rule = self.rule(group.options)
             for parameter in group.parameters:
@@ -267,16 +280,29 @@ class Optimizer:
                 position += 1
                 if gradient is None:
                     continue
-                wide = _wide_dtype(parameter)
-                old = parameter.astype(wide, copy=False)
+                wide = wide_dtype(parameter)
+                own = parameter if self.sharing is None else self.sharing.part(parameter)
+                old = own.astype(wide, copy=False)
                 operands = old, gradient.astype(wide, copy=False), state, setting
                 if rule.__module__ == rules.__name__:
                     new, slots = _repeat_rule(repetition, number, rule, *operands)
                 else:  # a user's, which may do more than return new values
                     new, slots = rule(*operands)
-                _write(parameter, new, apply)
+                updated.append((parameter, new))
                 for name, value in slots.items():
                     _write(state[name], value, apply)
+        self._write_parameters(updated, apply)
+
+    def _write_parameters(
+        self, updated: Sequence[tuple[wf.Tensor, wf.Tensor]], apply: wf.Tensor | None
+    ) -> None:
+        """Write new values; where processes have a part of each, they are gathered first."""
+        parameters = [parameter for parameter, _ in updated]
+        values = [new.astype(parameter.dtype, copy=False) for parameter, new in updated]
+        if self.sharing is not None:
+            values = self.sharing.whole(values, parameters)
+        for parameter, value in zip(parameters, values, strict=True):
+            _write(parameter, value, apply)
 
     def _read_rows(self, rows: Rows) -> _Table:
         table, indices, gradient = rows
@@ -301,7 +327,7 @@ class Optimizer:
         counts = [number for number, group in enumerate(self.groups) for _ in group.parameters]
         number = counts[table.position]
         parameter, state = self.parameters[table.position], self.state[table.position]
-        wide = _wide_dtype(parameter)
+        wide = wide_dtype(parameter)
         old = wf.take(parameter, table.indices, axis=0).astype(wide, copy=False)
         held = {name: wf.take(slot, table.indices, axis=0) for name, slot in state.items()}
         rule = self.rule(self.groups[number].options)
@@ -393,7 +419,7 @@ class _Waiting:
 
     @classmethod
     def zeros_for(cls, parameters: Sequence[wf.Tensor]) -> _Waiting:
-        return cls([wf.zeros_like(p, dtype=_wide_dtype(p)) for p in parameters], wf.tensor(0))
+        return cls([wf.zeros_like(p, dtype=wide_dtype(p)) for p in parameters], wf.tensor(0))
 
     def add_gradients(
         self,
@@ -421,7 +447,7 @@ class _Waiting:
         return totals, complete
 
 
-def _wide_dtype(parameter: wf.Tensor) -> wf.DType:
+def wide_dtype(parameter: wf.Tensor) -> wf.DType:
     """The dtype that a rule computes in: float32 for 16-bit parameters."""
     return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
 

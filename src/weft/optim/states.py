@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 def saved_state(optimizer: Optimizer) -> dict[str, Any]:
     """All tensors and numbers that go on from step to step; the tensors as they are now."""
-    state = {name: handle.clone() for name, handle in named_tensors(optimizer)}
+    parameters = parameters_of_slots(optimizer)
+    state = {
+        name: _whole_value(optimizer, handle, parameters.get(name))
+        for name, handle in named_tensors(optimizer)
+    }
     for number, group in enumerate(optimizer.groups):
         for name, value in group.options.items():
             if not isinstance(value, wf.Tensor) and _is_saved(value):
@@ -34,17 +38,35 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Put a saved state in place; nothing is changed where something does not fit."""
     op = f"{type(optimizer).__name__}.load_state_dict"
     handles = dict(named_tensors(optimizer))
-    check_names(op, state, saved_state(optimizer))
+    wanted = saved_state(optimizer)
+    check_names(op, state, wanted)
+    for name in handles:
+        check_entry(op, name, wanted[name], state[name])
+    parameters = parameters_of_slots(optimizer)
     for name, handle in handles.items():
-        check_entry(op, name, handle, state[name])
-    for name, handle in handles.items():
-        handle.copy_(state[name])
+        is_split = optimizer.sharing is not None and name in parameters
+        handle.copy_(optimizer.sharing.part(state[name]) if is_split else state[name])
     for number, group in enumerate(optimizer.groups):
         for name in group.options:
             key = f"groups.{number}.{name}"
             if key in state and key not in handles:
                 value = state[key]
                 group.options[name] = tuple(value) if isinstance(value, list) else value
+
+
+def parameters_of_slots(optimizer: Optimizer) -> dict[str, wf.Tensor]:
+    """The parameter that each slot belongs to, by the slot's dotted name."""
+    names = [name for group in optimizer.groups for name in group.names]
+    together = zip(names, optimizer.parameters, optimizer.state, strict=True)
+    return {f"state.{name}.{slot}": p for name, p, slots in together for slot in slots}
+
+
+def _whole_value(optimizer: Optimizer, handle: wf.Tensor, parameter: wf.Tensor | None) -> wf.Tensor:
+    """A copy of what is kept; what processes have parts of is gathered from all of them."""
+    if optimizer.sharing is None or parameter is None:
+        return handle.clone()
+    whole: wf.Tensor = optimizer.sharing.whole([handle], [parameter])[0]
+    return whole.clone()
 
 
 def named_tensors(optimizer: Optimizer) -> Iterator[tuple[str, wf.Tensor]]:

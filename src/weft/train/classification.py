@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,14 @@ class ConfusionMatrix(Metric):
         )
         self._grow(self._count(array_of(outputs), array_of(targets)))
         np.add.at(self.state["matrix"], (wanted, predicted), 1)
+
+    def joined_state(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """See `Metric`; a process may not have met all classes."""
+        matrices = [state["matrix"] for state in states]
+        whole = np.zeros((max(map(len, matrices)),) * 2, np.int64)
+        for matrix in matrices:
+            whole[: len(matrix), : len(matrix)] += matrix
+        return {"matrix": whole}
 
     def value(self) -> Any:
         """The matrix int64[classes, classes]: rows are true classes, columns predicted ones."""
@@ -174,6 +183,11 @@ class AUC(Metric):
             self.state["scores"] = np.zeros((0, scores.shape[1]), scores.dtype)
         self.state["scores"] = np.concatenate([self.state["scores"], scores])
         self.state["targets"] = np.concatenate([self.state["targets"], wanted])
+
+    def joined_state(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """All scores of several processes."""
+        kept = [state for state in states if len(state["targets"])] or states[:1]
+        return {key: np.concatenate([state[key] for state in kept]) for key in kept[0]}
 
     def value(self) -> float:
         """The area; NaN where there are not both kinds of examples."""

@@ -29,6 +29,8 @@ __all__ = ["CSVLogger", "Histograms", "JSONLogger", "TensorBoard"]
 class CSVLogger(Callback):
     """A row for each epoch in a CSV file; columns that come later are empty in earlier rows."""
 
+    writes = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
@@ -52,6 +54,8 @@ class CSVLogger(Callback):
 
 class JSONLogger(Callback):
     """A line of JSON for every so many steps, and one for each epoch."""
+
+    writes = True
 
     def __init__(self, path: str | os.PathLike[str], every: int = 1) -> None:
         self.path, self.every = Path(path), every
@@ -87,6 +91,8 @@ class JSONLogger(Callback):
 class TensorBoard(Callback):
     """Curves for TensorBoard: the loss and learning rate of steps, and all numbers of epochs."""
 
+    writes = True
+
     def __init__(self, folder: str | os.PathLike[str], every: int = 1) -> None:
         self.folder, self.every = Path(folder), every
         self.writer: EventWriter | None = None
@@ -120,6 +126,8 @@ class TensorBoard(Callback):
 
 class Histograms(Callback):
     """Histograms of weights and gradients for TensorBoard, every so many steps."""
+
+    writes = True
 
     def __init__(self, folder: str | os.PathLike[str], every: int = 100) -> None:
         self.folder, self.every = Path(folder), every

@@ -15,7 +15,7 @@ run that is resumed in the middle of an epoch goes on counting.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,6 +83,10 @@ class Metric:
     def value(self) -> Any:
         """The metric of all batches since the last reset; NaN if there was none."""
         return _ratio(self.state["total"], self.state["count"])
+
+    def joined_state(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The counts of several processes as those of one: by default, their sums."""
+        return {key: np.asarray(sum(state[key] for state in states)) for key in states[0]}
 
     def add(self, **counts: Any) -> None:
         """Add to the counts."""
@@ -276,6 +280,14 @@ class R2(Metric):
             mean=gap * wanted.size / count,
             count=wanted.size,
         )
+
+    def joined_state(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """See `Metric`; spreads are about each process's own mean."""
+        count = sum(state["count"] for state in states)
+        mean = sum(state["mean"] * state["count"] for state in states) / max(count, 1)
+        apart = sum(state["count"] * (state["mean"] - mean) ** 2 for state in states)
+        summed = super().joined_state(states)
+        return {**summed, "spread": summed["spread"] + apart, "mean": np.asarray(mean)}
 
     def value(self) -> float:
         """1 - residual / spread; NaN where the targets are all the same."""

@@ -55,7 +55,9 @@ def save(
         "optimizer": type(trainer.optimizer).__name__,
         "state": state,
     }
-    return chosen.save({"model": trainer.model.state_dict(), "state": tensors}, facts, kind)
+    groups = {"model": trainer.model.state_dict(), "state": tensors}
+    path: Path = trainer.strategy.write_once(lambda: chosen.save(groups, facts, kind))
+    return path
 
 
 def state_of(trainer: Any, loader: Any) -> dict[str, Any]:

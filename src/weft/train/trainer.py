@@ -35,6 +35,7 @@ from weft.train.losses import as_loss
 from weft.train.metrics import Metric, as_metrics
 from weft.train.programs import Programs
 from weft.train.progress import Progress
+from weft.train.strategies import find_strategy
 
 __all__ = ["Trainer"]
 
@@ -50,8 +51,18 @@ class Trainer:
     for "float16" with a scaled loss), `accumulate` (batches to one update), `clip_norm`, `ema` (the
     decay of an average of the weights, which is what is evaluated), `checkpoint_folder` with
     `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
-    moved there, and batches go where it is). A subclass may define `objective` where the loss needs
-    more than that.
+    moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
+    "data" (each takes its part of a batch), "zero1" (and of the optimiser's state) or "zero2" (and
+    of the gradients). A subclass may define `objective` where the loss needs more than that.
+
+    >>> import weft as wf
+    >>> wf.random.seed(0)
+    >>> x = wf.random.normal((64, 2))
+    >>> net = wf.nn.Linear(2, 1)
+    >>> trainer = Trainer(net, "mse_loss", wf.optim.SGD(net.parameters(), lr=0.1), progress=False)
+    >>> history = trainer.fit((x, x.sum(axis=1, keepdims=True)), epochs=10, batch_size=16)
+    >>> history["loss"][-1] < 0.01 * history["loss"][0]
+    True
     """
 
     def __init__(
@@ -74,12 +85,16 @@ class Trainer:
         seed: int | None = None,
         progress: bool = True,
         device: Any = None,
+        strategy: str | None = None,
     ) -> None:
         self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
+        self.strategy = find_strategy(strategy)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
-        self.callbacks = [*callbacks, *([Progress()] if progress else [])]
+        all_callbacks = [*callbacks, *([Progress()] if progress else [])]
+        is_first = self.strategy.rank == 0
+        self.callbacks = [each for each in all_callbacks if is_first or not each.writes]
         self.accumulate = _positive("accumulate", accumulate)
         self.checkpoint_every = checkpoint_every and _positive("checkpoint_every", checkpoint_every)
         self.checkpoint_folder = (
@@ -88,6 +103,7 @@ class Trainer:
         self.seed = seed
         self.ema = ExponentialMovingAverage(model, ema) if isinstance(ema, float) else ema
         self._configure(precision, clip_norm)
+        self.strategy.share_optimizer(optimizer)
         self.schedule = self._attach_schedule(schedule)
         self.train_programs = Programs(self._train_step, compile)
         self.evaluation_programs = Programs(self._evaluation_step, compile)
@@ -147,7 +163,7 @@ class Trainer:
         self.history = History()
         self.row: dict[str, Any] = {}
         self.numbers: dict[str, float] = {}
-        self.loss = math.nan
+        self.loss, self.nan_source = math.nan, ""
         self.batch: Any = None
         self.stopped = ""
         self.gradients: dict[str, wf.Tensor] = {}
@@ -184,11 +200,12 @@ class Trainer:
         _, optimizer, ema, _ = state
         loss, outputs = self.precise_objective(batch)
         alone = self.accumulate == 1
-        optimizer.scale(loss if alone else loss * weight).backward()
+        shared_loss, told = self.strategy.weigh(loss, weight)
+        optimizer.scale(shared_loss if alone else loss * weight).backward()
         gradients: dict[str, wf.Tensor] = {}
         if update:
             if not alone:
-                self._divide(total)
+                self._divide(self.strategy.mean_rows(total))
             if keep:
                 optimizer.unscale()
                 gradients = self._gradients()
@@ -196,7 +213,7 @@ class Trainer:
             optimizer.zero_grad()
             if ema is not None:
                 ema.update()
-        return loss.detach(), self._detached_outputs(outputs), gradients
+        return told, self._detached_outputs(outputs), gradients
 
     def _evaluation_step(self, batch: Any, state: Sequence[Any]) -> tuple[wf.Tensor, Any]:
         with wf.no_grad():
@@ -259,6 +276,7 @@ class Trainer:
         then bitwise those of a run that was never interrupted.
         """
         loader = batches.as_loader("fit", data, batch_size, shuffle=True, seed=self.seed)
+        loader = self.strategy.share_loader(loader)
         held_out = self._validation(validation, batch_size)
         self.total_batches = batches.count_of(loader)
         self.stopped = ""
@@ -301,6 +319,7 @@ class Trainer:
             if due and self.waiting == 0 and not is_last:
                 self.save_checkpoint(loader=loader)
         self.epoch += 1
+        self.strategy.join_metrics(self.metrics)
         measured = self._metric_values(self.metrics)
         self.row = {"epoch": self.epoch, "step": self.step, "loss": self.mean_loss, **measured}
         if held_out is not None:
@@ -346,13 +365,13 @@ class Trainer:
         weight, total = self._weights(batches.size_of(batch))
         keep, self._wants_gradients = self._wants_gradients, False
         step_results = self.train_programs(batch, self._state(), weight, total, update, keep)
-        loss, outputs, self.gradients = step_results
-        self.loss = loss.item()
+        told, outputs, self.gradients = step_results
+        self.loss, self.nan_source = self.strategy.read_loss(told)
         return outputs
 
     def _weights(self, size: int) -> tuple[wf.Tensor, wf.Tensor]:
         """The weight of a batch among those of one update, and the sum of all their weights."""
-        if self.accumulate == 1:
+        if self.accumulate == 1 and self.strategy.size == 1:
             return _ONE, _ONE
         return wf.tensor(float(size)), wf.tensor(float(self.waiting))
 
@@ -366,7 +385,8 @@ class Trainer:
     def _not_a_number(self) -> wf.NanError:
         return wf.NanError(
             "train.Trainer",
-            f"the loss of batch {self.batches - 1} of epoch {self.epoch + 1} is NaN",
+            f"the loss of batch {self.batches - 1} of epoch {self.epoch + 1} is NaN"
+            + self.nan_source,
             expected="a loss that is a number",
             got={"step": self.step, "lr": self.numbers["lr"], "batch": self.batch},
             fix="callbacks=[wf.train.StopOnNan()] names the line; or try a smaller lr",
@@ -435,13 +455,16 @@ class Trainer:
             metric.reset()
         total, count = 0.0, 0
         with self._evaluation_mode():
-            for batch in batches.batches_of("evaluate", loader, device=self.device):
+            every_batch = batches.batches_of("evaluate", loader, device=self.device)
+            for batch in self.strategy.own_batches(every_batch):
                 loss, outputs = self.evaluation_programs(batch, self._state())
                 size = batches.size_of(batch)
                 total, count = total + loss.item() * size, count + size
                 for metric in self.metrics:
                     metric.update(outputs, batches.split(batch)[1])
-        numbers = {"loss": total / count, **self._metric_values(self.metrics)}
+        total, examples = self.strategy.sum_numbers([total, count])
+        self.strategy.join_metrics(self.metrics)
+        numbers = {"loss": total / examples, **self._metric_values(self.metrics)}
         for metric in self.metrics:
             metric.state = training[metric.name]
         return numbers

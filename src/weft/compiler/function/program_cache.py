@@ -28,6 +28,7 @@ from weft.ir.dispatch import OBSERVERS
 from weft.ir.graph import Graph, is_local
 from weft.ir.sizes import specialize
 from weft.ir.tensor import wrap
+from weft.ir.walking import has_collectives
 from weft.ops.control import run, silent_graph
 from weft.ops.control_call import EVALUATOR
 from weft.ops.debugging import has_nan
@@ -98,7 +99,7 @@ def executable(graph: Graph, fixed: Fixed = (), target: Target | None = None) ->
     key = graph.digest() + way + "".join(f" {position}" for position in fixed), rules, target
     known = _executables.get(key)
     if known is None:
-        is_known_here_only = rules or any(map(is_local, graph.nodes))
+        is_known_here_only = rules or any(map(is_local, graph.nodes)) or has_collectives(graph)
         compiled = partial(_program, graph, rules, fixed, tuning, target)
         known = compiled() if is_known_here_only else target.stored(key[0], compiled)
         _executables[key] = known

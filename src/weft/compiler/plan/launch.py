@@ -67,6 +67,8 @@ class Kind(StrEnum):
     """A copy that is nothing where the result has taken the operand's place."""
     LIBRARY = "library"
     """A function of a user's library."""
+    COLLECTIVE = "collective"
+    """A sum over processes, by the engine that joins them."""
     REFERENCE = "reference"
     """The primitive's reference, called back in Python."""
     CONTROL = "control"

@@ -7,13 +7,15 @@ MPI has no bfloat16 and rounds float16 at each step, so both are summed in float
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import weft as wf
-from weft.collectives import Pairs, Reduce
+from weft.collectives import Pairs, Reduce, group_cells
 from weft.distributed.engines.engine import LostProcess, receivers, reduce_arrays, widen_for_sum
 
 __all__ = ["PIECE", "MpiEngine", "mpi_world"]
@@ -140,10 +142,47 @@ class MpiEngine:
         left = self.communicator.Shrink()
         return MpiEngine(self._mpi, left)
 
+    def native_words(self) -> dict[int, int] | None:
+        """What compiled programs call this engine by; None where the library is not found."""
+        address = _library_function("MPI_Allreduce")
+        if address is None:
+            return None
+        mpi, handle = self._mpi, self._mpi._handleof
+        names = {"float32": "FLOAT", "float64": "DOUBLE", "complex64": "C_FLOAT_COMPLEX",
+                 "complex128": "C_DOUBLE_COMPLEX"}  # fmt: skip
+        kinds = [getattr(mpi, names.get(t, f"{t.upper()}_T")) for t in group_cells.TYPES]
+        operations = [self._operations[reduce] for reduce in group_cells.OPERATIONS]
+        words = {
+            group_cells.FUNCTION: address,
+            group_cells.COMMUNICATOR: handle(self.communicator),
+            group_cells.IN_PLACE: int(mpi.IN_PLACE),
+        }
+        words |= {group_cells.FIRST_TYPE + i: handle(kind) for i, kind in enumerate(kinds)}
+        first = group_cells.FIRST_OPERATION
+        return words | {first + i: handle(each) for i, each in enumerate(operations)}
+
+    def error_text(self, code: int) -> str:
+        """What a code means that a native call has returned."""
+        return str(self._mpi.Get_error_string(code))
+
     def close(self) -> None:
         """See `Engine`; the library itself ends with the process."""
         if self.communicator != self._mpi.COMM_NULL and not self._mpi.Is_finalized():
             self.communicator.Free()
+
+
+def _library_function(name: str) -> int | None:
+    """The address of a function of the library that mpi4py has loaded."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    for line in maps.splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if "/libmpi.so" in path:
+            function = getattr(ctypes.CDLL(path), name)
+            return ctypes.cast(function, ctypes.c_void_p).value
+    return None
 
 
 def _plain_numbers(array: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 
 import weft as wf
 from weft.eager import unit
-from weft.nn.functional.checks import check_range, choose, values_of
+from weft.nn.functional.checks import check_range, choose, same_shape, values_of
 from weft.nn.functional.losses import REDUCTIONS, reduce_losses
 from weft.precision import follow_table
 
@@ -171,6 +171,47 @@ def multi_margin_loss(
     others = 1 - wf.one_hot(labels, x.shape[-1], dtype=x.dtype)
     losses = wf.sum(gaps * others, axis=-1) / x.shape[-1]
     return reduce_losses("multi_margin_loss", losses, reduction)
+
+
+@follow_table
+@unit
+def multilabel_margin_loss(x: wf.Tensor, target: wf.Tensor, reduction: str = "mean") -> wf.Tensor:
+    """The sum of max(0, 1 - x[right] + x[wrong]) over pairs of classes, over their count.
+
+    target: the right classes of each row, [..., classes], from its first element to the first -1.
+
+    >>> multilabel_margin_loss(wf.tensor([[0.0, 1.0]]), wf.tensor([[0, -1]])).item()
+    1.0
+    """
+    same_shape("multilabel_margin_loss", x, target)
+    classes = x.shape[-1]
+    # A label counts as long as no earlier one is negative: 1 until the first -1, then 0.
+    counts = wf.cumulative_prod((target >= 0).astype(x.dtype), axis=-1)  # [..., labels]
+    labels = check_range(
+        "multilabel_margin_loss", wf.where(counts > 0, target, 0), classes, "label"
+    )
+    scores = wf.take_along_axis(x, labels, axis=-1)  # [..., labels]
+    chosen = wf.one_hot(labels, classes, dtype=x.dtype) * wf.expand_dims(counts, axis=-1)
+    wrong = 1 - wf.max(chosen, axis=-2, keepdims=True)  # [..., 1, classes]
+    gaps = wf.relu(1 - wf.expand_dims(scores, axis=-1) + wf.expand_dims(x, axis=-2))
+    losses = wf.sum(gaps * wf.expand_dims(counts, axis=-1) * wrong, axis=(-2, -1)) / classes
+    return reduce_losses("multilabel_margin_loss", losses, reduction)
+
+
+@follow_table
+@unit
+def multilabel_soft_margin_loss(
+    x: wf.Tensor, target: wf.Tensor, weight: wf.Tensor | None = None, reduction: str = "mean"
+) -> wf.Tensor:
+    """Binary cross entropy of sigmoid(x) for each class, and the mean of all classes.
+
+    >>> round(multilabel_soft_margin_loss(wf.zeros((1, 2)), wf.tensor([[1.0, 0.0]])).item(), 4)
+    0.6931
+    """
+    same_shape("multilabel_soft_margin_loss", x, target)
+    losses = -(target * wf.log_sigmoid(x) + (1 - target) * wf.log_sigmoid(-x))
+    losses = losses if weight is None else losses * weight
+    return reduce_losses("multilabel_soft_margin_loss", wf.mean(losses, axis=-1), reduction)
 
 
 LOWEST = -1e30

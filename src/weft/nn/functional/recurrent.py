@@ -133,12 +133,14 @@ def recurrent_layer(
     kind: str,
     x: wf.Tensor,
     state: State,
-    weights: tuple[wf.Tensor, wf.Tensor, wf.Tensor | None, wf.Tensor | None],
+    weights: tuple[wf.Tensor | None, ...],
     lengths: wf.Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[wf.Tensor, State]:
     """One direction of one layer: x [time, batch, in], state [batch, hidden] each.
 
+    weights: for the input, for the state, their biases or None, and where hidden states are
+    projected before they go on, the matrix that does it, [projected, hidden].
     The products with the input are one for all steps. With lengths [batch], steps past a
     sequence's end leave its state as it is and give zeros; in reverse, a sequence so begins at its
     own last step.
@@ -148,12 +150,17 @@ def recurrent_layer(
     >>> y.flatten().tolist(), h.item()
     ([1.0, 2.0, 3.0], 3.0)
     """
-    w_ih, w_hh, b_ih, b_hh = weights
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    assert w_ih is not None
+    assert w_hh is not None
+    state_weight: wf.Tensor = w_hh
     gates = linear(x, w_ih, b_ih)  # [time, batch, gates * hidden]
 
     def step(carry: State, given: Any) -> tuple[State, wf.Tensor]:
         number, from_input = given
-        after = STEPS[kind](from_input, linear(carry[0], w_hh, b_hh), carry)
+        after = STEPS[kind](from_input, linear(carry[0], state_weight, b_hh), carry)
+        if projection and projection[0] is not None:
+            after = linear(after[0], projection[0]), *after[1:]
         if lengths is None:
             return after, after[0]
         runs = wf.expand_dims(number < lengths, axis=1)  # [batch, 1]

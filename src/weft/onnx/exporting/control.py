@@ -239,9 +239,22 @@ def _shift_right(x: wf.Tensor, count: int) -> wf.Tensor:
 # --- primitives that no traced program has --------------------------------------------------------
 
 _COMPILERS = "the compiler alone makes it, and never in a traced program"
+refuse("dot_wide", _COMPILERS)
 refuse("computed_attention", _COMPILERS)
 refuse("computed_attention_gradient", _COMPILERS)
 refuse("conv_last", _COMPILERS)
 refuse("conv_last_input_gradient", _COMPILERS)
 refuse("conv_last_weight_gradient", _COMPILERS)
 refuse("window_max_gradient", _COMPILERS)
+
+_COLLECTIVES = "it speaks to other processes, and a file is a program of one"
+refuse("all_gather", _COLLECTIVES)
+refuse("all_reduce_max", _COLLECTIVES)
+refuse("all_reduce_min", _COLLECTIVES)
+refuse("all_reduce_sum", _COLLECTIVES)
+refuse("all_to_all", _COLLECTIVES)
+refuse("broadcast_shard", _COLLECTIVES)
+refuse("permute_shards", _COLLECTIVES)
+refuse("reduce_scatter", _COLLECTIVES)
+refuse("reduce_shards", _COLLECTIVES)
+refuse("shard_index", _COLLECTIVES)

@@ -18,9 +18,11 @@ from weft.onnx.exporting.rules import (
     as_types,
     computed_in,
     direct,
+    in_double,
     program,
     refuse,
     rule,
+    signed_order,
 )
 from weft.onnx.exporting.writing import Writer
 
@@ -137,10 +139,8 @@ def _clip(writer: Writer, node: Any, x: str, low: str, high: str) -> str:
 def _comparison(primitive: str, operator: str, negated: bool = False) -> None:
     def write(writer: Writer, node: Any, *operands: str) -> str:
         dtype = node.operands[0].type.dtype
-        if dtype is wf.uint64 and operator != "Equal":  # in the order of int64
-            top = writer.number(1 << 63, wf.uint64)
-            flipped = [writer.op("BitwiseXor", each, top) for each in operands]
-            holds = writer.op(operator, *[writer.op("Cast", x, to=wf.int64) for x in flipped])
+        if dtype is wf.uint64 and operator != "Equal":
+            holds = writer.op(operator, *[signed_order(writer, x, dtype)[0] for x in operands])
         else:
             native = f"{ARITHMETIC} bool" if operator == "Equal" else ARITHMETIC
             holds = as_types(writer, node, operator, operands, native)
@@ -261,6 +261,8 @@ def _remainder(writer: Writer, node: Any, x: str, y: str) -> str:
 def _floor_divide(writer: Writer, node: Any, x: str, y: str) -> str:
     """The quotient of a whole multiple: x less its remainder, divided."""
     dtype = node.results[0].type.dtype
+    if dtype is wf.uint64:
+        raise wf.Unsupported("runtimes do not divide uint64")
     wide = computed_in(dtype, ARITHMETIC)
     rest = writer.cast(_remainder(writer, node, x, y), dtype, wide)
     a, b = writer.cast(x, dtype, wide), writer.cast(y, dtype, wide)
@@ -406,6 +408,65 @@ def _integer_pow(writer: Writer, node: Any, x: str) -> str:
     wide = computed_in(dtype, ARITHMETIC)
     power = writer.op("Pow", writer.cast(x, dtype, wide), writer.number(exponent, wide))
     return writer.cast(power, wide, dtype)
+
+
+# --- float64, which runtimes have fewer kernels for -----------------------------------------------
+
+
+@in_double("sinh")
+def _sinh(x: wf.Tensor) -> wf.Tensor:
+    return wf.where(wf.abs(x) < 0.5, _small_sinh(x), (wf.exp(x) - wf.exp(-x)) / 2)
+
+
+def _small_sinh(x: wf.Tensor) -> wf.Tensor:
+    """By tanh, which loses no digits near zero."""
+    half = wf.tanh(wf.clip(x, -1.0, 1.0) / 2)
+    return 2 * half / (1 - half * half)
+
+
+@in_double("cosh")
+def _cosh(x: wf.Tensor) -> wf.Tensor:
+    return (wf.exp(x) + wf.exp(-x)) / 2
+
+
+@in_double("tan")
+def _tan(x: wf.Tensor) -> wf.Tensor:
+    return wf.sin(x) / wf.cos(x)
+
+
+@in_double("asinh")
+def _asinh(x: wf.Tensor) -> wf.Tensor:
+    size = wf.abs(x)
+    return wf.sign(x) * wf.log1p(size + size * size / (1 + wf.sqrt(size * size + 1)))
+
+
+@in_double("acosh")
+def _acosh(x: wf.Tensor) -> wf.Tensor:
+    return wf.log(x + wf.sqrt(x - 1) * wf.sqrt(x + 1))
+
+
+@in_double("atanh")
+def _atanh(x: wf.Tensor) -> wf.Tensor:
+    return (wf.log1p(x) - wf.log1p(-x)) / 2
+
+
+@in_double("atan")
+def _atan(x: wf.Tensor) -> wf.Tensor:
+    """The angle in float32, and what is left of it by the law of a difference of tangents."""
+    near = wf.atan(x.astype(wf.float32)).astype(wf.float64)
+    sine, cosine = wf.sin(near), wf.cos(near)
+    bounded = wf.clip(x, -1e30, 1e30)
+    return near + (bounded * cosine - sine) / (cosine + bounded * sine)
+
+
+@in_double("asin")
+def _asin(x: wf.Tensor) -> Any:
+    return _atan2(x, wf.sqrt((1 - x) * (1 + x)))
+
+
+@in_double("acos")
+def _acos(x: wf.Tensor) -> Any:
+    return _atan2(wf.sqrt((1 - x) * (1 + x)), x)
 
 
 # --- no operator ---------------------------------------------------------------------------------

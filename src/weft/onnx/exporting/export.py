@@ -113,7 +113,7 @@ def export(
             os.replace(file, target.with_name(file.name))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    notes = (*model.notes, *([judged.note] if judged and judged.note else []))
+    notes = (*model.notes, *(judged.notes if judged else ()))
     kinds = {renamed.get(name, name): kind for name, kind in model.root.block.outputs}
     return Report(
         target,

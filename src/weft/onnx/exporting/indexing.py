@@ -76,6 +76,7 @@ _scatter("scatter", None)
 _scatter("scatter_add", "add")
 _scatter("scatter_max", "max")
 _scatter("scatter_min", "min")
+_scatter("scatter_multiply", "mul")
 
 
 def _inside_starts(

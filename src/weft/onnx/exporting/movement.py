@@ -32,6 +32,7 @@ def _same_value(primitive: str) -> None:
 _same_value("stop_gradient")
 _same_value("barrier")
 _same_value("transfer")
+_same_value("shard")
 
 
 @rule("reshape")

@@ -164,13 +164,7 @@ def _formula(
     if isinstance(k.shape[-2], int) and k.shape[-2] == 0:
         rows = wf.zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
         return rows, wf.full(q.shape[:-1], -wf.inf, dtype=q.dtype)
-    scores = (q @ k.mT) * scale  # [..., heads, queries, keys]
-    if mask is not None:
-        is_boolean = mask.dtype is wf.bool
-        scores = wf.where(mask, scores, -wf.inf) if is_boolean else scores + mask.astype(q.dtype)
-    if offset is not None:
-        queries = wf.expand_dims(wf.arange(scores.shape[-2]), axis=1) + offset
-        scores = wf.where(wf.arange(scores.shape[-1]) <= queries, scores, -wf.inf)
+    scores = _scores(q, k, mask, offset, scale)
     sees_all = offset is None or (isinstance(offset, int) and offset >= 0)
     if mask is None and sees_all and kept == 1.0:  # each query sees a key
         out = wf.softmax(scores, axis=-1) @ v
@@ -192,12 +186,41 @@ def _kept_powers(powers: wf.Tensor, key: wf.Tensor, data: wf.Tensor, kept: float
 
 
 @program("attention_gradient")
-def _attention_gradient(*operands: wf.Tensor, **params: Any) -> tuple[wf.Tensor, ...]:
-    if params.get("kept", 1.0) < 1:
+def _attention_gradient(
+    *operands: wf.Tensor, offset: Any, scale: float, guarded: bool, kept: float = 1.0
+) -> tuple[wf.Tensor, ...]:
+    """Probabilities again from the scores and lse, and from them the gradients of q, k and v."""
+    if kept < 1:
         raise wf.Unsupported("dropout of attention is part of training")
-    q, k, v, _, ct, _, *mask = operands
-    pull = wf.vjp(lambda q, k, v: _formula(q, k, v, *mask, **params)[0], q, k, v)[1]
-    return tuple(pull(ct))
+    dtype, shared = operands[0].dtype, operands[1].shape[-3]
+    wide = [x.astype(wf.float32) if x.dtype.itemsize == 2 else x for x in operands]
+    q, k, v, lse, ct, delta, *mask = wide
+    group = 1 if q.shape[-3] == shared else int(q.shape[-3]) // int(shared)
+    if group > 1:
+        k, v = wf.repeat(k, group, axis=-3), wf.repeat(v, group, axis=-3)
+    scores = _scores(q, k, mask[0] if mask else None, offset, scale)
+    lse, delta = wf.expand_dims(lse, axis=-1), wf.expand_dims(delta, axis=-1)
+    weights = wf.exp(scores - (wf.where(wf.isneginf(lse), 0.0, lse) if guarded else lse))
+    dscores = weights * (ct @ v.mT - delta) * scale
+    dk, dv = dscores.mT @ q, weights.mT @ ct
+    if group > 1:  # all heads of a group add to the one that they share
+        dk, dv = (
+            wf.sum(wf.reshape(x, (*x.shape[:-3], shared, group, *x.shape[-2:])), axis=-3)
+            for x in (dk, dv)
+        )
+    return tuple(x.astype(dtype) for x in (dscores @ k, dk, dv))
+
+
+def _scores(q: wf.Tensor, k: wf.Tensor, mask: Any, offset: Any, scale: float) -> Any:
+    """Scaled products, -inf where a key is hidden: [..., heads, queries, keys]."""
+    scores = (q @ k.mT) * scale
+    if mask is not None:
+        is_boolean = mask.dtype is wf.bool
+        scores = wf.where(mask, scores, -wf.inf) if is_boolean else scores + mask.astype(q.dtype)
+    if offset is not None:
+        queries = wf.expand_dims(wf.arange(scores.shape[-2]), axis=1) + offset
+        scores = wf.where(wf.arange(scores.shape[-1]) <= queries, scores, -wf.inf)
+    return scores
 
 
 # --- linear algebra ------------------------------------------------------------------------------

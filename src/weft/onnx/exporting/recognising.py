@@ -265,7 +265,7 @@ def _layer_norm(view: View, node: Any) -> Iterator[Choice]:
     kind = _normal_kind(node)
     for count in range(1, 0 if kind is None else min(kind.ndim, 3) + 1):
         shape = kind.shape[kind.ndim - count :]
-        if not all(isinstance(dim, int) for dim in shape):
+        if not all(isinstance(dim, int) and dim for dim in shape):
             continue
         weight = wf.TensorType(kind.dtype, shape)
         for given in range(3):

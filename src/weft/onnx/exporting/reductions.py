@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import weft as wf
-from weft.onnx.exporting.rules import computed_in, program, rule
+from weft.onnx.exporting.rules import computed_in, program, rule, signed_order, unsigned_order
 from weft.onnx.exporting.writing import Writer
+
+COUNTED = 256
+"""The most elements that a value is compared with one by one, where its place is searched."""
 
 
 def _reduction(primitive: str, operator: str, native: str) -> None:
@@ -19,12 +22,14 @@ def _reduction(primitive: str, operator: str, native: str) -> None:
         dtype, axes = node.operands[0].type.dtype, node.params["axes"]
         if not axes:
             return writer.cast(x, dtype, node.results[0].type.dtype)
-        wide = computed_in(dtype, native)
-        wide = wf.int32 if wide is wf.bool else wide
-        inputs = writer.cast(x, dtype, wide), writer.integers(*axes)
-        return writer.cast(
-            writer.op(operator, *inputs, keepdims=0), wide, node.results[0].type.dtype
-        )
+        is_order = operator in ("ReduceMax", "ReduceMin")
+        ordered, own = signed_order(writer, x, dtype) if is_order else (x, dtype)
+        wide = computed_in(own, native)
+        inputs = writer.cast(ordered, own, wide), writer.integers(*axes)
+        value = writer.op(operator, *inputs, keepdims=0)
+        if own is not dtype:
+            return unsigned_order(writer, value, dtype)
+        return writer.cast(value, wide, node.results[0].type.dtype)
 
     rule(primitive)(write)
 
@@ -53,11 +58,12 @@ _truth_reduction("reduce_any", "ReduceSum")
 
 def _place_of_extremum(primitive: str, operator: str) -> None:
     def write(writer: Writer, node: Any, x: str) -> str:
-        dtype = node.operands[0].type.dtype
-        wide = computed_in(dtype, "f16 f32 f64 i32")
-        wide = wf.float64 if wide is wf.int64 else wide  # runtimes search no int64
-        axis = node.params["axis"]
-        return writer.op(operator, writer.cast(x, dtype, wide), axis=axis, keepdims=0)
+        kind, axis = node.operands[0].type, node.params["axis"]
+        if kind.dtype in (wf.int64, wf.uint32, wf.uint64):  # which runtimes do not search
+            place = _top(writer, node, x, 1, axis, operator == "ArgMax")[1]
+            return writer.op("Squeeze", place, writer.integers(axis))
+        wide = computed_in(kind.dtype, "f16 f32 f64 i32")
+        return writer.op(operator, writer.cast(x, kind.dtype, wide), axis=axis, keepdims=0)
 
     rule(primitive)(write)
 
@@ -72,9 +78,12 @@ _place_of_extremum("argmin", "ArgMin")
 def _top(writer: Writer, node: Any, x: str, k: Any, axis: int, largest: bool) -> tuple[str, str]:
     """The k largest or smallest along an axis and their places; of equal ones the first first."""
     dtype = node.operands[0].type.dtype
-    wide = computed_in(dtype, "f16 f32 f64 i32 i64")
-    inputs = writer.cast(x, dtype, wide), writer.model.size(k)
+    ordered, own = signed_order(writer, x, dtype)
+    wide = computed_in(own, "f16 f32 f64 i32 i64")
+    inputs = writer.cast(ordered, own, wide), writer.model.size(k)
     values, places = writer.ops("TopK", inputs, 2, axis=axis, largest=int(largest), sorted=1)
+    if own is not dtype:
+        return unsigned_order(writer, values, dtype), places
     return writer.cast(values, wide, dtype), places
 
 
@@ -100,10 +109,32 @@ def _argsort(writer: Writer, node: Any, x: str) -> str:
 
 @program("searchsorted")
 def _count_below(x: wf.Tensor, values: wf.Tensor, side: str) -> wf.Tensor:
-    """How many elements of x are less than a value, or not greater."""
+    """How many elements of x are less than a value, or not greater; in a long one by halves."""
+    if x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] > COUNTED:
+        return _search_by_halves(x, values, side)
     column, x = wf.expand_dims(values, axis=-1), wf.expand_dims(x, axis=-2)
     before = x < column if side == "left" else x <= column
     return wf.sum(before.astype(wf.int64), axis=-1)
+
+
+def _search_by_halves(x: wf.Tensor, values: wf.Tensor, side: str) -> wf.Tensor:
+    """The answer lies from low to high, a range that is halved until it is empty."""
+    count = int(x.shape[0])
+
+    def halve(step: wf.Tensor, bounds: Any) -> Any:
+        low, high = bounds
+        middle = (low + high) // 2
+        element = wf.take(x, wf.minimum(middle, count - 1))
+        before = element < values if side == "left" else element <= values
+        is_open = low < high
+        return (
+            wf.where(is_open & before, middle + 1, low),
+            wf.where(is_open & ~before, middle, high),
+        )
+
+    start = wf.zeros(values.shape, dtype=wf.int64), wf.full(values.shape, count, dtype=wf.int64)
+    place: wf.Tensor = wf.fori_loop(0, count.bit_length(), halve, start)[0]
+    return place
 
 
 # --- along an axis -------------------------------------------------------------------------------

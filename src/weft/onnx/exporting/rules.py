@@ -24,9 +24,12 @@ __all__ = [
     "as_types",
     "computed_in",
     "direct",
+    "in_double",
     "program",
     "refuse",
     "rule",
+    "signed_order",
+    "unsigned_order",
 ]
 
 Rule = Callable[..., str | Sequence[str]]
@@ -115,19 +118,59 @@ def computed_in(dtype: wf.DType, native: str) -> wf.DType:
     return _BY_SHORT[wider[0]]
 
 
+def signed_order(writer: Writer, value: str, dtype: wf.DType) -> tuple[str, wf.DType]:
+    """A value that is ordered as it was: uint64, which runtimes do not order, as int64."""
+    if dtype is not wf.uint64:
+        return value, dtype
+    flipped = writer.op("BitwiseXor", value, writer.number(1 << 63, wf.uint64))
+    return writer.op("Cast", flipped, to=wf.int64), wf.int64
+
+
+def unsigned_order(writer: Writer, value: str, dtype: wf.DType) -> str:
+    """What `signed_order` has turned into int64, as it was."""
+    if dtype is not wf.uint64:
+        return value
+    bits = writer.op("Cast", value, to=wf.uint64)
+    return writer.op("BitwiseXor", bits, writer.number(1 << 63, wf.uint64))
+
+
 def program(primitive: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the Weft program that a primitive is written as: f(*operands, **params)."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        def write(writer: Writer, node: Any, *operands: str) -> Sequence[str]:
-            types = [operand.type for operand in node.operands]
-            graph = wf.ir.trace(lambda *tensors: function(*tensors, **node.params), *types)
-            return INLINE[0](writer, graph, operands)
+        RULES[primitive] = _inlined_program(function)
+        return function
+
+    return register
+
+
+def in_double(primitive: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the Weft program that a primitive is written as in float64 alone."""
+    single = RULES[primitive]
+    assert not isinstance(single, wf.Unsupported)
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        double = _inlined_program(function)
+
+        def write(writer: Writer, node: Any, *operands: str) -> str | Sequence[str]:
+            is_double = node.operands[0].type.dtype is wf.float64
+            return (double if is_double else single)(writer, node, *operands)
 
         RULES[primitive] = write
         return function
 
     return register
+
+
+def _inlined_program(function: Callable[..., Any]) -> Rule:
+    """The rule that traces a program for the types of a node and writes it in its place."""
+
+    def write(writer: Writer, node: Any, *operands: str) -> Sequence[str]:
+        types = [operand.type for operand in node.operands]
+        graph = wf.ir.trace(lambda *tensors: function(*tensors, **node.params), *types)
+        return INLINE[0](writer, graph, operands)
+
+    return write
 
 
 INLINE: list[Callable[[Writer, Any, Sequence[str]], Sequence[str]]] = []

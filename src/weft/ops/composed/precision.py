@@ -86,7 +86,8 @@ _ROWS: dict[Row, tuple[str, ...]] = {
         "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "gaussian_nll_loss",
         "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss",
         "cosine_embedding_loss", "triplet_margin_loss", "cross_entropy", "nll_loss",
-        "multi_margin_loss", "ctc_loss",
+        "multi_margin_loss", "ctc_loss", "multilabel_margin_loss",
+        "multilabel_soft_margin_loss",
     ),
     Row.OWN: (
         # Statistics of norms are float32 in any case, and their results have the input's dtype.

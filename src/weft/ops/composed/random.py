@@ -110,5 +110,6 @@ for _name in __all__:
     _function = globals()[_name]
     if next(iter(signature(_function).parameters), "") == "shape":
         globals()[_name] = _refuse_sizes(_function)
+        globals()[_name].__module__ = __name__  # where pickle finds it
 explain_all(globals(), __all__)
 __getattr__ = missing_from("wf.random", __all__)

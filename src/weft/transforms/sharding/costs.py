@@ -19,8 +19,11 @@ from math import prod
 from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode
-from weft.ir.kinds import Contraction, Gather
+from weft.ir.kinds import Contraction, Elementwise, Gather, Movement
 from weft.ir.sharding import REPLICATED, SUM, Partial, Placement, Split, Strategy
+
+FUSED = 0.2
+"""The part of its memory traffic that is left of an operation that is fused with others."""
 
 
 @frozen
@@ -49,6 +52,8 @@ class Costs:
         # what is gathered from is read at few places
         read = operands[1:] if isinstance(kind, Gather) else operands
         seconds = sum(map(size_in_bytes, (*read, *results))) / self.memory
+        if isinstance(kind, Elementwise | Movement):
+            seconds *= FUSED
         if isinstance(kind, Contraction):
             operations = kind.operations(operands, results, node.params)
             seconds += (operations if isinstance(operations, int) else 0) / self.flops

@@ -4,9 +4,10 @@ The seconds of a choice are those of the nodes and of all changes of placement b
 tables say for each value what it costs to have it in each placement, as if the graph were a tree;
 from the outputs backward each node takes what is best by these tables for its readers. A second
 start goes forward and takes what is best given the nodes before. From both, nodes are looked at
-again, backward and forward, given what is before and behind them, while a change of one node
-helps. So placements spread in both directions from those that are given. The better result is as
-good as any that differs in one node; it need not be the best of all.
+again, backward and forward, given what is before and behind them, while a change of one node, or
+of element-wise nodes that hang together, helps. So placements spread in both directions from those
+that are given. The better result is as good as any that is one such change away; it need not be the
+best of all.
 
 >>> import weft as wf
 >>> from weft.ir.sharding import Split
@@ -26,7 +27,7 @@ from typing import Any, TypeAlias
 
 from weft.core.records import frozen
 from weft.ir.graph import Atom, Graph, GraphNode, Variable
-from weft.ir.kinds import Control
+from weft.ir.kinds import Control, Elementwise
 from weft.ir.primitive import Primitive
 from weft.ir.sharding import REPLICATED, Partial, Placement, Split, Strategy, local_type
 from weft.ir.walking import graphs_of
@@ -41,6 +42,8 @@ from weft.transforms.sharding.strategies import strategies_of, whole_strategy
 
 ROUNDS = 12
 """How often the nodes are looked at again, at most."""
+REGION = 100
+"""The most nodes that are moved together."""
 _SLIGHT = 1e-6
 """By which part of the seconds a change of placement counts for more on one side of a node."""
 Wants: TypeAlias = "Counter[Placement]"
@@ -88,6 +91,11 @@ class Search:
         self.chosen: dict[GraphNode, Candidate] = {}
         self._wanted: dict[Variable, Wants] = {}
         self._bias = 0.0
+        self._makers = {result: node for node in graph.nodes for result in node.results}
+        self._readers: dict[Atom, list[GraphNode]] = {}
+        for node in graph.nodes:
+            for atom in dict.fromkeys(node.operands):
+                self._readers.setdefault(atom, []).append(node)
         self._best: tuple[float, Any] = (inf, ({}, {}, {}))
         for choose_first in (self._choose_by_tables, self._choose_forward):
             self._start(inputs, choose_first)
@@ -155,22 +163,27 @@ class Search:
         for node in self.graph.nodes:
             readers.update(set(node.operands))
         tables = {variable: self._table_of_input(variable) for variable in self.graph.inputs}
-        costs: dict[GraphNode, list[tuple[Candidate, float]]] = {}
         for node in self.graph.nodes:
-            costs[node] = [
+            seconds = [
                 (each, each.seconds + self._seconds_above(node, each, tables, readers))
                 for each in self.candidates(node)
             ]
             for place, result in enumerate(node.results):
                 table = tables[result] = {}
-                for candidate, seconds in costs[node]:
+                for candidate, total in seconds:
                     placement = candidate.strategy.results[place]
-                    share = seconds / len(node.results)
+                    share = total / len(node.results)
                     table[placement] = min(share, table.get(placement, inf))
                 self.placed[result] = min(table, key=table.__getitem__)
         for node in reversed(self.graph.nodes):
-            totals = [above + self._seconds_below(node, each) for each, above in costs[node]]
-            best = costs[node][totals.index(min(totals))][0]
+            candidates = self.candidates(node)
+            totals = [
+                each.seconds
+                + self._seconds_above(node, each, tables, readers)
+                + self._seconds_below(node, each)
+                for each in candidates
+            ]
+            best = candidates[totals.index(min(totals))]
             self.chosen[node] = best
             self._count_wants(node, best.strategy, 1)
             self._place_results(node, best.strategy)
@@ -194,19 +207,20 @@ class Search:
     ) -> float:
         """What it costs to have a node's operands as a strategy wants them.
 
-        A value that has several readers is made once: each counts a share.
+        A value that has several readers is made once: each counts a share. A placement that a
+        reader asks for already costs the others nothing.
         """
-        total = 0.0
-        wanted = set(zip(node.operands, candidate.strategy.operands, strict=True))
-        for atom, placement in wanted:
-            if isinstance(atom, Variable):
-                along, share = self.along, 1 / max(readers[atom], 1)
-                total += share * min(
-                    seconds + along.costs.transfer(
-                        bytes_moved(atom.type, source, placement, along.count)
-                    )
-                    for source, seconds in tables[atom].items()
-                )  # fmt: skip
+        total, along = 0.0, self.along
+        for atom, placement in set(zip(node.operands, candidate.strategy.operands, strict=True)):
+            if not isinstance(atom, Variable):
+                continue
+            share, is_paid = 1 / max(readers[atom], 1), placement in self._wanted[atom]
+            total += min(
+                seconds * share + (0.0 if is_paid else along.costs.transfer(
+                    bytes_moved(atom.type, source, placement, along.count)
+                ))
+                for source, seconds in tables[atom].items()
+            )  # fmt: skip
         return total
 
     def _seconds_below(self, node: GraphNode, candidate: Candidate) -> float:
@@ -224,6 +238,7 @@ class Search:
             self._bias = _SLIGHT if number % 2 else -_SLIGHT
             changed = [self._choose(node) for node in (nodes if number % 2 else reversed(nodes))]
             changed += [self._place_input(variable) for variable in self._free]
+            changed += self._move_regions()
             improved = self._keep_best()
             if not any(changed) or (number > 2 and not improved):
                 break
@@ -255,6 +270,67 @@ class Search:
         self._place_results(node, candidates[best].strategy)
         return candidates[best] is not before
 
+    def _move_regions(self) -> list[bool]:
+        """Try for element-wise nodes that hang together to place all of their results alike."""
+        looked_at: set[GraphNode] = set()
+        changed = []
+        for variable in list(self.placed):
+            if self._seconds_of_value(variable) > 0:
+                region = self._region(variable, looked_at)
+                looked_at.update(region)
+                if region:
+                    changed.append(self._move_region(variable, region))
+        return changed
+
+    def _region(self, variable: Variable, looked_at: set[GraphNode]) -> list[GraphNode]:
+        """Element-wise nodes that lead to each other through values of one shape."""
+        waiting, region, shape = [variable], dict[GraphNode, None](), variable.type.shape
+        while waiting and len(region) < REGION:
+            value = waiting.pop()
+            maker = self._makers.get(value)
+            for node in [*([] if maker is None else [maker]), *self._readers.get(value, ())]:
+                is_alike = isinstance(node.primitive.kind, Elementwise)
+                if not is_alike or node in region or node in looked_at:
+                    continue
+                if node.results[0].type.shape == shape:
+                    region[node] = None
+                    beside = [v for v in node.operands if isinstance(v, Variable)]
+                    waiting += [v for v in (*node.results, *beside) if v.type.shape == shape]
+        return list(region)
+
+    def _move_region(self, variable: Variable, region: Sequence[GraphNode]) -> bool:
+        touched = {r for node in region for r in node.results}
+        touched |= {a for node in region for a in node.operands if isinstance(a, Variable)}
+        before = [self.chosen[node] for node in region]
+        best, least = before, self._seconds_of(region, touched) * (1 - _SLIGHT)
+        splits: list[Placement] = [Split(axis) for axis in range(variable.type.ndim)]
+        for placement in [REPLICATED, *splits]:
+            moved = [self._candidate_giving(node, placement) for node in region]
+            self._exchange(region, moved)
+            seconds = self._seconds_of(region, touched)
+            if seconds < least:
+                best, least = moved, seconds
+        self._exchange(region, best)
+        return best is not before
+
+    def _candidate_giving(self, node: GraphNode, placement: Placement) -> Candidate:
+        """The first strategy of a node that gives a placement; the chosen one where none does."""
+        candidates = self.candidates(node)
+        fitting = (each for each in candidates if each.strategy.results[0] == placement)
+        return next(fitting, self.chosen[node])
+
+    def _seconds_of(self, nodes: Sequence[GraphNode], values: Iterable[Variable]) -> float:
+        computed = sum(self.chosen[node].seconds for node in nodes)
+        return computed + sum(map(self._seconds_of_value, values))
+
+    def _exchange(self, nodes: Sequence[GraphNode], chosen: Sequence[Candidate]) -> None:
+        """Take other strategies for nodes."""
+        for node, candidate in zip(nodes, chosen, strict=True):
+            self._count_wants(node, self.chosen[node].strategy, -1)
+            self.chosen[node] = candidate
+            self._count_wants(node, candidate.strategy, 1)
+            self._place_results(node, candidate.strategy)
+
     def _seconds_with(self, node: GraphNode, candidate: Candidate) -> float:
         """The seconds of a node by a strategy, with all values that it reads or makes."""
         self._count_wants(node, candidate.strategy, 1)
@@ -277,6 +353,10 @@ class Search:
         self.placed.update(zip(node.results, strategy.results, strict=True))
 
     def _seconds_of_value(self, variable: Variable) -> float:
+        source, wanted = self.placed[variable], self._wanted[variable]
+        is_open = variable in self._open and isinstance(source, Partial)
+        if not is_open and (not wanted or (len(wanted) == 1 and source in wanted)):
+            return 0.0
         changes = self.changes(variable)
         if not changes:
             return 0.0

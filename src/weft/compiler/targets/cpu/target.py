@@ -24,6 +24,7 @@ from weft.compiler.targets.cpu.cache.kernels import begin, environment
 from weft.compiler.targets.cpu.cache.prefetch_modules import begin_driver, begin_modules
 from weft.compiler.targets.cpu.cache.program_store import stored_program
 from weft.compiler.targets.cpu.checking.memory import start as start_checking
+from weft.compiler.targets.cpu.collectives import collective_launches
 from weft.compiler.targets.cpu.convolution import select as convolutions
 from weft.compiler.targets.cpu.engine import assembly
 from weft.compiler.targets.cpu.factorizations import factorization_launches
@@ -99,6 +100,9 @@ class CpuTarget:
         generated = self.generated_launches(node)
         if generated is not None:
             return generated
+        sums = collective_launches(node, error)
+        if sums is not None:
+            return sums
         systems = lapack_launches(node, error)
         if systems is not None:
             return systems

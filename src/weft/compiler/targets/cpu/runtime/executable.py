@@ -39,6 +39,8 @@ from weft.compiler.targets.target import Donation, Reuse
 from weft.core.forks import in_child
 from weft.core.sharing import notify_change
 from weft.ir.graph import Graph, Variable
+from weft.ir.groups import stands_for_process
+from weft.ir.walking import has_collectives
 from weft.runtime.arena import Arena, Block
 
 Array = np.ndarray[Any, Any]
@@ -135,22 +137,41 @@ class CpuExecutable(ABC):
         """See `Executable`."""
         thread = get_ident()
         if self._runner == thread:  # a call back, such as a breakpoint, calls the program
-            return self.by_reference([np.ascontiguousarray(array) for array in arrays])
+            return self.by_reference([np.require(array, requirements="C") for array in arrays])
+        if stands_for_process() and self._meets_others:
+            # Another thread, which stands for another process, waits for this one in a collective.
+            return self.by_reference([np.require(array, requirements="C") for array in arrays])
         with self._lock:
-            try:
-                self._runner = thread
-                if not donated and not reused:
-                    return self._run(arrays)
-                written = [*[(output, arrays[place]) for output, place in donated], *reused]
-                return self._run_written(arrays, written, [] if finished is None else finished)
-            except BaseException:
-                self._forget()  # what was to be prepared may be half-made
-                raise
-            finally:
-                if self._shares and self._block is not None:
-                    SHARED.give(self._block)
-                    self._block = None
-                self._runner = None
+            return self._run_alone(thread, arrays, donated, finished, reused)
+
+    def _run_alone(
+        self,
+        thread: int,
+        arrays: Sequence[Array],
+        donated: Sequence[Donation],
+        finished: list[Array] | None,
+        reused: Sequence[Reuse],
+    ) -> list[Array]:
+        """A run that no other thread's stands in the way of."""
+        try:
+            self._runner = thread
+            if not donated and not reused:
+                return self._run(arrays)
+            written = [*[(output, arrays[place]) for output, place in donated], *reused]
+            return self._run_written(arrays, written, [] if finished is None else finished)
+        except BaseException:
+            self._forget()  # what was to be prepared may be half-made
+            raise
+        finally:
+            if self._shares and self._block is not None:
+                SHARED.give(self._block)
+                self._block = None
+            self._runner = None
+
+    @cached_property
+    def _meets_others(self) -> bool:
+        """Whether any operation waits for other processes."""
+        return has_collectives(self.graph)
 
     def share_memory(self) -> None:
         """See `Executable`."""
@@ -430,7 +451,8 @@ class CpuExecutable(ABC):
             if place < 0:
                 outputs.append(self.root(atom).value)  # type: ignore[union-attr]
             elif is_view:
-                outputs.append(arrays[place].reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
+                flat = arrays[place].reshape(-1).view(atom.type.dtype.numpy)
+                outputs.append(flat.reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
             else:
                 outputs.append(arrays[place])
         return outputs

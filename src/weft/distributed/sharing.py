@@ -1,0 +1,216 @@
+"""Data parallel training: each process takes its share of a batch, and all make the same update.
+
+    optimizer = wf.distributed.data_parallel(wf.optim.AdamW(model.parameters()))
+
+After that line `optimizer.step()` first takes the mean of all processes' gradients. With `zero=1`
+each process keeps the optimiser's state of its part of every parameter, and updates that part; with
+`zero=2` it also receives only that part of the gradients. Gradients travel in buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import weft as wf
+from weft.collectives import (
+    all_gather,
+    all_reduce,
+    axis_size,
+    broadcast,
+    reduce_scatter,
+    take_shard,
+)
+from weft.distributed.parameters import is_part
+
+__all__ = ["BUCKET", "GradientSharing", "data_parallel"]
+
+BUCKET = 1 << 22
+"""Bytes of gradients that travel together; a larger gradient travels alone."""
+
+Gradients = list[wf.Tensor | None]
+
+
+def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> Any:
+    """The optimiser, whose steps take the mean of the gradients of all processes along an axis.
+
+    Parameters and the optimiser's state become those of the first process. zero: what is split
+    over the processes beside the batch: 1 the optimiser's state, 2 the gradients, too, 3 all that
+    belongs to parameters that `shard_parameters` has split.
+
+    >>> import weft as wf
+    >>> wf.distributed.init()
+    >>> w = wf.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = wf.distributed.data_parallel(wf.optim.SGD([w], lr=0.5), zero=1)
+    >>> optimizer.minimize((w * w).sum() / 2)
+    >>> w.tolist()
+    [0.5, 1.0]
+    >>> wf.distributed.shutdown()
+    """
+    are_split = tuple(is_part(parameter) for parameter in optimizer.parameters)
+    if zero not in (0, 1, 2, 3) or any(are_split) != (zero == 3):
+        raise wf.ArgumentError(
+            "data_parallel",
+            "there is no such level" if zero not in (0, 1, 2, 3) else "this is another level",
+            expected="zero: 0, 1 or 2; 3 for parameters that shard_parameters(module) has split",
+            got={"zero": zero, "split parameters": sum(are_split)},
+            fix="zero=3" if any(are_split) else "zero=1",
+        )
+    if zero and (not optimizer.rowwise or optimizer.waiting is not None):
+        raise wf.UnsupportedError(
+            "data_parallel",
+            "the state of this optimiser cannot be split",
+            expected="a rule that treats all elements alike, without accumulate",
+            got={"optimizer": type(optimizer).__name__, "zero": zero},
+            fix="zero=0, or AdamW, and Trainer(accumulate=...) in place of the optimiser's",
+        )
+    sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis), are_split)
+    with wf.no_grad():
+        for parameter, slots, split in zip(
+            optimizer.parameters, optimizer.state, are_split, strict=True
+        ):
+            if split:
+                continue
+            parameter.copy_(broadcast(parameter, mesh_axis))
+            for value in slots.values():
+                value.set_(sharing.part(value) if zero in (1, 2) else broadcast(value, mesh_axis))
+    optimizer.sharing = sharing
+    return optimizer
+
+
+@dataclass(frozen=True)
+class GradientSharing:
+    """How an optimiser's gradients and state are shared by the processes along an axis."""
+
+    mesh_axis: str = "data"
+    zero: int = 0
+    size: int = 1
+    """How many processes there are; a program for another number is another program."""
+    are_split: tuple[bool, ...] = ()
+    """With zero=3: which parameters are parts, whose gradients arrive summed."""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the optimiser updates a part of each parameter, and gathers them."""
+        return self.zero in (1, 2)
+
+    def mean_gradients(self, gradients: Gradients) -> Gradients:
+        """The mean of all processes' gradients: whole, or with zero=2 the parts of this process."""
+        if self.size == 1:
+            return [None if g is None else self.part(g) for g in gradients]
+        if self.zero == 3:
+            return self._mean_of_parts(gradients)
+        if self.zero < 2:
+            means = _in_buckets(gradients, self._mean_bucket)
+            return [None if g is None else self.part(g) for g in means]
+        return _in_buckets(gradients, self._scatter_bucket)
+
+    def part(self, tensor: wf.Tensor) -> wf.Tensor:
+        """This process's part of a tensor, as a vector; all of it where nothing is split."""
+        if not self.has_parts:
+            return tensor
+        return take_shard(self._padded_rows(tensor).reshape(-1), self.mesh_axis)
+
+    def whole(self, parts: Sequence[wf.Tensor], like: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+        """The tensors whose parts these are, gathered from all processes in buckets."""
+        if not self.has_parts:
+            return list(parts)
+        results: list[wf.Tensor] = []
+        pending = list(zip(parts, like, strict=True))
+        for bucket in _buckets([part for part, _ in pending]):
+            chosen = [pending[i] for i in bucket]
+            joined = wf.concat([part for part, _ in chosen])[None]
+            rows = all_gather(joined, self.mesh_axis)  # [process, elements of all parts]
+            results += [
+                columns.reshape(-1)[: target.size].reshape(target.shape)
+                for columns, (_, target) in zip(
+                    _columns(rows, [int(part.size) for part, _ in chosen]), chosen, strict=True
+                )
+            ]
+        return results
+
+    def norm(self, gradients: Gradients, norm_of: Callable[[Gradients], wf.Tensor]) -> wf.Tensor:
+        """The norm of all gradients, of which this process may hold a part."""
+        if not self.zero:
+            return norm_of(gradients)
+        marks = self.are_split if self.zero == 3 else (True,) * len(gradients)
+        parts = [g for g, split in zip(gradients, marks, strict=True) if split]
+        wholes = [g for g, split in zip(gradients, marks, strict=True) if not split]
+        squares = all_reduce(norm_of(parts) ** 2, self.mesh_axis)
+        return wf.sqrt(squares + norm_of(wholes) ** 2)
+
+    def _mean_of_parts(self, gradients: Gradients) -> Gradients:
+        """Sums that were split on the way back, and whole gradients, as means."""
+        pairs = list(zip(gradients, self.are_split, strict=True))
+        means = _in_buckets([None if split else g for g, split in pairs], self._mean_bucket)
+        return [
+            g / self.size if split and g is not None else mean
+            for (g, split), mean in zip(pairs, means, strict=True)
+        ]
+
+    def _padded_rows(self, tensor: wf.Tensor) -> wf.Tensor:
+        """A tensor's elements in one row for each process, filled up with zeros."""
+        size = self.size
+        columns = -(-int(tensor.size) // size)
+        flat = tensor.reshape(-1)
+        missing = columns * size - int(tensor.size)
+        filled = wf.concat([flat, wf.zeros(missing, dtype=flat.dtype)]) if missing else flat
+        return filled.reshape(size, columns)
+
+    def _mean_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+        joined = _flat(gradients)
+        mean = all_reduce(joined, self.mesh_axis) / self.size
+        return [
+            columns.reshape(g.shape)
+            for columns, g in zip(
+                _columns(mean[None], [int(g.size) for g in gradients]), gradients, strict=True
+            )
+        ]
+
+    def _scatter_bucket(self, gradients: Sequence[wf.Tensor]) -> list[wf.Tensor]:
+        rows = [self._padded_rows(g) for g in gradients]
+        joined = rows[0] if len(rows) == 1 else wf.concat(rows, axis=1)
+        own = reduce_scatter(joined, self.mesh_axis) / self.size  # [1, elements]
+        return [part.reshape(-1) for part in _columns(own, [int(r.shape[1]) for r in rows])]
+
+
+def _flat(tensors: Sequence[wf.Tensor]) -> wf.Tensor:
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else wf.concat(flat)
+
+
+def _columns(rows: wf.Tensor, widths: Sequence[int]) -> Iterator[wf.Tensor]:
+    """The columns of a matrix, in groups of these widths."""
+    start = 0
+    for width in widths:
+        yield rows[:, start : start + width]
+        start += width
+
+
+def _in_buckets(
+    gradients: Gradients, share: Callable[[Sequence[wf.Tensor]], list[wf.Tensor]]
+) -> Gradients:
+    """Gradients shared in buckets, those that the way back computes first ahead."""
+    indexed = [(i, g) for i, g in enumerate(gradients) if g is not None][::-1]
+    present, chosen = [i for i, _ in indexed], [g for _, g in indexed]
+    results: Gradients = [None] * len(gradients)
+    for bucket in _buckets(chosen):
+        for place, value in zip(bucket, share([chosen[i] for i in bucket]), strict=True):
+            results[present[place]] = value
+    return results
+
+
+def _buckets(tensors: Sequence[Any]) -> Iterator[list[int]]:
+    """Positions of tensors that travel together: neighbours of one dtype, up to `BUCKET` bytes."""
+    bucket: list[int] = []
+    filled = 0
+    for position, tensor in enumerate(tensors):
+        size = int(tensor.size) * tensor.dtype.itemsize
+        if bucket and (filled + size > BUCKET or tensor.dtype != tensors[bucket[0]].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(position)
+        filled += size
+    if bucket:
+        yield bucket

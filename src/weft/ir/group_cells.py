@@ -1,0 +1,143 @@
+"""What native code knows of a group: a cell of words for each mesh axis, read by programs.
+
+A compiled program calls the sum of the group of its axis by address, with the signature of
+`MPI_Allreduce`, so that no Python runs between its kernels. Where an engine has no such function,
+or a thread stands for a process, the address is that of a function here, which asks the group.
+
+>>> cell = cell_of("an axis of this example")
+>>> cell.shape, bool(cell[0])
+((32,), True)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+
+from weft.ir.groups import BOUND, Communicator, Reduce, find_group, process_groups
+
+__all__ = [
+    "FIRST_OPERATION", "FIRST_TYPE", "OPERATIONS", "TYPES", "cell_of", "describe_call",
+    "failure_of", "is_native", "running_calls",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+FUNCTION, COMMUNICATOR, IN_PLACE, CHECKS, CODE, STARTED, ENDED, DIGEST = range(8)
+SIZE = 28
+"""The words of a cell: the function, what it is given as group and for sums in place; whether calls
+are compared first; the code of a failure; how many calls began and ended; which one runs; and how
+many processes there are, 0 where that is not known."""
+FIRST_TYPE, FIRST_OPERATION, WORDS = 8, 24, 32
+TYPES = (
+    "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "complex64", "complex128",
+)  # fmt: skip
+"""The dtypes that are summed natively, in the order of their handles in a cell."""
+OPERATIONS: tuple[Reduce, ...] = ("sum", "max", "min")
+DIFFERENT, OTHER_SIZE = -1, -2
+"""The codes of a call that another process did not make, and of one for another group."""
+
+_SIGNATURE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3
+)
+_cells: dict[str, Array] = {}
+_descriptions: dict[int, str] = {}
+_failures: dict[int, BaseException] = {}
+"""What a call in Python has raised, by thread."""
+
+
+def cell_of(mesh_axis: str) -> Array:
+    """The cell of an axis, which stays where it is as groups come and go."""
+    cell = _cells.get(mesh_axis)
+    if cell is None:
+        cell = _cells[mesh_axis] = np.zeros(WORDS, np.int64)
+        _fill_cell(mesh_axis, process_groups())
+    return cell
+
+
+def _fill_cell(mesh_axis: str, groups: Mapping[str, Communicator]) -> None:
+    """Write the functions of an axis's group, or those that ask it in Python."""
+    cell = _cells[mesh_axis]
+    native_words = getattr(groups.get(mesh_axis), "native_words", None)
+    words = native_words() if native_words is not None else None
+    if words is None:
+        words = {FUNCTION: _python_address(), COMMUNICATOR: list(_cells).index(mesh_axis)}
+        words |= {FIRST_TYPE + place: place for place in range(len(TYPES))}
+        words |= {FIRST_OPERATION + place: place for place in range(len(OPERATIONS))}
+    cell[:STARTED] = 0
+    group = groups.get(mesh_axis)
+    cell[SIZE] = 0 if group is None else group.size
+    for place, word in words.items():
+        cell[place] = word
+
+
+def _fill_all(groups: Mapping[str, Communicator]) -> None:
+    for mesh_axis in _cells:
+        _fill_cell(mesh_axis, groups)
+
+
+BOUND.append(_fill_all)
+
+
+def _reduce_in_python(
+    source: int | None, target: int, count: int, kind: int, operation: int, axis: int
+) -> int:
+    """The sum of a group in Python; 1 where it fails."""
+    try:
+        dtype = np.dtype(TYPES[kind])
+        result = _array_at(target, count, dtype)
+        given = result if source is None else _array_at(source, count, dtype)
+        group = find_group("all_reduce", list(_cells)[axis])
+        result[:] = group.all_reduce(given, OPERATIONS[operation])
+    except BaseException as error:  # must not pass through native code
+        _failures[get_ident()] = error
+        return 1
+    return 0
+
+
+def _array_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.ndarray((count,), dtype, memory)  # type: ignore[arg-type]
+
+
+_callback = _SIGNATURE(_reduce_in_python)
+
+
+def _python_address() -> int:
+    return int(ctypes.cast(_callback, ctypes.c_void_p).value or 0)
+
+
+def describe_call(text: str, place: str) -> int:
+    """The number that stands for a call in native code, of 56 bits; not for its place."""
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+    _descriptions[digest] = text + place
+    return digest
+
+
+def running_calls() -> list[tuple[str, int, str]]:
+    """The native calls that run now: their axis, number and description."""
+    return [
+        (mesh_axis, int(cell[STARTED]), _descriptions.get(int(cell[DIGEST]), "a collective"))
+        for mesh_axis, cell in list(_cells.items())
+        if cell[STARTED] != cell[ENDED]
+    ]
+
+
+def is_native(mesh_axis: str) -> bool:
+    """Whether programs call the engine of an axis without Python."""
+    return bool(cell_of(mesh_axis)[FUNCTION] != _python_address())
+
+
+def failure_of(mesh_axis: str, description: str) -> BaseException:
+    """What went wrong in the last native call over an axis."""
+    error = _failures.pop(get_ident(), None)
+    if error is not None:
+        return error
+    group: Any = find_group("all_reduce", mesh_axis)
+    failure: BaseException = group.native_failure(int(_cells[mesh_axis][CODE]), description)
+    return failure

@@ -1,0 +1,217 @@
+"""Data parallel training: processes with their shares make the update of the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft as wf
+from weft import distributed
+from weft.collectives import bound_groups
+from weft.distributed import sharing
+from weft.distributed.engines.threads import ThreadEngine, run_threads
+from weft.distributed.group import Group, Watch
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(8, 5)).astype(np.float32)
+Y = GENERATOR.normal(size=(8, 3)).astype(np.float32)
+
+
+def _model() -> Any:
+    """A model whose weights do not depend on the generator, which threads share."""
+    model = wf.nn.Sequential(wf.nn.Linear(5, 7), wf.nn.Tanh(), wf.nn.Linear(7, 3))
+    generator = np.random.default_rng(1)
+    with wf.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(wf.tensor(generator.normal(size=parameter.shape).astype(np.float32)))
+    return model
+
+
+def _step(model: Any, optimizer: Any, x: wf.Tensor, y: wf.Tensor) -> wf.Tensor:
+    loss = ((model(x) - y) ** 2).mean()
+    optimizer.minimize(loss)
+    return loss
+
+
+def _train(x: np.ndarray, y: np.ndarray, share: Any = None, **options: Any) -> list[np.ndarray]:
+    model = _model()
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05, **options)
+    if share is not None:
+        optimizer = share(optimizer)
+    step = wf.jit(_step)
+    for _ in range(3):
+        step(model, optimizer, wf.tensor(x), wf.tensor(y))
+    return [parameter.detach().numpy().copy() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_two_processes_make_the_updates_of_the_whole_batch(
+    zero: int, clip_norm: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "BUCKET", 100)  # several buckets, and a gradient beyond one
+
+    def run_rank(engine: ThreadEngine) -> list[np.ndarray]:
+        own = slice(4 * engine.rank, 4 * engine.rank + 4)
+        with bound_groups({"data": Group(engine, "data", Watch(engine.rank, 20.0))}):
+            share = lambda optimizer: distributed.data_parallel(optimizer, zero=zero)  # noqa: E731
+            return _train(X[own], Y[own], share, clip_norm=clip_norm)
+
+    expected = _train(X, Y, clip_norm=clip_norm)
+    first, second = run_threads(run_rank, 2)
+    for one, other, whole in zip(first, second, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_the_state_of_a_split_optimizer_is_a_part_of_each_parameter() -> None:
+    def run_rank(engine: ThreadEngine) -> list[tuple[int, ...]]:
+        with bound_groups({"data": Group(engine, "data", Watch(engine.rank, 20.0))}):
+            weight = wf.tensor(np.ones((3, 5), np.float32), requires_grad=True)
+            optimizer = distributed.data_parallel(wf.optim.Adam([weight]), zero=1)
+            return [value.shape for value in optimizer.state[0].values()]
+
+    assert run_threads(run_rank, 2) == [[(8,), (8,)]] * 2
+
+
+def test_parameters_begin_as_those_of_the_first_process() -> None:
+    def run_rank(engine: ThreadEngine) -> list[float]:
+        with bound_groups({"data": Group(engine, "data", Watch(engine.rank, 20.0))}):
+            weight = wf.tensor([float(engine.rank + 7)], requires_grad=True)
+            distributed.data_parallel(wf.optim.SGD([weight], lr=0.1))
+            return weight.tolist()
+
+    assert run_threads(run_rank, 3) == [[7.0]] * 3
+
+
+def test_optimizers_that_cannot_be_split_are_refused() -> None:
+    weight = wf.tensor(np.ones((3, 5), np.float32), requires_grad=True)
+    with pytest.raises(wf.UnsupportedError, match="cannot be split"):
+        distributed.data_parallel(wf.optim.Lamb([weight]), zero=1)
+    with pytest.raises(wf.ArgumentError, match="no such level"):
+        distributed.data_parallel(wf.optim.SGD([weight]), zero=4)
+
+
+def _fit(strategy: str | None, folder: Any = None, **options: Any) -> dict[str, Any]:
+    """Train by the trainer, with a last batch that does not split evenly."""
+    model = _model()
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05)
+    trainer = wf.train.Trainer(
+        model, wf.nn.functional.mse_loss, optimizer, metrics=["mae", "r2"], strategy=strategy,
+        seed=3, progress=False, checkpoint_folder=folder, **options,
+    )  # fmt: skip
+    newest = None if folder is None else trainer.checkpoint_folder.latest()
+    history = trainer.fit(
+        (X[:7], Y[:7]), 2 if newest is None else 3, (X, Y), batch_size=4, resume=newest is not None
+    )
+    weights = [parameter.detach().numpy().copy() for parameter in model.parameters()]
+    return {"weights": weights, "row": history.rows[-1], "state": optimizer.state_dict()}
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["plain", "accumulated"])
+@pytest.mark.parametrize("strategy", ["data", "zero1", "zero2"])
+def test_a_trainer_of_two_processes_does_what_one_does(
+    strategy: str, options: dict[str, Any]
+) -> None:
+    expected = _fit(None, **options)
+    for found in distributed.run_threads(lambda: _fit(strategy, **options), 2):
+        for one, other in zip(found["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+        for name in ("val_loss", "val_mae", "val_r2", "mae", "r2"):
+            np.testing.assert_allclose(found["row"][name], expected["row"][name], rtol=1e-4)
+        for name, value in expected["state"].items():
+            if isinstance(value, wf.Tensor):
+                np.testing.assert_allclose(
+                    found["state"][name].numpy(), value.numpy(), rtol=1e-4, atol=1e-6
+                )
+
+
+def test_a_checkpoint_of_two_processes_is_resumed_by_one_and_by_three(tmp_path: Any) -> None:
+    folders = [tmp_path / "two", tmp_path / "copy"]
+    for folder in folders:
+        distributed.run_threads(lambda folder=folder: _fit("zero2", folder), 2)
+
+    def go_on(folder: Any, strategy: str | None) -> list[np.ndarray]:
+        weights: list[np.ndarray] = _fit(strategy, folder, checkpoint_every=None)["weights"]
+        return weights
+
+    alone = go_on(folders[0], None)
+    together = distributed.run_threads(lambda: go_on(folders[1], "zero1"), 3)
+    for weights in together:
+        for one, other in zip(weights, alone, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_is_no_number_on_one_process_is_told_of_on_all() -> None:
+    def run_rank() -> str:
+        model = _model()
+        trainer = wf.train.Trainer(
+            model,
+            wf.nn.functional.mse_loss,
+            wf.optim.SGD(model.parameters(), lr=0.1),
+            strategy="data",
+            progress=False,
+        )
+        x = X.copy()
+        x[1] = np.nan  # which is in the part of the second process
+        loader = wf.data.DataLoader(wf.data.ArrayDataset(x, Y), batch_size=4)
+        with pytest.raises(wf.NanError) as caught:
+            trainer.fit(loader)
+        return caught.value.problem
+
+    assert (
+        distributed.run_threads(run_rank, 2)
+        == ["the loss of batch 0 of epoch 1 is NaN on rank 1"] * 2
+    )
+
+
+def test_an_unknown_strategy_is_refused() -> None:
+    model = wf.nn.Linear(5, 3)
+    with pytest.raises(wf.ArgumentError, match="no such strategy"):
+        wf.train.Trainer(model, None, wf.optim.SGD(model.parameters()), strategy="luck")
+
+
+def _train_split(x: np.ndarray, y: np.ndarray, clip_norm: float | None) -> np.ndarray:
+    """Train with the parameters of two of three layers split; what the model then gives."""
+    whole = _model()
+    blocks = [distributed.shard_parameters(whole[0]), whole[1], whole[2]]
+    model = wf.nn.Sequential(*blocks)
+    assert [p.shape for p in model.parameters()] == [(18,), (4,), (3, 7), (3,)]
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05, clip_norm=clip_norm)
+    distributed.data_parallel(optimizer, zero=3)
+    assert [value.shape for value in optimizer.state[0].values()] == [(18,), (18,)]
+    step, batch = wf.jit(_step), (wf.tensor(x), wf.tensor(y))
+    for _ in range(3):
+        step(model, optimizer, *batch)
+    names = [node.primitive.name for node in step.graph(model, optimizer, *batch).nodes]
+    assert names.count("reduce_scatter") == 2
+    assert names.count("all_gather") == 4  # once more on the way back
+    outputs: np.ndarray = model(wf.tensor(X)).detach().numpy()
+    return outputs
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_split_parameters_are_trained_as_whole_ones(clip_norm: float | None) -> None:
+    model = _model()
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05, clip_norm=clip_norm)
+    for _ in range(3):
+        _step(model, optimizer, wf.tensor(X), wf.tensor(Y))
+    expected = model(wf.tensor(X)).detach().numpy()
+
+    def run_rank() -> np.ndarray:
+        own = slice(4 * distributed.rank(), 4 * distributed.rank() + 4)
+        return _train_split(X[own], Y[own], clip_norm)
+
+    for found in distributed.run_threads(run_rank, 2):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_split_parameters_need_their_level() -> None:
+    def run_rank() -> None:
+        model = distributed.shard_parameters(wf.nn.Linear(3, 2))
+        with pytest.raises(wf.ArgumentError, match="another level"):
+            distributed.data_parallel(wf.optim.SGD(model.parameters()), zero=1)
+
+    distributed.run_threads(run_rank, 2)
