@@ -382,3 +382,15 @@ def test_random_models_agree_with_the_reference_evaluator() -> None:
     x = rng.normal(size=(2, 3, 8, 8)).astype(np.float32)
     found = wf.onnx.load(model)(x).detach().numpy()
     np.testing.assert_allclose(found, reference(model, x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_exported_is_read_back_as_the_same_function(tmp_path: Path) -> None:
+    net = wf.nn.Sequential(wf.nn.Linear(4, 8), wf.nn.GELU(), wf.nn.LayerNorm(8)).eval()
+    recurrent = wf.nn.LSTM(4, 6).eval()
+    x = wf.asarray(np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32))
+    for number, function in enumerate((net, lambda x: recurrent(x)[0])):
+        path = tmp_path / f"{number}.onnx"
+        wf.onnx.export(function, (x,), path)
+        with wf.no_grad():
+            found, expected = wf.onnx.load(path)(x), function(x)
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)

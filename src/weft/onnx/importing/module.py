@@ -159,6 +159,8 @@ def _check_sizes(port: Port, tensor: wf.Tensor, sizes: dict[str, tuple[str, Any]
     if len(port.shape) != tensor.ndim:
         raise _wrong_shape(port, tensor, f"it has {tensor.ndim} axes", "")
     for axis, (expected, size) in enumerate(zip(port.shape, tensor.shape, strict=True)):
+        if isinstance(size, wf.Dim):
+            continue  # what it must equal follows from the operators
         if isinstance(expected, str):
             name, known = sizes.setdefault(expected, (port.name, size))
             if known != size:
