@@ -33,13 +33,15 @@ PEERS ?=
 # Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
 BENCH ?=
 EAGER ?=
+# Options of `make bench-distributed`.
+DISTRIBUTED ?=
 
 VENV := .venv/.complete
 VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-gpu docs dist nightly examples clean
+.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs dist nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -104,6 +106,9 @@ bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyT
 	.venv-bench/bin/python benchmarks/eager.py --all --json $(EAGER)
 	.venv-bench/bin/python benchmarks/compare.py $(BENCH)
 
+bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP on gloo; DISTRIBUTED="--quick"
+	.venv/bin/python benchmarks/distributed.py --torch .venv-bench/bin/python $(DISTRIBUTED)
+
 bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card
 	.venv-bench/bin/python benchmarks/gpu/kernels.py --out benchmarks/results/gpu-kernels.json
 
@@ -113,8 +118,8 @@ docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site
 	@.venv-docs/bin/python -m sphinx -q -W --keep-going -j $(WORKERS) -b html -c docs . build/site
 	@.venv-docs/bin/python docs/check_site.py build/site
 
-dist: $(VENV_DOCS)  ## the wheel and the sdist in dist/, installed into a clean environment and tried
-	@.venv-docs/bin/python scripts/build-dist dist
+dist:  ## the wheel and the sdist in dist/, installed into a clean environment and tried
+	@$(PYTHON) scripts/build-dist dist
 
 examples: $(VENV)  ## run every example in full
 	@set -e; for script in $(wildcard examples/*.py) "examples/digits.py --model lenet" \

@@ -48,6 +48,7 @@ html_theme_options: dict[str, Any] = {"footer_icons": []}
 
 # The pages of docs/ that have a section of their own; all others are guides.
 SECTIONS = {"index", "install", "errors", "glossary", "transforms", "project"}
+LISTING = ["docs/coming_from/index", "docs/how/index", "docs/reference/index"]
 SHALLOW = {"docs/errors": 2, "docs/transforms": 2, "CHANGELOG": 3}
 """Pages whose list of contents stops at a level of headings, as they have hundreds."""
 
@@ -59,7 +60,10 @@ def listed_pages(name: str) -> list[str]:
     if name == "docs/coming_from/index":
         return [f"/docs/{each}" for each in coming]
     if name == "docs/how/index":
-        return [f"/docs/{each}" for each in found if each not in {*SECTIONS, *coming}]
+        listed = (DOCS / "how" / "index.md").read_text(encoding="utf-8").split()
+        tasks = sorted(path.stem for path in (DOCS / "how").glob("*.md"))
+        more = [f"/docs/how/{each}" for each in tasks if each not in {*listed, "index"}]
+        return more + [f"/docs/{each}" for each in found if each not in {*SECTIONS, *coming}]
     if name == "docs/reference/index":
         order = (DOCS / "reference" / "generated" / "order.txt").read_text(encoding="utf-8")
         return [f"generated/{each}" for each in order.split()]
@@ -89,8 +93,9 @@ def _correct_page(app: Any, doctree: Any) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Connect the two steps above."""
+    """Connect the steps above."""
     os.chdir(ROOT)
+    app.connect("env-get-outdated", lambda *call: LISTING)  # pages may have come or gone
     app.connect("source-read", _complete_page)
     app.connect("doctree-read", _correct_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

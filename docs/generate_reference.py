@@ -142,7 +142,8 @@ def entry(page: Page, name: str, with_facts: bool) -> str:
     """One public name: its signature, its docstring, and what is known about it."""
     value, full = getattr(page.module, name), f"{page.prefix}.{name}"
     if inspect.isclass(value):
-        return _directive("class", full + signature_text(value), _class_body(value), ticks=7)
+        body = "\n\n".join(_class_parts(value, _twin_text(page, name)))
+        return _directive("class", full + signature_text(value), body, ticks=7)
     if callable(value):
         said = facts(page.module, name, value) if with_facts else []
         body = [markdown(inspect.getdoc(value) or ""), " ".join(said)]
@@ -157,19 +158,27 @@ def _data_body(value: Any) -> str:
     return f"```text\n{shown}\n```\n\n{markdown(doc or '')}"
 
 
-def _class_body(value: type) -> str:
-    """The docstring of a class and of the methods that it defines itself."""
-    body = [markdown(inspect.getdoc(value) or "")]
+def _twin_text(page: Page, name: str) -> str:
+    """Where the function of a layer is: `MSELoss` is `mse_loss` of `wf.nn.functional`."""
+    if page.prefix != "wf.nn":
+        return ""
+    twins = {each.replace("_", ""): each for each in public_names(wf.nn.functional)}
+    twin = twins.get(name.lower())
+    return f"As a function: {{py:func}}`wf.nn.functional.{twin}`." if twin else ""
+
+
+def _class_parts(value: type, more: str) -> Iterator[str]:
+    """The docstring of a class, what else is said, and the methods that it defines itself."""
+    yield from (markdown(inspect.getdoc(value) or ""), more)
     for name, member in sorted(vars(value).items()):
         doc = inspect.getdoc(member)
         if name.startswith("_") or not doc or doc.startswith("See ") or not _is_own(value, name):
             continue
         if isinstance(member, property) or inspect.isdatadescriptor(member):
-            body.append(_directive("property", name, markdown(doc)))
+            yield _directive("property", name, markdown(doc))
         elif isinstance(member, classmethod | staticmethod) or callable(member):
             text = signature_text(getattr(value, name), skip_first=inspect.isfunction(member))
-            body.append(_directive("method", name + text, markdown(doc)))
-    return "\n\n".join(body)
+            yield _directive("method", name + text, markdown(doc))
 
 
 def _is_own(value: type, name: str) -> bool:

@@ -33,6 +33,9 @@ from tests.models.test_pretrained import (
     llama_shapes,
 )
 from tests.models.test_pretrained import write as write_model
+from tests.test_torch_files import WEIGHT
+from tests.test_torch_files import archive as torch_archive
+from tests.test_torch_files import tensor as torch_view
 
 import weft as wf
 from weft import data, models
@@ -88,6 +91,12 @@ TREE = {"w": wf.ones((3, 2)), "moments": [wf.zeros(2, dtype="complex64"), 7, "te
 def make_tree(folder: Path) -> Path:
     wf.save(TREE, folder / "tree.safetensors", {"note": "hello"})
     return folder / "tree.safetensors"
+
+
+def make_torch_file(folder: Path) -> Path:
+    view = torch_view(WEIGHT, 0, (2, 3), (3, 1))
+    tree = {"w": view, "steps": 7, "names": ["a", "b"]}
+    return torch_archive(folder / "a.pt", tree, [WEIGHT])
 
 
 def make_checkpoint(name: str) -> Callable[[Path], Path]:
@@ -310,6 +319,7 @@ def read_image(path: Path) -> Any:
 
 
 FORMATS: dict[str, Format] = {
+    "torch": Format(make_torch_file, wf.load),
     "tensors": Format(make_tree, wf.load),
     "checkpoint tensors": Format(make_checkpoint("model.safetensors"), read_checkpoint, exact=True),
     "checkpoint manifest": Format(make_checkpoint("manifest.json"), read_checkpoint, exact=True),

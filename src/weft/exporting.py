@@ -27,14 +27,15 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.export.archive import archive
+from weft.compiler.export.c_code import SOURCE, source_file
 from weft.compiler.export.checking import Check, check_program
-from weft.compiler.export.header import Interface, header_text
+from weft.compiler.export.header import Interface, header_text, run_parameters
 from weft.compiler.export.layout import Blob, inside_blob, shipped_arrays
 from weft.compiler.export.linking import is_web, link_library, missing_linker, web_linker
 from weft.compiler.export.machines import HOST, Platform, machine_for, platform_named
 from weft.compiler.export.main_programs import main_text, script_text
 from weft.compiler.export.object_code import object_file
-from weft.compiler.export.program import Port, exported_program
+from weft.compiler.export.program import ExportedProgram, Port, exported_program
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cpu.ahead import AheadTarget
 from weft.core.errors import ArgumentError, UnsupportedError
@@ -48,6 +49,12 @@ Array = np.ndarray[Any, Any]
 LARGEST_INSIDE = 64 << 20
 """Bytes of weights up to which they are put inside of the object file, if nothing else is said."""
 
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "form": ("object", "c"),
+    "weights": (None, "inside", "beside"),
+    "memory": ("heap", "static"),
+}
+
 
 @frozen
 class Export:
@@ -56,14 +63,18 @@ class Export:
     folder: Path
     files: tuple[str, ...]
     target: str
-    memory: int
-    """Bytes of an instance."""
+    form: str
     called: tuple[str, ...]
     """The functions of the C library that it calls, beside memcpy and memset."""
     notes: tuple[str, ...]
     """What was left out, and what it needs."""
     interface: Interface
     platform: Platform
+
+    @property
+    def memory(self) -> int:
+        """Bytes of an instance."""
+        return self.interface.memory
 
     def check(self) -> Check:
         """Run the program here or in an emulator, and compare it with Weft on the examples.
@@ -78,8 +89,8 @@ class Export:
                 got={"target": self.target},
                 fix="pip install 'weft[cross]', or install lld",
             )
-        name = self.interface.name
-        return check_program(self.interface, self.platform, self.folder, ["main.c", f"{name}.o"])
+        code = f"{self.interface.name}.{'c' if self.form == 'c' else 'o'}"
+        return check_program(self.interface, self.platform, self.folder, ["main.c", code])
 
     def __str__(self) -> str:
         lines = [f"{self.folder}: for {self.target}, {self.memory} bytes an instance"]
@@ -95,19 +106,26 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     target: str = HOST,
     name: str = "model",
+    form: str = "object",
     weights: str | None = None,
     memory: str = "heap",
     check: bool = False,
 ) -> Export:
     """Write a function as a library in C's convention, for this machine or another.
 
-    The function is traced with `args`: tensors among them are what the program is given at each
-    run, and tensors that it closes over or that modules hold are weights, or state where the
-    function replaces them. `weights="beside"` leaves the weights in a safetensors file, which the
-    caller maps; `memory="static"` leaves out the functions that ask for memory. With `check` the
-    program is run and compared at once. `docs/export.md` has all of it.
+    The function is traced with `args`: tensors (or types) among them are what the program is given
+    at each run, and tensors that it closes over or that modules hold are weights, or state where
+    the function replaces them. `weights="beside"` leaves the weights in a safetensors file, which
+    the caller maps; `memory="static"` leaves out the functions that ask for memory; `form="c"`
+    writes one file in C99 instead, for machines that LLVM does not know. With `check` the program
+    is run and compared at once. `docs/export.md` has all of it.
+
+    >>> import os, tempfile, weft as wf
+    >>> folder = os.path.join(tempfile.mkdtemp(), "double")
+    >>> "double.h" in wf.export(lambda x: 2 * x, [wf.ones(3)], folder, name="double").files
+    True
     """
-    _check_choices(name, weights, memory)
+    _check_choices(name, form=form, weights=weights, memory=memory)
     platform = platform_named(target)
     program = exported_program(f, args, dict(kwargs or {}))
     arrays = shipped_arrays(program)
@@ -116,35 +134,77 @@ def export(
     )
     heap = memory == "heap" and not is_web(platform)
     with _new_folder(Path(folder)) as place:
-        blob, file, offset = _write_weights(place, name, arrays) if beside else (None, "", 0)
-        machine = machine_for(target)
-        plan = plan_program(program.graph, AheadTarget(machine), program.fixed_inputs)
-        made = object_file(
-            name, program, plan, blob or inside_blob(arrays), machine, inside=not beside, heap=heap
+        blob, file, offset = (
+            _write_weights(place, name, arrays) if beside else (inside_blob(arrays), "", 0)
         )
-        about = Interface(name, program, target, made.memory, heap, file, offset, made.messages)
-        _write_texts(place, about, platform)
-        (place / f"{name}.o").write_bytes(made.code)
-        (place / f"{name}.a").write_bytes(archive({f"{name}.o": made.code}, made.functions))
-        note = _link(place, about, platform, made.functions)
+        job = _Job(place, name, program, blob, heap, file, offset, target)
+        made = _write_source(job) if form == "c" else _write_object(job, platform)
+        _write_texts(place, made.about, platform, form)
         files = tuple(sorted(each.name for each in place.iterdir()))
-    notes = (note,) if note else ()
-    done = Export(Path(folder), files, target, made.memory, made.called, notes, about, platform)
+    done = Export(Path(folder), files, target, form, made.called, made.notes, made.about, platform)
     if check:
         done.check()
     return done
 
 
-def _link(place: Path, about: Interface, platform: Platform, functions: Sequence[str]) -> str:
-    library = f"{about.name}.wasm" if is_web(platform) else f"lib{about.name}{platform.shared}"
-    return link_library(
-        platform, about.target, place / f"{about.name}.o", place / library, functions
-    )
+@frozen
+class _Job:
+    """What is to be written, and where."""
+
+    place: Path
+    name: str
+    program: ExportedProgram
+    blob: Blob
+    heap: bool
+    weights_file: str
+    weights_offset: int
+    target: str
+
+    def interface(self, memory: int, messages: tuple[str, ...]) -> Interface:
+        """What the header says."""
+        return Interface(
+            self.name, self.program, self.target, memory, self.heap, self.weights_file,
+            self.weights_offset, messages,
+        )  # fmt: skip
 
 
-def _write_texts(place: Path, about: Interface, platform: Platform) -> None:
+@frozen
+class _Written:
+    """What was written: its interface, what it calls, and what is missing."""
+
+    about: Interface
+    called: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _write_object(job: _Job, platform: Platform) -> _Written:
+    """Write the object file and its libraries."""
+    name, program, place, machine = job.name, job.program, job.place, machine_for(job.target)
+    plan = plan_program(program.graph, AheadTarget(machine), program.fixed_inputs)
+    inside = not job.weights_file
+    made = object_file(name, program, plan, job.blob, machine, inside=inside, heap=job.heap)
+    (place / f"{name}.o").write_bytes(made.code)
+    (place / f"{name}.a").write_bytes(archive({f"{name}.o": made.code}, made.functions))
+    library = f"{name}.wasm" if is_web(platform) else f"lib{name}{platform.shared}"
+    files = place / f"{name}.o", place / library
+    note = link_library(platform, job.target, *files, made.functions)
+    about = job.interface(made.memory, made.messages)
+    return _Written(about, made.called, (note,) if note else ())
+
+
+def _write_source(job: _Job) -> _Written:
+    """Write the program in C."""
+    name, program = job.name, job.program
+    plan = plan_program(program.graph, SOURCE, program.fixed_inputs)
+    parameters, inside = run_parameters(name, program), not job.weights_file
+    made = source_file(name, program, plan, job.blob, parameters, inside=inside, heap=job.heap)
+    (job.place / f"{name}.c").write_text(made.text)
+    return _Written(job.interface(made.memory, made.messages))
+
+
+def _write_texts(place: Path, about: Interface, platform: Platform, form: str) -> None:
     (place / f"{about.name}.h").write_text(header_text(about))
-    if is_web(platform):
+    if is_web(platform) and form == "object":
         (place / "main.mjs").write_text(script_text(about))
     else:
         (place / "main.c").write_text(main_text(about))
@@ -193,7 +253,7 @@ def _not_writable(folder: Path, error: OSError) -> ArgumentError:
     )
 
 
-def _check_choices(name: str, weights: str | None, memory: str) -> None:
+def _check_choices(name: str, **chosen: str | None) -> None:
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ArgumentError(
             "export",
@@ -202,15 +262,12 @@ def _check_choices(name: str, weights: str | None, memory: str) -> None:
             got={"name": repr(name)},
             fix='name="model"',
         )
-    for word, value, known in (
-        ("weights", weights, (None, "inside", "beside")),
-        ("memory", memory, ("heap", "static")),
-    ):
-        if value not in known:
+    for word, value in chosen.items():
+        if value not in CHOICES[word]:
             raise ArgumentError(
                 "export",
                 f"{word} cannot be {value!r}",
-                expected="one of " + ", ".join(repr(each) for each in known),
+                expected="one of " + ", ".join(repr(each) for each in CHOICES[word]),
                 got={word: repr(value)},
-                fix=f"{word}={known[-1]!r}",
+                fix=f"{word}={CHOICES[word][-1]!r}",
             )

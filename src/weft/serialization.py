@@ -34,6 +34,7 @@ from weft.core.trees import map_tree
 from weft.ir.tensor import Tensor, host_array, wrap
 from weft.ops.composed.creation import asarray
 from weft.ops.placement import to_device
+from weft.torch_files import is_torch_file, read_torch_file
 
 __all__ = ["load", "save"]
 
@@ -80,6 +81,12 @@ def save(
 
     tree: a dict of tensors by name, any nest of dicts, lists and tuples, or what has a
     `state_dict()`. Other programs see the tensors by dotted names. metadata: text by name.
+
+    >>> import os, tempfile, weft as wf
+    >>> path = os.path.join(tempfile.mkdtemp(), "state.safetensors")
+    >>> wf.save({"step": 3, "weights": [wf.ones(2)]}, path)
+    >>> wf.load(path)["step"]
+    3
     """
     place = _place("save", path)
     described = tree.state_dict() if hasattr(tree, "state_dict") else tree
@@ -103,6 +110,9 @@ def load(
 ) -> Any:
     """The tree that a file holds; of a file from elsewhere, its tensors by name.
 
+    Files of `torch.save` (.pt, .pth) are read, too: state dictionaries and what else is tensors,
+    numbers and text. No code is run from them, and PyTorch is not needed.
+
     The tensors are in the host's memory, or on the `device` that is asked for, wherever they were
     when they were saved.
 
@@ -110,19 +120,19 @@ def load(
     is read: for files that nobody writes in place, as the system ends a process that looks where a
     mapped file was cut off. With `metadata=True`, a pair: the tree, and the text that was stored
     with it.
+
+    >>> import os, tempfile, weft as wf
+    >>> path = os.path.join(tempfile.mkdtemp(), "weights.safetensors")
+    >>> wf.save({"w": wf.tensor([1.0, 2.0])}, path, metadata={"author": "me"})
+    >>> tensors, notes = wf.load(path, metadata=True)
+    >>> tensors["w"].tolist(), notes["author"]
+    ([1.0, 2.0], 'me')
     """
     place = _place("load", path)
-    tensors, notes = _read_file(place, map_file)
-    try:
-        for name in json.loads(notes.get(COMPLEX, "[]")):
-            tensors[name] = _join_complex(tensors[name])
-        tree = _build(json.loads(notes[TREE]), tensors) if TREE in notes else tensors
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise _damaged_file(place, "its own notes about the tree do not fit its tensors") from None
+    tree, notes = _read_file(place, map_file)
     if device is not None:
         tree = map_tree(lambda x: to_device(x, device) if isinstance(x, Tensor) else x, tree)
-    own = {name: text for name, text in notes.items() if name not in (TREE, COMPLEX)}
-    return (tree, own) if metadata else tree
+    return (tree, notes) if metadata else tree
 
 
 def _place(op: str, path: Any) -> Path:
@@ -298,18 +308,14 @@ def _header(arrays: list[tuple[str, Array]], notes: Mapping[str, str]) -> bytes:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _read_file(path: Path, map_file: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file by name, and its notes; all of it checked before memory is taken."""
+def _read_file(path: Path, map_file: bool) -> tuple[Any, dict[str, str]]:
+    """The tree of a file, by the kind that it is, and the text that was stored with it."""
     try:
         with open_file("load", path) as file:
             size = os.fstat(file.fileno()).st_size
-            entries, notes, start = _read_header(path, file, size)
-            if map_file:
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                parts = {name: _map_tensor(data, start, entry) for name, entry in entries.items()}
-            else:
-                ordered = sorted(entries.items(), key=lambda item: item[1].begin)
-                parts = {name: _elements(path, file, entry) for name, entry in ordered}
+            if is_torch_file(file):
+                return read_torch_file(path, file, size), {}
+            tensors, notes = _read_tensors(path, file, size, map_file)
     except OSError as error:
         raise ArgumentError(
             "load",
@@ -320,6 +326,26 @@ def _read_file(path: Path, map_file: bool) -> tuple[dict[str, Tensor], dict[str,
         ) from None
     except MemoryError:
         raise _damaged_file(path, f"its {size} bytes are more than the memory holds") from None
+    try:
+        for name in json.loads(notes.get(COMPLEX, "[]")):
+            tensors[name] = _join_complex(tensors[name])
+        tree = _build(json.loads(notes[TREE]), tensors) if TREE in notes else tensors
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise _damaged_file(path, "its own notes about the tree do not fit its tensors") from None
+    return tree, {name: text for name, text in notes.items() if name not in (TREE, COMPLEX)}
+
+
+def _read_tensors(
+    path: Path, file: BinaryIO, size: int, map_file: bool
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file by name, and its notes; all of it checked before memory is taken."""
+    entries, notes, start = _read_header(path, file, size)
+    if map_file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        parts = {name: _map_tensor(data, start, entry) for name, entry in entries.items()}
+    else:
+        ordered = sorted(entries.items(), key=lambda item: item[1].begin)
+        parts = {name: _elements(path, file, entry) for name, entry in ordered}
     return {name: _tensor(parts[name], entry) for name, entry in entries.items()}, notes
 
 

@@ -45,7 +45,13 @@ Flat = Callable[..., Sequence[Tensor]]
 
 
 def numeric_grad(f: Callable[..., Tensor], *args: Any, argnums: int = 0) -> Any:
-    """The gradient of a scalar function by central differences, in the dtype of the argument."""
+    """The gradient of a scalar function by central differences, in the dtype of the argument.
+
+    >>> import weft as wf
+    >>> slope = numeric_grad(lambda x: x**3, wf.tensor(2.0, dtype="float64"))
+    >>> round(float(slope), 4)
+    12.0
+    """
     leaves, structure = trees.flatten(args[argnums])
     arrays = [np.array(host_array(leaf, "numeric_grad")) for leaf in leaves]
 
@@ -386,9 +392,20 @@ def run_lowered(primitive: Primitive, sample: Sample) -> Array:
 def close_in_ulps(found: Array, expected: Array, least: float = 0.0) -> None:
     """Floats are NaN or infinite at the same places, and few steps apart; other results are equal.
 
-    `least`: the size from which on steps are counted, for sums of numbers that cancel.
+    `least`: the size from which on steps are counted, for sums of numbers that cancel. The steps of
+    a complex number are those of its size, as its parts are sums that cancel.
     """
     assert found.dtype == expected.dtype, f"{found.dtype} != {expected.dtype}"
+    if expected.dtype.kind == "c":
+        sizes = np.abs(expected.view(expected.real.dtype).reshape(*expected.shape, 2)).max(
+            -1, initial=least
+        )
+        for one, other in ((found.real, expected.real), (found.imag, expected.imag)):
+            np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other))
+            finite = np.isfinite(other)
+            steps = 2 * ULPS * np.finfo(other.dtype).eps * sizes[finite]
+            assert np.all(np.abs(one - other)[finite] <= steps), f"{found!r} is not {expected!r}"
+        return
     if not from_numpy(expected.dtype).is_floating:
         np.testing.assert_array_equal(found, expected)
         return

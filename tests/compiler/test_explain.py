@@ -106,7 +106,7 @@ def test_a_call_by_reference_is_named_with_its_reason() -> None:
     assert call.primitives == ["eigvalsh"]
     assert call.reason
     assert "by reference: " + call.reason in str(report)
-    complex_ = wf.jit(wf.exp).explain(wf.ones(3, dtype=wf.complex64)).references
+    complex_ = wf.jit(wf.asin).explain(wf.ones(3, dtype=wf.complex64)).references
     assert [each.reason for each in complex_] == ["complex numbers are computed by reference"]
 
 
@@ -159,7 +159,7 @@ def test_explain_runs_each_pass_as_often_as_compiling_does(monkeypatch: pytest.M
     ran.clear()
     explained = wf.explain(graph)
     assert ran == compiling
-    own = [each.name for each in CPU.passes]
+    own = [each.name for each in pipeline_module.last_passes(CPU)]
     assert [each.name for each in explained.passes if each.name not in own] == ran
 
 

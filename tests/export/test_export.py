@@ -107,6 +107,20 @@ def test_weights_beside_the_code_are_mapped(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_a_type_stands_for_an_example(tmp_path: Path) -> None:
+    kinds = {"x": wf.spec("float32", (3, 4)), "i": wf.spec("int64", (2,))}
+    shipped = wf.export(lambda a: a["x"][a["i"]] * 2, [kinds], tmp_path / "model", check=True)
+    assert [port.title for port in shipped.interface.program.inputs] == ["a.i", "a.x"]
+
+
+def test_a_size_that_is_a_symbol_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(wf.UnsupportedError, match="symbol") as caught:
+        wf.export(lambda x: x * 2, [wf.spec("float32", ("batch", 4))], tmp_path / "model")
+    assert caught.value.at is not None
+    assert caught.value.at.file == __file__
+
+
+@needs_compiler
 def test_two_instances_run_in_two_threads(tmp_path: Path) -> None:
     total = wf.zeros(300)
 
@@ -277,3 +291,33 @@ def test_a_check_finds_a_program_that_gives_other_numbers(
     )
     with pytest.raises(wf.MiscompiledError):
         wf.export(lambda x: x * 2, [numbers(3)], tmp_path / "model", check=True)
+
+
+# --- C -------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "orders_and_rows"])
+def test_a_program_in_c_agrees_with_the_reference(name: str, tmp_path: Path) -> None:
+    f, arguments = PROGRAMS[name]()
+    shipped = wf.export(f, arguments, tmp_path / "model", form="c")
+    assert set(shipped.files) == {"model.c", "model.h", "main.c"}
+    assert shipped.check().largest_difference < 1e-5
+
+
+@needs_compiler
+def test_a_program_in_c_takes_weights_from_a_file_and_memory_from_its_caller(
+    tmp_path: Path,
+) -> None:
+    f, arguments = PROGRAMS["convolutions"]()
+    choices = {"weights": "beside", "memory": "static"}
+    shipped = wf.export(f, arguments, tmp_path / "model", form="c", **choices)
+    assert shipped.check().largest_difference < 1e-5
+    assert "malloc(" not in (shipped.folder / "model.c").read_text()
+
+
+def test_what_has_no_form_in_c_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(wf.UnsupportedError, match="no form in C") as caught:
+        wf.export(lambda x: wf.sort(x), [numbers(9)], tmp_path / "model", form="c")
+    assert caught.value.at is not None
+    assert caught.value.at.file == __file__

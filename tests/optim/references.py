@@ -156,3 +156,116 @@ def muon(lr: float, momentum: float = 0.95, decay: float = 0.1, nesterov: bool =
         return p * (1 - lr * decay) - lr * scale * x
 
     return step
+
+
+def nadam(lr: float, betas: tuple[float, float] = (0.9, 0.999), decay: float = 0) -> Step:
+    m: Any = 0.0
+    v: Any = 0.0
+    product, t = 1.0, 0
+
+    def step(p: Array, g: Array) -> Array:
+        nonlocal m, v, product, t
+        t += 1
+        g = g + decay * p
+        now, after = (betas[0] * (1 - 0.5 * 0.96 ** (k * 4e-3)) for k in (t, t + 1))
+        product *= now
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        spread = np.sqrt(v / (1 - betas[1] ** t)) + 1e-8
+        p = p - lr * (1 - now) / (1 - product) * g / spread
+        return p - lr * after / (1 - product * after) * m / spread
+
+    return step
+
+
+def radam(lr: float, betas: tuple[float, float] = (0.9, 0.999), decay: float = 0) -> Step:
+    m: Any = 0.0
+    v: Any = 0.0
+    t = 0
+
+    def step(p: Array, g: Array) -> Array:
+        nonlocal m, v, t
+        t += 1
+        g = g + decay * p
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        limit = 2 / (1 - betas[1]) - 1
+        length = limit - 2 * t * betas[1] ** t / (1 - betas[1] ** t)
+        mean = m / (1 - betas[0] ** t)
+        if length <= 5:
+            return p - lr * mean
+        factor = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+        return p - lr * mean * np.sqrt(factor * (1 - betas[1] ** t)) / (np.sqrt(v) + 1e-8)
+
+    return step
+
+
+def adamax(lr: float, betas: tuple[float, float] = (0.9, 0.999), decay: float = 0) -> Step:
+    m: Any = 0.0
+    u: Any = 0.0
+    t = 0
+
+    def step(p: Array, g: Array) -> Array:
+        nonlocal m, u, t
+        t += 1
+        g = g + decay * p
+        m = betas[0] * m + (1 - betas[0]) * g
+        u = np.maximum(betas[1] * u, np.abs(g) + 1e-8)
+        return p - lr / (1 - betas[0] ** t) * m / u
+
+    return step
+
+
+def adafactor(lr: float, decay: float = 0) -> Step:
+    rows: Any = 0.0
+    columns: Any = 0.0
+    v: Any = 0.0
+    t = 0
+    eps = np.finfo(np.float32).eps
+
+    def rms(x: Array) -> Any:
+        return np.sqrt(np.mean(x**2))
+
+    def step(p: Array, g: Array) -> Array:
+        nonlocal rows, columns, v, t
+        t += 1
+        share = t**-0.8
+        rate = max(1e-3, rms(p)) * min(lr, 1 / np.sqrt(t))
+        p = p * (1 - lr * decay)
+        if g.ndim > 1:
+            rows = rows + share * (np.mean(g**2, axis=-1, keepdims=True) - rows)
+            columns = columns + share * (np.mean(g**2, axis=-2, keepdims=True) - columns)
+            variance = rows * columns / np.maximum(np.mean(rows, axis=-2, keepdims=True), eps)
+        else:
+            v = v + share * (g**2 - v)
+            variance = v
+        update = g / np.sqrt(np.maximum(variance, eps * eps))
+        return p - rate / max(1.0, rms(update)) * update
+
+    return step
+
+
+def rprop(lr: float) -> Step:
+    size: Any = lr
+    before: Any = 0.0
+
+    def step(p: Array, g: Array) -> Array:
+        nonlocal size, before
+        agreement = np.sign(g * before)
+        size = np.clip(size * np.choose(agreement.astype(int) + 1, [0.5, 1.0, 1.2]), 1e-6, 50)
+        before = np.where(agreement < 0, 0.0, g)
+        return p - np.sign(before) * size
+
+    return step
+
+
+def asgd(lr: float, lambd: float = 1e-4, alpha: float = 0.75, decay: float = 0) -> Step:
+    t = 0
+
+    def step(p: Array, g: Array) -> Array:
+        nonlocal t
+        rate = lr / (1 + lambd * lr * t) ** alpha
+        t += 1
+        return p * (1 - lambd * rate) - rate * (g + decay * p)
+
+    return step

@@ -33,6 +33,11 @@ CLOSED: list[tuple[s.Schedule, Callable[[int], float]]] = [
         s.CosineRestarts(0.1, steps=4),
         lambda t: 0.1 * (1 + math.cos(math.pi * (t % 4) / 4)) / 2,
     ),
+    (s.Lambda(0.1, lambda step: 1 / (1 + step)), lambda t: 0.1 / (1 + t)),
+    (
+        s.Cyclic(0.1, 0.3, steps=4, down=2, shrink=0.5),
+        lambda t: 0.1 + 0.2 * 0.5 ** (t // 6) * (t % 6 / 4 if t % 6 <= 4 else 1 - (t % 6 - 4) / 2),
+    ),
     (
         s.Warmup(s.Exponential(0.2, 0.9), steps=5, start=0.1),
         lambda t: 0.2 * (0.1 + 0.9 * t / 5) if t < 5 else 0.2 * 0.9 ** (t - 5),
@@ -83,6 +88,18 @@ def torch_cases(torch: Any) -> list[tuple[s.Schedule, Callable[[Any], Any]]]:
         (s.Polynomial(0.1, 10, 2.0), lambda o: of.PolynomialLR(o, 10, 2.0)),
         (s.CosineRestarts(0.1, 3, 2), lambda o: of.CosineAnnealingWarmRestarts(o, 3, 2)),
         (s.OneCycle(0.1, 24), lambda o: of.OneCycleLR(o, 0.1, 24)),
+        (s.Lambda(0.1, lambda t: 0.9**t), lambda o: of.LambdaLR(o, lambda t: 0.9**t)),
+        (s.Cyclic(0.1, 0.5, 3), lambda o: of.CyclicLR(o, 0.1, 0.5, 3, cycle_momentum=False)),
+        (
+            s.Cyclic(0.1, 0.5, 3, down=5, shrink=0.5),
+            lambda o: of.CyclicLR(o, 0.1, 0.5, 3, 5, "triangular2", cycle_momentum=False),
+        ),
+        (
+            s.Cyclic(0.1, 0.5, 3, factor=0.9),
+            lambda o: of.CyclicLR(
+                o, 0.1, 0.5, 3, mode="exp_range", gamma=0.9, cycle_momentum=False
+            ),
+        ),
         (
             s.OneCycle(0.1, 24, rise=0.5, begin=10, finish=100),
             lambda o: of.OneCycleLR(o, 0.1, 24, pct_start=0.5, div_factor=10, final_div_factor=100),

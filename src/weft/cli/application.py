@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import board, commands, launching, looking, machine, shipping
+from weft.cli import board, commands, launching, looking, machine, planning, shipping
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -38,6 +38,7 @@ DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at model
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
   weft launch -n 4 train.py
+  weft plan mine.py:net --input 256x784 --devices 64 --memory 80GB
   weft board runs
   weft export mine.py:net --input 1x784 --target aarch64-linux --check
   weft onnx mine.py:net --input float32:batch,784 -o net.onnx
@@ -68,6 +69,12 @@ LAUNCH = """Start a script in several processes; its arguments stand behind it.
   weft launch -n 8 --hosts one,two train.py
 
 Output is prefixed by rank. The first failure is shown first, and its exit code is the job's."""
+
+PLAN = """Look for the mesh and the placements with which a training step takes least time.
+Nothing is run: every way to lay the devices out as data x model is divided and simulated.
+
+  weft plan model.py:net --input 256x784 --target int64:256 --loss cross_entropy --devices 8
+  weft plan model.py:net --input 256x784 --devices 1024 --memory 80GB --link 400Gb/s"""
 
 EXPORT = """Write a model as a library for a machine, without Python: an object file, a static and,
 where a linker is found, a shared library, a C header, and a main program that shows their use.
@@ -135,6 +142,7 @@ def parser() -> Parser:
     _add_show(kinds)
     _add_check(kinds)
     _add_launch(kinds)
+    _add_plan(kinds)
     _add_board(kinds)
     _add_export(kinds)
     _add_onnx(kinds)
@@ -210,6 +218,20 @@ def _add_launch(kinds: _SubParsersAction[Any]) -> None:
     add("arguments", nargs=REMAINDER, help="for the script")
 
 
+def _add_plan(kinds: _SubParsersAction[Any]) -> None:
+    plan = _command(
+        kinds, "plan", "look for the mesh on which a step takes least time", planning.plan, PLAN
+    )
+    _add_program(plan)
+    _add_inputs(plan)
+    add = plan.add_argument
+    add("--devices", type=int, required=True, help="how many devices there are")
+    add("--memory", metavar="SIZE", help="what each has, as 80GB; without it, anything fits")
+    add("--link", metavar="SPEED", default="400Gb/s", help="what each sends: 400Gb/s, 50GB/s")
+    add("--latency", type=float, default=1e-6, help="seconds before a transfer begins")
+    add("--flops", type=float, default=100e12, help="operations per second of a device")
+
+
 def _add_board(kinds: _SubParsersAction[Any]) -> None:
     command = _command(kinds, "board", "a page of runs, side by side", board.board, BOARD)
     add = command.add_argument
@@ -229,6 +251,7 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
     add("--target", default="host", metavar="MACHINE", help="such as aarch64-linux; else this one")
     add("-o", "--output", default="model", metavar="FOLDER", help="where to write")
     add("--name", default="model", help="what files and functions begin with")
+    add("--form", default="object", choices=["object", "c"], help="c: one file in C99")
     add("--weights", choices=["inside", "beside"], help="inside of the code, or in a file")
     add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
     add("--check", action="store_true", help="run it, and compare it with Weft")

@@ -20,19 +20,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from weft.cli.mistakes import Mistake
+from weft.distributed.recovery import WENT_ON
 from weft.distributed.worker import DONE, FAILED
 
 __all__ = ["launch", "mpi_command"]
 
 _TAG = re.compile(r"^\[[^\]]*,(\d+)\]<std(?:out|err)>: ?")
-WENT_ON = "went-on-"
-"""Files in the job's folder: the ranks that the others went on without."""
+POLL, GRACE = 0.05, 10.0
+"""Seconds between looks at a job, and those that it has for its end once it is done, or once one of
+its processes has failed."""
 LOST = 70
 """The exit code where a process was lost and nothing else is known."""
 
@@ -60,9 +63,9 @@ def launch(flags: Namespace) -> int:
     program = [sys.executable, "-m", "weft.distributed.worker", flags.script, *flags.arguments]
     try:
         if flags.engine == "gloo":
-            code = _run_alone(flags.processes, program, environment)
+            code = _run_alone(flags.processes, program, environment, folder)
         else:
-            code = _run_mpi(flags, program, environment)
+            code = _run_mpi(flags, program, environment, folder)
         return _judge(folder, flags.processes, code)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +100,9 @@ def mpi_command(processes: int, hosts: Sequence[str] = ()) -> list[str]:
     return words
 
 
-def _run_mpi(flags: Namespace, program: list[str], environment: Mapping[str, str]) -> int:
+def _run_mpi(
+    flags: Namespace, program: list[str], environment: Mapping[str, str], folder: Path
+) -> int:
     hosts = flags.hosts.split(",") if flags.hosts else []
     words = mpi_command(flags.processes, hosts)
     for name in sorted(environment):
@@ -108,10 +113,12 @@ def _run_mpi(flags: Namespace, program: list[str], environment: Mapping[str, str
         _pass_on(stream, target, None)
         for stream, target in ((job.stdout, sys.stdout), (job.stderr, sys.stderr))
     ]
-    return _wait([job], readers)[0]
+    return _wait([job], readers, folder, flags.processes)[0]
 
 
-def _run_alone(processes: int, program: list[str], environment: Mapping[str, str]) -> int:
+def _run_alone(
+    processes: int, program: list[str], environment: Mapping[str, str], folder: Path
+) -> int:
     """Start processes without an engine's launcher; one that fails ends the others."""
     jobs, readers = [], []
     for rank in range(processes):
@@ -121,7 +128,7 @@ def _run_alone(processes: int, program: list[str], environment: Mapping[str, str
         readers += [
             _pass_on(job.stdout, sys.stdout, rank), _pass_on(job.stderr, sys.stderr, rank)
         ]  # fmt: skip
-    codes = _wait(jobs, readers)
+    codes = _wait(jobs, readers, folder, processes)
     return next((code for code in codes if code), 0)
 
 
@@ -163,10 +170,24 @@ def _prefix(line: str, rank: int | None) -> str:
     return line if tag is None else f"[{tag[1]}] {line[tag.end() :]}"
 
 
-def _wait(jobs: Sequence[subprocess.Popen[str]], readers: Sequence[threading.Thread]) -> list[int]:
-    """Exit codes, once all have ended; an interrupt is passed on, and then waited for."""
+def _wait(
+    jobs: Sequence[subprocess.Popen[str]],
+    readers: Sequence[threading.Thread],
+    folder: Path,
+    processes: int,
+) -> list[int]:
+    """Exit codes, once all have ended; an interrupt is passed on, and then waited for.
+
+    An engine may not come to its end after a loss: once all processes have written that they are
+    done, or one that it has failed, it is given a few seconds.
+    """
     try:
-        codes = [job.wait() for job in jobs]
+        while any(job.poll() is None for job in jobs):
+            time.sleep(POLL)
+            failures = _failures(folder, processes)
+            if not failures or any(failure.time < float("inf") for failure in failures):
+                break
+        codes = [_end(job) for job in jobs]
     except KeyboardInterrupt:
         for job in jobs:
             job.send_signal(signal.SIGINT)
@@ -178,13 +199,26 @@ def _wait(jobs: Sequence[subprocess.Popen[str]], readers: Sequence[threading.Thr
     return [code if code >= 0 else 128 - code for code in codes]
 
 
+def _end(job: subprocess.Popen[str]) -> int:
+    try:
+        return job.wait(timeout=GRACE)
+    except subprocess.TimeoutExpired:
+        job.terminate()
+        return job.wait()
+
+
 def _judge(folder: Path, processes: int, code: int) -> int:
     """The job's exit code; the first failure is told first."""
     failures = sorted(
         _failures(folder, processes), key=lambda each: (each.follows, each.time, each.rank)
     )
+    left_behind = [rank for rank in range(processes) if (folder / f"{WENT_ON}{rank}").exists()]
+    if left_behind:
+        ranks = ", ".join(map(str, left_behind))
+        sys.stderr.write(f"rank {ranks} was lost; the others went on without it\n")
     if not failures:
-        return code if code not in (0, None) and not _all_done(folder, processes) else 0
+        is_done = left_behind or _all_done(folder, processes)
+        return 0 if is_done else code or LOST
     first, *others = failures
     sys.stderr.write(f"rank {first.rank} failed first, with exit code {first.code}:\n")
     sys.stderr.write("".join(f"  {line}\n" for line in first.text.splitlines()))

@@ -29,6 +29,7 @@ __all__ = [
     "example_inputs",
     "parsed_type",
     "show",
+    "step_and_arguments",
     "trained_or_network",
     "types_for_any_batch",
 ]
@@ -60,7 +61,7 @@ def show(flags: Namespace) -> int:
         return 0
     if inputs is None:
         raise Mistake(f"the sizes of the inputs of {flags.program} are unknown: give --input")
-    step, arguments = _program(parts, inputs, flags)
+    step, arguments = step_and_arguments(parts, inputs, flags)
     explained = step.explain(*arguments)
     if flags.tensorboard:
         say(f"events: {wf.tools.write_graph_events(explained, flags.tensorboard)}")
@@ -209,7 +210,7 @@ def _summarize(parts: dict[str, Any], inputs: tuple[Any, ...] | None) -> None:
 # --- what is compiled --------------------------------------------------------------------------
 
 
-def _program(
+def step_and_arguments(
     parts: dict[str, Any], inputs: Sequence[Any], flags: Namespace
 ) -> tuple[Any, list[Any]]:
     """A compiled function, and the arguments to show it with."""

@@ -32,6 +32,7 @@ def export(flags: Namespace) -> int:
         flags.output,
         target=flags.target,
         name=flags.name,
+        form=flags.form,
         weights=flags.weights,
         memory=flags.memory,
     )

@@ -2,7 +2,8 @@
 
 First come passes, each a pure function from graphs to graphs with the reason it stands where it
 stands. They are gone through until a round changes nothing; a pass is left out when nothing has
-changed since it last ran. Then come the target's own passes, once, and the stages of planning.
+changed since it last ran. Then come, once, where parts of complex numbers lie and the target's own
+passes; and the stages of planning.
 
 >>> import weft as wf
 >>> from weft.compiler.targets.target import target_named
@@ -27,6 +28,7 @@ from weft.compiler.graph_passes.attention.heads import move_heads
 from weft.compiler.graph_passes.attention.recognize import recognize_attention
 from weft.compiler.graph_passes.channels_last import channels_last
 from weft.compiler.graph_passes.common_subexpressions import merge_common_subexpressions
+from weft.compiler.graph_passes.complex_numbers.split import place_parts, split_complex
 from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.embedding_products import multiply_tables
 from weft.compiler.graph_passes.folding import fold_constants
@@ -56,8 +58,8 @@ from weft.ir.rewriting import RuleSet
 
 __all__ = [
     "EXECUTABLE", "FUSION", "LOWERING", "MEMORY", "PLANNING", "ROW_FUSION", "SCHEDULE", "VERIFYING",
-    "Pass", "Stage", "StageReport", "laws", "optimize", "optimize_with_report", "pipeline",
-    "stages",
+    "Pass", "Stage", "StageReport", "last_passes", "laws", "optimize", "optimize_with_report",
+    "pipeline", "stages",
 ]  # fmt: skip
 
 ROUNDS = 8
@@ -117,6 +119,7 @@ def pipeline(target: Target) -> tuple[Pass, ...]:
         ),
         Pass("dead code", remove_dead_code, "before anything is done to what nobody needs"),
         Pass("fold", fold_constants, "makes the numbers that the laws look for"),
+        Pass("parts", split_complex, "complex numbers as real ones, which laws and fusion know"),
         Pass(
             "laws",
             laws(limits).apply,
@@ -135,9 +138,15 @@ def pipeline(target: Target) -> tuple[Pass, ...]:
     )
 
 
+def last_passes(target: Target) -> tuple[Pass, ...]:
+    """The passes that come once, when nothing changes any more."""
+    reason = "when laws have joined them: where parts of complex numbers lie"
+    return (Pass("parts in memory", place_parts, reason), *target.passes)
+
+
 def stages(target: Target) -> tuple[Pass | Stage, ...]:
     """All stages of a program for a target, in order."""
-    return (*pipeline(target), *target.passes, *PLANNING)
+    return (*pipeline(target), *last_passes(target), *PLANNING)
 
 
 REWRITES = Pass("rewrites", apply_rewrites, "on programs as users write them, before the laws")

@@ -168,6 +168,23 @@ class DataLoader:
         """The epoch of the pass under way, or of the next one."""
         return self._epoch
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch, and how many of its batches the consumer has received."""
+        return self._epoch, self._batch
+
+    def seek(self, epoch: int, batch: int) -> None:
+        """Make the next pass start behind so many batches of an epoch.
+
+        >>> from weft.data import ArrayDataset, DataLoader
+        >>> loader = DataLoader(ArrayDataset([1, 2, 3]), batch_size=1)
+        >>> loader.seek(0, 2)
+        >>> [batch.tolist() for batch in loader]
+        [[3]]
+        """
+        self.set_epoch(epoch)
+        self._batch = check_natural("DataLoader.seek", "batch", batch)
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass start at the beginning of this epoch."""
         self._epoch, self._batch, self._begun = (
@@ -206,8 +223,7 @@ class DataLoader:
         for key, value in self._identity(epoch).items():
             if state[key] != value:
                 raise _other_run(key, state[key], value)
-        self.set_epoch(epoch)
-        self._batch = check_natural("DataLoader.load_state_dict", "batch", state["batch"] or 0)
+        self.seek(epoch, state["batch"] or 0)
 
     def close(self) -> None:
         """End the worker processes that `persistent_workers` keeps."""

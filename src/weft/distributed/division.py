@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from weft.distributed.mesh import Mesh
 from weft.sharding import REPLICATED, Partial, Partitioned, Placement, Split, Transfer
 
-__all__ = ["Division"]
+__all__ = ["Division", "text_table"]
 
 
 class Division:
     """How one call is divided among the devices of a mesh; its text is a table of transfers.
 
-    transfers: each change of placement with what it costs. `placements()` is the table of all
-    values, `graph` the program of one device.
+    names: those of the inputs. transfers: each change of placement with what it costs.
+    `placements()` is the table of all values, `graph` the program of one device.
     """
 
-    def __init__(self, mesh: Mesh, partitioned: Partitioned) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, partitioned: Partitioned, names: Sequence[str]) -> None:
+        self.mesh, self.names = mesh, tuple(names)
         self.graph = partitioned.graph
         self.transfers: tuple[Transfer, ...] = partitioned.transfers
         self.seconds = dict(partitioned.seconds)
@@ -55,7 +55,7 @@ class Division:
         parts = []
         for axis, rows in self._partitioned.values.items():
             lines = [(name, kind, placement_text(placement)) for name, kind, placement in rows]
-            parts.append(f"along {axis}:\n" + _table(("value", "type", "placement"), lines))
+            parts.append(f"along {axis}:\n" + text_table(("value", "type", "placement"), lines))
         return "\n".join(parts)
 
     def __repr__(self) -> str:
@@ -63,16 +63,18 @@ class Division:
         plural = "" if count == 1 else "s"
         sent = f"{_number(self.bytes)} bytes sent by each device"
         head = f"{count} transfer{plural} on {self.mesh}, {sent}"
+        inputs = {f"input {place}": name for place, name in enumerate(self.names) if name}
         rows = [
             (
-                each.mesh_axis, each.value, str(each.kind), placement_text(each.source),
-                placement_text(each.target), each.collective, _number(each.moved), str(each.times),
+                each.mesh_axis, inputs.get(each.value, each.value), str(each.kind),
+                placement_text(each.source), placement_text(each.target), each.collective,
+                _number(each.moved), str(each.times),
                 "" if each.location is None else str(each.location).rpartition(", in ")[0],
             )
             for each in self.transfers
         ]  # fmt: skip
         titles = ("axis", "value", "type", "from", "to", "collective", "bytes", "times", "line")
-        return f"{head}\n{_table(titles, rows)}" if rows else head
+        return f"{head}\n{text_table(titles, rows)}" if rows else head
 
 
 def placement_text(placement: Placement) -> str:
@@ -93,7 +95,13 @@ def _number(value: float) -> str:
     return f"{round(value):,}".replace(",", " ")
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells under titles, in columns.
+
+    >>> print(text_table(("a", "b"), [("1", "2")]))
+    a  b
+    1  2
+    """
     lines = [titles, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
     return "\n".join(

@@ -171,7 +171,8 @@ class Group:
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:
         """See `Communicator`."""
-        with self._operation("all_reduce", f"{reduce} {_type_of(array)}"):
+        # By elements alone: compiled programs do not say the shape.
+        with self._operation("all_reduce", f"{reduce} of {array.size} {array.dtype.name}"):
             return self.engine.all_reduce(array, reduce)
 
     def all_gather(self, array: Array) -> Array:
@@ -212,6 +213,14 @@ class Group:
 
     def native_failure(self, code: int, description: str) -> BaseException:
         """The error for a native call that ended with a code."""
+        if code == group_cells.OTHER_SIZE:
+            return wf.ArgumentError(
+                "all_reduce",
+                "the program was made for a group of another size",
+                expected=f"a program for {self.size} processes along {self.name!r}",
+                got={"call": description},
+                fix="compile the function again: wf.jit(f)",
+            )
         if code != group_cells.DIFFERENT:
             text: str = getattr(self.engine, "error_text", str)(code)
             return self.lost_error("all_reduce", text)

@@ -92,12 +92,26 @@ class PartitionedFunction:
     def explain(self, *args: Any, **kwargs: Any) -> Division:
         """How a call with these arguments is divided, and what is sent; nothing is run."""
         self._check_count(args)
-        return Division(self.mesh, self._jit.partitioned(*args, **kwargs))
+        return Division(self.mesh, *self._jit.partitioned(*args, **kwargs))
 
     def graph(self, *args: Any, **kwargs: Any) -> Any:
         """The program of one device: local sizes, and collectives."""
         self._check_count(args)
-        return self._jit.partitioned(*args, **kwargs).graph
+        return self._jit.partitioned(*args, **kwargs)[0].graph
+
+    def scatter(self, *args: Any, **kwargs: Any) -> None:
+        """Leave each process its part of the state that a call with these arguments updates.
+
+        Tensors of modules and optimisers that the plan splits then hold parts, until `gather` is
+        called with them, and only this function may be called with them. Without processes
+        nothing changes.
+        """
+        self._check_count(args)
+        self._jit.scatter(*args, **kwargs)
+
+    def gather(self, *args: Any, **kwargs: Any) -> None:
+        """Give tensors that hold parts their whole values; all processes must call it."""
+        self._jit.gather(*args, **kwargs)
 
     def _has_groups(self) -> bool:
         """Whether processes stand behind every axis of the mesh; else all run in lockstep here.
@@ -143,7 +157,7 @@ class PartitionedFunction:
         return {axis: [row[axis] for row in rows] for axis in self._sizes}
 
     def _of_input(self, name: str, kind: wf.TensorType, is_updated: bool) -> Along:
-        spec = self._spec_for(name)
+        spec = self._spec_for(name.removesuffix(".grad"))
         if name == "random counter":
             spec = REPLICATED
         along = placements_of(spec, kind, self._sizes, name)

@@ -213,7 +213,7 @@ def match_plan(plan: Mapping[str, Spec], name: str) -> tuple[bool, Spec]:
     (True, split(0))
     """
     for pattern, spec in plan.items():
-        if fnmatchcase(name, pattern):
+        if name == pattern or fnmatchcase(name, pattern):
             return True, spec
     return False, None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +21,8 @@ from pathlib import Path
 import weft as wf
 from weft.distributed.environment import find_launch
 from weft.distributed.group import GIVE_UP
+from weft.distributed.recovery import WENT_ON
+from weft.files import write_text
 
 __all__ = ["DONE", "FAILED", "main"]
 
@@ -34,12 +37,19 @@ def main(arguments: Sequence[str]) -> int:
     if threads := os.environ.get("WEFT_THREADS"):
         wf.set_num_threads(int(threads))
     code = _run(arguments, record)
-    if code == 0:
+    if code == 0 and not record.has_losses():
         record.write_done()
         return 0
-    # The engine's own end would wait for processes that wait for this one.
+    if code == 0:
+        wf.distributed.barrier()
+        record.write_done()
+    # The engine's own end would wait for processes that are gone, or that wait for this one.
     sys.stdout.flush()
     sys.stderr.flush()
+    if code and record.is_kept:
+        # Open MPI tells the others of a process that was killed, and not of one that exits; the
+        # launcher takes the exit code from the record.
+        os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code)
 
 
@@ -49,9 +59,18 @@ class _Record:
     def __init__(self, folder: str, rank: int) -> None:
         self._folder, self._rank = folder, rank
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a launcher reads it."""
+        return bool(self._folder)
+
     def write_done(self) -> None:
         if self._folder:
             (Path(self._folder) / f"{DONE}{self._rank}").touch()
+
+    def has_losses(self) -> bool:
+        """Whether this process has gone on after the loss of another."""
+        return bool(self._folder) and any(Path(self._folder).glob(f"{WENT_ON}*"))
 
     def write_failure(self, text: str, code: int, follows: bool = True) -> None:
         """Write the first failure down; `follows`: it may have come of another process's end."""
@@ -61,7 +80,7 @@ class _Record:
         path = Path(self._folder) / f"{FAILED}{self._rank}"
         if not path.exists():
             record = {"time": time.time(), "code": code, "text": text, "follows": follows}
-            path.write_text(json.dumps(record), encoding="utf-8")
+            write_text("distributed", path, json.dumps(record))  # the launcher may look at once
 
 
 def _run(arguments: Sequence[str], record: _Record) -> int:

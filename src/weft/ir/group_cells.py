@@ -28,8 +28,10 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 FUNCTION, COMMUNICATOR, IN_PLACE, CHECKS, CODE, STARTED, ENDED, DIGEST = range(8)
+SIZE = 28
 """The words of a cell: the function, what it is given as group and for sums in place; whether calls
-are compared first; the code of a failure; how many calls began and ended; which one runs."""
+are compared first; the code of a failure; how many calls began and ended; which one runs; and how
+many processes there are, 0 where that is not known."""
 FIRST_TYPE, FIRST_OPERATION, WORDS = 8, 24, 32
 TYPES = (
     "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -37,8 +39,8 @@ TYPES = (
 )  # fmt: skip
 """The dtypes that are summed natively, in the order of their handles in a cell."""
 OPERATIONS: tuple[Reduce, ...] = ("sum", "max", "min")
-DIFFERENT = -1
-"""The code of a call that another process did not make."""
+DIFFERENT, OTHER_SIZE = -1, -2
+"""The codes of a call that another process did not make, and of one for another group."""
 
 _SIGNATURE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3
@@ -68,6 +70,8 @@ def _fill_cell(mesh_axis: str, groups: Mapping[str, Communicator]) -> None:
         words |= {FIRST_TYPE + place: place for place in range(len(TYPES))}
         words |= {FIRST_OPERATION + place: place for place in range(len(OPERATIONS))}
     cell[:STARTED] = 0
+    group = groups.get(mesh_axis)
+    cell[SIZE] = 0 if group is None else group.size
     for place, word in words.items():
         cell[place] = word
 

@@ -119,13 +119,15 @@ class Movement:
     read: says which; None where a kernel of the compiler moves the elements. reads_if(params):
     whether it can say so with these parameters; by default it always can. fill(params): the number
     that stands where no operand's element does. by_place: which operand's element it is, or
-    what number, depends on the place, so that neighbouring loops are not one.
+    what number, depends on the place, so that neighbouring loops are not one. is_alias: the result
+    lies where the operand does.
     """
 
     read: Read | None = None
     reads_if: Callable[[Mapping[str, Any]], bool] | None = None
     fill: Callable[[Mapping[str, Any]], Any] | None = None
     by_place: bool = False
+    is_alias: bool = False
 
 
 @frozen
@@ -176,8 +178,13 @@ class Gather:
 
 @frozen
 class Scatter:
-    """Elements written to places that are data. checked: a place out of range is an error."""
+    """Elements written to places that are data.
 
+    combine: how an update meets the element at its place; None where it replaces it. checked: a
+    place out of range is an error.
+    """
+
+    combine: Combine | None
     checked: bool
 
 

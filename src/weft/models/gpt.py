@@ -90,7 +90,13 @@ class Block(nn.Module):
 
 
 class GPT(LanguageModel):
-    """A small language model, as nanoGPT builds it."""
+    """A small language model, as nanoGPT builds it.
+
+    >>> import weft as wf
+    >>> net = GPT(GPTConfig(vocabulary=10, width=8, layers=1, heads=2, context=16))
+    >>> net(wf.tensor([[1, 2, 3]])).shape  # [batch, time, vocabulary]
+    (1, 3, 10)
+    """
 
     projection: ClassVar[Any] = nn.Linear
 

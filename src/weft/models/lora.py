@@ -72,6 +72,11 @@ def add_lora(net: Net, rank: int = 8, alpha: float = 16.0, targets: Sequence[str
     """Freeze a network and put LoRA beside its linear layers whose dotted names fit a pattern.
 
     targets: names such as "h.*.attn.c_attn" or "*q_proj". The network itself is changed.
+
+    >>> from weft.models import MLP
+    >>> net = add_lora(MLP([8, 4, 2]), rank=1)
+    >>> sum(p.size for p in net.parameters() if p.requires_grad)  # 1·(8 + 4) + 1·(4 + 2)
+    18
     """
     layers = [
         name

@@ -119,7 +119,17 @@ class HookHandle:
 
 
 class Module:
-    """The base of all layers and networks; `forward` says what calling it computes."""
+    """The base of all layers and networks; `forward` says what calling it computes.
+
+    >>> import weft as wf
+    >>> class Double(wf.nn.Module):
+    ...     def __init__(self, features):
+    ...         self.inner = wf.nn.Linear(features, 1)
+    ...     def forward(self, x):
+    ...         return 2 * self.inner(x)
+    >>> [name for name, _ in Double(3).named_parameters()]
+    ['inner.weight', 'inner.bias']
+    """
 
     training: bool
     _roles: dict[str, str]

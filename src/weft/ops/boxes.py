@@ -182,7 +182,7 @@ def _read_box(ct: Tensor, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
 dynamic_update_slice: Primitive = Primitive(
     "dynamic_update_slice",
     "x with a box replaced by update, at starts that are data, moved to lie inside x.",
-    kind=Scatter(checked=False),
+    kind=Scatter(None, checked=False),
     sharding=shardings.of_dynamic_update_slice,
     type_rule=_dynamic_update_type,
     reference=_update_box,

@@ -13,13 +13,13 @@ import numpy as np
 
 from weft.core import dtypes
 from weft.core.devices import as_device
-from weft.core.dtypes import DType
-from weft.core.errors import DTypeError
+from weft.core.dtypes import DType, complex_of, real_of
+from weft.core.errors import DTypeError, Unsupported
 from weft.core.types import TensorType
 from weft.ir import ranges
 from weft.ir.derivatives import constant, linear
 from weft.ir.dispatch import apply
-from weft.ir.kinds import Elementwise
+from weft.ir.kinds import Elementwise, Movement
 from weft.ir.numerics import convert_numbers
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
@@ -134,3 +134,43 @@ def bitcast(x: Tensor, dtype: Any, /) -> Tensor:
     [1065353216]
     """
     return apply(bits_as, as_tensor("bitcast", x), dtype=dtypes.as_dtype(dtype))
+
+
+# --- complex numbers in memory -------------------------------------------------------------------
+
+_ALIAS = Unsupported("its result lies where its operand does")
+_IN_PROGRAMS = Unsupported("it stands in compiled programs only, after derivatives and batching")
+
+
+def _part_samples(dtype: Any) -> list[Any]:
+    return [np.arange(6, dtype=dtype).reshape(shape) for shape in ((3, 2), (1, 3, 2))]
+
+
+def _whole_numbers(parts: Any) -> Any:
+    flat = np.ascontiguousarray(parts).reshape(-1)
+    return flat.view(np.result_type(flat.dtype, np.complex64)).reshape(parts.shape[:-1])
+
+
+as_parts: Primitive = Primitive(
+    "as_parts",
+    "The memory of complex numbers as real ones: one more axis, of the two parts of each.",
+    kind=Movement(is_alias=True),
+    lower=_ALIAS,
+    type_rule=lambda z: TensorType(real_of(z.dtype), (*z.shape, 2)),
+    reference=lambda z: np.stack([z.real, z.imag], -1),
+    derivatives=_IN_PROGRAMS,
+    batch=_IN_PROGRAMS,
+    samples=lambda: [Sample((x,), derivative=False) for x in _part_samples(np.complex64)],
+)
+
+of_parts: Primitive = Primitive(
+    "of_parts",
+    "The complex numbers whose parts lie along the last axis, which has two elements.",
+    kind=Movement(is_alias=True),
+    lower=_ALIAS,
+    type_rule=lambda x: TensorType(complex_of(x.dtype), x.shape[:-1]),
+    reference=_whole_numbers,
+    derivatives=_IN_PROGRAMS,
+    batch=_IN_PROGRAMS,
+    samples=lambda: [Sample((x,), derivative=False) for x in _part_samples(np.float32)],
+)

@@ -43,7 +43,7 @@ stopped: Primitive = Primitive(
 barrier: Primitive = Primitive(
     "barrier",
     "The same value, not merged with equal computations: what is recomputed on purpose stays so.",
-    kind=Movement(reads.of_identity),
+    kind=Movement(reads.of_identity, is_alias=True),
     type_rule=lambda x: x,
     reference=lambda x: x,
     derivatives=[linear(lambda ct, x: ct)],
@@ -54,7 +54,12 @@ barrier: Primitive = Primitive(
 
 
 def stop_gradient(x: Tensor, /) -> Tensor:
-    """The same value, of which no derivative is taken, in any mode."""
+    """The same value, of which no derivative is taken, in any mode.
+
+    >>> import weft as wf
+    >>> wf.grad(lambda x: x * wf.stop_gradient(x))(wf.tensor(3.0)).item()
+    3.0
+    """
     x = as_tensor("stop_gradient", x)
     value = x._value
     while isinstance(value, Dual) and value.trace.active:

@@ -369,7 +369,7 @@ scatter: Primitive = Primitive(
     "scatter",
     "x with the elements at the indices replaced; of several for one place the last one stays. "
     "`unique` promises that no place is written twice.",
-    kind=Scatter(checked=True),
+    kind=Scatter(None, checked=True),
     sharding=shardings.of_scatter(None),
     type_rule=lambda *types, axes, unique: _scatter_type("scatter", "any", *types, axes=axes),
     reference=lambda x, updates, *indices, axes, unique: _scatter_rows(
@@ -390,7 +390,7 @@ scatter: Primitive = Primitive(
 scatter_add: Primitive = Primitive(
     "scatter_add",
     "x with the updates added at the indices; all of several for one place count.",
-    kind=Scatter(checked=True),
+    kind=Scatter("add", checked=True),
     sharding=shardings.of_scatter({"x": SUM, "result": SUM}),
     type_rule=lambda *types, axes: _scatter_type("scatter_add", "number", *types, axes=axes),
     reference=lambda x, updates, *indices, axes: _scatter_rows(
@@ -441,7 +441,7 @@ def _scatter_extreme(name: str, doc: str, write: Write, terms: Partial) -> Primi
     primitive = Primitive(
         name,
         doc,
-        kind=Scatter(checked=True),
+        kind=Scatter(terms.combine, checked=True),
         sharding=shardings.of_scatter({"result": terms}),
         type_rule=lambda *types, axes: _scatter_type(name, "real", *types, axes=axes),
         reference=lambda x, updates, *indices, axes: _scatter_rows(
@@ -498,7 +498,7 @@ def _multiply_back(ct: Tensor, x: Tensor, updates: Tensor, *indices: Tensor, axe
 scatter_multiply: Primitive = Primitive(
     "scatter_multiply",
     "x with each indexed element multiplied by its updates, one after the other.",
-    kind=Scatter(checked=True),
+    kind=Scatter("multiply", checked=True),
     sharding=shardings.of_scatter(None),
     type_rule=lambda *types, axes: _scatter_type("scatter_multiply", "number", *types, axes=axes),
     reference=lambda x, updates, *indices, axes: _scatter_rows(

@@ -16,7 +16,9 @@ The same lines run eagerly and inside `wf.jit`, where the updates are part of th
 from weft.names import explain_all as _explain_all
 from weft.names import missing_from as _missing_from
 from weft.optim import rules, schedules
+from weft.optim.adam_variants import Adafactor, Adamax, NAdam, RAdam, SparseAdam
 from weft.optim.averaging import ExponentialMovingAverage
+from weft.optim.classic import ASGD, Rprop
 from weft.optim.clipping import clip_grad_norm, clip_grad_value
 from weft.optim.groups import Group
 from weft.optim.lbfgs import LBFGS
@@ -36,21 +38,28 @@ from weft.optim.precision import LossScale, mixed
 from weft.optim.rows import Rows, take_rows
 
 __all__ = [
+    "ASGD",
     "LBFGS",
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "ExponentialMovingAverage",
     "Group",
     "Lamb",
     "Lion",
     "LossScale",
     "Muon",
+    "NAdam",
     "Optimizer",
+    "RAdam",
     "RMSprop",
     "Rows",
+    "Rprop",
+    "SparseAdam",
     "clip_grad_norm",
     "clip_grad_value",
     "mixed",

@@ -135,7 +135,7 @@ class Optimizer:
 
     def _initial_state(self, p: wf.Tensor, options: Mapping[str, Any]) -> State:
         slots = self.slots(options).items()
-        return {name: wf.full_like(p, value, dtype=_wide_dtype(p)) for name, value in slots}
+        return {name: wf.full_like(p, value, dtype=wide_dtype(p)) for name, value in slots}
 
     @property
     def parameters(self) -> list[wf.Tensor]:
@@ -280,7 +280,7 @@ class Optimizer:
                 position += 1
                 if gradient is None:
                     continue
-                wide = _wide_dtype(parameter)
+                wide = wide_dtype(parameter)
                 own = parameter if self.sharing is None else self.sharing.part(parameter)
                 old = own.astype(wide, copy=False)
                 operands = old, gradient.astype(wide, copy=False), state, setting
@@ -327,7 +327,7 @@ class Optimizer:
         counts = [number for number, group in enumerate(self.groups) for _ in group.parameters]
         number = counts[table.position]
         parameter, state = self.parameters[table.position], self.state[table.position]
-        wide = _wide_dtype(parameter)
+        wide = wide_dtype(parameter)
         old = wf.take(parameter, table.indices, axis=0).astype(wide, copy=False)
         held = {name: wf.take(slot, table.indices, axis=0) for name, slot in state.items()}
         rule = self.rule(self.groups[number].options)
@@ -419,7 +419,7 @@ class _Waiting:
 
     @classmethod
     def zeros_for(cls, parameters: Sequence[wf.Tensor]) -> _Waiting:
-        return cls([wf.zeros_like(p, dtype=_wide_dtype(p)) for p in parameters], wf.tensor(0))
+        return cls([wf.zeros_like(p, dtype=wide_dtype(p)) for p in parameters], wf.tensor(0))
 
     def add_gradients(
         self,
@@ -447,7 +447,7 @@ class _Waiting:
         return totals, complete
 
 
-def _wide_dtype(parameter: wf.Tensor) -> wf.DType:
+def wide_dtype(parameter: wf.Tensor) -> wf.DType:
     """The dtype that a rule computes in: float32 for 16-bit parameters."""
     return parameter.dtype if parameter.dtype.bits >= 32 else wf.float32
 

@@ -193,6 +193,128 @@ def muon(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
     return decay_weights(p, h) - rate * turned, {"momentum": b}
 
 
+def nadam(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
+    """Adam with Nesterov's momentum (Dozat, 2016), whose momentum grows with the steps.
+
+    μₜ = β₁ (1 − ½ 0.96^(t ψ));  P ← P μₜ;  m, v as in `adam`;
+    θ ← θ − η ((1 − μₜ) g/(1 − P) + μₜ₊₁ m/(1 − P μₜ₊₁)) / (√(v/(1 − β₂ᵗ)) + ε)
+    """
+    beta1, beta2 = h.betas
+    if h.decoupled_weight_decay:
+        p = decay_weights(p, h)
+    else:
+        g = add_penalty(p, g, h)
+    now, after = (
+        beta1 * (1 - 0.5 * wf.pow(0.96, step * h.momentum_decay)) for step in (h.step, h.step + 1)
+    )
+    product = state["product"] * now
+    m = average(state["mean"], g, beta1)
+    v = average(state["square"], g * g, beta2)
+    ahead = (1 - now) / (1 - product) * g + after / (1 - product * after) * m
+    spread = wf.sqrt(v) / wf.sqrt(h.correction(beta2)) + h.eps
+    return p - h.lr * ahead / spread, {"mean": m, "square": v, "product": product}
+
+
+def radam(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
+    """Rectified Adam (Liu et al., 2020): plain momentum until the variance of v is finite.
+
+    ρ∞ = 2/(1 − β₂) − 1;  ρ = ρ∞ − 2 t β₂ᵗ/(1 − β₂ᵗ);  m, v as in `adam`;
+    where ρ > 5, the step is Adam's times √((ρ−4)(ρ−2)ρ∞ / ((ρ∞−4)(ρ∞−2)ρ)).
+    """
+    beta1, beta2 = h.betas
+    if h.decoupled_weight_decay:
+        p = decay_weights(p, h)
+    else:
+        g = add_penalty(p, g, h)
+    m = average(state["mean"], g, beta1)
+    v = average(state["square"], g * g, beta2)
+    limit = 2 / (1 - beta2) - 1
+    correction = h.correction(beta2)
+    length = limit - 2 * h.step * (1 - correction) / correction
+    is_finite = length > 5
+    safe = wf.where(is_finite, length, 6.0)
+    rectified = wf.sqrt((safe - 4) * (safe - 2) * limit / ((limit - 4) * (limit - 2) * safe))
+    adaptive = rectified * wf.sqrt(correction) / (wf.sqrt(v) + h.eps)
+    mean = m / h.correction(beta1)
+    return p - h.lr * mean * wf.where(is_finite, adaptive, 1.0), {"mean": m, "square": v}
+
+
+def adamax(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
+    """Adam by the largest gradient (Kingma and Ba, 2015).
+
+    m ← β₁ m + (1 − β₁) g;  u ← max(β₂ u, |g| + ε);  θ ← θ − η/(1 − β₁ᵗ) m/u
+    """
+    beta1, beta2 = h.betas
+    g = add_penalty(p, g, h)
+    m = average(state["mean"], g, beta1)
+    u = wf.maximum(state["largest"] * beta2, wf.abs(g) + h.eps)
+    return p - h.lr / h.correction(beta1) * m / u, {"mean": m, "largest": u}
+
+
+def sparse_adam(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
+    """Adam of the rows that have a gradient; the others, and their averages, stay as they are."""
+    axes = tuple(range(1, g.ndim))
+    touched = wf.any(wf.not_equal(g, 0), axis=axes, keepdims=True) if axes else wf.not_equal(g, 0)
+    moved, new = _adam_step(p, g, state, h)
+    kept = {name: wf.where(touched, new[name], state[name]) for name in new}
+    return wf.where(touched, moved, p), kept
+
+
+def adafactor(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
+    """Adafactor (Shazeer and Stern, 2018): second moments of rows and columns in place of all.
+
+    γ = t^c;  R ← R + γ (mean of g² over rows − R), C likewise over columns;  V = R C / mean(R);
+    U = g/√V, cut to a root mean square of d;  θ ← θ − η λ θ − max(ε₂, rms(θ)) min(η, 1/√t) U
+    """
+    floor = wf.finfo(p.dtype).eps if h.floor is None else h.floor
+    share = wf.pow(h.step, h.beta2_decay)
+    rate = wf.maximum(_root_mean_square(p), h.least) * wf.minimum(h.lr, 1 / wf.sqrt(h.step))
+    squares, new = g * g, {}
+    if "rows" in state:
+        for name, axis in (("rows", -1), ("columns", -2)):
+            means = wf.mean(squares, axis=axis, keepdims=True)
+            new[name] = state[name] + share * (means - state[name])
+        total = wf.maximum(wf.mean(new["rows"], axis=-2, keepdims=True), floor)
+        variance = new["rows"] * new["columns"] / total
+    else:
+        new["square"] = variance = state["square"] + share * (squares - state["square"])
+    update = g * wf.rsqrt(wf.maximum(variance, floor * floor))
+    excess = wf.maximum(_root_mean_square(update) / h.d, 1.0)
+    return decay_weights(p, h) - rate / excess * update, new
+
+
+def _root_mean_square(x: wf.Tensor) -> wf.Tensor:
+    return wf.sqrt(wf.mean(x * x))
+
+
+def rprop(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
+    """Resilient steps (Riedmiller and Braun, 1993): only the signs of gradients count.
+
+    A step grows where the sign stays and shrinks where it changes, where nothing is done then.
+    """
+    (shrink, grow), (least, most) = h.etas, h.step_sizes
+    before = wf.where(wf.equal(h.step, 1), h.lr, state["size"])
+    agreement = g * state["gradient"]
+    factor = wf.where(agreement > 0, grow, wf.where(agreement < 0, shrink, 1.0))
+    size = wf.clip(before * factor, least, most)
+    g = wf.where(agreement < 0, 0.0, g)
+    return p - wf.sign(g) * size, {"gradient": g, "size": size}
+
+
+def asgd(p: wf.Tensor, g: wf.Tensor, state: State, h: Settings) -> Updated:
+    """Averaged gradient descent (Polyak and Juditsky, 1992), with a learning rate that falls.
+
+    ηₜ = η (1 + λ' η (t − 1))^−α;  θ ← θ (1 − λ' ηₜ) − ηₜ g;
+    the average ← average + (θ − average)/max(1, t − 1 − t₀)
+    """
+    g = add_penalty(p, g, h)
+    earlier = h.step - 1
+    rate = h.lr / wf.pow(1 + h.lambd * h.lr * earlier, h.alpha)
+    p = p * (1 - h.lambd * rate) - rate * g
+    share = 1 / wf.maximum(earlier - h.t0, 1.0)
+    return p, {"average": state["average"] + (p - state["average"]) * share}
+
+
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """The coefficients of a quintic that draws singular values towards 1, steepest at 0."""
 

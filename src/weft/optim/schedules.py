@@ -16,6 +16,7 @@ each `step()`, per epoch for example. `Plateau` looks at a metric in place of ti
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
@@ -32,7 +33,9 @@ __all__ = [
     "Constant",
     "Cosine",
     "CosineRestarts",
+    "Cyclic",
     "Exponential",
+    "Lambda",
     "Linear",
     "MultiStep",
     "OneCycle",
@@ -255,6 +258,67 @@ class Warmup(Schedule):
         rise = self.start + (1 - self.start) * _progress(step, self.steps)
         rest = wf.maximum(step - self.steps, 0.0)
         return rise * self.schedule.formula(rest)
+
+
+@dataclass(frozen=True)
+class Lambda(Schedule):
+    """η times a function of the steps made so far, over tensors: η f(t).
+
+    >>> Lambda(0.1, lambda step: 1 / (1 + step))(3)
+    0.025
+    """
+
+    lr: float
+    function: Callable[[wf.Tensor], wf.Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise wf.ArgumentTypeError(
+                "Lambda",
+                "the factor is no function",
+                expected="a function from the number of steps to a factor",
+                got={"function": self.function},
+                fix="Lambda(0.1, lambda step: 0.95**step)",
+            )
+        super().__post_init__()
+
+    def formula(self, step: wf.Tensor) -> wf.Tensor:
+        """See `Schedule`."""
+        return self.function(step) * self.lr
+
+
+@dataclass(frozen=True)
+class Cyclic(Schedule):
+    """Up and down between two rates, again and again (Smith, 2017).
+
+    steps: how many go up; `down`: how many go down, as many by default. Each cycle's height is
+    `shrink` times that of the one before, and `factor` to the power of the step.
+
+    >>> [round(Cyclic(0.0, 1.0, steps=2, shrink=0.5)(t), 4) for t in range(7)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.25, 0.5]
+    """
+
+    start: float
+    end: float
+    steps: int
+    down: int | None = None
+    shrink: float = 1.0
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.down is not None:
+            check_positive("Cyclic", "down", self.down)
+        super().__post_init__()
+
+    def formula(self, step: wf.Tensor) -> wf.Tensor:
+        """See `Schedule`."""
+        down = self.steps if self.down is None else self.down
+        cycle = wf.floor(step / (self.steps + down))
+        inside = step - cycle * (self.steps + down)
+        rising, falling = inside / self.steps, 1 - (inside - self.steps) / down
+        height = wf.where(inside <= self.steps, rising, falling)
+        scale = wf.pow(self.shrink, cycle) * wf.pow(self.factor, step)
+        return self.start + (self.end - self.start) * height * scale
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def saved_state(optimizer: Optimizer) -> dict[str, Any]:
     """All tensors and numbers that go on from step to step; the tensors as they are now."""
-    parameters = _parameters_of_slots(optimizer)
+    parameters = parameters_of_slots(optimizer)
     state = {
         name: _whole_value(optimizer, handle, parameters.get(name))
         for name, handle in named_tensors(optimizer)
@@ -42,7 +42,7 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     check_names(op, state, wanted)
     for name in handles:
         check_entry(op, name, wanted[name], state[name])
-    parameters = _parameters_of_slots(optimizer)
+    parameters = parameters_of_slots(optimizer)
     for name, handle in handles.items():
         is_split = optimizer.sharing is not None and name in parameters
         handle.copy_(optimizer.sharing.part(state[name]) if is_split else state[name])
@@ -54,7 +54,7 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
                 group.options[name] = tuple(value) if isinstance(value, list) else value
 
 
-def _parameters_of_slots(optimizer: Optimizer) -> dict[str, wf.Tensor]:
+def parameters_of_slots(optimizer: Optimizer) -> dict[str, wf.Tensor]:
     """The parameter that each slot belongs to, by the slot's dotted name."""
     names = [name for group in optimizer.groups for name in group.names]
     together = zip(names, optimizer.parameters, optimizer.state, strict=True)

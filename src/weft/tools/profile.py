@@ -126,6 +126,13 @@ def profile(path: str | os.PathLike[str] | None = None) -> Iterator[Profile]:
     """Time each kernel of the compiled programs that run inside; a path also writes the trace.
 
     Kernels are timed by native code: nothing of Python runs between them, nor in the profile.
+
+    >>> import weft as wf
+    >>> f = wf.jit(lambda x: wf.exp(x).sum())
+    >>> with wf.tools.profile() as profile:
+    ...     _ = f(wf.ones(1000))
+    >>> profile.seconds > 0
+    True
     """
     result = Profile()
     with wf.timings() as calls:

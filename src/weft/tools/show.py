@@ -49,6 +49,12 @@ def show(
     The file's ending says what is written: .html, .svg, or .dot for Graphviz. `profile`, of calls
     of the same program, tells how long each kernel took. A graph whose types hold symbols is
     compiled, and shown as kernels, if their sizes are given.
+
+    >>> import os, tempfile, weft as wf
+    >>> f = wf.jit(lambda x: wf.exp(x).sum())
+    >>> path = os.path.join(tempfile.mkdtemp(), "f.html")
+    >>> show(f.explain(wf.ones(8)), path).name
+    'f.html'
     """
     target = Path(path)
     explained = explained_or_graph("tools.show", program, sizes)

@@ -39,7 +39,21 @@ HOOKS = (
 
 
 class Callback:
-    """The hooks, each of which does nothing unless it is written anew."""
+    """The hooks, each of which does nothing unless it is written anew.
+
+    >>> import weft as wf
+    >>> class Cheer(wf.train.Callback):
+    ...     def on_epoch_end(self, trainer):
+    ...         print(f"epoch {trainer.epoch} is done")
+    >>> net = wf.nn.Linear(2, 1)
+    >>> optimizer = wf.optim.SGD(net.parameters(), lr=0.1)
+    >>> trainer = wf.train.Trainer(
+    ...     net, "mse_loss", optimizer, callbacks=[Cheer()], progress=False
+    ... )
+    >>> _ = trainer.fit((wf.ones((4, 2)), wf.ones((4, 1))), epochs=2)
+    epoch 1 is done
+    epoch 2 is done
+    """
 
     writes = False
     """Whether it writes files or on the screen, which of several processes only the first does."""

@@ -136,14 +136,14 @@ class CheckpointFolder:
             unfinished.mkdir()
             files = {f"{group}.safetensors": tensors for group, tensors in groups.items()}
             noted = {
-                name: _write_file(unfinished / name, tensors) for name, tensors in files.items()
+                name: write_file(unfinished / name, tensors) for name, tensors in files.items()
             }
             noted_beside = {"format": FORMAT, "weft": wf.__version__, "kind": kind, **facts}
-            _write_manifest(unfinished / MANIFEST, {**noted_beside, "files": noted})
-            _sync(unfinished)
+            write_manifest(unfinished / MANIFEST, {**noted_beside, "files": noted})
+            sync_path(unfinished)
             final = self._unused_path(f"{kind}-{facts['step']:08d}")
             unfinished.rename(final)
-            _sync(self.path)
+            sync_path(self.path)
         for old in self.all(kind)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -170,7 +170,7 @@ class CheckpointFolder:
             )
         manifest = read_manifest(chosen)
         tensors = {
-            name.removesuffix(".safetensors"): _read(chosen / name, noted)
+            name.removesuffix(".safetensors"): read_file(chosen / name, noted)
             for name, noted in manifest["files"].items()
         }
         return Checkpoint(chosen, manifest, tensors)
@@ -218,10 +218,10 @@ def _is_alive(process: str) -> bool:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def _write_file(path: Path, tensors: Tensors) -> dict[str, Any]:
+def write_file(path: Path, tensors: Tensors) -> dict[str, Any]:
     """Write a file to the disk; its size and checksums."""
     wf.save(dict(tensors), path)
-    _sync(path)
+    sync_path(path)
     return {
         "bytes": path.stat().st_size,
         "sha256": _checksum(path),
@@ -229,7 +229,7 @@ def _write_file(path: Path, tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest, with a checksum over its own content."""
     read_back = json.loads(json.dumps(manifest))
     text = json.dumps({**read_back, CHECKSUM: _manifest_checksum(read_back)}, indent=1) + "\n"
@@ -242,7 +242,7 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
             fix="return arrays in place of long lists from state_dict()",
         )
     path.write_text(text, encoding="utf-8")
-    _sync(path)
+    sync_path(path)
 
 
 def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
@@ -262,7 +262,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Force a file's or folder's content to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -338,7 +338,7 @@ def _is_note(noted: Any) -> bool:
     )
 
 
-def _read(path: Path, noted: Mapping[str, Any]) -> dict[str, wf.Tensor]:
+def read_file(path: Path, noted: Mapping[str, Any]) -> dict[str, wf.Tensor]:
     """The tensors of a file that is as it was written."""
     if not os.path.lexists(path):
         raise _damage_error(path, "is missing", f"{noted['bytes']} bytes")

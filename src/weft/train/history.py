@@ -19,7 +19,12 @@ __all__ = ["History"]
 
 
 class History:
-    """The rows of all epochs; `history["loss"]` is a column, `plot` draws some."""
+    """The rows of all epochs; `history["loss"]` is a column, `plot` draws some.
+
+    >>> history = History([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}])
+    >>> history["loss"], history.last["epoch"]
+    ([0.5, 0.25], 2)
+    """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self.rows: list[dict[str, Any]] = [dict(row) for row in rows]

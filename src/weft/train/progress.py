@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -43,7 +44,8 @@ class Progress(Callback):
     def on_fit_begin(self, trainer: Any) -> None:
         """Choose lines, or a bar where the output is a terminal."""
         stream = self.stream or sys.stdout
-        if not stream.isatty():
+        # a launcher puts a rank before each line, and may give a process a terminal of its own
+        if not stream.isatty() or "WEFT_JOB_FOLDER" in os.environ:
             self.display = Lines(stream)
         else:
             self.display = RichBar(stream) if find_spec("rich") else Bar(stream)

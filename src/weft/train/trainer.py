@@ -54,6 +54,15 @@ class Trainer:
     moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
     "data" (each takes its part of a batch), "zero1" (and of the optimiser's state) or "zero2" (and
     of the gradients). A subclass may define `objective` where the loss needs more than that.
+
+    >>> import weft as wf
+    >>> wf.random.seed(0)
+    >>> x = wf.random.normal((64, 2))
+    >>> net = wf.nn.Linear(2, 1)
+    >>> trainer = Trainer(net, "mse_loss", wf.optim.SGD(net.parameters(), lr=0.1), progress=False)
+    >>> history = trainer.fit((x, x.sum(axis=1, keepdims=True)), epochs=10, batch_size=16)
+    >>> history["loss"][-1] < 0.01 * history["loss"][0]
+    True
     """
 
     def __init__(

@@ -40,12 +40,25 @@ def no_grad() -> recording:
 
 
 def enable_grad() -> recording:
-    """Record for `.backward()` inside, even within `no_grad`."""
+    """Record for `.backward()` inside, even within `no_grad`.
+
+    >>> import weft as wf
+    >>> x = wf.tensor(1.0, requires_grad=True)
+    >>> with wf.no_grad(), wf.enable_grad():
+    ...     (x * 2).requires_grad
+    True
+    """
     return recording(True)
 
 
 def is_grad_enabled() -> bool:
-    """Whether operations are recorded for `.backward()`."""
+    """Whether operations are recorded for `.backward()`.
+
+    >>> import weft as wf
+    >>> with wf.no_grad():
+    ...     wf.is_grad_enabled()
+    False
+    """
     return grad_mode.enabled
 
 

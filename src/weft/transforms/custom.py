@@ -196,6 +196,16 @@ class custom_derivative:  # noqa: N801 (a decorator)
     `@f.jvp def rule(primals, tangents): return out, tangent_out` serves both modes, if its
     operations are linear in the tangents. `@f.vjp def rule(*args): return out, pullback`
     with `pullback(cotangent)` returning one cotangent per argument serves reverse mode.
+
+    >>> import weft as wf
+    >>> @wf.custom_derivative
+    ... def sign(x):
+    ...     return wf.sign(x)
+    >>> @sign.jvp
+    ... def _(primals, tangents):
+    ...     return wf.sign(primals[0]), tangents[0]  # as if it were the identity
+    >>> wf.grad(sign)(wf.tensor(-2.0)).item()
+    1.0
     """
 
     __name__: str

@@ -1,19 +1,13 @@
-"""The header of an exported program.
-
->>> from weft.core.dtypes import bfloat16, float32
->>> c_type(TensorType(float32, (2, 3))), c_type(TensorType(bfloat16, ()))
-('float', 'uint16_t')
-"""
+"""The header of an exported program."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from string import Template
 
+from weft.compiler.export.c_kernels import element_type
 from weft.compiler.export.program import ExportedProgram, Port
-from weft.core.dtypes import bool_
 from weft.core.records import frozen
-from weft.core.types import TensorType
 
 _HEADER = Template("""\
 /* $name.h: a program of Weft for $target. Made by wf.export: do not edit.
@@ -112,15 +106,6 @@ class Interface:
         return (*self.program.inputs, *self.program.outputs)
 
 
-def c_type(kind: TensorType) -> str:
-    """The type of an element in C; 16-bit floats are their bits, and truths are bytes."""
-    dtype = kind.dtype
-    if dtype.is_floating and dtype.bits > 16:
-        return "float" if dtype.bits == 32 else "double"
-    sign = "" if dtype.kind == "signed" else "u"
-    return "uint8_t" if dtype is bool_ else f"{sign}int{dtype.bits}_t"
-
-
 def port_line(port: Port) -> str:
     """What a comment says of a tensor."""
     title = "" if port.title == port.name else f" ({port.title})"
@@ -146,7 +131,7 @@ def header_text(about: Interface) -> str:
         more=f", {weights}" if weights else "",
         heap=heap if about.heap else "",
         ports="".join(lines),
-        parameters=", ".join(_run_parameters(about)),
+        parameters=run_parameters(about.name, about.program),
         states="".join(f" *   {n}  {port_line(port)}\n" for n, port in enumerate(states)),
         numbers="".join(
             f"#define {about.upper}_STATE_{port.name.upper()} {n}\n"
@@ -156,10 +141,11 @@ def header_text(about: Interface) -> str:
     )
 
 
-def _run_parameters(about: Interface) -> list[str]:
-    inputs = [f"const {c_type(port.type)} *{port.name}" for port in about.program.inputs]
-    outputs = [f"{c_type(port.type)} *{port.name}" for port in about.program.outputs]
-    return [f"{about.name} *model", *inputs, *outputs]
+def run_parameters(name: str, program: ExportedProgram) -> str:
+    """The parameters of a run."""
+    inputs = [f"const {element_type(port.type.dtype)} *{port.name}" for port in program.inputs]
+    outputs = [f"{element_type(port.type.dtype)} *{port.name}" for port in program.outputs]
+    return ", ".join([f"{name} *model", *inputs, *outputs])
 
 
 def _tables(about: Interface, states: Sequence[Port]) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from string import Template
 
-from weft.compiler.export.header import Interface, c_type, port_line
+from weft.compiler.export.c_kernels import element_type
+from weft.compiler.export.header import Interface, port_line
 
 _MAIN = Template("""\
 /* Shows how $name.h is used. Without arguments it runs once, on zeros, and prints.
@@ -116,7 +117,7 @@ def main_text(about: Interface) -> str:
     words = {"name": about.name, "upper": about.upper}
     program, weights = about.program, "load_weights()" if about.weights_file else ""
     arrays = [
-        f"static {c_type(port.type)} {port.name}_data[{max(1, int(port.type.size))}];"
+        f"static {element_type(port.type.dtype)} {port.name}_data[{max(1, int(port.type.size))}];"
         f" /* {port_line(port)} */\n"
         for port in about.ports
     ]

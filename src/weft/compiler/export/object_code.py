@@ -11,11 +11,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from weft.compiler.export.bodies import Addresses, Bodies
 from weft.compiler.export.fused import with_own_fma
 from weft.compiler.export.layout import ERROR, SCRATCH, WEIGHTS, WHOLE, Blob, Layout
 from weft.compiler.export.program import ExportedProgram
-from weft.compiler.export.sections import Needs, Operand, Section
-from weft.compiler.plan.launch import Value
+from weft.compiler.export.sections import Needs, Operand
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
 from weft.compiler.targets.cpu.engine import emit_linked
@@ -55,11 +57,13 @@ class ObjectFile:
 class ObjectWriter(IRBuilder):
     """Writes one function in C's convention, as LLVM's text; first it is given the instance."""
 
-    def __init__(self, name: str, parameters: Sequence[str], result: str = "void") -> None:
+    def __init__(
+        self, name: str, parameters: Sequence[str], result: str = "void", needs: Needs | None = None
+    ) -> None:
         super().__init__(name, parameters, public=True, result=result)
         self.symbol = f"@{name}"
         self.head = f"define {result} @{name}({', '.join(parameters)}) nounwind {{"
-        self.cell = "%cell"
+        self.needs = needs or Needs()
         self.kinds |= {"%cell": "ptr", "%error": "ptr", "%pointers": "ptr", "%buffers": "ptr"}
 
     def begin_calls(self, buffers: int) -> None:
@@ -74,18 +78,22 @@ class ObjectWriter(IRBuilder):
         ]
 
     def launch(
-        self, function: str, buffers: Sequence[str], numbers: str, begin: Operand, end: Operand
+        self,
+        function: str,
+        buffers: Sequence[str],
+        numbers: Sequence[int],
+        begin: Operand,
+        end: Operand,
     ) -> None:
         """See `Writer`."""
         for place, pointer in enumerate(buffers):
             self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
-        self.do(
-            f'call void @"weft.{function}"(ptr %buffers, ptr @{numbers}, i64 {begin}, i64 {end})'
-        )
+        given = f"ptr %buffers, ptr @{self.needs.table(numbers)}, i64 {begin}, i64 {end}"
+        self.do(f'call void @"weft.{function}"({given})')
 
     def reserve(self, pointer: str) -> None:
         """See `Writer`."""
-        self.store(pointer, self.cell, "ptr")
+        self.store(pointer, "%cell", "ptr")
 
     def place(self, pointer: str, offset: Operand) -> str:
         """See `Writer`."""
@@ -106,77 +114,48 @@ class ObjectWriter(IRBuilder):
 class _Functions:
     """Writes the functions of a program."""
 
-    def __init__(self, name: str, program: ExportedProgram, layout: Layout, blob: Blob) -> None:
-        self.name, self.program, self.layout, self.blob = name, program, layout, blob
-        self.needs = _GlobalNeeds()
+    def __init__(self, name: str, bodies: Bodies, inside: bool) -> None:
+        self.name, self.bodies, self.inside = name, bodies, inside
+        self.layout, self.needs = bodies.layout, bodies.needs
 
-    def section(self, out: ObjectWriter, bound: dict[Value, str]) -> Section:
-        """What writes the program's own plan."""
-        memory = out.place("%model", self.layout.arena)
-        scratch = out.place("%model", self.layout.scratch)
-        plan = self.layout.plan
-        return Section(out, self.needs, plan, bound, memory, (scratch, 0), "%error")
+    def addresses(self, out: ObjectWriter, weights: str = "") -> Addresses:
+        """What a function calls what it is given, and the weights."""
+        if not weights:
+            weights = "@weights" if self.inside else out.load("ptr", out.place("%model", WEIGHTS))
+        program = self.bodies.program
+        ports = [*program.inputs, *program.outputs]
+        return Addresses(
+            "%model",
+            "%error",
+            {name: out.place(weights, at) for name, at in self.bodies.blob.offsets.items()},
+            {port.name: f"%{_argument(port.name)}" for port in ports},
+        )
 
-    def weights(self, out: ObjectWriter, inside: bool) -> dict[Value, str]:
-        """Where the weights are."""
-        base = "@weights" if inside else out.load("ptr", out.place("%model", WEIGHTS))
-        inputs = self.layout.plan.graph.inputs
-        return {
-            inputs[w.port.position]: out.place(base, self.blob.offsets[w.port.name])
-            for w in self.program.weights
-        }
-
-    def run(self, inside: bool) -> ObjectWriter:
+    def run(self) -> ObjectWriter:
         """`NAME_run(model, inputs, outputs)`: one run; 0, or the status of what went wrong."""
-        program, layout, plan = self.program, self.layout, self.layout.plan
+        program = self.bodies.program
         ports = [*program.inputs, *program.outputs]
         given = ["ptr %model", *[f"ptr %{_argument(port.name)}" for port in ports]]
-        out = ObjectWriter(f"{self.name}_run", given, "i32")
-        bound = self.weights(out, inside)
-        inputs, states = plan.graph.inputs, list[str]()
-        for port in program.inputs:
-            bound[inputs[port.position]] = f"%{_argument(port.name)}"
-        for state, at in zip(program.states, layout.states, strict=True):
-            states.append(out.place("%model", at))
-            if state.read is not None:
-                bound[inputs[state.read]] = states[-1]
-        section = self.section(out, bound)
-        targets = {port.position: f"%{_argument(port.name)}" for port in program.outputs}
-        for state, pointer in zip(program.states, states, strict=True):
-            new = layout.new_places.get(state.port.position)
-            targets[state.port.position] = pointer if new is None else out.place("%model", new)
-        copied = section.bind_outputs([targets[n] for n in range(len(plan.graph.outputs))])
-        section.run(plan.launches[plan.once :])
-        section.copy_outputs(copied)
-        for state, pointer in zip(program.states, states, strict=True):
-            if state.port.position in layout.new_places:
-                out.copy(pointer, targets[state.port.position], state.port.bytes)
+        out = ObjectWriter(f"{self.name}_run", given, "i32", self.needs)
+        self.bodies.run(out, self.addresses(out))
         out.give(0)
         return out
 
-    def init(self, inside: bool) -> ObjectWriter:
+    def init(self) -> ObjectWriter:
         """`NAME_init(memory, weights)`: an instance, with its first state, ready to run."""
-        given = ["ptr %model"] if inside else ["ptr %model", "ptr %weights"]
-        out = ObjectWriter(f"{self.name}_init", given, "ptr")
-        if not inside:
+        given = ["ptr %model"] if self.inside else ["ptr %model", "ptr %weights"]
+        out = ObjectWriter(f"{self.name}_init", given, "ptr", self.needs)
+        if not self.inside:
             out.store("%weights", out.place("%model", WEIGHTS), "ptr")
-        section = self.section(out, self.weights(out, inside))
-        section.run(self.layout.plan.launches[: self.layout.plan.once])
+        self.bodies.prepare(out, self.addresses(out, "" if self.inside else "%weights"))
         out.call(f"@{self.name}_reset", "ptr %model")
         out.give("%model")
         return out
 
-    def reset(self, inside: bool) -> ObjectWriter:
+    def reset(self) -> ObjectWriter:
         """`NAME_reset(model)`: the state as it was at first."""
         out = ObjectWriter(f"{self.name}_reset", ["ptr %model"])
-        base = "@weights" if inside else out.load("ptr", out.place("%model", WEIGHTS))
-        for state, at in zip(self.program.states, self.layout.states, strict=True):
-            target = out.place("%model", at)
-            offset = self.blob.offsets.get(state.port.name)
-            if offset is None:
-                out.clear(target, state.port.bytes)
-            else:
-                out.copy(target, out.place(base, offset), state.port.bytes)
+        self.bodies.reset(out, self.addresses(out))
         return out
 
     def state(self) -> ObjectWriter:
@@ -208,17 +187,17 @@ class _Functions:
         out.give(size)
         return out
 
-    def create(self, machine: Machine, inside: bool, size: int) -> list[ObjectWriter]:
+    def create(self, machine: Machine, size: int) -> list[ObjectWriter]:
         """`NAME_create(weights)` and `NAME_destroy(model)`: an instance in memory of its own."""
         word = f"i{8 * machine.address_bytes}"
-        out = ObjectWriter(f"{self.name}_create", [] if inside else ["ptr %weights"], "ptr")
+        out = ObjectWriter(f"{self.name}_create", [] if self.inside else ["ptr %weights"], "ptr")
         whole = out.call("malloc", f"{word} {size + 64}", result="ptr")
         with out.when(out.test("eq", whole, "null")):
             out.give("null")
         up = out.add(out.convert("ptrtoint", whole, "i64"), 63)
         model = out.convert("inttoptr", out.combine("and", up, -64), "ptr")
         out.store(whole, out.at("i8", model, WHOLE), "ptr")
-        given = [f"ptr {model}"] if inside else [f"ptr {model}", "ptr %weights"]
+        given = [f"ptr {model}"] if self.inside else [f"ptr {model}", "ptr %weights"]
         out.give(out.call(f"@{self.name}_init", *given, result="ptr"))
         end = ObjectWriter(f"{self.name}_destroy", ["ptr %model"])
         with end.when(end.test("ne", "%model", "null")):
@@ -239,9 +218,12 @@ def _argument(name: str) -> str:
 
 
 def _bytes(data: bytes) -> str:
-    """Bytes as LLVM's text has them."""
-    table = [chr(n) if 32 <= n < 127 and n not in (34, 92) else f"\\{n:02X}" for n in range(256)]
-    return 'c"' + "".join([table[each] for each in data]) + '"'
+    """Bytes as LLVM's text has them: a backslash and two digits each."""
+    digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+    values = np.frombuffer(data, np.uint8)
+    text = np.full((len(data), 3), ord("\\"), np.uint8)
+    text[:, 1], text[:, 2] = digits[values >> 4], digits[values & 15]
+    return 'c"' + text.tobytes().decode("ascii") + '"'
 
 
 def object_file(
@@ -249,15 +231,14 @@ def object_file(
     *, inside: bool, heap: bool,
 ) -> ObjectFile:  # fmt: skip
     """The object file of a program for a machine; `heap`: with create and destroy."""
-    layout = Layout(program, plan)
-    writer = _Functions(name, program, layout, blob)
-    run, init = writer.run(inside), writer.init(inside)
-    needs = writer.needs
+    layout, needs = Layout(program, plan), _GlobalNeeds()
+    writer = _Functions(name, Bodies(program, layout, blob, needs), inside)
+    run, init = writer.run(), writer.init()
     for each in (run, init):
         each.begin_calls(needs.buffers)
     memory = layout.scratch + needs.scratch
-    own = [run, init, writer.reset(inside), writer.state(), writer.memory(machine, memory)]
-    own += writer.create(machine, inside, memory) if heap else []
+    own = [run, init, writer.reset(), writer.state(), writer.memory(machine, memory)]
+    own += writer.create(machine, memory) if heap else []
     functions = [each.symbol[1:] for each in own] + [f"{name}_message"]
     data = [
         f"@{table} = internal constant [{len(numbers)} x i64] "

@@ -43,7 +43,8 @@ KEYWORDS = frozenset(
         r"\w+",
         "auto bool break case char const continue default do double else enum extern false float "
         "for goto if inline int long register restrict return short signed sizeof static struct "
-        "switch true typedef union unsigned void volatile while model weights memory",
+        "switch true typedef union unsigned void volatile while model weights memory own_memory "
+        "own_error",
     )
 )
 """What no argument in C may be called."""
@@ -106,8 +107,20 @@ def exported_program(
 ) -> ExportedProgram:
     """Trace a call, and say what becomes of its inputs and outputs."""
     jitted = f if isinstance(f, Jit) else Jit(f)
-    call, recording, names = jitted.record(*args, **(kwargs or {}))
+    given, named = (trees.map_tree(_example, each) for each in (tuple(args), kwargs or {}))
+    call, recording, names = jitted.record(*given, **named)
     return _Roles(jitted, call, recording, names).program()
+
+
+def _example(leaf: Any) -> Any:
+    """A tensor of a type: random numbers, or zeros of integers; anything else is what it is."""
+    if not isinstance(leaf, TensorType):
+        return leaf
+    if not is_static(leaf.shape):
+        raise _unknown_size("an argument", leaf)
+    rng, shape, kind = np.random.default_rng(0), leaf.shape, leaf.dtype.numpy
+    values = rng.normal(size=shape) if leaf.dtype.is_inexact else np.zeros(shape)
+    return wrap(values.astype(kind))
 
 
 class _Roles:
@@ -250,7 +263,8 @@ def c_name(title: str, taken: Collection[str] | set[str]) -> str:
     'net_layers_0_weight_2'
     """
     plain = re.sub(r"\W+", "_", title).strip("_").lower() or "value"
-    plain = f"v_{plain}" if plain[0].isdigit() or plain in KEYWORDS else plain
+    is_taken = plain in KEYWORDS or re.fullmatch(r"[inp]?\d.*", plain)  # as what is written is
+    plain = f"v_{plain}" if is_taken else plain
     name, count = plain, 1
     while name in taken:
         count += 1

@@ -7,6 +7,7 @@ place in the memory of its plan.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -39,9 +40,14 @@ class Writer(Protocol):
     """Writes one function: what `IRBuilder` has, and calls of kernels."""
 
     def launch(
-        self, function: str, buffers: Sequence[str], numbers: str, begin: Operand, end: Operand
+        self,
+        function: str,
+        buffers: Sequence[str],
+        numbers: Sequence[int],
+        begin: Operand,
+        end: Operand,
     ) -> None:
-        """Call a kernel with these buffers, a table of numbers, and a part of its iterations."""
+        """Call a kernel with these buffers and numbers, for a part of its iterations."""
 
     def reserve(self, pointer: str) -> None:
         """Say where the scratch memory of the kernels that are called next begins."""
@@ -54,6 +60,9 @@ class Writer(Protocol):
 
     def copy(self, target: str, source: str, count: Operand) -> None:
         """Copy so many bytes."""
+
+    def clear(self, target: str, count: Operand) -> None:
+        """Fill so many bytes with zeros."""
 
     def variable(self, start: Operand) -> Assignable:
         """A value that loops and conditions from here on may change."""
@@ -118,12 +127,12 @@ class Needs:
         if isinstance(kernel, Kernel):
             known = self.kernels.get(kernel.digest)
             if known is None:
-                known = f"{kernel.name}_{len(self.kernels)}", kernel
+                title = re.sub(r"\W+", "_", kernel.name)
+                known = f"kernel_{len(self.kernels)}_{title}", kernel
                 self.kernels[kernel.digest] = known
             return known[0]
-        if kernel[0] != "text":
-            raise refuse_launch(launch)
-        return self.texts.setdefault(kernel, f"{kernel[2]}_{len(self.texts)}")
+        assert kernel[0] == "text", kernel
+        return self.texts.setdefault(kernel, f"native_{len(self.texts)}_{kernel[2]}")
 
     def table(self, numbers: Sequence[int]) -> str:
         """The name of a table of numbers; an empty one is any."""
@@ -224,7 +233,7 @@ class Section:
 
     def _launch(self, launch: Launch) -> None:
         if launch.kind in (Kind.REFERENCE, Kind.LIBRARY, Kind.FACTORIZATION):
-            raise refuse_launch(launch)
+            raise refuse_launch(launch, self.plan)
         if launch.nested is not None:
             form = launch.nested.form
             if isinstance(form, Loop):
@@ -255,7 +264,7 @@ class Section:
             self.needs.scratch = max(self.needs.scratch, before + taken + needed)
             self.out.reserve(self.out.place(base, before + taken))
         self.needs.buffers = max(self.needs.buffers, len(buffers))
-        self.out.launch(function, buffers, self.needs.table(numbers), begin, end)
+        self.out.launch(function, buffers, numbers, begin, end)
 
     def _row_fusion(self, launch: Launch) -> None:
         """All stages for one block of rows after the other."""
@@ -299,9 +308,9 @@ class Section:
         memory = self.address(launch.nested.scratch)
         carries = _Carries(self, form, operands, results, memory)
         constants = operands[: form.num_consts]
-        before = [self._inner(plan, constants, memory) for plan in form.plans]
-        for section in before:
-            section.run(section.plan.launches[: section.plan.once])
+        own = [out.place(memory, start) for start in form.plan_places(NO_SIZES)]
+        for plan, place in zip(form.plans, own, strict=False):
+            self._inner(plan, constants, place).run(plan.launches[: plan.once])
         xs = operands[form.num_consts + form.num_carry :]
         ys = results[form.num_carry :]
         step = out.variable(0)
@@ -309,11 +318,11 @@ class Section:
             if limit >= 0:
                 out.leave_unless(out.test("slt", step.value, limit))
             if len(form.plans) == 2:
-                out.leave_unless(self._condition(form.plans[1], constants, carries, memory))
+                out.leave_unless(self._condition(form.plans[1], constants, carries, own[1]))
             place = out.sub(limit - 1, step.value) if form.reverse else step.value
             body = form.plans[0]
             inputs = [*constants, *carries.places, *_rows(out, body, xs, place, form)]
-            section = self._inner(body, inputs, memory)
+            section = self._inner(body, inputs, own[0])
             kinds = body.graph.output_types[form.num_carry :]
             rows = [
                 out.place(y, out.mul(place, bytes_of(kind, NO_SIZES)))
@@ -444,20 +453,17 @@ def _place(location: Location | None) -> str:
     return "" if location is None else f", at {location}"
 
 
-def refuse_launch(launch: Launch) -> UnsupportedError:
+def refuse_launch(launch: Launch, plan: ProgramPlan) -> UnsupportedError:
     """What is said of a launch that needs Python or a library of this process."""
-    node = launch.node or launch.checked
-    return refuse_node("export", launch.name, node)
-
-
-def refuse_node(op: str, name: str, node: GraphNode | None) -> UnsupportedError:
-    """What is said of an operation that has no code of its own."""
+    node, name = launch.node or launch.checked, launch.name
     types = {} if node is None else {f"operand {n}": a.type for n, a in enumerate(node.operands)}
+    is_source = plan.target.name == "plain"
     return UnsupportedError(
-        op,
-        f"{name} cannot leave Python: it is computed by a library or called back",
+        "export",
+        f"{name} has no {'form in C' if is_source else 'code of its own'}: it calls Python",
         expected="operations that are compiled: no complex numbers, linear systems or call-backs",
         got={"operation": name, **types},
+        note="sorts, too, have code in object files alone" if is_source else "",
         fix="compute this part outside of the exported function, and give it the result",
         at=None if node is None else node.location,
     )

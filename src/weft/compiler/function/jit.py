@@ -28,6 +28,7 @@ from weft.compiler.function.arguments import (
     Call,
     Family,
     General,
+    arrays_as_tensors,
     read_call,
     sizes_of,
 )
@@ -95,6 +96,9 @@ class Jit:
         if recognised is not None:
             run, handles = recognised
             return run(handles)
+        converted = arrays_as_tensors(args, kwargs)
+        if converted is not None:
+            return self(*converted[0], **converted[1])
         key = self._repeated.key(args, kwargs, outside)
         call = self._read(args, kwargs)
         found = self._find(call)
@@ -109,6 +113,7 @@ class Jit:
         return [read() for read in self._outside]
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        args, kwargs = arrays_as_tensors(args, kwargs) or (args, kwargs)
         call = read_call(args, kwargs, self._values())
         call.distinguish(self._looked_at.get(call.kind, frozenset()))
         return call
@@ -264,6 +269,15 @@ def jit(
     With a budget such as `memory="300MB"` the program computes values twice instead of keeping
     them, until what `step.memory(...).peak` says fits; it is then compiled for each size by itself.
     Where that does not suffice, the first call raises an error that says by how much.
+
+    >>> import weft as wf
+    >>> @wf.jit
+    ... def distance(x, y):
+    ...     return wf.sqrt(((x - y) ** 2).sum())
+    >>> distance(wf.tensor([0.0, 3.0]), wf.tensor([4.0, 0.0])).item()
+    5.0
+    >>> len(distance.explain(wf.ones(2), wf.zeros(2)).kernels)
+    1
     """
     budget = None if memory is None else parse_bytes("jit", memory)
     if f is None:

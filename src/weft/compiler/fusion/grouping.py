@@ -27,9 +27,10 @@ from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir.affine_index import Affine, offset
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
-from weft.ir.kinds import Elementwise, Index, Reduction
+from weft.ir.kinds import Elementwise, Index, Movement, Reduction
 from weft.ir.scalar_functions import element_cost
 from weft.ir.scalars import FUNCTION
+from weft.ops.conversion import of_parts
 from weft.ops.identity import barrier, stopped
 from weft.ops.movement import concatenate, reshape
 
@@ -209,6 +210,8 @@ class _Grouping:
             if is_reduction(node) or (fusible(node) and not shares_memory(node))
         }
         self.producer = {v: node for node in graph.nodes for v in node.results}
+        self.joined_parts = {n.operands[0] for n in graph.nodes if n.primitive is of_parts}
+        """The joins that are complex numbers: their parts are best stored side by side."""
         self.readers = _readers(graph)
         self.inputs, self.outputs = set[Atom](graph.inputs), set[Atom](graph.outputs)
         self.floors: dict[Atom, int] = {}
@@ -286,6 +289,8 @@ class _Grouping:
         variable = node.results[0]
         if node.primitive is not concatenate or variable not in self.whole:
             return False
+        if variable in self.joined_parts:
+            return True
         count, limits = variable.type.size, self.limits
         is_small = isinstance(count, int) and count < limits.divided_join_elements
         return len(node.operands) <= limits.divided_join_parts and not is_small
@@ -425,7 +430,7 @@ class _Grouping:
     def _neighbours(self, root: Root, needed: int) -> list[int]:
         """The groups that read, or make, what a root reads, the last ones first."""
         places: set[int] = set()
-        for atom, _ in root.reads:
+        for atom in [*self._join_of(root), *[atom for atom, _ in root.reads]]:
             for position in islice(reversed(self.near.get(atom, {})), NEIGHBOURS):
                 if position >= needed:
                     places.add(position)
@@ -433,8 +438,14 @@ class _Grouping:
 
     def _note(self, root: Root, position: int) -> None:
         """Let a root be found by those that read what it reads, or what it makes."""
-        for atom in [root.variable, *[atom for atom, _ in root.reads if _is_many(atom)]]:
+        read = [atom for atom, _ in root.reads if _is_many(atom)]
+        for atom in [root.variable, *self._join_of(root), *read]:
             self.near.setdefault(atom, {})[position] = None
+
+    def _join_of(self, root: Root) -> list[Variable]:
+        """The complex numbers that a root is a part of."""
+        whole = None if root.part is None else root.part.whole
+        return [whole] if whole in self.joined_parts and whole is not None else []
 
     def _weight(self, node: GraphNode) -> int:
         """How much a node holds, with what is written into it."""
@@ -531,7 +542,25 @@ def is_function(node: GraphNode) -> bool:
 
 def shares_memory(node: GraphNode) -> bool:
     """Whether a node's result lies where its operand does: nothing is computed."""
-    return node.primitive is barrier or is_general_reshape(node)
+    kind = node.primitive.kind
+    return (isinstance(kind, Movement) and kind.is_alias) or is_general_reshape(node)
+
+
+def aliases_of(graph: Graph) -> dict[Variable, Atom]:
+    """The values that lie in another's memory, and the other one.
+
+    The parts of complex numbers are joined in the memory of these, which may be an output.
+    """
+    joins = {node.results[0] for node in graph.nodes if node.primitive is concatenate}
+    aliases: dict[Variable, Atom] = {}
+    for node in graph.nodes:
+        if shares_memory(node):
+            operand, result = node.operands[0], node.results[0]
+            if node.primitive is of_parts and isinstance(operand, Variable) and operand in joins:
+                aliases[operand] = result
+            else:
+                aliases[result] = operand
+    return aliases
 
 
 def is_general_reshape(node: GraphNode) -> bool:

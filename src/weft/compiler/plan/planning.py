@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from weft.compiler.fusion.grouping import Group, Step, group, shares_memory
+from weft.compiler.fusion.grouping import Group, Step, aliases_of, group, shares_memory
 from weft.compiler.lowering.group_reuse import Signature
 from weft.compiler.lowering.groups import Lowered, context_of, is_lowered, lower
 from weft.compiler.lowering.node_reuse import Repeats
@@ -26,6 +26,7 @@ from weft.compiler.pipeline import (
     ROW_FUSION,
     SCHEDULE,
     VERIFYING,
+    last_passes,
     optimize_with_report,
 )
 from weft.compiler.plan.control_flow import control_launch
@@ -109,8 +110,8 @@ def plan_graph(
 ) -> ProgramPlan:
     """The plan of a graph: whole, or inside a loop or a choice."""
     log, limits = shared.log, shared.target.limits
-    graph = log.run_passes(shared.target.passes, graph)
-    aliases = {n.results[0]: n.operands[0] for n in graph.nodes if shares_memory(n)}
+    graph = log.run_passes(last_passes(shared.target), graph)
+    aliases = aliases_of(graph)
     root = partial(root_of, aliases)
     start = log.begin()
     steps = group(graph, is_lowered, limits.fusion)

@@ -62,6 +62,7 @@ KERAS: dict[str, dict[str, str]] = {
     },
     "keras.optimizers": {
         "AdamW": "wf.optim.AdamW(net.parameters(), lr=1e-3)",
+        "Nadam": "wf.optim.NAdam(net.parameters())",
         "Ftrl": "wf.optim.Adagrad(net.parameters())",
         "schedules": "wf.optim.schedules",
     },

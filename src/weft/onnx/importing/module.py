@@ -212,6 +212,7 @@ def _place_tensors(owner: OnnxModule, program: Program) -> tuple[Slot, ...]:
                 code = next(c for c, element in ELEMENTS.items() if element is tensor.element)
                 tensor = tensor.tensor
             learned = is_initialiser and tensor.dtype.is_floating and name not in measured
+            learned = learned and tensor.ndim > 0  # single numbers are constants of formulas
             path = _free_path(owner, name)
             holder = reduce(_group, path[:-1], owner)
             learned = learned and code is None

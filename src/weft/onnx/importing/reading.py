@@ -10,6 +10,7 @@ import math
 import os
 import stat
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -79,6 +80,7 @@ _BITS_AS_NUMBERS = {"float16": np.uint16, "bfloat16": np.uint16}
 """Types whose numbers stand in an integer field as their bits."""
 
 
+@cache
 def onnx_module(name: str = "onnx") -> Any:
     """A module of the `onnx` package, which only this part of Weft needs."""
     return require(name, "weft[onnx]", "wf.onnx")

@@ -163,7 +163,7 @@ def run_node(node: Node, scope: Scope) -> Sequence[Value]:
         if node.body is not None:
             return run_program(node.body, inputs, None, scope.session)
         if node.rule is None:
-            body = expand(node, [_type_of(value) for value in inputs])
+            body = expand(node, tuple([_type_of(value) for value in inputs]))
             return run_program(body, inputs, None, scope.session)
         return _apply(node.rule, Call(node, scope), inputs)
     except wf.WeftError as error:
@@ -221,9 +221,9 @@ def _computed_sizes(call: Call, inputs: Sequence[Value]) -> Sequence[Value] | No
         return None
     symbolic = any(map(is_symbolic, given))
     arrays = [host_value(v) if symbolic and isinstance(v, wf.Tensor) else v for v in inputs]
-    for each in arrays:
-        if each is not None and (not isinstance(each, np.ndarray) or each.dtype.kind not in "biuO"):
-            return None
+    for value, array in zip(inputs, arrays, strict=True):
+        if value is not None and not (isinstance(array, np.ndarray) and array.dtype.kind in "biuO"):
+            return None  # a traced tensor, a sequence, or numbers that are no sizes
     results = function(call, *arrays)
     if results is None:
         return None

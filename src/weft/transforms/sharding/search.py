@@ -305,7 +305,7 @@ class Search:
         best, least = before, self._seconds_of(region, touched) * (1 - _SLIGHT)
         splits: list[Placement] = [Split(axis) for axis in range(variable.type.ndim)]
         for placement in [REPLICATED, *splits]:
-            moved = [self._giving(node, placement) for node in region]
+            moved = [self._candidate_giving(node, placement) for node in region]
             self._exchange(region, moved)
             seconds = self._seconds_of(region, touched)
             if seconds < least:
@@ -313,7 +313,7 @@ class Search:
         self._exchange(region, best)
         return best is not before
 
-    def _giving(self, node: GraphNode, placement: Placement) -> Candidate:
+    def _candidate_giving(self, node: GraphNode, placement: Placement) -> Candidate:
         """The first strategy of a node that gives a placement; the chosen one where none does."""
         candidates = self.candidates(node)
         fitting = (each for each in candidates if each.strategy.results[0] == placement)

@@ -24,26 +24,40 @@ from weft.transforms.sharding.partition import Partitioned
 
 Sizes = Mapping[str, int]
 Program = Callable[..., Sequence[Tensor]]
+Kept = tuple[frozenset[int], frozenset[int]]
+NOTHING: Kept = (frozenset(), frozenset())
 
 
-def device_graph(done: Partitioned, whole: Graph, mesh: Sizes) -> Graph:
-    """One device's program between whole values, with collectives over the mesh axes."""
-    return trace(partial(_run_on_device, done, mesh), whole.input_types).closed()
+def device_graph(done: Partitioned, whole: Graph, mesh: Sizes, kept: Kept = NOTHING) -> Graph:
+    """One device's program between whole values, with collectives over the mesh axes.
+
+    kept: the inputs and outputs, by position, of which a device has its part alone.
+    """
+    kinds = [
+        local.type if place in kept[0] else kind
+        for place, (kind, local) in enumerate(
+            zip(whole.input_types, done.graph.inputs, strict=True)
+        )
+    ]
+    return trace(partial(_run_on_device, done, mesh, kept), kinds).closed()
 
 
 def lockstep_graph(done: Partitioned, whole: Graph, mesh: Sizes) -> Graph:
     """The programs of all devices in one: whole values to those of the first device."""
-    program: Program = partial(_run_on_device, done, mesh)
+    program: Program = partial(_run_on_device, done, mesh, NOTHING)
     for name, count in reversed(list(mesh.items())):
         program = partial(_first_of_all, program, name, count)
     return trace(program, whole.input_types).closed()
 
 
-def _run_on_device(done: Partitioned, mesh: Sizes, *inputs: Tensor) -> list[Tensor]:
-    cut = [cut_part(x, done.placements_of_input(i), mesh) for i, x in enumerate(inputs)]
-    outputs = interpret(done.graph, *cut)
+def _run_on_device(done: Partitioned, mesh: Sizes, kept: Kept, *inputs: Tensor) -> list[Tensor]:
+    cut = [
+        x if place in kept[0] else cut_part(x, done.placements_of_input(place), mesh)
+        for place, x in enumerate(inputs)
+    ]
     return [
-        gather_whole(x, done.placements_of_output(place), mesh) for place, x in enumerate(outputs)
+        x if place in kept[1] else gather_whole(x, done.placements_of_output(place), mesh)
+        for place, x in enumerate(interpret(done.graph, *cut))
     ]
 
 

@@ -48,7 +48,7 @@ def collective_launches(node: GraphNode, error: Literal) -> list[Launch] | None:
     def numbers(sizes: Sizes) -> list[int]:
         count = substitute_all(size(operand.type.shape), sizes)
         digest = group_cells.describe_call(describe(count), place)
-        return [count, dtype.itemsize, kind, operation, digest]
+        return [count, dtype.itemsize, kind, operation, digest, params["size"]]
 
     return [
         Launch(
@@ -66,7 +66,8 @@ def _all_reduce() -> IRBuilder:
     out = IRBuilder("all_reduce", KERNEL, public=True, may_unwind=True)
     buffers, sizes, _, _ = out.parameters
     source, target, error, cell = (out.pointer(buffers, place) for place in range(4))
-    count, item, kind, operation, digest = (out.number(sizes, place) for place in range(5))
+    words = [out.number(sizes, place) for place in range(6)]
+    count, item, kind, operation, digest, members = words
     function, group = (out.pointer(cell, place) for place in (0, group_cells.COMMUNICATOR))
     started = out.add(out.number(cell, group_cells.STARTED), 1)
     out.store(digest, out.at("i64", cell, group_cells.DIGEST))
@@ -83,6 +84,10 @@ def _all_reduce() -> IRBuilder:
         with out.when(out.test("ne", code, 0)):
             fail(out.convert("sext", code, "i64"))
 
+    present = out.number(cell, group_cells.SIZE)
+    is_other = out.combine("and", out.test("ne", present, 0), out.test("ne", present, members))
+    with out.when(is_other):
+        fail(str(group_cells.OTHER_SIZE))
     with out.when(out.test("ne", out.number(cell, group_cells.CHECKS), 0)):
         own, both = out.room("[2 x i64]"), out.room("[2 x i64]")
         out.store(digest, own)

@@ -112,7 +112,12 @@ class Emitter(Accumulation):
 
     def body(self, body: tuple[Statement, ...]) -> None:
         """Write statements."""
-        for statement in body:
+        rest = list(body)
+        while rest:
+            statement = rest.pop(0)
+            if rest and self.values.are_pairs(statement, rest[0]):
+                self.values.store_pairs(statement, rest.pop(0))
+                continue
             match statement:
                 case Let(variable, value):
                     self._let(variable, value)

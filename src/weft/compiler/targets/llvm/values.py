@@ -27,8 +27,10 @@ from weft.compiler.targets.llvm.instructions import (
 from weft.compiler.targets.llvm.ir_builder import Function, Lines
 from weft.compiler.targets.llvm.ir_types import Type, element, overload, steps, vector_text
 from weft.compiler.targets.llvm.machine import Machine
+from weft.compiler.targets.llvm.pairs import is_pair, load_every_second, write_pairs
 from weft.core.dtypes import INDEX, DType, bool_, float64
 from weft.core.records import frozen
+from weft.ir.loops import Statement, Store
 from weft.ir.scalars import Buffer, Scalar, coefficient, const, is_const
 
 ZEROS = "[16 x i64]"
@@ -285,6 +287,12 @@ class Values:
             places, contiguous = self._places(x.detail, x.args[0], lanes)
             if contiguous:
                 return self._load_or_zeros(x, places, lanes)
+        step = self._step(x.args[0], lanes)
+        if len(x.args) == 1 and not lanes.masks and step is not None and is_const(step, 2):
+            starts = self._second_elements(x.detail, x.args[0], lanes)
+            loaded = [load_every_second(self.lines, kind, start) for start in starts]
+            elements = tuple(_truth(self.lines, kind, each) for each in loaded)
+            return Value(elements, self.depth, lanes.width)
         guards = [self.widen_value(self._operand(arg), arg.dtype) for arg in x.args[1:]]
         otherwise = guards[1] if guards else (_zero(kind),) * len(lanes.bases)
         masks = self._masks(guards[0] if guards else (), lanes)
@@ -320,7 +328,7 @@ class Values:
 
     def _places(self, buffer: Buffer, offset: Scalar, lanes: Lanes) -> tuple[list[str], bool]:
         """Pointers for each vector: to its first element, or to the element of every lane."""
-        step = None if self._varies_otherwise(offset, lanes) else coefficient(offset, lanes.index)
+        step = self._step(offset, lanes)
         if step is None:
             vectors = self.widen_value(self.value(offset), INDEX)
             return [self._pointers(buffer, v, lanes.width) for v in vectors], False
@@ -329,6 +337,17 @@ class Values:
         if is_const(step, 1):
             return [self._move_pointer(buffer, origin, base) for base in lanes.bases], True
         return self._strided_pointers(buffer, origin, self.value(self.expand(step)), lanes), False
+
+    def _step(self, offset: Scalar, lanes: Lanes) -> Scalar | None:
+        """How far apart the elements of neighbouring lanes are, where that is the same for all."""
+        return None if self._varies_otherwise(offset, lanes) else coefficient(offset, lanes.index)
+
+    def _second_elements(self, buffer: Buffer, offset: Scalar, lanes: Lanes) -> list[str]:
+        """Pointers to the first element of each vector that takes every second one."""
+        start = self.value(self.expand(at_zero(offset, lanes.index)))
+        origin = self._origin(buffer, start)
+        places = [self.lines.put(f"mul i64 {base}, 2") for base in lanes.bases]
+        return [self._move_pointer(buffer, origin, place) for place in places]
 
     def _varies_otherwise(self, offset: Scalar, lanes: Lanes) -> bool:
         """Whether more than the loop's index makes an offset differ between lanes."""
@@ -397,6 +416,35 @@ class Values:
             values = self.widen_value(self.value(value), buffer.dtype)
             conditions = () if guard is None else self.widen_value(guard, bool_)
             self._vector_store(buffer, offset, values, self._masks(conditions, lanes), lanes)
+        self.forget([buffer])
+
+    def are_pairs(self, first: Statement, second: Statement) -> bool:
+        """Whether two statements store neighbouring elements of each lane, all of which are on."""
+        lanes = self.lanes
+        if (
+            lanes is None
+            or lanes.width == 1
+            or lanes.masks
+            or not is_pair(first, second, lanes.index)
+        ):
+            return False
+        assert isinstance(first, Store)
+        return self._step(first.offset, lanes) is not None
+
+    def store_pairs(self, first: Statement, second: Statement) -> None:
+        """Write what two stores do to neighbouring elements of each lane, at once."""
+        lanes = self.lanes
+        assert lanes is not None and isinstance(first, Store) and isinstance(second, Store)
+        buffer = first.buffer
+        kind = Type(buffer.dtype, lanes.width)
+        values = [
+            self.widen_value(self.value(self.expand(each.value)), buffer.dtype)
+            for each in (first, second)
+        ]
+        starts = self._second_elements(buffer, self.expand(first.offset), lanes)
+        for start, *pair in zip(starts, *values, strict=True):
+            one, other = (_to_memory(self.lines, kind, each) for each in pair)
+            write_pairs(self.lines, kind, start, (one, other))
         self.forget([buffer])
 
     def _scalar_store(
@@ -470,7 +518,11 @@ def _zero(kind: Type) -> str:
 
 
 def _from_memory(lines: Lines, kind: Type, instruction: str) -> str:
-    loaded = lines.put(instruction)
+    return _truth(lines, kind, lines.put(instruction))
+
+
+def _truth(lines: Lines, kind: Type, loaded: str) -> str:
+    """What was loaded; of truth values, which are bytes in memory, as such."""
     if kind.dtype is not bool_:
         return loaded
     return lines.put(f"icmp ne {kind.memory} {loaded}, {_zero(kind)}")

@@ -115,10 +115,13 @@ def _traced_loop(
         outputs = run(carry[0], carry[1], carry[2])
         return carry[0] + 1, outputs[0].reshape(()), tuple(outputs[1:])
 
+    most = None if limit is None else int(limit.reshape(-1)[0])
     last = wf.while_loop(
         lambda carry: wf.logical_and(carry[1], carry[0] < bound),
         advance,
         (wf.tensor(0), start, state),
+        # With a bound there is a derivative, which takes as many steps.
+        max_steps=most if most is not None and 0 < most <= call.scope.session.most_steps else None,
     )
     return tuple(last[2])
 
@@ -144,6 +147,8 @@ def scan(call: Call, *inputs: Value) -> tuple[Value, ...]:
     body: Program = call["body"]
     count = call["num_scan_inputs"]
     held = len(inputs) - count
+    if not 0 < count <= len(inputs) or len(body.outputs) < held:
+        raise ValueError(f"{count} of {len(inputs)} inputs are scanned")
     outs = len(body.outputs) - held
     axes = call.get("scan_input_axes") or [0] * count
     directions = call.get("scan_input_directions") or [0] * count
@@ -174,6 +179,8 @@ def scan_of_batches(call: Call, lengths: Value, *inputs: Value) -> tuple[Value, 
         raise call.refuse("Scan of version 8 with lengths")
     body: Program = call["body"]
     held = len(inputs) - call["num_scan_inputs"]
+    if not 0 <= held < len(inputs):
+        raise ValueError(f"{len(inputs) - held} of {len(inputs)} inputs are scanned")
     state = tuple(as_tensor(each) for each in inputs[:held])
     xs = tuple(wf.moveaxis(as_tensor(each), 1, 0) for each in inputs[held:])
 

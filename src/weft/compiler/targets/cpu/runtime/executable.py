@@ -138,17 +138,11 @@ class CpuExecutable(ABC):
         thread = get_ident()
         if self._runner == thread:  # a call back, such as a breakpoint, calls the program
             return self.by_reference([np.require(array, requirements="C") for array in arrays])
-        call = (arrays, donated, finished, reused)
         if stands_for_process() and self._meets_others:
-            if not self._lock.acquire(blocking=False):
-                # The thread that runs it waits for this one in a collective.
-                return self.by_reference([np.require(array, requirements="C") for array in arrays])
-            try:
-                return self._run_alone(thread, *call)
-            finally:
-                self._lock.release()
+            # Another thread, which stands for another process, waits for this one in a collective.
+            return self.by_reference([np.require(array, requirements="C") for array in arrays])
         with self._lock:
-            return self._run_alone(thread, *call)
+            return self._run_alone(thread, arrays, donated, finished, reused)
 
     def _run_alone(
         self,
@@ -457,7 +451,8 @@ class CpuExecutable(ABC):
             if place < 0:
                 outputs.append(self.root(atom).value)  # type: ignore[union-attr]
             elif is_view:
-                outputs.append(arrays[place].reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
+                flat = arrays[place].reshape(-1).view(atom.type.dtype.numpy)
+                outputs.append(flat.reshape(tables.shape(atom, sizes)))  # type: ignore[arg-type]
             else:
                 outputs.append(arrays[place])
         return outputs

@@ -1,0 +1,255 @@
+"""Several processes: data parallel steps and sums over processes, beside PyTorch's DDP on gloo.
+
+    python benchmarks/distributed.py --torch .venv-bench/bin/python
+
+Runs of Weft and of PyTorch take turns, and the median of the rounds is shown. Weft's processes are
+started by `weft launch` with this interpreter, PyTorch's with the one that is named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve()
+BYTES = [1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
+RUNS = {
+    "1 process x 1 thread": (1, 1),
+    "1 process x 2 threads": (1, 2),
+    "2 processes x 1 thread": (2, 1),
+}
+
+
+# --- what a process does ---------------------------------------------------------------------
+
+
+def main() -> None:
+    """Measure, or be one of the processes that are measured."""
+    options = arguments()
+    if options.worker:
+        measure = {"weft": in_weft, "torch": in_torch}[options.worker]
+        numbers = measure(options)
+        if numbers is not None:
+            print("RESULT", json.dumps(numbers), flush=True)
+        return
+    compare(options)
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", default=".venv-bench/bin/python", help="its interpreter")
+    parser.add_argument("--works", default="sums,gpt,resnet", help="which, joined by commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--json", help="write the numbers here, too")
+    parser.add_argument("--worker", choices=["weft", "torch"])
+    parser.add_argument("--work", default="gpt")
+    return parser.parse_args()
+
+
+def times(step: Callable[[], Any], repeats: int, warm: int = 3) -> list[float]:
+    """Seconds of each repetition."""
+    for _ in range(warm):
+        step()
+    spans = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        step()
+        spans.append(time.perf_counter() - begin)
+    return spans
+
+
+def share_of_task(options: Namespace, rank: int, size: int) -> tuple[Any, Any]:
+    """The workload, and the task with this process's part of the batch."""
+    sys.path.insert(0, str(HERE.parent))
+    from suite.workloads import WORKLOADS
+
+    workload = WORKLOADS[options.work]
+    task = workload.task(options.quick, compiled=options.worker == "weft")
+    task.data = {name: np.ascontiguousarray(x[rank::size]) for name, x in task.data.items()}
+    return workload, task
+
+
+def in_weft(options: Namespace) -> Any:
+    """What one of Weft's processes measures."""
+    import weft as wf
+    from weft import distributed
+
+    distributed.init()
+    rank, size = distributed.rank(), distributed.world_size()
+    if options.work == "sums":
+        found = weft_sums(options)
+        return found if rank == 0 else None
+    workload, task = share_of_task(options, rank, size)
+    from suite import with_weft
+
+    plain = with_weft.training
+    with_weft.training = lambda task, net, optimizer, loss, data: plain(
+        task, net, distributed.data_parallel(optimizer), loss, data
+    )
+    step = workload.sides["weft"](task)
+    spans = times(lambda: wf.tree.map_tree(lambda x: x.numpy(), step()), options.steps)
+    return {"seconds": statistics.median(spans)} if rank == 0 else None
+
+
+def weft_sums(options: Namespace) -> dict[str, list[float]]:
+    """Sums over processes: compiled, and by mpi4py alone in pieces and in place."""
+    from mpi4py import MPI
+
+    import weft as wf
+    from weft import distributed
+    from weft.distributed.engines.mpi import PIECE
+
+    found: dict[str, list[float]] = {"compiled": [], "mpi4py": []}
+    total = wf.jit(lambda x: distributed.all_reduce(x))
+    for size in sizes_of(options):
+        array = np.ones(size // 4, np.float32)
+        tensor = wf.tensor(array)
+        repeats = max(5, min(200, (1 << 24) // size))
+        found["compiled"].append(statistics.median(times(lambda t=tensor: total(t), repeats)))
+
+        def alone(array: np.ndarray = array) -> None:
+            for start in range(0, array.size, PIECE // 4):
+                MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array[start : start + PIECE // 4])
+
+        found["mpi4py"].append(statistics.median(times(alone, repeats)))
+    return found
+
+
+def sizes_of(options: Namespace) -> list[int]:
+    """How many bytes are summed."""
+    return BYTES[:4] if options.quick else BYTES
+
+
+def in_torch(options: Namespace) -> Any:
+    """What one of PyTorch's processes measures."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(int(os.environ["THREADS"]))
+    if size > 1:
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+    if options.work == "sums":
+        spans = []
+        for count in sizes_of(options):
+            tensor = torch.ones(count // 4)
+            repeats = max(5, min(200, (1 << 24) // count))
+            spans.append(statistics.median(times(lambda t=tensor: dist.all_reduce(t), repeats)))
+        return {"gloo": spans} if rank == 0 else None
+    workload, task = share_of_task(options, rank, size)
+    from suite import with_torch
+
+    plain = with_torch.training
+    if size > 1:
+        with_torch.training = lambda task, net, optimizer, loss, data: plain(
+            task, DistributedDataParallel(net), optimizer, loss, data
+        )
+    step = workload.sides["torch"](task)
+    spans = times(lambda: step().item(), options.steps)
+    return {"seconds": statistics.median(spans)} if rank == 0 else None
+
+
+# --- starting them -----------------------------------------------------------------------------
+
+
+def run(options: Namespace, side: str, work: str, processes: int, threads: int) -> Any:
+    """One run of one side; what its first process found."""
+    words = [str(HERE), "--worker", side, "--work", work, "--steps", str(options.steps)]
+    words += ["--quick"] if options.quick else []
+    if side == "weft":
+        launch = ["-m", "weft.cli", "launch", "-n", str(processes), "--threads", str(threads)]
+        outputs = [finish([start([sys.executable, *launch, *words], {})])[0]]
+    else:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        shared = {
+            "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": processes,
+            "THREADS": threads, "OMP_NUM_THREADS": threads,
+        }  # fmt: skip
+        outputs = finish(
+            [start([options.torch, *words], {**shared, "RANK": r}) for r in range(processes)]
+        )
+    for line in "".join(outputs).splitlines():
+        if "RESULT" in line:
+            return json.loads(line.split("RESULT", 1)[1])
+    raise SystemExit(f"{side} {work} gave no result")
+
+
+def start(words: list[str], variables: dict[str, Any]) -> subprocess.Popen[str]:
+    """A process, and what it prints."""
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def finish(jobs: list[subprocess.Popen[str]]) -> list[str]:
+    """What the processes printed, once all have ended well."""
+    outputs = [job.communicate()[0] for job in jobs]
+    if any(job.returncode for job in jobs):
+        raise SystemExit(f"a process ended with {[job.returncode for job in jobs]}")
+    return outputs
+
+
+def compare(options: Namespace) -> None:
+    """Run everything, the sides in turns, and print tables."""
+    found: dict[str, Any] = {}
+    for work in options.works.split(","):
+        found[work] = sums_table(options) if work == "sums" else steps_table(options, work)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def sums_table(options: Namespace) -> dict[str, list[float]]:
+    """Times of sums of float32 over two processes."""
+    rounds: dict[str, list[list[float]]] = {}
+    for _ in range(options.rounds):
+        for side in ("weft", "torch"):
+            for name, spans in run(options, side, "sums", 2, 1).items():
+                rounds.setdefault(name, []).append(spans)
+    found = {name: np.median(spans, axis=0).tolist() for name, spans in rounds.items()}
+    print(f"\n{'bytes':>10}" + "".join(f"{name:>14}" for name in found))
+    for place, size in enumerate(sizes_of(options)):
+        spans = "".join(f"{found[name][place] * 1e6:>11.1f} us" for name in found)
+        print(f"{size:>10}{spans}")
+    return found
+
+
+def steps_table(options: Namespace, work: str) -> dict[str, dict[str, float]]:
+    """Times of training steps of the same global batch."""
+    rounds: dict[str, dict[str, list[float]]] = {}
+    for _ in range(options.rounds):
+        for name, (processes, threads) in RUNS.items():
+            for side in ("weft", "torch"):
+                seconds = run(options, side, work, processes, threads)["seconds"]
+                rounds.setdefault(name, {}).setdefault(side, []).append(seconds)
+    found = {
+        name: {side: statistics.median(spans) for side, spans in sides.items()}
+        for name, sides in rounds.items()
+    }
+    print(f"\n{work:<24}{'weft':>12}{'torch':>12}{'ratio':>8}")
+    for name, sides in found.items():
+        weft, torch = sides["weft"], sides["torch"]
+        print(f"{name:<24}{weft * 1e3:>9.1f} ms{torch * 1e3:>9.1f} ms{weft / torch:>8.2f}")
+    one, two = found["1 process x 1 thread"], found["2 processes x 1 thread"]
+    for side in one:
+        print(f"{side}: 2 processes reach {one[side] / two[side] / 2:.2f} of perfect scaling")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Checkpoints that all processes write, each its part, and that any number of processes reads.
+
+    checkpoints = wf.distributed.ShardedCheckpoints("run")
+    checkpoints.save(step, model, optimizer)
+    facts = checkpoints.load(model, optimizer)
+
+A save copies this process's part of every tensor, and returns; a thread writes the file. The first
+process waits for the files of all others, and then renames the folder, which is one atomic step: a
+checkpoint is complete or not there at all. Parts are of the flat elements, so that reading joins
+them whatever the number of files. Files and manifest have checksums, as in `train.checkpoints`.
+
+>>> import tempfile
+>>> import weft as wf
+>>> model = wf.nn.Linear(2, 1)
+>>> optimizer = wf.optim.Adam(model.parameters())
+>>> checkpoints = ShardedCheckpoints(tempfile.mkdtemp())
+>>> checkpoints.save(7, model, optimizer, {"epoch": 2})
+>>> checkpoints.wait()
+>>> checkpoints.load(model, optimizer)["epoch"]
+2
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import weft as wf
+from weft.distributed.parameters import is_part, part_of, whole_shape
+from weft.distributed.process_group import is_initialized, world
+from weft.optim.states import named_tensors, parameters_of_slots
+from weft.train.checkpoints import (
+    FORMAT,
+    MANIFEST,
+    WRITING,
+    CheckpointError,
+    CheckpointFolder,
+    read_file,
+    read_manifest,
+    sync_path,
+    write_file,
+    write_manifest,
+)
+
+__all__ = ["ShardedCheckpoints"]
+
+Array = np.ndarray[Any, Any]
+
+
+class _Entry(NamedTuple):
+    """One tensor of a checkpoint: its name, its handle, and the shape of the whole."""
+
+    name: str
+    handle: wf.Tensor
+    shape: tuple[int, ...]
+    is_part: bool
+    """Whether the handle holds this process's part alone."""
+
+
+class ShardedCheckpoints:
+    """The checkpoints of a run in a folder that all processes see, the last `keep` of them.
+
+    timeout: seconds that the first process waits for the files of the others.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keep: int = 3, timeout: float = 600.0) -> None:
+        self._folder = CheckpointFolder(path, keep)
+        self._timeout = timeout
+        self._writer: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder.path
+
+    def save(
+        self, step: int, model: Any, optimizer: Any = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write a checkpoint of this step beside what follows; the one before is waited for."""
+        self.wait()
+        rank, size = _place()
+        entries = list(_entries(model, optimizer))
+        parts = {entry.name: _own_part(entry, rank, size) for entry in entries}
+        shapes = {entry.name: list(entry.shape) for entry in entries}
+        noted = {"step": step, "shards": size, "shapes": shapes, **(facts or {})}
+        self._writer = threading.Thread(
+            target=self._write, args=(step, rank, size, parts, noted), daemon=False
+        )
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Return once the last save is written; its error is raised here."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def load(
+        self, model: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
+    ) -> dict[str, Any] | None:
+        """Put the newest checkpoint, or that at a path, in place; what was noted beside it.
+
+        None where there is no checkpoint. Nothing is changed where a tensor does not fit.
+        """
+        chosen = self._folder.latest() if path is None else Path(path)
+        if chosen is None:
+            return None
+        manifest = read_manifest(chosen)
+        files = [read_file(chosen / name, noted) for name, noted in manifest["files"].items()]
+        entries = list(_entries(model, optimizer))
+        whole = {entry.name: _join_parts(chosen, entry, manifest, files) for entry in entries}
+        with wf.no_grad():
+            for entry in entries:
+                value = whole[entry.name]
+                entry.handle.copy_(part_of(value, "data") if entry.is_part else value)
+        return manifest
+
+    def _write(
+        self, step: int, rank: int, size: int, parts: Mapping[str, Array], noted: dict[str, Any]
+    ) -> None:
+        try:
+            unfinished = self.path / f"{WRITING}step-{step:08d}"
+            unfinished.mkdir(parents=True, exist_ok=True)
+            name = f"shard-{rank:05d}.safetensors"
+            held = {key: wf.tensor(part) for key, part in parts.items() if part.size}
+            description = write_file(unfinished / name, held)
+            _write_note(unfinished / f"{name}.json", {name: description})
+            if rank == 0:
+                self._finish(unfinished, step, size, noted)
+        except BaseException as error:  # raised by `wait`, in the thread that saves
+            self._error = error
+
+    def _finish(self, unfinished: Path, step: int, size: int, noted: dict[str, Any]) -> None:
+        """Wait for all files, write the manifest, and give the folder its name."""
+        deadline = time.monotonic() + self._timeout
+        names = [f"shard-{rank:05d}.safetensors" for rank in range(size)]
+        notes = [unfinished / f"{name}.json" for name in names]
+        while missing := [note.name for note in notes if not note.exists()]:
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    "distributed.checkpoint",
+                    "files of other processes are missing",
+                    expected=f"{size} files within {self._timeout:g} s",
+                    got={"missing": missing[:4]},
+                    fix="look at the other processes; earlier checkpoints are untouched",
+                )
+            time.sleep(0.01)
+        files: dict[str, Any] = {}
+        for note in notes:
+            files |= json.loads(note.read_text(encoding="utf-8"))
+            note.unlink()
+        facts = {"format": FORMAT, "weft": wf.__version__, "kind": "step", **noted}
+        write_manifest(unfinished / MANIFEST, {**facts, "files": files})
+        sync_path(unfinished)
+        final = self.path / f"step-{step:08d}"
+        shutil.rmtree(final, ignore_errors=True)
+        unfinished.rename(final)
+        sync_path(self.path)
+        for old in self._folder.all()[: -self._folder.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _place() -> tuple[int, int]:
+    return (world().rank, world().size) if is_initialized() else (0, 1)
+
+
+def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
+    """All tensors that training goes on from."""
+    handles = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    for name in model.state_dict():
+        handle = handles[name]
+        yield _Entry(f"model.{name}", handle, whole_shape(handle), is_part(handle))
+    if optimizer is None:
+        return
+    is_split = optimizer.sharing is not None and optimizer.sharing.has_parts
+    parameters = parameters_of_slots(optimizer)
+    for name, handle in named_tensors(optimizer):
+        parameter = parameters.get(name)
+        of_part = parameter is not None and (is_split or is_part(parameter))
+        like = parameter if of_part and parameter is not None else handle
+        yield _Entry(f"optimizer.{name}", handle, whole_shape(like), of_part)
+
+
+def _own_part(entry: _Entry, rank: int, size: int) -> Array:
+    """A copy of this process's part of a tensor's flat elements."""
+    count = int(np.prod(entry.shape, dtype=np.int64))
+    each = -(-count // size)
+    begin, end = min(rank * each, count), min((rank + 1) * each, count)
+    flat = entry.handle.detach().numpy().reshape(-1)
+    return np.array(flat[: end - begin] if entry.is_part else flat[begin:end])
+
+
+def _join_parts(
+    path: Path, entry: _Entry, manifest: Mapping[str, Any], files: list[dict[str, wf.Tensor]]
+) -> wf.Tensor:
+    """A whole tensor, from the parts in all files."""
+    shape = manifest.get("shapes", {}).get(entry.name)
+    parts = [file[entry.name] for file in files if entry.name in file]
+    found = sum(int(part.size) for part in parts)
+    fits = shape == list(entry.shape) and found == np.prod(entry.shape, dtype=np.int64)
+    if not fits or any(part.dtype != entry.handle.dtype for part in parts):
+        raise CheckpointError(
+            "distributed.checkpoint",
+            f"{path.name} is of another model: entry {entry.name!r} differs",
+            expected=f"{entry.handle.dtype}{list(entry.shape)}",
+            got={"shape": shape, "elements": found},
+            fix="build the model and optimiser as they were when it was saved",
+        )
+    return wf.concat(parts).reshape(entry.shape)
+
+
+def _write_note(path: Path, note: Mapping[str, Any]) -> None:
+    """Write what is noted of a file, at once: who looks sees all of it."""
+    unfinished = path.with_suffix(".writing")
+    unfinished.write_text(json.dumps(note), encoding="utf-8")
+    os.replace(unfinished, path)
