@@ -57,7 +57,7 @@ def is_refused(primitive: Primitive, sample: Sample) -> bool:
 
 def samples() -> Iterator[Any]:
     for name in OWN:
-        if isinstance(RULES[name], wf.Unsupported):
+        if isinstance(RULES.get(name), wf.Unsupported):
             continue
         real = [each for each in PRIMITIVES[name].samples() if not is_complex(each)]
         for number, sample in enumerate(real[:SHOWN]):

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import weft as wf
 from weft.onnx.exporting import rules
 from weft.onnx.exporting.cleaning import clean_graph
@@ -85,6 +87,9 @@ def _write_node(writer: Writer, node: Any, match: Match | None) -> None:
 
 
 def _results(writer: Writer, node: Any, match: Match | None) -> str | Sequence[str]:
+    kinds = [result.type for result in node.results]
+    if kinds and all(_is_empty(kind) for kind in kinds):  # which runtimes often refuse to compute
+        return [writer.model.constant(np.zeros(k.shape, k.dtype.numpy)) for k in kinds]
     if match is not None:
         return match.write(
             writer, node, ["" if atom is None else writer.value(atom) for atom in match.reads]
@@ -98,6 +103,12 @@ def _results(writer: Writer, node: Any, match: Match | None) -> str | Sequence[s
         if atom.type.dtype.is_complex:
             raise wf.Unsupported("ONNX operators have no complex numbers")
     return written(writer, node, *[writer.value(atom) for atom in node.operands])
+
+
+def _is_empty(kind: wf.TensorType) -> bool:
+    """Whether a value is known to have no elements, and of which shape."""
+    sizes = [dim for dim in kind.shape if isinstance(dim, int)]
+    return len(sizes) == kind.ndim and 0 in sizes and not kind.dtype.is_complex
 
 
 def _refusal(writer: Writer, node: Any, missing: wf.Unsupported) -> wf.UnsupportedError:

@@ -481,4 +481,7 @@ refuse("i1e", _NO_OPERATOR)
 refuse("gamma_slope", _NO_OPERATOR)
 refuse("gamma_by_concentration", _NO_OPERATOR)
 refuse("nextafter", "it needs the bits of a number, which these opsets do not give")
-refuse("complex", "ONNX operators have no complex numbers")
+_NO_COMPLEX = "ONNX operators have no complex numbers"
+refuse("complex", _NO_COMPLEX)
+refuse("as_parts", _NO_COMPLEX)
+refuse("of_parts", _NO_COMPLEX)

@@ -140,6 +140,8 @@ def _dynamic_update_slice(writer: Writer, node: Any, x: str, update: str, *start
 
 def _as_image(writer: Writer, x: str, shape: Sequence[Any], rank: int) -> tuple[str, list[Any]]:
     """A value with exactly two axes before those of the window, and these two."""
+    if any(isinstance(dim, int) and dim == 0 for dim in shape):
+        raise wf.Unsupported("runtimes slide no window over nothing")
     lead = list(shape[: len(shape) - rank])
     spatial = list(shape[len(shape) - rank :])
     if len(lead) == 2:
@@ -262,6 +264,8 @@ def _extra(
     for axis, (count, size, width) in enumerate(zip(counts, spatial, window, strict=True)):
         low, high = params["padding"][axis]
         reach = (count - 1) * params["strides"][axis] + (width - 1) * params["dilation"][axis] + 1
+        if isinstance(reach, int) and reach - low - high <= 0:
+            raise wf.Unsupported("runtimes take no padding as wide as a transposed window's result")
         rest = size - (reach - low - high)
         if not isinstance(rest, int) or rest < 0:
             raise wf.Unsupported("the size of this transposed window is not known")

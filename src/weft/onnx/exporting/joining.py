@@ -121,7 +121,13 @@ def _pooled_mean(view: View, node: Any) -> Match | None:
     widths = zip(params["padding"], params["window"], strict=True)
     fits = all(low < width and high < width for (low, high), width in widths)
     has_holes = any(step != 1 for step in params["dilation"])
-    if not is_mean or not fits or has_holes or kind.ndim != len(params["window"]) + 2:
+    if (
+        not is_mean
+        or not fits
+        or has_holes
+        or 0 in kind.shape
+        or kind.ndim != len(params["window"]) + 2
+    ):
         return None
 
     def write(writer: Writer, node: Any, values: Sequence[str]) -> str:

@@ -220,6 +220,8 @@ def _mean(view: View, node: Any) -> Iterator[Choice]:
     if total is None or total.operands[0].type.dtype not in FLOATS:
         return
     kind, axes = total.operands[0].type, total.params["axes"]
+    if any(kind.shape[axis] == 0 for axis in axes):  # runtimes differ on the mean of nothing
+        return
     for keep in (False, True):
         yield Choice(
             f"mean {axes} {keep}",
@@ -344,9 +346,10 @@ def _group_norm(view: View, node: Any) -> Iterator[Choice]:
         return
     scaled = view.maker(node.operands[0], "multiply")
     joined = view.maker(scaled.operands[0], "reshape") if scaled else None
-    if joined is None or not isinstance(joined.operands[0].type.shape[1], int):
+    shape: Sequence[Any] = joined.operands[0].type.shape if joined else ()
+    groups = shape[1] if len(shape) > 2 else None
+    if not isinstance(groups, int):
         return
-    groups = joined.operands[0].type.shape[1]
     channel = wf.TensorType(kind.dtype, kind.shape[1:2])
     yield Choice(
         f"group_norm {groups}",
