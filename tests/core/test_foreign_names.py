@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,15 @@ def test_public_functions_are_found_where_they_say_they_are() -> None:
 def test_the_pages_of_names_are_up_to_date(page: str) -> None:
     """`make docs` writes them."""
     assert (FOLDER / page).read_text(encoding="utf-8") == render(page)
+
+
+@pytest.mark.parametrize(("call", "noted"), [("x.size(0)", True), ("x.ndim()", False)])
+def test_a_call_of_the_size_gets_a_note(
+    call: str, noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import weft as wf\nx = wf.ones((2, 3))\n{call}\n")
+    with pytest.raises(TypeError) as caught:
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert ("x.shape[0] for one" in capsys.readouterr().err) is noted

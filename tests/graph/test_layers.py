@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pprint
+
 import numpy as np
 import pytest
 
@@ -55,3 +57,26 @@ def test_going_back_without_going_forward_is_refused() -> None:
         net.backward(wf.tensor(1.0))
     with pytest.raises(wf.ArgumentTypeError, match="can be called"):
         Net([3])  # type: ignore[list-item]
+
+
+def test_a_model_answers_without_a_target() -> None:
+    net = Net([nn.Linear(2, 3), wf.tanh])
+    model = Model(net, nn.functional.mse_loss, wf.optim.SGD(net.parameters(), lr=0.1))
+    x = wf.ones((4, 2))
+    assert model.forward(x).tolist() == net.forward(x).tolist()
+    with pytest.raises(wf.GradientError):
+        model.backward()  # of an answer there is no loss to go back from
+    before = model.forward(x, wf.zeros((4, 3))).item()
+    model.apply_grad(model.backward())
+    assert model.forward(x, wf.zeros((4, 3))).item() < before
+
+
+def test_a_graph_shows_its_operations() -> None:
+    with wf.Graph() as graph:
+        x = wf.placeholder("float32", (None, 2), name="x")
+        wf.graph.identity(wf.exp(x), name="y")
+    lines = repr(graph).splitlines()
+    assert lines[0] == f"<Graph of {len(graph.operations)} operations>"
+    assert lines[1] == "  <placeholder 'x': f32[x_0, 2]>"
+    assert "'y'" in lines[-1]
+    assert pprint.pformat(graph) == repr(graph)

@@ -100,6 +100,11 @@ class Graph:
     def __exit__(self, *raised: object) -> None:
         self.builder.__exit__(*raised)
 
+    def __repr__(self) -> str:
+        listed = self.operations
+        count = f"{len(listed)} operation{'' if len(listed) == 1 else 's'}"
+        return "\n".join([f"<Graph of {count}>", *(f"  {each!r}" for each in listed)])
+
     def as_default(self) -> Self:
         """The graph itself, as in `with graph.as_default():`."""
         return self

@@ -112,9 +112,11 @@ class Model:
         self.net, self.loss, self.optimizer = net, loss, optimizer
         self._pull: Pull | None = None
 
-    def forward(self, x: wf.Tensor, target: wf.Tensor) -> wf.Tensor:
-        """The loss of the net's answer to x."""
+    def forward(self, x: wf.Tensor, target: wf.Tensor | None = None) -> wf.Tensor:
+        """The loss of the net's answer to x; without a target the answer itself, for inference."""
         answer = self.net.forward(x)
+        if target is None:
+            return answer
         loss_and_pullback: Any = wf.vjp(lambda y: self.loss(y, target), answer)
         value: wf.Tensor = loss_and_pullback[0]
         self._pull = loss_and_pullback[1]
@@ -135,6 +137,8 @@ class Model:
             parameter.grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    apply_grad = apply_gradients
 
 
 def _not_forward(op: str) -> wf.GradientError:
