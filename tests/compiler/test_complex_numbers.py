@@ -234,3 +234,15 @@ def test_every_primitive_that_takes_complex_numbers_is_compiled_right(
     found = wf.jit(f)(*[wf.asarray(each) for each in operands]).numpy()
     finite = np.isfinite(wanted)
     np.testing.assert_allclose(found[finite], wanted[finite], rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool"])
+def test_every_second_element_is_read_without_what_lies_behind_the_last(dtype: str) -> None:
+    """Checked memory ends at a page that nothing may read."""
+    for length in (33, 34):
+        x = np.arange(length).astype(dtype)
+        compiled = wf.jit(lambda x: (wf.logical_not(x[::2]), x[1::2]))
+        with wf.testing.checked_memory():
+            evens, odds = compiled(wf.tensor(x))
+        np.testing.assert_array_equal(evens.numpy(), ~x[::2].astype(bool))
+        np.testing.assert_array_equal(odds.numpy(), x[1::2])

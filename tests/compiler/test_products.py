@@ -267,6 +267,16 @@ def test_a_product_with_a_vector_has_a_kernel_of_its_own() -> None:
     close(program.run([x, w])[0], product(x, w), "float32", 300)
 
 
+def test_two_vectors_are_multiplied_with_several_sums() -> None:
+    generator = np.random.default_rng(42)
+    multiply = wf.jit(wf.matmul)
+    for size in (1, 7, 2048, 16_000):
+        a, b = generator.uniform(0, 1, (2, size)).astype(np.float32)
+        exact = a.astype(np.float64) @ b.astype(np.float64)
+        found = float(multiply(wf.tensor(a), wf.tensor(b)))
+        assert abs(found - exact) <= 4e-7 * exact
+
+
 @pytest.mark.parametrize("size", [65, 96, 128, 300])
 def test_a_value_is_multiplied_with_itself_as_a_whole(size: int) -> None:
     def square(x: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:

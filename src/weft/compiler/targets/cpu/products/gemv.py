@@ -56,7 +56,9 @@ def vector_launches(node: GraphNode, product: Product, machine: Machine) -> list
     if not product.dtype.is_floating or (rows != 1 and columns != 1):
         return None
     if rows == 1:
-        launch = _dots_launch if product.turned[1] else _sums_launch
+        # A single column lies as a row does, and a row has several sums.
+        is_row = product.turned[1] or columns == 1
+        launch = _dots_launch if is_row else _sums_launch
         return [launch(node, product, (right, left), 2, machine)]
     launch = _sums_launch if product.turned[0] else _dots_launch
     return [launch(node, product, (left, right), 1, machine)]
