@@ -113,12 +113,12 @@ def export(
 ) -> Export:
     """Write a function as a library in C's convention, for this machine or another.
 
-    The function is traced with `args`: tensors among them are what the program is given at each
-    run, and tensors that it closes over or that modules hold are weights, or state where the
-    function replaces them. `weights="beside"` leaves the weights in a safetensors file, which the
-    caller maps; `memory="static"` leaves out the functions that ask for memory; `form="c"` writes
-    one file in C99 instead, for machines that LLVM does not know. With `check` the program is run
-    and compared at once. `docs/export.md` has all of it.
+    The function is traced with `args`: tensors (or types) among them are what the program is given
+    at each run, and tensors that it closes over or that modules hold are weights, or state where
+    the function replaces them. `weights="beside"` leaves the weights in a safetensors file, which
+    the caller maps; `memory="static"` leaves out the functions that ask for memory; `form="c"`
+    writes one file in C99 instead, for machines that LLVM does not know. With `check` the program
+    is run and compared at once. `docs/export.md` has all of it.
 
     >>> import os, tempfile, weft as wf
     >>> folder = os.path.join(tempfile.mkdtemp(), "double")

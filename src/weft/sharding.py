@@ -80,14 +80,15 @@ class PartitionedJit(Jit):
         super().__init__(f)
         self._mesh, self._place, self._has_groups = mesh, place, has_groups
         self._sizes = {name: count for name, (count, _) in mesh.items()}
-        self._divided: dict[Any, tuple[Partitioned, Recording]] = {}
+        self._divided: dict[Any, tuple[Partitioned, Recording, Names]] = {}
         self._kept: dict[int, KeptPart] = {}
 
-    def partitioned(self, *args: Any, **kwargs: Any) -> Partitioned:
-        """The program of one device for a call with these arguments; nothing is run."""
+    def partitioned(self, *args: Any, **kwargs: Any) -> tuple[Partitioned, Sequence[str]]:
+        """The program of one device for a call with these arguments, and its inputs' names."""
         call = self._read(args, kwargs)
         self._find(call)
-        return self._divided[call.key][0]
+        done, _, names = self._divided[call.key]
+        return done, names.inputs
 
     # --- state of which each process keeps its part ---
 
@@ -100,7 +101,7 @@ class PartitionedJit(Jit):
             return
         call = self._read(args, kwargs)
         self._find(call)
-        done, recording = self._divided[call.key]
+        done, recording, _ = self._divided[call.key]
         updated = [place for place in _next_values(recording) if place is not None]
         for place in updated:
             source, placements = recording.sources[place], done.placements_of_input(place)
@@ -150,7 +151,7 @@ class PartitionedJit(Jit):
         else:
             device = lockstep_graph(done, graph, self._sizes)
         compiled = super()._make_program(call, types, replace(recording, graph=device), reason)
-        self._divided[call.key] = done, recording
+        self._divided[call.key] = done, recording, names
         return compiled
 
     def _kept_places(self, call: Call, recording: Recording) -> Kept:

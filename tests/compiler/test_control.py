@@ -480,6 +480,19 @@ def test_prints_in_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
 
 
+def test_what_body_and_condition_prepare_once_lies_apart() -> None:
+    v, w = numbers(300, 300) / 17, numbers(300, 300, seed=1) / 17  # each is packed before the loop
+
+    def f(x: Tensor) -> Any:
+        return wf.while_loop(
+            lambda c: (c[0] < 3) & (wf.exp(c[1] @ v).sum() > 0.0),
+            lambda c: (c[0] + 1, wf.tanh(c[1] @ w) * 0.5),
+            (wf.tensor(0), x),
+        )
+
+    agree(f, numbers(128, 300, seed=2))
+
+
 def test_a_breakpoint_in_a_loop_may_call_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
 

@@ -14,7 +14,10 @@ from weft.train.checkpoints import CheckpointError
 
 
 def _make(zero: int | None, width: int = 3) -> tuple[Any, Any]:
-    model = wf.nn.Sequential(wf.nn.Linear(5, width), wf.nn.BatchNorm1d(width))
+    first = wf.nn.Linear(5, width)
+    if zero == 3:
+        first = distributed.shard_parameters(first).module
+    model = wf.nn.Sequential(first, wf.nn.BatchNorm1d(width))
     optimizer = wf.optim.Adam(model.parameters(), lr=0.1)
     if zero is not None:
         optimizer = distributed.data_parallel(optimizer, zero=zero)
@@ -97,3 +100,24 @@ def _save_alone(folder: Path) -> None:
         checkpoints.save(step, model, optimizer)
     checkpoints.wait()
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]
+
+
+def test_split_parameters_are_written_and_read_in_parts(tmp_path: Path) -> None:
+    """Two processes write parts of parameters; three and one read them."""
+
+    def write() -> None:
+        model, optimizer = _make(3)
+        checkpoints = distributed.ShardedCheckpoints(tmp_path)
+        checkpoints.save(1, model, optimizer)
+        checkpoints.wait()
+
+    def read() -> np.ndarray:
+        model, optimizer = _make(3)
+        distributed.ShardedCheckpoints(tmp_path).load(model, optimizer)
+        whole: np.ndarray = distributed.all_gather(model[0].weight).detach().numpy()
+        return whole[:15].reshape(3, 5)
+
+    distributed.run_threads(write, 2)
+    alone = _load(tmp_path, None)[0]["0.weight"]
+    for found in distributed.run_threads(read, 3):
+        np.testing.assert_array_equal(found, alone)

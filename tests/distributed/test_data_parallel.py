@@ -171,3 +171,47 @@ def test_an_unknown_strategy_is_refused() -> None:
     model = wf.nn.Linear(5, 3)
     with pytest.raises(wf.ArgumentError, match="no such strategy"):
         wf.train.Trainer(model, None, wf.optim.SGD(model.parameters()), strategy="luck")
+
+
+def _train_split(x: np.ndarray, y: np.ndarray, clip_norm: float | None) -> np.ndarray:
+    """Train with the parameters of two of three layers split; what the model then gives."""
+    whole = _model()
+    blocks = [distributed.shard_parameters(whole[0]), whole[1], whole[2]]
+    model = wf.nn.Sequential(*blocks)
+    assert [p.shape for p in model.parameters()] == [(18,), (4,), (3, 7), (3,)]
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05, clip_norm=clip_norm)
+    distributed.data_parallel(optimizer, zero=3)
+    assert [value.shape for value in optimizer.state[0].values()] == [(18,), (18,)]
+    step, batch = wf.jit(_step), (wf.tensor(x), wf.tensor(y))
+    for _ in range(3):
+        step(model, optimizer, *batch)
+    names = [node.primitive.name for node in step.graph(model, optimizer, *batch).nodes]
+    assert names.count("reduce_scatter") == 2
+    assert names.count("all_gather") == 4  # once more on the way back
+    outputs: np.ndarray = model(wf.tensor(X)).detach().numpy()
+    return outputs
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+def test_split_parameters_are_trained_as_whole_ones(clip_norm: float | None) -> None:
+    model = _model()
+    optimizer = wf.optim.AdamW(model.parameters(), lr=0.05, clip_norm=clip_norm)
+    for _ in range(3):
+        _step(model, optimizer, wf.tensor(X), wf.tensor(Y))
+    expected = model(wf.tensor(X)).detach().numpy()
+
+    def run_rank() -> np.ndarray:
+        own = slice(4 * distributed.rank(), 4 * distributed.rank() + 4)
+        return _train_split(X[own], Y[own], clip_norm)
+
+    for found in distributed.run_threads(run_rank, 2):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_split_parameters_need_their_level() -> None:
+    def run_rank() -> None:
+        model = distributed.shard_parameters(wf.nn.Linear(3, 2))
+        with pytest.raises(wf.ArgumentError, match="another level"):
+            distributed.data_parallel(wf.optim.SGD(model.parameters()), zero=1)
+
+    distributed.run_threads(run_rank, 2)

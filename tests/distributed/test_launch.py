@@ -44,8 +44,9 @@ def launch(
     path.write_text(script, encoding="utf-8")
     words = [sys.executable, "-m", "weft.cli", "launch", "-n", str(processes), *options]
     words += [str(path), *arguments]
+    patient = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}  # beside other work
     return subprocess.run(
-        words, capture_output=True, text=True, timeout=120, env=os.environ, check=False
+        words, capture_output=True, text=True, timeout=300, env=patient, check=False
     )
 
 

@@ -34,7 +34,7 @@ COUNTS = (2, 3, 4, 8) if NIGHTLY else (2,)
 UNDIVIDED = {"debug_print", "debug_breakpoint", "debug_check", "as_parts", "of_parts"}
 """Primitives that every device computes whole, and those of programs that are divided already."""
 EACH = [pytest.param(each, id=name) for name, each in sorted(PRIMITIVES.items())]
-QUICK = EACH if NIGHTLY else EACH[::8]
+QUICK = EACH if NIGHTLY else EACH[::16]
 
 
 class ForcedSearch(Search):

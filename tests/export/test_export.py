@@ -107,6 +107,20 @@ def test_weights_beside_the_code_are_mapped(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_a_type_stands_for_an_example(tmp_path: Path) -> None:
+    kinds = {"x": wf.spec("float32", (3, 4)), "i": wf.spec("int64", (2,))}
+    shipped = wf.export(lambda a: a["x"][a["i"]] * 2, [kinds], tmp_path / "model", check=True)
+    assert [port.title for port in shipped.interface.program.inputs] == ["a.i", "a.x"]
+
+
+def test_a_size_that_is_a_symbol_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(wf.UnsupportedError, match="symbol") as caught:
+        wf.export(lambda x: x * 2, [wf.spec("float32", ("batch", 4))], tmp_path / "model")
+    assert caught.value.at is not None
+    assert caught.value.at.file == __file__
+
+
+@needs_compiler
 def test_two_instances_run_in_two_threads(tmp_path: Path) -> None:
     total = wf.zeros(300)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,18 @@ LONGEST_SECONDS = 30.0
 MOST_KILOBYTES = 1_500_000
 
 
+@pytest.fixture
+def bounded_memory() -> Iterator[None]:
+    """A few gigabytes of addresses beyond those in use: what asks for more fails at once."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (3 << 30), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits on memory")
+@pytest.mark.usefixtures("bounded_memory")
 def test_spoilt_models_are_refused_or_run() -> None:
     cases = [
         (case.name, (Path(case.model_dir) / "model.onnx").read_bytes(), inputs_of(case))
@@ -218,6 +233,25 @@ def test_graphs_in_graphs_are_run_or_refused() -> None:
     for depth in (40, 300):
         with pytest.raises(wf.ArgumentError, match=r"Depth|deep"):
             wf.onnx.load(nested_model(depth))
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["Split<num_outputs=1099511627776>(x)", "LRN<size=1099511627776>(x)",
+     "MaxPool<kernel_shape=[1099511627776]>(x)", "Dropout(x)",
+     'MaxPool<kernel_shape=[1099511627776], auto_pad="SAME_UPPER">(x)',
+     "AveragePool<kernel_shape=[2], pads=[1099511627776, 0]>(x)",
+     "Col2Im<dilations=[1]>(x, huge, huge)"],
+)  # fmt: skip
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits on memory")
+@pytest.mark.usefixtures("bounded_memory")
+def test_large_attributes_cost_no_memory(node: str) -> None:
+    sizes = "int64[1] huge = {1099511627776}"
+    text = f"g (float[1, 4, 8] x) => (float[?, ?, ?] y) <{sizes}> {{ y = {node} }}"
+    started = time.perf_counter()
+    with contextlib.suppress(wf.WeftError):
+        wf.onnx.load(model_of(text))(wf.ones((1, 4, 8)))
+    assert time.perf_counter() - started < LONGEST_SECONDS
 
 
 def test_an_unknown_operator_is_told_with_node_and_fix() -> None:

@@ -36,7 +36,7 @@ Relation = Literal["positive", "zero"]
 INSIDE = frozenset(
     [
         "core", "runtime", "ir", "ops", "transforms", "compiler", "custom", "debug", "graph",
-        "optim", "tools", "onnx.exporting",
+        "optim", "tools", "onnx.exporting", "deploy",
     ]
 )  # fmt: skip
 """The parts of this library that compare sizes by structure; others ask, as users do.

@@ -26,11 +26,13 @@ PUBLIC: list[Any] = []
 HOMES = (
     "wf", "x", "wf.nn", "wf.nn.functional", "wf.linalg", "wf.optim", "wf.optim.schedules",
     "wf.data", "wf.random", "wf.fft", "wf.train", "wf.nn.init", "wf.tree", "wf.cuda", "wf.tools",
+    "wf.distributed",
 )  # fmt: skip
 """Where public names live; `x` is any tensor."""
 
-LETTERS_PER_SLIP = 4
-"""In how many letters one slip is likely: of two names that differ more, neither was meant."""
+LETTERS_PER_SLIP, MOST_SLIPS = 4, 2
+"""In how many letters one slip is likely, and how many slips are in a word; names that differ more
+were not meant."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
@@ -41,7 +43,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     """
     plain = _without_case(name)
     slips = {each: _count_slips(plain, _without_case(each)) for each in known if each != name}
-    allowed = len(plain) // LETTERS_PER_SLIP
+    allowed = min(len(plain) // LETTERS_PER_SLIP, MOST_SLIPS)
     likely = {
         each: count
         for each, count in slips.items()
@@ -111,6 +113,8 @@ def suggestion(name: str, known: Iterable[str], owner: str) -> str:
             return written_call(f"{home}.{name}", getattr(public, name))
     if name.endswith("_") and owner == "x" and hasattr(PUBLIC[0].Tensor, name[:-1]):
         return f"x.copy_({written_call(f'x.{name[:-1]}', getattr(PUBLIC[0].Tensor, name[:-1]))})"
+    if name.endswith("_") and owner == "wf" and name[:-1] in known:
+        return f"x.copy_({written_call(f'wf.{name[:-1]}', getattr(PUBLIC[0], name[:-1]))})"
     if name.endswith("_") and owner in ("wf", "x"):
         base = suggestion(name[:-1], [], owner).partition("  #")[0]
         return f"x.copy_({base})" if base.startswith(("wf.", "x.")) else base

@@ -24,6 +24,7 @@ from weft.collectives import (
 from weft.distributed.checkpoints import ShardedCheckpoints
 from weft.distributed.division import Division
 from weft.distributed.mesh import Mesh
+from weft.distributed.parameters import shard_parameters
 from weft.distributed.partitioning import PartitionedFunction, partition
 from weft.distributed.placing import divided, replicated, shard, split
 from weft.distributed.planning import Plan, plan
@@ -46,6 +47,7 @@ from weft.distributed.recovery import Recovery
 from weft.distributed.ring import ring_attention
 from weft.distributed.sharing import data_parallel
 from weft.distributed.simulation import simulate
+from weft.names import missing_from as _missing_from
 from weft.sharding import Costs
 
 __all__ = [
@@ -54,5 +56,8 @@ __all__ = [
     "barrier", "bind_axes", "broadcast", "broadcast_object", "data_parallel", "divided",
     "gather_objects", "init", "is_initialized", "local_rank", "partition", "permute", "plan",
     "rank", "reduce_scatter", "reduce_to", "replicated", "ring_attention", "role", "run_threads",
-    "shard", "shutdown", "simulate", "split", "take_shard", "world", "world_size",
+    "shard", "shard_parameters", "shutdown", "simulate", "split", "take_shard", "world",
+    "world_size",
 ]  # fmt: skip
+
+__getattr__ = _missing_from("wf.distributed", __all__)

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import weft as wf
+from weft.distributed.parameters import is_part, part_of, whole_shape
 from weft.distributed.process_group import is_initialized, world
 from weft.optim.states import named_tensors, parameters_of_slots
 from weft.train.checkpoints import (
@@ -118,11 +119,11 @@ class ShardedCheckpoints:
         manifest = read_manifest(chosen)
         files = [read_file(chosen / name, noted) for name, noted in manifest["files"].items()]
         entries = list(_entries(model, optimizer))
-        whole = {entry.name: _joined(chosen, entry, manifest, files) for entry in entries}
+        whole = {entry.name: _join_parts(chosen, entry, manifest, files) for entry in entries}
         with wf.no_grad():
             for entry in entries:
                 value = whole[entry.name]
-                entry.handle.copy_(optimizer.sharing.part(value) if entry.is_part else value)
+                entry.handle.copy_(part_of(value, "data") if entry.is_part else value)
         return manifest
 
     def _write(
@@ -179,20 +180,16 @@ def _entries(model: Any, optimizer: Any) -> Iterator[_Entry]:
     handles = {**dict(model.named_buffers()), **dict(model.named_parameters())}
     for name in model.state_dict():
         handle = handles[name]
-        yield _Entry(f"model.{name}", handle, _shape_of(handle), False)
+        yield _Entry(f"model.{name}", handle, whole_shape(handle), is_part(handle))
     if optimizer is None:
         return
-    is_split = optimizer.sharing is not None and optimizer.sharing.zero > 0
+    is_split = optimizer.sharing is not None and optimizer.sharing.has_parts
     parameters = parameters_of_slots(optimizer)
     for name, handle in named_tensors(optimizer):
         parameter = parameters.get(name)
-        is_part = is_split and parameter is not None
-        like = parameter if is_part and parameter is not None else handle
-        yield _Entry(f"optimizer.{name}", handle, _shape_of(like), is_part)
-
-
-def _shape_of(tensor: wf.Tensor) -> tuple[int, ...]:
-    return tuple(int(size) for size in tensor.shape)
+        of_part = parameter is not None and (is_split or is_part(parameter))
+        like = parameter if of_part and parameter is not None else handle
+        yield _Entry(f"optimizer.{name}", handle, whole_shape(like), of_part)
 
 
 def _own_part(entry: _Entry, rank: int, size: int) -> Array:
@@ -204,7 +201,7 @@ def _own_part(entry: _Entry, rank: int, size: int) -> Array:
     return np.array(flat[: end - begin] if entry.is_part else flat[begin:end])
 
 
-def _joined(
+def _join_parts(
     path: Path, entry: _Entry, manifest: Mapping[str, Any], files: list[dict[str, wf.Tensor]]
 ) -> wf.Tensor:
     """A whole tensor, from the parts in all files."""

@@ -21,12 +21,12 @@ __all__ = ["Division", "text_table"]
 class Division:
     """How one call is divided among the devices of a mesh; its text is a table of transfers.
 
-    transfers: each change of placement with what it costs. `placements()` is the table of all
-    values, `graph` the program of one device.
+    names: those of the inputs. transfers: each change of placement with what it costs.
+    `placements()` is the table of all values, `graph` the program of one device.
     """
 
-    def __init__(self, mesh: Mesh, partitioned: Partitioned) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, partitioned: Partitioned, names: Sequence[str]) -> None:
+        self.mesh, self.names = mesh, tuple(names)
         self.graph = partitioned.graph
         self.transfers: tuple[Transfer, ...] = partitioned.transfers
         self.seconds = dict(partitioned.seconds)
@@ -63,10 +63,12 @@ class Division:
         plural = "" if count == 1 else "s"
         sent = f"{_number(self.bytes)} bytes sent by each device"
         head = f"{count} transfer{plural} on {self.mesh}, {sent}"
+        inputs = {f"input {place}": name for place, name in enumerate(self.names) if name}
         rows = [
             (
-                each.mesh_axis, each.value, str(each.kind), placement_text(each.source),
-                placement_text(each.target), each.collective, _number(each.moved), str(each.times),
+                each.mesh_axis, inputs.get(each.value, each.value), str(each.kind),
+                placement_text(each.source), placement_text(each.target), each.collective,
+                _number(each.moved), str(each.times),
                 "" if each.location is None else str(each.location).rpartition(", in ")[0],
             )
             for each in self.transfers

@@ -171,7 +171,8 @@ class Group:
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:
         """See `Communicator`."""
-        with self._operation("all_reduce", f"{reduce} {_type_of(array)}"):
+        # By elements alone: compiled programs do not say the shape.
+        with self._operation("all_reduce", f"{reduce} of {array.size} {array.dtype.name}"):
             return self.engine.all_reduce(array, reduce)
 
     def all_gather(self, array: Array) -> Array:

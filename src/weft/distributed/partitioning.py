@@ -92,12 +92,12 @@ class PartitionedFunction:
     def explain(self, *args: Any, **kwargs: Any) -> Division:
         """How a call with these arguments is divided, and what is sent; nothing is run."""
         self._check_count(args)
-        return Division(self.mesh, self._jit.partitioned(*args, **kwargs))
+        return Division(self.mesh, *self._jit.partitioned(*args, **kwargs))
 
     def graph(self, *args: Any, **kwargs: Any) -> Any:
         """The program of one device: local sizes, and collectives."""
         self._check_count(args)
-        return self._jit.partitioned(*args, **kwargs).graph
+        return self._jit.partitioned(*args, **kwargs)[0].graph
 
     def scatter(self, *args: Any, **kwargs: Any) -> None:
         """Leave each process its part of the state that a call with these arguments updates.

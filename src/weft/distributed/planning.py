@@ -132,10 +132,10 @@ def plan(
     recorded = record_step(step, *args)
     choices = list(_choices(recorded, devices, links))
     limit = None if memory is None else parse_bytes("plan", memory)
-    return Plan(step, _judged(choices, limit))
+    return Plan(step, _ranked_choices(choices, limit))
 
 
-def _judged(choices: Sequence[Choice], memory: float | None) -> list[Choice]:
+def _ranked_choices(choices: Sequence[Choice], memory: float | None) -> list[Choice]:
     """The choices by time, those that fit first, with what is to be said of each."""
 
     def fits(choice: Choice) -> bool:
@@ -189,13 +189,13 @@ def _as_spec(placement: Placement | None) -> Any:
     return split(placement.axis) if isinstance(placement, Split) else placement
 
 
-def _updated(recorded: RecordedStep) -> set[int]:
+def _updated_places(recorded: RecordedStep) -> set[int]:
     return {place for place in recorded.next_values if place is not None}
 
 
 def _along_data(recorded: RecordedStep, count: int, state: str) -> list[Placement | None]:
     """Batches split along their first axis, state as the name of a choice says."""
-    updated = _updated(recorded)
+    updated = _updated_places(recorded)
     rows: list[Placement | None] = []
     for place, (name, kind) in enumerate(
         zip(recorded.names, recorded.graph.input_types, strict=True)
@@ -209,7 +209,7 @@ def _along_data(recorded: RecordedStep, count: int, state: str) -> list[Placemen
 
 def _along_model(recorded: RecordedStep, count: int, costs: Costs) -> list[Placement | None]:
     """How a search places the state, where batches are replicated and state is free."""
-    updated = _updated(recorded)
+    updated = _updated_places(recorded)
     free = [None if place in updated else REPLICATED for place in range(len(recorded.names))]
     open_outputs = {"model": [None] * len(recorded.graph.outputs)}
     done = partition_graph(recorded.graph, {"model": (count, costs)}, {"model": free}, open_outputs)

@@ -22,6 +22,7 @@ from weft.collectives import (
     reduce_scatter,
     take_shard,
 )
+from weft.distributed.parameters import is_part
 
 __all__ = ["BUCKET", "GradientSharing", "data_parallel"]
 
@@ -35,7 +36,8 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     """The optimiser, whose steps take the mean of the gradients of all processes along an axis.
 
     Parameters and the optimiser's state become those of the first process. zero: what is split
-    over the processes beside the batch: 1 the optimiser's state, 2 the gradients, too.
+    over the processes beside the batch: 1 the optimiser's state, 2 the gradients, too, 3 all that
+    belongs to parameters that `shard_parameters` has split.
 
     >>> import weft as wf
     >>> wf.distributed.init()
@@ -46,13 +48,14 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     [0.5, 1.0]
     >>> wf.distributed.shutdown()
     """
-    if zero not in (0, 1, 2):
+    are_split = tuple(is_part(parameter) for parameter in optimizer.parameters)
+    if zero not in (0, 1, 2, 3) or any(are_split) != (zero == 3):
         raise wf.ArgumentError(
             "data_parallel",
-            "there is no such level",
-            expected="zero: 0, 1 or 2; wf.distributed.shard_parameters(model) splits parameters",
-            got={"zero": zero},
-            fix="zero=1",
+            "there is no such level" if zero not in (0, 1, 2, 3) else "this is another level",
+            expected="zero: 0, 1 or 2; 3 for parameters that shard_parameters(module) has split",
+            got={"zero": zero, "split parameters": sum(are_split)},
+            fix="zero=3" if any(are_split) else "zero=1",
         )
     if zero and (not optimizer.rowwise or optimizer.waiting is not None):
         raise wf.UnsupportedError(
@@ -62,13 +65,16 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
             got={"optimizer": type(optimizer).__name__, "zero": zero},
             fix="zero=0, or AdamW, and Trainer(accumulate=...) in place of the optimiser's",
         )
-    sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis))
+    sharing = GradientSharing(mesh_axis, zero, axis_size(mesh_axis), are_split)
     with wf.no_grad():
-        for parameter in optimizer.parameters:
+        for parameter, slots, split in zip(
+            optimizer.parameters, optimizer.state, are_split, strict=True
+        ):
+            if split:
+                continue
             parameter.copy_(broadcast(parameter, mesh_axis))
-        for slots in optimizer.state:
             for value in slots.values():
-                value.set_(sharing.part(value) if zero else broadcast(value, mesh_axis))
+                value.set_(sharing.part(value) if zero in (1, 2) else broadcast(value, mesh_axis))
     optimizer.sharing = sharing
     return optimizer
 
@@ -81,11 +87,20 @@ class GradientSharing:
     zero: int = 0
     size: int = 1
     """How many processes there are; a program for another number is another program."""
+    are_split: tuple[bool, ...] = ()
+    """With zero=3: which parameters are parts, whose gradients arrive summed."""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the optimiser updates a part of each parameter, and gathers them."""
+        return self.zero in (1, 2)
 
     def mean_gradients(self, gradients: Gradients) -> Gradients:
         """The mean of all processes' gradients: whole, or with zero=2 the parts of this process."""
         if self.size == 1:
             return [None if g is None else self.part(g) for g in gradients]
+        if self.zero == 3:
+            return self._mean_of_parts(gradients)
         if self.zero < 2:
             means = _in_buckets(gradients, self._mean_bucket)
             return [None if g is None else self.part(g) for g in means]
@@ -93,13 +108,13 @@ class GradientSharing:
 
     def part(self, tensor: wf.Tensor) -> wf.Tensor:
         """This process's part of a tensor, as a vector; all of it where nothing is split."""
-        if not self.zero:
+        if not self.has_parts:
             return tensor
         return take_shard(self._padded_rows(tensor).reshape(-1), self.mesh_axis)
 
     def whole(self, parts: Sequence[wf.Tensor], like: Sequence[wf.Tensor]) -> list[wf.Tensor]:
         """The tensors whose parts these are, gathered from all processes in buckets."""
-        if not self.zero:
+        if not self.has_parts:
             return list(parts)
         results: list[wf.Tensor] = []
         pending = list(zip(parts, like, strict=True))
@@ -117,10 +132,22 @@ class GradientSharing:
 
     def norm(self, gradients: Gradients, norm_of: Callable[[Gradients], wf.Tensor]) -> wf.Tensor:
         """The norm of all gradients, of which this process may hold a part."""
-        norm = norm_of(gradients)
         if not self.zero:
-            return norm
-        return wf.sqrt(all_reduce(norm * norm, self.mesh_axis))
+            return norm_of(gradients)
+        marks = self.are_split if self.zero == 3 else (True,) * len(gradients)
+        parts = [g for g, split in zip(gradients, marks, strict=True) if split]
+        wholes = [g for g, split in zip(gradients, marks, strict=True) if not split]
+        squares = all_reduce(norm_of(parts) ** 2, self.mesh_axis)
+        return wf.sqrt(squares + norm_of(wholes) ** 2)
+
+    def _mean_of_parts(self, gradients: Gradients) -> Gradients:
+        """Sums that were split on the way back, and whole gradients, as means."""
+        pairs = list(zip(gradients, self.are_split, strict=True))
+        means = _in_buckets([None if split else g for g, split in pairs], self._mean_bucket)
+        return [
+            g / self.size if split and g is not None else mean
+            for (g, split), mean in zip(pairs, means, strict=True)
+        ]
 
     def _padded_rows(self, tensor: wf.Tensor) -> wf.Tensor:
         """A tensor's elements in one row for each process, filled up with zeros."""

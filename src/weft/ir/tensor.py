@@ -174,7 +174,6 @@ class Tensor:
     """A multi-dimensional array of one element type; a value with a derivative."""
 
     __slots__ = ("__weakref__", "_grad", "_node", "_origin", "_value")
-    __array_ufunc__ = None
     _value: Any
     _node: Any
     _grad: Tensor | None

@@ -23,6 +23,7 @@ from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.dispatch import apply, compute
 from weft.ir.graph import Graph, Variable
+from weft.ir.kinds import Collective
 from weft.ir.lifting import Lifting, lift
 from weft.ir.primitive import Primitive
 from weft.ir.sizes import specialize
@@ -113,7 +114,8 @@ class _Run:
         if trace is not None and trace.level > self.level:
             return compute(*call)
         results = types if primitive.multiple else (types,)
-        if primitive is barrier or not (primitive.impure or self.wanted(primitive.name, results)):
+        happens_once = primitive.impure and not isinstance(primitive.kind, Collective)
+        if primitive is barrier or not (happens_once or self.wanted(primitive.name, results)):
             return self._process_outside(*call)
         return self.result(primitive, results, lambda: self._process_outside(*call))
 

@@ -47,6 +47,7 @@ from weft.ops.operands import as_tensor
 from weft.ops.placement import to_device
 from weft.ops.selection import clip
 from weft.transforms import backward
+from weft.transforms.numpy_functions import array_function, array_ufunc
 from weft.transforms.torch_methods import TORCH_METHODS, check_same
 
 __all__ = ["install"]
@@ -235,6 +236,8 @@ SPECIAL: dict[str, Any] = {
     "__complex__": exchange.as_complex,
     "__index__": exchange.index,
     "__array__": exchange.array,
+    "__array_function__": array_function,
+    "__array_ufunc__": array_ufunc,
     "__array_namespace__": _namespace,
     "__dlpack__": exchange.dlpack,
     "__dlpack_device__": exchange.dlpack_device,

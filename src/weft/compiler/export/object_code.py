@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from weft.compiler.export.bodies import Addresses, Bodies
 from weft.compiler.export.fused import with_own_fma
 from weft.compiler.export.layout import ERROR, SCRATCH, WEIGHTS, WHOLE, Blob, Layout
@@ -216,9 +218,12 @@ def _argument(name: str) -> str:
 
 
 def _bytes(data: bytes) -> str:
-    """Bytes as LLVM's text has them."""
-    table = [chr(n) if 32 <= n < 127 and n not in (34, 92) else f"\\{n:02X}" for n in range(256)]
-    return 'c"' + "".join([table[each] for each in data]) + '"'
+    """Bytes as LLVM's text has them: a backslash and two digits each."""
+    digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+    values = np.frombuffer(data, np.uint8)
+    text = np.full((len(data), 3), ord("\\"), np.uint8)
+    text[:, 1], text[:, 2] = digits[values >> 4], digits[values & 15]
+    return 'c"' + text.tobytes().decode("ascii") + '"'
 
 
 def object_file(

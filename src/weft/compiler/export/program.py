@@ -107,8 +107,20 @@ def exported_program(
 ) -> ExportedProgram:
     """Trace a call, and say what becomes of its inputs and outputs."""
     jitted = f if isinstance(f, Jit) else Jit(f)
-    call, recording, names = jitted.record(*args, **(kwargs or {}))
+    given, named = (trees.map_tree(_example, each) for each in (tuple(args), kwargs or {}))
+    call, recording, names = jitted.record(*given, **named)
     return _Roles(jitted, call, recording, names).program()
+
+
+def _example(leaf: Any) -> Any:
+    """A tensor of a type: random numbers, or zeros of integers; anything else is what it is."""
+    if not isinstance(leaf, TensorType):
+        return leaf
+    if not is_static(leaf.shape):
+        raise _unknown_size("an argument", leaf)
+    rng, shape, kind = np.random.default_rng(0), leaf.shape, leaf.dtype.numpy
+    values = rng.normal(size=shape) if leaf.dtype.is_inexact else np.zeros(shape)
+    return wrap(values.astype(kind))
 
 
 class _Roles:

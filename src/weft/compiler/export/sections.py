@@ -308,9 +308,9 @@ class Section:
         memory = self.address(launch.nested.scratch)
         carries = _Carries(self, form, operands, results, memory)
         constants = operands[: form.num_consts]
-        before = [self._inner(plan, constants, memory) for plan in form.plans]
-        for section in before:
-            section.run(section.plan.launches[: section.plan.once])
+        own = [out.place(memory, start) for start in form.plan_places(NO_SIZES)]
+        for plan, place in zip(form.plans, own, strict=False):
+            self._inner(plan, constants, place).run(plan.launches[: plan.once])
         xs = operands[form.num_consts + form.num_carry :]
         ys = results[form.num_carry :]
         step = out.variable(0)
@@ -318,11 +318,11 @@ class Section:
             if limit >= 0:
                 out.leave_unless(out.test("slt", step.value, limit))
             if len(form.plans) == 2:
-                out.leave_unless(self._condition(form.plans[1], constants, carries, memory))
+                out.leave_unless(self._condition(form.plans[1], constants, carries, own[1]))
             place = out.sub(limit - 1, step.value) if form.reverse else step.value
             body = form.plans[0]
             inputs = [*constants, *carries.places, *_rows(out, body, xs, place, form)]
-            section = self._inner(body, inputs, memory)
+            section = self._inner(body, inputs, own[0])
             kinds = body.graph.output_types[form.num_carry :]
             rows = [
                 out.place(y, out.mul(place, bytes_of(kind, NO_SIZES)))

@@ -16,6 +16,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from weft.compiler.function.compiled_function import Compiled
 from weft.compiler.function.recording import Recording
 from weft.core import trees
@@ -30,6 +32,7 @@ from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
 from weft.ir.eager import number_key
 from weft.ir.tensor import Tensor, grad_mode, traces
+from weft.ops.operands import as_tensor
 
 PROGRAMS = 64
 """How many compiled forms of one function are kept: a bound on memory, on any machine."""
@@ -183,6 +186,18 @@ def shared_places(handles: Sequence[Tensor]) -> tuple[int, ...]:
         return ()
     first: dict[int, int] = {}
     return tuple([first.setdefault(each, place) for place, each in enumerate(same)])
+
+
+def arrays_as_tensors(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """A call's arguments with tensors in place of NumPy's arrays; None where there are none."""
+    leaves, structure = trees.flatten((args, kwargs))
+    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return None
+    tensors = [as_tensor("jit", x) if isinstance(x, np.ndarray) else x for x in leaves]
+    converted: tuple[tuple[Any, ...], dict[str, Any]] = trees.unflatten(structure, tensors)
+    return converted
 
 
 def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], outside: list[Any]) -> Call:

@@ -28,6 +28,7 @@ from weft.compiler.function.arguments import (
     Call,
     Family,
     General,
+    arrays_as_tensors,
     read_call,
     sizes_of,
 )
@@ -95,6 +96,9 @@ class Jit:
         if recognised is not None:
             run, handles = recognised
             return run(handles)
+        converted = arrays_as_tensors(args, kwargs)
+        if converted is not None:
+            return self(*converted[0], **converted[1])
         key = self._repeated.key(args, kwargs, outside)
         call = self._read(args, kwargs)
         found = self._find(call)
@@ -109,6 +113,7 @@ class Jit:
         return [read() for read in self._outside]
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        args, kwargs = arrays_as_tensors(args, kwargs) or (args, kwargs)
         call = read_call(args, kwargs, self._values())
         call.distinguish(self._looked_at.get(call.kind, frozenset()))
         return call

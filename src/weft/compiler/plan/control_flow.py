@@ -75,9 +75,19 @@ class Loop:
         """The scratch memory: that of the plans, and the spare places of the carry."""
         return self.spare_places(sizes)[-1]
 
+    def plan_places(self, sizes: Sizes) -> list[int]:
+        """Where the memory of each plan begins in scratch memory, and where the last ends.
+
+        What one plan has made once, before the first step, must outlive the runs of the other.
+        """
+        peaks = [plan.planner.at(sizes).peak for plan in self.plans]
+        if not any(plan.once for plan in self.plans):
+            return [*[0 for _ in peaks], max(peaks)]
+        return [sum(map(_aligned_size, peaks[:number])) for number in range(len(peaks) + 1)]
+
     def spare_places(self, sizes: Sizes) -> list[int]:
         """Where the spare places of carries begin in scratch memory, and where the last ends."""
-        places = [max(plan.planner.at(sizes).peak for plan in self.plans)]
+        places = self.plan_places(sizes)[-1:]
         for number, kind in enumerate(self.plans[0].graph.output_types[: self.num_carry]):
             spare = 0 if number in self.kept_carries else _aligned_size(bytes_of(kind, sizes))
             places.append(places[-1] + spare)

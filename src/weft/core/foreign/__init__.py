@@ -41,6 +41,8 @@ SPACES: dict[str, tuple[str, ...]] = {
     "wf.linalg": ("torch.linalg", "torch"),
     "wf.random": ("jax.random", "numpy.random", "torch"),
     "wf.tree": ("jax.tree",),
+    "wf.fft": ("torch.fft",),
+    "wf.distributed": ("torch.distributed", "jax.lax"),
     "wf.cuda": ("torch.cuda",),
 }
 """Whose names are expected where: the namespaces to look in, the likeliest first."""

@@ -68,7 +68,9 @@ class ThreadEngine:
 
     def all_reduce(self, array: Array, reduce: Reduce) -> Array:
         """See `Communicator`."""
-        return reduce_arrays(self._exchange(array.copy()), reduce)
+        brought = self._exchange(array.copy())
+        # A compiled program brings elements without their shape.
+        return reduce_arrays([other.reshape(array.shape) for other in brought], reduce)
 
     def all_gather(self, array: Array) -> Array:
         """See `Communicator`."""

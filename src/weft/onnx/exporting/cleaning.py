@@ -48,7 +48,7 @@ class _Cleaning:
 
     def _node(self, node: Any, operands: tuple[Any, ...], place: Any) -> Sequence[Any]:
         location = node.location or place
-        if node.primitive.name == PASSED_ON:
+        if node.primitive.name == PASSED_ON or _keeps_shape(node):
             return operands
         if node.primitive.name in OPENED:
             inner = wf.ir.specialize(node.params["graph"], [atom.type for atom in operands])
@@ -63,6 +63,12 @@ class _Cleaning:
         if key is not None:
             self._known[key] = results
         return results
+
+
+def _keeps_shape(node: Any) -> bool:
+    """Whether a node gives a value the shape that it has."""
+    is_shaping = node.primitive.name in ("broadcast_to", "reshape")
+    return is_shaping and str(node.operands[0].type) == str(node.results[0].type)
 
 
 def _clean_param(value: Any) -> Any:

@@ -37,6 +37,17 @@ class Program:
     """The tensor that was given for each input, or None where only its type was."""
     outputs: list[str]
     name: str
+    leaves: list[Any]
+    structure: Any
+    places: list[int]
+    """Where among the leaves of the arguments the inputs are."""
+
+    def arguments(self, inputs: Sequence[Any]) -> Any:
+        """The arguments of a call with these inputs."""
+        values = list(self.leaves)
+        for place, value in zip(self.places, inputs, strict=True):
+            values[place] = value
+        return wf.tree.unflatten(self.structure, values)
 
 
 def trace_program(f: Callable[..., Any], args: Any, dynamic: Dynamic) -> Program:
@@ -80,6 +91,9 @@ def trace_program(f: Callable[..., Any], args: Any, dynamic: Dynamic) -> Program
         {names[p]: None if isinstance(leaves[p], wf.TensorType) else leaves[p] for p in places},
         outputs,
         getattr(f, "__name__", type(f).__name__).strip("<>"),
+        leaves,
+        structure,
+        places,
     )
 
 

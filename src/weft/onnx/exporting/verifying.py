@@ -22,7 +22,7 @@ from weft.onnx.exporting.programs import OP, Program
 from weft.onnx.exporting.protos import require_onnx
 from weft.onnx.exporting.writing import Model, evaluate_size
 
-__all__ = ["Verification", "difference", "verify_file"]
+__all__ = ["Verification", "difference", "example_inputs", "verify_file"]
 
 Array = np.ndarray[Any, Any]
 TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 2e-4, "float64": 1e-7}
@@ -48,13 +48,11 @@ def verify_file(
     path: Path, program: Program, model: Model, renamed: Mapping[str, str], tolerance: float | None
 ) -> Verification:
     """Run the file at each size and compare; the first value that differs is an error."""
-    symbols = sorted({name for kind in program.inputs.values() for name in _symbols(kind)})
     wanted = _named_values(program, model, renamed)
     runner = _runner(path, [(name, atom.type.dtype) for name, atom, _ in wanted])
     comparison = _Comparison(program, model, wanted, tolerance)
-    tried = _sizes_to_try(program, symbols)
-    for number, sizes in enumerate(tried):
-        feeds = {name: _example(program, name, sizes, number) for name in program.inputs}
+    tried = _sizes_to_try(program)
+    for feeds, sizes in zip(example_inputs(program), tried, strict=True):
         comparison.compare(feeds, runner.run(feeds), sizes)
     notes = [runner.note] if runner.note else []
     if comparison.moved:
@@ -165,8 +163,17 @@ def _symbols(kind: wf.TensorType) -> list[str]:
     return [name for dim in kind.shape if not isinstance(dim, int) for name in dim.symbols()]
 
 
-def _sizes_to_try(program: Program, symbols: Sequence[str]) -> list[dict[str, int]]:
+def example_inputs(program: Program) -> list[dict[str, Array]]:
+    """Inputs of the sizes of the examples and, where sizes vary, of others."""
+    return [
+        {name: _example(program, name, sizes, number) for name in program.inputs}
+        for number, sizes in enumerate(_sizes_to_try(program))
+    ]
+
+
+def _sizes_to_try(program: Program) -> list[dict[str, int]]:
     """The sizes of the examples, and others; one attempt where nothing varies."""
+    symbols = sorted({name for kind in program.inputs.values() for name in _symbols(kind)})
     known: dict[str, int] = {}
     for name, kind in program.inputs.items():
         example = program.examples[name]

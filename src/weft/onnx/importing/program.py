@@ -75,6 +75,8 @@ class Node:
     """What a function stands for."""
     releases: tuple[str, ...] = ()
     """Values that no later node reads."""
+    expansions: dict[tuple[bytes, ...], Program] = field(default_factory=dict)
+    """What the operator stands for, by the types of its inputs; see `expand`."""
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.operator})"
@@ -263,8 +265,11 @@ def build_program(model: Any, folder: Path | None) -> Program:
     return builder.graph(model.graph, builder.outermost)
 
 
-def expand(node: Node, types: list[bytes]) -> Program:
+def expand(node: Node, types: tuple[bytes, ...]) -> Program:
     """The program that an operator stands for, given the types of its inputs."""
+    known = node.expansions.get(types)
+    if known is not None:
+        return known
     onnx = onnx_module()
     schema = _schema(node.operator, node.domain, node.opset, node.name)
     versions = sorted(schema.context_dependent_function_opset_versions)
@@ -273,7 +278,7 @@ def expand(node: Node, types: list[bytes]) -> Program:
         node.operator, node.inputs, node.outputs, domain=node.domain, **node.attributes
     )
     body = schema.get_context_dependent_function_with_opset_version(
-        version, proto.SerializeToString(), types
+        version, proto.SerializeToString(), list(types)
     )
     function = onnx.FunctionProto.FromString(body)
     model = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", node.opset)])
@@ -282,6 +287,7 @@ def expand(node: Node, types: list[bytes]) -> Program:
     for each in all_programs(program):
         each.number = -1  # of no module: all its values are constants
         each.constants.update({name: value for name, (value, _) in each.tensors.items()})
+    node.expansions[types] = program
     return program
 
 

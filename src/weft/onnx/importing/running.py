@@ -163,7 +163,7 @@ def run_node(node: Node, scope: Scope) -> Sequence[Value]:
         if node.body is not None:
             return run_program(node.body, inputs, None, scope.session)
         if node.rule is None:
-            body = expand(node, [_type_of(value) for value in inputs])
+            body = expand(node, tuple([_type_of(value) for value in inputs]))
             return run_program(body, inputs, None, scope.session)
         return _apply(node.rule, Call(node, scope), inputs)
     except wf.WeftError as error:

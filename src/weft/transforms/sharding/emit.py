@@ -110,8 +110,6 @@ class _Writer:
         self, node: GraphNode, candidate: Candidate, operands: Sequence[Tensor]
     ) -> Sequence[Tensor]:
         primitive, strategy = node.primitive, candidate.strategy
-        if primitive is shard_mark:
-            return operands
         params = {**node.params, **(strategy.params or {})}
         if candidate.graphs is not None:
             params |= {name: _local_graphs(each) for name, each in candidate.graphs.items()}

@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 
 from weft.core.records import frozen
 from weft.ir.graph import Atom, Graph, GraphNode
-from weft.ir.sharding import Placement
+from weft.ir.sharding import REPLICATED, Placement
 from weft.ir.sizes import specialize
 from weft.ir.verify import verify
 from weft.ir.walking import Walk
 from weft.ops.control_call import call
+from weft.ops.sharding_mark import shard_mark
 from weft.transforms.custom import custom
 from weft.transforms.sharding import control as control
 from weft.transforms.sharding.costs import Costs
@@ -74,13 +75,19 @@ def partition_graph(
     seconds: dict[str, float] = {}
     values: dict[str, Sequence[tuple[str, str, Placement]]] = {}
     for name, (count, costs) in mesh.items():
+        if count == 1:  # a part is the whole
+            placed[name] = (REPLICATED,) * len(graph.inputs)
+            handed[name] = (REPLICATED,) * len(graph.outputs)
+            seconds[name], values[name] = 0.0, []
+            continue
         search = Search(graph, Along(name, count, costs), inputs[name], outputs[name])
         placed[name] = tuple(search.placed[variable] for variable in graph.inputs)
         handed[name] = tuple(map(search.output_placement, range(len(graph.outputs))))
         seconds[name] = search.seconds
         values[name] = _placed_values(search)
         graph = local_program(search)
-        verify(graph)
+    graph = _WithoutMarks(graph).run()
+    verify(graph)
     return Partitioned(graph, placed, handed, tuple(transfers_in(graph)), seconds, values)
 
 
@@ -88,6 +95,14 @@ def _placed_values(search: Search) -> list[tuple[str, str, Placement]]:
     rows = [(v.name or "input", str(v.type), search.placed[v]) for v in search.graph.inputs]
     made = [(node.primitive.name, result) for node in search.graph.nodes for result in node.results]
     return [*rows, *[(name, str(result.type), search.placed[result]) for name, result in made]]
+
+
+class _WithoutMarks(Walk):
+    """Marks, replaced by what they mark: all mesh axes have read them."""
+
+    def visit(self, node: GraphNode) -> Sequence[Atom] | None:
+        """See `Walk`."""
+        return node.operands if node.primitive is shard_mark else None
 
 
 class _Inline(Walk):

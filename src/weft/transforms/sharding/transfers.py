@@ -27,8 +27,8 @@ from weft.transforms.sharding.search import steps_of
 class Transfer:
     """One collective in the program of a device.
 
-    value: the operation that made what is sent. kind: its local type. moved: the bytes that each
-    device sends in it. times: how often it runs, as far as that is known.
+    value: the operation that made what is sent, or which input it is. kind: its local type.
+    moved: the bytes that each device sends in it. times: how often it runs, if that is known.
     """
 
     mesh_axis: str
@@ -44,14 +44,14 @@ class Transfer:
 
 def transfers_in(graph: Graph, times: int = 1) -> Iterator[Transfer]:
     """The collectives of a program, in order, with those inside of loops."""
-    makers: dict[Atom, str] = {
-        result: node.primitive.name for node in graph.nodes for result in node.results
-    }
+    makers: dict[Atom, str] = {each: f"input {i}" for i, each in enumerate(graph.inputs)}
+    for node in graph.nodes:
+        makers.update(dict.fromkeys(node.results, node.primitive.name))
     for node in graph.nodes:
         for inner in graphs_of(node):
             yield from transfers_in(inner, times * steps_of(node))
         if isinstance(node.primitive.kind, Collective) and node.operands:
-            yield _transfer(node, makers.get(node.operands[0], "an input"), times)
+            yield _transfer(node, makers.get(node.operands[0], "value"), times)
 
 
 def _transfer(node: GraphNode, value: str, times: int) -> Transfer:

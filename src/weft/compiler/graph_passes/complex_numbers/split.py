@@ -43,6 +43,11 @@ def split_complex(graph: Graph, tally: Tally | None = None) -> Graph:
 class _Split(Walk):
     """Writes nodes in terms of parts; what joins and takes apart again is left out at once."""
 
+    def __init__(self, graph: Graph, tally: Tally | None = None) -> None:
+        super().__init__(graph, tally)
+        self.parts: dict[tuple[Atom, str], Atom] = {}
+        """The parts that were read of whole numbers, by name."""
+
     def visit(self, node: GraphNode) -> Sequence[Atom] | None:
         if node.primitive.name in ("real", "imag"):
             return self.part(node)
@@ -71,13 +76,14 @@ class _Split(Walk):
         return GraphNode(integer_pow, (base,), params, node.results, node.location)
 
     def part(self, node: GraphNode) -> Sequence[Atom] | None:
-        """The part that a number was made of."""
+        """The part that a number was made of, or one that was read before."""
         (whole,) = node.operands
         maker = self.maker(whole)
-        if maker is None or maker.primitive.name != "complex":
-            return None
-        part = maker.operands[node.primitive.name == "imag"]
-        return [part] if part.type.shape == whole.type.shape else None
+        if maker is not None and maker.primitive.name == "complex":
+            part = maker.operands[node.primitive.name == "imag"]
+            return [part] if part.type.shape == whole.type.shape else None
+        known = self.parts.setdefault((whole, node.primitive.name), node.results[0])
+        return None if known is node.results[0] else [known]
 
     def is_kept(self, node: GraphNode) -> bool:
         """Whether a node moves whole numbers: what lies otherwise in no memory, or elsewhere."""

@@ -88,21 +88,25 @@ def tree_ensemble(call: Call, x: Tensor) -> Tensor:
         raise call.refuse("a transform of what trees say")
     targets = call["n_targets"]
     call.check_room([x.shape[0], targets])
-    totals: list[list[Tensor]] = [[] for _ in range(targets)]
     weights = wf.asarray(call["leaf_weights"]).astype(x.dtype)
     ids = np.array(call["leaf_targetids"])
+    used = sorted({int(each) for each in ids if 0 <= each < targets})
     members = _member_sets(call)
+    values, hits = [], []
     for root in call["tree_roots"]:
         leaf = _leaf_of_samples(call, x, int(root), members)
-        value = wf.take(weights, leaf, axis=0)
-        target = wf.take(wf.asarray(ids), leaf, axis=0)
-        for number in range(targets):
-            totals[number].append(wf.where(wf.equal(target, number), value, _neutral(call, x)))
-    combine = {0: wf.sum, 1: wf.sum, 2: wf.min, 3: wf.max}[call["aggregate_function"]]
-    columns = [combine(wf.stack(each), axis=0) for each in totals]
-    out = wf.stack(columns, axis=1)
-    mean = call["aggregate_function"] == 0
-    return (out / len(call["tree_roots"]) if mean else out).astype(x.dtype)
+        values.append(wf.take(weights, leaf, axis=0))
+        hits.append(wf.take(wf.asarray(ids), leaf, axis=0))
+    votes, voted = wf.stack(values), wf.stack(hits)  # [trees, samples]
+    kind = call["aggregate_function"]
+    combine = {0: wf.sum, 1: wf.sum, 2: wf.min, 3: wf.max}[kind]
+    neutral = _neutral(call, x)
+    columns = [
+        combine(wf.where(wf.equal(voted, number), votes, neutral), axis=0) for number in used
+    ]
+    blank = wf.full((x.shape[0], targets), neutral, dtype=x.dtype)
+    out = wf.index_copy(blank, 1, wf.asarray(np.array(used)), wf.stack(columns, axis=1))
+    return out / len(call["tree_roots"]) if kind == 0 else out
 
 
 def _neutral(call: Call, x: Tensor) -> Any:
@@ -192,11 +196,15 @@ def count_ngrams(call: Call, x: Tensor) -> Tensor:
     columns = call["ngram_indexes"]
     width = max(columns) + 1
     call.check_room([rows.shape[0], width])
-    counts = [wf.zeros((rows.shape[0],)) for _ in range(width)]
+    counts: dict[int, Tensor] = {}
     for gram, column in zip(_grams(call), columns, strict=True):
         if call["min_gram_length"] <= len(gram) <= call["max_gram_length"]:
-            counts[column] = counts[column] + _occurrences(call, rows, gram)
-    total = wf.stack(counts, axis=1)
+            own = _occurrences(call, rows, gram)
+            counts[column] = counts[column] + own if column in counts else own
+    total = wf.zeros((rows.shape[0], width))
+    if counts:
+        places = wf.asarray(np.array(list(counts), np.int64))
+        total = wf.index_copy(total, 1, places, wf.stack(list(counts.values()), axis=1))
     weights = call.get("weights")
     total = total if call["mode"] == "TF" or call["mode"] == "TFIDF" else wf.minimum(total, 1.0)
     if weights and call["mode"] != "TF":

@@ -147,6 +147,8 @@ def scan(call: Call, *inputs: Value) -> tuple[Value, ...]:
     body: Program = call["body"]
     count = call["num_scan_inputs"]
     held = len(inputs) - count
+    if not 0 < count <= len(inputs) or len(body.outputs) < held:
+        raise ValueError(f"{count} of {len(inputs)} inputs are scanned")
     outs = len(body.outputs) - held
     axes = call.get("scan_input_axes") or [0] * count
     directions = call.get("scan_input_directions") or [0] * count
@@ -177,6 +179,8 @@ def scan_of_batches(call: Call, lengths: Value, *inputs: Value) -> tuple[Value, 
         raise call.refuse("Scan of version 8 with lengths")
     body: Program = call["body"]
     held = len(inputs) - call["num_scan_inputs"]
+    if not 0 <= held < len(inputs):
+        raise ValueError(f"{len(inputs) - held} of {len(inputs)} inputs are scanned")
     state = tuple(as_tensor(each) for each in inputs[:held])
     xs = tuple(wf.moveaxis(as_tensor(each), 1, 0) for each in inputs[held:])
 

@@ -207,7 +207,9 @@ def split_by_sizes(call: Call, x: Tensor, sizes: Array | None = None) -> tuple[T
 def _split_axis(call: Call, x: Tensor, sizes: list[Any] | None) -> tuple[Tensor, ...]:
     axis = whole_axis(call["axis"], x.ndim)
     if sizes is None:
-        count = call.get("num_outputs") or call.count
+        count = call.count
+        if call.get("num_outputs", count) != count:
+            raise ValueError(f"num_outputs {call['num_outputs']} of {count} outputs")
         whole = x.shape[axis]
         step = -(-whole // count)
         sizes = [step] * (count - 1) + [whole - step * (count - 1)]

@@ -106,12 +106,12 @@ def group_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> T
 @rule("LRN")
 def local_response(call: Call, x: Tensor) -> Tensor:
     """Elements divided by a measure of their neighbours in other channels."""
-    size = call["size"]
-    low = (size - 1) // 2
-    squares = wf.pad(x * x, [(0, 0), (low, size - 1 - low), *[(0, 0)] * (x.ndim - 2)])
-    channels = x.shape[1]
+    size, channels = call["size"], x.shape[1]
+    # Neighbours beyond all channels are zero.
+    low, high = (min(each, int(channels)) for each in ((size - 1) // 2, size // 2))
+    squares = wf.pad(x * x, [(0, 0), (low, high), *[(0, 0)] * (x.ndim - 2)])
     total = squares[:, :channels]
-    for offset in range(1, size):
+    for offset in range(1, low + high + 1):
         total = total + squares[:, offset : offset + channels]
     return x / wf.pow(call["bias"] + call["alpha"] / size * total, call["beta"])
 

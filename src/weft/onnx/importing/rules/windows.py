@@ -50,6 +50,8 @@ def window_of(call: Call, spatial: Sequence[Any], kernel: Sequence[int]) -> Wind
     if len(strides) != rank or min((*strides, *dilations, *kernel), default=1) < 1:
         raise ValueError(f"kernel {kernel}, strides {strides}, dilations {dilations}")
     pads = _pads(call, spatial, widths, strides)
+    call.check_room([abs(low) + abs(high) + 1 for low, high in pads])
+    call.check_room(kernel)
     extra = [0] * rank
     if call.get("ceil_mode"):
         extra = [
@@ -322,6 +324,8 @@ def columns_to_image(call: Call, x: Tensor, image: Array, block: Array) -> Tenso
             sizes, window.pads, window.dilations, kernel, window.strides, strict=True
         )
     ]
+    if not 0 < math.prod(kernel) <= int(x.shape[1]):
+        raise ValueError(f"a kernel {kernel} for {x.shape[1]} rows")
     channels = x.shape[1] // math.prod(kernel)
     columns = x.reshape((x.shape[0], channels, *kernel, *counts))
     padded = [size + low + high for size, (low, high) in zip(sizes, window.pads, strict=True)]

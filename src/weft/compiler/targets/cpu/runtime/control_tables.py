@@ -105,10 +105,11 @@ class _LoopTables:
         loop = self.loop
         scratch = len(loop.node.operands) + len(loop.node.results)
         rows: Rows = [*self._moving_bindings(targets)]
-        for plan, table in zip(loop.plans, self.tables, strict=True):
+        starts = loop.plan_places(self.sizes)
+        for plan, table, start in zip(loop.plans, self.tables, starts, strict=False):
             for place, variable in enumerate(plan.graph.inputs[: loop.num_consts]):
                 rows.append((table.cell(plan.slots[variable]), place, 0, 0))
-            rows += _planned_bindings(table, scratch)
+            rows += _planned_bindings(table, scratch, start)
             rows += [
                 (table.cell(plan.slots[plan.graph.inputs[loop.num_consts + number]]), *there)
                 for number, there in self._bindings_in_place()
@@ -250,10 +251,10 @@ def _records(plan: ProgramPlan, table: Tables, keep: list[Array]) -> tuple[int, 
     return step, _keep_numbers([calls, plan.once, *rest], keep)
 
 
-def _planned_bindings(table: Tables, scratch: int) -> Rows:
-    """The bindings of what lies in scratch memory."""
+def _planned_bindings(table: Tables, scratch: int, start: int = 0) -> Rows:
+    """The bindings of what lies in scratch memory, from a place on."""
     places = zip(table.planned.tolist(), table.offsets.tolist(), strict=True)
-    return [(table.cell(slot), scratch, offset, 0) for slot, offset in places]
+    return [(table.cell(slot), scratch, start + offset, 0) for slot, offset in places]
 
 
 def _table(rows: Rows, keep: list[Array]) -> tuple[int, int]:
