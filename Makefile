@@ -27,7 +27,7 @@ PLAIN ?= $(addprefix tests/compiler/test_,calls.py donation.py known_calls.py) \
     $(addprefix tests/core/test_,references.py unchanged.py) \
     tests/optim/test_training.py tests/train/test_trainer.py
 # What runs with all eager work by reference, and again with all of it in compiled units.
-EAGER ?= tests/nn tests/optim tests/transforms tests/compiler/test_units.py
+EAGER_TESTS ?= tests/nn tests/optim tests/transforms tests/compiler/test_units.py
 # More peers for `make bench`, each in an environment of its own: PEERS="tensorflow onnxruntime"
 PEERS ?=
 # Options of `make bench` for the comparison of compiled programs, and for that of the eager mode.
@@ -71,8 +71,8 @@ plain: $(VENV)  ## tests of calls and training without the fast path and writes 
 	WEFT_FASTCALL=off WEFT_IN_PLACE=off .venv/bin/python -m pytest -q -n $(WORKERS) $(PLAIN)
 
 eager: $(VENV)  ## tests of layers, optimisers and transforms with eager work by reference, and in compiled units of any size
-	WEFT_EAGER=reference .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER)
-	WEFT_EAGER_ELEMENTS=1 .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER)
+	WEFT_EAGER=reference .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER_TESTS)
+	WEFT_EAGER_ELEMENTS=1 .venv/bin/python -m pytest -q -n $(WORKERS) $(EAGER_TESTS)
 
 machines: $(VENV)  ## the tests of generated code, for each lesser processor that this one can be
 	@set -e; for machine in $(filter-out x86-64-v2,$(or $(MACHINES),$(shell .venv/bin/python -c \
