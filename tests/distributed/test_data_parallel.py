@@ -46,8 +46,7 @@ def _train(x: np.ndarray, y: np.ndarray, share: Any = None, **options: Any) -> l
     return [parameter.detach().numpy().copy() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize(("zero", "clip_norm"), [(0, None), (1, 0.1), (2, None), (2, 0.1)])
 def test_two_processes_make_the_updates_of_the_whole_batch(
     zero: int, clip_norm: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,8 +109,9 @@ def _fit(strategy: str | None, folder: Any = None, **options: Any) -> dict[str, 
     return {"weights": weights, "row": history.rows[-1], "state": optimizer.state_dict()}
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["plain", "accumulated"])
-@pytest.mark.parametrize("strategy", ["data", "zero1", "zero2"])
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("data", {}), ("zero1", {"accumulate": 2}), ("zero2", {})]
+)
 def test_a_trainer_of_two_processes_does_what_one_does(
     strategy: str, options: dict[str, Any]
 ) -> None:
