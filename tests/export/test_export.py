@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import weft as wf
+from weft.cli import main
 from weft.compiler.export import checking
 from weft.compiler.export.linking import c_compiler, web_linker
 from weft.compiler.export.machines import PLATFORMS, platform_named
@@ -374,3 +375,21 @@ def test_the_documented_program_of_another_language_calls_the_library(
     said = subprocess.run([str(folder / "program")], check=True, capture_output=True, text=True)
     found = [float(word) for word in said.stdout.strip("[]\n").replace(",", " ").split()]
     np.testing.assert_allclose(found, weight.numpy().sum(0), rtol=1e-4)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_writes_and_checks_a_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import weft as wf\n\nnet = wf.models.MLP([4, 8, 3])\n")
+    folder = tmp_path / "shipped"
+    command = ["export", f"{file}:net", "--input", "1x4", "--form", "c", "-o", str(folder)]
+    can_check = c_compiler(platform_named("host")) is not None
+    assert main([*command, *(["--check"] if can_check else [])]) == 0
+    assert (folder / "model.c").exists()
+    assert "model.h" in capsys.readouterr().out
+    assert main(["export", f"{file}:net", "--input", "1x4", "--target", "vax"]) != 0
+    assert "aarch64-linux" in capsys.readouterr().err
