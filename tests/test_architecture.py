@@ -81,6 +81,7 @@ OTHER_NAMES = {
     "weft.compiler.targets.cuda": "tables over scalar instructions",
     "weft.core.foreign": "names of other libraries",
     "weft.transforms.methods": "methods of tensors",
+    "weft.transforms.numpy_functions": "functions of NumPy",
     "weft.transforms.torch_methods": "methods of tensors",
     "weft.nn.init": "activations, by name",
     "weft.nn.functional.activations": "activations, by name",

@@ -66,7 +66,7 @@ def array_ufunc(x: Tensor, ufunc: Any, method: str, *inputs: Any, **options: Any
     if method == "__call__" and not options and outputs is None:
         if name == "divmod":
             return PUBLIC[0].floor_divide(*inputs), PUBLIC[0].remainder(*inputs)
-        function = _here(name)
+        function = _counterpart(name)
         if function is not None:
             return function(*inputs)
     known = {"reduce": REDUCTIONS, "accumulate": ACCUMULATIONS}.get(method, {})
@@ -87,14 +87,14 @@ def array_function(
         return _attribute(name, *args, **options)
     if name in ON_ARRAYS:
         return function(*_as_arrays(args), **_as_arrays(dict(options)))
-    here = _here(name, function.__module__)
+    here = _counterpart(name, function.__module__)
     if here is None:
         raise _refusal(name, name, [])
     positional, named = _arguments(name, function, here, args, options)
     return here(*positional, **named)
 
 
-def _here(name: str, module: str = "numpy") -> Function | None:
+def _counterpart(name: str, module: str = "numpy") -> Function | None:
     """The function of this library that one of NumPy's is."""
     public = PUBLIC[0]
     for part in ("linalg", "fft"):
@@ -153,7 +153,7 @@ def _as_arrays(tree: Any) -> Any:
 
 def _refusal(call: str, name: str, options: Sequence[str]) -> UnsupportedError:
     meant = suggestion(name, [], "wf").partition("  #")[0]
-    here = _here(name)
+    here = _counterpart(name)
     told = f" with {', '.join(options)}" if options else ""
     if here is not None and options:
         fix = f"leave {options[0]} out, or give it an array: np.{call}(np.asarray(x), ...)"
