@@ -254,6 +254,14 @@ def test_large_attributes_cost_no_memory(node: str) -> None:
     assert time.perf_counter() - started < LONGEST_SECONDS
 
 
+def test_counts_outside_of_a_table_are_refused() -> None:
+    text = """g (int64[3] x) => (float[1] y) {
+        y = TfIdfVectorizer<mode="TF", min_gram_length=1, max_gram_length=2, max_skip_count=0,
+            ngram_counts=[-9223372036854775808, 0], ngram_indexes=[0], pool_int64s=[1, 2]>(x)
+    }"""
+    assert "ngram_counts" in refusal(text, wf.tensor([1, 2, 3])).problem
+
+
 def test_an_unknown_operator_is_told_with_node_and_fix() -> None:
     error = refusal("g (float[1] x) => (float[1] y) { [here] y = Frobnicate(x) }")
     assert isinstance(error, wf.UnsupportedError)

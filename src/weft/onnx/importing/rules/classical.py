@@ -219,6 +219,8 @@ def _grams(call: Call) -> list[list[int]]:
     grams = []
     for size, start in enumerate(starts, 1):
         stop = starts[size] if size < len(starts) else len(pool)
+        if not 0 <= start <= stop <= len(pool):
+            raise ValueError(f"ngram_counts {starts} of a pool of {len(pool)}")
         grams += [pool[i : i + size] for i in range(start, stop, size)]
     return grams
 
