@@ -125,6 +125,15 @@ def export(
     >>> "double.h" in wf.export(lambda x: 2 * x, [wf.ones(3)], folder, name="double").files
     True
     """
+    check_function("export", f)
+    if not isinstance(args, (list, tuple)) or not isinstance(kwargs or {}, Mapping):
+        raise ArgumentTypeError(
+            "export",
+            "the arguments of the call that is traced are no sequence",
+            expected="args: a list or tuple; kwargs: a mapping",
+            got={"args": args, "kwargs": kwargs},
+            fix="wf.export(net, [x], folder)",
+        )
     _check_choices(name, form=form, weights=weights, memory=memory)
     platform = platform_named(target)
     program = exported_program(f, args, dict(kwargs or {}))
@@ -254,7 +263,7 @@ def _not_writable(folder: Path, error: OSError) -> ArgumentError:
 
 
 def _check_choices(name: str, **chosen: str | None) -> None:
-    if not re.fullmatch(r"[A-Za-z]\w*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ArgumentError(
             "export",
             "the name is none that functions in C may begin with",

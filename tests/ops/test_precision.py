@@ -98,7 +98,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[Maker], Arguments]]] = {
         for name in (
             "pairwise_distance", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
             "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div",
-            "poisson_nll_loss", "soft_margin_loss",
+            "poisson_nll_loss", "soft_margin_loss", "multilabel_soft_margin_loss",
         )
     },
     "gaussian_nll_loss": (F.gaussian_nll_loss, lambda m: (m(), m(), m())),
@@ -109,6 +109,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[Maker], Arguments]]] = {
     "cross_entropy": (F.cross_entropy, lambda m: (m(), m.labels(m.n))),
     "nll_loss": (F.nll_loss, lambda m: (m(), m.labels(m.n))),
     "multi_margin_loss": (F.multi_margin_loss, lambda m: (m(), m.labels(m.n))),
+    "multilabel_margin_loss": (
+        lambda x: F.multilabel_margin_loss(x, wf.zeros(x.shape, dtype="int64")),
+        lambda m: (m(),),
+    ),
     "ctc_loss": (
         lambda x: F.ctc_loss(x, wf.tensor([[1]]), wf.tensor([4]), wf.tensor([1])),
         lambda m: (m(4, 1, m.n),),

@@ -23,7 +23,7 @@ from weft.ir.kinds import Elementwise, Movement
 from weft.ir.numerics import convert_numbers
 from weft.ir.primitive import Mistake, Primitive, Sample
 from weft.ir.tensor import Tensor
-from weft.ops.operands import alias, as_tensor
+from weft.ops.operands import DTYPE_CLASSES, alias, as_tensor, wrong_dtype
 from weft.ops.placement import to_device
 
 __all__ = ["astype", "bitcast"]
@@ -151,6 +151,12 @@ def _whole_numbers(parts: Any) -> Any:
     return flat.view(np.result_type(flat.dtype, np.complex64)).reshape(parts.shape[:-1])
 
 
+def _whole_type(x: TensorType) -> TensorType:
+    if x.dtype not in DTYPE_CLASSES["parts"]:
+        raise wrong_dtype("of_parts", "parts", {"x": x})
+    return TensorType(complex_of(x.dtype), x.shape[:-1])
+
+
 as_parts: Primitive = Primitive(
     "as_parts",
     "The memory of complex numbers as real ones: one more axis, of the two parts of each.",
@@ -168,7 +174,7 @@ of_parts: Primitive = Primitive(
     "The complex numbers whose parts lie along the last axis, which has two elements.",
     kind=Movement(is_alias=True),
     lower=_ALIAS,
-    type_rule=lambda x: TensorType(complex_of(x.dtype), x.shape[:-1]),
+    type_rule=_whole_type,
     reference=_whole_numbers,
     derivatives=_IN_PROGRAMS,
     batch=_IN_PROGRAMS,

@@ -162,7 +162,7 @@ def _in_place(name: str, function: Function) -> Function:
 
 def type_as(x: Tensor, other: Tensor) -> Tensor:
     """The elements in the element type of another tensor."""
-    return conversion.astype(x, other.dtype)
+    return conversion.astype(x, as_tensor("type_as", other, "other").dtype)
 
 
 def choose(x: Tensor, condition: Any, other: Any) -> Tensor:

@@ -19,7 +19,7 @@ from weft.ops.composed.products import matmul, matrix_transpose
 from weft.ops.composed.rearrangement import diagonal
 from weft.ops.composed.statistics import all, mean
 from weft.ops.elementary import sqrt
-from weft.ops.operands import Operand, promote_operands
+from weft.ops.operands import Operand, as_number, promote_operands
 
 __all__ = ["allclose", "corrcoef", "cov"]
 
@@ -46,7 +46,7 @@ def cov(x: Operand, /, *, correction: Any = 1) -> Tensor:
     rows = reshape_known(tensor, (1, *tensor.shape)) if tensor.ndim == 1 else tensor
     deviations = rows - mean(rows, axis=1, keepdims=True)
     products = matmul(deviations, matrix_transpose(conj(deviations)))
-    covariances = divide(products, rows.shape[1] - correction)
+    covariances = divide(products, rows.shape[1] - as_number("cov", "correction", correction))
     return reshape_known(covariances, ()) if tensor.ndim == 1 else covariances
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.core.dtypes import INDEX, bool_
-from weft.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from weft.core.errors import ArgumentError, ArgumentTypeError, AxisError, DTypeError, ShapeError
 from weft.core.shapes import Shape, broadcast_shapes, check_shape, normalize_axis
 from weft.ir.constants import beside_operands, place_beside
 from weft.ir.dispatch import apply
@@ -350,6 +350,14 @@ def index_put(
     [[0.0, 1.0], [2.0, 0.0]]
     """
     x = as_tensor("index_put", x)
+    if not isinstance(indices, (list, tuple)):
+        raise ArgumentTypeError(
+            "index_put",
+            "the indices are no sequence",
+            expected="one index for each of the first axes, in a list or tuple",
+            got={"indices": indices},
+            fix="indices=(i,)",
+        )
     key = tuple(index_tensor("index_put", index) for index in indices)
     if not accumulate:
         return with_update(x, key, values)

@@ -46,8 +46,9 @@ def convolution_launches(node: GraphNode, machine: Machine) -> list[Launch] | No
     made = _Direct(node, sizes, machine)
     if node.primitive.name != "conv_last_weight_gradient":
         return made.by_places()
-    is_whole = _has_whole_vectors(sizes.outputs, made.dtype, machine)
-    return made.weight_gradient() if is_whole else None
+    if _has_whole_vectors(sizes.outputs, made.dtype, machine):
+        return made.weight_gradient()
+    return None
 
 
 def is_native(node: GraphNode, most_taps: int, machine: Machine) -> bool:
