@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import weft as wf
+import weft.distributed  # which has a primitive of its own
 from weft.core.errors import GradientError, Unsupported, WeftError
 from weft.ir import batching, forward, reverse
 from weft.ir.derivatives import Constant, Joint

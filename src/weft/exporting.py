@@ -38,9 +38,10 @@ from weft.compiler.export.object_code import object_file
 from weft.compiler.export.program import ExportedProgram, Port, exported_program
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cpu.ahead import AheadTarget
-from weft.core.errors import ArgumentError, UnsupportedError
+from weft.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from weft.core.records import frozen
 from weft.ir.tensor import wrap
+from weft.ops.operands import check_function
 from weft.serialization import save
 
 __all__ = ["Export", "export"]
@@ -262,7 +263,7 @@ def _not_writable(folder: Path, error: OSError) -> ArgumentError:
     )
 
 
-def _check_choices(name: str, **chosen: str | None) -> None:
+def _check_choices(name: Any, **chosen: str | None) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ArgumentError(
             "export",

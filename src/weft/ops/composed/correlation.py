@@ -46,7 +46,8 @@ def cov(x: Operand, /, *, correction: Any = 1) -> Tensor:
     rows = reshape_known(tensor, (1, *tensor.shape)) if tensor.ndim == 1 else tensor
     deviations = rows - mean(rows, axis=1, keepdims=True)
     products = matmul(deviations, matrix_transpose(conj(deviations)))
-    covariances = divide(products, rows.shape[1] - as_number("cov", "correction", correction))
+    observations: Any = rows.shape[1]
+    covariances = divide(products, observations - as_number("cov", "correction", correction))
     return reshape_known(covariances, ()) if tensor.ndim == 1 else covariances
 
 
