@@ -170,6 +170,23 @@ def test_nested_gradients_of_sin() -> None:
         assert f(x).item() == pytest.approx(np.sin(0.7 + order * np.pi / 2), rel=1e-12)
 
 
+def test_what_a_derivative_inside_was_taken_by_is_no_longer_recorded() -> None:
+    q, k = double([0.3, -0.7]), double([0.5, 1.1])
+    scale = wf.tensor(2.0, requires_grad=True)
+
+    def inner(q: wf.Tensor, k: wf.Tensor) -> wf.Tensor:
+        return wf.tanh(q * k).sum()
+
+    mixed = wf.grad(lambda k: (wf.grad(inner)(q, k) * k).sum())
+    assert not mixed(k).requires_grad
+    wf.testing.check_grads(lambda k: mixed(k), (k,), order=1)
+    scaled = wf.grad(lambda k: (wf.grad(inner)(q, k) * scale).sum())(k)
+    assert scaled.requires_grad  # by what is outside
+    scaled.sum().backward()
+    expected = wf.grad(lambda k: wf.grad(inner)(q, k).sum())(k).sum()
+    np.testing.assert_allclose(scale.grad.item(), expected.item(), rtol=1e-6)
+
+
 def test_nested_tangents_of_sin() -> None:
     def push(f: Any) -> Any:
         return lambda x: wf.jvp(f, (x,), (wf.ones_like(x),))[1]

@@ -77,7 +77,8 @@ def nodes_between(
 ) -> tuple[list[AnyNode], bool]:
     """The nodes on a way from the roots back to the stops, latest first.
 
-    Also whether the roots depend on anything else: nodes numbered before `oldest`, or a leaf.
+    Also whether the roots depend on anything else: nodes numbered before `oldest`, or a tensor's
+    leaf. The argument of a derivative inside, which is over, is nothing that anyone can ask for.
     """
     live: set[AnyNode] = set(stops)
     visited: set[AnyNode] = set()
@@ -90,7 +91,7 @@ def nodes_between(
             continue
         if node in live:
             visited.add(node)
-        elif node.number < oldest or (type(node) is Leaf and not node.parents):
+        elif node.number < oldest or (type(node) is Leaf and node.handle is not None):
             elsewhere = True
         else:
             visited.add(node)
