@@ -51,11 +51,12 @@ venv: $(VENV)  ## create .venv with weft (editable), the test tools and the lint
 demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
-test: $(VENV)  ## all tests, with coverage of the library, then parts of them in the checking mode, without shortcuts, by each eager way and for lesser processors
-	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term
+test: $(VENV)  ## all tests, the quick ones with coverage of the library, then parts of them in the checking mode, without shortcuts, by each eager way and for lesser processors
+	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term
+	.venv/bin/python -m pytest -q -n $(WORKERS) -m slow
 	@$(MAKE) --no-print-directory checked plain eager machines
 
-quick: $(VENV)  ## all tests but the slow ones, without coverage: under two minutes on two idle cores
+quick: $(VENV)  ## all tests but the slow ones, without coverage
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
 
 test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"

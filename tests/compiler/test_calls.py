@@ -327,8 +327,6 @@ def test_what_cannot_be_compared_is_an_error_each_time() -> None:
     step = wf.jit(lambda x, y: x)
     for _ in range(2):
         with pytest.raises(wf.ArgumentTypeError, match="neither a tensor nor"):
-            step(wf.ones(2), np.ones(2))
-        with pytest.raises(wf.ArgumentTypeError, match="neither a tensor nor"):
             step(wf.ones(2), {1})
 
 
