@@ -41,7 +41,7 @@ VENV_BENCH := .venv-bench/.complete
 VENV_DOCS := .venv-docs/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs dist nightly examples clean
+.PHONY: help venv demo test coverage quick test-pythons test-gpu checked plain eager replay fuzz machines conformance lint bench bench-distributed bench-gpu docs dist nightly examples clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -51,10 +51,12 @@ venv: $(VENV)  ## create .venv with weft (editable), the test tools and the lint
 demo: $(VENV)  ## train a small GPT on Shakespeare for about a minute and show what it writes
 	@.venv/bin/python examples/demo.py
 
-test: $(VENV)  ## all tests, the quick ones with coverage of the library, then parts of them in the checking mode, without shortcuts, by each eager way and for lesser processors
-	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term
-	.venv/bin/python -m pytest -q -n $(WORKERS) -m slow
+test: $(VENV)  ## all tests, then parts of them in the checking mode, without shortcuts, by each eager way and for lesser processors
+	.venv/bin/python -m pytest -q -n $(WORKERS)
 	@$(MAKE) --no-print-directory checked plain eager machines
+
+coverage: $(VENV)  ## the quick tests with coverage of the library, which must be 90 % at least
+	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term
 
 quick: $(VENV)  ## all tests but the slow ones, without coverage
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
@@ -128,7 +130,7 @@ examples: $(VENV)  ## run every example in full
 	    "examples/recommender.py --model dlrm" "examples/text_generation.py --model gpt2"; do \
 	    echo "== $$script"; .venv/bin/python $$script; done
 
-nightly: $(VENV_BENCH) lint examples docs dist bench  ## all of the above, a long random search, peers as reference
+nightly: $(VENV_BENCH) lint coverage examples docs dist bench  ## all of the above, a long random search, peers as reference
 	.venv-docs/bin/python docs/run_notebooks.py
 	HYPOTHESIS_PROFILE=nightly WEFT_TEST_SEED=random \
 	    .venv-bench/bin/python -m pytest -n $(WORKERS)
