@@ -65,7 +65,8 @@ def test_what_is_made_of_long_sums_is_exact(
     transformed: Any, name: str, f: Program, expected: Program
 ) -> None:
     x = _numbers(MANY)
-    limit = 1e-5 if name == "product" else 1e-6
+    # a product of rows for all sizes, which other tests may have compiled, has several sums a row
+    limit = {"product": 1e-5, "rows": 2e-5}.get(name, 1e-6)
     assert _error(transformed(f)(wf.tensor(x)), expected(x.astype(np.float64))) < limit
 
 
