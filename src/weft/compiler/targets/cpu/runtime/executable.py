@@ -142,31 +142,20 @@ class CpuExecutable(ABC):
             # Another thread, which stands for another process, waits for this one in a collective.
             return self.by_reference([np.require(array, requirements="C") for array in arrays])
         with self._lock:
-            return self._run_alone(thread, arrays, donated, finished, reused)
-
-    def _run_alone(
-        self,
-        thread: int,
-        arrays: Sequence[Array],
-        donated: Sequence[Donation],
-        finished: list[Array] | None,
-        reused: Sequence[Reuse],
-    ) -> list[Array]:
-        """A run that no other thread's stands in the way of."""
-        try:
-            self._runner = thread
-            if not donated and not reused:
-                return self._run(arrays)
-            written = [*[(output, arrays[place]) for output, place in donated], *reused]
-            return self._run_written(arrays, written, [] if finished is None else finished)
-        except BaseException:
-            self._forget()  # what was to be prepared may be half-made
-            raise
-        finally:
-            if self._shares and self._block is not None:
-                SHARED.give(self._block)
-                self._block = None
-            self._runner = None
+            try:
+                self._runner = thread
+                if not donated and not reused:
+                    return self._run(arrays)
+                written = [*[(output, arrays[place]) for output, place in donated], *reused]
+                return self._run_written(arrays, written, [] if finished is None else finished)
+            except BaseException:
+                self._forget()  # what was to be prepared may be half-made
+                raise
+            finally:
+                if self._shares and self._block is not None:
+                    SHARED.give(self._block)
+                    self._block = None
+                self._runner = None
 
     @cached_property
     def _meets_others(self) -> bool:
