@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
 
 import weft as wf
@@ -23,7 +24,14 @@ from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.products import binding as products
-from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
+from weft.compiler.targets.cuda.products.description import (
+    Matrix,
+    Operand,
+    ProductKernel,
+    Scalar,
+    Vector,
+    dtype_bytes,
+)
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
 from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
@@ -216,22 +224,31 @@ class HostCard(FakeLibrary):
         self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
     ) -> Callable[[], None]:
         spec = kernel.spec
-        assert not any(isinstance(step, Keep) for step in spec.epilogue)
         m, n, k, batch = (words.get(name, 1) for name in ("m", "n", "k", "batch"))
 
-        def matrix(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
+        def array(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
             kind = as_dtype("float32" if dtype == "tfloat32" else dtype).numpy
-            size = batch * shape[0] * shape[1] * dtype_bytes(dtype)
-            return self.memory_at(addresses[name])[:size].view(kind).reshape(batch, *shape)
+            size = int(np.prod(shape)) * dtype_bytes(dtype)
+            return self.memory_at(addresses[name])[:size].view(kind).reshape(shape)
+
+        def operand(each: Operand) -> np.ndarray[Any, Any]:
+            if isinstance(each, Scalar):
+                return array(each.name, "float32", 1)
+            assert isinstance(each, Vector | Matrix)
+            line = (m if each.per == "row" else n,) if isinstance(each, Vector) else (batch, m, n)
+            return beside_product(each, array(each.name, each.dtype, *line))
 
         def launch() -> None:
             self.launched += 1
-            a = matrix("a", spec.dtype, *((k, m) if spec.transpose_a else (m, k)))
-            b = matrix("b", spec.dtype, *((n, k) if spec.transpose_b else (k, n)))
+            a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
+            b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
-            out = matrix("out", spec.output, m, n)
-            out[:] = (a.astype(np.float32) @ b.astype(np.float32)).astype(out.dtype)
+            stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
+            kinds = {each.name: (each.dtype, (batch, m, n)) for each in spec.outputs}
+            for name, values in stored.items():
+                dtype, shape = kinds.get(name, ("float32", values.shape))
+                array(name, dtype, *shape)[:] = values
             self.check_fences()
 
         return launch

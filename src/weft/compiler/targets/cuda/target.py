@@ -35,6 +35,7 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
@@ -75,6 +76,7 @@ class CudaTarget:
         Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
         Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
         Pass("product operands", arrange_products, "on what is left: as kernels take them"),
+        Pass("epilogues", fuse_epilogues, "on products as kernels take them: what follows them"),
     )
 
     def __init__(self, ordinal: int) -> None:
