@@ -155,7 +155,7 @@ _SHORT_NAMES = {bfloat16: "bf16", float16: "f16"}
 Rule = Callable[..., Value]
 
 
-def _plain(word: str, floating: str = "") -> Rule:
+def _instruction(word: str, floating: str = "") -> Rule:
     """An instruction whose name ends in the kind of its operands."""
 
     def rule(kernel: Kernel, x: Scalar, *operands: Operand) -> Value:
@@ -197,16 +197,16 @@ def _approximate(kernel: Kernel, x: Scalar, operand: Operand) -> Value:
 
 
 _TABLE: dict[str, Rule] = {
-    "add": _plain("add"),
-    "subtract": _plain("sub"),
-    "multiply": _plain("mul.lo", "mul"),
+    "add": _instruction("add"),
+    "subtract": _instruction("sub"),
+    "multiply": _instruction("mul.lo", "mul"),
     "divide": _divide,
-    "negative": _plain("neg"),
-    "absolute": _plain("abs"),
-    "minimum": _plain("min", "min.NaN"),
-    "maximum": _plain("max", "max.NaN"),
-    "fma": _plain("", "fma.rn"),
-    "sqrt": _plain("", "sqrt.rn"),
+    "negative": _instruction("neg"),
+    "absolute": _instruction("abs"),
+    "minimum": _instruction("min", "min.NaN"),
+    "maximum": _instruction("max", "max.NaN"),
+    "fma": _instruction("", "fma.rn"),
+    "sqrt": _instruction("", "sqrt.rn"),
     "less": _comparison("lt"),
     "less_equal": _comparison("le"),
     "equal": _comparison("eq"),
@@ -270,12 +270,12 @@ def write_expression(kernel: Kernel, x: Scalar, values: Mapping[str, Value]) -> 
     """The register of an expanded expression, given those of its locals, by name."""
     done: dict[Scalar, Operand] = {}
     for each in nodes_in_order(x):
-        done[each] = _written(kernel, each, [done[arg] for arg in each.args], values)
+        done[each] = _write_node(kernel, each, [done[arg] for arg in each.args], values)
     found = done[x]
     return found if isinstance(found, Value) else kernel.variable("f32", float(found))
 
 
-def _written(
+def _write_node(
     kernel: Kernel, x: Scalar, operands: list[Operand], values: Mapping[str, Value]
 ) -> Operand:
     match x.op:

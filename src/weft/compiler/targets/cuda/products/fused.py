@@ -130,7 +130,7 @@ class _Description:
             x = scalars.local("x", float32)
             start = {target: scalars.cast(x, target.type.dtype)}
         if sums:
-            if self._summed(sums[0]) is not out:
+            if self._source_of_sum(sums[0]) is not out:
                 raise Unsupported("the sum is not of what is stored last")
             steps.append(Sum("sums", "rows"))
         stored = tuple(names[each] for each in self.graph.outputs)
@@ -165,7 +165,7 @@ class _Description:
         node = self.makers.get(value) if isinstance(value, Variable) else None
         return node is not None and node.primitive is reduce_sum
 
-    def _summed(self, value: Atom) -> Atom:
+    def _source_of_sum(self, value: Atom) -> Atom:
         """What partial sums are of: a reshape, in float32, of a stored value."""
         node = self.makers[value] if isinstance(value, Variable) else None
         assert node is not None

@@ -87,7 +87,7 @@ class _Work:
         followers = self._followers(product)
         stored = [each for each in followers if self._is_stored(each.results[0])]
         for last in reversed(stored):
-            cut = self._cut(product, last, followers)
+            cut = self._cut_at(product, last, followers)
             if cut is not None and (
                 self._replace(product, cut, with_sums=True)
                 or self._replace(product, cut, with_sums=False)
@@ -101,7 +101,7 @@ class _Work:
     def _followers(self, product: GraphNode) -> list[GraphNode]:
         """The nodes that are computed element by element of a product, in order."""
         value = product.results[0]
-        reached = self._reached(value)
+        reached = self._nodes_behind(value)
         found: dict[Variable, GraphNode] = {value: product}
         for node in sorted(reached, key=self.order.__getitem__):
             if not is_elementwise(node) or node.results[0].type.shape != value.type.shape:
@@ -121,7 +121,7 @@ class _Work:
         maker = self.makers.get(atom) if isinstance(atom, Variable) else None
         return maker is not None and maker in reached
 
-    def _reached(self, value: Variable) -> set[GraphNode]:
+    def _nodes_behind(self, value: Variable) -> set[GraphNode]:
         """All nodes that depend on a value."""
         reached: set[GraphNode] = set()
         pending: list[Atom] = [value]
@@ -144,7 +144,7 @@ class _Work:
                 return True
         return False
 
-    def _cut(
+    def _cut_at(
         self, product: GraphNode, last: GraphNode, followers: Sequence[GraphNode]
     ) -> _Cut | None:
         """The nodes of an epilogue that ends with a value, and the value that others need."""
