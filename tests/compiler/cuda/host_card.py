@@ -187,7 +187,7 @@ class HostCard(FakeLibrary):
     ) -> None:
         assert all(stride % 16 == 0 for stride in list(strides)[: rank - 1])
         assert address % 16 == 0
-        words = [address, rank, *list(sizes)[:rank]]
+        words = [address, rank, *list(sizes)[:rank], *list(strides)[: rank - 1]]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
 
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
@@ -200,8 +200,40 @@ class HostCard(FakeLibrary):
         if isinstance(kernel, ScatterKernel):
             return lambda: self._scatter_rows(addresses, words)
         if isinstance(kernel, AttentionKernel):
-            return lambda: run_attention(self, kernel, addresses, words)
+            layouts = {
+                parameter.name: _encoded_layout(table[place])
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, TensorMap)
+            }
+            return lambda: self._attend(kernel, addresses, words, layouts)
         return self._product_launch(kernel, addresses, words)
+
+    def _attend(
+        self,
+        kernel: AttentionKernel,
+        addresses: dict[str, int],
+        words: dict[str, int],
+        layouts: dict[str, Layout],
+    ) -> None:
+        """Attention on copies without gaps of what lies in parts of other values."""
+        if "dq_stride" in words:  # a pointer and strides in elements
+            strides = [words[f"dq_{name}stride"] for name in ("batch_", "head_", "")]
+            batch, *rest = self.gradients_of_queries.shape
+            layouts["dq"] = (batch, *rest), tuple(2 * stride for stride in (*strides, 1))
+        copies = {}
+        for name, (shape, strides) in layouts.items():
+            source = self.memory_at(addresses[name])
+            whole = np.lib.stride_tricks.as_strided(source.view(np.uint16), shape, strides)
+            cell = ctypes.c_uint64()
+            self.do_cuMemAllocAsync(ctypes.byref(cell), whole.size * 2, 0)
+            copy = self.memory_at(cell.value).view(np.uint16).reshape(shape)
+            copy[:] = whole
+            copies[name] = (whole, copy, cell.value)
+        run_attention(self, kernel, addresses | {n: c[2] for n, c in copies.items()}, words)
+        for name in {"out", "dq", "dk", "dv"} & set(copies):
+            copies[name][0][:] = copies[name][1]
+        for _, _, address in copies.values():
+            self.do_cuMemFreeAsync(address, 0)
 
     def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
         self.launched += 1
@@ -271,6 +303,18 @@ class HostCard(FakeLibrary):
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""A shape, and the bytes from one index to the next."""
+
+
+def _encoded_layout(place: int) -> Layout:
+    """What a tensor map says of 16-bit numbers, outermost axis first."""
+    rank = ctypes.c_uint64.from_address(place + 8).value
+    words = (ctypes.c_uint64 * (2 * rank + 1)).from_address(place)
+    sizes, strides = words[2 : 2 + rank], words[2 + rank : 2 * rank + 1]
+    return tuple(reversed(sizes)), (*reversed(strides), 2)
 
 
 def run_attention(

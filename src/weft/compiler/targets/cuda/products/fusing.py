@@ -31,7 +31,8 @@ from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.kinds import Movement
-from weft.ir.walking import Tally, is_pure
+from weft.ir.tracing import without_dead_nodes
+from weft.ir.walking import Tally
 from weft.ops.contraction import dot
 from weft.ops.control_call import call
 from weft.ops.conversion import convert
@@ -313,14 +314,10 @@ class _Work:
 
     def result(self) -> Graph:
         """The graph in an order that can be run, without what nobody needs any more."""
-        needed = set(self.graph.outputs)
-        alive: list[GraphNode] = []
-        nodes = _in_order(self.nodes)
-        for node in reversed(nodes):
-            if not needed.isdisjoint(node.results) or not is_pure(node):
-                alive.append(node)
-                needed.update(node.operands)
-        return Graph(self.graph.inputs, tuple(reversed(alive)), self.graph.outputs, self.graph.name)
+        nodes = tuple(_in_order(self.nodes))
+        return without_dead_nodes(
+            Graph(self.graph.inputs, nodes, self.graph.outputs, self.graph.name)
+        )
 
 
 def _is_movement(node: GraphNode) -> bool:
