@@ -14,12 +14,13 @@ a linker is found, a shared library.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def export(
         weights is None and sum(port.bytes for port, _ in arrays) > LARGEST_INSIDE
     )
     heap = memory == "heap" and not is_web(platform)
-    with _new_folder(Path(folder)) as place:
+    with _new_folder(Path(folder), name) as place:
         blob, file, offset = (
             _write_weights(place, name, arrays) if beside else (inside_blob(arrays), "", 0)
         )
@@ -234,8 +235,11 @@ def _write_weights(
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder whose files are moved into another when all of them are there; else none is."""
+def _new_folder(folder: Path, name: str) -> Iterator[Path]:
+    """A folder whose files are moved into another when all of them are there; else none is.
+
+    What an earlier export of this name left there, and this one does not write, is deleted.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -245,12 +249,40 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield place
         try:
             folder.mkdir(exist_ok=True)
-            for each in sorted(place.iterdir()):
-                os.replace(each, folder / each.name)
+            digests = {each.name: _digest(each) for each in sorted(place.iterdir())}
+            record = folder / f".{name}.export"
+            for stale in _stale_files(record, digests):
+                stale.unlink()
+            (place / record.name).write_text(json.dumps(digests, indent=1))
+            for each in [*digests, record.name]:
+                os.replace(place / each, folder / each)
         except OSError as error:
             raise _not_writable(folder, error) from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _stale_files(record: Path, written: Collection[str]) -> list[Path]:
+    """The files of the export that a record tells of, as it left them, that none replaces now."""
+    try:
+        known = json.loads(record.read_text())
+        files = {record.parent / each: digest for each, digest in known.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return []
+    return [
+        file
+        for file, digest in files.items()
+        if file.name not in written
+        and file.parent == record.parent  # whoever wrote the record, nothing else is deleted
+        and file.is_file()
+        and not file.is_symlink()
+        and _digest(file) == digest
+    ]
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _not_writable(folder: Path, error: OSError) -> ArgumentError:
