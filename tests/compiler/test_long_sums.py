@@ -88,8 +88,9 @@ def test_a_product_with_a_vector_is_exact_in_a_program_for_all_sizes(
 ) -> None:
     """Sizes on both sides of a block of terms, and of a strip of columns, whose sums are joined."""
     compiled = wf.jit(f)
+    few = 2 * SERIAL_BLOCK  # as many terms are added one after the other
     for rows, terms in [
-        (4, 300), (5, 700), (1100, 2 * SERIAL_BLOCK), (1100, 2 * SERIAL_BLOCK + 1), (6, BLOCK), (3, BLOCK + 1), (5, 250_000)
+        (4, 300), (5, 700), (1100, few), (1100, few + 1), (6, BLOCK), (3, BLOCK + 1), (5, 250_000)
     ]:  # fmt: skip
         a, b = (_numbers(*shape) for shape in shapes(rows, terms))
         expected = f(a.astype(np.float64), b.astype(np.float64))

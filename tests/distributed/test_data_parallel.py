@@ -109,6 +109,7 @@ def _fit(strategy: str | None, folder: Any = None, **options: Any) -> dict[str, 
     return {"weights": weights, "row": history.rows[-1], "state": optimizer.state_dict()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options"), [("data", {}), ("zero1", {"accumulate": 2}), ("zero2", {})]
 )
