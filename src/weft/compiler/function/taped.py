@@ -22,7 +22,8 @@ import numpy as np
 
 from weft.compiler.function.program_cache import executable
 from weft.compiler.fusion.costs import usual_bytes
-from weft.compiler.targets.target import Executable, Target
+from weft.compiler.pipeline import optimize
+from weft.compiler.targets.target import Executable, Target, default_target
 from weft.core.arrays import CONCRETE
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
@@ -44,6 +45,7 @@ from weft.ops.control import (
     silent_graph,
 )
 from weft.ops.control_call import call
+from weft.ops.control_loop import scan
 
 Array = np.ndarray[Any, Any]
 
@@ -71,9 +73,13 @@ class Cut:
 
 
 @lru_cache(maxsize=512)
-def split_graph(graph: Graph, wanted: Marks) -> Cut:
+def split_graph(graph: Graph, wanted: Marks, target: Target | None = None) -> Cut:
     """Cut a graph with its derivative in two, for these inputs."""
     joint = _joint(graph, wanted)
+    if any(node.primitive is scan for node in joint.nodes):
+        # The derivative of a loop runs all steps again. Only the passes see that the first loop has
+        # made the same values, and let it keep what is worth it: the sums of an LSTM's gates, say.
+        joint = optimize(joint, target or default_target())
     inputs = joint.inputs[: len(graph.inputs)]
     cotangents = joint.inputs[len(graph.inputs) :]
     outputs, gradients = joint.outputs[: len(graph.outputs)], joint.outputs[len(graph.outputs) :]
@@ -215,7 +221,7 @@ class Taped:
         self._wanted = tuple(
             w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
         )
-        self._cut = split_graph(graph, self._wanted)
+        self._cut = split_graph(graph, self._wanted, target)
         self._forward = unit_executable(self._cut.forward, target)
         self._backward: Executable | None = None
         needed = set(self._cut.needed)
