@@ -22,7 +22,9 @@ import numpy as np
 
 from weft.compiler.function.program_cache import executable
 from weft.compiler.fusion.costs import usual_bytes
-from weft.compiler.pipeline import optimize
+from weft.compiler.graph_passes.common_subexpressions import merge_common_subexpressions
+from weft.compiler.graph_passes.dead_code import remove_dead_code
+from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.targets.target import Executable, Target, default_target
 from weft.core.arrays import CONCRETE
 from weft.core.dimensions import symbols_in
@@ -77,9 +79,7 @@ def split_graph(graph: Graph, wanted: Marks, target: Target | None = None) -> Cu
     """Cut a graph with its derivative in two, for these inputs."""
     joint = _joint(graph, wanted)
     if any(node.primitive is scan for node in joint.nodes):
-        # The derivative of a loop runs all steps again. Only the passes see that the first loop has
-        # made the same values, and let it keep what is worth it: the sums of an LSTM's gates, say.
-        joint = optimize(joint, target or default_target())
+        joint = _with_one_loop(joint, target or default_target())
     inputs = joint.inputs[: len(graph.inputs)]
     cotangents = joint.inputs[len(graph.inputs) :]
     outputs, gradients = joint.outputs[: len(graph.outputs)], joint.outputs[len(graph.outputs) :]
@@ -98,6 +98,20 @@ def split_graph(graph: Graph, wanted: Marks, target: Target | None = None) -> Cu
     derivative = without_dead_nodes(Graph(joint.inputs, joint.nodes, gradients))
     read = {atom for node in derivative.nodes for atom in node.operands} | set(gradients)
     return Cut(forward, backward, needed, tuple(variable in read for variable in inputs))
+
+
+def _with_one_loop(joint: Graph, target: Target) -> Graph:
+    """The graph of a loop and its derivative, which does not run the steps again.
+
+    A scan's own derivative does. The passes see that the first loop has made the same values, and
+    let it keep what is worth it: the sums of an LSTM's gates, say.
+    """
+    for _ in range(3):  # what a pass has made equal, the next round merges
+        lighter = lighten_loops(remove_dead_code(joint), limits=target.limits.passes)
+        before, joint = joint, merge_common_subexpressions(lighter)
+        if joint is before:
+            break
+    return joint
 
 
 def _joint(graph: Graph, wanted: Marks) -> Graph:
