@@ -433,6 +433,22 @@ def test_little_is_saved_for_the_way_back(
     assert [str(kind) for kind in halves.forward.output_types[1:]] == saved
 
 
+def test_the_way_back_over_a_recurrent_layer_multiplies_nothing_again() -> None:
+    layer = wf.nn.LSTM(8, 8)
+    weights = {name: value.detach() for name, value in layer.named_parameters()}
+
+    def outputs(x: wf.Tensor, *values: wf.Tensor) -> wf.Tensor:
+        return wf.functional_call(layer, dict(zip(weights, values, strict=True)), x)[0]
+
+    graph = wf.ir.trace(outputs, wf.spec("float32", (5, 4, 8)), *weights.values())
+    halves = split_graph(graph, (True,) * len(graph.inputs))
+    (loop,) = [node for node in halves.backward.nodes if node.primitive.name == "scan"]
+    inside = [node.primitive.name for node in loop.params["graph"].nodes]
+    behind = [node.primitive.name for node in halves.backward.nodes]
+    # the cotangent of the hidden state; those of x and of both weights
+    assert (inside.count("dot"), behind.count("dot")) == (1, 3)
+
+
 def test_units_of_a_step_share_their_memory() -> None:
     SHARED.release()
     x = wf.tensor(random(4, 8, 24, 24), requires_grad=True)

@@ -121,7 +121,7 @@ def compile_unit(
         return None
     places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
     if found.places is not None and not sources:
-        return UnitCall(found, [places[place] for place in found.places])
+        return UnitCall(found, [places[place] for place in found.places], len(fresh))
     written = [places[source.argument] for source in sources if source.argument is not None]
     return _run_checked(found, places, written)
 
@@ -129,15 +129,17 @@ def compile_unit(
 class UnitCall:
     """Runs a function that reads its arguments and nothing else, and writes nothing."""
 
-    __slots__ = ("_found", "_places", "_program")
+    __slots__ = ("_found", "_in_order", "_places", "_program")
 
-    def __init__(self, found: Compiled, places: list[int]) -> None:
+    def __init__(self, found: Compiled, places: list[int], count: int) -> None:
         self._found, self._places = found, places
+        self._in_order = places == [*range(count)]
+        """Whether the program takes all tensors as they are given."""
         self._program: Executable | None = None
 
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """The result for the tensors of a call's arguments."""
-        inputs = [handles[place] for place in self._places]
+        inputs = handles if self._in_order else [handles[place] for place in self._places]
         arrays = [contiguous(tensor._value) for tensor in inputs]
         if rewrites():
             outputs = list(call_graph(self._found.recording.graph, *inputs))
