@@ -10,15 +10,21 @@ cheap is computed again. So memory holds the whole parameters of one module at a
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 import weft as wf
 from weft.collectives import all_gather, axis_size, broadcast, take_shard
-from weft.nn import Module
+from weft.nn import Identity, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
-__all__ = ["ShardedModule", "is_part", "part_of", "shard_parameters", "whole_shape"]
+__all__ = [
+    "ShardedModule", "gather_part", "is_part", "load_whole_state", "part_of", "shard_model",
+    "shard_parameters", "whole_shape", "whole_state",
+]  # fmt: skip
 
 _shapes: dict[int, tuple[ref[wf.Tensor], tuple[int, ...]]] = {}
 """The shape of the whole, for each parameter that is split, by identity."""
@@ -79,15 +85,28 @@ def whole_shape(parameter: wf.Tensor) -> tuple[int, ...]:
 
 
 class ShardedModule(Module):
-    """A module whose parameters are gathered when it is called."""
+    """A module whose parameters are gathered when it is called.
 
-    def __init__(self, module: Any, mesh_axis: str) -> None:
+    without: parameters that modules inside of it gather by themselves. lets_go: whether gathered
+    parameters are let go after the call, and gathered again on the way back.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        mesh_axis: str,
+        without: Sequence[wf.Tensor] = (),
+        lets_go: bool = True,
+    ) -> None:
         super().__init__()
-        self.module, self.mesh_axis = module, mesh_axis
+        self.module, self.mesh_axis, self.lets_go = module, mesh_axis, lets_go
         layout = lay_out(module)
         roles = {place.index: place.role for place in layout.places}
+        left_out = {id(parameter) for parameter in without}
         self.shapes = tuple(
-            whole_shape(tensor) if roles[index] == PARAMETER else None
+            whole_shape(tensor)
+            if roles[index] == PARAMETER and id(tensor) not in left_out
+            else None
             for index, tensor in enumerate(layout.tensors)
         )
 
@@ -97,16 +116,115 @@ class ShardedModule(Module):
         def call_gathered(*args: Any, **kwargs: Any) -> Any:
             layout = lay_out(self.module)
             tensors = [
-                tensor if shape is None else self._gather(tensor, shape)
+                tensor if shape is None else gather_part(tensor, shape, self.mesh_axis)
                 for tensor, shape in zip(layout.tensors, self.shapes, strict=True)
             ]
             return put_together(layout.skeleton, tensors)(*args, **kwargs)
 
-        return wf.checkpoint(call_gathered, policy="products")(*args, **kwargs)
+        call = wf.checkpoint(call_gathered, policy="products") if self.lets_go else call_gathered
+        return call(*args, **kwargs)
 
-    def _gather(self, part: wf.Tensor, shape: tuple[int, ...]) -> wf.Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        whole = all_gather(part, self.mesh_axis)
-        return whole[:count].reshape(shape)
+
+def gather_part(part: wf.Tensor, shape: tuple[int, ...], mesh_axis: str) -> wf.Tensor:
+    """The whole tensor of a shape, of whose flat elements each process has a part."""
+    whole = all_gather(part, mesh_axis)
+    return whole[: math.prod(shape)].reshape(shape)
+
+
+# --- whole models --------------------------------------------------------------------------------
+
+
+def shard_model(model: Any, optimizer: Any, mesh_axis: str = "data") -> ShardedModule:
+    """Split a model's parameters, and what an optimiser keeps for them; the model to call.
+
+    Modules in rows (Sequential, ModuleList, lists) are gathered one at a time. What is outside of
+    rows, as embeddings that are used twice, is gathered at the beginning and stays until the end of
+    the step. The model given has the same handles, and is called no more.
+    """
+    blocks = _blocks_of(model)
+    outer = {id(p) for p in _outside_of(model, blocks)}
+    for parameter, slots in zip(optimizer.parameters, optimizer.state, strict=True):
+        if not is_part(parameter):
+            with wf.no_grad():
+                for value in slots.values():
+                    value.set_(part_of(broadcast(value, mesh_axis), mesh_axis))
+    shard_parameters(model, mesh_axis)
+    single = [block for block in blocks if not any(id(p) in outer for p in block.parameters())]
+    replaced = {id(block): ShardedModule(block, mesh_axis) for block in single}
+    gathered = [p for block in single for p in block.parameters()]
+    return ShardedModule(_with_blocks(model, replaced), mesh_axis, gathered, lets_go=False)
+
+
+def _blocks_of(model: Any) -> list[Any]:
+    """The outermost modules with parameters that stand in rows of modules."""
+    found: list[Any] = []
+
+    def look(module: Any, in_row: bool) -> None:
+        if in_row and any(True for _ in module.parameters()):
+            found.append(module)
+            return
+        is_row = isinstance(module, (Sequential, ModuleList))
+        for value in vars(module).values():
+            members = value if isinstance(value, (list, tuple)) else [value]
+            for member in members:
+                if isinstance(member, Module):
+                    look(member, is_row or member is not value)
+
+    look(model, False)
+    return found
+
+
+def _outside_of(model: Any, blocks: Sequence[Any]) -> list[wf.Tensor]:
+    """The parameters that a model has outside of its blocks, or in two of them."""
+    counts: dict[int, int] = {}
+    for block in blocks:
+        for parameter in block.parameters():
+            counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+    inside = _with_blocks(model, {id(block): Identity() for block in blocks})
+    outside = {id(parameter) for parameter in inside.parameters()}
+    return [p for p in model.parameters() if id(p) in outside or counts.get(id(p), 0) > 1]
+
+
+def _with_blocks(model: Any, replaced: Mapping[int, Any]) -> Any:
+    """A copy of a model with other modules in place of some; tensors are the same handles."""
+
+    def copy_value(value: Any) -> Any:
+        if isinstance(value, Module):
+            return replaced[id(value)] if id(value) in replaced else copy_module(value)
+        if type(value) in (list, tuple):
+            return type(value)(copy_value(each) for each in value)
+        return value
+
+    def copy_module(module: Any) -> Any:
+        if not any(id(each) in replaced for each in module.modules()):
+            return module
+        new = copy.copy(module)
+        for name, value in vars(module).items():
+            new.__dict__[name] = copy_value(value)
+        new.__dict__["_layout"] = None  # what is remembered of the tensors of the other
+        return new
+
+    return replaced[id(model)] if id(model) in replaced else copy_module(model)
+
+
+def whole_state(model: Any, mesh_axis: str = "data") -> dict[str, wf.Tensor]:
+    """The state of a model with its split parameters gathered, by name."""
+    handles = dict(model.named_parameters())
+    return {
+        name: gather_part(handles[name].detach(), whole_shape(handles[name]), mesh_axis)
+        if name in handles and is_part(handles[name])
+        else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def load_whole_state(model: Any, weights: Mapping[str, Any], mesh_axis: str = "data") -> None:
+    """Put whole weights into a model, of whose parameters this process may have parts."""
+    handles = dict(model.named_parameters())
+    own = {
+        name: part_of(wf.asarray(value), mesh_axis)
+        if name in handles and is_part(handles[name])
+        else value
+        for name, value in weights.items()
+    }
+    model.load_state_dict(own)
