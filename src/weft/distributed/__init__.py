@@ -26,6 +26,7 @@ from weft.distributed.division import Division
 from weft.distributed.mesh import Mesh
 from weft.distributed.parameters import (
     load_whole_state,
+    shard_experts,
     shard_model,
     shard_parameters,
     whole_state,
@@ -62,8 +63,9 @@ __all__ = [
     "axis_size", "barrier", "bind_axes", "broadcast", "broadcast_object", "data_parallel",
     "divided", "gather_objects", "init", "is_initialized", "load_whole_state", "local_rank",
     "partition", "permute", "plan", "rank", "reduce_scatter", "reduce_to", "replicated",
-    "ring_attention", "role", "run_threads", "shard", "shard_model", "shard_parameters", "shutdown",
-    "simulate", "split", "take_shard", "whole_state", "world", "world_size",
+    "ring_attention", "role", "run_threads", "shard", "shard_experts", "shard_model",
+    "shard_parameters", "shutdown", "simulate", "split", "take_shard", "whole_state", "world",
+    "world_size",
 ]  # fmt: skip
 
 __getattr__ = _missing_from("wf.distributed", __all__)

@@ -18,16 +18,17 @@ from weakref import ref
 
 import weft as wf
 from weft.collectives import all_gather, axis_size, broadcast, take_shard
-from weft.nn import Identity, Module, ModuleList, Sequential
+from weft.nn import Identity, MixtureOfExperts, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
 __all__ = [
-    "ShardedModule", "gather_part", "is_part", "load_whole_state", "part_of", "shard_model",
-    "shard_parameters", "whole_shape", "whole_state",
+    "ShardedModule", "gather_part", "is_of_experts", "is_part", "load_whole_state", "part_of",
+    "shard_experts", "shard_model", "shard_parameters", "whole_shape", "whole_state",
 ]  # fmt: skip
 
-_shapes: dict[int, tuple[ref[wf.Tensor], tuple[int, ...]]] = {}
-"""The shape of the whole, for each parameter that is split, by identity."""
+_shapes: dict[int, tuple[ref[wf.Tensor], tuple[int, ...], bool]] = {}
+"""The shape of the whole, for each parameter that is split, by identity; and whether it is one of
+experts, which are used where they are and never gathered to compute."""
 
 
 def shard_parameters(module: Any, mesh_axis: str = "data") -> ShardedModule:
@@ -53,13 +54,48 @@ def shard_parameters(module: Any, mesh_axis: str = "data") -> ShardedModule:
     return ShardedModule(module, mesh_axis)
 
 
-def _note_shape(parameter: wf.Tensor, shape: tuple[int, ...]) -> None:
+def shard_experts(module: Any, mesh_axis: str = "data") -> Any:
+    """The module, whose mixtures of experts have their experts divided along a mesh axis.
+
+    Parameters of experts become this process's part of those of the first process. Each process
+    gives the module tokens of its own: the axis is that of data parallel training.
+
+    >>> import weft as wf
+    >>> wf.distributed.init()
+    >>> layer = shard_experts(wf.nn.MixtureOfExperts(4, 8, experts=2))
+    >>> layer(wf.ones((3, 4))).shape, layer.mesh_axis
+    ((3, 4), 'data')
+    >>> wf.distributed.shutdown()
+    """
+    size = axis_size(mesh_axis)
+    layers = [each for each in module.modules() if isinstance(each, MixtureOfExperts)]
+    for layer in layers:
+        if layer.experts % size:
+            raise wf.ShapeError(
+                "shard_experts",
+                "the experts do not divide among the processes",
+                expected=f"a multiple of {size} experts",
+                got={"experts": layer.experts, "processes": size},
+                fix=f"experts={-(-layer.experts // size) * size}",
+            )
+        with wf.no_grad():
+            for parameter in layer.expert_parameters():
+                if not is_part(parameter):
+                    shape = whole_shape(parameter)
+                    whole = broadcast(parameter, mesh_axis)
+                    parameter.set_(take_shard(whole, mesh_axis) if size > 1 else whole)
+                    _note_shape(parameter, shape, is_expert=True)
+        layer.mesh_axis = mesh_axis
+    return module
+
+
+def _note_shape(parameter: wf.Tensor, shape: tuple[int, ...], is_expert: bool = False) -> None:
     key = id(parameter)
 
     def forget(_: object) -> None:
         _shapes.pop(key, None)
 
-    _shapes[key] = ref(parameter, forget), shape
+    _shapes[key] = ref(parameter, forget), shape, is_expert
 
 
 def part_of(tensor: wf.Tensor, mesh_axis: str) -> wf.Tensor:
@@ -75,6 +111,11 @@ def is_part(parameter: wf.Tensor) -> bool:
     """Whether a parameter is split over processes."""
     known = _shapes.get(id(parameter))
     return known is not None and known[0]() is parameter
+
+
+def is_of_experts(parameter: wf.Tensor) -> bool:
+    """Whether a parameter is this process's part of the experts of all."""
+    return is_part(parameter) and _shapes[id(parameter)][2]
 
 
 def whole_shape(parameter: wf.Tensor) -> tuple[int, ...]:
@@ -105,7 +146,9 @@ class ShardedModule(Module):
         left_out = {id(parameter) for parameter in without}
         self.shapes = tuple(
             whole_shape(tensor)
-            if roles[index] == PARAMETER and id(tensor) not in left_out
+            if roles[index] == PARAMETER
+            and id(tensor) not in left_out
+            and not is_of_experts(tensor)
             else None
             for index, tensor in enumerate(layout.tensors)
         )
@@ -222,7 +265,7 @@ def load_whole_state(model: Any, weights: Mapping[str, Any], mesh_axis: str = "d
     """Put whole weights into a model, of whose parameters this process may have parts."""
     handles = dict(model.named_parameters())
     own = {
-        name: part_of(wf.asarray(value), mesh_axis)
+        name: part_of(wf.asarray(value), mesh_axis).reshape(handles[name].shape)
         if name in handles and is_part(handles[name])
         else value
         for name, value in weights.items()

@@ -22,7 +22,13 @@ from weft.collectives import (
     reduce_scatter,
     take_shard,
 )
-from weft.distributed.parameters import gather_part, is_part, part_of, whole_shape
+from weft.distributed.parameters import (
+    gather_part,
+    is_of_experts,
+    is_part,
+    part_of,
+    whole_shape,
+)
 
 __all__ = ["BUCKET", "GradientSharing", "data_parallel", "share_stages"]
 
@@ -37,7 +43,8 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
 
     Parameters and the optimiser's state become those of the first process. zero: what is split
     over the processes beside the batch: 1 the optimiser's state, 2 the gradients, too, 3 all that
-    belongs to parameters that `shard_parameters` has split.
+    belongs to parameters that `shard_parameters` has split. Parameters of experts that
+    `shard_experts` has divided stay divided, with zero 0 or 3.
 
     >>> import weft as wf
     >>> wf.distributed.init()
@@ -49,13 +56,16 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     >>> wf.distributed.shutdown()
     """
     are_split = tuple(is_part(parameter) for parameter in optimizer.parameters)
-    if zero not in (0, 1, 2, 3) or any(are_split) != (zero == 3):
+    has_others = any(is_part(p) and not is_of_experts(p) for p in optimizer.parameters)
+    allowed = (3,) if has_others else (0, 3) if any(are_split) else (0, 1, 2)
+    if zero not in allowed:
         raise wf.ArgumentError(
             "data_parallel",
             "there is no such level" if zero not in (0, 1, 2, 3) else "this is another level",
-            expected="zero: 0, 1 or 2; 3 for parameters that shard_parameters(module) has split",
+            expected="zero: 0, 1 or 2; 3 for parameters that shard_parameters(module) has split; "
+            "0 or 3 with divided experts",
             got={"zero": zero, "split parameters": sum(are_split)},
-            fix="zero=3" if any(are_split) else "zero=1",
+            fix="zero=3" if has_others else "zero=0",
         )
     if zero and (not optimizer.rowwise or optimizer.waiting is not None):
         raise wf.UnsupportedError(
@@ -95,7 +105,7 @@ class GradientSharing:
     size: int = 1
     """How many processes there are; a program for another number is another program."""
     are_split: tuple[bool, ...] = ()
-    """With zero=3: which parameters are parts, whose gradients arrive summed."""
+    """Which parameters are parts (with zero=3, and those of experts): gradients arrive summed."""
     stage_axis: str | None = None
     """The mesh axis along which processes hold other parameters: the stages of a pipeline."""
     counted: tuple[bool, ...] = ()
@@ -110,7 +120,7 @@ class GradientSharing:
         """The mean of all processes' gradients: whole, or with zero=2 the parts of this process."""
         if self.size == 1:
             return [None if g is None else self.part(g) for g in gradients]
-        if self.zero == 3:
+        if any(self.are_split):
             return self._mean_of_parts(gradients)
         if self.zero < 2:
             means = _in_buckets(gradients, self._mean_bucket)
@@ -143,19 +153,19 @@ class GradientSharing:
 
     def whole_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
         """What is kept for a parameter, gathered from the processes that have parts of it."""
-        if self.zero == 3:
+        if is_part(parameter):
             return gather_part(value, whole_shape(parameter), self.mesh_axis)
         return self.whole([value], [parameter])[0]
 
     def own_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
         """This process's part of what is kept for a parameter."""
-        if self.zero == 3 and is_part(parameter):
-            return part_of(value, self.mesh_axis)
+        if is_part(parameter):
+            return part_of(value, self.mesh_axis).reshape(parameter.shape)
         return self.part(value)
 
     def norm(self, gradients: Gradients, norm_of: Callable[[Gradients], wf.Tensor]) -> wf.Tensor:
         """The norm of all gradients, of which this process may hold a part."""
-        if not self.zero and self.stage_axis is None:
+        if not self._has_any_parts and self.stage_axis is None:
             return norm_of(gradients)
         if self.counted:
             gradients = [g if own else None for g, own in zip(gradients, self.counted, strict=True)]
@@ -163,7 +173,7 @@ class GradientSharing:
         parts = [g for g, split in zip(gradients, marks, strict=True) if split]
         wholes = [g for g, split in zip(gradients, marks, strict=True) if not split]
         squares = norm_of(wholes) ** 2
-        if self.zero:
+        if self._has_any_parts:
             squares = squares + all_reduce(norm_of(parts) ** 2, self.mesh_axis)
         if self.stage_axis is not None:
             squares = all_reduce(squares, self.stage_axis)
@@ -172,7 +182,7 @@ class GradientSharing:
     def agree(self, finite: wf.Tensor) -> wf.Tensor:
         """Whether the gradients of all processes are finite, each of which may hold some."""
         flag = finite.astype("float32")
-        if self.zero and self.size > 1:
+        if self._has_any_parts and self.size > 1:
             flag = all_reduce(flag, self.mesh_axis, op="min")
         if self.stage_axis is not None:
             flag = all_reduce(flag, self.stage_axis, op="min")
@@ -180,7 +190,12 @@ class GradientSharing:
 
     def _are_parts(self, count: int) -> tuple[bool, ...]:
         """Which gradients this process holds a part of."""
-        return self.are_split if self.zero == 3 else (self.has_parts,) * count
+        return self.are_split if any(self.are_split) else (self.has_parts,) * count
+
+    @property
+    def _has_any_parts(self) -> bool:
+        """Whether this process holds gradients that others do not."""
+        return self.has_parts or any(self.are_split)
 
     def _mean_of_parts(self, gradients: Gradients) -> Gradients:
         """Sums that were split on the way back, and whole gradients, as means."""

@@ -179,6 +179,14 @@ class DataStrategy(Strategy):
         for metric, each in zip(metrics, zip(*states, strict=True), strict=True):
             metric.state = metric.joined_state(each)
 
+    def model_state(self, model: Any) -> Any:
+        """See `Strategy`; parameters that processes have parts of are gathered."""
+        return wf.distributed.whole_state(model)
+
+    def load_model(self, model: Any, weights: Any) -> None:
+        """See `Strategy`."""
+        wf.distributed.load_whole_state(model, weights)
+
     def write_once(self, write: Any) -> Any:
         """See `Strategy`; the others wait, and an error of the writer is theirs, too."""
         result, error = None, None
@@ -216,14 +224,6 @@ class SplitStrategy(DataStrategy):
         while each := list(islice(remaining, self.size)):
             is_own = self.place < len(each)
             yield each[self.place if is_own else -1], is_own
-
-    def model_state(self, model: Any) -> Any:
-        """See `Strategy`."""
-        return wf.distributed.whole_state(model)
-
-    def load_model(self, model: Any, weights: Any) -> None:
-        """See `Strategy`."""
-        wf.distributed.load_whole_state(model, weights)
 
 
 def no_average(strategy: str) -> wf.UnsupportedError:
