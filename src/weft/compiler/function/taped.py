@@ -23,7 +23,7 @@ import numpy as np
 from weft.compiler.function.program_cache import executable
 from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.targets.target import Executable, Target
-from weft.core.arrays import CONCRETE
+from weft.core.arrays import CONCRETE, HostArray
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
@@ -303,7 +303,9 @@ def contiguous(array: Array) -> Array:
 
     NumPy's own function would give one without axes an axis.
     """
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if type(array) is not HostArray or array.flags.c_contiguous:  # others have no gaps
+        return array
+    return np.ascontiguousarray(array)
 
 
 def unit_executable(graph: Graph, target: Target | None = None) -> Executable:
