@@ -115,8 +115,8 @@ bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyT
 bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP on gloo; DISTRIBUTED="--quick"
 	.venv/bin/python benchmarks/distributed.py --torch .venv-bench/bin/python $(DISTRIBUTED)
 
-bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card
-	.venv-bench/bin/python benchmarks/gpu/kernels.py --out benchmarks/results/gpu-kernels.json
+bench-gpu: $(VENV_BENCH)  ## time Weft beside PyTorch and JAX on an NVIDIA card; GPU="--only mlp eager"
+	.venv-bench/bin/python benchmarks/gpu/compare.py $(GPU)
 
 docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site; its links are checked
 	@set -e; for script in $(wildcard docs/generate_*.py); do \

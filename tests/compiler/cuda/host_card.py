@@ -146,7 +146,7 @@ class HostCard(FakeLibrary):
         self.functions[place._obj.value] = found
 
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
-        table = given[8]
+        table = ctypes.cast(given[8], ctypes.POINTER(ctypes.c_uint64))
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
             self._put(self._loop_launch(kernel, table))
@@ -177,9 +177,10 @@ class HostCard(FakeLibrary):
     def do_cuTensorMapEncodeTiled(
         self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any, *rest: Any
     ) -> None:
-        assert all(stride % 16 == 0 for stride in list(strides)[: rank - 1])
+        numbers = ctypes.POINTER(ctypes.c_uint64)
+        assert all(stride % 16 == 0 for stride in ctypes.cast(strides, numbers)[: rank - 1])
         assert address % 16 == 0
-        words = [address, rank, *list(sizes)[:rank]]
+        words = [address, rank, *ctypes.cast(sizes, numbers)[:rank]]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
 
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
