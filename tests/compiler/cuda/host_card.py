@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
 
 import weft as wf
@@ -23,7 +24,14 @@ from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.products import binding as products
-from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
+from weft.compiler.targets.cuda.products.description import (
+    Matrix,
+    Operand,
+    ProductKernel,
+    Scalar,
+    Vector,
+    dtype_bytes,
+)
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
 from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
@@ -180,7 +188,8 @@ class HostCard(FakeLibrary):
         numbers = ctypes.POINTER(ctypes.c_uint64)
         assert all(stride % 16 == 0 for stride in ctypes.cast(strides, numbers)[: rank - 1])
         assert address % 16 == 0
-        words = [address, rank, *ctypes.cast(sizes, numbers)[:rank]]
+        steps = ctypes.cast(strides, numbers)[: rank - 1]
+        words = [address, rank, *ctypes.cast(sizes, numbers)[:rank], *steps]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
 
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
@@ -193,8 +202,40 @@ class HostCard(FakeLibrary):
         if isinstance(kernel, ScatterKernel):
             return lambda: self._scatter_rows(addresses, words)
         if isinstance(kernel, AttentionKernel):
-            return lambda: run_attention(self, kernel, addresses, words)
+            layouts = {
+                parameter.name: _encoded_layout(table[place])
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, TensorMap)
+            }
+            return lambda: self._attend(kernel, addresses, words, layouts)
         return self._product_launch(kernel, addresses, words)
+
+    def _attend(
+        self,
+        kernel: AttentionKernel,
+        addresses: dict[str, int],
+        words: dict[str, int],
+        layouts: dict[str, Layout],
+    ) -> None:
+        """Attention on copies without gaps of what lies in parts of other values."""
+        if "dq_stride" in words:  # a pointer and strides in elements
+            strides = [words[f"dq_{name}stride"] for name in ("batch_", "head_", "")]
+            batch, *rest = self.gradients_of_queries.shape
+            layouts["dq"] = (batch, *rest), tuple(2 * stride for stride in (*strides, 1))
+        copies = {}
+        for name, (shape, strides) in layouts.items():
+            source = self.memory_at(addresses[name])
+            whole = np.lib.stride_tricks.as_strided(source.view(np.uint16), shape, strides)
+            cell = ctypes.c_uint64()
+            self.do_cuMemAllocAsync(ctypes.byref(cell), whole.size * 2, 0)
+            copy = self.memory_at(cell.value).view(np.uint16).reshape(shape)
+            copy[:] = whole
+            copies[name] = (whole, copy, cell.value)
+        run_attention(self, kernel, addresses | {n: c[2] for n, c in copies.items()}, words)
+        for name in {"out", "dq", "dk", "dv"} & set(copies):
+            copies[name][0][:] = copies[name][1]
+        for _, _, address in copies.values():
+            self.do_cuMemFreeAsync(address, 0)
 
     def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
         self.launched += 1
@@ -217,22 +258,31 @@ class HostCard(FakeLibrary):
         self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
     ) -> Callable[[], None]:
         spec = kernel.spec
-        assert not any(isinstance(step, Keep) for step in spec.epilogue)
         m, n, k, batch = (words.get(name, 1) for name in ("m", "n", "k", "batch"))
 
-        def matrix(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
+        def array(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
             kind = as_dtype("float32" if dtype == "tfloat32" else dtype).numpy
-            size = batch * shape[0] * shape[1] * dtype_bytes(dtype)
-            return self.memory_at(addresses[name])[:size].view(kind).reshape(batch, *shape)
+            size = int(np.prod(shape)) * dtype_bytes(dtype)
+            return self.memory_at(addresses[name])[:size].view(kind).reshape(shape)
+
+        def operand(each: Operand) -> np.ndarray[Any, Any]:
+            if isinstance(each, Scalar):
+                return array(each.name, "float32", 1)
+            assert isinstance(each, Vector | Matrix)
+            line = (m if each.per == "row" else n,) if isinstance(each, Vector) else (batch, m, n)
+            return beside_product(each, array(each.name, each.dtype, *line))
 
         def launch() -> None:
             self.launched += 1
-            a = matrix("a", spec.dtype, *((k, m) if spec.transpose_a else (m, k)))
-            b = matrix("b", spec.dtype, *((n, k) if spec.transpose_b else (k, n)))
+            a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
+            b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
-            out = matrix("out", spec.output, m, n)
-            out[:] = (a.astype(np.float32) @ b.astype(np.float32)).astype(out.dtype)
+            stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
+            kinds = {each.name: (each.dtype, (batch, m, n)) for each in spec.outputs}
+            for name, values in stored.items():
+                dtype, shape = kinds.get(name, ("float32", values.shape))
+                array(name, dtype, *shape)[:] = values
             self.check_fences()
 
         return launch
@@ -255,6 +305,18 @@ class HostCard(FakeLibrary):
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""A shape, and the bytes from one index to the next."""
+
+
+def _encoded_layout(place: int) -> Layout:
+    """What a tensor map says of 16-bit numbers, outermost axis first."""
+    rank = ctypes.c_uint64.from_address(place + 8).value
+    words = (ctypes.c_uint64 * (2 * rank + 1)).from_address(place)
+    sizes, strides = words[2 : 2 + rank], words[2 + rank : 2 * rank + 1]
+    return tuple(reversed(sizes)), (*reversed(strides), 2)
 
 
 def run_attention(

@@ -21,6 +21,7 @@ from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
+from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
 from weft.compiler.targets.cuda.code import begin_kernels
 from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
 from weft.compiler.targets.cuda.deep_picks import pick_deeply
@@ -35,6 +36,7 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
@@ -75,6 +77,8 @@ class CudaTarget:
         Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
         Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
         Pass("product operands", arrange_products, "on what is left: as kernels take them"),
+        Pass("head views", view_heads, "on attention as it is: heads are read where they lie"),
+        Pass("epilogues", fuse_epilogues, "on products as kernels take them: what follows them"),
     )
 
     def __init__(self, ordinal: int) -> None:
@@ -99,7 +103,8 @@ class CudaTarget:
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
         kinds = (
-            is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
+            is_product, is_attention, is_viewed, is_row_scatter, is_pooling_gradient,
+            self._is_convolution,
         )  # fmt: skip
         return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
 
@@ -116,6 +121,8 @@ class CudaTarget:
             return pooling_gradient_launches(node)
         if is_row_scatter(node):
             return [scatter_launch(node, error)]
+        if is_viewed(node):
+            return [viewed_launch(node)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
     def _has_warpgroups(self) -> bool:
