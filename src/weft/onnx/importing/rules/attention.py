@@ -53,14 +53,14 @@ def attention(
     if cap or call.wants(3):
         out, scores = _written_out(call, q, k, v, mask, cap, offset)
     else:
-        out = _fused(q, k, v, mask, offset, call.get("scale"))
+        out = _fused_attention(q, k, v, mask, offset, call.get("scale"))
     if query.ndim == 3:
         batch, heads, time, head = out.shape
         out = out.transpose((0, 2, 1, 3)).reshape((batch, time, heads * head))
     return out, k, v, scores
 
 
-def _fused(
+def _fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, offset: Any, scale: float | None
 ) -> Tensor:
     """Attention by one primitive; offset: how many keys more than its own number a query sees."""
@@ -96,17 +96,17 @@ def _written_out(
         mask = _causal(k.shape[2], q.shape[2], offset, mask)
     scores = (scale * wf.matmul(q, wf.matrix_transpose(k))).astype(q.dtype)
     capped = cap * wf.tanh(scores / cap) if cap else scores  # [batch, heads, queries, keys]
-    hidden = _masked(capped, mask)
+    hidden = _masked_scores(capped, mask)
     code = call.get("softmax_precision")
     wide = hidden if not code else hidden.astype(ELEMENTS[code].name)
     unseen = wf.all(wf.isneginf(wide), axis=-1, keepdims=True)
     weights = wf.softmax(wf.where(unseen, 0.0, wide), axis=-1)
     weights = wf.where(unseen, 0.0, weights).astype(q.dtype)
-    shown = (scores, _masked(scores, mask), hidden, weights)[call["qk_matmul_output_mode"]]
+    shown = (scores, _masked_scores(scores, mask), hidden, weights)[call["qk_matmul_output_mode"]]
     return wf.matmul(weights, v), shown
 
 
-def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+def _masked_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores with -inf where a query does not see a key, or with what a mask adds."""
     if mask is None:
         return scores
