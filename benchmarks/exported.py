@@ -54,6 +54,8 @@ class LoadedProgram:
         places = [array.ctypes.data for array in self.arrays]
         reset = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address("model_reset"))
         self.reset: Callable[[], None] = lambda: reset(self.instance)
+        destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address("model_destroy"))
+        self.destroy: Callable[[], None] = lambda: destroy(self.instance)
         self.run: Callable[[], int] = lambda: int(run(self.instance, *places))
 
     def _address(self, name: str) -> int:

@@ -26,7 +26,7 @@ def _heads(call: Call, x: Tensor, attribute: str) -> Tensor:
     if x.ndim != 3 or not count:
         raise call.refuse(f"inputs of {x.ndim} axes need {attribute}, and only 3 axes may have it")
     batch, time, width = x.shape
-    return x.reshape((batch, time, count, width // count)).transpose((0, 2, 1, 3))
+    return wf.swapaxes(x.reshape((batch, time, count, width // count)), 1, 2)
 
 
 @rule("Attention", since=23)
@@ -56,7 +56,7 @@ def attention(
         out = _fused_attention(q, k, v, mask, offset, call.get("scale"))
     if query.ndim == 3:
         batch, heads, time, head = out.shape
-        out = out.transpose((0, 2, 1, 3)).reshape((batch, time, heads * head))
+        out = wf.swapaxes(out, 1, 2).reshape((batch, time, heads * head))
     return out, k, v, scores
 
 
@@ -77,7 +77,7 @@ def _fused_attention(
 
 def _causal(keys: Any, queries: Any, offset: Any, mask: Tensor | None) -> Tensor:
     """The mask that keeps the keys up to each query's own, together with another mask."""
-    seen = wf.arange(keys) <= wf.arange(queries)[:, None] + offset
+    seen: Tensor = wf.arange(keys) <= wf.arange(queries)[:, None] + offset
     if mask is None:
         return seen
     return seen & mask if mask.dtype is wf.bool else wf.where(seen, mask, -wf.inf)
