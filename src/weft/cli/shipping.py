@@ -35,6 +35,7 @@ def export(flags: Namespace) -> int:
         form=flags.form,
         weights=flags.weights,
         memory=flags.memory,
+        threads=flags.threads,
     )
     say(str(shipped))
     if flags.check:

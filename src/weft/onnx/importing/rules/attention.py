@@ -26,7 +26,7 @@ def _heads(call: Call, x: Tensor, attribute: str) -> Tensor:
     if x.ndim != 3 or not count:
         raise call.refuse(f"inputs of {x.ndim} axes need {attribute}, and only 3 axes may have it")
     batch, time, width = x.shape
-    return x.reshape((batch, time, count, width // count)).transpose((0, 2, 1, 3))
+    return wf.swapaxes(x.reshape((batch, time, count, width // count)), 1, 2)
 
 
 @rule("Attention", since=23)
@@ -56,7 +56,7 @@ def attention(
         out = _fused_attention(q, k, v, mask, offset, call.get("scale"))
     if query.ndim == 3:
         batch, heads, time, head = out.shape
-        out = out.transpose((0, 2, 1, 3)).reshape((batch, time, heads * head))
+        out = wf.swapaxes(out, 1, 2).reshape((batch, time, heads * head))
     return out, k, v, scores
 
 
@@ -77,7 +77,7 @@ def _fused_attention(
 
 def _causal(keys: Any, queries: Any, offset: Any, mask: Tensor | None) -> Tensor:
     """The mask that keeps the keys up to each query's own, together with another mask."""
-    seen = wf.arange(keys) <= wf.arange(queries)[:, None] + offset
+    seen: Tensor = wf.arange(keys) <= wf.arange(queries)[:, None] + offset
     if mask is None:
         return seen
     return seen & mask if mask.dtype is wf.bool else wf.where(seen, mask, -wf.inf)
@@ -96,17 +96,17 @@ def _written_out(
         mask = _causal(k.shape[2], q.shape[2], offset, mask)
     scores = (scale * wf.matmul(q, wf.matrix_transpose(k))).astype(q.dtype)
     capped = cap * wf.tanh(scores / cap) if cap else scores  # [batch, heads, queries, keys]
-    hidden = _with_mask(capped, mask)
+    hidden = _masked_scores(capped, mask)
     code = call.get("softmax_precision")
     wide = hidden if not code else hidden.astype(ELEMENTS[code].name)
     unseen = wf.all(wf.isneginf(wide), axis=-1, keepdims=True)
     weights = wf.softmax(wf.where(unseen, 0.0, wide), axis=-1)
     weights = wf.where(unseen, 0.0, weights).astype(q.dtype)
-    shown = (scores, _with_mask(scores, mask), hidden, weights)[call["qk_matmul_output_mode"]]
+    shown = (scores, _masked_scores(scores, mask), hidden, weights)[call["qk_matmul_output_mode"]]
     return wf.matmul(weights, v), shown
 
 
-def _with_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
+def _masked_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores with -inf where a query does not see a key, or with what a mask adds."""
     if mask is None:
         return scores
