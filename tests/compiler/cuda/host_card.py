@@ -18,10 +18,19 @@ import pytest
 from tests.compiler.cuda.fake_driver import FakeLibrary
 
 import weft as wf
-from weft.compiler.targets.cuda import code, device, driver, parameters, scatter_rows
+from weft.compiler.graph_passes.cross_entropy import softmax_gradient
+from weft.compiler.targets.cuda import (
+    code,
+    cross_entropy,
+    device,
+    driver,
+    parameters,
+    scatter_rows,
+)
 from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
+from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
@@ -191,6 +200,8 @@ class HostCard(FakeLibrary):
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
         if isinstance(kernel, ScatterKernel):
             return lambda: self._scatter_rows(addresses, words)
+        if isinstance(kernel, CrossEntropyKernel):
+            return lambda: run_softmax_gradient(self, kernel, addresses, words)
         if isinstance(kernel, AttentionKernel):
             return lambda: run_attention(self, kernel, addresses, words)
         return self._product_launch(kernel, addresses, words)
@@ -254,6 +265,26 @@ class HostCard(FakeLibrary):
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
+
+
+def run_softmax_gradient(
+    card: HostCard, kernel: CrossEntropyKernel, addresses: dict[str, int], words: dict[str, int]
+) -> None:
+    """What the kernel of a softmax with its gradient computes."""
+    card.launched += 1
+    rows, columns = words["rows"], kernel.spec.columns
+    kind = as_dtype(kernel.spec.dtype).numpy
+
+    def array(name: str, dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return card.memory_at(addresses[name])[:size].view(dtype).reshape(shape)
+
+    numbers = [array(name, np.float32, rows) for name in ("terms", "factors", "top", "total")]
+    operands = array("logits", kind, rows, columns), array("labels", np.int64, rows), *numbers[:2]
+    top, total, gradient = softmax_gradient.reference(*operands)
+    numbers[2][:], numbers[3][:] = top, total
+    array("gradient", kind, rows, columns)[:] = gradient
+    card.check_fences()
 
 
 def run_attention(
@@ -347,7 +378,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, attention, scatter_rows):
+    for module in (products, attention, scatter_rows, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
     card.calls.clear()
     try:

@@ -23,6 +23,11 @@ from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
 from weft.compiler.targets.cuda.code import begin_kernels
 from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
+from weft.compiler.targets.cuda.cross_entropy import (
+    cross_entropy_launch,
+    fuse_cross_entropy,
+    is_cross_entropy,
+)
 from weft.compiler.targets.cuda.deep_picks import pick_deeply
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
@@ -65,20 +70,34 @@ CUDA_LIMITS = Limits(
 """What pays on a card. Rates are those of one H200; joins are one launch; nothing is fused by rows,
 as no cache lies between launches."""
 
+CROSS_ENTROPY = Pass(
+    "cross entropy",
+    fuse_cross_entropy,
+    "when picks need no softmax: logits are read once, and their gradient written",
+)
+PASSES = (
+    Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
+    CROSS_ENTROPY,
+    Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
+    Pass("product operands", arrange_products, "on what is left: as kernels take them"),
+)
+
 
 class CudaTarget:
     """One card."""
 
     name = "cuda"
     limits = CUDA_LIMITS
-    passes = (
-        Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
-        Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
-        Pass("product operands", arrange_products, "on what is left: as kernels take them"),
-    )
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """See `Target`."""
+        if self._has_warpgroups():
+            return PASSES
+        return tuple([each for each in PASSES if each is not CROSS_ENTROPY])
 
     def target_at(self, index: int) -> CudaTarget:
         """See `Target`."""
@@ -100,6 +119,7 @@ class CudaTarget:
         """See `Target`."""
         kinds = (
             is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
+            is_cross_entropy,
         )  # fmt: skip
         return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
 
@@ -116,6 +136,8 @@ class CudaTarget:
             return pooling_gradient_launches(node)
         if is_row_scatter(node):
             return [scatter_launch(node, error)]
+        if is_cross_entropy(node):
+            return [cross_entropy_launch(node)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
     def _has_warpgroups(self) -> bool:
