@@ -60,7 +60,10 @@ HOPPER = (9, 0)
 """The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
     passes=PassLimits(
-        recognized_queries=1 << 40, multiplies_short_floats=True, sums_by_image=False
+        recognized_queries=1 << 40,
+        multiplies_short_floats=True,
+        sums_by_image=False,
+        mask_operations=0,
     ),
     fusion=FusionLimits(divided_join_elements=1 << 62),
     lowering=LoweringLimits(guards_places=True),
