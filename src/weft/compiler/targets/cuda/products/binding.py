@@ -113,14 +113,12 @@ def bind_product(binding: Binding, product: Launch) -> Run:
     """What runs a product: the kernel for its sizes, or zeros where nothing is summed."""
     stack, rows, columns, inner = product.numbers(binding.sizes)
     if not stack * rows * columns:
-        return lambda: None
+        return binding.native_run()
     values, fused = _named_values(product)
     out = values["out"]
     if not inner:
         count = stack * rows * columns * out.type.dtype.itemsize
-        return lambda: binding.stream.driver(
-            "cuMemsetD8Async", binding.address(out), 0, count, binding.stream.handle
-        )
+        return binding.fill_run(out, 0, count)
     assert isinstance(product.kernel, tuple)
     _, dtype, left, right, *_ = product.kernel
     item = dtype_bytes(dtype)
