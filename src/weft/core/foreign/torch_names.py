@@ -209,7 +209,7 @@ TORCH: dict[str, dict[str, str]] = {
         "func": "wf.vmap(f), wf.grad(f), wf.jacobian(f)",
         "get_float32_matmul_precision": "wf.settings.float32_products",
         "inference_mode": "wf.no_grad()",
-        "set_float32_matmul_precision": "wf.settings.float32_products = 'tfloat32'  # on a card",
+        "set_float32_matmul_precision": "wf.settings.changed(float32_products='tfloat32')",
         "set_grad_enabled": "wf.no_grad()  # or wf.enable_grad()",
         "set_printoptions": "numpy.set_printoptions(precision=4)  # tensors follow NumPy",
         "sparse": "# there are no sparse tensors: dense ones, wf.segment_sum, or Embedding rows",
