@@ -361,6 +361,10 @@ class BoundProgram:
         return known >= REPEATED
 
     def _capture(self) -> ExecutableGraph:
+        """The graph of a run whose addresses are in the cells."""
+        branching = self.binding.branching_graph()
+        if branching is not None:
+            return branching.instantiate()
         with capture_graph(self.stream) as graphs:
             self.binding.launch()
         return graphs[0].instantiate()
