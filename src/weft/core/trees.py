@@ -217,6 +217,27 @@ def is_registered(node: Any) -> bool:
     return bool(bases) and _registered[bases[0]] is not None
 
 
+def mark_of_attributes(cls: type) -> None:
+    """Say that a container is taken apart into its attributes alone, so that these tell all."""
+    _of_attributes.add(cls)
+
+
+def is_of_attributes(node: Any) -> bool:
+    """Whether a container has the same parts as long as its attributes are the same objects.
+
+    So have dataclasses that keep their fields in a dictionary, and classes that say so.
+    """
+    kind = type(node)
+    if any(base in _of_attributes for base in kind.__mro__):
+        return True
+    if not is_dataclass(kind) or is_registered(node) or not hasattr(node, "__dict__"):
+        return False
+    return all(field.name in vars(node) for field in fields(kind))
+
+
+_of_attributes: set[type] = set()
+
+
 def register_leaf(cls: type[T]) -> type[T]:
     """Make a class and its subclasses leaves, though they are dataclasses or named tuples.
 
