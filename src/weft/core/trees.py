@@ -160,11 +160,14 @@ def register_node(
     cls: type[T],
     flatten: Callable[[T], tuple[dict[Any, Any], Hashable] | Parts],
     unflatten: Callable[[type[T], dict[Any, Any], Any], T],
+    *,
+    attributes: bool = False,
 ) -> None:
     """Make a class and its subclasses containers.
 
     `flatten(node)` gives the children by name and a hashable rest; from them,
     `unflatten(kind, children, rest)` makes a node of the class `kind`, which may be a subclass.
+    attributes: the children and the rest are attributes, and the same as long as these are.
 
     >>> class Pair:
     ...     def __init__(self, left, right): self.left, self.right = left, right
@@ -186,6 +189,8 @@ def register_node(
         return unflatten(structure.kind or cls, named, structure.static)
 
     _register(cls, Container(split_node, join, _show_call))
+    if attributes:
+        _of_attributes.add(cls)
 
 
 def take_apart(node: Any) -> Parts | None:
@@ -215,11 +220,6 @@ def is_registered(node: Any) -> bool:
     """
     bases = [base for base in type(node).__mro__ if base in _registered and base not in _BUILT_IN]
     return bool(bases) and _registered[bases[0]] is not None
-
-
-def mark_of_attributes(cls: type) -> None:
-    """Say that a container is taken apart into its attributes alone, so that these tell all."""
-    _of_attributes.add(cls)
 
 
 def is_of_attributes(node: Any) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
-from weft.core.trees import mark_of_attributes
 
 
 def tree_node(kind: type[Any], children: Sequence[str], ignored: Sequence[str] = ()) -> None:
@@ -31,5 +30,4 @@ def tree_node(kind: type[Any], children: Sequence[str], ignored: Sequence[str] =
         vars(node).update(named, **dict(rest))
         return node
 
-    wf.tree.register_node(kind, flatten, unflatten)
-    mark_of_attributes(kind)
+    wf.tree.register_node(kind, flatten, unflatten, attributes=True)
