@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_void_p
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 from weft.ir.graph import GraphNode, Literal
 from weft.ir.loops import Kernel, evaluate
+from weft.runtime.memory import MemoryPlan
 
 Array = np.ndarray[Any, Any]
 CellOf = Callable[[GraphNode], int]
@@ -62,6 +64,8 @@ _CELL = 8
 
 OWN_WORKSPACES = 32 << 20
 """Bytes of workspaces up to which each launch has one of its own, so that some may run at once."""
+OWN_MEMORY = 32 << 20
+"""Bytes of all values of a program up to which each has memory of its own, likewise."""
 MOST_BRANCHING = 256
 """Launches up to which a graph has branches; those of larger programs fill a card by themselves."""
 
@@ -103,11 +107,28 @@ def aligned_size(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
+def laid_out(memory: MemoryPlan, may_spread: bool) -> tuple[Mapping[str, int], int]:
+    """Where each value of a plan lies, and the bytes of all.
+
+    Small ones may lie beside each other for good: none then waits until another is not needed.
+    """
+    ends = [0, *accumulate(map(aligned_size, memory.sizes.values()))]
+    if not may_spread or ends[-1] > OWN_MEMORY:
+        return memory.offsets, aligned_size(memory.peak)
+    return dict(zip(memory.sizes, ends, strict=False)), ends[-1]
+
+
 class Binding:
     """The launches of a plan for some sizes, and cells with the addresses of its values."""
 
     def __init__(
-        self, plan: ProgramPlan, sizes: Sizes, code: Code, stream: Stream, cell_of: CellOf
+        self,
+        plan: ProgramPlan,
+        sizes: Sizes,
+        code: Code,
+        stream: Stream,
+        cell_of: CellOf,
+        is_outer: bool = False,
     ) -> None:
         self.plan, self.sizes, self.code, self.stream = plan, sizes, code, stream
         self.cell_of = cell_of
@@ -119,9 +140,8 @@ class Binding:
             for value, slot in plan.slots.items()
             if isinstance(value, Literal) and value is not plan.error
         ]
-        memory = plan.planner.at(sizes)
-        self.peak = aligned_size(memory.peak)
-        places = [(int(name), offset) for name, offset in memory.offsets.items()]
+        offsets, self.peak = laid_out(plan.planner.at(sizes), is_outer)
+        places = [(int(name), offset) for name, offset in offsets.items()]
         self._slots = np.array([slot for slot, _ in places], np.int64)
         self._offsets = np.array([offset for _, offset in places], np.uint64)
         self.workspace_bytes = 0

@@ -209,7 +209,8 @@ class BoundProgram:
             taken.append(pages.take(node))
             return taken[-1]
 
-        self.binding = Binding(self.plan, sizes, program.code, self.stream, cell_of)
+        given = self.plan, sizes, program.code, self.stream, cell_of
+        self.binding = Binding(*given, is_outer=True)
         finalize(self, pages.give, taken).atexit = False
         self._checks = NativeRun(self.stream, [check_fault(cell) for cell in taken])
         self._describe_outputs()
