@@ -18,9 +18,10 @@ from weft.compiler.targets.cuda.array import compute_stream
 from weft.compiler.targets.cuda.binding import Binding, in_order
 from weft.compiler.targets.cuda.device import Memory, device
 from weft.compiler.targets.cuda.driver import Driver
-from weft.compiler.targets.cuda.launcher import Record, Run, encode_map
+from weft.compiler.targets.cuda.launcher import Record, Run, encode_map, set_cell
 from weft.compiler.targets.cuda.modules import Function, load_written_ptx
 from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
+from weft.compiler.targets.cuda.views import View
 
 Array = np.ndarray[Any, Any]
 _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
@@ -33,14 +34,21 @@ COUNTERS = 1 << 20
 
 
 class EncodedMap:
-    """A tensor map of a value that lies without gaps, encoded for the address it has."""
+    """A tensor map of a value that lies without gaps, or of a view, encoded for its address."""
 
-    def __init__(self, driver: Driver, parameter: TensorMap, shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        parameter: TensorMap,
+        shape: Sequence[int],
+        view_strides: Sequence[int] = (),
+    ) -> None:
         self._storage = (ctypes.c_ubyte * (_MAP_BYTES + _MAP_ALIGNMENT))()
         first = ctypes.addressof(self._storage)
         self.place = -(-first // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
         rank, item = len(parameter.box), _ITEM_BYTES[parameter.dtype]
-        strides = [item * prod(shape[axis + 1 :]) for axis in reversed(range(rank - 1))]
+        steps = view_strides or [prod(shape[axis + 1 :]) for axis in range(rank)]
+        strides = [item * step for step in reversed(steps[:-1])]
         driver.function("cuTensorMapEncodeTiled")  # an old driver has none
         arrays: tuple[Any, ...] = (
             (ctypes.c_uint64 * rank)(*reversed(shape)),
@@ -81,9 +89,14 @@ def bind_parameters(
     for parameter in parameters:
         name = parameter.name
         if isinstance(parameter, TensorMap):
-            encoded = EncodedMap(binding.stream.driver, parameter, shapes[name])
+            whole, offset, strides = _place_of(values[name])
+            encoded = EncodedMap(binding.stream.driver, parameter, shapes[name], strides)
             binding.keep(encoded)
-            maps.append(encoded.refresh_record(binding.cell(launch, values[name])))
+            cell = binding.cell(launch, whole)
+            if offset:
+                base, cell = cell, binding.number(0)
+                maps.append(set_cell(cell, base, offset))
+            maps.append(encoded.refresh_record(cell))
             table.append(encoded.place)
         elif cells is not None and name in cells:
             table.append(cells[name])
@@ -93,20 +106,32 @@ def bind_parameters(
             zeros = shared_counters(binding.stream.device.ordinal, counters)
             table.append(binding.counter_cell(zeros, COUNTERS, 4 * counters))
         elif isinstance(parameter, Pointer):
-            table.append(binding.cell(launch, values[name]))
+            whole, offset, _ = _place_of(values[name])
+            assert offset == 0, "a pointer is to the beginning of a value"
+            table.append(binding.cell(launch, whole))
         else:
-            word = words[name] if name in words else _stride(name, shapes)
-            cell = np.array([word], np.uint32)
-            binding.keep(cell)
-            table.append(int(cell.ctypes.data))
+            word = words[name] if name in words else _stride(name, values, shapes)
+            number = np.array([word], np.uint32)
+            binding.keep(number)
+            table.append(int(number.ctypes.data))
     return table, binding.native_run(*maps)
 
 
-def _stride(name: str, shapes: Mapping[str, Sequence[int]]) -> int:
+def _place_of(value: Value) -> tuple[Value, int, tuple[int, ...]]:
+    """The value in whose memory a value lies, where in bytes, and its strides if it is a view."""
+    if not isinstance(value, View) or value.base is None:
+        return value, 0, ()
+    return value.base, value.offset * value.type.dtype.itemsize, value.strides
+
+
+def _stride(name: str, values: Mapping[str, Value], shapes: Mapping[str, Sequence[int]]) -> int:
     """The number of elements from one row, head or item of a stack to the next."""
     for ending, axis in (("_batch_stride", 0), ("_head_stride", 1), ("_stride", -2)):
         if name.endswith(ending):
-            shape = shapes[name.removesuffix(ending)]
+            operand = name.removesuffix(ending)
+            value, shape = values.get(operand), shapes[operand]
+            if isinstance(value, View):
+                return value.strides[axis]
             start = axis + 1 if axis >= 0 else len(shape) + axis + 1
             return prod(shape[start:])
     raise KeyError(name)
