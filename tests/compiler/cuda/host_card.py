@@ -481,13 +481,12 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(device, "load_driver", lambda: opened)
     monkeypatch.setattr(driver, "_opened_driver", lambda: opened)
 
-    def emit(kernels: Sequence[Kernel], machine: Any) -> str:
-        token = f"module {len(card.modules)}"
-        card.modules[token.encode()] = list(kernels)
+    def code_of(device: Any, kernel: Kernel, parts: Sequence[Kernel]) -> bytes:
+        token = f"module {len(card.modules)}".encode()
+        card.modules[token] = list(parts)
         return token
 
-    monkeypatch.setattr(code, "emit_device_module", emit)
-    monkeypatch.setattr(code, "compiled_text", lambda device, text: text.encode())
+    monkeypatch.setattr(code, "kernel_code", code_of)
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:

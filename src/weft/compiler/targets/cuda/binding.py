@@ -27,11 +27,11 @@ from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda.code import Code
 from weft.compiler.targets.cuda.device import Stream
 from weft.compiler.targets.cuda.emit import scratch_bytes
-from weft.compiler.targets.cuda.execution import scratch_of_all
 from weft.compiler.targets.cuda.graphs import Graph, Span, dependencies
 from weft.compiler.targets.cuda.launcher import (
     ENCODE,
     LAUNCH,
+    SET,
     NativeRun,
     Record,
     copy_bytes,
@@ -45,6 +45,7 @@ from weft.compiler.targets.cuda.launcher import (
     Run as Run,
 )
 from weft.compiler.targets.cuda.modules import Function
+from weft.compiler.targets.cuda.schedule import scratch_of_all
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 from weft.ir.graph import GraphNode, Literal
@@ -378,11 +379,11 @@ class Binding:
         """
         runs = [run for run in self._runs if isinstance(run, NativeRun)]
         kinds = {record[0] for run in runs for record in run.records}
-        if self.inner or len(runs) < len(self._runs) or not kinds <= {LAUNCH, ENCODE}:
+        if self.inner or len(runs) < len(self._runs) or not kinds <= {LAUNCH, SET, ENCODE}:
             return None
         if len(runs) > MOST_BRANCHING:
             return None
-        maps = [record for run in runs for record in run.records if record[0] == ENCODE]
+        maps = [record for run in runs for record in run.records if record[0] != LAUNCH]
         NativeRun(self.stream, maps)()
         graph = Graph(self.stream.device)
         last: list[list[int]] = []
