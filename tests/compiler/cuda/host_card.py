@@ -295,6 +295,8 @@ class HostCard(FakeLibrary):
             self.launched += 1
             a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
             b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            if spec.dtype == "tfloat32" and not kernel.plan.plain:
+                a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
             stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
@@ -348,6 +350,12 @@ class HostCard(FakeLibrary):
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
+
+
+def round_to_eleven_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """float32 as tensor cores read it: tfloat32."""
+    bits = array.view(np.uint32).astype(np.uint64) + (1 << 12)
+    return (bits & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
