@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compiler.cuda.fake_driver import FakeLibrary
+from tests.compiler.cuda.window_copies import WindowTable, product_shapes, window_product
 
 import weft as wf
 from weft.compiler.targets.cuda import code, device, driver, parameters, scatter_rows
 from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
+from weft.compiler.targets.cuda.convolution import binding as convolution
+from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
-from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
@@ -54,6 +57,8 @@ class HostCard(FakeLibrary):
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.launched = 0
         self.text = b""
+        self.windows: list[WindowTable] = []
+        """Maps of windows, in the order in which they were encoded."""
         self.gradients_of_queries = np.zeros(0)
         """What the pass back leaves for the kernel after it."""
 
@@ -182,6 +187,21 @@ class HostCard(FakeLibrary):
         words = [address, rank, *list(sizes)[:rank]]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
 
+    def do_cuTensorMapEncodeIm2col(
+        self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any,
+        lower: Any, upper: Any, channels: int, places: int, steps: Any, *rest: Any,
+    ) -> None:  # fmt: skip
+        assert all(stride % 16 == 0 for stride in list(strides)[: rank - 1])
+        assert address % 16 == 0
+        assert channels * 2 == 128
+        assert places <= 1024
+        half = 1 << (16 // (rank - 2) - 1)
+        assert all(-half <= corner < half for corner in (*lower, *upper))
+        assert all(1 <= step <= 8 for step in steps)
+        words = address, len(self.windows)
+        self.windows.append(WindowTable(tuple(sizes), tuple(lower), tuple(upper), tuple(steps)))
+        ctypes.memmove(place, struct.pack("<2Q", *words), 16)
+
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
         addresses, words = dict[str, int](), dict[str, int]()
         for place, parameter in enumerate(kernel.parameters):
@@ -193,6 +213,14 @@ class HostCard(FakeLibrary):
             return lambda: self._scatter_rows(addresses, words)
         if isinstance(kernel, AttentionKernel):
             return lambda: run_attention(self, kernel, addresses, words)
+        if isinstance(kernel, ConvolutionKernel):
+            [map_place] = [
+                table[place]
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, WindowMap)
+            ]
+            windows = self.windows[ctypes.c_uint64.from_address(map_place + 8).value]
+            return lambda: run_convolution(self, kernel, addresses, words, windows)
         return self._product_launch(kernel, addresses, words)
 
     def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
@@ -319,6 +347,27 @@ def run_attention(
     card.gradients_of_queries = dscores @ k
 
 
+def run_convolution(
+    card: HostCard,
+    kernel: ConvolutionKernel,
+    addresses: dict[str, int],
+    words: dict[str, int],
+    table: WindowTable,
+) -> None:
+    """What a kernel that reads windows computes, in float32, by the map it was given."""
+    card.launched += 1
+    spec = kernel.spec
+    shapes = product_shapes(kernel.geometry, spec, words, table)
+    arrays = {}
+    for name, shape in shapes.items():
+        kind = as_dtype(spec.output if name == "out" else spec.dtype).numpy
+        size = int(np.prod(shape)) * kind.itemsize
+        arrays[name] = card.memory_at(addresses[name])[:size].view(kind).reshape(shape)
+    wide = [arrays[name].astype(np.float32) for name in ("a", "b")]
+    arrays["out"][:] = window_product(kernel.geometry, spec, words, table, *wide)
+    card.check_fences()
+
+
 _installed: list[tuple[HostCard, driver.Driver]] = []
 """The one card of this process: programs that were compiled for it stay valid."""
 
@@ -347,7 +396,7 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, attention, scatter_rows):
+    for module in (products, convolution, attention, scatter_rows):
         monkeypatch.setattr(module, "written_kernel_run", run)
     card.calls.clear()
     try:

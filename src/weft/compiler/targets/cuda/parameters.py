@@ -19,7 +19,8 @@ from weft.compiler.targets.cuda.binding import Binding, Run
 from weft.compiler.targets.cuda.device import Memory, device
 from weft.compiler.targets.cuda.driver import Driver
 from weft.compiler.targets.cuda.modules import Function, load_written_ptx
-from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, WindowMap
+from weft.core.records import frozen
 
 _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
 """What the driver calls the dtypes of tensor maps."""
@@ -38,24 +39,63 @@ class EncodedMap:
         self._storage = (ctypes.c_ubyte * (_MAP_BYTES + _MAP_ALIGNMENT))()
         first = ctypes.addressof(self._storage)
         self.place = -(-first // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
-        rank, item = len(parameter.box), _ITEM_BYTES[parameter.dtype]
+        rank, item = len(parameter.axes), _ITEM_BYTES[parameter.dtype]
         strides = [item * prod(shape[axis + 1 :]) for axis in reversed(range(rank - 1))]
         self._sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
         self._strides = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
-        self._box = (ctypes.c_uint32 * rank)(*parameter.box)
+        self._box = (ctypes.c_uint32 * len(parameter.box))(*parameter.box)
         self._steps = (ctypes.c_uint32 * rank)(*[1] * rank)
         self._encoded = -1
 
     def refresh(self, address: int) -> None:
         """Encode it for an address, if it was for another."""
-        if address == self._encoded:
-            return
+        if address != self._encoded:
+            self.encode(address)
+            self._encoded = address
+
+    def encode(self, address: int) -> None:
+        """Encode it for an address."""
         self._driver(
             "cuTensorMapEncodeTiled", self.place, _MAP_TYPES[self._parameter.dtype],
             len(self._parameter.box), address, self._sizes, self._strides, self._box, self._steps,
             _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE,
         )  # fmt: skip
-        self._encoded = address
+
+
+@frozen(slots=False)
+class Corners:
+    """Where windows lie: the first and the last place of each axis, and from one to the next.
+
+    Axes go from the last to the first. The first place is counted from the array's first element,
+    the last from the array's last.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class EncodedWindows(EncodedMap):
+    """A map of the windows of a value, encoded for the address it has."""
+
+    def __init__(
+        self, driver: Driver, parameter: TensorMap, shape: Sequence[int], corners: Corners
+    ) -> None:
+        super().__init__(driver, parameter, shape)
+        rank = len(corners.lower)
+        self._lower = (ctypes.c_int * rank)(*corners.lower)
+        self._upper = (ctypes.c_int * rank)(*corners.upper)
+        self._steps = (ctypes.c_uint32 * (rank + 2))(1, *corners.strides, 1)
+
+    def encode(self, address: int) -> None:
+        """Encode it for an address."""
+        channels, places = self._parameter.box
+        self._driver(
+            "cuTensorMapEncodeIm2col", self.place, _MAP_TYPES[self._parameter.dtype],
+            len(self._sizes), address, self._sizes, self._strides, self._lower, self._upper,
+            channels, places, self._steps,
+            _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE,
+        )  # fmt: skip
 
 
 def bind_parameters(
@@ -68,17 +108,19 @@ def bind_parameters(
     workspace_bytes: int = 0,
     counters: int = 0,
     cells: Mapping[str, int] | None = None,
+    corners: Mapping[str, Corners] | None = None,
 ) -> tuple[list[int], Callable[[], None] | None]:
     """The addresses of a kernel's parameters, and what encodes its maps anew; None without any.
 
-    `cells` are the addresses of cells of parameters that are no values of the plan.
+    `cells` are the addresses of cells of parameters that are no values of the plan, `corners` say
+    where the windows of maps of windows lie.
     """
     table: list[int] = []
     maps: list[tuple[EncodedMap, Value]] = []
     for parameter in parameters:
         name = parameter.name
         if isinstance(parameter, TensorMap):
-            encoded = EncodedMap(binding.stream.driver, parameter, shapes[name])
+            encoded = _encoded_map(binding.stream.driver, parameter, shapes[name], corners or {})
             binding.keep(encoded)
             maps.append((encoded, values[name]))
             table.append(encoded.place)
@@ -105,6 +147,14 @@ def bind_parameters(
     return table, refresh
 
 
+def _encoded_map(
+    driver: Driver, parameter: TensorMap, shape: Sequence[int], corners: Mapping[str, Corners]
+) -> EncodedMap:
+    if isinstance(parameter, WindowMap):
+        return EncodedWindows(driver, parameter, shape, corners[parameter.name])
+    return EncodedMap(driver, parameter, shape)
+
+
 def _stride(name: str, shapes: Mapping[str, Sequence[int]]) -> int:
     """The number of elements from one row, head or item of a stack to the next."""
     for ending, axis in (("_batch_stride", 0), ("_head_stride", 1), ("_stride", -2)):
@@ -124,10 +174,11 @@ def written_kernel_run(
     workspace_bytes: int = 0,
     counters: int = 0,
     cells: Mapping[str, int] | None = None,
+    corners: Mapping[str, Corners] | None = None,
 ) -> Run:
     """What launches a kernel that is written as PTX, given its values, their shapes and words."""
     table, refresh = bind_parameters(
-        binding, launch, kernel.parameters, *given, workspace_bytes, counters, cells
+        binding, launch, kernel.parameters, *given, workspace_bytes, counters, cells, corners
     )
     function = loaded_function(
         kernel.name, kernel.text, kernel.shared_bytes, binding.stream.device.ordinal

@@ -16,7 +16,7 @@ import numpy as np
 from weft.compiler.graph_passes.channels_last_primitives import window_max_gradient
 from weft.compiler.lowering.builder import ZERO, all_conditions, is_within, widen_element
 from weft.compiler.plan.launch import Launch, Value
-from weft.compiler.targets.cuda.convolutions import (
+from weft.compiler.targets.cuda.loop_nests import (
     loop_launch,
     loop_nest,
     place_of_tap,

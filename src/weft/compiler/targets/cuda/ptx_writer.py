@@ -32,6 +32,7 @@ __all__ = [
     "Pointer",
     "TensorMap",
     "Value",
+    "WindowMap",
     "Word",
     "at",
     "braces",
@@ -72,6 +73,15 @@ class TensorMap(Parameter):
     dtype: str
     axes: tuple[str, ...]
     box: tuple[int, ...]
+
+
+@frozen(slots=False)
+class WindowMap(TensorMap):
+    """The description of an array [images, *size, channels] for bulk copies of its windows.
+
+    `axes` goes from the channels to the images; `box` is how many channels, and of how many places,
+    one copy takes. Where places lie is said when the map is encoded.
+    """
 
 
 @frozen(slots=False)

@@ -22,7 +22,8 @@ from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
 from weft.compiler.targets.cuda.code import begin_kernels
-from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
+from weft.compiler.targets.cuda.convolution import binding as convolution_binding
+from weft.compiler.targets.cuda.convolution.launches import convolution_launches, is_convolution
 from weft.compiler.targets.cuda.deep_picks import pick_deeply
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
@@ -49,7 +50,7 @@ from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
-__all__ = ["CUDA", "CudaTarget", "control", "cuda_target"]
+__all__ = ["CUDA", "CudaTarget", "control", "convolution_binding", "cuda_target"]
 
 HOPPER = (9, 0)
 """The compute capability whose products are written as PTX; on others they are loops."""

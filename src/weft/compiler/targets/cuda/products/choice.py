@@ -35,7 +35,7 @@ from weft.core.records import frozen
 __all__ = ["Launch", "best_plan", "estimated_cycles", "kernel_of", "launch", "product_kernel"]
 
 _SHARED_BYTES = 227 * 1024  # of a block on Hopper
-_TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
+_TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
 _MOST_STAGES = 8
 _START_CYCLES = 3500
 _SHORTEST_STEP = 200
@@ -69,8 +69,14 @@ def kernel_of(spec: ProductSpec, plan: Plan) -> ProductKernel:
     return plain_kernel(spec, plan) if plan.plain else tensor_core_kernel(spec, plan)
 
 
-def best_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> Plan:
-    """The plan with the least estimate."""
+def best_plan(
+    spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132, *, is_even: bool = True
+) -> Plan:
+    """The plan with the least estimate.
+
+    Without `is_even`, tiles have different numbers of steps: none is shared by blocks, and
+    consumers do not alternate.
+    """
     for dtype in (spec.dtype, spec.output):
         if dtype not in _DTYPES:
             raise UnsupportedError(
@@ -85,10 +91,11 @@ def best_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) -> Pl
     plans = [
         _with_most_stages(spec, Plan(*tile, stages=0, split=split))
         for tile in _TILES
-        for split in (False, True)
+        for split in ((False, True) if is_even else (False,))
         if not split or _parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
     ]
-    plans.append(_with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
+    if is_even:
+        plans.append(_with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
     return min(plans, key=lambda plan: estimated_cycles(spec, plan, sizes, multiprocessors))
 
 

@@ -1,0 +1,149 @@
+"""The launches of convolutions with channels last: which way each of them goes.
+
+>>> import weft as wf
+>>> from weft.compiler.plan.planning import plan_program
+>>> from weft.compiler.targets.target import target_named
+>>> kinds = wf.spec("bfloat16", (2, 64, 6, 6)), wf.spec("bfloat16", (64, 64, 3, 3))
+>>> plan = plan_program(wf.ir.trace(lambda x, w: wf.conv2d(x, w), *kinds), target_named("cuda"))
+>>> [launch.name for launch in plan.launches if launch.name.startswith(("wi", "we", "conv"))]
+['weights', 'convolution']
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST, WITH_CHANNELS_LAST
+from weft.compiler.plan.launch import Kind, Launch, Value, one
+from weft.compiler.targets.cuda.convolution.implicit import STEP_CHANNELS
+from weft.compiler.targets.cuda.convolution.placement import Placement
+from weft.compiler.targets.cuda.convolution.sizes import (
+    INPUT_GRADIENT,
+    WEIGHT_GRADIENT,
+    ConvolutionSizes,
+    direction_of,
+    sizes_of,
+)
+from weft.compiler.targets.cuda.convolution.windows import (
+    weight_rows,
+    weights_from_rows,
+    window_launches,
+)
+from weft.compiler.targets.cuda.loop_nests import loop_launch, loop_nest, row_major_offset
+from weft.compiler.targets.cuda.products.binding import MULTIPLIED
+from weft.core.dtypes import bfloat16, float16, float32
+from weft.core.types import TensorType
+from weft.ir import scalars
+from weft.ir.graph import GraphNode, Variable
+from weft.ir.loops import Kernel, Store
+from weft.ir.scalars import Buffer
+
+FEWEST_CHANNELS = 32
+"""Channels from which a step of 64 is not mostly zeros."""
+_CHANNEL_STEP = 8
+"""Channels of 16 bytes, in which bulk copies count."""
+
+
+def is_convolution(node: GraphNode) -> bool:
+    """Whether a convolution, or a gradient of one, becomes a product: all but grouped ones."""
+    if node.primitive not in WITH_CHANNELS_LAST and node.primitive not in CHANNELS_LAST:
+        return False
+    if "groups" not in node.params or node.params["groups"] != 1:
+        return False
+    kinds = [atom.type for atom in (*node.operands, *node.results)]
+    dims = [dim for kind in kinds for dim in kind.shape]
+    return all(kind.dtype in MULTIPLIED for kind in kinds) and all(
+        isinstance(dim, int) and dim > 0 for dim in dims
+    )
+
+
+def convolution_launches(node: GraphNode) -> list[Launch]:
+    """The launches of a convolution with channels last, or of a gradient of one."""
+    sizes, direction = sizes_of(node), direction_of(node)
+    if not _reads_windows(sizes, direction, node):
+        return window_launches(node)
+    a, b = node.operands
+    result = node.results[0]
+    if direction == WEIGHT_GRADIENT:
+        return _weight_gradient(sizes, a, b, result)
+    before, weights = weight_rows(sizes, b)
+    phases = Placement.of(sizes, direction).phases
+    if direction == INPUT_GRADIENT and phases > 1:
+        return [*before, *_phased_gradient(sizes, a, weights, result)]
+    return [*before, _launch(sizes, direction, a, weights, result)]
+
+
+def _reads_windows(sizes: ConvolutionSizes, direction: str, node: GraphNode) -> bool:
+    """Whether bulk copies read the windows of a convolution, and should."""
+    if node.operands[0].type.dtype not in (bfloat16, float16) or sizes.are_windows_elements:
+        return False
+    if direction == INPUT_GRADIENT and sizes.taps == 1:
+        return False  # a product whose rows are spread: other elements are zeros
+    placement = Placement.of(sizes, direction)
+    aligned = [sizes.channels] if direction not in _BOTH else [sizes.channels, sizes.outputs]
+    return (
+        placement.channels >= FEWEST_CHANNELS
+        and all(count % _CHANNEL_STEP == 0 for count in aligned)
+        and placement.is_possible
+    )
+
+
+_BOTH = (INPUT_GRADIENT, WEIGHT_GRADIENT)
+"""Directions in which bulk copies read rows of channels and rows of outputs."""
+
+
+def _launch(
+    sizes: ConvolutionSizes, direction: str, a: Value, b: Value, result: Variable
+) -> Launch:
+    numbers = sizes.numbers()
+    return Launch(
+        Kind.CONVOLUTION, "convolution", ("convolution", direction), (a, b, result), (result,),
+        lambda _: numbers, one, one,
+    )  # fmt: skip
+
+
+def _weight_gradient(sizes: ConvolutionSizes, x: Value, y: Value, dw: Variable) -> list[Launch]:
+    """Gradients in the order of the product's columns, then in that of weights."""
+    blocks = -(-sizes.channels // STEP_CHANNELS)
+    length = sizes.taps * blocks * STEP_CHANNELS
+    if length == sizes.channels:
+        return [_launch(sizes, WEIGHT_GRADIENT, y, x, dw)]
+    flat = Variable(TensorType(float32, (sizes.outputs, length)))
+    return [
+        _launch(sizes, WEIGHT_GRADIENT, y, x, flat),
+        weights_from_rows(sizes, flat, dw, blocks * STEP_CHANNELS),
+    ]
+
+
+def _phased_gradient(
+    sizes: ConvolutionSizes, y: Value, weights: Value, dx: Variable
+) -> list[Launch]:
+    """With strides: elements phase by phase, then brought into their order."""
+    placement = Placement.of(sizes, INPUT_GRADIENT)
+    shape = placement.phases, placement.rows, sizes.channels
+    phased = Variable(TensorType(dx.type.dtype, shape))
+    return [
+        _launch(sizes, INPUT_GRADIENT, y, weights, phased),
+        _in_order(sizes, placement, phased, dx),
+    ]
+
+
+def _in_order(
+    sizes: ConvolutionSizes, placement: Placement, phased: Variable, dx: Variable
+) -> Launch:
+    """Elements [phases, N, *counts, C] as [N, *size, C]."""
+    source, target = Buffer("phased", phased.type.dtype), Buffer("out", dx.type.dtype, "write")
+    image, channel = scalars.index("n"), scalars.index("c")
+    places = [scalars.index(f"p{axis}") for axis in range(len(sizes.size))]
+    phases = [place % stride for place, stride in zip(places, sizes.strides, strict=True)]
+    inside = [place // stride for place, stride in zip(places, sizes.strides, strict=True)]
+    counts = [axis.count for axis in placement.axes]
+    offset = row_major_offset(
+        [row_major_offset(phases, sizes.strides), image, *inside, channel],
+        [prod(sizes.strides), sizes.images, *counts, sizes.channels],
+    )
+    shape = [sizes.images, *sizes.size, sizes.channels]
+    store = Store(target, row_major_offset([image, *places, channel], shape), source[offset])
+    loops = list(zip([image, *places, channel], shape, strict=True))
+    kernel = Kernel("phases", (source, target), (), loop_nest(loops, (store,)))
+    return loop_launch(kernel, (phased, dx), dx)
