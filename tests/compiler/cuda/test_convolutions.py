@@ -45,7 +45,7 @@ def _product(case: Case, direction: str, out: tuple[int, ...]) -> ConvolutionPro
         case.dilation,
     )  # fmt: skip
     assert ConvolutionSizes.from_numbers(sizes.numbers()) == sizes
-    return ConvolutionProduct.of(direction, sizes)
+    return ConvolutionProduct.from_sizes(direction, sizes)
 
 
 def _last(array: Array) -> Array:

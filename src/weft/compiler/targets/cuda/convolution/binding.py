@@ -34,9 +34,9 @@ class ConvolutionProduct:
     placement: Placement
 
     @classmethod
-    def of(cls, direction: str, sizes: ConvolutionSizes) -> ConvolutionProduct:
+    def from_sizes(cls, direction: str, sizes: ConvolutionSizes) -> ConvolutionProduct:
         """The product of a direction."""
-        return cls(direction, sizes, Placement.of(sizes, direction))
+        return cls(direction, sizes, Placement.from_sizes(sizes, direction))
 
     @property
     def channel_blocks(self) -> int:
@@ -56,7 +56,7 @@ class ConvolutionProduct:
     @property
     def geometry(self) -> Geometry:
         """What the kernel knows."""
-        return Geometry.of(self.direction, self.placement, self.sizes.kernel)
+        return Geometry.from_placement(self.direction, self.placement, self.sizes.kernel)
 
     def spec(self, dtype: str, output: str) -> ProductSpec:
         """The product's operands and result."""
@@ -97,7 +97,8 @@ def bind_convolution(binding: Binding, convolution: Launch) -> Run:
     """What runs a convolution that reads its windows where they lie."""
     a, b, out = convolution.values
     sizes = ConvolutionSizes.from_numbers(convolution.numbers(binding.sizes))
-    product = ConvolutionProduct.of(str(convolution.kernel[1]), sizes)
+    assert isinstance(convolution.kernel, tuple)
+    product = ConvolutionProduct.from_sizes(convolution.kernel[1], sizes)
     card = binding.stream.device
     spec = product.spec(a.type.dtype.name, out.type.dtype.name)
     kernel = chosen_kernel(product.geometry, spec, product.product_sizes, card.multiprocessors)

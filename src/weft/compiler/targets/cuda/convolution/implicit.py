@@ -62,7 +62,7 @@ class AxisGeometry:
     kernel: int
 
     @classmethod
-    def of(cls, axis: WindowAxis, kernel: int) -> AxisGeometry:
+    def from_axis(cls, axis: WindowAxis, kernel: int) -> AxisGeometry:
         """Of an axis whose kernel has so many taps."""
         return cls(
             axis.stride,
@@ -83,10 +83,12 @@ class Geometry:
     axes: tuple[AxisGeometry, ...]
 
     @classmethod
-    def of(cls, direction: str, placement: Placement, kernel: Sequence[int]) -> Geometry:
+    def from_placement(
+        cls, direction: str, placement: Placement, kernel: Sequence[int]
+    ) -> Geometry:
         """The geometry of windows for a kernel of these taps."""
         pairs = zip(placement.axes, kernel, strict=True)
-        axes = [AxisGeometry.of(axis, taps) for axis, taps in pairs]
+        axes = [AxisGeometry.from_axis(axis, taps) for axis, taps in pairs]
         return cls(direction, tuple(reversed(axes)))
 
     @property

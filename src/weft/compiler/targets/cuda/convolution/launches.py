@@ -67,7 +67,7 @@ def convolution_launches(node: GraphNode) -> list[Launch]:
     if direction == WEIGHT_GRADIENT:
         return _weight_gradient(sizes, a, b, result)
     before, weights = weight_rows(sizes, b)
-    phases = Placement.of(sizes, direction).phases
+    phases = Placement.from_sizes(sizes, direction).phases
     if direction == INPUT_GRADIENT and phases > 1:
         return [*before, *_phased_gradient(sizes, a, weights, result)]
     return [*before, _launch(sizes, direction, a, weights, result)]
@@ -79,7 +79,7 @@ def _reads_windows(sizes: ConvolutionSizes, direction: str, node: GraphNode) -> 
         return False
     if direction == INPUT_GRADIENT and sizes.taps == 1:
         return False  # a product whose rows are spread: other elements are zeros
-    placement = Placement.of(sizes, direction)
+    placement = Placement.from_sizes(sizes, direction)
     aligned = [sizes.channels] if direction not in _BOTH else [sizes.channels, sizes.outputs]
     return (
         placement.channels >= FEWEST_CHANNELS
@@ -119,7 +119,7 @@ def _phased_gradient(
     sizes: ConvolutionSizes, y: Value, weights: Value, dx: Variable
 ) -> list[Launch]:
     """With strides: elements phase by phase, then brought into their order."""
-    placement = Placement.of(sizes, INPUT_GRADIENT)
+    placement = Placement.from_sizes(sizes, INPUT_GRADIENT)
     shape = placement.phases, placement.rows, sizes.channels
     phased = Variable(TensorType(dx.type.dtype, shape))
     return [

@@ -103,7 +103,7 @@ class Placement:
     channels: int
 
     @classmethod
-    def of(cls, sizes: ConvolutionSizes, direction: str) -> Placement:
+    def from_sizes(cls, sizes: ConvolutionSizes, direction: str) -> Placement:
         """The windows of a convolution, or the cotangents for the gradient of its input."""
         is_back = direction == INPUT_GRADIENT
         axis_of = gradient_axis if is_back else forward_axis

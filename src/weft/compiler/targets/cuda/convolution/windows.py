@@ -27,7 +27,6 @@ from weft.compiler.lowering.builder import all_conditions, is_within
 from weft.compiler.plan.launch import Kind, Launch, Value, one
 from weft.compiler.targets.cuda.convolution.sizes import (
     FORWARD,
-    INPUT_GRADIENT,
     WEIGHT_GRADIENT,
     ConvolutionSizes,
     direction_of,
@@ -53,8 +52,12 @@ ROW_BYTES = 16
 def window_launches(node: GraphNode) -> list[Launch]:
     """The launches of a convolution whose windows are written to memory."""
     sizes, direction = sizes_of(node), direction_of(node)
-    made = {FORWARD: _forward, INPUT_GRADIENT: _input_gradient, WEIGHT_GRADIENT: _weight_gradient}
-    return made[direction](sizes, *node.operands, node.results[0])
+    (a, b), result = node.operands, node.results[0]
+    if direction == FORWARD:
+        return _forward(sizes, a, b, result)
+    if direction == WEIGHT_GRADIENT:
+        return _weight_gradient(sizes, a, b, result)
+    return _input_gradient(sizes, a, b, result)
 
 
 def row_length(sizes: ConvolutionSizes, dtype: DType) -> int:
