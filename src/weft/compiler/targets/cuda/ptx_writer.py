@@ -195,9 +195,15 @@ class Kernel:
     """One kernel that is being written: its parameters, registers and instructions in order."""
 
     def __init__(
-        self, name: str, parameters: Sequence[Parameter], threads: int, blocks: int = 1
+        self,
+        name: str,
+        parameters: Sequence[Parameter],
+        threads: int,
+        blocks: int = 1,
+        target: str = "sm_90a",
     ) -> None:
         self.name = name
+        self.target = target
         self.parameters = tuple(parameters)
         self.threads = threads
         self._blocks = blocks
@@ -338,7 +344,7 @@ class Kernel:
         return "\n".join(
             [
                 ".version 8.3",
-                ".target sm_90a",
+                f".target {self.target}",
                 ".address_size 64",
                 *self._shared,
                 f".visible .entry {self.name}(",

@@ -21,6 +21,7 @@ from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
+from weft.compiler.targets.cuda.capabilities import has_warp_products, has_warpgroup_products
 from weft.compiler.targets.cuda.code import begin_kernels
 from weft.compiler.targets.cuda.convolution import binding as convolution_binding
 from weft.compiler.targets.cuda.convolution.launches import convolution_launches, is_convolution
@@ -52,8 +53,6 @@ from weft.ir.loops import Kernel
 
 __all__ = ["CUDA", "CudaTarget", "control", "convolution_binding", "cuda_target"]
 
-HOPPER = (9, 0)
-"""The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
     passes=PassLimits(
         recognized_queries=1 << 40, multiplies_short_floats=True, sums_by_image=False
@@ -91,18 +90,18 @@ class CudaTarget:
 
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and is_convolution(node)
+        return self._has_products() and is_convolution(node)
 
     def has_attention(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and is_attention(node)
+        return has_warpgroup_products(self.ordinal) and is_attention(node)
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        kinds = (
-            is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
-        )  # fmt: skip
-        return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
+        if has_warpgroup_products(self.ordinal) and (is_attention(node) or is_row_scatter(node)):
+            return True
+        kinds = (is_product, is_pooling_gradient, self._is_convolution)
+        return self._has_products() and any(is_one(node) for is_one in kinds)
 
     def _is_convolution(self, node: GraphNode) -> bool:
         return node.primitive in CHANNELS_LAST and is_convolution(node)
@@ -112,15 +111,15 @@ class CudaTarget:
         if not self.takes(node):
             return None
         if self._is_convolution(node):
-            return convolution_launches(node)
+            return convolution_launches(node, reads_windows=has_warpgroup_products(self.ordinal))
         if is_pooling_gradient(node):
             return pooling_gradient_launches(node)
         if is_row_scatter(node):
             return [scatter_launch(node, error)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
-    def _has_warpgroups(self) -> bool:
-        return not is_available() or device(self.ordinal).capability == HOPPER
+    def _has_products(self) -> bool:
+        return has_warp_products(self.ordinal)
 
     def start(self) -> None:
         """See `Target`: the driver is there."""

@@ -57,10 +57,13 @@ def is_convolution(node: GraphNode) -> bool:
     )
 
 
-def convolution_launches(node: GraphNode) -> list[Launch]:
-    """The launches of a convolution with channels last, or of a gradient of one."""
+def convolution_launches(node: GraphNode, *, reads_windows: bool = True) -> list[Launch]:
+    """The launches of a convolution with channels last, or of a gradient of one.
+
+    Without `reads_windows`, the card has no bulk copies of windows.
+    """
     sizes, direction = sizes_of(node), direction_of(node)
-    if not _reads_windows(sizes, direction, node):
+    if not reads_windows or not _reads_windows(sizes, direction, node):
         return window_launches(node)
     a, b = node.operands
     result = node.results[0]

@@ -29,6 +29,11 @@ from weft.compiler.targets.cuda.products.tensor_core import (
     stage_bytes,
     tensor_core_kernel,
 )
+from weft.compiler.targets.cuda.products.warp_products import (
+    takes_warp_products,
+    warp_kernel,
+    warp_plan,
+)
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
@@ -42,7 +47,7 @@ _SHORTEST_STEP = 200
 _CACHE_BYTES_PER_CYCLE = 62
 _PART_CYCLES = 2500  # a part's way to the block that adds it up
 _FEWEST_STEPS = 3  # of a part
-_DTYPES = ("bfloat16", "float16", "float32", "tfloat32")
+_DTYPES = ("bfloat16", "float16", "float32", "tfloat32", "int8", "int32")
 
 
 @frozen(slots=False)
@@ -66,13 +71,20 @@ def product_kernel(spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132) 
 
 def kernel_of(spec: ProductSpec, plan: Plan) -> ProductKernel:
     """The kernel of a product that is cut as a plan says."""
+    if plan.warps:
+        return warp_kernel(spec, plan)
     return plain_kernel(spec, plan) if plan.plain else tensor_core_kernel(spec, plan)
 
 
 def best_plan(
-    spec: ProductSpec, sizes: Sizes, multiprocessors: int = 132, *, is_even: bool = True
+    spec: ProductSpec,
+    sizes: Sizes,
+    multiprocessors: int = 132,
+    *,
+    is_even: bool = True,
+    has_warpgroups: bool = True,
 ) -> Plan:
-    """The plan with the least estimate.
+    """The plan with the least estimate; without warpgroups single warps multiply.
 
     Without `is_even`, tiles have different numbers of steps: none is shared by blocks, and
     consumers do not alternate.
@@ -86,7 +98,10 @@ def best_plan(
                 got={"dtype": dtype},
                 fix='cast the operands: a.astype("float32")',
             )
-    if not _takes_tensor_cores(spec):
+    if (not has_warpgroups or spec.dtype == "int8") and takes_warp_products(spec):
+        tiles = math.ceil(sizes.m / 128) * math.ceil(sizes.n / 128) * sizes.batch
+        return warp_plan(tiles, multiprocessors)
+    if not has_warpgroups or not _takes_tensor_cores(spec):
         return _plain_plan(spec, sizes, multiprocessors)
     plans = [
         _with_most_stages(spec, Plan(*tile, stages=0, split=split))
@@ -169,7 +184,8 @@ def launch(kernel: ProductKernel, sizes: Sizes, multiprocessors: int = 132) -> L
     tiles, steps = _counts(kernel.spec, plan, sizes)
     words = {"m": sizes.m, "n": sizes.n, "k": sizes.k, "batch": sizes.batch}
     if not plan.split:
-        return Launch(tiles if plan.plain else min(tiles, multiprocessors), words)
+        stays = not (plan.plain or plan.warps)
+        return Launch(min(tiles, multiprocessors) if stays else tiles, words)
     parts = _parts(kernel.spec, plan, sizes, multiprocessors)
     words |= {"parts": parts, "run": math.ceil(steps / parts)}
     blocks = tiles * parts if plan.plain else min(tiles * parts, multiprocessors)
