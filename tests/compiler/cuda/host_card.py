@@ -199,7 +199,11 @@ class HostCard(FakeLibrary):
         assert all(-half <= corner < half for corner in (*lower, *upper))
         assert all(1 <= step <= 8 for step in steps)
         words = address, len(self.windows)
-        self.windows.append(WindowTable(tuple(sizes), tuple(lower), tuple(upper), tuple(steps)))
+        assert all(stride % 2 == 0 for stride in strides)
+        counts = tuple(stride // 2 for stride in strides)
+        self.windows.append(
+            WindowTable(tuple(sizes), tuple(lower), tuple(upper), tuple(steps), counts)
+        )
         ctypes.memmove(place, struct.pack("<2Q", *words), 16)
 
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
@@ -361,8 +365,13 @@ def run_convolution(
     arrays = {}
     for name, shape in shapes.items():
         kind = as_dtype(spec.output if name == "out" else spec.dtype).numpy
+        memory = card.memory_at(addresses[name])
+        if shape == table.sizes[::-1]:
+            memory = memory[: len(memory) // kind.itemsize * kind.itemsize]
+            arrays[name] = table.view(memory.view(kind))
+            continue
         size = int(np.prod(shape)) * kind.itemsize
-        arrays[name] = card.memory_at(addresses[name])[:size].view(kind).reshape(shape)
+        arrays[name] = memory[:size].view(kind).reshape(shape)
     wide = [arrays[name].astype(np.float32) for name in ("a", "b")]
     arrays["out"][:] = window_product(kernel.geometry, spec, words, table, *wide)
     card.check_fences()

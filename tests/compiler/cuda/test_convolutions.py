@@ -113,6 +113,9 @@ SMALL = {
     "a stride": square(1, 32, 32, 2, 3, stride=2, padding=1),
     "single elements with a stride": square(1, 32, 8, 3, 1, stride=2),
     "few channels": square(1, 3, 8, 3, 2),
+    "few channels with a stride and padding": square(1, 3, 8, 5, 3, stride=2, padding=1),
+    "one channel with holes": square(1, 1, 8, 4, 2, padding=2, dilation=2),
+    "too many taps for one copy": square(1, 9, 8, 5, 5),
 }
 
 

@@ -23,6 +23,16 @@ class WindowTable:
     lower: tuple[int, ...]
     upper: tuple[int, ...]
     steps: tuple[int, ...]
+    element_strides: tuple[int, ...] = ()
+
+    def view(self, flat: Array) -> Array:
+        """The array [images, *size, channels] that lies in flat memory as the strides say."""
+        item = flat.itemsize
+        strides = [item * count for count in (1, *self.element_strides)]
+        shape = self.sizes[::-1]
+        last = sum((dim - 1) * step // item for dim, step in zip(self.sizes, strides, strict=True))
+        assert last < flat.size, "windows reach beyond the memory"
+        return np.lib.stride_tricks.as_strided(flat, shape, strides[::-1], writeable=False)
 
     def places(self) -> Array:
         """The places [N·counts, axes], from the first axis to the last, that copies go through."""

@@ -73,6 +73,8 @@ class Corners:
     lower: tuple[int, ...]
     upper: tuple[int, ...]
     strides: tuple[int, ...]
+    element_strides: tuple[int, ...] = ()
+    """Elements from one to the next along each axis and from image to image; empty: no gaps."""
 
 
 class EncodedWindows(EncodedMap):
@@ -86,6 +88,10 @@ class EncodedWindows(EncodedMap):
         self._lower = (ctypes.c_int * rank)(*corners.lower)
         self._upper = (ctypes.c_int * rank)(*corners.upper)
         self._steps = (ctypes.c_uint32 * (rank + 2))(1, *corners.strides, 1)
+        if corners.element_strides:
+            size = _ITEM_BYTES[parameter.dtype]
+            given = [size * count for count in corners.element_strides]
+            self._strides = (ctypes.c_uint64 * (rank + 1))(*given)
 
     def encode(self, address: int) -> None:
         """Encode it for an address."""

@@ -57,7 +57,13 @@ CUDA_LIMITS = Limits(
     passes=PassLimits(
         recognized_queries=1 << 40, multiplies_short_floats=True, sums_by_image=False
     ),
-    fusion=FusionLimits(divided_join_elements=1 << 62),
+    fusion=FusionLimits(
+        divided_join_elements=1 << 62,
+        chunk_rows=64,
+        fewest_chunk_rows=4,
+        most_chunk_rows=128,
+        stores_narrow_floats=True,
+    ),
     lowering=LoweringLimits(guards_places=True),
     plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),

@@ -32,11 +32,15 @@ class ConvolutionProduct:
     direction: str
     sizes: ConvolutionSizes
     placement: Placement
+    element_strides: tuple[int, ...] = ()
+    """Elements from place to place along each axis, where windows overlap in memory."""
 
     @classmethod
-    def from_sizes(cls, direction: str, sizes: ConvolutionSizes) -> ConvolutionProduct:
+    def from_sizes(
+        cls, direction: str, sizes: ConvolutionSizes, element_strides: tuple[int, ...] = ()
+    ) -> ConvolutionProduct:
         """The product of a direction."""
-        return cls(direction, sizes, Placement.from_sizes(sizes, direction))
+        return cls(direction, sizes, Placement.from_sizes(sizes, direction), element_strides)
 
     @property
     def channel_blocks(self) -> int:
@@ -72,6 +76,7 @@ class ConvolutionProduct:
             tuple(axis.lower for axis in axes),
             tuple(axis.upper for axis in axes),
             tuple(axis.stride for axis in axes),
+            self.element_strides,
         )
 
     @property
@@ -96,9 +101,10 @@ class ConvolutionProduct:
 def bind_convolution(binding: Binding, convolution: Launch) -> Run:
     """What runs a convolution that reads its windows where they lie."""
     a, b, out = convolution.values
-    sizes = ConvolutionSizes.from_numbers(convolution.numbers(binding.sizes))
+    count, *numbers = convolution.numbers(binding.sizes)
+    element_strides, sizes = tuple(numbers[:count]), ConvolutionSizes.from_numbers(numbers[count:])
     assert isinstance(convolution.kernel, tuple)
-    product = ConvolutionProduct.from_sizes(convolution.kernel[1], sizes)
+    product = ConvolutionProduct.from_sizes(convolution.kernel[1], sizes, element_strides)
     card = binding.stream.device
     spec = product.spec(a.type.dtype.name, out.type.dtype.name)
     kernel = chosen_kernel(product.geometry, spec, product.product_sizes, card.multiprocessors)

@@ -15,6 +15,7 @@ from math import prod
 
 from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST, WITH_CHANNELS_LAST
 from weft.compiler.plan.launch import Kind, Launch, Value, one
+from weft.compiler.targets.cuda.convolution.folding import Fold
 from weft.compiler.targets.cuda.convolution.implicit import STEP_CHANNELS
 from weft.compiler.targets.cuda.convolution.placement import Placement
 from weft.compiler.targets.cuda.convolution.sizes import (
@@ -63,10 +64,14 @@ def convolution_launches(node: GraphNode, *, reads_windows: bool = True) -> list
     Without `reads_windows`, the card has no bulk copies of windows.
     """
     sizes, direction = sizes_of(node), direction_of(node)
-    if not reads_windows or not _reads_windows(sizes, direction, node):
+    if not reads_windows:
         return window_launches(node)
-    a, b = node.operands
-    result = node.results[0]
+    fold = _fold(sizes, direction, node)
+    (a, b), result = node.operands, node.results[0]
+    if fold is not None:
+        return _folded_launches(fold, direction, a, b, result)
+    if not _reads_windows(sizes, direction, node):
+        return window_launches(node)
     if direction == WEIGHT_GRADIENT:
         return _weight_gradient(sizes, a, b, result)
     before, weights = weight_rows(sizes, b)
@@ -91,14 +96,48 @@ def _reads_windows(sizes: ConvolutionSizes, direction: str, node: GraphNode) -> 
     )
 
 
+def _fold(sizes: ConvolutionSizes, direction: str, node: GraphNode) -> Fold | None:
+    """How a convolution of few channels is folded; None where it is not."""
+    if node.operands[0].type.dtype not in (bfloat16, float16) or sizes.are_windows_elements:
+        return None
+    if direction == INPUT_GRADIENT or sizes.channels >= FEWEST_CHANNELS:
+        return None
+    if direction == WEIGHT_GRADIENT and sizes.outputs % _CHANNEL_STEP:
+        return None
+    fold = Fold.from_sizes(sizes)
+    is_possible = fold is not None and Placement.from_sizes(fold.sizes, direction).is_possible
+    return fold if is_possible else None
+
+
+def _folded_launches(
+    fold: Fold, direction: str, a: Value, b: Value, result: Variable
+) -> list[Launch]:
+    """The launches of a convolution of few channels, or of the gradient of its weights."""
+    before, rows = fold.row_launch(a)
+    strides = fold.element_strides
+    if direction == WEIGHT_GRADIENT:
+        shape = fold.given.outputs, fold.outer_taps * STEP_CHANNELS
+        flat = Variable(TensorType(float32, shape))
+        product = _launch(fold.sizes, direction, b, rows, flat, strides)
+        return [before, product, fold.unfold_launch(flat, result)]
+    more, weights = fold.weight_launch(b)
+    return [before, more, _launch(fold.sizes, direction, rows, weights, result, strides)]
+
+
 _BOTH = (INPUT_GRADIENT, WEIGHT_GRADIENT)
 """Directions in which bulk copies read rows of channels and rows of outputs."""
 
 
 def _launch(
-    sizes: ConvolutionSizes, direction: str, a: Value, b: Value, result: Variable
+    sizes: ConvolutionSizes,
+    direction: str,
+    a: Value,
+    b: Value,
+    result: Variable,
+    element_strides: tuple[int, ...] = (),
 ) -> Launch:
-    numbers = sizes.numbers()
+    """The launch of a direction; `element_strides` say how windows lie that overlap in memory."""
+    numbers = [len(element_strides), *element_strides, *sizes.numbers()]
     return Launch(
         Kind.CONVOLUTION, "convolution", ("convolution", direction), (a, b, result), (result,),
         lambda _: numbers, one, one,
