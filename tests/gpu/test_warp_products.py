@@ -11,8 +11,8 @@ from weft.compiler.targets.cuda.products import binding
 pytestmark = pytest.mark.skipif(not wf.cuda.is_available(), reason="there is no NVIDIA card here")
 
 SIZES = [
-    (1, 1, 1), (1, 8, 8), (64, 64, 64), (65, 72, 8), (128, 128, 192), (129, 136, 200), (300, 40, 72),
-    (2048, 2048, 64), (7, 9, 11),
+    (1, 1, 1), (1, 8, 8), (64, 64, 64), (65, 72, 8), (128, 128, 192), (129, 136, 200),
+    (300, 40, 72), (2048, 2048, 64), (7, 9, 11),
 ]  # fmt: skip
 
 
