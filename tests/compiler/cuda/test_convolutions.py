@@ -38,14 +38,16 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
         yield made
 
 
-def _product(case: Case, direction: str, out: tuple[int, ...]) -> ConvolutionProduct:
+def _product(
+    case: Case, direction: str, out: tuple[int, ...], parts: int = 1
+) -> ConvolutionProduct:
     low = tuple(first for first, _ in case.padding)
     sizes = ConvolutionSizes(
         case.images, case.size, case.channels, out, case.outputs, case.kernel, case.stride, low,
         case.dilation,
     )  # fmt: skip
     assert ConvolutionSizes.from_numbers(sizes.numbers()) == sizes
-    return ConvolutionProduct.from_sizes(direction, sizes)
+    return ConvolutionProduct.from_sizes(direction, sizes, parts=parts)
 
 
 def _last(array: Array) -> Array:
@@ -83,8 +85,10 @@ def test_the_places_of_windows_give_the_convolution_and_its_gradients(name: str)
     found = _emulated(product, _last(x), rows)
     np.testing.assert_array_equal(found.reshape(_last(y).shape), _last(y))
 
-    product = _product(case, WEIGHT_GRADIENT, out)
-    found = _emulated(product, _last(ct), _last(x)).reshape(case.outputs, rows.shape[1], -1)
+    steps = -(-case.images * int(np.prod(out)) // 64)
+    product = _product(case, WEIGHT_GRADIENT, out, parts=-(-steps // max(1, steps // 3)))
+    found = _emulated(product, _last(ct), _last(x)).sum(axis=0)
+    found = found.reshape(case.outputs, rows.shape[1], -1)
     wanted = conv_weight_gradient.reference(x, ct, kernel=case.kernel, **case.params)
     found = np.moveaxis(found[:, :, : case.channels], 1, 2).reshape(wanted.shape)
     np.testing.assert_array_equal(found, wanted)

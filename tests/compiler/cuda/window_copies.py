@@ -63,7 +63,7 @@ def product_shapes(
     m, n = words["m"], words["n"]
     images = table.sizes[::-1]
     if geometry.direction == WEIGHT_GRADIENT:
-        return {"a": (len(table.places()), m), "b": images, "out": (m, n)}
+        return {"a": (len(table.places()), m), "b": images, "out": (words.get("batch", 1), m, n)}
     taps = int(np.prod([axis.kernel for axis in geometry.axes]))
     outputs, channels = (n, images[-1]) if spec.transpose_b else (images[-1], n)
     return {"a": images, "b": (outputs, taps, channels), "out": (words.get("batch", 1), m, n)}
@@ -83,12 +83,17 @@ def window_product(
     assert len(table.places()) == images[0] * np.prod(counts)
     axes = geometry.axes[::-1]
     if geometry.direction == WEIGHT_GRADIENT:
-        padded = words["blocks"] * 64
-        out = np.zeros((m, n // padded, padded), np.float32)
+        padded, parts = words["blocks"] * 64, words.get("batch", 1)
+        length = words["run"] * 64 if parts > 1 else len(a)
+        assert (parts - 1) * length < len(a) <= parts * length
+        out = np.zeros((parts, m, n // padded, padded), np.float32)
         for number, taps in enumerate(product(*(range(axis.kernel) for axis in axes))):
             offsets = [tap * axis.steps[1] for tap, axis in zip(taps, axes, strict=True)]
-            out[:, number, : images[-1]] = a.T @ table.tap(b, tuple(reversed(offsets)))
-        return out.reshape(m, n)
+            taken = table.tap(b, tuple(reversed(offsets)))
+            for part in range(parts):
+                rows = slice(part * length, (part + 1) * length)
+                out[part, :, number, : images[-1]] = a[rows].T @ taken[rows]
+        return out.reshape(parts, m, n)
     kernel = [axis.kernel for axis in axes]
     results = []
     for phase in product(*(range(len(axis.counts)) for axis in axes)):

@@ -117,7 +117,9 @@ class CudaTarget:
         if not self.takes(node):
             return None
         if self._is_convolution(node):
-            return convolution_launches(node, reads_windows=has_warpgroup_products(self.ordinal))
+            has_copies = has_warpgroup_products(self.ordinal)
+            count = device(self.ordinal).multiprocessors if is_available() else 132
+            return convolution_launches(node, reads_windows=has_copies, multiprocessors=count)
         if is_pooling_gradient(node):
             return pooling_gradient_launches(node)
         if is_row_scatter(node):

@@ -13,6 +13,7 @@ from weft.compiler.targets.cuda.convolution.implicit import (
     convolution_kernel,
     convolution_spec,
 )
+from weft.compiler.targets.cuda.convolution.parts import steps_of_part, weight_gradient_cut
 from weft.compiler.targets.cuda.convolution.placement import Placement
 from weft.compiler.targets.cuda.convolution.sizes import (
     FORWARD,
@@ -20,7 +21,7 @@ from weft.compiler.targets.cuda.convolution.sizes import (
     ConvolutionSizes,
 )
 from weft.compiler.targets.cuda.parameters import Corners, written_kernel_run
-from weft.compiler.targets.cuda.products.choice import best_plan, launch
+from weft.compiler.targets.cuda.products.choice import best_plan, launch, with_most_stages
 from weft.compiler.targets.cuda.products.description import Plan, ProductSpec, Sizes
 from weft.core.records import frozen
 
@@ -34,13 +35,20 @@ class ConvolutionProduct:
     placement: Placement
     element_strides: tuple[int, ...] = ()
     """Elements from place to place along each axis, where windows overlap in memory."""
+    parts: int = 1
+    """Parts that the sums over all places are cut into, for the gradient of weights."""
 
     @classmethod
     def from_sizes(
-        cls, direction: str, sizes: ConvolutionSizes, element_strides: tuple[int, ...] = ()
+        cls,
+        direction: str,
+        sizes: ConvolutionSizes,
+        element_strides: tuple[int, ...] = (),
+        parts: int = 1,
     ) -> ConvolutionProduct:
         """The product of a direction."""
-        return cls(direction, sizes, Placement.from_sizes(sizes, direction), element_strides)
+        placement = Placement.from_sizes(sizes, direction)
+        return cls(direction, sizes, placement, element_strides, parts)
 
     @property
     def channel_blocks(self) -> int:
@@ -53,7 +61,7 @@ class ConvolutionProduct:
         sizes, placement = self.sizes, self.placement
         length = placement.taps * self.channel_blocks * STEP_CHANNELS
         if self.direction == WEIGHT_GRADIENT:
-            return Sizes(sizes.outputs, length, placement.rows)
+            return Sizes(sizes.outputs, length, placement.rows, self.parts)
         columns = sizes.outputs if self.direction == FORWARD else sizes.channels
         return Sizes(placement.rows, columns, length, placement.phases)
 
@@ -64,9 +72,8 @@ class ConvolutionProduct:
 
     def spec(self, dtype: str, output: str) -> ProductSpec:
         """The product's operands and result."""
-        return convolution_spec(
-            self.direction, dtype, output, self.product_sizes.n, phases=self.placement.phases
-        )
+        product = self.product_sizes
+        return convolution_spec(self.direction, dtype, output, product.n, stack=product.batch)
 
     @property
     def corners(self) -> Corners:
@@ -83,14 +90,15 @@ class ConvolutionProduct:
     def words(self) -> dict[str, int]:
         """The numbers that the kernel is given beside those of a product."""
         counts = {f"count{k}": axis.count for k, axis in enumerate(self.placement.axes[::-1])}
-        return {"blocks": self.channel_blocks, **counts}
+        run = steps_of_part(self.placement.rows, self.parts)
+        return {"blocks": self.channel_blocks, "run": run, **counts}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of operands and result, as the kernel's maps have them."""
         sizes, product, placement = self.sizes, self.product_sizes, self.placement
         windows = (sizes.images, *(axis.size for axis in placement.axes), placement.channels)
-        front = (placement.phases,) if placement.phases > 1 else ()
+        front = (product.batch,) if product.batch > 1 else ()
         out = (*front, product.m, product.n)
         if self.direction == WEIGHT_GRADIENT:
             return {"a": (placement.rows, sizes.outputs), "b": windows, "out": out}
@@ -101,15 +109,15 @@ class ConvolutionProduct:
 def bind_convolution(binding: Binding, convolution: Launch) -> Run:
     """What runs a convolution that reads its windows where they lie."""
     a, b, out = convolution.values
-    count, *numbers = convolution.numbers(binding.sizes)
+    parts, count, *numbers = convolution.numbers(binding.sizes)
     element_strides, sizes = tuple(numbers[:count]), ConvolutionSizes.from_numbers(numbers[count:])
     assert isinstance(convolution.kernel, tuple)
-    product = ConvolutionProduct.from_sizes(convolution.kernel[1], sizes, element_strides)
+    product = ConvolutionProduct.from_sizes(convolution.kernel[1], sizes, element_strides, parts)
     card = binding.stream.device
     spec = product.spec(a.type.dtype.name, out.type.dtype.name)
     kernel = chosen_kernel(product.geometry, spec, product.product_sizes, card.multiprocessors)
     how = launch(kernel, product.product_sizes, card.multiprocessors)
-    given = {"a": a, "b": b, "out": out}, product.shapes, {**how.words, **product.words}
+    given = {"a": a, "b": b, "out": out}, product.shapes, {**product.words, **how.words}
     windows = "b" if product.direction == WEIGHT_GRADIENT else "a"
     return written_kernel_run(
         binding, convolution, kernel, how.blocks, given, how.workspace_bytes, how.counters,
@@ -122,7 +130,11 @@ def chosen_kernel(
     geometry: Geometry, spec: ProductSpec, sizes: Sizes, multiprocessors: int
 ) -> ConvolutionKernel:
     """The kernel for a convolution of these sizes."""
-    plan = best_plan(spec, sizes, multiprocessors, is_even=not geometry.has_phases)
+    if geometry.direction == WEIGHT_GRADIENT:
+        tile = weight_gradient_cut(sizes, multiprocessors, sizes.batch).tile
+        plan = with_most_stages(spec, Plan(*tile, stages=0))
+    else:
+        plan = best_plan(spec, sizes, multiprocessors, is_even=not geometry.has_phases)
     return _kernel(geometry, spec, plan)
 
 

@@ -33,7 +33,7 @@ from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir import scalars
 from weft.ir.graph import Variable
-from weft.ir.loops import Kernel, Store
+from weft.ir.loops import Accumulate, Kernel, Store, Update
 from weft.ir.scalars import Buffer, const
 
 _ALIGNED = 8
@@ -141,17 +141,22 @@ class Fold:
         return loop_launch(kernel, (w, rows), rows), rows
 
     def unfold_launch(self, rows: Variable, dw: Variable) -> Launch:
-        """What brings gradients [O, outer taps · 64] to those of weights [O, C, outer, taps]."""
+        """What adds up parts [parts, O, outer taps · 64] to gradients [O, C, outer taps, taps]."""
         given, taps = self.given, self.given.kernel[-1]
+        parts = int(rows.type.shape[0])
         source, target = Buffer("rows", rows.type.dtype), Buffer("out", dw.type.dtype, "write")
         shape = (given.outputs, given.channels, self.outer_taps, taps)
-        output, channel, outer, tap = (scalars.index(name) for name in ("o", "c", "r", "t"))
+        indices = [scalars.index(name) for name in ("o", "c", "r", "t")]
+        (output, channel, outer, tap), part = indices, scalars.index("p")
         column = tap * (given.dilation[-1] * self.channels) + channel
         offset = row_major_offset(
-            [output, outer, column], [given.outputs, self.outer_taps, STEP_CHANNELS]
+            [part, output, outer, column], [parts, given.outputs, self.outer_taps, STEP_CHANNELS]
         )
-        value = scalars.cast(source[offset], target.dtype)
-        store = Store(target, row_major_offset([output, channel, outer, tap], shape), value)
-        loops = list(zip([output, channel, outer, tap], shape, strict=True))
-        kernel = Kernel("unfolded weights", (source, target), (), loop_nest(loops, (store,)))
+        total = scalars.local("total", rows.type.dtype)
+        body = (
+            Accumulate(part, const(parts, INDEX), (Update(total, "add", source[offset]),)),
+            Store(target, row_major_offset(indices, shape), scalars.cast(total, target.dtype)),
+        )
+        loops = list(zip(indices, shape, strict=True))
+        kernel = Kernel("unfolded weights", (source, target), (), loop_nest(loops, body))
         return loop_launch(kernel, (rows, dw), dw)

@@ -105,15 +105,15 @@ class ConvolutionKernel(ProductKernel):
 
 
 def convolution_spec(
-    direction: str, dtype: str, output: str, columns: int, *, phases: int = 1
+    direction: str, dtype: str, output: str, columns: int, *, stack: int = 1
 ) -> ProductSpec:
-    """The product of a direction."""
+    """The product of a direction, of a stack of phases or parts."""
     return ProductSpec(
         dtype,
         output=output,
         transpose_a=direction == WEIGHT_GRADIENT,
         transpose_b=direction == FORWARD,
-        batched=phases > 1,
+        batched=stack > 1,
         aligned_output=columns % 8 == 0,
     )
 
@@ -151,8 +151,8 @@ class _WindowWriter(ProductWriter):
     def _size_words(self) -> list[Parameter]:
         last = ["batch"] if self.spec.batched else []
         counts = [f"count{k}" for k in range(len(self.geometry.axes))]
-        split = ["parts", "run"] if self.plan.split else []
-        names = ["m", "n", "k", *last, "blocks", *counts, *split]
+        split = ["parts"] if self.plan.split else []
+        names = ["m", "n", "k", *last, "blocks", *counts, *split, "run"]
         shared = [Pointer("workspace"), Pointer("counters")] if self.plan.split else []
         return [*map(Word, names), *shared]
 
@@ -278,6 +278,15 @@ class _WeightGradientWriter(_WindowWriter):
             *self._size_words(),
         ]
 
+    def unit(self, tile: Value, first: Operand, count: Value) -> Unit:
+        """See `ProductWriter`; a stack is of parts of the sum over all places."""
+        unit = super().unit(tile, first, count)
+        if unit.batch is None:
+            return unit
+        run = self.kernel.parameter("run")
+        start = unit.batch * run
+        return replace(unit, first=start, count=(self.steps - start).minimum(run))
+
     def begin_copies(self, unit: Unit) -> None:
         """For each 64 columns of the tile: their channels, and where their tap is."""
         super().begin_copies(unit)
@@ -295,6 +304,34 @@ class _WeightGradientWriter(_WindowWriter):
                 offsets.append((rest % axis.kernel) * axis.steps[1])
                 rest = rest // axis.kernel
             self.chunks.append((channel, offsets))
+        self._begin_places(unit)
+
+    def _begin_places(self, unit: Unit) -> None:
+        """The place of the unit's first step, and how far the next is along each axis."""
+        kernel = self.kernel
+        first = kernel.variable("u32", unit.first) * self.row_elements
+        self.numbers: list[
+            Value
+        ] = []  # of the place, along each axis from the last, then its image
+        self.moves: list[Value] = []
+        rest, move = first, kernel.variable("u32", self.row_elements)
+        for count in self.counts:
+            self.numbers.append(kernel.variable("u32", rest % count, "place"))
+            self.moves.append(move % count)
+            rest, move = rest // count, move // count
+        self.numbers.append(kernel.variable("u32", rest, "image"))
+        self.moves.append(move)
+
+    def _advance_places(self) -> None:
+        """Go on by a step: digits of a number with the axes' counts are added, with carries."""
+        kernel = self.kernel
+        carry = kernel.variable("u32", 0)
+        for number, move, count in zip(self.numbers, self.moves, self.counts, strict=False):
+            kernel.assign(number, number + move + carry)
+            wraps = number >= count
+            kernel.assign(number, number - count, when=wraps)
+            carry = kernel.select(wraps, 1, 0)
+        kernel.assign(self.numbers[-1], self.numbers[-1] + self.moves[-1] + carry)
 
     def copy_step(self, unit: Unit, step: Value, target: Value, full: Value) -> None:
         """64 places: of the cotangents, and of a tap of the windows for each 64 columns."""
@@ -304,7 +341,10 @@ class _WeightGradientWriter(_WindowWriter):
             where = [unit.row + 64 * chunk, depth]
             bulk_load(kernel, self.a, where, target + chunk * self.chunk_bytes, full)
         target = target + plan.tile_m * ROW_BYTES
-        start = self.place_coordinates(depth)
+        axes = zip(self.numbers, self.geometry.axes, strict=False)
+        start = [number * axis.stride + axis.lower for number, axis in axes]
+        start.append(self.numbers[-1])
         for number, (channel, offsets) in enumerate(self.chunks):
             place = target + number * self.chunk_bytes
             bulk_window_load(kernel, self.b, [channel, *start], offsets, place, full)
+        self._advance_places()

@@ -17,6 +17,7 @@ from weft.compiler.graph_passes.channels_last_primitives import CHANNELS_LAST, W
 from weft.compiler.plan.launch import Kind, Launch, Value, one
 from weft.compiler.targets.cuda.convolution.folding import Fold
 from weft.compiler.targets.cuda.convolution.implicit import STEP_CHANNELS
+from weft.compiler.targets.cuda.convolution.parts import weight_gradient_cut
 from weft.compiler.targets.cuda.convolution.placement import Placement
 from weft.compiler.targets.cuda.convolution.sizes import (
     INPUT_GRADIENT,
@@ -32,6 +33,7 @@ from weft.compiler.targets.cuda.convolution.windows import (
 )
 from weft.compiler.targets.cuda.loop_nests import loop_launch, loop_nest, row_major_offset
 from weft.compiler.targets.cuda.products.binding import MULTIPLIED
+from weft.compiler.targets.cuda.products.description import Sizes
 from weft.core.dtypes import bfloat16, float16, float32
 from weft.core.types import TensorType
 from weft.ir import scalars
@@ -58,7 +60,9 @@ def is_convolution(node: GraphNode) -> bool:
     )
 
 
-def convolution_launches(node: GraphNode, *, reads_windows: bool = True) -> list[Launch]:
+def convolution_launches(
+    node: GraphNode, *, reads_windows: bool = True, multiprocessors: int = 132
+) -> list[Launch]:
     """The launches of a convolution with channels last, or of a gradient of one.
 
     Without `reads_windows`, the card has no bulk copies of windows.
@@ -69,11 +73,11 @@ def convolution_launches(node: GraphNode, *, reads_windows: bool = True) -> list
     fold = _fold(sizes, direction, node)
     (a, b), result = node.operands, node.results[0]
     if fold is not None:
-        return _folded_launches(fold, direction, a, b, result)
+        return _folded_launches(fold, direction, (a, b, result), multiprocessors)
     if not _reads_windows(sizes, direction, node):
         return window_launches(node)
     if direction == WEIGHT_GRADIENT:
-        return _weight_gradient(sizes, a, b, result)
+        return _weight_gradient(sizes, (a, b, result), multiprocessors)
     before, weights = weight_rows(sizes, b)
     phases = Placement.from_sizes(sizes, direction).phases
     if direction == INPUT_GRADIENT and phases > 1:
@@ -83,8 +87,10 @@ def convolution_launches(node: GraphNode, *, reads_windows: bool = True) -> list
 
 def _reads_windows(sizes: ConvolutionSizes, direction: str, node: GraphNode) -> bool:
     """Whether bulk copies read the windows of a convolution, and should."""
-    if node.operands[0].type.dtype not in (bfloat16, float16) or sizes.are_windows_elements:
+    if node.operands[0].type.dtype not in (bfloat16, float16):
         return False
+    if direction != WEIGHT_GRADIENT and sizes.are_windows_elements:
+        return False  # a product of what lies there
     if direction == INPUT_GRADIENT and sizes.taps == 1:
         return False  # a product whose rows are spread: other elements are zeros
     placement = Placement.from_sizes(sizes, direction)
@@ -110,15 +116,14 @@ def _fold(sizes: ConvolutionSizes, direction: str, node: GraphNode) -> Fold | No
 
 
 def _folded_launches(
-    fold: Fold, direction: str, a: Value, b: Value, result: Variable
+    fold: Fold, direction: str, values: tuple[Value, Value, Variable], multiprocessors: int
 ) -> list[Launch]:
     """The launches of a convolution of few channels, or of the gradient of its weights."""
+    a, b, result = values
     before, rows = fold.row_launch(a)
     strides = fold.element_strides
     if direction == WEIGHT_GRADIENT:
-        shape = fold.given.outputs, fold.outer_taps * STEP_CHANNELS
-        flat = Variable(TensorType(float32, shape))
-        product = _launch(fold.sizes, direction, b, rows, flat, strides)
+        product, flat = _parts_of_gradient(fold.sizes, (rows, b), multiprocessors, strides)
         return [before, product, fold.unfold_launch(flat, result)]
     more, weights = fold.weight_launch(b)
     return [before, more, _launch(fold.sizes, direction, rows, weights, result, strides)]
@@ -135,26 +140,38 @@ def _launch(
     b: Value,
     result: Variable,
     element_strides: tuple[int, ...] = (),
+    parts: int = 1,
 ) -> Launch:
     """The launch of a direction; `element_strides` say how windows lie that overlap in memory."""
-    numbers = [len(element_strides), *element_strides, *sizes.numbers()]
+    numbers = [parts, len(element_strides), *element_strides, *sizes.numbers()]
     return Launch(
         Kind.CONVOLUTION, "convolution", ("convolution", direction), (a, b, result), (result,),
         lambda _: numbers, one, one,
     )  # fmt: skip
 
 
-def _weight_gradient(sizes: ConvolutionSizes, x: Value, y: Value, dw: Variable) -> list[Launch]:
-    """Gradients in the order of the product's columns, then in that of weights."""
-    blocks = -(-sizes.channels // STEP_CHANNELS)
-    length = sizes.taps * blocks * STEP_CHANNELS
-    if length == sizes.channels:
-        return [_launch(sizes, WEIGHT_GRADIENT, y, x, dw)]
-    flat = Variable(TensorType(float32, (sizes.outputs, length)))
-    return [
-        _launch(sizes, WEIGHT_GRADIENT, y, x, flat),
-        weights_from_rows(sizes, flat, dw, blocks * STEP_CHANNELS),
-    ]
+def _weight_gradient(
+    sizes: ConvolutionSizes, values: tuple[Value, Value, Variable], multiprocessors: int
+) -> list[Launch]:
+    """Parts of the gradients in the order of the product's columns, then their sums in place."""
+    x, y, dw = values
+    product, flat = _parts_of_gradient(sizes, (x, y), multiprocessors)
+    return [product, weights_from_rows(sizes, flat, dw, int(flat.type.shape[2]) // sizes.taps)]
+
+
+def _parts_of_gradient(
+    sizes: ConvolutionSizes,
+    operands: tuple[Value, Value],
+    multiprocessors: int,
+    element_strides: tuple[int, ...] = (),
+) -> tuple[Launch, Variable]:
+    """The launch that makes parts of the gradient of weights, and these: [parts, O, taps · C]."""
+    x, y = operands
+    length = sizes.taps * -(-sizes.channels // STEP_CHANNELS) * STEP_CHANNELS
+    cut = weight_gradient_cut(Sizes(sizes.outputs, length, sizes.rows), multiprocessors)
+    flat = Variable(TensorType(float32, (cut.parts, sizes.outputs, length)))
+    launch = _launch(sizes, WEIGHT_GRADIENT, y, x, flat, element_strides, cut.parts)
+    return launch, flat
 
 
 def _phased_gradient(

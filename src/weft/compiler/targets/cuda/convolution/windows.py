@@ -79,7 +79,7 @@ def _weight_gradient(sizes: ConvolutionSizes, x: Value, y: Value, dw: Variable) 
     shape = sizes.outputs, length, sizes.rows
     if sizes.taps == 1 and length == sizes.channels:
         return [*before, _product(y, windows, dw, shape, ("t", "n"))]
-    flat = Variable(TensorType(float32, (sizes.outputs, length)))
+    flat = Variable(TensorType(float32, (1, sizes.outputs, length)))
     return [
         *before,
         _product(y, windows, flat, shape, ("t", "n")),
@@ -191,36 +191,38 @@ def reordered_weights(
         guard = scalars.less(column, const(taps * channels, INDEX))
     source = Buffer("w", given.type.dtype)
     value = scalars.load(source, (output * channels + channel) * taps + tap, guard)
-    return _weight_launch(source, given, result, (output, column), (value, length))
+    target = Buffer("out", result.type.dtype, "write")
+    store = Store(target, output * length + column, scalars.cast(value, target.dtype))
+    loops = [(output, sizes.outputs), (column, length)]
+    kernel = Kernel("weights", (source, target), (), loop_nest(loops, (store,)))
+    return loop_launch(kernel, (given, result), result)
 
 
 def weights_from_rows(
     sizes: ConvolutionSizes, rows: Variable, result: Variable, per_tap: int
 ) -> Launch:
-    """Rows of `per_tap` numbers for each tap, [O, taps·per_tap and zeros], as [O, C, taps]."""
-    output, column = _index("o"), _index("j")
-    taps = sizes.taps
-    channel, tap = column // taps, column % taps
+    """Rows of `per_tap` numbers for each tap, in parts that are added up, as [O, C, taps].
+
+    Parts are [parts, O, taps·per_tap and zeros], in float32.
+    """
+    taps, channels = sizes.taps, sizes.channels
+    parts, outputs, length = map(int, rows.type.shape)
+    output, channel, tap, part = (_index(name) for name in ("o", "c", "t", "p"))
     source = Buffer("w", rows.type.dtype)
-    value = source[output * int(rows.type.shape[1]) + tap * per_tap + channel]
-    length = sizes.channels * taps
-    return _weight_launch(source, rows, result, (output, column), (value, length))
-
-
-def _weight_launch(
-    source: Buffer,
-    given: Value,
-    result: Variable,
-    indices: tuple[Scalar, Scalar],
-    element: tuple[Scalar, int],
-) -> Launch:
-    """What stores an element for each output and column; a row has so many of them."""
-    (output, column), (value, length) = indices, element
     target = Buffer("out", result.type.dtype, "write")
-    store = Store(target, output * length + column, scalars.cast(value, target.dtype))
-    loops = [(output, int(result.type.shape[0])), (column, length)]
-    kernel = Kernel("weights", (source, target), (), loop_nest(loops, (store,)))
-    return loop_launch(kernel, (given, result), result)
+    offset = row_major_offset(
+        [part, output, tap * per_tap + channel], [parts, outputs, length]
+    )  # fmt: skip
+    total = scalars.local("total", rows.type.dtype)
+    place = row_major_offset([output, channel, tap], [outputs, channels, taps])
+    body = (
+        Accumulate(part, const(parts, INDEX), (Update(total, "add", source[offset]),)),
+        Store(target, place, scalars.cast(total, target.dtype)),
+    )
+    # Neighbours are channels, which lie side by side in the larger of both arrays.
+    loops = [(output, outputs), (tap, taps), (channel, channels)]
+    kernel = Kernel("weights", (source, target), (), loop_nest(loops, body))
+    return loop_launch(kernel, (rows, result), result)
 
 
 def _overlap(sizes: ConvolutionSizes, spread: Variable, dx: Variable) -> Launch:

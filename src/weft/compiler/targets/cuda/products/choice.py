@@ -37,7 +37,15 @@ from weft.compiler.targets.cuda.products.warp_products import (
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
-__all__ = ["Launch", "best_plan", "estimated_cycles", "kernel_of", "launch", "product_kernel"]
+__all__ = [
+    "Launch",
+    "best_plan",
+    "estimated_cycles",
+    "kernel_of",
+    "launch",
+    "product_kernel",
+    "with_most_stages",
+]
 
 _SHARED_BYTES = 227 * 1024  # of a block on Hopper
 _TILES = ((128, 256), (192, 192), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
@@ -104,13 +112,13 @@ def best_plan(
     if not has_warpgroups or not _takes_tensor_cores(spec):
         return _plain_plan(spec, sizes, multiprocessors)
     plans = [
-        _with_most_stages(spec, Plan(*tile, stages=0, split=split))
+        with_most_stages(spec, Plan(*tile, stages=0, split=split))
         for tile in _TILES
         for split in ((False, True) if is_even else (False,))
         if not split or _parts(spec, Plan(*tile, stages=0), sizes, multiprocessors) > 1
     ]
     if is_even:
-        plans.append(_with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
+        plans.append(with_most_stages(spec, Plan(128, 128, stages=0, alternate=True)))
     return min(plans, key=lambda plan: estimated_cycles(spec, plan, sizes, multiprocessors))
 
 
@@ -129,7 +137,8 @@ def _plain_plan(spec: ProductSpec, sizes: Sizes, multiprocessors: int) -> Plan:
     return replace(plan, split=_parts(spec, plan, sizes, multiprocessors) > 1)
 
 
-def _with_most_stages(spec: ProductSpec, plan: Plan) -> Plan:
+def with_most_stages(spec: ProductSpec, plan: Plan) -> Plan:
+    """The plan with as many stages as shared memory has room for."""
     fixed = shared_bytes(spec, plan) + 16 * _MOST_STAGES
     return plan.with_stages(min(_MOST_STAGES, (_SHARED_BYTES - fixed) // stage_bytes(plan)))
 
