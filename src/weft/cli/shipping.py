@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import weft as wf
-from weft.cli.commands import say
 from weft.cli.looking import (
     example_inputs,
     parsed_type,
@@ -15,6 +14,7 @@ from weft.cli.looking import (
     types_for_any_batch,
 )
 from weft.cli.mistakes import Mistake
+from weft.cli.printing import say
 
 __all__ = ["export", "write_onnx"]
 
