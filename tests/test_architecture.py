@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What users work with: each may import the facade and the others of its kind, nothing underneath.
 SURFACE = {
     "nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models", "cli",
-    "onnx",
+    "config", "onnx",
 }  # fmt: skip
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 

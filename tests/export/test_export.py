@@ -300,6 +300,30 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         wf.export(lambda x: x, [numbers(3)], tmp_path / "file" / "model")
 
 
+def test_a_second_export_leaves_no_file_of_the_first_behind(tmp_path: Path) -> None:
+    net, x, folder = wf.nn.Linear(4, 3), wf.ones((2, 4)), tmp_path / "model"
+    wf.export(net, [x], folder, weights="beside")
+    (folder / "notes.txt").write_text("mine")
+    wf.export(net, [x], folder, name="other")
+    second = wf.export(net, [x], folder, form="c")
+    here = {each.name for each in folder.iterdir() if not each.name.startswith(".")}
+    assert set(second.files) == {"main.c", "model.c", "model.h"}
+    assert {name for name in here if "model" in name} == {"model.c", "model.h"}
+    assert {"notes.txt", "other.o", "other.h"} <= here
+
+
+def test_a_file_that_was_changed_since_an_export_is_not_deleted(tmp_path: Path) -> None:
+    net, x, folder = wf.nn.Linear(4, 3), wf.ones((2, 4)), tmp_path / "model"
+    wf.export(net, [x], folder, weights="beside")
+    (folder / "model.safetensors").write_bytes(b"of another training")
+    (tmp_path / "outside").write_text("x")
+    record = folder / ".model.export"
+    record.write_text(record.read_text().replace("model.a", "../outside"))
+    wf.export(net, [x], folder)
+    assert (folder / "model.safetensors").read_bytes() == b"of another training"
+    assert (tmp_path / "outside").exists()
+
+
 def test_a_check_finds_a_program_that_gives_other_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

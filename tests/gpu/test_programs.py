@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.compiler.cuda import epilogue_cases, head_view_cases
 from tests.compiler.cuda.device_cases import (
     PROGRAMS,
     SAMPLES,
@@ -29,6 +30,21 @@ def test_a_primitive_gives_on_a_card_what_its_reference_gives(
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_on_a_card_what_it_gives_on_the_processor(name: str) -> None:
     check_program(name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", epilogue_cases.PROGRAMS)
+def test_a_product_gives_with_what_follows_it_what_references_give(name: str, dtype: str) -> None:
+    epilogue_cases.check_epilogue(name, dtype)
+
+
+@pytest.mark.parametrize("name", head_view_cases.PROGRAMS)
+def test_attention_of_views_gives_what_it_gives_on_the_processor(name: str) -> None:
+    head_view_cases.check_head_views(name, runs=4)
+
+
+def test_random_epilogues_give_what_references_give() -> None:
+    assert sum(epilogue_cases.check_random(seed) for seed in range(100)) >= 50
 
 
 def test_a_training_step_has_the_processors_losses() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 
 import weft as wf
-from weft.cli.commands import say
 from weft.cli.looking import (
     example_inputs,
     parsed_type,
@@ -13,6 +12,7 @@ from weft.cli.looking import (
     types_for_any_batch,
 )
 from weft.cli.mistakes import Mistake
+from weft.cli.printing import say
 
 __all__ = ["export", "write_onnx"]
 
@@ -35,6 +35,7 @@ def export(flags: Namespace) -> int:
         form=flags.form,
         weights=flags.weights,
         memory=flags.memory,
+        threads=flags.threads,
     )
     say(str(shipped))
     if flags.check:

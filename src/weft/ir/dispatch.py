@@ -64,6 +64,10 @@ ELSEWHERE: list[Native] = []
 """Computes a primitive on another device than the host, or gives None; see eager.py."""
 
 
+KNOWN_ELSEWHERE: list[Callable[[Primitive, Sequence[Tensor], dict[str, Any]], Any]] = []
+"""Computes a primitive on another device if it was computed there before, or gives None."""
+
+
 @contextmanager
 def active_trace(trace: Trace) -> Iterator[None]:
     """Make a trace the deepest one inside a `with` block."""
@@ -104,6 +108,10 @@ class _Outside:
 
 def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     """Apply a primitive to tensors: a tensor, or a tuple of them."""
+    if operands and type(operands[0]._value) is not HostArray and not traces.stack:
+        result = _bind_known(primitive, operands, params)
+        if result is not None:
+            return result
     types = primitive.type_rule(*[operand.type for operand in operands], **params)
     trace = deepest_trace(operands, primitive.name)
     if traces.stack:
@@ -120,6 +128,22 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
         result = traces.keeper.process(primitive, operands, params, types, trace)
     if grad_mode.enabled and _varies(primitive, operands, types):
         record(primitive, params, operands, result)
+    if primitive.part is not None:
+        as_part(result, operands[0], (primitive.part, params))
+    return result
+
+
+def _bind_known(primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any]) -> Any:
+    """What `bind` gives for a call that was made before on another device; None for any other."""
+    if traces.keeper is not None or not KNOWN_ELSEWHERE:
+        return None
+    result = KNOWN_ELSEWHERE[0](primitive, operands, params)
+    if result is None:
+        return None
+    if grad_mode.enabled and any(operand._node is not None for operand in operands):
+        types = primitive.type_rule(*[operand.type for operand in operands], **params)
+        if _varies(primitive, operands, types):
+            record(primitive, params, operands, result)
     if primitive.part is not None:
         as_part(result, operands[0], (primitive.part, params))
     return result

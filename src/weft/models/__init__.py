@@ -15,6 +15,7 @@ from weft.models.diffusion import Diffusion, ImageDenoiser, PointDenoiser
 from weft.models.generation import LanguageModel, token_step
 from weft.models.gpt import GPT, GPT2
 from weft.models.gpt_config import GPTConfig
+from weft.models.interests import DIN, MMoE, TargetAttention
 from weft.models.lenet import LeNet
 from weft.models.llama import Llama
 from weft.models.llama2c import load_llama2c, load_llama2c_tokenizer
@@ -23,7 +24,7 @@ from weft.models.lora import LoRALinear, add_lora, lora_parameters, merge_lora
 from weft.models.perceptron import MLP
 from weft.models.pieces import PieceTokenizer
 from weft.models.pretrained import Pretrained, load_pretrained, read_weights
-from weft.models.recommendation import DLRM, DeepFM, hashed
+from weft.models.recommendation import DLRM, DeepFM, WideAndDeep, hashed
 from weft.models.recurrent import LSTMLanguageModel
 from weft.models.resnet import ResNet, resnet18, resnet34, resnet50
 from weft.models.tokenization import ByteLevelTokenizer, read_tokenizer
@@ -33,10 +34,11 @@ from weft.models.vgg import VGG, vgg19
 from weft.models.wordpiece import WordPieceTokenizer
 
 __all__ = [
-    "BERT", "DLRM", "GPT", "GPT2", "MLP", "VAE", "VGG", "BERTConfig", "ByteLevelTokenizer",
+    "BERT", "DIN", "DLRM", "GPT", "GPT2", "MLP", "VAE", "VGG", "BERTConfig", "ByteLevelTokenizer",
     "DeepFM", "Diffusion", "GPTConfig", "ImageDenoiser", "LSTMLanguageModel", "LanguageModel",
-    "LeNet", "Llama", "LlamaConfig", "LoRALinear", "PieceTokenizer", "PointDenoiser",
-    "Pretrained", "ResNet", "Seq2Seq", "UNet", "WordPieceTokenizer", "add_lora", "hashed",
-    "load_llama2c", "load_llama2c_tokenizer", "load_pretrained", "lora_parameters", "merge_lora",
-    "read_tokenizer", "read_weights", "resnet18", "resnet34", "resnet50", "token_step", "vgg19",
+    "LeNet", "Llama", "LlamaConfig", "LoRALinear", "MMoE", "PieceTokenizer", "PointDenoiser",
+    "Pretrained", "ResNet", "Seq2Seq", "TargetAttention", "UNet", "WideAndDeep",
+    "WordPieceTokenizer", "add_lora", "hashed", "load_llama2c", "load_llama2c_tokenizer",
+    "load_pretrained", "lora_parameters", "merge_lora", "read_tokenizer", "read_weights",
+    "resnet18", "resnet34", "resnet50", "token_step", "vgg19",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ _HEADER = Template("""\
  *
  * An instance ($name *) holds all that changes. Runs of one instance must not
  * overlap; several instances may run at the same time, each in a thread of its own.
- */
+$threads */
 #ifndef ${upper}_H
 #define ${upper}_H
 
@@ -95,6 +95,7 @@ class Interface:
     """The file beside the code that holds the weights; empty where they are inside."""
     weights_offset: int
     messages: tuple[str, ...]
+    threads: int = 1
 
     @property
     def upper(self) -> str:
@@ -127,6 +128,10 @@ def header_text(about: Interface) -> str:
     return _HEADER.substitute(
         words,
         target=about.target,
+        threads=""
+        if about.threads == 1
+        else f" * An instance from {about.name}_create runs on {about.threads} threads: link with "
+        "-pthread.\n",
         memory=about.memory,
         beside=_BESIDE.substitute(words, **file) if weights else "",
         told=told,

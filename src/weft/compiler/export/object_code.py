@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from weft.compiler.export.bodies import Addresses, Bodies
 from weft.compiler.export.fused import with_own_fma
-from weft.compiler.export.layout import ERROR, SCRATCH, WEIGHTS, WHOLE, Blob, Layout
+from weft.compiler.export.layout import (
+    ERROR,
+    POOL,
+    SCRATCH,
+    WEIGHTS,
+    WHOLE,
+    Blob,
+    Layout,
+    in_lines,
+)
 from weft.compiler.export.program import ExportedProgram
 from weft.compiler.export.sections import Needs, Operand
+from weft.compiler.export.threads import pool_bytes, pool_text
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
 from weft.compiler.targets.cpu.engine import emit_linked
@@ -54,17 +64,38 @@ class ObjectFile:
     """The functions of the C library that it calls by name."""
 
 
+@dataclass
+class GlobalNeeds(Needs):
+    """What a program needs; constants are known by the names of globals."""
+
+    written_rows: list[RowFunction] = field(default_factory=list)
+
+    def constant(self, literal: object) -> str:
+        """See `Needs`."""
+        return "@" + super().constant(literal)  # type: ignore[arg-type]
+
+
 class ObjectWriter(IRBuilder):
     """Writes one function in C's convention, as LLVM's text; first it is given the instance."""
 
     def __init__(
-        self, name: str, parameters: Sequence[str], result: str = "void", needs: Needs | None = None
+        self,
+        name: str,
+        parameters: Sequence[str],
+        result: str = "void",
+        needs: GlobalNeeds | None = None,
     ) -> None:
         super().__init__(name, parameters, public=True, result=result)
         self.symbol = f"@{name}"
         self.head = f"define {result} @{name}({', '.join(parameters)}) nounwind {{"
-        self.needs = needs or Needs()
-        self.kinds |= {"%cell": "ptr", "%error": "ptr", "%pointers": "ptr", "%buffers": "ptr"}
+        self.needs = needs or GlobalNeeds()
+        self.kinds |= {
+            "%cell": "ptr",
+            "%pool": "ptr",
+            "%error": "ptr",
+            "%pointers": "ptr",
+            "%buffers": "ptr",
+        }
 
     def begin_calls(self, buffers: int) -> None:
         """Write what calls of kernels need, at the beginning of the function."""
@@ -74,6 +105,7 @@ class ObjectWriter(IRBuilder):
             f"  %error = getelementptr i8, ptr %model, i64 {ERROR}",
             "  store ptr %cell, ptr %pointers",
             "  %buffers = getelementptr ptr, ptr %pointers, i64 1",
+            f"  %pool = getelementptr i8, ptr %model, i64 {POOL}",
             "  store i32 0, ptr %error",
         ]
 
@@ -90,6 +122,23 @@ class ObjectWriter(IRBuilder):
             self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
         given = f"ptr %buffers, ptr @{self.needs.table(numbers)}, i64 {begin}, i64 {end}"
         self.do(f'call void @"weft.{function}"({given})')
+
+    def launch_parallel(
+        self, function: str, buffers: Sequence[str], numbers: Sequence[int], end: int, grain: int
+    ) -> None:
+        """See `Writer`."""
+        for place, pointer in enumerate(buffers):
+            self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
+        self.do(
+            f'call void @parallel(ptr %pool, ptr @"weft.{function}", ptr %buffers, '
+            f"i64 {len(buffers)}, ptr @{self.needs.table(numbers)}, i64 {end}, i64 {grain})"
+        )
+
+    def row_function(self, name: str) -> RowFunction:
+        """See `Writer`."""
+        function = RowFunction(name, self.needs)
+        self.needs.written_rows.append(function)
+        return function
 
     def reserve(self, pointer: str) -> None:
         """See `Writer`."""
@@ -111,12 +160,42 @@ class ObjectWriter(IRBuilder):
         return self.test("ne", self.load("i32", "%error"), "0")
 
 
+class RowFunction(ObjectWriter):
+    """Writes a function in the convention of kernels; see `RowWriter`."""
+
+    def __init__(self, name: str, needs: GlobalNeeds) -> None:
+        super().__init__(
+            name, ["ptr %given", "ptr %sizes", "i64 %begin", "i64 %end"], "void", needs
+        )
+        self.symbol = f'@"weft.{name}"'
+        self.head = f"define internal void {self.symbol}({', '.join(self.given_kinds)}) nounwind {{"
+        self.kinds["%own_scratch"] = "ptr"
+        self.scratch = "%own_scratch"
+
+    given_kinds = ("ptr %given", "ptr %sizes", "i64 %begin", "i64 %end")
+
+    def given(self, place: int) -> str:
+        """See `RowWriter`."""
+        return self.load("ptr", self.at("ptr", "%given", place))
+
+    def begin_calls(self, buffers: int) -> None:
+        """See `ObjectWriter`: the scratch memory is that of the thread that calls it."""
+        self.text[:0] = [
+            f"  %pointers = alloca ptr, i64 {buffers + 1}, align 16",
+            "  %cell_at = getelementptr ptr, ptr %given, i64 -1",
+            "  %cell = load ptr, ptr %cell_at",
+            "  %own_scratch = load ptr, ptr %cell",
+            "  store ptr %cell, ptr %pointers",
+            "  %buffers = getelementptr ptr, ptr %pointers, i64 1",
+        ]
+
+
 class _Functions:
     """Writes the functions of a program."""
 
-    def __init__(self, name: str, bodies: Bodies, inside: bool) -> None:
+    def __init__(self, name: str, bodies: Bodies, needs: GlobalNeeds, inside: bool) -> None:
         self.name, self.bodies, self.inside = name, bodies, inside
-        self.layout, self.needs = bodies.layout, bodies.needs
+        self.layout, self.needs = bodies.layout, needs
 
     def addresses(self, out: ObjectWriter, weights: str = "") -> Addresses:
         """What a function calls what it is given, and the weights."""
@@ -147,6 +226,8 @@ class _Functions:
         out = ObjectWriter(f"{self.name}_init", given, "ptr", self.needs)
         if not self.inside:
             out.store("%weights", out.place("%model", WEIGHTS), "ptr")
+        if self.needs.threads > 1:
+            out.clear(out.place("%model", POOL), pool_bytes(self.needs.threads))
         self.bodies.prepare(out, self.addresses(out, "" if self.inside else "%weights"))
         out.call(f"@{self.name}_reset", "ptr %model")
         out.give("%model")
@@ -198,19 +279,17 @@ class _Functions:
         model = out.convert("inttoptr", out.combine("and", up, -64), "ptr")
         out.store(whole, out.at("i8", model, WHOLE), "ptr")
         given = [f"ptr {model}"] if self.inside else [f"ptr {model}", "ptr %weights"]
-        out.give(out.call(f"@{self.name}_init", *given, result="ptr"))
+        out.call(f"@{self.name}_init", *given, result="ptr")
+        if self.needs.threads > 1:
+            pool, scratch = (out.at("i8", model, at) for at in (POOL, self.layout.scratch))
+            out.call("@start_workers", f"ptr {pool}", f"ptr {scratch}")
+        out.give(model)
         end = ObjectWriter(f"{self.name}_destroy", ["ptr %model"])
         with end.when(end.test("ne", "%model", "null")):
+            if self.needs.threads > 1:
+                end.call("@stop_workers", f"ptr {end.at('i8', '%model', POOL)}")
             end.call("free", f"ptr {end.load('ptr', end.at('i8', '%model', WHOLE))}")
         return [out, end]
-
-
-class _GlobalNeeds(Needs):
-    """What a program needs; constants are known by the names of globals."""
-
-    def constant(self, literal: object) -> str:
-        """See `Needs`."""
-        return "@" + super().constant(literal)  # type: ignore[arg-type]
 
 
 def _argument(name: str) -> str:
@@ -228,15 +307,16 @@ def _bytes(data: bytes) -> str:
 
 def object_file(
     name: str, program: ExportedProgram, plan: ProgramPlan, blob: Blob, machine: Machine,
-    *, inside: bool, heap: bool,
+    *, inside: bool, heap: bool, threads: int = 1,
 ) -> ObjectFile:  # fmt: skip
     """The object file of a program for a machine; `heap`: with create and destroy."""
-    layout, needs = Layout(program, plan), _GlobalNeeds()
-    writer = _Functions(name, Bodies(program, layout, blob, needs), inside)
+    layout, needs = Layout(program, plan, threads), GlobalNeeds(threads=threads)
+    writer = _Functions(name, Bodies(program, layout, blob, needs), needs, inside)
     run, init = writer.run(), writer.init()
-    for each in (run, init):
+    for each in (run, init, *needs.written_rows):
         each.begin_calls(needs.buffers)
-    memory = layout.scratch + needs.scratch
+    scratch = in_lines(needs.scratch) if threads > 1 else needs.scratch
+    memory = layout.scratch + scratch * threads
     own = [run, init, writer.reset(), writer.state(), writer.memory(machine, memory)]
     own += writer.create(machine, memory) if heap else []
     functions = [each.symbol[1:] for each in own] + [f"{name}_message"]
@@ -254,7 +334,8 @@ def object_file(
     if inside:
         data.append(f"@weights = {_constant(blob.data(), 'internal')}")
     declared = [f'declare void @"weft.{each}"(ptr, ptr, i64, i64)' for each in _called_names(needs)]
-    main = module_text(*data, *declared, *own, *writer.message())
+    pool = [pool_text(threads, needs.buffers, scratch)] if threads > 1 else []
+    main = module_text(*data, *declared, *pool, *needs.written_rows, *own, *writer.message())
     texts = [main, *_modules(needs, machine)]
     code, called = emit_linked(texts, machine, functions)
     return ObjectFile(code, memory, tuple(needs.messages), tuple(functions), called)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -104,6 +104,28 @@ class Writer(Protocol):
         """Whether a kernel has reported an error."""
 
 
+class RowWriter(Writer, Protocol):
+    """Writes a function in the convention of kernels, for a part of the blocks of rows."""
+
+    scratch: str
+    """Where the scratch memory of the thread begins that runs it."""
+
+    def given(self, place: int) -> str:
+        """One of the buffers that it is given."""
+
+
+class ThreadedWriter(Writer, Protocol):
+    """A writer whose functions several threads may run."""
+
+    def launch_parallel(
+        self, function: str, buffers: Sequence[str], numbers: Sequence[int], end: int, grain: int
+    ) -> None:
+        """Call a kernel by all threads, in chunks of so many iterations."""
+
+    def row_function(self, name: str) -> RowWriter:
+        """What writes a function in the convention of kernels, which this one may launch."""
+
+
 @dataclass
 class Needs:
     """What the code of a program needs: functions, tables, constants, memory, messages."""
@@ -120,6 +142,9 @@ class Needs:
     """Bytes of scratch memory that kernels take at most."""
     buffers: int = 1
     """The most buffers of a call."""
+    threads: int = 1
+    row_functions: int = 0
+    """How many functions there are that run row fusions for a part of their blocks."""
 
     def function(self, launch: Launch) -> str:
         """The name of the function that a launch calls."""
@@ -251,7 +276,25 @@ class Section:
                 self.out.copy(self.address(target), self.address(source), size)
         else:
             buffers = [self.address(value) for value in launch.values]
-            self._call(launch, buffers, 0, launch.extent(NO_SIZES))
+            extent, grain = launch.extent(NO_SIZES), max(1, launch.grain(NO_SIZES))
+            if self.needs.threads > 1 and extent > grain:
+                self._call_parallel(launch, buffers, extent, grain)
+            else:
+                self._call(launch, buffers, 0, extent)
+
+    def _call_parallel(
+        self, launch: Launch, buffers: Sequence[str], extent: int, grain: int
+    ) -> None:
+        """Let all threads call the function of a launch, each in scratch memory of its own."""
+        function, numbers = self.needs.function(launch), launch.numbers(NO_SIZES)
+        self._reserve(scratch_bytes(launch, numbers, text_of))
+        self.needs.buffers = max(self.needs.buffers, len(buffers))
+        cast(ThreadedWriter, self.out).launch_parallel(function, buffers, numbers, extent, grain)
+
+    def _reserve(self, needed: int) -> None:
+        base, before = self.scratch
+        self.needs.scratch = max(self.needs.scratch, before + needed)
+        self.out.reserve(self.out.place(base, before))
 
     def _call(
         self, launch: Launch, buffers: Sequence[str], begin: Operand, end: Operand, taken: int = 0
@@ -267,15 +310,44 @@ class Section:
         self.out.launch(function, buffers, numbers, begin, end)
 
     def _row_fusion(self, launch: Launch) -> None:
-        """All stages for one block of rows after the other."""
-        blocks, out = launch.blocks, self.out
+        """All stages for one block of rows after the other; threads take blocks."""
+        blocks = launch.blocks
         assert blocks is not None
         height = blocks.height(NO_SIZES)
-        places, used = blocks.places(NO_SIZES, height)
-        base = out.place(self.scratch[0], self.scratch[1])
-        self.needs.scratch = max(self.needs.scratch, self.scratch[1] + used)
-        rows, given = blocks.rows(NO_SIZES), [self.address(value) for value in launch.values]
-        with out.loop(0, launch.extent(NO_SIZES)) as block:
+        _, used = blocks.places(NO_SIZES, height)
+        given = [self.address(value) for value in launch.values]
+        extent = launch.extent(NO_SIZES)
+        if self.needs.threads == 1 or extent <= 1:
+            base = self.out.place(self.scratch[0], self.scratch[1])
+            self.needs.scratch = max(self.needs.scratch, self.scratch[1] + used)
+            self._row_blocks(launch, given, (base, used), (0, extent))
+            return
+        self.needs.row_functions += 1
+        name = f"rows_{self.needs.row_functions}"
+        caller = cast(ThreadedWriter, self.out)
+        out = caller.row_function(name)
+        own = [out.given(place) for place in range(len(given))]
+        inner = Section(out, self.needs, self.plan, {}, "", (out.scratch, 0), self.error)
+        inner._row_blocks(launch, own, (out.scratch, used), ("%begin", "%end"))
+        out.give()
+        self._reserve(used)
+        self.needs.buffers = max(self.needs.buffers, len(given))
+        grain = max(1, launch.grain(NO_SIZES))
+        caller.launch_parallel(name, given, (), extent, grain)
+
+    def _row_blocks(
+        self,
+        launch: Launch,
+        given: Sequence[str],
+        scratch: tuple[str, int],
+        part: tuple[Operand, Operand],
+    ) -> None:
+        """Blocks of rows, from one to below another; scratch: where it begins, and what is used."""
+        blocks, out, (base, used) = launch.blocks, self.out, scratch
+        assert blocks is not None
+        height, rows = blocks.height(NO_SIZES), blocks.rows(NO_SIZES)
+        places, _ = blocks.places(NO_SIZES, height)
+        with out.loop(*part) as block:
             first = out.mul(block, height)
             behind = out.add(first, height)
             last = out.select(out.test("slt", behind, rows), behind, rows)

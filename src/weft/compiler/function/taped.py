@@ -26,7 +26,7 @@ from weft.compiler.graph_passes.common_subexpressions import merge_common_subexp
 from weft.compiler.graph_passes.dead_code import remove_dead_code
 from weft.compiler.graph_passes.loops.lighten import lighten_loops
 from weft.compiler.targets.target import Executable, Target, default_target
-from weft.core.arrays import CONCRETE
+from weft.core.arrays import CONCRETE, HostArray
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
@@ -323,7 +323,9 @@ def contiguous(array: Array) -> Array:
 
     NumPy's own function would give one without axes an axis.
     """
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if type(array) is not HostArray or array.flags.c_contiguous:  # others have no gaps
+        return array
+    return np.ascontiguousarray(array)
 
 
 def unit_executable(graph: Graph, target: Target | None = None) -> Executable:

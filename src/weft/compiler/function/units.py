@@ -29,6 +29,13 @@ from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
 Run = Callable[[Sequence[Tensor]], Any]
+OWN_SIZES = 4
+"""How many sizes of its arguments a unit has programs of its own for, before there is one for all.
+
+A program for all sizes may round otherwise than one for a single size. Batches for training and for
+judging, and the last, short ones of both, are four: their bits then do not depend on which was seen
+first, so that a run that is resumed has the bits of one that was not.
+"""
 
 
 @lru_cache(maxsize=1024)
@@ -36,7 +43,7 @@ def _compilations(
     function: Callable[..., Any], orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
 ) -> Jit:
     """What a function was compiled to, for any sizes, given tensors with axes in these orders."""
-    return Jit(_of_stored(function, dict(orders)) if orders else function)
+    return Jit(_of_stored(function, dict(orders)) if orders else function, own_sizes=OWN_SIZES)
 
 
 def _of_stored(function: Callable[..., Any], orders: Orders) -> Callable[..., Any]:

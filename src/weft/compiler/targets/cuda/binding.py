@@ -6,6 +6,7 @@ while it runs (partial sums, scratch memory), which all launches share, then wha
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_void_p
 from typing import Any
@@ -26,14 +27,24 @@ from weft.compiler.targets.cuda.code import Code
 from weft.compiler.targets.cuda.device import Stream
 from weft.compiler.targets.cuda.emit import scratch_bytes
 from weft.compiler.targets.cuda.execution import scratch_of_all
+from weft.compiler.targets.cuda.launcher import (
+    NativeRun,
+    Record,
+    copy_bytes,
+    fill_bytes,
+    launch_kernel,
+    merge_runs,
+    set_cell,
+)
+from weft.compiler.targets.cuda.launcher import (
+    Run as Run,
+)
 from weft.compiler.targets.cuda.modules import Function
 from weft.core.errors import UnsupportedError
 from weft.ir.graph import GraphNode, Literal
 from weft.ir.loops import Kernel, evaluate
 
 Array = np.ndarray[Any, Any]
-Run = Callable[[], None]
-"""Puts one launch on the stream."""
 CellOf = Callable[[GraphNode], int]
 """The address of a cell in which a launch of a node reports a fault."""
 Binder = Callable[["Binding", Launch], Run]
@@ -56,8 +67,9 @@ def binder(word: str) -> Callable[[Binder], Binder]:
 
 def in_order(runs: Sequence[Run]) -> Run:
     """What puts some launches on the stream, one after the other."""
-    if len(runs) == 1:
-        return runs[0]
+    native = [run for run in runs if isinstance(run, NativeRun)]
+    if native and len(native) == len(runs):
+        return native[0].followed_by(*native[1:])
 
     def run_all() -> None:
         for run in runs:
@@ -107,6 +119,8 @@ class Binding:
         """Where that memory begins in this run, and that of loops."""
         self._held: list[Any] = []
         self._runs = [self._bind(launch) for launch in plan.launches]
+        self.merged = merge_runs(self._runs)
+        """The same launches in as few calls as possible."""
 
     # --- memory ----------------------------------------------------------------------------------
 
@@ -128,6 +142,16 @@ class Binding:
             for offset, cell in self._workspace_cells.items():
                 cell[0] = workspace + offset
         self.workspace, self.held = workspace, held
+
+    def placement_records(self, base: int) -> list[Record]:
+        """What says the same natively: the memory of the run is at the address in a cell."""
+        records = [
+            set_cell(self.cell_at(int(slot)), base, int(offset))
+            for slot, offset in zip(self._slots, self._offsets, strict=True)
+        ]
+        for offset, cell in self._workspace_cells.items():
+            records.append(set_cell(cell.ctypes.data, base, self.peak + offset))
+        return records
 
     def address(self, value: Value) -> int:
         """Where a value is, in this run."""
@@ -153,7 +177,7 @@ class Binding:
 
     def launch(self) -> None:
         """Put all launches on the stream."""
-        for run in self._runs:
+        for run in self.merged:
             run()
 
     def steps(self) -> Iterator[None]:
@@ -192,7 +216,11 @@ class Binding:
             node = launch.checked or launch.node
             assert node is not None
             return self.number(self.cell_of(node))
-        return self.cells.ctypes.data + _CELL * self.plan.slot(value)
+        return self.cell_at(self.plan.slot(value))
+
+    def cell_at(self, slot: int) -> int:
+        """The address of the cell of a slot."""
+        return int(self.cells.ctypes.data) + _CELL * slot
 
     def number(self, value: int) -> int:
         """The address of a cell of its own, which holds a number."""
@@ -217,16 +245,19 @@ class Binding:
         parameters = (c_void_p * max(1, len(table)))(*table)
         self._held.append(parameters)
         self.count += 1
-        driver = self.stream.driver
-        launch = driver.function("cuLaunchKernel")
-        given = function.handle, blocks, 1, 1, threads, 1, 1, function.shared, self.stream.handle
+        place = ctypes.addressof(parameters)
+        return self.native_run(
+            launch_kernel(function.handle, blocks, threads, function.shared, place)
+        )
 
-        def run() -> None:
-            code = launch(*given, parameters, None)
-            if code:
-                raise driver.error("cuLaunchKernel", code)
+    def native_run(self, *records: Record) -> Run:
+        """What works through some records."""
+        return NativeRun(self.stream, records)
 
-        return run
+    def fill_run(self, value: Value, byte: int, count: int) -> Run:
+        """What sets so many bytes of a value."""
+        self.count += 1
+        return self.native_run(fill_bytes(self.cell_at(self.plan.slot(value)), byte, count))
 
     def _bind_kernel(self, launch: Launch, kernel: Kernel) -> Run:
         code = self.code.code_of(kernel)
@@ -252,7 +283,8 @@ class Binding:
         source, target = launch.values[:2]
         count = bytes_of(target.type, self.sizes)
         self.count += 1
-        return lambda: self.copy(self.address(target), self.address(source), count)
+        to, origin = (self.cell_at(self.plan.slot(value)) for value in (target, source))
+        return self.native_run(*([copy_bytes(to, origin, count)] if count else []))
 
     def copy(self, target: int, source: int, count: int) -> None:
         """Copy bytes on the card, unless they are there."""

@@ -21,8 +21,14 @@ from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
+from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
 from weft.compiler.targets.cuda.code import begin_kernels
 from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
+from weft.compiler.targets.cuda.cross_entropy import (
+    cross_entropy_launch,
+    fuse_cross_entropy,
+    is_cross_entropy,
+)
 from weft.compiler.targets.cuda.deep_picks import pick_deeply
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
@@ -35,6 +41,7 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
@@ -55,7 +62,10 @@ HOPPER = (9, 0)
 """The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
     passes=PassLimits(
-        recognized_queries=1 << 40, multiplies_short_floats=True, sums_by_image=False
+        recognized_queries=1 << 40,
+        multiplies_short_floats=True,
+        sums_by_image=False,
+        mask_operations=0,
     ),
     fusion=FusionLimits(divided_join_elements=1 << 62),
     lowering=LoweringLimits(guards_places=True),
@@ -65,20 +75,39 @@ CUDA_LIMITS = Limits(
 """What pays on a card. Rates are those of one H200; joins are one launch; nothing is fused by rows,
 as no cache lies between launches."""
 
+PASSES = (
+    Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
+    Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
+    Pass("product operands", arrange_products, "on what is left: as kernels take them"),
+)
+"""What is done for every card."""
+HOPPER_PASSES = (
+    PASSES[0],
+    Pass(
+        "cross entropy",
+        fuse_cross_entropy,
+        "when picks need no softmax: logits are read once, and their gradient written",
+    ),
+    *PASSES[1:],
+    Pass("head views", view_heads, "on attention as it is: heads are read where they lie"),
+    Pass("epilogues", fuse_epilogues, "on products as kernels take them: what follows them"),
+)
+"""The same with what kernels of PTX text alone can do."""
+
 
 class CudaTarget:
     """One card."""
 
     name = "cuda"
     limits = CUDA_LIMITS
-    passes = (
-        Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
-        Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
-        Pass("product operands", arrange_products, "on what is left: as kernels take them"),
-    )
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """See `Target`."""
+        return HOPPER_PASSES if self._has_warpgroups() else PASSES
 
     def target_at(self, index: int) -> CudaTarget:
         """See `Target`."""
@@ -99,7 +128,8 @@ class CudaTarget:
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
         kinds = (
-            is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
+            is_product, is_attention, is_viewed, is_row_scatter, is_pooling_gradient,
+            self._is_convolution, is_cross_entropy,
         )  # fmt: skip
         return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
 
@@ -116,6 +146,10 @@ class CudaTarget:
             return pooling_gradient_launches(node)
         if is_row_scatter(node):
             return [scatter_launch(node, error)]
+        if is_viewed(node):
+            return [viewed_launch(node)]
+        if is_cross_entropy(node):
+            return [cross_entropy_launch(node)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
     def _has_warpgroups(self) -> bool:

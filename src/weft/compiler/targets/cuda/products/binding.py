@@ -9,35 +9,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache, lru_cache
+from hashlib import sha256
 
 from weft.compiler.lowering.matrix_products import arrange_operands, form_of
-from weft.compiler.plan.launch import Kind, Launch, one
+from weft.compiler.plan.launch import Kind, Launch, Value, one
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
 from weft.compiler.targets.cuda.products.description import (
+    Matrix,
     Plan,
     ProductKernel,
     ProductSpec,
     Sizes,
     dtype_bytes,
+    operands_of,
 )
-from weft.core.dtypes import bfloat16, float16, float32
-from weft.ir.graph import Graph, GraphNode
+from weft.compiler.targets.cuda.products.fused import (
+    MULTIPLIED,
+    ROWS_OF_SUM,
+    Fused,
+    describe_fused,
+    is_fused,
+)
+from weft.ir.graph import Graph, GraphNode, Variable
 from weft.ir.walking import Tally
 from weft.ops.contraction import dot
 
-MULTIPLIED = (float32, bfloat16, float16)
-"""The dtypes that have kernels of their own; others are loops."""
+__all__ = [
+    "MULTIPLIED", "arrange_products", "bind_product", "chosen_kernel", "is_product",
+    "product_launch",
+]  # fmt: skip
 ROW_ALIGNMENT = 16
 """What the bytes of a row are a multiple of, for copies in bulk."""
 
 
 def is_product(node: GraphNode) -> bool:
-    """Whether a node is a product that has a kernel of its own."""
-    return (
+    """Whether a node is a product, or one with what follows it, that has a kernel of its own."""
+    return is_fused(node) or (
         node.primitive is dot
         and node.operands[0].type.dtype in MULTIPLIED
         and form_of(node) is not None
@@ -57,7 +69,9 @@ def arrange_products(graph: Graph, tally: Tally) -> Graph:
 
 
 def product_launch(node: GraphNode) -> Launch:
-    """The launch of a product."""
+    """The launch of a product, or of one with what follows it."""
+    if is_fused(node):
+        return _fused_launch(node)
     form = form_of(node)
     assert form is not None
     turns = ["t" if turned else "n" for turned in form.turned]
@@ -67,20 +81,46 @@ def product_launch(node: GraphNode) -> Launch:
     )  # fmt: skip
 
 
+def _fused_launch(node: GraphNode) -> Launch:
+    graph = node.params["graph"]
+    fused = describe_fused(graph)
+    turns = ["t" if turned else "n" for turned in fused.form.turned]
+    digest = sha256(str(graph).encode()).hexdigest()[:16]
+    names = [each.primitive.name for each in graph.nodes]
+    return Launch(
+        Kind.PRODUCT, f"dot+{len(names) - 1}", ("product", fused.form.dtype.name, *turns, digest),
+        (*node.operands, *node.results), node.results, fused.form.numbers, one, one,
+        in_place=tuple(_replaceable(node, fused)), computes=graph,
+    )  # fmt: skip
+
+
+def _replaceable(node: GraphNode, fused: Fused) -> Iterator[tuple[Variable, Variable]]:
+    """The result and each matrix that is read where the result is then stored."""
+    [out] = [
+        result for result, name in zip(node.results, fused.stored, strict=True) if name == "out"
+    ]
+    matrices = {
+        each.name for step in fused.steps for each in operands_of(step) if isinstance(each, Matrix)
+    }
+    for position, name in fused.names:
+        operand = node.operands[position]
+        if name in matrices and isinstance(operand, Variable) and operand.type == out.type:
+            yield out, operand
+
+
 @binder("product")
 def bind_product(binding: Binding, product: Launch) -> Run:
     """What runs a product: the kernel for its sizes, or zeros where nothing is summed."""
     stack, rows, columns, inner = product.numbers(binding.sizes)
     if not stack * rows * columns:
-        return lambda: None
-    a, b, out = product.values
+        return binding.native_run()
+    values, fused = _named_values(product)
+    out = values["out"]
     if not inner:
         count = stack * rows * columns * out.type.dtype.itemsize
-        return lambda: binding.stream.driver(
-            "cuMemsetD8Async", binding.address(out), 0, count, binding.stream.handle
-        )
+        return binding.fill_run(out, 0, count)
     assert isinstance(product.kernel, tuple)
-    _, dtype, left, right = product.kernel
+    _, dtype, left, right, *_ = product.kernel
     item = dtype_bytes(dtype)
     lines = (rows if left == "t" else inner), (inner if right == "t" else columns)
     spec = ProductSpec(
@@ -89,6 +129,7 @@ def bind_product(binding: Binding, product: Launch) -> Run:
         transpose_a=left == "t",
         transpose_b=right == "t",
         batched=stack > 1,
+        epilogue=() if fused is None else fused.steps,
         aligned=all(line * item % ROW_ALIGNMENT == 0 for line in lines),
         aligned_output=columns * out.type.dtype.itemsize % ROW_ALIGNMENT == 0,
     )
@@ -100,12 +141,31 @@ def bind_product(binding: Binding, product: Launch) -> Run:
     shapes = {
         "a": (*front, *((inner, rows) if spec.transpose_a else (rows, inner))),
         "b": (*front, *((columns, inner) if spec.transpose_b else (inner, columns))),
-        "out": (*front, rows, columns),
+        "sums": (rows // ROWS_OF_SUM, columns),
     }
-    given = {"a": a, "b": b, "out": out}, shapes, how.words
+    whole = (*front, rows, columns)
+    shapes |= dict.fromkeys([each.name for each in (*spec.outputs, *spec.matrices)], whole)
+    given = values, shapes, how.words
     return written_kernel_run(
         binding, product, kernel, how.blocks, given, how.workspace_bytes, how.counters
     )
+
+
+def _named_values(product: Launch) -> tuple[dict[str, Value], Fused | None]:
+    """The values of a launch by the names that its kernel has for them, and its epilogue."""
+    if product.computes is None:
+        return dict(zip(("a", "b", "out"), product.values, strict=True)), None
+    graph, fused = product.computes, describe_fused(product.computes)
+    [node] = [each for each in graph.nodes if each.primitive is dot]
+    places = {variable: place for place, variable in enumerate(graph.inputs)}
+    given = product.values[: len(places)]
+    values = {
+        name: given[places[atom]]
+        for name, atom in zip(("a", "b"), node.operands, strict=True)
+        if isinstance(atom, Variable)
+    }
+    values |= {name: given[place] for place, name in fused.names}
+    return values | dict(zip(fused.stored, product.values[len(places) :], strict=True)), fused
 
 
 @lru_cache(maxsize=4096)

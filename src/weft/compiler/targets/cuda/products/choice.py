@@ -16,6 +16,7 @@ from dataclasses import replace
 from weft.compiler.targets.cuda.products.description import (
     Apply,
     Combine,
+    Compute,
     Plan,
     ProductKernel,
     ProductSpec,
@@ -23,6 +24,7 @@ from weft.compiler.targets.cuda.products.description import (
     Sum,
     dtype_bytes,
 )
+from weft.compiler.targets.cuda.products.expressions import instruction_count
 from weft.compiler.targets.cuda.products.plain import PLAIN_DEPTH, plain_kernel
 from weft.compiler.targets.cuda.products.tensor_core import (
     shared_bytes,
@@ -135,6 +137,9 @@ def _epilogue_cycles(spec: ProductSpec, area: int) -> float:
     """Stores at 40 bytes a cycle; functions with exponentials, and what is read for the others."""
     cycles = 600 + area * dtype_bytes(spec.output) * len(spec.outputs) / 40
     for step in spec.epilogue:
+        if isinstance(step, Compute):
+            cycles += area * instruction_count(step.expression) / 150
+            continue
         heavy = isinstance(step, Apply | Sum) or (
             isinstance(step, Combine) and step.function.endswith("_derivative")
         )

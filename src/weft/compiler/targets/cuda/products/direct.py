@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from weft.compiler.targets.cuda.products.description import (
     Apply,
     Combine,
+    Compute,
     Constant,
     Keep,
     Matrix,
+    Operand,
     ProductSpec,
     Scalar,
     Step,
@@ -23,6 +25,7 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
     dtype_bytes,
 )
+from weft.compiler.targets.cuda.products.expressions import write_expression
 from weft.compiler.targets.cuda.products.functions import scalar_function
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Parameter, Value, at, braces
 from weft.compiler.targets.cuda.warpgroup import packed_pair
@@ -82,9 +85,9 @@ class DirectEpilogue:
 
     def run_steps(self, tile: Tile, fragments: list[Fragment]) -> None:
         """All steps for some of a tile's fragments."""
-        waiting: list[Apply | Combine] = []
+        waiting: list[Apply | Combine | Compute] = []
         for step in self.spec.epilogue:
-            if isinstance(step, Apply | Combine):
+            if isinstance(step, Apply | Combine | Compute):
                 waiting.append(step)
             elif isinstance(step, Keep):
                 fragments = self._store(tile, step.name, fragments, waiting)
@@ -106,11 +109,23 @@ class DirectEpilogue:
                 function = scalar_function(step.function, 2)
                 others = self._operand(tile, fragment, step.operand)
                 values = [function(self.kernel, *pair) for pair in zip(values, others, strict=True)]
+            elif isinstance(step, Compute):
+                values = self._compute(tile, fragment, step, values)
         return Fragment(fragment.j, fragment.h, values)
 
-    def _operand(
-        self, tile: Tile, fragment: Fragment, operand: Constant | Scalar | Vector | Matrix
+    def _compute(
+        self, tile: Tile, fragment: Fragment, step: Compute, values: list[Value]
     ) -> list[Value]:
+        """The values of an expression at a fragment."""
+        read = {each.name: self._operand(tile, fragment, each) for each in step.operands}
+        return [
+            write_expression(
+                self.kernel, step.expression, {"x": x, **{name: read[name][t] for name in read}}
+            )
+            for t, x in enumerate(values)
+        ]
+
+    def _operand(self, tile: Tile, fragment: Fragment, operand: Operand) -> list[Value]:
         """The operand's two numbers at a fragment."""
         kernel = self.kernel
         if isinstance(operand, Constant):

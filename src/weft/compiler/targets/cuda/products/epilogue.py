@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.compiler.targets.cuda.products.description import (
-    Combine,
     Constant,
     Matrix,
+    Operand,
     Plan,
     ProductSpec,
     Scalar,
@@ -24,11 +24,11 @@ from weft.compiler.targets.cuda.products.description import (
     Sum,
     Vector,
     dtype_bytes,
+    operands_of,
 )
 from weft.compiler.targets.cuda.products.direct import DirectEpilogue, Fragment, Tile
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
-    Operand,
     Parameter,
     Pointer,
     TensorMap,
@@ -119,8 +119,11 @@ class EpilogueLayout:
 
     @property
     def _all_vectors(self) -> list[Vector]:
-        operands = [step.operand for step in self.spec.epilogue if isinstance(step, Combine)]
-        return [each for each in operands if isinstance(each, Vector)]
+        return list(dict.fromkeys([each for each in self._read if isinstance(each, Vector)]))
+
+    @property
+    def _read(self) -> list[Operand]:
+        return [each for step in self.spec.epilogue for each in operands_of(step)]
 
     @property
     def has_row_sums(self) -> bool:
@@ -146,11 +149,8 @@ class EpilogueLayout:
                 strides += [f"{matrix.name}_batch_stride"] if self.spec.batched else []
                 found += [Pointer(matrix.name), *map(Word, strides)]
         names = [each.name for each in self._all_vectors]
-        for step in self.spec.epilogue:
-            if isinstance(step, Sum):
-                names.append(step.name)
-            elif isinstance(step, Combine) and isinstance(step.operand, Scalar):
-                names.append(step.operand.name)
+        names += [each.name for each in self._read if isinstance(each, Scalar)]
+        names += [step.name for step in self.spec.epilogue if isinstance(step, Sum)]
         return found + [Pointer(name) for name in dict.fromkeys(names)]
 
 
@@ -209,11 +209,10 @@ class WarpgroupEpilogue(DirectEpilogue):
         """Code before a tile's sums: start to read what the epilogue will need."""
         kernel = self.kernel
         self._early = {}
-        for step in self.spec.epilogue:
-            operand = step.operand if isinstance(step, Combine) else None
-            if isinstance(operand, Vector):
+        for operand in [each for step in self.spec.epilogue for each in operands_of(step)]:
+            if isinstance(operand, Vector) and operand.name not in self._early:
                 self._early[operand.name] = self._vector_part(operand, tile)
-            elif isinstance(operand, Scalar):
+            elif isinstance(operand, Scalar) and operand.name not in self._early:
                 place = self.values[operand.name]
                 self._early[operand.name] = [kernel.let("f32", "ld.global.f32", at(place))]
         if self.layout.staged:
@@ -245,7 +244,7 @@ class WarpgroupEpilogue(DirectEpilogue):
             source = self.values[layout.staged.name]
             bulk_load(kernel, source, coordinates, target, self.arrival)
 
-    def _coordinates(self, tile: Tile, chunk: int) -> list[Operand]:
+    def _coordinates(self, tile: Tile, chunk: int) -> list[Value]:
         column = tile.column + chunk * self.layout.chunk_columns
         return [column, tile.row, *([tile.batch] if tile.batch else [])]
 
@@ -293,9 +292,7 @@ class WarpgroupEpilogue(DirectEpilogue):
                 kernel.do("st.shared.f32", target, number_value, when=inside)
         warpgroup_barrier(kernel, self.barrier)
 
-    def _operand(
-        self, tile: Tile, fragment: Fragment, operand: Constant | Scalar | Vector | Matrix
-    ) -> list[Value]:
+    def _operand(self, tile: Tile, fragment: Fragment, operand: Operand) -> list[Value]:
         """What is staged or was read early comes from there."""
         kernel = self.kernel
         if isinstance(operand, Constant):
@@ -303,7 +300,12 @@ class WarpgroupEpilogue(DirectEpilogue):
         if isinstance(operand, Matrix):
             if operand != self.layout.staged:
                 return super()._operand(tile, fragment, operand)
-            pair = kernel.let("b32", "ld.shared.b32", self._chunk_place(fragment, 0))
+            place = self._chunk_place(fragment, 0)
+            if operand.dtype == "float32":
+                both = kernel.registers("f32", "staged", 2)
+                kernel.do("ld.shared.v2.f32", braces(both), place)
+                return both
+            pair = kernel.let("b32", "ld.shared.b32", place)
             return unpacked_pair(kernel, operand.dtype, pair)
         if isinstance(operand, Scalar):
             return self._early[operand.name] * 2
@@ -312,10 +314,10 @@ class WarpgroupEpilogue(DirectEpilogue):
         if (operand.name, fragment.j) in self._pairs:
             return self._pairs[operand.name, fragment.j]
         number = self.layout.vectors.index(operand)
-        place = self.scratch + self.thread.column * 4
+        start = self.scratch + self.thread.column * 4
         offset = 4 * (self.layout.plan.tile_n * number + 8 * fragment.j)
         pair_values = kernel.registers("f32", "vector", 2)
-        kernel.do("ld.shared.v2.f32", braces(pair_values), at(place, offset))
+        kernel.do("ld.shared.v2.f32", braces(pair_values), at(start, offset))
         self._pairs = {(operand.name, fragment.j): pair_values}
         return pair_values
 
