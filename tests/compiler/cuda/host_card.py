@@ -11,12 +11,14 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
+from tests.compiler.cuda.window_copies import WindowTable, product_shapes, window_product
 
 import weft as wf
 from weft.compiler.graph_passes.cross_entropy import softmax_gradient
@@ -31,6 +33,8 @@ from weft.compiler.targets.cuda import (
 from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
+from weft.compiler.targets.cuda.convolution import binding as convolution
+from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
@@ -41,7 +45,7 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
     dtype_bytes,
 )
-from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
@@ -71,8 +75,13 @@ class HostCard(FakeLibrary):
         self.functions: dict[int, Any] = {}
         self.capturing: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.nodes: dict[int, dict[int, tuple[list[int], Callable[[], None]]]] = {}
+        """Of graphs that are built: each node with those before it, and what it does."""
+        self.order = Random(3)
         self.launched = 0
         self.text = b""
+        self.windows: list[WindowTable] = []
+        """Maps of windows, in the order in which they were encoded."""
         self.gradients_of_queries = np.zeros(0)
         """What the pass back leaves for the kernel after it."""
 
@@ -165,12 +174,14 @@ class HostCard(FakeLibrary):
         self.functions[place._obj.value] = found
 
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
-        table = ctypes.cast(given[8], ctypes.POINTER(ctypes.c_uint64))
+        self._put(self._launch_of(function, given[8]))
+
+    def _launch_of(self, function: int, operands: int) -> Callable[[], None]:
+        table = ctypes.cast(operands, ctypes.POINTER(ctypes.c_uint64))
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
-            self._put(self._loop_launch(kernel, table))
-        else:
-            self._put(self._written_launch(kernel, table))
+            return self._loop_launch(kernel, table)
+        return self._written_launch(kernel, table)
 
     def _loop_launch(self, kernel: Kernel, table: Any) -> Callable[[], None]:
         count = len(kernel.buffers)
@@ -203,6 +214,28 @@ class HostCard(FakeLibrary):
         words = [address, rank, *ctypes.cast(sizes, numbers)[:rank], *steps]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
 
+    def do_cuTensorMapEncodeIm2col(
+        self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any,
+        lower: Any, upper: Any, channels: int, places: int, steps: Any, *rest: Any,
+    ) -> None:  # fmt: skip
+        long, short = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int)
+        dims, bytes_apart = ctypes.cast(sizes, long)[:rank], ctypes.cast(strides, long)[: rank - 1]
+        first, last = (ctypes.cast(each, short)[: rank - 2] for each in (lower, upper))
+        moves = ctypes.cast(steps, short)[:rank]
+        assert all(stride % 16 == 0 for stride in bytes_apart)
+        assert address % 16 == 0
+        assert channels * 2 == 128
+        assert places <= 1024
+        half = 1 << (16 // (rank - 2) - 1)
+        assert all(-half <= corner < half for corner in (*first, *last))
+        assert all(1 <= step <= 8 for step in moves)
+        counts = tuple(stride // 2 for stride in bytes_apart)
+        words = address, len(self.windows)
+        self.windows.append(
+            WindowTable(tuple(dims), tuple(first), tuple(last), tuple(moves), counts)
+        )
+        ctypes.memmove(place, struct.pack("<2Q", *words), 16)
+
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
         addresses, words = dict[str, int](), dict[str, int]()
         for place, parameter in enumerate(kernel.parameters):
@@ -221,6 +254,14 @@ class HostCard(FakeLibrary):
                 if isinstance(parameter, TensorMap)
             }
             return lambda: self._attend(kernel, addresses, words, layouts)
+        if isinstance(kernel, ConvolutionKernel):
+            [map_place] = [
+                table[place]
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, WindowMap)
+            ]
+            windows = self.windows[ctypes.c_uint64.from_address(map_place + 8).value]
+            return lambda: run_convolution(self, kernel, addresses, words, windows)
         return self._product_launch(kernel, addresses, words)
 
     def _attend(
@@ -313,9 +354,33 @@ class HostCard(FakeLibrary):
         place._obj.value = next(self._handles)
         self.graphs[place._obj.value], self.capturing = self.capturing, None
 
+    def do_cuGraphCreate(self, place: Any, flags: int) -> None:
+        place._obj.value = next(self._handles)
+        self.nodes[place._obj.value] = {}
+
+    def do_cuGraphAddKernelNode_v2(
+        self, place: Any, graph: int, after: Any, count: int, parameters: Any
+    ) -> None:
+        given = parameters._obj
+        place._obj.value = next(self._handles)
+        earlier = [after[k] for k in range(count)]
+        action = self._launch_of(given.function, given.operands)
+        self.nodes[graph][place._obj.value] = (earlier, action)
+
+    def _any_order(self, graph: int) -> list[Callable[[], None]]:
+        """The launches of a graph in some order that it allows: late ones as early as they may."""
+        left, found, done = dict(self.nodes[graph]), [], set[int]()
+        while left:
+            ready = [node for node, (after, _) in left.items() if done.issuperset(after)]
+            node = self.order.choice(ready[-2:])
+            found.append(left.pop(node)[1])
+            done.add(node)
+        return found
+
     def do_cuGraphInstantiateWithFlags(self, place: Any, graph: int, flags: int) -> None:
         place._obj.value = next(self._handles)
-        self.graphs[place._obj.value] = self.graphs[graph]
+        captured = graph not in self.nodes
+        self.graphs[place._obj.value] = self.graphs[graph] if captured else self._any_order(graph)
 
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
@@ -444,6 +509,32 @@ def run_pass_over_keys(
     array("dv", kind, batch, shared, keys, head)[:] = found[2]
 
 
+def run_convolution(
+    card: HostCard,
+    kernel: ConvolutionKernel,
+    addresses: dict[str, int],
+    words: dict[str, int],
+    table: WindowTable,
+) -> None:
+    """What a kernel that reads windows computes, in float32, by the map it was given."""
+    card.launched += 1
+    spec = kernel.spec
+    shapes = product_shapes(kernel.geometry, spec, words, table)
+    arrays = {}
+    for name, shape in shapes.items():
+        kind = as_dtype(spec.output if name == "out" else spec.dtype).numpy
+        memory = card.memory_at(addresses[name])
+        if shape == table.sizes[::-1]:
+            memory = memory[: len(memory) // kind.itemsize * kind.itemsize]
+            arrays[name] = table.view(memory.view(kind))
+            continue
+        size = int(np.prod(shape)) * kind.itemsize
+        arrays[name] = memory[:size].view(kind).reshape(shape)
+    wide = [arrays[name].astype(np.float32) for name in ("a", "b")]
+    arrays["out"][:] = window_product(kernel.geometry, spec, words, table, *wide)
+    card.check_fences()
+
+
 _installed: list[tuple[HostCard, driver.Driver]] = []
 """The one card of this process: programs that were compiled for it stay valid."""
 
@@ -459,20 +550,19 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(device, "load_driver", lambda: opened)
     monkeypatch.setattr(driver, "_opened_driver", lambda: opened)
 
-    def emit(kernels: Sequence[Kernel], machine: Any) -> str:
-        token = f"module {len(card.modules)}"
-        card.modules[token.encode()] = list(kernels)
+    def code_of(device: Any, kernel: Kernel, parts: Sequence[Kernel]) -> bytes:
+        token = f"module {len(card.modules)}".encode()
+        card.modules[token] = list(parts)
         return token
 
-    monkeypatch.setattr(code, "emit_device_module", emit)
-    monkeypatch.setattr(code, "compiled_text", lambda device, text: text.encode())
+    monkeypatch.setattr(code, "kernel_code", code_of)
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, attention, scatter_rows, cross_entropy):
+    for module in (products, convolution, attention, scatter_rows, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
     card.calls.clear()
     try:

@@ -16,7 +16,7 @@ from hashlib import sha256
 from weft.compiler.lowering.matrix_products import Product, arrange_operands, form_of
 from weft.compiler.plan.launch import Kind, Launch, Value, one
 from weft.compiler.targets.cuda.binding import Binding, Run, binder
-from weft.compiler.targets.cuda.device import device
+from weft.compiler.targets.cuda.capabilities import has_warpgroup_products
 from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
 from weft.compiler.targets.cuda.products.description import (
@@ -194,7 +194,8 @@ def bind_product(binding: Binding, product: Launch) -> Run:
     )
     card = binding.stream.device
     sizes = Sizes(rows, columns, inner, stack)
-    kernel = chosen_kernel(spec, sizes, card.ordinal)
+    has_warpgroups = has_warpgroup_products(card.ordinal)
+    kernel = chosen_kernel(spec, sizes, card.multiprocessors, has_warpgroups=has_warpgroups)
     how = launch(kernel, sizes, card.multiprocessors)
     front = (stack,) if stack > 1 else ()
     shapes = {
@@ -228,9 +229,12 @@ def _named_values(product: Launch) -> tuple[dict[str, Value], Fused | None]:
 
 
 @lru_cache(maxsize=4096)
-def chosen_kernel(spec: ProductSpec, sizes: Sizes, ordinal: int) -> ProductKernel:
+def chosen_kernel(
+    spec: ProductSpec, sizes: Sizes, multiprocessors: int, *, has_warpgroups: bool = True
+) -> ProductKernel:
     """The kernel for a product of these sizes on a card."""
-    return _kernel(spec, best_plan(spec, sizes, device(ordinal).multiprocessors))
+    plan = best_plan(spec, sizes, multiprocessors, has_warpgroups=has_warpgroups)
+    return _kernel(spec, plan)
 
 
 @cache

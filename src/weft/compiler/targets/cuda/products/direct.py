@@ -243,7 +243,7 @@ class DirectEpilogue:
             self._element_address(tile, fragment, matrix),
             self._is_inside(tile, fragment),
         )
-        if matrix.dtype == "float32":
+        if dtype_bytes(matrix.dtype) == 4:
             if self.spec.aligned_output:
                 pair_text = braces(fragment.values)
                 kernel.do("st.global.v2.f32", at(place), pair_text, when=inside[0])
