@@ -21,7 +21,7 @@ from itertools import count, islice
 
 from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.fusion.element_reads import Accesses, Loads
-from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
+from weft.compiler.fusion.split_reduction import chunk_index, chunk_lines, chunk_rows, halves
 from weft.compiler.targets.limits import FusionLimits
 from weft.core.dtypes import bfloat16, float16
 from weft.core.records import frozen
@@ -70,7 +70,7 @@ class Root:
     outer: the loops over its elements; inner: those that a reduction sums over. Loops are numbered,
     outer before inner, and `reads` says which elements of stored values one element needs. A root
     that is a part of a joined value is stored there. One that reduces chunks of rows has so many
-    rows in each; another root reduces what it makes.
+    lines of so many rows in each; another root reduces what it makes.
     """
 
     variable: Variable
@@ -80,6 +80,7 @@ class Root:
     reads: Loads
     part: Part | None = None
     rows: int = 0
+    lines: int = 1
 
     @property
     def is_partial(self) -> bool:
@@ -92,7 +93,7 @@ class Root:
         if self.rows == 0:
             return reduced_index(self.node, len(self.outer))
         own = counting_index(self.variable.type.shape, 0)
-        return chunk_index(own, self.node, self.rows, len(self.outer))
+        return chunk_index(own, self.node, self.rows, len(self.outer), self.lines)
 
     @property
     def is_reduction(self) -> bool:
@@ -273,9 +274,11 @@ class _Grouping:
 
     def _in_chunks(self, node: GraphNode, rows: int) -> list[Root] | None:
         """A reduction over rows in two parts; None where it does not go down columns."""
-        partial, rest = halves(node, rows)
+        lines = chunk_lines(node, rows, self.limits)
+        partial, rest = halves(node, rows, lines)
         outer = tuple(dim for dim in partial.type.shape if dim != 1)
-        own = Root(partial, node, outer, (rows,), frozenset(), rows=rows)
+        inner = (lines, rows) if lines > 1 else (rows,)
+        own = Root(partial, node, outer, inner, frozenset(), rows=rows, lines=lines)
         own = replace(own, reads=self.accesses.at(node.operands[0], own.operand_index))
         moves = [offset(index, atom.type.shape) for atom, index in own.reads]
         steps = {each.factor(len(outer) - 1) for each in moves if each.factor(len(outer)) != 0}
