@@ -55,6 +55,8 @@ class FusionLimits:
     recomputed_operations: int = 4
     """Operations up to which a value is computed again by each reader, which is cheaper than to
     write and read it."""
+    recomputed_reads: int = 1 << 30
+    """Values of as many elements that are read for a value which each reader computes again."""
     stores_narrow_floats: bool = False
     """Whether 16-bit floats are stored in place of what several readers widen them to: half the
     bytes, where memory is what takes time."""

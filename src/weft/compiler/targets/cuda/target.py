@@ -73,6 +73,7 @@ CUDA_LIMITS = Limits(
         fewest_chunk_rows=4,
         most_chunk_rows=128,
         chunk_vectors=1 << 16,
+        recomputed_reads=2,
         stores_narrow_floats=True,
     ),
     lowering=LoweringLimits(guards_places=True),
