@@ -11,6 +11,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,9 @@ class HostCard(FakeLibrary):
         self.functions: dict[int, Any] = {}
         self.capturing: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.nodes: dict[int, dict[int, tuple[list[int], Callable[[], None]]]] = {}
+        """Of graphs that are built: each node with those before it, and what it does."""
+        self.order = Random(3)
         self.launched = 0
         self.text = b""
         self.windows: list[WindowTable] = []
@@ -170,12 +174,14 @@ class HostCard(FakeLibrary):
         self.functions[place._obj.value] = found
 
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
-        table = ctypes.cast(given[8], ctypes.POINTER(ctypes.c_uint64))
+        self._put(self._launch_of(function, given[8]))
+
+    def _launch_of(self, function: int, operands: int) -> Callable[[], None]:
+        table = ctypes.cast(operands, ctypes.POINTER(ctypes.c_uint64))
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
-            self._put(self._loop_launch(kernel, table))
-        else:
-            self._put(self._written_launch(kernel, table))
+            return self._loop_launch(kernel, table)
+        return self._written_launch(kernel, table)
 
     def _loop_launch(self, kernel: Kernel, table: Any) -> Callable[[], None]:
         count = len(kernel.buffers)
@@ -324,6 +330,8 @@ class HostCard(FakeLibrary):
             self.launched += 1
             a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
             b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            if spec.dtype == "tfloat32" and not kernel.plan.plain:
+                a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
             stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
@@ -346,13 +354,43 @@ class HostCard(FakeLibrary):
         place._obj.value = next(self._handles)
         self.graphs[place._obj.value], self.capturing = self.capturing, None
 
+    def do_cuGraphCreate(self, place: Any, flags: int) -> None:
+        place._obj.value = next(self._handles)
+        self.nodes[place._obj.value] = {}
+
+    def do_cuGraphAddKernelNode_v2(
+        self, place: Any, graph: int, after: Any, count: int, parameters: Any
+    ) -> None:
+        given = parameters._obj
+        place._obj.value = next(self._handles)
+        earlier = [after[k] for k in range(count)]
+        action = self._launch_of(given.function, given.operands)
+        self.nodes[graph][place._obj.value] = (earlier, action)
+
+    def _any_order(self, graph: int) -> list[Callable[[], None]]:
+        """The launches of a graph in some order that it allows: late ones as early as they may."""
+        left, found, done = dict(self.nodes[graph]), [], set[int]()
+        while left:
+            ready = [node for node, (after, _) in left.items() if done.issuperset(after)]
+            node = self.order.choice(ready[-2:])
+            found.append(left.pop(node)[1])
+            done.add(node)
+        return found
+
     def do_cuGraphInstantiateWithFlags(self, place: Any, graph: int, flags: int) -> None:
         place._obj.value = next(self._handles)
-        self.graphs[place._obj.value] = self.graphs[graph]
+        captured = graph not in self.nodes
+        self.graphs[place._obj.value] = self.graphs[graph] if captured else self._any_order(graph)
 
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
+
+
+def round_to_eleven_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """float32 as tensor cores read it: tfloat32."""
+    bits = array.view(np.uint32).astype(np.uint64) + (1 << 12)
+    return (bits & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -512,13 +550,12 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(device, "load_driver", lambda: opened)
     monkeypatch.setattr(driver, "_opened_driver", lambda: opened)
 
-    def emit(kernels: Sequence[Kernel], machine: Any) -> str:
-        token = f"module {len(card.modules)}"
-        card.modules[token.encode()] = list(kernels)
+    def code_of(device: Any, kernel: Kernel, parts: Sequence[Kernel]) -> bytes:
+        token = f"module {len(card.modules)}".encode()
+        card.modules[token] = list(parts)
         return token
 
-    monkeypatch.setattr(code, "emit_device_module", emit)
-    monkeypatch.setattr(code, "compiled_text", lambda device, text: text.encode())
+    monkeypatch.setattr(code, "kernel_code", code_of)
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:

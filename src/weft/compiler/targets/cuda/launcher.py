@@ -17,6 +17,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from weft.compiler.targets.cuda.device import Stream
+from weft.compiler.targets.cuda.modules import KernelNodeParameters
 
 Array = np.ndarray[Any, Any]
 Record = tuple[int, ...]
@@ -49,6 +50,12 @@ def set_cell(target: int, source: int, offset: int = 0) -> Record:
 def launch_kernel(function: int, blocks: int, threads: int, shared: int, parameters: int) -> Record:
     """Launch a function with the parameters that a table of addresses names."""
     return LAUNCH, function, blocks, threads, shared, parameters
+
+
+def kernel_node(record: Record) -> KernelNodeParameters:
+    """The launch of a record as a node of a graph."""
+    _, function, blocks, threads, shared, parameters = record
+    return KernelNodeParameters(function, blocks, 1, 1, threads, 1, 1, shared, parameters)
 
 
 def copy_bytes(target: int, source: int, count: int) -> Record:

@@ -161,7 +161,8 @@ def bind_parameters(
         elif name == "workspace":
             table.append(binding.workspace_cell(0, workspace_bytes))
         elif name == "counters":
-            table.append(binding.number(shared_counters(binding.stream.device.ordinal, counters)))
+            zeros = shared_counters(binding.stream.device.ordinal, counters)
+            table.append(binding.counter_cell(zeros, COUNTERS, 4 * counters))
         elif isinstance(parameter, Pointer):
             whole, offset, _ = _place_of(values[name])
             assert offset == 0, "a pointer is to the beginning of a value"

@@ -337,7 +337,7 @@ class ProductWriter:
             self.epilogue.finish(tile, self.sums[:each])
             for block in range(1, self.plan.blocks_of_rows):
                 tile = Tile(row + 64 * block, unit.column, unit.batch, unit.number_n)
-                self.epilogue.begin(tile)
+                self.epilogue.begin(tile, block)
                 self.epilogue.finish(tile, self.sums[each * block : each * (block + 1)])
             return
         skip = self.kernel.label("shared")
