@@ -12,6 +12,7 @@ from tests.compiler.cuda.device_cases import numbers
 from tests.compiler.cuda.host_card import HostCard, host_card
 
 import weft as wf
+from weft.compiler.targets.cuda.executable import CudaExecutable
 from weft.models.generation import token_step
 
 
@@ -261,6 +262,23 @@ def test_text_that_a_model_writes_is_told_again(card: HostCard) -> None:
     assert token_step._repeated.step is not None
     with wf.settings.changed(fastcall=False):
         assert found == net.generate([[1, 2], [3, 4]], 8, temperature=0.0).tolist()
+
+
+def test_a_signal_right_after_a_run_leaves_state_that_belongs_together(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, plain = pair()
+    run = CudaExecutable.run
+
+    def interrupted(self: CudaExecutable, *given: Any) -> Any:
+        run(self, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(CudaExecutable, "run", interrupted)
+        held()
+    plain()
+    assert [held() for _ in range(3)] == [plain() for _ in range(3)]
 
 
 def test_nan_is_looked_for_in_steps_that_are_known(card: HostCard) -> None:

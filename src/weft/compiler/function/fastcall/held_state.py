@@ -204,7 +204,7 @@ class HeldStep:
         given: list[int] = []
         for x, known in zip(args, self._arguments, strict=True):
             if type(x) is Tensor:
-                if type(x._value) not in CONCRETE or known != _described(x):
+                if type(x._value) not in CONCRETE or known != _argument_key(x):
                     return None
                 given.append(id(x))
             elif not _is_same(known, x):
@@ -235,18 +235,27 @@ class HeldStep:
         """Run the program; nearly all its state is written over, and is not written back."""
         reused = [(output, owner()._grad._value) for output, owner in self._renewed]  # type: ignore[union-attr]
         assert self._program is not None
-        outputs = self._program.run(arrays, self._donated, None, reused)
-        for output, owner, word in self._moved:
-            array = outputs[output]
-            owner()._value = array  # type: ignore[union-attr]
-            self._words[word] = id(array)
+        finished: list[Any] = []
+        try:
+            outputs = self._program.run(arrays, self._donated, finished, reused)
+            self._write_moved(outputs)
+        except BaseException:  # a signal right after the run: what it wrote belongs together
+            self._write_moved(finished)
+            raise
         found = self._found
         if found.result is not None:
             return wrap(outputs[found.result])
         return found.recording.rebuild([wrap(array) for array in outputs])
 
+    def _write_moved(self, outputs: Sequence[Any]) -> None:
+        """Put outputs into the tensors whose arrays are other ones after each call."""
+        for output, owner, word in self._moved if outputs else ():
+            array = outputs[output]
+            owner()._value = array  # type: ignore[union-attr]
+            self._words[word] = id(array)
 
-def _described(x: Tensor) -> tuple[Any, ...]:
+
+def _argument_key(x: Tensor) -> tuple[Any, ...]:
     """What programs depend on of an argument."""
     value = x._value
     if type(value) is HostArray:
@@ -261,7 +270,7 @@ class _At:
     address: int
 
 
-def _identified(x: Any) -> Any:
+def _identity_of(x: Any) -> Any:
     """What an argument is told again by: a reference, where it is, or itself as part of a key."""
     if type(x) in (list, dict) or (isinstance(x, tuple) and not is_plain(x)):
         return _At(id(x))
@@ -372,7 +381,7 @@ def _describe(
     for x in args:
         if type(x) is not Tensor and not state.add(x):
             return None
-        arguments.append(_described(x) if type(x) is Tensor else _identified(x))
+        arguments.append(_argument_key(x) if type(x) is Tensor else _identity_of(x))
     if not all(map(state.add, outside)):
         return None
     given = {id(x): place for place, x in enumerate(args) if type(x) is Tensor}
@@ -388,5 +397,5 @@ def _describe(
             fixed[id(owner)] = owner
     owners = [(output, source.owner(handles)) for source, output in found.renewed]
     renewed = [(output, ref(owner)) for output, owner in owners if owner is not None]
-    held = [*map(_identified, outside)]
+    held = [*map(_identity_of, outside)]
     return _Known(arguments, held, state, [*fixed.values()], sources, renewed, [])
