@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.distributed.jobs import launch
 
 import weft as wf
 
@@ -30,24 +29,6 @@ def _clean_shared_memory() -> Iterator[None]:
     for path in set(shared.iterdir()) - before if shared.exists() else ():
         if path.name.startswith(("vader_segment", "sm_segment", "smsc", "ompi")):
             path.unlink(missing_ok=True)
-
-
-def launch(
-    folder: Path,
-    script: str,
-    *options: str,
-    arguments: tuple[str, ...] = (),
-    processes: int = 2,
-) -> subprocess.CompletedProcess[str]:
-    """Run a script in two processes and give what came of it."""
-    path = folder / "job.py"
-    path.write_text(script, encoding="utf-8")
-    words = [sys.executable, "-m", "weft.cli", "launch", "-n", str(processes), *options]
-    words += [str(path), *arguments]
-    patient = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}  # beside other work
-    return subprocess.run(
-        words, capture_output=True, text=True, timeout=300, env=patient, check=False
-    )
 
 
 COLLECTIVES = """
