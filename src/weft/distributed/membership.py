@@ -46,7 +46,7 @@ class Membership:
         place.mkdir(exist_ok=True)
         (place / f"{HERE}{self.own}").touch()
         deadline = time.monotonic() + self._timeout
-        while (members := self._agreed(generation)) is None:
+        while (members := self._agreed_members(generation)) is None:
             is_late = time.monotonic() > deadline
             here = [n for n in before if (place / f"{HERE}{n}").exists()]
             missing = [n for n in before if n not in here and self.is_alive(n)]
@@ -69,7 +69,7 @@ class Membership:
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline:
             generation = self.newest()
-            members = self._agreed(generation)
+            members = self._agreed_members(generation)
             if members is not None and self.own in members:
                 return generation, members
             if (self._folder / FINISHED).exists():
@@ -86,7 +86,7 @@ class Membership:
     def waiting(self) -> list[int]:
         """The processes that want to join, and are alive."""
         numbers = [int(path.name[len(JOINING) :]) for path in self._folder.glob(f"{JOINING}*")]
-        taken = self._agreed(self.newest()) or []
+        taken = self._agreed_members(self.newest()) or []
         return sorted(n for n in numbers if n not in taken and self.is_alive(n))
 
     def is_alive(self, number: int) -> bool:
@@ -118,7 +118,7 @@ class Membership:
     def _place_of(self, generation: int) -> Path:
         return self._folder / f"generation-{generation}"
 
-    def _agreed(self, generation: int) -> list[int] | None:
+    def _agreed_members(self, generation: int) -> list[int] | None:
         try:
             text = (self._place_of(generation) / AGREED).read_text(encoding="utf-8")
         except FileNotFoundError:

@@ -104,7 +104,7 @@ class MixtureOfExperts(Module):
         places = wf.where(is_kept, slots, 0)
         taken = wf.take(flat, places.reshape(-1), axis=0).reshape(count, self.k, self.width)
         result = (taken * weights[:, :, None]).sum(axis=1).reshape(x.shape)
-        return (result, self._routing(chosen, is_kept)) if return_routing else result
+        return (result, self._routing_of(chosen, is_kept)) if return_routing else result
 
     def _choose(self, tokens: wf.Tensor) -> _Choice:
         """The experts of each token, best first, and their weights."""
@@ -165,7 +165,7 @@ class MixtureOfExperts(Module):
             outputs = all_to_all(outputs, self.mesh_axis, split_axis=0, concat_axis=1)
         return outputs
 
-    def _routing(self, chosen: _Choice, is_kept: wf.Tensor) -> Routing:
+    def _routing_of(self, chosen: _Choice, is_kept: wf.Tensor) -> Routing:
         first = wf.one_hot(chosen.experts[:, 0], self.experts, dtype="float32")
         shares = first.reshape(self.groups, -1, self.experts).mean(axis=1)
         means = chosen.probabilities.reshape(self.groups, -1, self.experts).mean(axis=1)
