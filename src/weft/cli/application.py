@@ -231,6 +231,9 @@ def _add_plan(kinds: _SubParsersAction[Any]) -> None:
     add("--link", metavar="SPEED", default="400Gb/s", help="what each sends: 400Gb/s, 50GB/s")
     add("--latency", type=float, default=1e-6, help="seconds before a transfer begins")
     add("--flops", type=float, default=100e12, help="operations per second of a device")
+    add("--measure", action="store_true", help="measure all of these, in processes of this machine")
+    add("--save-costs", metavar="FILE", help="write what was measured")
+    add("--costs", metavar="FILE", help="use what was measured before")
 
 
 def _add_board(kinds: _SubParsersAction[Any]) -> None:
