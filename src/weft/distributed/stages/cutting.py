@@ -5,7 +5,7 @@
 >>> cut_evenly([72, 0, 72, 72], 2)
 [1]
 >>> [len(stage) for stage in cut_stages(layers, 2, None)]
-[1, 3]
+[2, 2]
 """
 
 from __future__ import annotations

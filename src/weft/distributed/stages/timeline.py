@@ -3,9 +3,10 @@
 Each process does its tasks in the order of the schedule; a task waits for the message that it
 needs. Messages go beside the work, one after the other on the way between two processes.
 
+>>> from weft.distributed.stages.order import pipeline_order
 >>> order = pipeline_order("1f1b", processes=2, micro_batches=4)
 >>> step = simulate_pipeline(order, forward=[1.0, 1.0], backward=[2.0, 2.0], message=0.0)
->>> step.seconds, step.idle  # (p - 1) / (m + p - 1) of the time
+>>> step.seconds, round(step.idle, 6)  # (p - 1) / (m + p - 1) of the time
 (15.0, 0.2)
 """
 
