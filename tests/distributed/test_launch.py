@@ -64,6 +64,14 @@ compiled = wf.jit(lambda x: distributed.all_reduce(x * 2) + 1)
 np.testing.assert_array_equal(compiled(wf.tensor(large)).numpy(), (both[0] + both[1]) * 2 + 1)
 assert is_native("world")
 assert cell_of("world")[group_cells.STARTED] == cell_of("world")[group_cells.ENDED] == 1
+moves = wf.jit(lambda x: (distributed.all_gather(x * 2), distributed.reduce_scatter(x + 1)))
+gathered, scattered = moves(wf.tensor(large))
+np.testing.assert_array_equal(gathered.numpy(), np.concatenate(both) * 2)
+half = slice(rank * 750_000, (rank + 1) * 750_000)
+np.testing.assert_array_equal(scattered.numpy(), (both[0] + 1)[half] + (both[1] + 1)[half])
+assert cell_of("world")[group_cells.STARTED] == cell_of("world")[group_cells.ENDED] == 3
+empty = wf.jit(lambda x: (distributed.all_gather(x), distributed.reduce_scatter(x)))
+assert [part.shape for part in empty(wf.ones((0, 3)))] == [(0, 3), (0, 3)]
 wrong = wf.jit(lambda x: distributed.all_reduce(x) + 1)
 try:
     wrong(wf.ones(3 + rank))
