@@ -56,18 +56,20 @@ from weft.distributed.sharing import LocalSteps, data_parallel
 from weft.distributed.simulation import simulate
 from weft.distributed.stages.choices import plan_pipeline
 from weft.distributed.stages.pipeline import Pipeline
+from weft.distributed.tables import ParameterServer
 from weft.names import missing_from as _missing_from
 from weft.sharding import Costs
 
 __all__ = [
-    "Communicator", "Costs", "Division", "LocalSteps", "Mesh", "PartitionedFunction", "Pipeline",
-    "Plan", "Recovery", "ShardedCheckpoints", "all_gather", "all_reduce", "all_to_all",
-    "axis_index", "axis_size", "barrier", "bind_axes", "broadcast", "broadcast_object",
-    "data_parallel", "divided", "gather_objects", "init", "is_initialized", "load_whole_state",
-    "local_rank", "measure_costs", "partition", "permute", "plan", "plan_pipeline", "rank",
-    "read_costs", "reduce_scatter", "reduce_to", "replicated", "ring_attention", "role",
-    "run_threads", "shard", "shard_experts", "shard_model", "shard_parameters", "shutdown",
-    "simulate", "split", "take_shard", "whole_state", "world", "world_size",
+    "Communicator", "Costs", "Division", "LocalSteps", "Mesh", "ParameterServer",
+    "PartitionedFunction", "Pipeline", "Plan", "Recovery", "ShardedCheckpoints", "all_gather",
+    "all_reduce", "all_to_all", "axis_index", "axis_size", "barrier", "bind_axes", "broadcast",
+    "broadcast_object", "data_parallel", "divided", "gather_objects", "init", "is_initialized",
+    "load_whole_state", "local_rank", "measure_costs", "partition", "permute", "plan",
+    "plan_pipeline", "rank", "read_costs", "reduce_scatter", "reduce_to", "replicated",
+    "ring_attention", "role", "run_threads", "shard", "shard_experts", "shard_model",
+    "shard_parameters", "shutdown", "simulate", "split", "take_shard", "whole_state", "world",
+    "world_size",
 ]  # fmt: skip
 
 __getattr__ = _missing_from("wf.distributed", __all__)
