@@ -110,6 +110,7 @@ def _fit(strategy: Any, folder: Any = None, **options: Any) -> dict[str, Any]:
     return {"weights": weights, "row": history.rows[-1], "state": optimizer.state_dict()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
-from weft.cli.commands import say
 from weft.cli.looking import example_inputs, step_and_arguments, trained_or_network
 from weft.cli.mistakes import Mistake
+from weft.cli.printing import say
 from weft.distributed import measuring
 
 __all__ = ["parsed_link", "plan"]

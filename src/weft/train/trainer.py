@@ -71,7 +71,7 @@ class Trainer:
     def __init__(
         self,
         model: Any,
-        loss: Callable[..., Any] | str,
+        loss: Callable[..., Any] | str | None,
         optimizer: Any,
         *,
         metrics: Iterable[Any] = (),
@@ -208,6 +208,13 @@ class Trainer:
         outputs = model(*inputs)
         return self.loss_function(outputs, target), outputs
 
+    def touched_rows(self) -> list[wf.optim.Rows]:
+        """Gradients of some rows of tables, where `objective` took rows by `wf.optim.take_rows`.
+
+        A subclass that trains large tables gives them here; without it every gradient is whole.
+        """
+        return []
+
     def _train_step(
         self,
         batch: Any,
@@ -230,7 +237,7 @@ class Trainer:
             if keep:
                 optimizer.unscale()
                 gradients = self.named_gradients()
-            optimizer.step()
+            optimizer.step(rows=self.touched_rows())
             optimizer.zero_grad()
             if ema is not None:
                 ema.update()
