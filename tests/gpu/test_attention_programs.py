@@ -7,9 +7,11 @@ from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
     COMPOSED,
     ENTROPIES,
+    SORTS,
     check_attention,
     check_attention_gradient,
     check_entropy,
+    check_sort,
 )
 
 import weft as wf
@@ -30,3 +32,8 @@ def test_attention_on_a_card_is_the_processors(name: str) -> None:
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_gradients_of_attention_on_a_card_are_the_processors(name: str) -> None:
     check_attention_gradient(name)
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_sorts_on_a_card_are_the_processors(name: str) -> None:
+    check_sort(name)

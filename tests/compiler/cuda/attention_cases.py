@@ -194,3 +194,56 @@ def check_entropy(name: str) -> None:
     """Loss and gradient are the CPU's."""
     f, shape, _ = ENTROPIES[name]
     compare(f, numbers(*shape) * 3, limit=1e-2)
+
+
+# --- sorts ---------------------------------------------------------------------------------------
+
+
+def _shuffled(shape: tuple[int, ...], dtype: str) -> Array:
+    """Numbers of which many are equal; NaN of both signs, zeros of both signs, infinities."""
+    draw = np.random.default_rng(sum(shape)).integers(-6, 7, shape)
+    if dtype == "bool":
+        return draw > 0
+    if dtype.startswith(("int", "uint")):
+        return (draw % 13 if dtype.startswith("u") else draw * 3).astype(dtype)
+    special = {5: np.nan, -5: -np.nan, 4: np.inf, -4: -np.inf, 3: -0.0, 2: 0.0}
+    values = np.array([special.get(int(x), x * 0.37) for x in draw.ravel()]).reshape(shape)
+    return values.astype(dtype)
+
+
+SORTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+    "a short row": (wf.sort, (5,), "float32"),
+    "a row of several chunks": (wf.sort, (77,), "float32"),
+    "rows, descending": (lambda x: wf.sort(x, axis=1, descending=True), (3, 40), "float32"),
+    "columns": (lambda x: wf.sort(x, axis=0), (37, 3), "float16"),
+    "an axis in the middle": (lambda x: wf.argsort(x, axis=1), (2, 19, 3), "int64"),
+    "places, descending": (lambda x: wf.argsort(x, descending=True), (50,), "float64"),
+    "places of truth values": (lambda x: wf.argsort(x), (21,), "bool"),
+    "small numbers": (lambda x: wf.sort(x), (33,), "uint8"),
+    "short floats": (lambda x: wf.sort(x.astype("bfloat16")).astype("float32"), (33,), "float32"),
+    "the first few": (lambda x: wf.topk(x, 3), (4, 90), "float32"),
+    "the first few of few": (lambda x: wf.topk(x, 2, axis=0), (3, 4), "int32"),
+    "most of a row": (lambda x: wf.topk(x, 30, largest=False), (2, 41), "float32"),
+    "none": (lambda x: wf.topk(x, 0), (2, 5), "float32"),
+    "no rows": (wf.sort, (0, 5), "float32"),
+    "a gradient": (wf.grad(lambda x: (wf.sort(x) * wf.arange(9.0)).sum()), (9,), "plain"),
+    "a search": (lambda x: wf.searchsorted(wf.sort(x), x), (23,), "float32"),
+    "a search from the right": (
+        lambda x: wf.searchsorted(wf.sort(x), x, side="right"), (23,), "int64",
+    ),
+}  # fmt: skip
+
+
+def check_sort(name: str) -> None:
+    """A sort is the CPU's, to the bit, and no call by reference."""
+    f, shape, dtype = SORTS[name]
+    x = numbers(*shape) if dtype == "plain" else _shuffled(shape, dtype)
+    plan = plan_program(wf.ir.trace(f, wf.asarray(x)), CUDA)
+    assert "reference" not in [str(launch.kind) for launch in plan.every_launch()]
+    compiled = wf.jit(f)
+    wanted = wf.tree.leaves(compiled(wf.asarray(x)))
+    for _ in range(3):
+        found = wf.tree.leaves(compiled(wf.asarray(x).to("cuda")))
+        for one, other in zip(found, wanted, strict=True):
+            assert one.shape == other.shape
+            assert one.numpy().tobytes() == other.numpy().tobytes(), (one, other)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.cuda.emulated import run_text_kernel
 from tests.compiler.cuda.fake_driver import FakeLibrary
 
 import weft as wf
@@ -26,11 +27,14 @@ from weft.compiler.targets.cuda import (
     driver,
     parameters,
     scatter_rows,
+    sorting,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
-from weft.compiler.targets.cuda.attention.backward import tile_queries
+from weft.compiler.targets.cuda.attention.backward_memory import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
+from weft.compiler.targets.cuda.device_text import TextKernel
+from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
 from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
@@ -161,6 +165,8 @@ class HostCard(FakeLibrary):
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
             self._put(self._loop_launch(kernel, table))
+        elif isinstance(kernel, TextKernel):
+            self._put(self._text_launch(kernel, given[0], table))
         else:
             self._put(self._written_launch(kernel, table))
 
@@ -181,6 +187,17 @@ class HostCard(FakeLibrary):
                 assert address % 16 == 0 or buffer.name == "error", "memory is not aligned"
             sizes = dict(zip(kernel.sizes, numbers, strict=True))
             run_reference(kernel, buffers, numbers, 0, kernel.iterations(sizes))
+            self.check_fences()
+
+        return launch
+
+    def _text_launch(self, kernel: TextKernel, blocks: int, table: Any) -> Callable[[], None]:
+        places = range(kernel.parameters)
+        words = [ctypes.c_int64.from_address(table[k]).value for k in places]
+
+        def launch() -> None:
+            self.launched += 1
+            run_text_kernel(kernel, blocks, words)
             self.check_fences()
 
         return launch
@@ -403,10 +420,22 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
 
     for module in (products, attention, scatter_rows, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
+
+    def load_text(kernel: TextKernel, place: device.Device) -> Function:
+        card.written[kernel.text.encode()] = kernel
+        return Module(place, kernel.text.encode()).function(kernel.name)
+
+    monkeypatch.setattr(sorting, "load_text_kernel", load_text)
+    for name, few in (("_THREADS", 8), ("_SMALLEST", 8), ("CHUNK", 16)):
+        monkeypatch.setattr(sorting, name, few)  # each thread is one of the CPU's
+    sorting.sort_kernels.cache_clear()
+    sorting.search_kernel.cache_clear()
     card.calls.clear()
     try:
         yield card
     finally:
+        sorting.sort_kernels.cache_clear()
+        sorting.search_kernel.cache_clear()
         wf.random.seed(0)  # the counter may be on the card
         place = DEVICES.get("cuda:0")
         if place is not None:

@@ -9,10 +9,12 @@ from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
     COMPOSED,
     ENTROPIES,
+    SORTS,
     check_attention,
     check_attention_gradient,
     check_entropy,
     check_entropy_plan,
+    check_sort,
 )
 from tests.compiler.cuda.host_card import HostCard, host_card
 
@@ -43,3 +45,8 @@ def test_attention_on_a_card_is_the_processors(card: HostCard, name: str) -> Non
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_gradients_of_attention_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
     check_attention_gradient(name)
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_sorts_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
+    check_sort(name)

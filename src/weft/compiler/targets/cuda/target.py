@@ -41,6 +41,7 @@ from weft.compiler.targets.cuda.products.binding import (
     product_launch,
 )
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
+from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
     FusionLimits,
@@ -124,6 +125,8 @@ class CudaTarget:
             is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
             is_cross_entropy,
         )  # fmt: skip
+        if is_sorting(node):
+            return True
         return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
 
     def _is_convolution(self, node: GraphNode) -> bool:
@@ -133,6 +136,8 @@ class CudaTarget:
         """See `Target`."""
         if not self.takes(node):
             return None
+        if is_sorting(node):
+            return [sort_launch(node)]
         if self._is_convolution(node):
             return convolution_launches(node)
         if is_pooling_gradient(node):

@@ -153,7 +153,7 @@ def _describe(primitive: Primitive, launch: Launch, sizes: Sizes) -> _Bound:
     names = _names(primitive, len(launch.values) - len(results), kept < 1)
     values = dict(zip((*names, *results), launch.values, strict=True))
     kinds = {name: value.type for name, value in values.items()}
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in {*"qkv", "out", "dout", "dq", "dk", "dv"} & set(values):
         *front, heads, time, head = static_shape(kinds[name].shape, sizes)
         shapes[name] = (prod(front), heads, time, head)
