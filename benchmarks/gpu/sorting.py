@@ -1,4 +1,4 @@
-"""Sorts, first few, running sums and masked attention through Weft's own calls, beside PyTorch's."""
+"""Sorts, first few, running sums and masked attention through Weft's calls, beside PyTorch's."""
 
 from __future__ import annotations
 
