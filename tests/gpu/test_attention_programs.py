@@ -7,10 +7,12 @@ from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
     COMPOSED,
     ENTROPIES,
+    RUNNING,
     SORTS,
     check_attention,
     check_attention_gradient,
     check_entropy,
+    check_running,
     check_sort,
 )
 
@@ -37,3 +39,8 @@ def test_gradients_of_attention_on_a_card_are_the_processors(name: str) -> None:
 @pytest.mark.parametrize("name", SORTS)
 def test_sorts_on_a_card_are_the_processors(name: str) -> None:
     check_sort(name)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_running_forms_on_a_card_are_the_processors(name: str) -> None:
+    check_running(name)

@@ -234,6 +234,37 @@ SORTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
 }  # fmt: skip
 
 
+RUNNING: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+    "a sum": (lambda x: wf.cumulative_sum(x), (5,), "float32"),
+    "a long sum": (lambda x: wf.cumulative_sum(x), (700,), "plain"),
+    "sums of rows, back": (lambda x: wf.flip(wf.cumsum(wf.flip(x, axis=1), axis=1), axis=1),
+                           (3, 50), "plain"),
+    "sums of columns": (lambda x: wf.cumsum(x, axis=0), (37, 3), "float64"),
+    "sums of whole numbers": (lambda x: wf.cumsum(x, axis=1), (2, 41, 2), "int32"),
+    "sums of small numbers": (lambda x: wf.cumsum(x, axis=0), (60,), "uint8"),
+    "products": (lambda x: wf.cumprod(x, axis=0), (29,), "plain"),
+    "highest": (lambda x: wf.cummax(x, axis=-1), (3, 60), "float32"),
+    "lowest": (lambda x: wf.cummin(x, axis=0), (40,), "float32"),
+    "lowest of whole numbers": (lambda x: wf.cummin(x, axis=0), (40,), "int64"),
+    "a gradient of a sum": (
+        wf.grad(lambda x: (wf.cumsum(x, axis=0) * wf.arange(31.0)).sum()), (31,), "plain",
+    ),
+    "short floats": (
+        lambda x: wf.cumsum(x.astype("bfloat16"), axis=0).astype("float32"), (31,), "plain",
+    ),
+}  # fmt: skip
+
+
+def check_running(name: str) -> None:
+    """A running form is the CPU's, but for the rounding of a sum in another order."""
+    f, shape, dtype = RUNNING[name]
+    x = numbers(*shape) if dtype == "plain" else _shuffled(shape, dtype)
+    if "sum" in name and x.dtype.kind == "f":
+        x = np.nan_to_num(x, posinf=3, neginf=-3)
+    assert any("cumulative" in each for each in launch_names(f, x))
+    compare(f, x, limit=1e-2 if "short" in name else 2e-6)
+
+
 def check_sort(name: str) -> None:
     """A sort is the CPU's, to the bit, and no call by reference."""
     f, shape, dtype = SORTS[name]

@@ -26,6 +26,7 @@ from weft.compiler.targets.cuda import (
     device,
     driver,
     parameters,
+    scans,
     scatter_rows,
     sorting,
 )
@@ -428,6 +429,9 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(sorting, "load_text_kernel", load_text)
     for name, few in (("_THREADS", 8), ("_SMALLEST", 8), ("CHUNK", 16)):
         monkeypatch.setattr(sorting, name, few)  # each thread is one of the CPU's
+    monkeypatch.setattr(scans, "THREADS", 8)
+    monkeypatch.setattr(scans, "_WARP", 4)
+    monkeypatch.setattr(scans, "RUN", 3)
     sorting.sort_kernels.cache_clear()
     sorting.search_kernel.cache_clear()
     card.calls.clear()

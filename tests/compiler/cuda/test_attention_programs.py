@@ -9,11 +9,13 @@ from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
     COMPOSED,
     ENTROPIES,
+    RUNNING,
     SORTS,
     check_attention,
     check_attention_gradient,
     check_entropy,
     check_entropy_plan,
+    check_running,
     check_sort,
 )
 from tests.compiler.cuda.host_card import HostCard, host_card
@@ -50,3 +52,8 @@ def test_gradients_of_attention_on_a_card_are_the_processors(card: HostCard, nam
 @pytest.mark.parametrize("name", SORTS)
 def test_sorts_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
     check_sort(name)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_running_forms_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
+    check_running(name)

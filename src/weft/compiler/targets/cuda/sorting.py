@@ -20,7 +20,7 @@ from weft.core.records import frozen
 from weft.ir.graph import GraphNode
 from weft.ir.kinds import Sort
 
-__all__ = ["is_sorting", "sort_kernels", "sort_launch"]
+__all__ = ["Step", "bind_steps", "first_of_row", "is_sorting", "sort_kernels", "sort_launch"]
 
 CHUNK = 2048
 """Words that a block sorts in shared memory, at most."""
@@ -76,7 +76,7 @@ def sort_kernels(keys: Keys, values: bool, indices: bool, chunk: int = CHUNK) ->
     )
 
 
-def _first_of_row(out: DeviceBuilder, row: str, count: str, stride: str) -> str:
+def first_of_row(out: DeviceBuilder, row: str, count: str, stride: str) -> str:
     """The number of a row's first element, where neighbours in a row are `stride` apart."""
     before, inner = out.div(row, stride), out.rem(row, stride)
     return out.add(out.mul(out.mul(before, count), stride), inner)
@@ -93,7 +93,7 @@ def _sort_chunks(keys: Keys, chunk: int, *, elements: bool) -> TextKernel:
     row, number = out.div(out.block_number, chunks), out.rem(out.block_number, chunks)
     first = out.mul(number, chunk)
     if elements:
-        line = out.at(keys.kind, source, _first_of_row(out, row, count, stride))
+        line = out.at(keys.kind, source, first_of_row(out, row, count, stride))
     else:
         line = out.at(keys.word, source, out.mul(row, count))
     with out.loop(out.thread, chunk, threads) as i:
@@ -192,9 +192,9 @@ def _take_elements(keys: Keys, values: bool, indices: bool) -> TextKernel:
         row, i = out.div(number, first), out.rem(number, first)
         word = keys.load(out, words, out.add(out.mul(row, row_length), i))
         place = keys.place(out, word)
-        target = out.add(_first_of_row(out, row, first, stride), out.mul(i, stride))
+        target = out.add(first_of_row(out, row, first, stride), out.mul(i, stride))
         if values:
-            source = out.add(_first_of_row(out, row, count, stride), out.mul(place, stride))
+            source = out.add(first_of_row(out, row, count, stride), out.mul(place, stride))
             found = out.put(f"load {keys.kind}, ptr {out.at(keys.kind, x, source)}")
             out.do(f"store {keys.kind} {found}, ptr {out.at(keys.kind, targets[0], target)}")
         if indices:

@@ -40,6 +40,7 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.scans import is_running, running_launch
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
 from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
@@ -125,7 +126,7 @@ class CudaTarget:
             is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
             is_cross_entropy,
         )  # fmt: skip
-        if is_sorting(node):
+        if is_sorting(node) or is_running(node):
             return True
         return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
 
@@ -136,8 +137,8 @@ class CudaTarget:
         """See `Target`."""
         if not self.takes(node):
             return None
-        if is_sorting(node):
-            return [sort_launch(node)]
+        if is_sorting(node) or is_running(node):
+            return [sort_launch(node) if is_sorting(node) else running_launch(node)]
         if self._is_convolution(node):
             return convolution_launches(node)
         if is_pooling_gradient(node):
