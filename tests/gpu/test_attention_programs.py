@@ -7,11 +7,13 @@ from tests.compiler.cuda.attention_cases import (
     ATTENTIONS,
     COMPOSED,
     ENTROPIES,
+    LARGE,
     RUNNING,
     SORTS,
     check_attention,
     check_attention_gradient,
     check_entropy,
+    check_equal_bits,
     check_running,
     check_sort,
 )
@@ -26,12 +28,12 @@ def test_a_cross_entropy_on_a_card_is_the_processors(name: str) -> None:
     check_entropy(name)
 
 
-@pytest.mark.parametrize("name", [*ATTENTIONS, *COMPOSED])
+@pytest.mark.parametrize("name", [*ATTENTIONS, *LARGE, *COMPOSED])
 def test_attention_on_a_card_is_the_processors(name: str) -> None:
     check_attention(name)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", [*ATTENTIONS, *LARGE])
 def test_gradients_of_attention_on_a_card_are_the_processors(name: str) -> None:
     check_attention_gradient(name)
 
@@ -44,3 +46,8 @@ def test_sorts_on_a_card_are_the_processors(name: str) -> None:
 @pytest.mark.parametrize("name", RUNNING)
 def test_running_forms_on_a_card_are_the_processors(name: str) -> None:
     check_running(name)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_two_runs_of_a_gradient_have_the_same_bits(name: str) -> None:
+    check_equal_bits(name)

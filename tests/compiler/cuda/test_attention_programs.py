@@ -10,9 +10,11 @@ from tests.compiler.cuda.attention_cases import (
     COMPOSED,
     ENTROPIES,
     RUNNING,
+    SMALL,
     SORTS,
     check_attention,
     check_attention_gradient,
+    check_attention_plan,
     check_entropy,
     check_entropy_plan,
     check_running,
@@ -40,11 +42,16 @@ def test_a_cross_entropy_on_a_card_is_the_processors(card: HostCard) -> None:
 
 
 @pytest.mark.parametrize("name", [*ATTENTIONS, *COMPOSED])
+def test_attention_has_a_kernel_where_it_can(name: str) -> None:
+    check_attention_plan(name)
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_attention_on_a_card_is_the_processors(card: HostCard, name: str) -> None:
     check_attention(name)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", SMALL)
 def test_gradients_of_attention_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
     check_attention_gradient(name)
 

@@ -112,6 +112,13 @@ def _mask_strides(named: dict[str, TensorType]) -> tuple[int, int, int] | None:
     return strides if max(strides) < 1 << 32 else None
 
 
+def _aligned_elements(mask: str, keys: int) -> int:
+    """How many neighbours of a mask's rows lie at a place where they can be read at once."""
+    if mask == "bool" and keys % 16 == 0:
+        return 16
+    return 2 if mask and keys % 2 == 0 else 1
+
+
 def _draws_in_blocks(named: dict[str, TensorType], kept: float) -> bool:
     """Whether weights drop by whole blocks of random words, or none does."""
     if kept >= 1:
@@ -162,7 +169,7 @@ def _describe(primitive: Primitive, launch: Launch, sizes: Sizes) -> _Bound:
     strides = (_mask_strides(kinds) if mask else None) or (0, 0, 0)
     spec = AttentionSpec(
         kinds["q"].dtype.name, padded_head(head), causal=offset is not None, scale=scale,
-        mask=mask, paired=bool(mask) and keys % 2 == 0, kept=kept, guarded=guarded,
+        mask=mask, aligned=_aligned_elements(mask, keys), kept=kept, guarded=guarded,
     )  # fmt: skip
     found = AttentionSizes(
         batch, heads, key_heads, queries, keys, offset or 0, head=head, mask_strides=strides

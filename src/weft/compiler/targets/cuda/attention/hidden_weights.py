@@ -56,13 +56,14 @@ class HiddenWeights:
 
     def read(self, where: WeightTile) -> None:
         """Read truth values of the mask, and draw the bits of dropout."""
-        if self.spec.mask == "bool":
+        if self.spec.mask == "bool" and self.spec.aligned == 16:
+            self._read_wide_truth(where)
+        elif self.spec.mask == "bool":
             for bits in self.seen_bits:
                 self.kernel.assign(bits, 0)
             self._for_each_element(where, self._read_truth)
         if self.spec.drops:
-            for h in (0, 1):
-                self._draw_bits(where, h)
+            self._draw_bits(where)
 
     def _read_truth(self, place: Value, exists: Value | None, number: Where) -> None:
         j, h, t = number
@@ -131,29 +132,63 @@ class HiddenWeights:
                         distance = step if t == 0 else step * 7
                         kernel.assign(place, place + distance)
 
-    def _draw_bits(self, where: WeightTile, h: int) -> None:
-        """The bits of dropout of a key: four lanes hold the keys of blocks, and each draws one.
+    def _read_wide_truth(self, where: WeightTile) -> None:
+        """The bits of the mask: a lane reads 16 keys of two queries at a time, and all lanes share.
+
+        A warp has 16 keys. Lane n reads queries 2 n and 2 n + 1 of each 64, as the two halves of a
+        register. The queries of step j of a thread are those of lane 4 (j % 8) + quad.
+        """
+        kernel, lane = self.kernel, self.place.lane
+        first_key = where.first_key + (self.place.row - (lane >> 2))
+        has_keys = first_key < self.keys
+        start = self.mask.head_address(where.batch, where.head)
+        pairs = []
+        for stretch in range(self.tile_queries // 64):
+            pair = kernel.variable("u32", 0, "pair")
+            for t in (0, 1):
+                query = where.first_query + lane * 2 + (64 * stretch + t)
+                exists = has_keys & (query < self.queries)
+                place = self.mask.element_address(start, query, first_key)
+                bits = self.mask.sixteen_truths(place, 0, exists)
+                kernel.assign(pair, pair | (bits << (16 * t)))
+            pairs.append(pair)
+        quad, key = self.place.column >> 1, lane >> 2
+        for bits in self.seen_bits:
+            kernel.assign(bits, 0)
+        for j in range(self.tile_queries // 8):
+            source = quad + 4 * (j % 8)
+            both = kernel.let("u32", "shfl.sync.idx.b32", pairs[j // 8], source, 31, -1) >> key
+            for h in (0, 1):
+                two = ((both >> (8 * h)) & 1) | ((both >> (8 * h + 15)) & 2)
+                kernel.assign(self.seen_bits[h], self.seen_bits[h] | (two << (2 * j)))
+
+    def _draw_bits(self, where: WeightTile) -> None:
+        """The bits of dropout: four lanes hold the keys of a block, and each draws one query's.
 
         For two steps of eight columns a thread has four queries, m = 2 (j % 2) + t. The lane whose
         key is number m of its four draws the block of query m; then all four share all bits.
         """
         kernel = self.kernel
         member = (self.place.lane >> 2) & 3
-        key = where.first_key + self.place.row + 8 * h
         query = where.first_query + self.place.column + (member >> 1) * 8 + (member & 1)
         line = (where.batch * self.heads + where.head) * self.queries + query
         blocks = self.keys >> 2
-        number = line * blocks + (key >> 2)
-        bits = self.kept_bits[h]
-        kernel.assign(bits, 0)
-        for pair in range(self.tile_queries // 16):
-            every = self.words.kept_nibble(number + blocks * (16 * pair), self.spec.kept)
-            every = every << (member * 4)
-            for distance in (4, 8):
-                other = kernel.let("u32", "shfl.sync.bfly.b32", every, distance, 31, -1)
-                every = every | other
-            mine = every >> member
-            four = mine & 1
-            for m in (1, 2, 3):
-                four = four | ((mine >> (3 * m)) & (1 << m))
-            kernel.assign(bits, bits | (four << (4 * pair)))
+        first = line * blocks + ((where.first_key + self.place.row) >> 2)
+        for bits in self.kept_bits:
+            kernel.assign(bits, 0)
+        pair = kernel.variable("u32", 0, "pair")
+        with kernel.loop("draw") as loop:
+            loop.stop_if(pair.equals(self.tile_queries // 16))
+            number = first + blocks * 16 * pair
+            for h in (0, 1):
+                every = self.words.kept_nibble(number + 2 * h, self.spec.kept)
+                every = every << (member * 4)
+                for distance in (4, 8):
+                    other = kernel.let("u32", "shfl.sync.bfly.b32", every, distance, 31, -1)
+                    every = every | other
+                mine = every >> member
+                four = mine & 1
+                for m in (1, 2, 3):
+                    four = four | ((mine >> (3 * m)) & (1 << m))
+                kernel.assign(self.kept_bits[h], self.kept_bits[h] | (four << (pair * 4)))
+            kernel.assign(pair, pair + 1)

@@ -76,6 +76,18 @@ class MaskReader:
         kernel.do(f"ld.global.nc.{kind}", value, at(address, offset), when=when)
         return value
 
+    def sixteen_truths(self, address: Value, offset: int, when: Value | None = None) -> Value:
+        """Sixteen neighbouring truth values as bits 0 to 15; zeros where they are not read."""
+        kernel = self.kernel
+        words = [kernel.variable("u32", 0) for _ in range(4)]
+        kernel.do("ld.global.nc.v4.u32", braces(words), at(address, offset), when=when)
+        bits = kernel.variable("u32", 0, "truths")
+        for place, word in enumerate(words):
+            # Bytes b₀ to b₃, each 0 or 1, are bits 24 to 27 of the product.
+            nibble = ((word * 0x01020408) >> 24) & 15
+            kernel.assign(bits, bits | (nibble << (4 * place)))
+        return bits
+
     def number(self, address: Value, offset: int, when: Value | None = None) -> Value:
         """A number, as float32; 0 where it is not read."""
         kernel, dtype = self.kernel, self.spec.mask
@@ -94,7 +106,7 @@ class MaskReader:
     ) -> Sequence[Value]:
         """Two neighbouring numbers; each by itself where they do not lie at a place for two."""
         kernel, dtype = self.kernel, self.spec.mask
-        if not self.spec.paired:
+        if self.spec.aligned == 1:
             return [self.number(address, offset + self.item * t, when) for t in (0, 1)]
         if dtype == "float32":
             pair = [kernel.variable("f32", 0.0) for _ in (0, 1)]
