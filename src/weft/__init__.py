@@ -72,6 +72,7 @@ from weft.core.settings import settings
 from weft.core.shapes import Dim, symbol
 from weft.core.types import TensorType, spec
 from weft.core.wrong_calls import explain_all as _explain_all
+from weft.einops_backend import watch_einops as _watch_einops
 from weft.ir import eager as _eager
 from weft.ir.autocast import autocast, autocast_dtype
 from weft.ir.tensor import Tensor
@@ -438,7 +439,8 @@ __all__ = [
     "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
     "blackman_window", "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "bucketize",
     "can_cast", "case", "cbrt", "cdist", "ceil", "checked", "checkpoint", "chunk", "clip",
-    "compiler", "complex64", "complex128", "concat", "concatenate", "cond", "conj", "conv1d",
+    "compiler", "complex64", "complex128", "concat", "concatenate", "cond", "config", "conj",
+    "conv1d",
     "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "copysign",
     "corrcoef", "cos", "cosh", "cosine_similarity", "count_nonzero", "cov", "cuda", "cummax",
     "cummin", "cumprod", "cumsum", "cumulative_logsumexp", "cumulative_prod", "cumulative_sum",
@@ -446,7 +448,8 @@ __all__ = [
     "diag",
     "diag_embed", "diagonal", "diff", "digamma", "distributed", "divide", "dynamic_slice",
     "dynamic_update_slice", "e", "einsum", "empty", "empty_like", "enable_grad", "equal", "erf",
-    "erfc", "erfinv", "exp", "exp2", "expand_dims", "explain", "expm1", "export", "eye", "fft",
+    "erfc", "erfinv", "estimators", "exp", "exp2", "expand_dims", "explain", "expm1", "export",
+    "eye", "fft",
     "finfo", "flatten", "flip", "float16", "float32", "float64", "floor", "floor_divide", "flops",
     "fmod", "fori_loop", "from_dlpack", "full", "full_like", "functional_call", "gather", "gelu",
     "get_num_threads", "global_variables", "global_variables_initializer", "glu", "grad",
@@ -489,12 +492,14 @@ _LAZY = {
     "Session": "weft.graph",
     "Variable": "weft.graph",
     "compiler": "weft.compiler",
+    "config": "weft.config",
     "cuda": "weft.cuda",
     "custom": "weft.custom",
     "data": "weft.data",
     "debug": "weft.debug",
     "deploy": "weft.deploy",
     "distributed": "weft.distributed",
+    "estimators": "weft.estimators",
     "explain": "weft.compiler.report.explain",
     "export": "weft.exporting",
     "flops": "weft.compiler.fusion.costs",
@@ -564,3 +569,4 @@ _eager.JIT.append(_jit)
 _methods.NAMESPACE.append(_sys.modules[__name__])
 _PUBLIC.append(_sys.modules[__name__])
 _tracebacks.install()
+_watch_einops()

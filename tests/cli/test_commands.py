@@ -13,7 +13,7 @@ import pytest
 
 import weft as wf
 from weft.cli import main, register_program
-from weft.cli.configuration import parsed
+from weft.config.documents import parse_value
 
 PROGRAM = """
 import weft as wf
@@ -291,7 +291,7 @@ def test_help_names_every_command_and_fits_the_screen(capsys: pytest.CaptureFixt
 def test_values_are_read_as_toml_reads_them() -> None:
     texts = ["3", "1e-3", "true", "False", "relu", "[1, 2]", "'a b'", "None", "nan"]
     values = [3, 1e-3, True, False, "relu", [1, 2], "a b", None]
-    assert [parsed(text) for text in texts][:-1] == values
+    assert [parse_value(text) for text in texts][:-1] == values
 
 
 @pytest.mark.slow

@@ -25,7 +25,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import weft as wf
-from weft.cli import board, commands, launching, looking, machine, planning, shipping
+from weft.cli import (
+    board,
+    commands,
+    from_files,
+    launching,
+    looking,
+    machine,
+    planning,
+    shipping,
+)
 from weft.cli.mistakes import Mistake, unknown_key
 
 __all__ = ["main", "parser"]
@@ -33,7 +42,8 @@ __all__ = ["main", "parser"]
 DESCRIPTION = """Weft: a deep-learning framework. Train, judge and look at models.
 
   weft train mine.py --epochs 5 --set lr=0.01 --folder run
-  weft train --config run.toml --resume
+  weft train recommender.toml optimizer.lr=0.01
+  weft sweep recommender.toml --trials 20
   weft eval mine.py --folder run
   weft show mine.py:net --input 1x3x224x224 -o net.html
   weft check mine.py:net --input float32:batch,784
@@ -89,9 +99,20 @@ with Weft value by value, at two sizes where sizes vary, and written only where 
   weft onnx digits --input float32:batch,64 --folder run -o digits.onnx"""
 
 NETWORK_HELP = "FILE.py:name of a module, a class, or a function of tensors; or a program"
-PROGRAM_HELP = "a registered name, or a file FILE.py or FILE.py:function"
+PROGRAM_HELP = "a registered name, a file FILE.py or FILE.py:function, or FILE.toml"
+OVERRIDES_HELP = "keys of FILE.toml, such as optimizer.lr=0.01"
 
-TRAIN = """Train a program: a registered name, or a Python file that defines
+SWEEP = """Train a file of settings many times, with other values for the keys of [sweep.space].
+What was interrupted goes on where it was. The page of results is index.html in the folder.
+
+  weft sweep recommender.toml --trials 20
+  weft sweep recommender.toml --method optuna train.epochs=5"""
+
+TRAIN = """Train a file of settings (TOML or YAML), whose keys can be changed behind it:
+
+  weft train recommender.toml optimizer.lr=0.01 train.epochs=5
+
+or a program: a registered name, or a Python file that defines
   build(setting=default, ...) -> dict   or the names themselves:
   model, loss, optimizer, train_data    and perhaps
   validation_data, metrics, callbacks, schedule"""
@@ -119,6 +140,9 @@ class Parser(ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here, where the flags of the command are known."""
         flags, rest = super().parse_known_args(args, namespace)
+        if hasattr(flags, "overrides"):  # those behind flags are none of argparse's positionals
+            flags.overrides += [word for word in rest if "=" in word and word[0] != "-"]
+            rest = [word for word in rest if word not in flags.overrides]
         if rest and not getattr(flags, "rest_allowed", False):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return flags, rest
@@ -139,6 +163,7 @@ def parser() -> Parser:
     _add_program(predict)
     predict.add_argument("--input", metavar="FILE", help="inputs: .npy, .npz or .csv")
     predict.add_argument("--output", metavar="FILE.npy", help="where to write; else printed")
+    _add_sweep(kinds)
     _add_show(kinds)
     _add_check(kinds)
     _add_launch(kinds)
@@ -178,6 +203,18 @@ def _add_program(command: ArgumentParser) -> None:
     command.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of build")
     command.add_argument("--batch-size", type=int, default=32, metavar="N")
     command.add_argument("--device", metavar="NAME", help="where to compute: cpu, cuda, cuda:1")
+
+
+def _add_sweep(kinds: _SubParsersAction[Any]) -> None:
+    sweep = _command(
+        kinds, "sweep", "train a file of settings many times", from_files.sweep_file, SWEEP
+    )
+    add = sweep.add_argument
+    add("program", metavar="FILE.toml", help="settings with a table [sweep]")
+    add("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
+    add("--trials", type=int, metavar="N", help="how many in all")
+    add("--method", choices=["random", "grid", "optuna"], help="what is tried next")
+    add("--folder", metavar="FOLDER", help="where the trials are kept")
 
 
 def _add_show(kinds: _SubParsersAction[Any]) -> None:
@@ -254,6 +291,8 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
     add("--form", default="object", choices=["object", "c"], help="c: one file in C99")
     add("--weights", choices=["inside", "beside"], help="inside of the code, or in a file")
     add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
+    add("--most", action="append", metavar="SIZE=N", help="the largest of a size that is a name")
+    add("--threads", type=int, default=1, metavar="N", help="of an instance, by pthread")
     add("--check", action="store_true", help="run it, and compare it with Weft")
 
 
@@ -278,6 +317,7 @@ def _add_train(kinds: _SubParsersAction[Any]) -> None:
     train = _command(kinds, "train", "train a program", commands.train, TRAIN)
     add = train.add_argument
     add("program", nargs="?", help=PROGRAM_HELP)
+    add("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES_HELP)
     add("--config", metavar="FILE.toml", help="keys as these flags, and a table [set]")
     add("--set", action="append", metavar="KEY=VALUE", help="a setting of build; may be repeated")
     add("--epochs", type=int, metavar="N")

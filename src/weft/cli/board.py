@@ -6,8 +6,8 @@ import webbrowser
 from argparse import Namespace
 from pathlib import Path
 
-from weft.cli.commands import say
 from weft.cli.mistakes import Mistake
+from weft.cli.printing import say
 from weft.tools.board.page import export_page
 from weft.tools.board.server import BoardServer
 

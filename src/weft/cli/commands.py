@@ -24,20 +24,23 @@ import numpy as np
 
 import weft as wf
 from weft.cli.configuration import Configuration, configured
+from weft.cli.from_files import is_program_file, is_settings, row_inputs, train_file
 from weft.cli.loading import NEEDED, load, require
 from weft.cli.mistakes import Mistake, unknown_key
+from weft.cli.printing import say
 from weft.files import open_file, replacing, unpacked_limit
 
 __all__ = ["bench", "evaluate", "predict", "train", "trained"]
 
 
-def say(text: str) -> None:
-    """Write a line."""
-    sys.stdout.write(text + "\n")
-
-
 def train(flags: Namespace) -> int:
     """`weft train`."""
+    if is_settings(flags.program) and not is_program_file(flags.program):
+        return train_file(flags)
+    if is_settings(flags.program):
+        flags.config, flags.program = flags.program, None
+    if flags.overrides:
+        raise Mistake(f"a program's settings are given by --set {flags.overrides[0]}")
     chosen = configured(flags)
     wf.random.seed(chosen.seed)
     parts = load(chosen.program, chosen.set)
@@ -60,7 +63,7 @@ def train(flags: Namespace) -> int:
 
 
 def _trainer(parts: Mapping[str, Any], chosen: Configuration) -> Any:
-    logs = [
+    logs: list[tuple[str, Any]] = [
         (chosen.tensorboard, wf.train.TensorBoard),
         (chosen.csv, wf.train.CSVLogger),
         (chosen.json, wf.train.JSONLogger),
@@ -111,7 +114,9 @@ def evaluate(flags: Namespace) -> int:
 def predict(flags: Namespace) -> int:
     """`weft predict`."""
     trainer, parts = trained(flags)
-    if flags.input:
+    if flags.input and is_settings(flags.program) and flags.input.endswith((".csv", ".parquet")):
+        data = row_inputs(flags.program, flags.set or [], flags.input)
+    elif flags.input:
         data = wf.asarray(_read_array(Path(flags.input)))
     else:
         require(parts, flags.program, "validation_data")

@@ -5,8 +5,8 @@
     [set]
     lr = 0.01
 
->>> parsed("1e-3"), parsed("true"), parsed("relu"), parsed("[1, 2]")
-(0.001, True, 'relu', [1, 2])
+>>> configured(Namespace(program="digits", set=["lr=1e-3"])).set
+{'lr': 0.001}
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 
 import weft as wf
 from weft.cli.mistakes import Mistake, unknown_key
+from weft.config.documents import parse_value
 from weft.files import read_text
 
 LARGEST = 1 << 20
 """The most bytes of a file of settings."""
 
-__all__ = ["Configuration", "configured", "parsed"]
+__all__ = ["Configuration", "configured"]
 
 
 @dataclass
@@ -100,16 +101,4 @@ def _assignment(text: str) -> tuple[str, Any]:
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise Mistake(f"--set takes key=value, and got {text!r}")
-    return key.strip(), parsed(value.strip())
-
-
-def parsed(text: str) -> Any:
-    """A value in TOML's notation; anything else is taken as text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, KeyError, RecursionError):
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return {"True": True, "False": False, "None": None}.get(text, text)
+    return key.strip(), parse_value(value.strip())

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from weft.cli.from_files import is_settings
 from weft.cli.mistakes import Mistake
 from weft.distributed.recovery import WENT_ON
 from weft.distributed.worker import DONE, FAILED
@@ -60,7 +61,7 @@ def launch(flags: Namespace) -> int:
         environment["WEFT_TIMEOUT"] = str(flags.timeout)
     here = -(-flags.processes // (flags.hosts.count(",") + 1 if flags.hosts else 1))
     environment["WEFT_THREADS"] = str(flags.threads or max((os.cpu_count() or 1) // here, 1))
-    program = [sys.executable, "-m", "weft.distributed.worker", flags.script, *flags.arguments]
+    program = [sys.executable, "-m", "weft.distributed.worker", *_script(flags)]
     try:
         if flags.engine == "gloo":
             code = _run_alone(flags.processes, program, environment, folder)
@@ -69,6 +70,14 @@ def launch(flags: Namespace) -> int:
         return _judge(folder, flags.processes, code)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _script(flags: Namespace) -> list[str]:
+    """The script and its arguments; a file of settings is what `weft train` gets."""
+    if is_settings(flags.script):
+        command = str(Path(__file__).with_name("__main__.py"))
+        return [command, "train", flags.script, *flags.arguments]
+    return [flags.script, *flags.arguments]
 
 
 def _check(flags: Namespace) -> None:

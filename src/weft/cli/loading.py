@@ -19,6 +19,7 @@ parameters, which must have defaults, are the settings: `def build(lr=1e-3, widt
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from weft.cli.from_files import is_settings, parts_of_file
 from weft.cli.mistakes import Mistake, unknown_key
 from weft.cli.registry import program_of
 
@@ -47,6 +49,8 @@ NEEDED = PARTS[:4]
 
 def load(program: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a program with these settings."""
+    if is_settings(program):
+        return parts_of_file(program, [f"{k}={json.dumps(v)}" for k, v in settings.items()])
     loaded = find(program)
     if isinstance(loaded, ModuleType):
         if settings:

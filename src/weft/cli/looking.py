@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import weft as wf
-from weft.cli.commands import say, trained
+from weft.cli.commands import trained
 from weft.cli.configuration import configured
 from weft.cli.loading import check_settings, find, load
 from weft.cli.mistakes import Mistake, unknown_key
+from weft.cli.printing import say
 from weft.tools.subject import Place
 from weft.train.batches import as_loader, batches_of, split
 

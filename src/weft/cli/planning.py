@@ -11,9 +11,9 @@ import re
 from argparse import Namespace
 
 import weft as wf
-from weft.cli.commands import say
 from weft.cli.looking import example_inputs, step_and_arguments, trained_or_network
 from weft.cli.mistakes import Mistake
+from weft.cli.printing import say
 
 __all__ = ["parsed_link", "plan"]
 

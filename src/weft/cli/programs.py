@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import weft as wf
+from weft.config.programs import next_token_loss
 
 Program = dict[str, Any]
 
@@ -79,13 +80,6 @@ def shakespeare(
         "train_data": wf.data.DataLoader(windows[0], batch, shuffle=True, drop_last=True),
         "validation_data": wf.data.DataLoader(windows[1], batch, drop_last=True),
     }
-
-
-def next_token_loss(scores: wf.Tensor, targets: wf.Tensor) -> wf.Tensor:
-    """Cross entropy of scores [batch, time, vocabulary] and targets [batch, time]."""
-    flat = wf.reshape(scores, (-1, scores.shape[-1]))
-    loss: wf.Tensor = wf.nn.functional.cross_entropy(flat, wf.reshape(targets, (-1,)))
-    return loss
 
 
 PROGRAMS: dict[str, Callable[..., Program]] = {

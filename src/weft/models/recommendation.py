@@ -1,4 +1,4 @@
-"""Recommenders over categorical features: DLRM and DeepFM, with hashed ids and one large table.
+"""Recommenders over categorical features: DLRM, DeepFM, and Wide & Deep, with one large table.
 
 All features share a table of rows; a feature's id is hashed to a row of it. `loss_and_rows` gives
 gradients only for the rows a batch touches, and `optimizer.step(rows=...)` changes only those rows
@@ -49,10 +49,15 @@ def _mix_bits(x: wf.Tensor) -> wf.Tensor:
 
 
 class Recommender(nn.Module):
-    """What both share: a table [rows, width] and a click as a logit."""
+    """What all share: a table [rows, width] and a click as a logit.
 
-    def __init__(self, features: int, rows: int, width: int, dense: int) -> None:
-        self.features, self.rows, self.dense = features, rows, dense
+    Ids are hashed to rows of the table; with `hashing=False` they are its rows already.
+    """
+
+    def __init__(
+        self, features: int, rows: int, width: int, dense: int, hashing: bool = True
+    ) -> None:
+        self.features, self.rows, self.dense, self.hashing = features, rows, dense, hashing
         self.table = nn.Embedding(rows, width)
         nn.init.normal_(self.table.weight, std=0.01)
 
@@ -70,7 +75,7 @@ class Recommender(nn.Module):
                 got={"ids": ids},
                 fix=f"{type(self).__name__}(features={ids.shape[-1] if ids.ndim else 1}, ...)",
             )
-        return hashed(ids, self.rows)
+        return hashed(ids, self.rows) if self.hashing else ids
 
     def score(self, vectors: wf.Tensor, dense: wf.Tensor | None) -> wf.Tensor:
         """vectors [batch, features, width] -> the logit of a click [batch]."""
@@ -108,8 +113,9 @@ class DLRM(Recommender):
         dense: int = 13,
         bottom: Sequence[int] = (64,),
         top: Sequence[int] = (64,),
+        hashing: bool = True,
     ) -> None:
-        super().__init__(features, rows, width, dense)
+        super().__init__(features, rows, width, dense, hashing)
         self.bottom = MLP([dense, *bottom, width])
         count = features + 1
         self.top = MLP([width + count * (count - 1) // 2, *top, 1])
@@ -136,16 +142,61 @@ class DeepFM(Recommender):
         dense: int = 0,
         hidden: Sequence[int] = (64, 64),
         dropout: float = 0.0,
+        hashing: bool = True,
     ) -> None:
-        super().__init__(features, rows, width, dense)
+        super().__init__(features, rows, width, dense, hashing)
         self.linear = nn.Linear(features * width + dense, 1)
         self.network = MLP([features * width + dense, *hidden, 1], dropout=dropout)
 
     def score(self, vectors: wf.Tensor, dense: wf.Tensor | None) -> wf.Tensor:
         """vectors [batch, features, width], dense [batch, dense] -> [batch]."""
-        flat = wf.reshape(vectors, (vectors.shape[0], -1))
-        given = flat if dense is None else wf.concat([flat, dense], axis=1)
+        given = flatten_features(vectors, dense)
         # the sum over all pairs of their products: half of (sum squared - squares summed)
         squares = wf.sum(vectors, axis=1) ** 2 - wf.sum(vectors**2, axis=1)  # [batch, width]
         pairs = 0.5 * wf.sum(squares, axis=1)
         return wf.squeeze(self.linear(given) + self.network(given), axis=1) + pairs
+
+
+class WideAndDeep(Recommender):
+    """A weight for each id beside a network over the vectors (Cheng et al., 2016).
+
+    The wide part is linear in ids, which remembers; the deep part generalises.
+
+    >>> net = WideAndDeep(features=2, rows=50, width=4, hidden=(8,))
+    >>> net(wf.tensor([[1, 2], [3, 4]])).shape
+    (2,)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        rows: int,
+        width: int = 16,
+        dense: int = 0,
+        hidden: Sequence[int] = (64, 64),
+        dropout: float = 0.0,
+        hashing: bool = True,
+    ) -> None:
+        super().__init__(features, rows, width, dense, hashing)
+        self.wide = nn.Embedding(rows, 1)
+        nn.init.zeros_(self.wide.weight)
+        self.network = MLP([features * width + dense, *hidden, 1], dropout=dropout)
+
+    def forward(self, ids: wf.Tensor, dense: wf.Tensor | None = None) -> wf.Tensor:
+        """ids [batch, features], dense [batch, dense] -> the logit of a click [batch]."""
+        places = self.places(ids)
+        return self.score(self.table(places), dense) + self.wide_score(self.wide(places))
+
+    def wide_score(self, weights: wf.Tensor) -> wf.Tensor:
+        """The weights of ids, [batch, ids, 1] -> their sum [batch]."""
+        return wf.sum(weights, axis=(1, 2))
+
+    def score(self, vectors: wf.Tensor, dense: wf.Tensor | None) -> wf.Tensor:
+        """The deep part: vectors [batch, features, width], dense [batch, dense] -> [batch]."""
+        return wf.squeeze(self.network(flatten_features(vectors, dense)), axis=1)
+
+
+def flatten_features(vectors: wf.Tensor, dense: wf.Tensor | None) -> wf.Tensor:
+    """All that is known of an example, in a row: [batch, features * width + dense]."""
+    flat = wf.reshape(vectors, (vectors.shape[0], -1))
+    return flat if dense is None else wf.concat([flat, dense], axis=1)

@@ -186,6 +186,8 @@ class Optimizer:
         """
         if wf.staging.builder_of(loss) is not None:
             return minimize_in_graph(self, loss)
+        if hasattr(loss, "minimized_by"):  # a node that is bound to types in its first run
+            return loss.minimized_by(self)
         self._check_parameters()
         self.scale(loss).backward()
         self.step()
@@ -236,6 +238,7 @@ class Optimizer:
             if not self.is_unscaled:
                 gradients = self.scaling.unscaled(gradients)
             apply = all_finite(gradients)
+            apply = apply if self.sharing is None else self.sharing.agree(apply)
             self.scaling.update(apply)
         if self.waiting is not None:
             gradients, apply = self.waiting.add_gradients(

@@ -23,6 +23,7 @@ import numpy as np
 
 import weft as wf
 from weft.data import Dataset, Subset
+from weft.data.optional import require
 from weft.train import batches
 from weft.train.plots import plot
 
@@ -96,13 +97,16 @@ def optuna_search(
     objective: Callable[[Config], float], space: Space, trials: int = 20, seed: int = 0
 ) -> list[Trial]:
     """Let the package `optuna` choose what to try next; all trials, the best first."""
-    optuna = _optuna()
+    optuna = load_optuna("train.optuna_search")
     sampler = optuna.samplers.TPESampler(seed=seed)
     study = optuna.create_study(sampler=sampler)
     finished_trials: list[Trial] = []
 
     def try_trial(trial: Any) -> float:
-        config = {name: _suggest_value(trial, name, choice) for name, choice in space.items()}
+        config = {
+            name: suggest_value("optuna_search", trial, name, choice)
+            for name, choice in space.items()
+        }
         finished_trials.append(Trial(config, float(objective(config))))
         return finished_trials[-1].value
 
@@ -110,25 +114,18 @@ def optuna_search(
     return _rank_trials(finished_trials)
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise wf.UnsupportedError(
-            "train.optuna_search",
-            "the package optuna is not installed",
-            expected="optuna, which is optional",
-            got={"optuna": None},
-            fix="pip install optuna, or wf.train.random_search",
-        ) from None
+def load_optuna(op: str) -> Any:
+    """The package `optuna`, which is optional."""
+    optuna = require("optuna", "optuna", op, extra="train")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
-def _suggest_value(trial: Any, name: str, choice: Any) -> Any:
+def suggest_value(op: str, trial: Any, name: str, choice: Any) -> Any:
+    """What a trial of Optuna takes for a name."""
     if isinstance(choice, list):
         return trial.suggest_categorical(name, choice)
-    low, high, log = _limits("optuna_search", name, choice)
+    low, high, log = _limits(op, name, choice)
     suggest = trial.suggest_int if _is_integers(low, high) else trial.suggest_float
     return suggest(name, low, high, log=log)
 
