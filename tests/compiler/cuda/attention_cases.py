@@ -75,6 +75,15 @@ def _each_head(batch: int, heads: int, queries: int, keys: int) -> wf.Tensor:
     return slopes * distance.astype("float32") * 0.1
 
 
+def _attend_to_nan(q: wf.Tensor, k: wf.Tensor) -> wf.Tensor:
+    """Attention to keys of which number 3 is NaN, and hidden from every other query."""
+    short, keys = q.astype("bfloat16"), k.astype("bfloat16")
+    i, j = wf.arange(q.shape[2])[:, None], wf.arange(k.shape[2])
+    holes = wf.where((j == 3)[:, None], np.nan, keys)
+    seen = (i % 2 == 0) | (j != 3)
+    return wf.scaled_dot_product_attention(short, holes, keys + 1, seen).astype("float32")
+
+
 Shape = tuple[int, ...]
 ATTENTIONS: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "a mask": (attend(mask=lambda b, h, q, k: _seen(q, k)), (2, 2, 21, 64), (2, 2, 38, 64)),
@@ -139,6 +148,9 @@ LARGE: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
     "numbers over several parts": (
         attend(mask=lambda b, h, q, k: _bias(q, k)), (1, 2, 200, 64), (1, 2, 390, 64),
     ),
+    "numbers that are read eight at a time": (
+        attend("float16", mask=_each_head), (2, 2, 200, 64), (2, 2, 392, 64),
+    ),
     "numbers of each head, heads of 128": (attend(mask=_each_head), (1, 4, 150, 128),
                                            (1, 2, 257, 128)),
     "heads of 256 over several parts": (attend(causal=True), (2, 2, 300, 256), (2, 1, 300, 256)),
@@ -153,6 +165,7 @@ LARGE: dict[str, tuple[Callable[..., Any], Shape, Shape]] = {
         attend("float16", lambda b, h, q, k: _seen(q, k), dropout=0.5), (1, 2, 200, 128),
         (1, 1, 288, 128),
     ),
+    "a key that is no number": (_attend_to_nan, (1, 2, 150, 64), (1, 2, 160, 64)),
     "a long cache": (
         attend(mask=lambda b, h, q, k: wf.arange(k) < 1500), (2, 8, 1, 64), (2, 2, 2048, 64),
     ),

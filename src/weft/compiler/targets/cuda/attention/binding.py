@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from functools import cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, no_numbers, one, static_shape
@@ -68,7 +68,7 @@ def is_attention(node: GraphNode) -> bool:
         head % _VECTOR == 0
         and head <= LARGEST_HEAD[node.primitive]
         and v.shape[-1] == head
-        and node.params["scale"] > 0
+        and 0 < node.params["scale"] < inf
         and (offset is None or (isinstance(offset, int) and offset >= 0))
         and int(k.shape[-2]) > 0
         and (node.primitive is attention or int(k.shape[-2]) <= MOST_KEYS)
@@ -116,6 +116,8 @@ def _aligned_elements(mask: str, keys: int) -> int:
     """How many neighbours of a mask's rows lie at a place where they can be read at once."""
     if mask == "bool" and keys % 16 == 0:
         return 16
+    if mask in ("bfloat16", "float16") and keys % 8 == 0:
+        return 8
     return 2 if mask and keys % 2 == 0 else 1
 
 

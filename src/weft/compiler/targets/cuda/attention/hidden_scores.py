@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from weft.compiler.targets.cuda.attention.description import AttentionSpec
 from weft.compiler.targets.cuda.attention.hiding import MaskReader, WordSource, bit_is_set
-from weft.compiler.targets.cuda.ptx_writer import Kernel, Value
+from weft.compiler.targets.cuda.ptx_writer import Kernel, Value, at, braces
 from weft.compiler.targets.cuda.warpgroup import Thread
 
 __all__ = ["HiddenScores"]
@@ -139,6 +139,9 @@ class HiddenScores:
         """Scores become score · scale + mask, where a mask is added."""
         if not self.spec.adds:
             return
+        if self.spec.aligned == 8:
+            self._add_wide_numbers(scores, start)
+            return
         kernel = self.kernel
         is_whole = start + self.part_keys <= self.keys
         left = kernel.let("s32", "sub.s32", self.keys - self.place.column, start)
@@ -163,6 +166,40 @@ class HiddenScores:
                 for t in (0, 1):
                     score = scores[4 * j + 2 * h + t]
                     kernel.do("fma.rn.f32", score, score, self.spec.factor, numbers[t])
+
+    def _add_wide_numbers(self, scores: list[Value], start: Value) -> None:
+        """The same for 16-bit masks: a lane reads eight neighbours, and four lanes exchange them.
+
+        Of 32 columns lane `quad` reads those of step j = quad as four pairs, one for each lane.
+        """
+        kernel, quad = self.kernel, self.place.column >> 1
+        for h in (0, 1):
+            place = kernel.address(self.mask_rows[h], start + self.place.column * 3, 2)
+            for group in range(self.part_keys // 32):
+                exists = start + quad * 8 + 32 * group < self.keys
+                pairs = [kernel.variable("b32", 0) for _ in range(4)]
+                at_group = at(place, 64 * group)
+                kernel.do("ld.global.nc.v4.b32", braces(pairs), at_group, when=exists)
+                for j, pair in enumerate(self._transposed_pairs(pairs, quad)):
+                    numbers = self.mask.unpacked(pair)
+                    for t in (0, 1):
+                        score = scores[4 * (4 * group + j) + 2 * h + t]
+                        kernel.do("fma.rn.f32", score, score, self.spec.factor, numbers[t])
+
+    def _transposed_pairs(self, pairs: list[Value], quad: Value) -> list[Value]:
+        """From register k of lane i of four: register i of lane k."""
+        kernel, found = self.kernel, list(pairs)
+        for bit in (1, 2):
+            is_upper = (quad & bit).differs(0)
+            for low in (k for k in range(4) if not k & bit):
+                high = low | bit
+                sent = kernel.select(is_upper, found[low], found[high], "b32")
+                other = kernel.let("b32", "shfl.sync.bfly.b32", sent, bit, 31, -1)
+                found[low], found[high] = (
+                    kernel.select(is_upper, other, found[low], "b32"),
+                    kernel.select(is_upper, found[high], other, "b32"),
+                )
+        return found
 
     def hide(self, scores: list[Value]) -> None:
         """Scores of keys that a query does not see become -∞."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.compiler.targets.cuda.attention.description import AttentionSpec
 from weft.compiler.targets.cuda.ptx_writer import Kernel, Value, at, braces
+from weft.compiler.targets.cuda.warpgroup import unpacked_pair
 from weft.ops.random_bits import DRAW, philox_rounds
 
 __all__ = ["MaskReader", "WordSource", "bit_is_set", "keep_threshold"]
@@ -114,11 +115,11 @@ class MaskReader:
             return pair
         word = kernel.variable("b32", 0)
         kernel.do("ld.global.nc.b32", word, at(address, offset), when=when)
-        if dtype == "bfloat16":
-            return [kernel.let("f32", "mov.b32", x) for x in (word << 16, word & 0xFFFF0000)]
-        halves = kernel.registers("b16", "half", 2)
-        kernel.do("mov.b32", braces(halves), word)
-        return [kernel.let("f32", "cvt.f32.f16", half) for half in halves]
+        return self.unpacked(word)
+
+    def unpacked(self, pair: Value) -> list[Value]:
+        """The two numbers of a pair of 16 bits each."""
+        return unpacked_pair(self.kernel, self.spec.mask, pair)
 
 
 class WordSource:
