@@ -21,6 +21,7 @@ from weft.train.callbacks import (
 from weft.train.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from weft.train.classification import AUC, F1, ConfusionMatrix, Precision, Recall
 from weft.train.debugging import StopOnNan
+from weft.train.distillation import Distillation
 from weft.train.events import EventWriter
 from weft.train.history import History
 from weft.train.loggers import CSVLogger, Histograms, JSONLogger, TensorBoard
@@ -53,12 +54,12 @@ from weft.train.trainer import Trainer
 
 __all__ = [
     "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
-    "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "EarlyStopping",
-    "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback", "LearningRateLogger",
-    "LocalStrategy", "Mean", "Metric", "Perplexity", "PipelineStrategy", "Precision", "Progress",
-    "Recall", "RunLog", "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial",
-    "as_metrics", "cross_validate", "find_lr", "halving_search", "optuna_search", "plot",
-    "random_search", "register_metric",
+    "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "Distillation",
+    "EarlyStopping", "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback",
+    "LearningRateLogger", "LocalStrategy", "Mean", "Metric", "Perplexity", "PipelineStrategy",
+    "Precision", "Progress", "Recall", "RunLog", "ScheduleCallback", "StopOnNan", "TensorBoard",
+    "TopK", "Trainer", "Trial", "as_metrics", "cross_validate", "find_lr", "halving_search",
+    "optuna_search", "plot", "random_search", "register_metric",
 ]  # fmt: skip
 
 _explain_all(globals(), __all__)
