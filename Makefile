@@ -5,6 +5,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 EXAMPLES ?= 200
 PROGRAMS ?= 1000
+# The most cases of one test that `make quick` runs.
+FEW ?= 4
 SEED ?= 0
 MINUTES ?= 60
 # The versions of Python that `make test-pythons` runs tests on, and which tests.
@@ -59,8 +61,8 @@ test: $(VENV)  ## all tests, then parts of them in the checking mode, without sh
 coverage: $(VENV)  ## the quick tests with coverage of the library, which must be 90 % at least
 	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term
 
-quick: $(VENV)  ## all tests but the slow ones, without coverage
-	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow"
+quick: $(VENV)  ## for the loop of a developer: all tests but the slow ones, of each with many cases four; FEW=1000 for all cases
+	.venv/bin/python -m pytest -q -n $(WORKERS) -m "not slow" --few $(FEW)
 
 test-pythons:  ## the tests of `make quick` on Python 3.11 to 3.14, where they are to be had; PYTHONS="3.13" TESTS="tests/core"
 	@scripts/test-pythons "$(PYTHONS)" -q -n $(WORKERS) $(TESTS)
@@ -113,8 +115,8 @@ bench: $(VENV_BENCH) $(PEERS:%=.venv-bench-%/.complete)  ## time Weft beside PyT
 bench-distributed: $(VENV) $(VENV_BENCH)  ## time data parallel steps and sums over processes beside PyTorch's DDP on gloo; DISTRIBUTED="--quick"
 	.venv/bin/python benchmarks/distributed.py --torch .venv-bench/bin/python $(DISTRIBUTED)
 
-bench-gpu: $(VENV_BENCH)  ## time Weft's kernels beside PyTorch's on an NVIDIA card
-	.venv-bench/bin/python benchmarks/gpu/kernels.py --out benchmarks/results/gpu-kernels.json
+bench-gpu: $(VENV_BENCH)  ## time Weft beside PyTorch and JAX on an NVIDIA card; GPU="--only mlp eager"
+	.venv-bench/bin/python benchmarks/gpu/compare.py $(GPU)
 
 docs: $(VENV_DOCS)  ## generate the generated pages, then the site in build/site; its links are checked
 	@set -e; for script in $(wildcard docs/generate_*.py); do \

@@ -34,6 +34,7 @@ from suite.frameworks import FRAMEWORKS, installed  # noqa: E402
 from suite.machine import processor_name  # noqa: E402
 from suite.plot import picture  # noqa: E402
 from suite.processes import WorkerProcess, start_workers  # noqa: E402
+from suite.task import CARD  # noqa: E402
 from suite.workloads import WORKLOADS  # noqa: E402
 
 STARTED: dict[str, tuple[str, ...]] = {
@@ -41,6 +42,7 @@ STARTED: dict[str, tuple[str, ...]] = {
     "gpt": (),
     "gpt-infer": ("weft", "torch", "onnx"),
 }
+STARTED_ON_CARD = {"gpt": ("weft", "torch"), "mlp": ("weft", "torch")}
 """The workloads whose first calls and peak memory are measured in fresh processes; of whom, if not
 of all."""
 CACHES = HERE.parent / "build" / "benchmark-caches"
@@ -71,7 +73,8 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         for name in missing:
             _measure(name, workers, arguments, found)
             write(found, arguments.output)
-    starts = [] if arguments.no_start_up else [name for name in STARTED if name in names]
+    started = STARTED_ON_CARD if CARD else STARTED
+    starts = [] if arguments.no_start_up else [name for name in started if name in names]
     for name in starts:
         if arguments.only or name not in found["start_up"]:
             found["start_up"][name] = _start_up(name, chosen, arguments)
@@ -83,7 +86,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 def _begun(arguments: argparse.Namespace) -> dict[str, Any]:
     """An empty result, with what an earlier run wrote if it is to be resumed."""
     found: dict[str, Any] = {
-        "machine": {"cpu": processor_name(), "python": platform.python_version()},
+        "machine": {"cpu": processor_name(), "python": platform.python_version(), "card": CARD},
         "settings": {"rounds": arguments.rounds, "quick": arguments.quick},
         "threads": arguments.threads,
         "load_before": os.getloadavg(),
@@ -121,7 +124,7 @@ def _started(
         for name, interpreter in chosen.items()
     )
     workers = start_workers(fresh, stack, found["frameworks"], say)
-    if "weft" in workers:
+    if "weft" in workers and not CARD:
         found["limits"] = workers["weft"].ask("machine")
     return workers
 
@@ -139,7 +142,10 @@ def _measure(
     if not row:
         return
     found["rows"][name] = row
-    if "wall" in row.get("weft", {}):
+    if CARD:
+        for each in [each for each in row if "wall" in row[each]]:
+            row[each]["card"] = measuring.peak_of(workers[each])
+    elif "wall" in row.get("weft", {}):
         found["profiles"][name] = workers["weft"].ask("profile", calls=3)
     measuring.drop(workers)
     seconds = time.perf_counter() - start
@@ -155,7 +161,7 @@ def _start_up(
 ) -> dict[str, Any]:
     results = {}
     for name, interpreter in chosen.items():
-        of_whom = STARTED[workload] or tuple(FRAMEWORKS)
+        of_whom = (STARTED_ON_CARD if CARD else STARTED)[workload] or tuple(FRAMEWORKS)
         if name not in of_whom or FRAMEWORKS[name].side not in WORKLOADS[workload].sides:
             continue
         say(f"start of {workload} in {FRAMEWORKS[name].title}")
@@ -179,6 +185,8 @@ def print_report(found: dict[str, Any], quick: bool) -> None:
     """The tables, and what is to be said about them."""
     limits = _limits(found)
     print(report.times_table(found["rows"], WORKLOADS, limits, quick))
+    if CARD:
+        print("\n" + report.card_table(found["rows"], WORKLOADS, quick))
     if found["start_up"]:
         print("\n" + report.start_table(found["start_up"]))
     digests = found["digests"]

@@ -32,6 +32,27 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--few", type=int, metavar="N", help="of each test with many cases, N spread evenly"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = config.getoption("few")
+    if most is None:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set[pytest.Item]()
+    for of_test in cases.values():
+        step = max(1, -(-len(of_test) // most))
+        left_out |= {item for place, item in enumerate(of_test) if place % step}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Workers inherit the environment, so a seed drawn here is the seed of all of them.
     if os.environ.setdefault(SEED_VARIABLE, "0") == "random":

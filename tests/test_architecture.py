@@ -145,6 +145,10 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "export.fused": {"SPLIT"},
         "export.layout": {"ERROR", "SCRATCH", "WEIGHTS", "WHOLE"},
         "export.linking": {"LIMIT", "STACK"},
+        "export.sizes": {"MOST_CHOICES", "_DEGREE", "_SAMPLES"},
+        "export.threads": {
+            "MOST_THREADS", "POOL_BYTES", "RECORD_BYTES", "_PATIENT", "_WATCHED",
+        },
     },
     "how much a report says": {
         "memory_budget.search": {"NAMED"},

@@ -155,6 +155,30 @@ def test_a_resumed_comparison_measures_only_what_is_missing(tmp_path: Path) -> N
     assert "other sizes or threads" in other.stderr
 
 
+def test_the_comparison_on_a_card_runs_in_pieces(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    options = ["--card", "cpu", "--quick", "--rounds", "1", "--frameworks", "weft"]
+    for piece in ("eager-add", "generation-64"):
+        more = ["--no-start-up", "--resume", "--output", str(output), "--only", piece]
+        result = run("gpu/compare.py", *options, *more)
+    rows = json.loads(output.read_text(encoding="utf-8"))["rows"]
+    assert sorted(rows) == ["eager-add", "generation-64"]
+    for row in rows.values():
+        assert row["weft"]["wall"]["best"] > 0
+        assert row["weft"]["card"]["peak_bytes"] > 0
+    assert "tokens a second" in result.stdout
+    assert output.with_suffix(".svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_every_workload_of_a_card_has_a_title_and_peers_of_its_own(suite: Any) -> None:
+    workloads = suite("workloads.card").WORKLOADS
+    titles = [workload.title for workload in workloads.values()]
+    assert len({*titles}) == len(titles) == 23
+    parts = {name.partition("-")[0] for name in workloads}
+    assert parts >= {"matmul", "rows", "attention", "gpt", "resnet50", "mlp", "lstm", "deepfm"}
+    assert all({"weft", "torch"} <= set(workload.sides) for workload in workloads.values())
+
+
 def test_a_framework_that_fails_is_an_answer_and_not_the_end(suite: Any, tmp_path: Path) -> None:
     processes = suite("processes")
     with processes.WorkerProcess("weft", Path(sys.executable), 1, tmp_path, True) as worker:

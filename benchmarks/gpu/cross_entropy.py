@@ -16,16 +16,19 @@ TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def prepare(
     rows: int, columns: int, dtype: str
 ) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
-    """A launch of loss and gradient, and its operands; one row has no label."""
+    """A launch of softmax and gradient, and its operands; one row has no label."""
     logits = (torch.randn(rows, columns, device="cuda") * 2).to(TYPES[dtype])
-    labels = torch.randint(0, columns, (rows,), device="cuda", dtype=torch.int32)
+    labels = torch.randint(0, columns, (rows,), device="cuda")
     labels[rows // 2] = -100
-    scale = torch.full((1,), 1.0 if dtype == "float16" else 1 / rows, device="cuda")
+    factors = torch.full((rows,), 1.0 if dtype == "float16" else 1 / rows, device="cuda")
+    factors[rows // 2] = 0
     operands = {
         "logits": logits,
         "labels": labels,
-        "scale": scale,
-        "losses": torch.full((rows,), float("nan"), device="cuda"),
+        "terms": -factors,
+        "factors": factors,
+        "top": torch.full((rows,), float("nan"), device="cuda"),
+        "total": torch.full((rows,), float("nan"), device="cuda"),
         "gradient": torch.full_like(logits, float("nan")),
     }
     kernel = cross_entropy_kernel(CrossEntropySpec(dtype, columns))
@@ -35,15 +38,16 @@ def prepare(
 
 
 def errors(rows: int, columns: int, dtype: str) -> dict[str, float]:
-    """The greatest error of a loss, and the gradient's relative error, against float32."""
+    """The greatest error of a log of a sum, and the gradient's relative one, against float32."""
     run, operands = prepare(rows, columns, dtype)
     run()
     torch.cuda.synchronize()
     point = operands["logits"].float().requires_grad_()
-    losses = F.cross_entropy(point, operands["labels"].long(), reduction="none")
-    gradient = torch.autograd.grad(losses.sum(), point)[0] * operands["scale"]
+    losses = F.cross_entropy(point, operands["labels"], reduction="none")
+    gradient = torch.autograd.grad(losses.sum(), point)[0] * operands["factors"][:, None]
     difference = (operands["gradient"].float() - gradient).norm() / gradient.norm()
-    loss = (operands["losses"] - losses.detach()).abs().max()
+    sums = operands["top"] + operands["total"].log()
+    loss = (sums - point.detach().logsumexp(1)).abs().max()
     return {"loss": float(loss), "gradient": float(difference)}
 
 
@@ -51,14 +55,15 @@ CHECKED = [(300, 1000, "float16"), (77, 50304, "bfloat16"), (200, 100_000, "bflo
 
 
 def times(rows: int, columns: int) -> dict[str, float]:
-    """Loss and gradient against torch.compile, and a copy of the logits."""
+    """Softmax and gradient against PyTorch, eager and compiled, and a copy of the logits."""
     run, operands = prepare(rows, columns, "bfloat16")
-    labels, logits = operands["labels"].long(), operands["logits"]
+    labels, logits = operands["labels"], operands["logits"]
     compiled = torch.compile(lambda x: F.cross_entropy(x.float(), labels))
     variable = logits.clone().requires_grad_()
     copied = torch.empty_like(logits)
     functions: dict[str, Callable[[], object]] = {
         "weft": run,
+        "eager": lambda: torch.autograd.grad(F.cross_entropy(variable, labels), variable),
         "compiled": lambda: torch.autograd.grad(compiled(variable), variable),
         "copy": lambda: copied.copy_(logits),
     }

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from benchmarks.gpu.loading import LoadedKernel, measure, multiprocessors, report, run_parts
 
+import weft as wf
+from weft.compiler.pipeline import optimize
 from weft.compiler.targets.cuda.products.choice import best_plan, kernel_of, launch
 from weft.compiler.targets.cuda.products.description import (
     Apply,
     Combine,
+    Compute,
     Constant,
     Keep,
     Matrix,
@@ -26,9 +30,15 @@ from weft.compiler.targets.cuda.products.description import (
     ProductSpec,
     Scalar,
     Sizes,
+    Step,
     Sum,
     Vector,
+    operands_of,
 )
+from weft.compiler.targets.cuda.products.fused import describe_fused
+from weft.compiler.targets.cuda.target import CUDA
+from weft.ir.scalars import Scalar as Expression
+from weft.ir.scalars import nodes_in_order
 
 TYPES = {
     "bfloat16": torch.bfloat16,
@@ -56,8 +66,7 @@ def _operands(spec: ProductSpec, sizes: Sizes) -> dict[str, torch.Tensor]:
         )
     for matrix in spec.matrices:
         found[matrix.name] = _tensor(*front, m, n, dtype=matrix.dtype)
-    for step in spec.epilogue:
-        operand = step.operand if isinstance(step, Combine) else None
+    for operand in [each for step in spec.epilogue for each in operands_of(step)]:
         if isinstance(operand, Vector):
             size = n if operand.per == "column" else m
             found[operand.name] = _tensor(size, dtype=operand.dtype)
@@ -109,6 +118,39 @@ for _name in ("relu", "gelu_tanh", "gelu_erf"):
     FUNCTIONS[f"{_name}_derivative"] = _derivative(FUNCTIONS[_name])
 
 
+EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div,
+    "negative": torch.neg, "absolute": torch.abs, "minimum": torch.minimum,
+    "maximum": torch.maximum, "sqrt": torch.sqrt, "less": torch.lt, "less_equal": torch.le,
+    "equal": torch.eq, "not_equal": torch.ne, "select": torch.where, "power_of_two": torch.exp2,
+    "reciprocal": torch.reciprocal, "fma": lambda x, y, z: x * y + z,
+    "and": torch.bitwise_and, "or": torch.bitwise_or,
+}  # fmt: skip
+"""What the instructions of expanded expressions mean."""
+
+
+def evaluate(expression: Expression, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """An expanded expression of an epilogue, by PyTorch."""
+    done: dict[Expression, torch.Tensor] = {}
+    for each in nodes_in_order(expression):
+        operands = [done[arg] for arg in each.args]
+        if each.op == "local":
+            done[each] = values[each.detail]
+        elif each.op == "const":
+            number = each.detail - (1 << 32) if each.detail == 1 << 31 else each.detail
+            kind = torch.int32 if each.dtype.is_integer else None
+            done[each] = torch.tensor(number, device="cuda", dtype=kind)
+        elif each.op == "bitcast":
+            done[each] = operands[0].view(torch.int32 if each.dtype.is_integer else torch.float32)
+        elif each.op == "cast":
+            is_rounded = each.dtype.name in ("bfloat16", "float16")
+            done[each] = operands[0].to(TYPES[each.dtype.name]) if is_rounded else operands[
+                0].float()  # fmt: skip
+        else:
+            done[each] = EXPRESSIONS[each.op](*operands)
+    return done[expression]
+
+
 def expected(spec: ProductSpec, operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What every result should be, in float32."""
     a, b = operands["a"].float(), operands["b"].float()
@@ -126,6 +168,12 @@ def expected(spec: ProductSpec, operands: Mapping[str, torch.Tensor]) -> dict[st
                 if isinstance(operand, Vector) and operand.per == "row":
                     other = other[:, None]
             x = FUNCTIONS[step.function](x, other)
+        elif isinstance(step, Compute):
+            given = {each.name: operands[each.name].float() for each in step.operands}
+            for each in step.operands:
+                if isinstance(each, Vector) and each.per == "row":
+                    given[each.name] = given[each.name][:, None]
+            x = evaluate(step.expression, {"x": x, **given}).expand_as(x)
         elif isinstance(step, Keep):
             results[step.name] = x
         else:
@@ -168,6 +216,52 @@ GELU_BACKWARD = (
     Sum("dbias", "rows"),
 )
 RESIDUAL = (Combine("add", Vector("bias", "bfloat16")), Combine("add", Matrix("x", "bfloat16")))
+
+
+def _traced(f: Callable[..., Any], *kinds: Any) -> tuple[Step, ...]:
+    """The epilogue that the compiler describes for a function of the product and operands."""
+    return describe_fused(optimize(wf.ir.trace(f, *kinds), CUDA)).steps
+
+
+def traced_epilogues(dtype: str = "bfloat16") -> dict[str, tuple[Step, ...]]:
+    """Epilogues as plans have them; rows are a multiple of 64."""
+    a, b, x = (wf.spec(dtype, shape) for shape in ((640, 64), (64, 584), (640, 584)))
+    vector, wide = wf.spec(dtype, (584,)), wf.spec("float32", (640, 584))
+    row, one = wf.spec("float32", (640, 1)), wf.spec("float32", ())
+
+    def gelu(a: Any, b: Any, c: Any, approximate: str = "none") -> Any:
+        before = a @ b + c
+        return before, wf.gelu(before, approximate=approximate)
+
+    def derivative(a: Any, b: Any, x: Any, function: Any = wf.gelu) -> Any:
+        given = a @ b
+        found = wf.vjp(function, x)[1](given)
+        found = found[0] if isinstance(found, tuple | list) else found
+        rows = found.reshape(10, 64, 584).astype("float32").sum(axis=1)
+        return found, rows
+
+    return {
+        "bias": _traced(lambda a, b, c: a @ b + c, a, b, vector),
+        "gelu, kept": _traced(gelu, a, b, vector),
+        "gelu of tanh, kept": _traced(lambda *given: gelu(*given, "tanh"), a, b, vector),
+        "derivative of gelu, sums": _traced(derivative, a, b, x),
+        "derivative of silu, sums": _traced(
+            lambda a, b, x: derivative(a, b, x, wf.silu), a, b, x
+        ),
+        "derivative of relu": _traced(
+            lambda a, b, x: derivative(a, b, x, wf.relu)[0], a, b, x
+        ),
+        "residual of float32": _traced(
+            lambda a, b, c, x: x + (a @ b + c).astype("float32"), a, b, vector, wide
+        ),
+        "rows, a scalar, a residual": _traced(
+            lambda a, b, r, s, x: (a @ b * r * s + x).astype(dtype), a, b, row, one, x
+        ),
+        "to float32": _traced(lambda a, b: (a @ b).astype("float32"), a, b),
+        "tanh and sigmoid": _traced(
+            lambda a, b, c: (lambda p: wf.tanh(p) * wf.sigmoid(p + c))(a @ b), a, b, vector
+        ),
+    }  # fmt: skip
 
 
 def checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
@@ -219,6 +313,18 @@ def checked_cases() -> list[tuple[str, ProductSpec, Sizes, list[Plan]]]:
             Combine("multiply", Matrix("y", "float32")),
         ),
     }  # fmt: skip
+    for dtype in ("bfloat16", "float16"):
+        for name, epilogue in traced_epilogues(dtype).items():
+            is_wide = name in ("residual of float32", "to float32")
+            spec = ProductSpec(
+                dtype, "float32" if is_wide else dtype, transpose_b=True, epilogue=epilogue
+            )
+            plans_of = [tiles[0], tiles[3], tiles[4], tiles[7], tiles[-1]]
+            if dtype == "float16":
+                plans_of = tiles[-1:]
+            cases.append((f"traced {dtype} {name}", spec, Sizes(456, 584, 200), plans_of))
+            several = Sizes(2048, 1096, 712)
+            cases.append((f"traced {dtype} {name}, several", spec, several, plans_of[-1:]))
     for name, epilogue in epilogues.items():
         spec = ProductSpec("bfloat16", transpose_b=True, epilogue=epilogue)
         cases.append((name, spec, Sizes(456, 584, 200), [*tiles[:6], tiles[7], tiles[-1]]))
@@ -311,7 +417,16 @@ EPILOGUE_PLANS = {
     "192x192": Plan(192, 192, 2),
     "alternate": Plan(128, 128, 4, alternate=True),
 }
+TRACED = traced_epilogues()
 EPILOGUE_CASES = [
+    ("traced gelu, kept", TRACED["gelu, kept"], Sizes(16384, 3072, 768), True),
+    ("traced derivative, sums", TRACED["derivative of gelu, sums"], Sizes(16384, 3072, 768), False),
+    (
+        "traced derivative",
+        TRACED["derivative of gelu, sums"][:1],
+        Sizes(16384, 3072, 768),
+        False,
+    ),
     ("bias gelu with auxiliary", BIAS_GELU, Sizes(16384, 3072, 768), True),
     ("gelu backward with bias sums", GELU_BACKWARD, Sizes(16384, 3072, 768), False),
     ("bias and residual", RESIDUAL, Sizes(16384, 768, 3072), True),

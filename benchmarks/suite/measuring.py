@@ -96,6 +96,11 @@ def _refuse_differences(row: Row, tolerance: float) -> None:
             row[name]["error"] = f"values differ by {difference:.1e}, more than {tolerance:.0e}"
 
 
+def peak_of(worker: WorkerProcess) -> dict[str, Any]:
+    """The most memory that two steps of a worker's workload have in use."""
+    return _asked(worker, "memory", steps=2)
+
+
 def drop(workers: Mapping[str, WorkerProcess]) -> None:
     """Let every worker forget its workload."""
     for worker in workers.values():

@@ -14,10 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from suite.frameworks import EAGER, FRAMEWORKS
+from suite.task import DEVICE
 
 HERE = Path(__file__).parents[1]
 PATIENCE = 300.0
 """Seconds after which an answer is no longer waited for."""
+
+
+_NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 
 class WorkerFailure(RuntimeError):
@@ -135,7 +139,7 @@ def start_workers(
 
 
 def environment(threads: int, caches: Path) -> dict[str, str]:
-    """The same number of threads for everyone, no GPU, and caches of compiled code in one place.
+    """The same number of threads for everyone, one device, caches of compiled code in one place.
 
     What a framework keeps without being asked (Weft, PyTorch), it keeps there; JAX is asked to.
     Keras and ONNX Runtime keep nothing.
@@ -147,8 +151,7 @@ def environment(threads: int, caches: Path) -> dict[str, str]:
         **{f"{name}_THREADS": str(threads) for name in counts},
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONDONTWRITEBYTECODE": "",  # compiled modules are kept, as users have them
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
+        **({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if DEVICE == "cuda" else _NO_CARD),
         "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

@@ -100,6 +100,33 @@ def times_table(
     return aligned(lines)
 
 
+def card_table(
+    rows: Mapping[str, Row], workloads: Mapping[str, Workload], quick: bool = False
+) -> str:
+    """First calls and memory on a card, and tokens a second where a workload writes some."""
+    names = [n for n in FRAMEWORKS if any(n in row for row in rows.values())]
+    lines = [["first call s / peak GB", *(FRAMEWORKS[n].title for n in names)]]
+    for key, row in rows.items():
+        cells = [_first_and_peak(row.get(name)) for name in names]
+        lines.append([workloads[key].title, *cells])
+        sizes = {**workloads[key].sizes, **(workloads[key].quick if quick else {})}
+        if "tokens" in sizes:
+            count = sizes["tokens"] * sizes["batch"]
+            rates = [
+                f"{count / row[n]['wall']['best']:.0f}" if "wall" in row.get(n, {}) else "–"
+                for n in names
+            ]
+            lines.append(["  tokens a second", *rates])
+    return aligned(lines)
+
+
+def _first_and_peak(found: Mapping[str, Any] | None) -> str:
+    if found is None or "first_seconds" not in found:
+        return "–"
+    peak = found.get("card", {}).get("peak_bytes")
+    return f"{found['first_seconds']:.2f}" + ("" if peak is None else f" / {peak / 1e9:.2f}")
+
+
 def start_table(found: Mapping[str, Mapping[str, Any]]) -> str:
     """Import, first call without and with caches, and peak memory."""
     head = ["in a process of its own", "framework", "import s", "build s", "first call cold s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ Step = Callable[[], Any]
 """One repetition of the work; it returns when the work is done."""
 
 SEED = 20
+CARD = os.environ.get("BENCHMARK_CARD", "")
+"""The device of the comparison on a card; empty in that on the processor."""
+DEVICE = CARD or "cpu"
 
 
 @dataclass

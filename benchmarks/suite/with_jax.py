@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.task import Arrays, Step, Task
+from suite.task import CARD, Arrays, Step, Task
 
 Rule = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 """(weight, gradient, its state, step number) to the new weight and state."""
@@ -56,9 +56,10 @@ def training(task: Task, loss: Callable[..., Any], optimizer: tuple[Rule, int]) 
     state = jax.tree.map(lambda p: tuple(jax.numpy.zeros_like(p) for _ in range(slots)), weights)
     held = [weights, buffers, state, jax.numpy.float32(0)]
     data = tensors(task.data)
+    precise = _in_precision(loss, task.sizes.get("precision"))
 
     def update(weights: Any, buffers: Any, state: Any, count: Any, *data: Any) -> Any:
-        found = jax.value_and_grad(loss, has_aux=True)(weights, buffers, *data)
+        found = jax.value_and_grad(precise, has_aux=True)(weights, buffers, *data)
         (value, buffers), gradients = found
         count = count + 1
         new = {n: rule(weights[n], gradients[n], state[n], count) for n in weights}
@@ -69,10 +70,31 @@ def training(task: Task, loss: Callable[..., Any], optimizer: tuple[Rule, int]) 
 
     def step() -> Any:
         value, held[:] = program(*held, *data)
-        jax.block_until_ready(held)
+        _last[:] = held
+        if not CARD:
+            wait()
         return value
 
     return step
+
+
+_last: list[Any] = []
+"""What the last call has computed, or will have."""
+
+
+def _in_precision(loss: Callable[..., Any], precision: str | None) -> Callable[..., Any]:
+    """A loss of weights and data in a narrower dtype, itself in float32."""
+    import jax
+
+    if precision is None:
+        return loss
+
+    def narrow(weights: Any, buffers: Any, *data: Any) -> Any:
+        cast = {name: p.astype(precision) for name, p in weights.items()}
+        given = [x.astype(precision) if x.dtype == jax.numpy.float32 else x for x in data]
+        return loss(cast, buffers, *given)
+
+    return narrow
 
 
 def applying(task: Task, forward: Callable[..., Any]) -> Step:
@@ -87,14 +109,32 @@ def calling(function: Callable[..., Any], *operands: Any) -> Step:
     import jax
 
     compiled = jax.jit(function)
-    return lambda: jax.block_until_ready(compiled(*operands))
+
+    def step() -> Any:
+        _last[:] = [compiled(*operands)]
+        if not CARD:
+            wait()
+        return _last[0]
+
+    return step
 
 
-def tensors(arrays: Arrays) -> list[Any]:
-    """The data, in their order."""
+def calling_eagerly(function: Callable[..., Any], *operands: Any) -> Step:
+    """A function that is called as it is."""
+
+    def step() -> Any:
+        _last[:] = [function(*operands)]
+        return _last[0]
+
+    return step
+
+
+def tensors(arrays: Arrays, dtype: str = "float32") -> list[Any]:
+    """The data, in their order; floats in a dtype."""
     import jax
 
-    return [jax.numpy.asarray(array) for array in arrays.values()]
+    found = [jax.numpy.asarray(array) for array in arrays.values()]
+    return [x.astype(dtype) if x.dtype == jax.numpy.float32 else x for x in found]
 
 
 def linear(p: Any, name: str, x: Any) -> Any:
@@ -117,7 +157,7 @@ def cross_entropy(logits: Any, y: Any) -> Any:
     import jax
     from jax import numpy as jnp
 
-    flat = jax.nn.log_softmax(logits.reshape(-1, logits.shape[-1]))
+    flat = jax.nn.log_softmax(logits.reshape(-1, logits.shape[-1]).astype(jnp.float32))
     return -jnp.mean(jnp.take_along_axis(flat, y.reshape(-1, 1), axis=1))
 
 
@@ -141,4 +181,22 @@ def _parted(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def as_numpy(value: Any) -> np.ndarray:
     """What a step returned."""
-    return np.asarray(value)
+    return np.asarray(value).astype(np.float64)
+
+
+def wait() -> None:
+    """Until all is computed that was begun."""
+    import jax
+
+    jax.block_until_ready(_last)
+
+
+def reset_peak() -> None:
+    """JAX counts from the start of the process."""
+
+
+def card_bytes() -> int:
+    """The most memory of the card that was in use."""
+    import jax
+
+    return int((jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.task import Arrays, Step, Task
+from suite.task import DEVICE, Arrays, Step, Task
 
 
 def loaded(net: Any, task: Task) -> Any:
@@ -15,25 +15,34 @@ def loaded(net: Any, task: Task) -> Any:
     import torch
 
     net.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in task.weights.items()})
-    return net.train(task.training)
+    kind = {"dtype": getattr(torch, task.sizes["dtype"])} if "dtype" in task.sizes else {}
+    return net.to(DEVICE, **kind).train(task.training)
 
 
-def tensors(arrays: Arrays) -> list[Any]:
-    """The data, in their order."""
+def tensors(arrays: Arrays, dtype: str = "float32") -> list[Any]:
+    """The data, in their order; floats in a dtype."""
     import torch
 
-    return [torch.from_numpy(array) for array in arrays.values()]
+    found = [torch.from_numpy(array).to(DEVICE) for array in arrays.values()]
+    return [x.to(getattr(torch, dtype)) if x.dtype is torch.float32 else x for x in found]
 
 
 def training(
     task: Task, net: Any, optimizer: Any, loss: Callable[..., Any], data: list[Any]
 ) -> Step:
     """One step: zero_grad, forward, backward, update."""
-    evaluate = compiled(task, lambda *data: loss(net, *data))
+    import torch
+
+    evaluate, precision = (
+        compiled(task, lambda *data: loss(net, *data)),
+        task.sizes.get("precision"),
+    )
+    narrow = getattr(torch, precision or "bfloat16")
 
     def step() -> Any:
         optimizer.zero_grad()
-        value = evaluate(*data)
+        with torch.autocast(DEVICE, narrow, enabled=precision is not None):
+            value = evaluate(*data)
         value.backward()
         optimizer.step()
         return value
@@ -83,4 +92,26 @@ def classification(net: Any, x: Any, y: Any) -> Any:
 
 def as_numpy(value: Any) -> np.ndarray:
     """What a step returned."""
-    return np.asarray(value.detach().numpy())
+    return np.asarray(value.detach().cpu().double().numpy())
+
+
+def wait() -> None:
+    """Until the card has done all that it was given."""
+    import torch
+
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()
+
+
+def reset_peak() -> None:
+    """Count the most memory of the card from now on."""
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+
+
+def card_bytes() -> int:
+    """The most memory of the card that was in use."""
+    import torch
+
+    return int(torch.cuda.max_memory_allocated())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.task import Arrays, Step, Task
+from suite.task import DEVICE, Arrays, Step, Task
 
 
 def loaded(net: Any, task: Task) -> Any:
@@ -15,23 +15,29 @@ def loaded(net: Any, task: Task) -> Any:
     import weft as wf
 
     net.load_state_dict({name: wf.asarray(array) for name, array in task.weights.items()})
+    net = net.to(DEVICE).to(task.sizes["dtype"]) if "dtype" in task.sizes else net.to(DEVICE)
     return net.train(task.training)
 
 
-def tensors(arrays: Arrays) -> list[Any]:
-    """The data, in their order."""
+def tensors(arrays: Arrays, dtype: str = "float32") -> list[Any]:
+    """The data, in their order; floats in a dtype."""
     import weft as wf
 
-    return [wf.asarray(array) for array in arrays.values()]
+    found = [wf.asarray(array) for array in arrays.values()]
+    return [(x.astype(dtype) if x.dtype is wf.float32 else x).to(DEVICE) for x in found]
 
 
 def training(
     task: Task, net: Any, optimizer: Any, loss: Callable[..., Any], data: list[Any]
 ) -> Step:
     """One step: forward, backward and update; as one program if the task is compiled."""
+    import weft as wf
+
+    precision = task.sizes.get("precision")
 
     def step(net: Any, optimizer: Any, *data: Any) -> Any:
-        value = loss(net, *data)
+        with wf.autocast(precision or "bfloat16", enabled=precision is not None):
+            value = loss(net, *data)
         optimizer.minimize(value)
         return value
 
@@ -75,4 +81,26 @@ def classification(net: Any, x: Any, y: Any) -> Any:
 
 def as_numpy(value: Any) -> np.ndarray:
     """What a step returned."""
-    return np.asarray(value.detach().numpy())
+    return np.asarray(value.detach().to("cpu").astype("float64").numpy())
+
+
+def wait() -> None:
+    """Until the card has done all that it was given."""
+    import weft as wf
+
+    if DEVICE != "cpu":
+        wf.cuda.synchronize()
+
+
+def reset_peak() -> None:
+    """Count the most memory of the card from now on."""
+    import weft as wf
+
+    wf.cuda.reset_peak_memory()
+
+
+def card_bytes() -> int:
+    """The most memory of the card that was in use."""
+    import weft as wf
+
+    return int(wf.cuda.memory_stats().peak)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from suite.frameworks import EAGER, FRAMEWORKS
-from suite.task import Step, Task, Workload
+from suite.task import DEVICE, Step, Task, Workload
 
 CHECKED = 4
 """How many first values are compared with those of the other frameworks."""
@@ -40,6 +40,10 @@ class Worker:
         self.import_seconds = time.perf_counter() - start
         self.version = str(module.__version__)
         _set_threads(self.framework.module, module)
+        if DEVICE != "cpu" and self.framework.module == "torch":
+            module.set_default_device(DEVICE)  # models make their places where they compute
+        elif DEVICE != "cpu" and self.framework.module == "weft":
+            module.settings.device = DEVICE
         self.side: Any = importlib.import_module(f"suite.with_{self.framework.side}")
         self.find_workload = _workload_finder(eager)
         self.step: Step | None = None
@@ -84,18 +88,20 @@ class Worker:
         call before, as others had the caches. Linux counts other threads' time in steps of its own
         clock, a few milliseconds: too coarse for a sample.
         """
-        step = self.step
+        step, wait = self.step, getattr(self.side, "wait", lambda: None)
         assert step is not None
         walls = []
         gc.collect()
         gc.disable()
         if warm:
             step()
+        wait()
         processor, last = time.process_time(), time.perf_counter() + limit
         while len(walls) < samples and not (walls and time.perf_counter() > last):
             wall = time.perf_counter()
             for _ in range(calls):
                 step()
+            wait()
             walls.append((time.perf_counter() - wall) / calls)
         processor = time.process_time() - processor
         gc.enable()
@@ -113,10 +119,12 @@ class Worker:
         assert self.task is not None
         self.task.weights.clear()
         gc.collect()
+        if DEVICE != "cpu":
+            self.side.reset_peak()
         _reset_peak()
         for _ in range(steps):
             self.step()
-        return {"peak_bytes": peak_bytes()}
+        return {"peak_bytes": peak_bytes() if DEVICE == "cpu" else self.side.card_bytes()}
 
     def machine(self) -> dict[str, Any]:
         """The machine's limits, measured here."""

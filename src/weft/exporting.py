@@ -14,12 +14,13 @@ a linker is found, a shared library.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from weft.compiler.export.machines import HOST, Platform, machine_for, platform_
 from weft.compiler.export.main_programs import main_text, script_text
 from weft.compiler.export.object_code import object_file
 from weft.compiler.export.program import ExportedProgram, Port, exported_program
+from weft.compiler.export.threads import check_threads
 from weft.compiler.plan.planning import plan_program
 from weft.compiler.targets.cpu.ahead import AheadTarget
 from weft.core.errors import ArgumentError, ArgumentTypeError, UnsupportedError
@@ -110,6 +112,8 @@ def export(
     form: str = "object",
     weights: str | None = None,
     memory: str = "heap",
+    threads: int = 1,
+    sizes: Mapping[str, int] | None = None,
     check: bool = False,
 ) -> Export:
     """Write a function as a library in C's convention, for this machine or another.
@@ -118,8 +122,10 @@ def export(
     at each run, and tensors that it closes over or that modules hold are weights, or state where
     the function replaces them. `weights="beside"` leaves the weights in a safetensors file, which
     the caller maps; `memory="static"` leaves out the functions that ask for memory; `form="c"`
-    writes one file in C99 instead, for machines that LLVM does not know. With `check` the program
-    is run and compared at once. `docs/export.md` has all of it.
+    writes one file in C99 instead, for machines that LLVM does not know; an instance runs on
+    `threads` threads of its own. Sizes that are symbols in types among the arguments are chosen at
+    each run, up to the largest that `sizes` says of each. With `check` the program is run and
+    compared at once. `docs/export.md` has all of it.
 
     >>> import os, tempfile, weft as wf
     >>> folder = os.path.join(tempfile.mkdtemp(), "double")
@@ -127,27 +133,21 @@ def export(
     True
     """
     check_function("export", f)
-    if not isinstance(args, (list, tuple)) or not isinstance(kwargs or {}, Mapping):
-        raise ArgumentTypeError(
-            "export",
-            "the arguments of the call that is traced are no sequence",
-            expected="args: a list or tuple; kwargs: a mapping",
-            got={"args": args, "kwargs": kwargs},
-            fix="wf.export(net, [x], folder)",
-        )
+    _check_arguments(args, kwargs, sizes)
     _check_choices(name, form=form, weights=weights, memory=memory)
     platform = platform_named(target)
-    program = exported_program(f, args, dict(kwargs or {}))
+    check_threads(threads, platform, target, form, memory)
+    program = exported_program(f, args, dict(kwargs or {}), sizes)
     arrays = shipped_arrays(program)
     beside = weights == "beside" or (
         weights is None and sum(port.bytes for port, _ in arrays) > LARGEST_INSIDE
     )
     heap = memory == "heap" and not is_web(platform)
-    with _new_folder(Path(folder)) as place:
+    with _new_folder(Path(folder), name) as place:
         blob, file, offset = (
             _write_weights(place, name, arrays) if beside else (inside_blob(arrays), "", 0)
         )
-        job = _Job(place, name, program, blob, heap, file, offset, target)
+        job = _Job(place, name, program, blob, heap, file, offset, target, threads)
         made = _write_source(job) if form == "c" else _write_object(job, platform)
         _write_texts(place, made.about, platform, form)
         files = tuple(sorted(each.name for each in place.iterdir()))
@@ -169,12 +169,13 @@ class _Job:
     weights_file: str
     weights_offset: int
     target: str
+    threads: int
 
     def interface(self, memory: int, messages: tuple[str, ...]) -> Interface:
         """What the header says."""
         return Interface(
             self.name, self.program, self.target, memory, self.heap, self.weights_file,
-            self.weights_offset, messages,
+            self.weights_offset, messages, self.threads,
         )  # fmt: skip
 
 
@@ -190,9 +191,12 @@ class _Written:
 def _write_object(job: _Job, platform: Platform) -> _Written:
     """Write the object file and its libraries."""
     name, program, place, machine = job.name, job.program, job.place, machine_for(job.target)
-    plan = plan_program(program.graph, AheadTarget(machine), program.fixed_inputs)
+    target = AheadTarget(machine, fixed_sizes=not program.sizes.largest)
+    plan = plan_program(program.graph, target, program.fixed_inputs)
     inside = not job.weights_file
-    made = object_file(name, program, plan, job.blob, machine, inside=inside, heap=job.heap)
+    made = object_file(
+        name, program, plan, job.blob, machine, inside=inside, heap=job.heap, threads=job.threads
+    )
     (place / f"{name}.o").write_bytes(made.code)
     (place / f"{name}.a").write_bytes(archive({f"{name}.o": made.code}, made.functions))
     library = f"{name}.wasm" if is_web(platform) else f"lib{name}{platform.shared}"
@@ -234,8 +238,11 @@ def _write_weights(
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder whose files are moved into another when all of them are there; else none is."""
+def _new_folder(folder: Path, name: str) -> Iterator[Path]:
+    """A folder whose files are moved into another when all of them are there; else none is.
+
+    What an earlier export of this name left there, and this one does not write, is deleted.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -245,12 +252,40 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield place
         try:
             folder.mkdir(exist_ok=True)
-            for each in sorted(place.iterdir()):
-                os.replace(each, folder / each.name)
+            digests = {each.name: _digest(each) for each in sorted(place.iterdir())}
+            record = folder / f".{name}.export"
+            for stale in _stale_files(record, digests):
+                stale.unlink()
+            (place / record.name).write_text(json.dumps(digests, indent=1))
+            for each in [*digests, record.name]:
+                os.replace(place / each, folder / each)
         except OSError as error:
             raise _not_writable(folder, error) from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _stale_files(record: Path, written: Collection[str]) -> list[Path]:
+    """The files of the export that a record tells of, as it left them, that none replaces now."""
+    try:
+        known = json.loads(record.read_text())
+        files = {record.parent / each: digest for each, digest in known.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return []
+    return [
+        file
+        for file, digest in files.items()
+        if file.name not in written
+        and file.parent == record.parent  # whoever wrote the record, nothing else is deleted
+        and file.is_file()
+        and not file.is_symlink()
+        and _digest(file) == digest
+    ]
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _not_writable(folder: Path, error: OSError) -> ArgumentError:
@@ -261,6 +296,18 @@ def _not_writable(folder: Path, error: OSError) -> ArgumentError:
         got={"folder": str(folder)},
         fix="choose another folder",
     )
+
+
+def _check_arguments(args: Any, kwargs: Any, sizes: Any) -> None:
+    mappings = kwargs or {}, sizes or {}
+    if not isinstance(args, (list, tuple)) or not all(isinstance(x, Mapping) for x in mappings):
+        raise ArgumentTypeError(
+            "export",
+            "the arguments of the call that is traced are no sequence",
+            expected="args: a list or tuple; kwargs and sizes: mappings",
+            got={"args": args, "kwargs": kwargs, "sizes": sizes},
+            fix="wf.export(net, [x], folder)",
+        )
 
 
 def _check_choices(name: Any, **chosen: str | None) -> None:

@@ -116,6 +116,7 @@ def test_borders_and_large_numbers_agree_with_the_reference(f: Function) -> None
         np.testing.assert_allclose(one, other, rtol=3e-5, atol=1e-37)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_products_of_complex_matrices_agree_with_the_reference(dtype: str) -> None:
     a, b = numbers((4, 9, 17), dtype), numbers((4, 17, 6), dtype, 1)

@@ -50,6 +50,7 @@ def attend(q: wf.Tensor) -> wf.Tensor:
     return wf.scaled_dot_product_attention(q, q, q)
 
 
+@pytest.mark.slow
 def test_every_limit_is_read_by_some_stage() -> None:
     read: set[str] = set()
     for path in COMPILER.rglob("*.py"):

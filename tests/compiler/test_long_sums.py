@@ -65,9 +65,36 @@ def test_what_is_made_of_long_sums_is_exact(
     transformed: Any, name: str, f: Program, expected: Program
 ) -> None:
     x = _numbers(MANY)
-    # a product of rows for all sizes, which other tests may have compiled, has several sums a row
-    limit = {"product": 1e-5, "rows": 2e-5}.get(name, 1e-6)
+    limit = 1e-5 if name == "product" else 1e-6
     assert _error(transformed(f)(wf.tensor(x)), expected(x.astype(np.float64))) < limit
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (lambda a, b: a @ b, lambda rows, terms: ((rows, terms), (terms,))),
+        (lambda a, b: a @ b, lambda rows, terms: ((terms,), (terms, rows))),
+        (lambda a, b: a @ b.T, lambda rows, terms: ((terms,), (rows, terms))),
+        (lambda a, b: a.T @ b, lambda rows, terms: ((terms, rows), (terms,))),
+        (lambda a, b: a @ b, lambda rows, terms: ((terms,), (terms,))),
+        (lambda a, b: a @ b, lambda rows, terms: ((2, rows, terms), (2, terms, 1))),
+        (lambda a, b: a @ b, lambda rows, terms: ((2, 1, terms), (2, terms, rows))),
+    ],
+    ids=["rows", "columns", "rows turned", "columns turned", "vectors", "stack of rows",
+         "stack of columns"],
+)  # fmt: skip
+def test_a_product_with_a_vector_is_exact_in_a_program_for_all_sizes(
+    f: Program, shapes: Callable[[int, int], Any]
+) -> None:
+    """Sizes on both sides of a block of terms, and of a strip of columns, whose sums are joined."""
+    compiled = wf.jit(f)
+    few = 2 * SERIAL_BLOCK  # as many terms are added one after the other
+    for rows, terms in [
+        (4, 300), (5, 700), (1100, few), (1100, few + 1), (6, BLOCK), (3, BLOCK + 1), (5, 250_000)
+    ]:  # fmt: skip
+        a, b = (_numbers(*shape) for shape in shapes(rows, terms))
+        expected = f(a.astype(np.float64), b.astype(np.float64))
+        assert _error(compiled(wf.tensor(a), wf.tensor(b)), expected) < 1e-6, (rows, terms)
 
 
 @BOTH

@@ -210,6 +210,7 @@ def test_derivatives_and_batches_agree_with_eager_ones() -> None:
         np.testing.assert_allclose(wf.jit(f)(x).numpy(), f(x).numpy(), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_programs_that_factorise_and_transform_are_stored_on_disk(tmp_path: Any) -> None:
     program = (
         "import weft as wf, numpy as np\n"

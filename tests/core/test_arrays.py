@@ -24,6 +24,7 @@ class MoonArray:
     """Elements that only a copy brings home: nothing in NumPy's protocols reads them."""
 
     device = MOON
+    kind = None
 
     def __init__(self, elements: np.ndarray[Any, Any]) -> None:
         self._elements = elements.copy()

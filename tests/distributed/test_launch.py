@@ -159,7 +159,7 @@ for inputs, targets in recovery:
             os.kill(os.getpid(), signal.SIGKILL)
         step(model, optimizer, inputs, targets)
 (lost, seconds), = recovery.losses
-assert lost == [1] and seconds < 3, recovery.losses
+assert lost == [1] and seconds < 20, recovery.losses  # a tenth of a second on an idle machine
 assert recovery.steps == 8 and distributed.world_size() == 2
 np.save(f"{os.environ['OUTPUT']}-{own}.npy", model.weight.detach().numpy())
 """
@@ -192,3 +192,65 @@ def _weight_of_one_process() -> np.ndarray:
             optimizer.minimize(((model(inputs) - targets) ** 2).mean())
     weight: np.ndarray = model.weight.detach().numpy()
     return weight
+
+
+TRAINER = """
+import os, signal
+import numpy as np
+import weft as wf
+from weft import distributed
+
+distributed.init(timeout=30)
+generator = np.random.default_rng(0)
+x = generator.normal(size=(48, 5)).astype(np.float32)
+y = generator.normal(size=(48, 3)).astype(np.float32)
+model = wf.nn.Linear(5, 3)
+with wf.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_(wf.ones_like(parameter))
+own, victim, when = distributed.rank(), *map(int, os.environ["VICTIM"].split(":"))
+
+class Kill(wf.train.Callback):
+    writes = False
+    def on_step_begin(self, trainer):
+        if own == victim and trainer.step == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Noted(wf.train.Callback):
+    writes = True
+    def on_epoch_end(self, trainer):
+        with open(os.environ["OUTPUT"] + "-epochs", "a") as file:
+            print(trainer.epoch, own, file=file)
+
+trainer = wf.train.Trainer(
+    model, "mse_loss", wf.optim.AdamW(model.parameters(), lr=0.05), strategy="data", recover=True,
+    metrics=["mae"], callbacks=[Kill(), Noted()], progress=False, seed=0,
+    checkpoint_folder=os.environ["OUTPUT"] + "-run",
+)
+loader = wf.data.DataLoader(wf.data.ArrayDataset(x, y), batch_size=12, shuffle=True, seed=0)
+history = trainer.fit(loader, epochs=2, validation=(x, y))
+(lost, seconds), = trainer.strategy.members.losses
+assert lost == [victim] and seconds < 20, trainer.strategy.members.losses
+assert trainer.step == 8 and trainer.epoch == 2 and len(history.rows) == 2
+assert distributed.world_size() == 2
+np.savez(f"{os.environ['OUTPUT']}-{own}.npz", weight=model.weight.detach().numpy(),
+         loss=history["loss"], validation=history["val_loss"])
+"""
+
+
+@pytest.mark.parametrize("victim", ["1:5", "0:4"])  # in an epoch; the writer, at its beginning
+def test_a_trainer_goes_on_after_a_kill(
+    victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPUT", str(tmp_path / "trained"))
+    monkeypatch.setenv("VICTIM", victim)
+    job = launch(tmp_path, TRAINER, processes=3)
+    assert job.returncode == 0, job.stderr
+    left = [rank for rank in range(3) if rank != int(victim[0])]
+    first, second = (np.load(tmp_path / f"trained-{rank}.npz") for rank in left)
+    for name in ("weight", "loss", "validation"):
+        np.testing.assert_array_equal(first[name], second[name])
+    np.testing.assert_allclose(first["weight"], _weight_of_one_process(), rtol=1e-5, atol=1e-6)
+    noted = (tmp_path / "trained-epochs").read_text().split("\n")
+    assert noted == ["1 0", "2 0" if victim[0] == "1" else "2 1", ""]
+    assert wf.train.CheckpointFolder(tmp_path / "trained-run").latest() is not None

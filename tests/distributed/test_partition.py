@@ -265,6 +265,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS if NIGHTLY else ["hybrid"])
 def test_a_partitioned_training_step_makes_the_same_updates(name: str) -> None:
     mesh, plan = PLANS[name]
@@ -378,6 +379,7 @@ print(divided.graph(net, optimizer, wf.ones((4, 8))).digest())
 """
 
 
+@pytest.mark.slow
 def test_every_process_finds_the_same_program() -> None:
     digests = {
         subprocess.run(

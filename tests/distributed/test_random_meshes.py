@@ -12,6 +12,7 @@ from tests.hammer import NIGHTLY
 SEEDS = range(300) if NIGHTLY else (8, 56)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_program_on_a_random_mesh_agrees_with_the_plain_one(seed: int) -> None:
     program = generate(seed)

@@ -30,6 +30,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser is found")
 @pytest.mark.skipif(web_linker() is None, reason="no linker for the web is found")
 def test_a_page_reads_a_drawn_digit(tmp_path: Path) -> None:

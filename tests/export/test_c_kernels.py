@@ -86,6 +86,7 @@ def agree(library: Any, kernel: Kernel, inputs: Sequence[Array], tolerance: floa
         np.testing.assert_array_equal(np.signbit(a[a == 0]), np.signbit(b[a == 0]), str(kernel))
 
 
+@pytest.mark.slow
 def test_every_instruction_agrees_with_its_reference(tmp_path: Path) -> None:
     kernels: list[tuple[Kernel, list[Array]]] = []
     rng = np.random.default_rng(0)
@@ -117,6 +118,7 @@ def test_every_cast_agrees_with_its_reference(tmp_path: Path) -> None:
         agree(library, kernel, [samples(source)])
 
 
+@pytest.mark.slow
 def test_sums_keep_their_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     i, k, n = scalars.index("i"), scalars.index("k"), scalars.size("n")

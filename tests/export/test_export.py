@@ -101,9 +101,8 @@ def test_the_script_for_the_web_does_what_its_module_does(tmp_path: Path) -> Non
     given.write_bytes(arguments[0].numpy().tobytes())
     files = [str(given), str(tmp_path / "by_node.bin"), "3"]
     subprocess.run([node, str(shipped.folder / "main.mjs"), *files], check=True)
-    checking.run_by_wasmtime(
-        shipped.interface, shipped.folder, str(given), str(tmp_path / "here.bin"), "3"
-    )
+    files[1] = str(tmp_path / "here.bin")
+    checking.run_by_wasmtime(shipped.interface, shipped.folder, files, {})
     assert (tmp_path / "by_node.bin").read_bytes() == (tmp_path / "here.bin").read_bytes()
 
 
@@ -131,8 +130,8 @@ def test_names_may_hold_anything(tmp_path: Path) -> None:
     assert len({port.name for port in shipped.interface.ports}) == 4
 
 
-def test_a_size_that_is_a_symbol_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(wf.UnsupportedError, match="symbol") as caught:
+def test_a_symbol_without_its_largest_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(wf.ArgumentError, match="symbol") as caught:
         wf.export(lambda x: x * 2, [wf.spec("float32", ("batch", 4))], tmp_path / "model")
     assert caught.value.at is not None
     assert caught.value.at.file == __file__
@@ -300,6 +299,30 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         wf.export(lambda x: x, [numbers(3)], tmp_path / "file" / "model")
 
 
+def test_a_second_export_leaves_no_file_of_the_first_behind(tmp_path: Path) -> None:
+    net, x, folder = wf.nn.Linear(4, 3), wf.ones((2, 4)), tmp_path / "model"
+    wf.export(net, [x], folder, weights="beside")
+    (folder / "notes.txt").write_text("mine")
+    wf.export(net, [x], folder, name="other")
+    second = wf.export(net, [x], folder, form="c")
+    here = {each.name for each in folder.iterdir() if not each.name.startswith(".")}
+    assert set(second.files) == {"main.c", "model.c", "model.h"}
+    assert {name for name in here if "model" in name} == {"model.c", "model.h"}
+    assert {"notes.txt", "other.o", "other.h"} <= here
+
+
+def test_a_file_that_was_changed_since_an_export_is_not_deleted(tmp_path: Path) -> None:
+    net, x, folder = wf.nn.Linear(4, 3), wf.ones((2, 4)), tmp_path / "model"
+    wf.export(net, [x], folder, weights="beside")
+    (folder / "model.safetensors").write_bytes(b"of another training")
+    (tmp_path / "outside").write_text("x")
+    record = folder / ".model.export"
+    record.write_text(record.read_text().replace("model.a", "../outside"))
+    wf.export(net, [x], folder)
+    assert (folder / "model.safetensors").read_bytes() == b"of another training"
+    assert (tmp_path / "outside").exists()
+
+
 def test_a_check_finds_a_program_that_gives_other_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,5 +414,10 @@ def test_the_command_writes_and_checks_a_library(
     assert main([*command, *(["--check"] if can_check else [])]) == 0
     assert (folder / "model.c").exists()
     assert "model.h" in capsys.readouterr().out
+    several = ["export", f"{file}:net", "--input", "batch,4", "-o", str(folder)]
+    assert main([*several, "--most", "batch=16", "--threads", "2"]) == 0
+    assert "MODEL_MOST_BATCH 16" in (folder / "model.h").read_text()
+    assert main([*several, "--most", "batch"]) != 0
+    assert "--most batch=64" in capsys.readouterr().err
     assert main(["export", f"{file}:net", "--input", "1x4", "--target", "vax"]) != 0
     assert "aarch64-linux" in capsys.readouterr().err

@@ -35,6 +35,7 @@ def example() -> Any:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STORIES.exists(), reason="the model is not here")
 @pytest.mark.parametrize("target", ["host", "aarch64-linux", "riscv64-linux"])
 def test_a_c_program_tells_the_story_byte_for_byte(target: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tests.fuzz.draw import Draw, NoOperand, Value
 
 from weft.core.errors import Unsupported
@@ -14,6 +15,9 @@ CONVOLVED = 300_000_000
 """The same of a convolution."""
 
 # --- products ------------------------------------------------------------------------------------
+
+TILED_CHANNELS = 16
+"""From how many channels on a convolution may be computed in tiles."""
 
 
 def product(draw: Draw) -> str:
@@ -245,6 +249,10 @@ def convolve(draw: Draw) -> str:
 def _are_weights(v: Value, x: Value) -> bool:
     """Whether a value can be the weights of a convolution of another one."""
     alike = (v.kind, v.ndim, v.dtype, v.shape[1:2]) == ("f", x.ndim, x.dtype, x.shape[1:2])
+    # Padding times an infinite weight is NaN in one kernel, and left out in another; an infinity in
+    # a tile of an image of many channels makes the whole tile NaN.
+    images = x.shape[1] < TILED_CHANNELS or bool(np.isfinite(x.most))
+    alike = alike and images and bool(np.isfinite(v.most))
     return alike and 0 not in v.shape and x.size // x.shape[1] * v.size <= CONVOLVED
 
 

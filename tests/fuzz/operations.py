@@ -43,6 +43,7 @@ from tests.fuzz.elements import (
     unary,
     whole,
 )
+from tests.fuzz.library import compose
 from tests.fuzz.loops import control, repeat
 from tests.fuzz.randoms import randomise
 
@@ -79,5 +80,6 @@ FAMILIES: dict[Callable[[Draw], Any], float] = {
     repeat: 0.7,
     fix: 0.5,
     derive: 0.6,
+    compose: 2.0,
 }
 """How often each family is drawn, relative to the others."""

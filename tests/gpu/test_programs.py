@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.compiler.cuda import epilogue_cases, head_view_cases
 from tests.compiler.cuda.device_cases import (
     PROGRAMS,
     SAMPLES,
@@ -29,6 +30,33 @@ def test_a_primitive_gives_on_a_card_what_its_reference_gives(
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_on_a_card_what_it_gives_on_the_processor(name: str) -> None:
     check_program(name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", epilogue_cases.PROGRAMS)
+def test_a_product_gives_with_what_follows_it_what_references_give(name: str, dtype: str) -> None:
+    epilogue_cases.check_epilogue(name, dtype)
+
+
+@pytest.mark.parametrize("name", head_view_cases.PROGRAMS)
+def test_attention_of_views_gives_what_it_gives_on_the_processor(name: str) -> None:
+    head_view_cases.check_head_views(name, runs=4)
+
+
+def test_random_epilogues_give_what_references_give() -> None:
+    assert sum(epilogue_cases.check_random(seed) for seed in range(100)) >= 50
+
+
+def test_rows_of_a_table_add_up_many_updates_in_their_order() -> None:
+    generator = np.random.default_rng(5)
+    places = generator.integers(0, 90, 5001)
+    updates = generator.normal(size=(5001, 70)).astype(np.float32)
+    add = wf.jit(lambda x, i, u: wf.grad(lambda table: (table[i] * u).sum())(x))
+    given = [wf.asarray(x).to("cuda") for x in (np.zeros((90, 70), np.float32), places, updates)]
+    wanted = np.zeros((90, 70), np.float32)
+    for place, row in zip(places.tolist(), updates, strict=True):
+        wanted[place] += row
+    np.testing.assert_array_equal(add(*given).numpy(), wanted)
 
 
 def test_a_training_step_has_the_processors_losses() -> None:

@@ -174,3 +174,19 @@ def test_a_number_is_a_prediction_too() -> None:
         assert found.shape == ()
         assert found.item() == pytest.approx(0.5 * math.log(0.5) + 0.5)
     assert nn.KLDivLoss(reduction="batchmean")(x, target).item() == pytest.approx(0.1534, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("turn", [lambda f: f, wf.jit], ids=["eager", "compiled"])
+def test_binary_cross_entropy_has_slopes_at_0_and_1(dtype: str, turn: Any) -> None:
+    """Where a sigmoid saturates, 0 · ∞ would make a whole network's gradients NaN."""
+    x = wf.tensor([0.0, 1.0, 0.0, 1.0, 0.5], dtype=dtype)
+    target = wf.tensor([0.0, 1.0, 1.0, 0.0, 0.5], dtype=dtype)
+    slopes = turn(wf.grad(lambda x: F.binary_cross_entropy(x, target, reduction="sum")))(x)
+    right, left, low, high, even = slopes.tolist()
+    assert (right, left, even) == (1.0, -1.0, 0.0)
+    assert -math.inf < low < -1e4
+    assert 1e4 < high < math.inf
+    saturated = wf.tensor([-300.0, 300.0], dtype=dtype)
+    loss = lambda z: F.binary_cross_entropy(wf.sigmoid(z), 1 - wf.sigmoid(z))  # noqa: E731
+    assert turn(wf.grad(loss))(saturated).tolist() == pytest.approx([0.0, 0.0], abs=1e-100)

@@ -18,7 +18,7 @@ from weft.onnx.exporting.verifying import difference
 
 pytest.importorskip("onnx")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-PROGRAMS = range(400) if NIGHTLY else (15, 24, 35, 47, 77, 88, 103, 156, 223, 240)
+PROGRAMS = range(400) if NIGHTLY else (15, 24, 35, 47, 77, 88, 103, 156, 223, 240, 810, 906)
 LARGEST = 200_000
 """The most elements of an input of a program that is tried."""
 TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-6}
@@ -34,6 +34,31 @@ def function_of(seed: int) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     wf.random.seed(5)
     exec(program.values, space)
     return space["f"], tuple(space[each.name] for each in program.inputs)
+
+
+def moved_by_rounding(
+    f: Callable[..., Any], arguments: tuple[Any, ...], expected: list[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """Where results change when f is compiled, or its arguments change in their last place.
+
+    Which of two equal numbers is the least, or whether one has reached the next integer, is
+    decided by rounding, and two right programs may round in different ways.
+    """
+    moved = [np.zeros(each.shape, bool) for each in expected]
+    compiled = wf.jit(f)
+    for attempt in range(8):
+        random, nudged = np.random.default_rng(attempt), []
+        for argument in arguments:
+            values = argument.detach().numpy()
+            if argument.dtype.is_floating:
+                unit = float(wf.finfo(argument.dtype).eps) if attempt else 0.0
+                steps = random.integers(-2, 3, values.shape) * unit
+                values = (values * (1 + steps)).astype(values.dtype)
+            nudged.append(wf.asarray(values))
+        wf.random.seed(5)
+        for number, result in enumerate(wf.tree.leaves(compiled(*nudged))):
+            moved[number] |= result.detach().numpy() != expected[number]
+    return moved
 
 
 @pytest.mark.parametrize("seed", PROGRAMS)
@@ -53,7 +78,12 @@ def test_a_random_program_agrees_with_its_file_and_comes_back_from_it(
         wf.random.seed(5)
         expected = wf.tree.leaves(f(*arguments))
         again = wf.tree.leaves(load(tmp_path / "program.onnx")(*arguments))
-    for ours, theirs in zip(expected, again, strict=True):
-        assert theirs.type == ours.type
-        apart = difference(theirs.detach().numpy(), ours.detach().numpy())
-        assert apart <= TOLERANCES.get(ours.dtype.name, 0.0)
+        outputs = [each.detach().numpy() for each in expected]
+        moved: list[np.ndarray[Any, Any]] = []
+        for place, (ours, theirs) in enumerate(zip(expected, again, strict=True)):
+            assert theirs.type == ours.type
+            values, limit = theirs.detach().numpy(), TOLERANCES.get(ours.dtype.name, 0.0)
+            if difference(values, outputs[place]) > limit:
+                moved = moved or moved_by_rounding(f, arguments, outputs)
+                values = np.where(moved[place], outputs[place], values)
+            assert difference(values, outputs[place]) <= limit

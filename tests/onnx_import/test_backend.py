@@ -32,6 +32,7 @@ def test_the_page_lists_few_enough_exceptions() -> None:
     assert int(whole[1]) - len(exceptions()) == int(whole[2]) >= LEAST
 
 
+@pytest.mark.slow
 def test_every_backend_test_does_what_the_page_says() -> None:
     wrong = []
     known = exceptions()

@@ -359,6 +359,22 @@ def test_versions_of_an_operator_differ_as_the_standard_says(opset: int) -> None
     np.testing.assert_allclose(load(text, opset)(x).numpy(), rows, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "indices", "updates"),
+    [((3, 0), (2, 1), (2, 0)), ((3, 4), (0, 2), (0,)), ((0, 4), (0, 1), (0, 4))],
+)
+def test_slices_without_elements_are_written_and_read(
+    shape: tuple[int, ...], indices: tuple[int, ...], updates: tuple[int, ...]
+) -> None:
+    x, rows = np.zeros(shape, np.float32), np.zeros(indices, np.int64)
+    slices = ", ".join(map(str, updates))
+    header = f"g (float[a, b] x, int64[c, d] i, float[{slices}] u) => (float[a, b] y)"
+    scatter = load(header + " {y = ScatterND(x, i, u)}")
+    assert scatter(x, rows, np.ones(updates, np.float32)).shape == shape
+    gather = load("g (float[a, b] x, int64[c, d] i) => (float y) {y = GatherND(x, i)}")
+    assert gather(x, rows).shape == (indices[0], *shape[indices[1] :])
+
+
 def test_an_error_of_a_node_names_it() -> None:
     net = load("g (float[n] a, float[m] b) => (float[k] y) { [sum_of_both] y = Add(a, b) }")
     with pytest.raises(wf.ShapeError, match=r"node 'sum_of_both' \(Add\)"):

@@ -67,6 +67,7 @@ def boxes(html: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+@pytest.mark.slow
 def test_the_page_is_drawn_collapsed_and_opens(page: Path) -> None:
     closed, opened = browse(page, "0", "--dump-dom"), browse(page, "0,all", "--dump-dom")
     assert boxes(closed)[0] < boxes(opened)[0]

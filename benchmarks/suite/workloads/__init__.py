@@ -1,7 +1,8 @@
 """Every workload, by its name."""
 
-from suite.task import Workload
+from suite.task import CARD, Workload
 from suite.workloads import (
+    card,
     chain,
     deepfm,
     generation,
@@ -16,10 +17,11 @@ from suite.workloads import (
 )
 
 PARTS = products, chain, mlp, lenet, gpt, resnet, lstm, deepfm, minilm, generation, overhead
-WORKLOADS: dict[str, Workload] = {
+ON_PROCESSORS: dict[str, Workload] = {
     name: workload
     for training in (True, False)
     for part in PARTS
     for name, workload in part.WORKLOADS.items()
     if training != name.endswith("-infer")
 }
+WORKLOADS = card.WORKLOADS if CARD else ON_PROCESSORS

@@ -42,7 +42,8 @@ def least_bytes(sizes: Mapping[str, Any]) -> float:
 def in_weft(task: Task) -> Step:
     """Weft."""
     net = gpt.weft_net(task)
-    return lambda: net.generate([START], task.sizes["tokens"], temperature=0.0)
+    start = [[START]] * task.sizes["batch"]
+    return lambda: net.generate(start, task.sizes["tokens"], temperature=0.0)
 
 
 def in_torch(task: Task) -> Step:
@@ -51,8 +52,8 @@ def in_torch(task: Task) -> Step:
 
     net = gpt.torch_net(task)
     sizes = task.sizes
-    shape = sizes["layers"], 2, 1, sizes["heads"], CAPACITY, sizes["width"] // sizes["heads"]
-    caches = torch.zeros(shape)
+    room = sizes["batch"], sizes["heads"], CAPACITY, sizes["width"] // sizes["heads"]
+    caches = torch.zeros(sizes["layers"], 2, *room, dtype=net.wte.weight.dtype)
 
     def next_token(token: Any, position: Any) -> Any:
         return torch.argmax(net(token, caches, position)[:, -1], dim=-1, keepdim=True)
@@ -61,12 +62,13 @@ def in_torch(task: Task) -> Step:
 
     def generate() -> Any:
         caches.zero_()
-        token, found = torch.tensor([[START]]), [START]
+        token = torch.full((sizes["batch"], 1), START)
+        found = [token[:, 0].tolist()]
         with torch.inference_mode():
             for number in range(sizes["tokens"]):
                 token = step(token, torch.tensor([number]))
-                found.append(int(token))
-        return torch.tensor(found)
+                found.append(token[:, 0].tolist())
+        return torch.tensor(found).T
 
     return generate
 
@@ -77,9 +79,10 @@ def in_jax(task: Task) -> Step:
     from jax import numpy as jnp
 
     forward = gpt.jax_forward(task.sizes)
-    weights = {name: jnp.asarray(array) for name, array in task.weights.items()}
     sizes = task.sizes
-    shape = 1, CAPACITY, sizes["heads"], sizes["width"] // sizes["heads"]
+    kind = sizes.get("dtype", "float32")
+    weights = {name: jnp.asarray(array, kind) for name, array in task.weights.items()}
+    shape = sizes["batch"], CAPACITY, sizes["heads"], sizes["width"] // sizes["heads"]
 
     def next_token(weights: Any, caches: Any, token: Any, position: Any) -> Any:
         logits, caches = forward(weights, caches, token, position)
@@ -88,12 +91,13 @@ def in_jax(task: Task) -> Step:
     step = jax.jit(next_token, donate_argnums=1)
 
     def generate() -> Any:
-        caches = [[jnp.zeros(shape), jnp.zeros(shape)] for _ in range(sizes["layers"])]
-        token, found = jnp.array([[START]]), [START]
+        caches = [[jnp.zeros(shape, kind) for _ in "kv"] for _ in range(sizes["layers"])]
+        token = jnp.full((sizes["batch"], 1), START)
+        found = [np.asarray(token[:, 0])]
         for number in range(sizes["tokens"]):
             token, caches = step(weights, caches, token, number)
-            found.append(int(token[0, 0]))
-        return np.array(found)
+            found.append(np.asarray(token[:, 0]))
+        return np.array(found).T
 
     return generate
 
@@ -133,7 +137,7 @@ def in_keras(task: Task) -> Step:
         for number in range(sizes["tokens"]):
             token = tf.cast(step(token, tf.constant(number)), tf.int32)
             found.append(int(token.numpy()[0, 0]))
-        return np.array(found)
+        return np.array([found])
 
     return generate
 
@@ -192,7 +196,7 @@ def in_onnx(task: Task) -> Step:
             session.run_with_iobinding(binding)
             token = after.numpy()
             found.append(int(token[0, 0]))
-        return np.array(found)
+        return np.array([found])
 
     return generate
 
@@ -208,8 +212,8 @@ WORKLOADS = {
     "generation": Workload(
         title="GPT, 100 tokens with a cache",
         sides=SIDES,
-        sizes={**gpt.SIZES, "tokens": 100},
-        quick={**gpt.QUICK, "context": 128, "tokens": 10},
+        sizes={**gpt.SIZES, "tokens": 100, "batch": 1},
+        quick={**gpt.QUICK, "context": 128, "tokens": 10, "batch": 1},
         inputs=inputs,
         flops=flops,
         bytes=least_bytes,

@@ -291,6 +291,8 @@ def _add_export(kinds: _SubParsersAction[Any]) -> None:
     add("--form", default="object", choices=["object", "c"], help="c: one file in C99")
     add("--weights", choices=["inside", "beside"], help="inside of the code, or in a file")
     add("--memory", default="heap", choices=["heap", "static"], help="static: no malloc")
+    add("--most", action="append", metavar="SIZE=N", help="the largest of a size that is a name")
+    add("--threads", type=int, default=1, metavar="N", help="of an instance, by pthread")
     add("--check", action="store_true", help="run it, and compare it with Weft")
 
 

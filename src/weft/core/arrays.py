@@ -49,6 +49,10 @@ class Array(Protocol):
 class DeviceArray(Array, Protocol):
     """An array in memory that the host cannot read."""
 
+    @property
+    def kind(self) -> Any:
+        """Its device, dtype and shape as one object, which equal ones share; None for no such."""
+
     def to_host(self) -> np.ndarray[Any, Any]:
         """A copy of the elements in the host's memory."""
 

@@ -458,9 +458,17 @@ def normalize_axes(op: str, axis: object, ndim: int, got: Mapping[str, object]) 
     """
     if axis is None:
         return tuple(range(ndim))
-    if isinstance(axis, str) or not isinstance(axis, Sequence):
+    kind = type(axis)
+    if kind is int and 0 <= axis < ndim:  # type: ignore[operator]
+        return (axis,)  # type: ignore[return-value]
+    if kind is not tuple and (isinstance(axis, str) or not isinstance(axis, Sequence)):
         return (normalize_axis(op, axis, ndim, got),)
-    axes = tuple([normalize_axis(op, item, ndim, got) for item in axis])
+    axes = tuple(
+        [
+            item if type(item) is int and 0 <= item < ndim else normalize_axis(op, item, ndim, got)
+            for item in axis  # type: ignore[attr-defined]
+        ]
+    )
     if len(set(axes)) != len(axes):
         repeated = next(item for item in axes if axes.count(item) > 1)
         raise _axis_error(op, f"axis {repeated} is named twice", axis, ndim, got)

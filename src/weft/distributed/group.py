@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import pickle
 import sys
 import threading
 import time
@@ -199,6 +200,33 @@ class Group:
         """See `Communicator`."""
         with self._operation("permute", f"{list(pairs)} {_type_of(array)}"):
             return self.engine.permute(array, pairs)
+
+    def send(self, arrays: Sequence[Array], target: int, tag: int, note: Any = None) -> None:
+        """Send arrays and what is noted beside them to one process, and go on at once.
+
+        Nobody may write to the arrays any more.
+        """
+        header = pickle.dumps((note, [(array.dtype, array.shape) for array in arrays]))
+        try:
+            self.engine.send(np.frombuffer(header, np.uint8), target, tag)
+            for array in arrays:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                self.engine.send(data, target, tag)
+        except LostProcess as lost:
+            raise self.lost_error("send", str(lost)) from lost
+
+    def receive(self, source: int, tag: int, what: str = "") -> tuple[list[Array], Any]:
+        """The next arrays that a process has sent under a tag, and what it noted beside them."""
+        with self.watch.during(f"receive({self.name}) {what} from {source}"):
+            try:
+                note, kinds = pickle.loads(self.engine.receive(source, tag).tobytes())
+                arrays = [
+                    self.engine.receive(source, tag).view(dtype).reshape(shape)
+                    for dtype, shape in kinds
+                ]
+            except LostProcess as lost:
+                raise self.lost_error("receive", str(lost)) from lost
+        return arrays, note
 
     def barrier(self) -> None:
         """Return once all processes are here."""

@@ -10,18 +10,25 @@ cheap is computed again. So memory holds the whole parameters of one module at a
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 import weft as wf
 from weft.collectives import all_gather, axis_size, broadcast, take_shard
-from weft.nn import Module
+from weft.nn import Identity, MixtureOfExperts, Module, ModuleList, Sequential
 from weft.nn.layout import PARAMETER, lay_out, put_together
 
-__all__ = ["ShardedModule", "is_part", "part_of", "shard_parameters", "whole_shape"]
+__all__ = [
+    "ShardedModule", "gather_part", "is_of_experts", "is_part", "load_whole_state", "part_of",
+    "shard_experts", "shard_model", "shard_parameters", "whole_shape", "whole_state",
+]  # fmt: skip
 
-_shapes: dict[int, tuple[ref[wf.Tensor], tuple[int, ...]]] = {}
-"""The shape of the whole, for each parameter that is split, by identity."""
+_shapes: dict[int, tuple[ref[wf.Tensor], tuple[int, ...], bool]] = {}
+"""The shape of the whole, for each parameter that is split, by identity; and whether it is one of
+experts, which are used where they are and never gathered to compute."""
 
 
 def shard_parameters(module: Any, mesh_axis: str = "data") -> ShardedModule:
@@ -47,13 +54,48 @@ def shard_parameters(module: Any, mesh_axis: str = "data") -> ShardedModule:
     return ShardedModule(module, mesh_axis)
 
 
-def _note_shape(parameter: wf.Tensor, shape: tuple[int, ...]) -> None:
+def shard_experts(module: Any, mesh_axis: str = "data") -> Any:
+    """The module, whose mixtures of experts have their experts divided along a mesh axis.
+
+    Parameters of experts become this process's part of those of the first process. Each process
+    gives the module tokens of its own: the axis is that of data parallel training.
+
+    >>> import weft as wf
+    >>> wf.distributed.init()
+    >>> layer = shard_experts(wf.nn.MixtureOfExperts(4, 8, experts=2))
+    >>> layer(wf.ones((3, 4))).shape, layer.mesh_axis
+    ((3, 4), 'data')
+    >>> wf.distributed.shutdown()
+    """
+    size = axis_size(mesh_axis)
+    layers = [each for each in module.modules() if isinstance(each, MixtureOfExperts)]
+    for layer in layers:
+        if layer.experts % size:
+            raise wf.ShapeError(
+                "shard_experts",
+                "the experts do not divide among the processes",
+                expected=f"a multiple of {size} experts",
+                got={"experts": layer.experts, "processes": size},
+                fix=f"experts={-(-layer.experts // size) * size}",
+            )
+        with wf.no_grad():
+            for parameter in layer.expert_parameters():
+                if not is_part(parameter):
+                    shape = whole_shape(parameter)
+                    whole = broadcast(parameter, mesh_axis)
+                    parameter.set_(take_shard(whole, mesh_axis) if size > 1 else whole)
+                    _note_shape(parameter, shape, is_expert=True)
+        layer.mesh_axis = mesh_axis
+    return module
+
+
+def _note_shape(parameter: wf.Tensor, shape: tuple[int, ...], is_expert: bool = False) -> None:
     key = id(parameter)
 
     def forget(_: object) -> None:
         _shapes.pop(key, None)
 
-    _shapes[key] = ref(parameter, forget), shape
+    _shapes[key] = ref(parameter, forget), shape, is_expert
 
 
 def part_of(tensor: wf.Tensor, mesh_axis: str) -> wf.Tensor:
@@ -71,6 +113,11 @@ def is_part(parameter: wf.Tensor) -> bool:
     return known is not None and known[0]() is parameter
 
 
+def is_of_experts(parameter: wf.Tensor) -> bool:
+    """Whether a parameter is this process's part of the experts of all."""
+    return is_part(parameter) and _shapes[id(parameter)][2]
+
+
 def whole_shape(parameter: wf.Tensor) -> tuple[int, ...]:
     """The shape of a parameter, of the whole where it is split."""
     if is_part(parameter):
@@ -79,15 +126,30 @@ def whole_shape(parameter: wf.Tensor) -> tuple[int, ...]:
 
 
 class ShardedModule(Module):
-    """A module whose parameters are gathered when it is called."""
+    """A module whose parameters are gathered when it is called.
 
-    def __init__(self, module: Any, mesh_axis: str) -> None:
+    without: parameters that modules inside of it gather by themselves. lets_go: whether gathered
+    parameters are let go after the call, and gathered again on the way back.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        mesh_axis: str,
+        without: Sequence[wf.Tensor] = (),
+        lets_go: bool = True,
+    ) -> None:
         super().__init__()
-        self.module, self.mesh_axis = module, mesh_axis
+        self.module, self.mesh_axis, self.lets_go = module, mesh_axis, lets_go
         layout = lay_out(module)
         roles = {place.index: place.role for place in layout.places}
+        left_out = {id(parameter) for parameter in without}
         self.shapes = tuple(
-            whole_shape(tensor) if roles[index] == PARAMETER else None
+            whole_shape(tensor)
+            if roles[index] == PARAMETER
+            and id(tensor) not in left_out
+            and not is_of_experts(tensor)
+            else None
             for index, tensor in enumerate(layout.tensors)
         )
 
@@ -97,16 +159,115 @@ class ShardedModule(Module):
         def call_gathered(*args: Any, **kwargs: Any) -> Any:
             layout = lay_out(self.module)
             tensors = [
-                tensor if shape is None else self._gather(tensor, shape)
+                tensor if shape is None else gather_part(tensor, shape, self.mesh_axis)
                 for tensor, shape in zip(layout.tensors, self.shapes, strict=True)
             ]
             return put_together(layout.skeleton, tensors)(*args, **kwargs)
 
-        return wf.checkpoint(call_gathered, policy="products")(*args, **kwargs)
+        call = wf.checkpoint(call_gathered, policy="products") if self.lets_go else call_gathered
+        return call(*args, **kwargs)
 
-    def _gather(self, part: wf.Tensor, shape: tuple[int, ...]) -> wf.Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        whole = all_gather(part, self.mesh_axis)
-        return whole[:count].reshape(shape)
+
+def gather_part(part: wf.Tensor, shape: tuple[int, ...], mesh_axis: str) -> wf.Tensor:
+    """The whole tensor of a shape, of whose flat elements each process has a part."""
+    whole = all_gather(part, mesh_axis)
+    return whole[: math.prod(shape)].reshape(shape)
+
+
+# --- whole models --------------------------------------------------------------------------------
+
+
+def shard_model(model: Any, optimizer: Any, mesh_axis: str = "data") -> ShardedModule:
+    """Split a model's parameters, and what an optimiser keeps for them; the model to call.
+
+    Modules in rows (Sequential, ModuleList, lists) are gathered one at a time. What is outside of
+    rows, as embeddings that are used twice, is gathered at the beginning and stays until the end of
+    the step. The model given has the same handles, and is called no more.
+    """
+    blocks = _blocks_of(model)
+    outer = {id(p) for p in _outside_of(model, blocks)}
+    for parameter, slots in zip(optimizer.parameters, optimizer.state, strict=True):
+        if not is_part(parameter):
+            with wf.no_grad():
+                for value in slots.values():
+                    value.set_(part_of(broadcast(value, mesh_axis), mesh_axis))
+    shard_parameters(model, mesh_axis)
+    single = [block for block in blocks if not any(id(p) in outer for p in block.parameters())]
+    replaced = {id(block): ShardedModule(block, mesh_axis) for block in single}
+    gathered = [p for block in single for p in block.parameters()]
+    return ShardedModule(_with_blocks(model, replaced), mesh_axis, gathered, lets_go=False)
+
+
+def _blocks_of(model: Any) -> list[Any]:
+    """The outermost modules with parameters that stand in rows of modules."""
+    found: list[Any] = []
+
+    def look(module: Any, in_row: bool) -> None:
+        if in_row and any(True for _ in module.parameters()):
+            found.append(module)
+            return
+        is_row = isinstance(module, (Sequential, ModuleList))
+        for value in vars(module).values():
+            members = value if isinstance(value, (list, tuple)) else [value]
+            for member in members:
+                if isinstance(member, Module):
+                    look(member, is_row or member is not value)
+
+    look(model, False)
+    return found
+
+
+def _outside_of(model: Any, blocks: Sequence[Any]) -> list[wf.Tensor]:
+    """The parameters that a model has outside of its blocks, or in two of them."""
+    counts: dict[int, int] = {}
+    for block in blocks:
+        for parameter in block.parameters():
+            counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+    inside = _with_blocks(model, {id(block): Identity() for block in blocks})
+    outside = {id(parameter) for parameter in inside.parameters()}
+    return [p for p in model.parameters() if id(p) in outside or counts.get(id(p), 0) > 1]
+
+
+def _with_blocks(model: Any, replaced: Mapping[int, Any]) -> Any:
+    """A copy of a model with other modules in place of some; tensors are the same handles."""
+
+    def copy_value(value: Any) -> Any:
+        if isinstance(value, Module):
+            return replaced[id(value)] if id(value) in replaced else copy_module(value)
+        if type(value) in (list, tuple):
+            return type(value)(copy_value(each) for each in value)
+        return value
+
+    def copy_module(module: Any) -> Any:
+        if not any(id(each) in replaced for each in module.modules()):
+            return module
+        new = copy.copy(module)
+        for name, value in vars(module).items():
+            new.__dict__[name] = copy_value(value)
+        new.__dict__["_layout"] = None  # what is remembered of the tensors of the other
+        return new
+
+    return replaced[id(model)] if id(model) in replaced else copy_module(model)
+
+
+def whole_state(model: Any, mesh_axis: str = "data") -> dict[str, wf.Tensor]:
+    """The state of a model with its split parameters gathered, by name."""
+    handles = dict(model.named_parameters())
+    return {
+        name: gather_part(handles[name].detach(), whole_shape(handles[name]), mesh_axis)
+        if name in handles and is_part(handles[name])
+        else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def load_whole_state(model: Any, weights: Mapping[str, Any], mesh_axis: str = "data") -> None:
+    """Put whole weights into a model, of whose parameters this process may have parts."""
+    handles = dict(model.named_parameters())
+    own = {
+        name: part_of(wf.asarray(value), mesh_axis).reshape(handles[name].shape)
+        if name in handles and is_part(handles[name])
+        else value
+        for name, value in weights.items()
+    }
+    model.load_state_dict(own)

@@ -7,7 +7,8 @@
 
 Where a process is lost in a step, those that are left form a new group, take the state of one that
 came furthest, and go on with the batch after that state's last one. Global batches stay the same:
-each process gets a larger part. At most the step under way is done again.
+each process gets a larger part. At most the step under way is done again. `Trainer(recover=True)`
+does the same.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from weft.distributed.group import Group
 from weft.distributed.process_group import gather_objects, replace_world, world
 from weft.optim.states import named_tensors
 
-__all__ = ["Recovery", "has_quorum"]
+__all__ = ["Members", "Recovery", "has_quorum", "is_loss"]
 
 WENT_ON = "went-on-"
 """Files in the job's folder: the ranks that the others went on without."""
+ATTEMPTS = 8
+"""How many losses in a row, each while recovering from the one before, are recovered from."""
 
 
 def has_quorum(before: Sequence[int], left: Sequence[int]) -> bool:
@@ -46,17 +49,23 @@ def has_quorum(before: Sequence[int], left: Sequence[int]) -> bool:
     return twice > len(before) or (twice == len(before) and min(before) in left)
 
 
-class Recovery:
-    """The batches of a training that goes on after losses.
+def is_loss(error: BaseException) -> bool:
+    """Whether an error says that a process is gone, so that the others may go on."""
+    return isinstance(error, wf.ProcessError) and "lost" in error.problem
 
-    `losses` holds, for each recovery, the ranks that were lost and the seconds it took.
+
+class Members:
+    """The processes that are left of those at the start, and how they go on after a loss.
+
+    `ranks` are their ranks at the start, `own` that of this one; `losses` holds, for each
+    recovery, the ranks that were lost and the seconds it took.
     """
 
-    def __init__(self, model: Any, optimizer: Any, loader: Any, epochs: int = 1) -> None:
+    def __init__(self, op: str, optimizer: Any) -> None:
         group = world()
         if optimizer.sharing is None or optimizer.sharing.zero:
             raise wf.UnsupportedError(
-                "distributed.Recovery",
+                op,
                 "a lost process had a part of the state that no other has",
                 expected="an optimiser shared by data_parallel(optimizer) with zero=0",
                 got={"sharing": optimizer.sharing},
@@ -64,20 +73,113 @@ class Recovery:
             )
         if group.size > 1 and not hasattr(group.engine, "survivors"):
             raise wf.UnsupportedError(
-                "distributed.Recovery",
+                op,
                 f"groups of {group.engine.name} are not rebuilt after a loss",
-                expected="processes joined by Open MPI: weft launch train.py",
+                expected="processes joined by Open MPI or gloo: weft launch train.py",
                 got={"engine": group.engine.name},
                 fix='wf.distributed.init("mpi")',
             )
+        self.own, self.ranks = group.rank, list(range(group.size))
+        self.losses: list[tuple[list[int], float]] = []
+
+    def recover(self, error: wf.ProcessError, go_on: Any) -> None:
+        """Form the group of those that are left, and have `go_on()` share its state.
+
+        Where another process is lost meanwhile, it is done again.
+        """
+        begin, lost = time.monotonic(), []
+        for _ in range(ATTEMPTS):
+            try:
+                lost += self._regroup(error)
+                go_on()
+            except wf.ProcessError as other:
+                if not is_loss(other):
+                    raise
+                error = other
+            else:
+                break
+        else:
+            raise error
+        self.losses.append((lost, time.monotonic() - begin))
+        _note_losses(lost)
+
+    def _regroup(self, error: wf.ProcessError) -> list[int]:
+        """Make the world that of the processes that are left; the ranks that are not."""
+        old = world()
+        left = Group(old.engine.survivors(), "world", old.watch, old.checks)  # type: ignore[attr-defined]
+        replace_world(left, {"data": left.size})
+        ranks = [int(rank) for rank in left.all_gather(np.array(self.own))]
+        lost = [rank for rank in self.ranks if rank not in ranks]
+        if not has_quorum(self.ranks, ranks):
+            raise wf.ProcessError(
+                "distributed.Recovery",
+                "too few processes are left to go on",
+                expected=f"more than half of {len(self.ranks)}, or half with the lowest rank",
+                got={"left": ranks, "lost": lost},
+                fix="start again from the last checkpoint",
+            ) from error
+        self.ranks = ranks
+        return lost
+
+
+def take_newest(handles: Sequence[wf.Tensor], step: int, facts: Any) -> tuple[int, Any]:
+    """Make tensors those of the process that came furthest; its step, and what it knows beside.
+
+    Nothing is written before all has arrived: where the source is lost meanwhile, each process
+    still has a state that belongs to one step.
+    """
+    group = world()
+    steps = [int(each) for each in group.all_gather(np.array(step))]
+    source = steps.index(max(steps))
+    arrays = [
+        group.broadcast(np.require(handle.detach().numpy(), requirements="C"), source)
+        for handle in handles
+    ]
+    known = gather_objects(facts)[source]
+    with wf.no_grad():
+        for handle, array in zip(handles, arrays, strict=True):
+            handle.copy_(wf.tensor(array))
+    return steps[source], known
+
+
+def training_handles(model: Any, optimizer: Any) -> list[wf.Tensor]:
+    """The tensors that training goes on from."""
+    buffers = [tensor for _, tensor in model.named_buffers()]
+    kept = [tensor for _, tensor in named_tensors(optimizer)]
+    return [*kept, *model.parameters(), *buffers]
+
+
+def _note_losses(lost: Sequence[int]) -> None:
+    """Tell the launcher which processes the others went on without."""
+    launch = find_launch(os.environ)
+    if launch is not None and launch.folder:
+        for rank in lost:
+            (Path(launch.folder) / f"{WENT_ON}{rank}").touch()
+
+
+class Recovery:
+    """The batches of a training that goes on after losses.
+
+    `losses` holds, for each recovery, the ranks that were lost and the seconds it took.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, loader: Any, epochs: int = 1) -> None:
+        self._members = Members("distributed.Recovery", optimizer)
         self.model, self.optimizer, self.loader, self.epochs = model, optimizer, loader, epochs
         self.steps = 0
-        self.members = list(range(group.size))
-        """The ranks at the start of those that are left."""
-        self.losses: list[tuple[list[int], float]] = []
         self._is_renewed = False
-        loader.share(group.rank, group.size)
+        loader.share(world().rank, world().size)
         self._place: tuple[int, int] = loader.position
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks at the start of those that are left."""
+        return self._members.ranks
+
+    @property
+    def losses(self) -> list[tuple[list[int], float]]:
+        """For each recovery, the ranks that were lost and the seconds it took."""
+        return self._members.losses
 
     def __iter__(self) -> Iterator[Any]:
         while self.loader.position[0] < self.epochs:
@@ -93,59 +195,18 @@ class Recovery:
         try:
             yield
         except wf.ProcessError as error:
-            if "lost" not in error.problem:
+            if not is_loss(error):
                 raise
-            self._recover(error)
+            self._members.recover(error, self._go_on)
         else:
             self.steps, self._place = self.steps + 1, self.loader.position
 
-    def _recover(self, error: wf.ProcessError) -> None:
-        """Shrink, check the quorum, agree on the step, and take the newest state."""
-        begin = time.monotonic()
-        old = world()
-        left = Group(old.engine.survivors(), "world", old.watch, old.checks)  # type: ignore[attr-defined]
-        replace_world(left, {"data": left.size})
-        own = self.members[old.rank]
-        ranks = [int(rank) for rank in left.all_gather(np.array(own))]
-        lost = [rank for rank in self.members if rank not in ranks]
-        if not has_quorum(self.members, ranks):
-            raise wf.ProcessError(
-                "distributed.Recovery",
-                "too few processes are left to go on",
-                expected=f"more than half of {len(self.members)}, or half with the lowest rank",
-                got={"left": ranks, "lost": lost},
-                fix="start again from the last checkpoint",
-            ) from error
-        self.members = ranks
-        self._take_newest_state(left)
-        self.loader.share(left.rank, left.size)
-        self.optimizer.sharing = replace(self.optimizer.sharing, size=left.size)
-        self._is_renewed = True
-        self.losses.append((lost, time.monotonic() - begin))
-        _note_losses(lost)
-
-    def _take_newest_state(self, left: Group) -> None:
-        """Make model, optimiser, step and place in the data those of who came furthest."""
-        steps = [int(step) for step in left.all_gather(np.array(self.steps))]
-        source = steps.index(max(steps))
-        with wf.no_grad():
-            for handle in self._handles():
-                array = np.require(handle.detach().numpy(), requirements="C")
-                handle.copy_(wf.tensor(left.broadcast(array, source)))
+    def _go_on(self) -> None:
+        """Take the newest state and place in the data, and this process's part of the batches."""
+        handles = training_handles(self.model, self.optimizer)
+        self.steps, self._place = take_newest(handles, self.steps, self._place)
         self.optimizer.zero_grad()  # of the step that was not finished
-        places = gather_objects(self._place)
-        self.steps, self._place = max(steps), places[source]
         self.loader.seek(*self._place)
-
-    def _handles(self) -> list[wf.Tensor]:
-        buffers = [tensor for _, tensor in self.model.named_buffers()]
-        kept = [tensor for _, tensor in named_tensors(self.optimizer)]
-        return [*kept, *self.model.parameters(), *buffers]
-
-
-def _note_losses(lost: Sequence[int]) -> None:
-    """Tell the launcher which processes the others went on without."""
-    launch = find_launch(os.environ)
-    if launch is not None and launch.folder:
-        for rank in lost:
-            (Path(launch.folder) / f"{WENT_ON}{rank}").touch()
+        self.loader.share(world().rank, world().size)
+        self.optimizer.sharing = replace(self.optimizer.sharing, size=world().size)
+        self._is_renewed = True

@@ -10,7 +10,7 @@ each process keeps the optimiser's state of its part of every parameter, and upd
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import weft as wf
@@ -22,9 +22,15 @@ from weft.collectives import (
     reduce_scatter,
     take_shard,
 )
-from weft.distributed.parameters import is_part
+from weft.distributed.parameters import (
+    gather_part,
+    is_of_experts,
+    is_part,
+    part_of,
+    whole_shape,
+)
 
-__all__ = ["BUCKET", "GradientSharing", "data_parallel"]
+__all__ = ["BUCKET", "GradientSharing", "data_parallel", "share_stages"]
 
 BUCKET = 1 << 22
 """Bytes of gradients that travel together; a larger gradient travels alone."""
@@ -37,7 +43,8 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
 
     Parameters and the optimiser's state become those of the first process. zero: what is split
     over the processes beside the batch: 1 the optimiser's state, 2 the gradients, too, 3 all that
-    belongs to parameters that `shard_parameters` has split.
+    belongs to parameters that `shard_parameters` has split. Parameters of experts that
+    `shard_experts` has divided stay divided, with zero 0 or 3.
 
     >>> import weft as wf
     >>> wf.distributed.init()
@@ -49,13 +56,16 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     >>> wf.distributed.shutdown()
     """
     are_split = tuple(is_part(parameter) for parameter in optimizer.parameters)
-    if zero not in (0, 1, 2, 3) or any(are_split) != (zero == 3):
+    has_others = any(is_part(p) and not is_of_experts(p) for p in optimizer.parameters)
+    allowed = (3,) if has_others else (0, 3) if any(are_split) else (0, 1, 2)
+    if zero not in allowed:
         raise wf.ArgumentError(
             "data_parallel",
             "there is no such level" if zero not in (0, 1, 2, 3) else "this is another level",
-            expected="zero: 0, 1 or 2; 3 for parameters that shard_parameters(module) has split",
+            expected="zero: 0, 1 or 2; 3 for parameters that shard_parameters(module) has split; "
+            "0 or 3 with divided experts",
             got={"zero": zero, "split parameters": sum(are_split)},
-            fix="zero=3" if any(are_split) else "zero=1",
+            fix="zero=3" if has_others else "zero=0",
         )
     if zero and (not optimizer.rowwise or optimizer.waiting is not None):
         raise wf.UnsupportedError(
@@ -79,6 +89,13 @@ def data_parallel(optimizer: Any, *, zero: int = 0, mesh_axis: str = "data") -> 
     return optimizer
 
 
+def share_stages(optimizer: Any, mesh_axis: str, counted: tuple[bool, ...]) -> Any:
+    """The optimiser, which agrees with those of other stages on norms and on steps to skip."""
+    present = optimizer.sharing or GradientSharing()
+    optimizer.sharing = replace(present, stage_axis=mesh_axis, counted=counted)
+    return optimizer
+
+
 @dataclass(frozen=True)
 class GradientSharing:
     """How an optimiser's gradients and state are shared by the processes along an axis."""
@@ -88,7 +105,11 @@ class GradientSharing:
     size: int = 1
     """How many processes there are; a program for another number is another program."""
     are_split: tuple[bool, ...] = ()
-    """With zero=3: which parameters are parts, whose gradients arrive summed."""
+    """Which parameters are parts (with zero=3, and those of experts): gradients arrive summed."""
+    stage_axis: str | None = None
+    """The mesh axis along which processes hold other parameters: the stages of a pipeline."""
+    counted: tuple[bool, ...] = ()
+    """With a stage axis: which parameters this process counts in norms of all gradients."""
 
     @property
     def has_parts(self) -> bool:
@@ -99,7 +120,7 @@ class GradientSharing:
         """The mean of all processes' gradients: whole, or with zero=2 the parts of this process."""
         if self.size == 1:
             return [None if g is None else self.part(g) for g in gradients]
-        if self.zero == 3:
+        if any(self.are_split):
             return self._mean_of_parts(gradients)
         if self.zero < 2:
             means = _in_buckets(gradients, self._mean_bucket)
@@ -130,15 +151,51 @@ class GradientSharing:
             ]
         return results
 
+    def whole_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
+        """What is kept for a parameter, gathered from the processes that have parts of it."""
+        if is_part(parameter):
+            return gather_part(value, whole_shape(parameter), self.mesh_axis)
+        return self.whole([value], [parameter])[0]
+
+    def own_state(self, value: wf.Tensor, parameter: wf.Tensor) -> wf.Tensor:
+        """This process's part of what is kept for a parameter."""
+        if is_part(parameter):
+            return part_of(value, self.mesh_axis).reshape(parameter.shape)
+        return self.part(value)
+
     def norm(self, gradients: Gradients, norm_of: Callable[[Gradients], wf.Tensor]) -> wf.Tensor:
         """The norm of all gradients, of which this process may hold a part."""
-        if not self.zero:
+        if not self._has_any_parts and self.stage_axis is None:
             return norm_of(gradients)
-        marks = self.are_split if self.zero == 3 else (True,) * len(gradients)
+        if self.counted:
+            gradients = [g if own else None for g, own in zip(gradients, self.counted, strict=True)]
+        marks = self._are_parts(len(gradients))
         parts = [g for g, split in zip(gradients, marks, strict=True) if split]
         wholes = [g for g, split in zip(gradients, marks, strict=True) if not split]
-        squares = all_reduce(norm_of(parts) ** 2, self.mesh_axis)
-        return wf.sqrt(squares + norm_of(wholes) ** 2)
+        squares = norm_of(wholes) ** 2
+        if self._has_any_parts:
+            squares = squares + all_reduce(norm_of(parts) ** 2, self.mesh_axis)
+        if self.stage_axis is not None:
+            squares = all_reduce(squares, self.stage_axis)
+        return wf.sqrt(squares)
+
+    def agree(self, finite: wf.Tensor) -> wf.Tensor:
+        """Whether the gradients of all processes are finite, each of which may hold some."""
+        flag = finite.astype("float32")
+        if self._has_any_parts and self.size > 1:
+            flag = all_reduce(flag, self.mesh_axis, op="min")
+        if self.stage_axis is not None:
+            flag = all_reduce(flag, self.stage_axis, op="min")
+        return flag > 0
+
+    def _are_parts(self, count: int) -> tuple[bool, ...]:
+        """Which gradients this process holds a part of."""
+        return self.are_split if any(self.are_split) else (self.has_parts,) * count
+
+    @property
+    def _has_any_parts(self) -> bool:
+        """Whether this process holds gradients that others do not."""
+        return self.has_parts or any(self.are_split)
 
     def _mean_of_parts(self, gradients: Gradients) -> Gradients:
         """Sums that were split on the way back, and whole gradients, as means."""

@@ -34,7 +34,6 @@ from weft.core.shapes import Dim
 from weft.core.types import TensorType
 from weft.ir.autocast import AUTOCAST
 from weft.ir.constants import call_beside
-from weft.ir.derivatives import Joint
 from weft.ir.graph import graphs_in
 from weft.ir.kinds import Collective, Control
 from weft.ir.parts import as_part
@@ -63,6 +62,10 @@ NATIVE: list[Native] = []
 
 ELSEWHERE: list[Native] = []
 """Computes a primitive on another device than the host, or gives None; see eager.py."""
+
+
+KNOWN_ELSEWHERE: list[Callable[[Primitive, Sequence[Tensor], dict[str, Any]], Any]] = []
+"""Computes a primitive on another device if it was computed there before, or gives None."""
 
 
 @contextmanager
@@ -105,6 +108,10 @@ class _Outside:
 
 def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
     """Apply a primitive to tensors: a tensor, or a tuple of them."""
+    if operands and type(operands[0]._value) is not HostArray and not traces.stack:
+        result = _bind_known(primitive, operands, params)
+        if result is not None:
+            return result
     types = primitive.type_rule(*[operand.type for operand in operands], **params)
     trace = deepest_trace(operands, primitive.name)
     if traces.stack:
@@ -121,6 +128,22 @@ def bind(primitive: Primitive, *operands: Tensor, **params: Any) -> Any:
         result = traces.keeper.process(primitive, operands, params, types, trace)
     if grad_mode.enabled and _varies(primitive, operands, types):
         record(primitive, params, operands, result)
+    if primitive.part is not None:
+        as_part(result, operands[0], (primitive.part, params))
+    return result
+
+
+def _bind_known(primitive: Primitive, operands: tuple[Tensor, ...], params: dict[str, Any]) -> Any:
+    """What `bind` gives for a call that was made before on another device; None for any other."""
+    if traces.keeper is not None or not KNOWN_ELSEWHERE:
+        return None
+    result = KNOWN_ELSEWHERE[0](primitive, operands, params)
+    if result is None:
+        return None
+    if grad_mode.enabled and any(operand._node is not None for operand in operands):
+        types = primitive.type_rule(*[operand.type for operand in operands], **params)
+        if _varies(primitive, operands, types):
+            record(primitive, params, operands, result)
     if primitive.part is not None:
         as_part(result, operands[0], (primitive.part, params))
     return result
@@ -164,7 +187,7 @@ def evaluate(primitive: Primitive, arrays: list[Any], params: dict[str, Any]) ->
         if found is not None:
             return found
     try:
-        if isinstance(primitive.derivatives, Joint) or isinstance(primitive.kind, Collective):
+        if primitive.sees_to_warnings:
             result = primitive.reference(*arrays, **params)
         else:
             try:

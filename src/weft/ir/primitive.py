@@ -100,6 +100,8 @@ class Primitive:
     this process knows how it is computed, so that programs with it are not stored."""
     is_multilinear: bool = field(init=False, default=False)
     """Whether no derivative reads the result."""
+    sees_to_warnings: bool = field(init=False, default=False)
+    """Whether its reference turns NumPy's warnings off itself, as one that holds graphs does."""
 
     def __post_init__(self) -> None:
         if self.name in PRIMITIVES:
@@ -117,6 +119,9 @@ class Primitive:
         rules = self.derivatives if isinstance(self.derivatives, tuple) else ()
         plain = bool(rules) and not any(isinstance(rule, Tangent) for rule in rules)
         object.__setattr__(self, "is_multilinear", plain)
+        holds_graphs = isinstance(self.derivatives, Joint)
+        is_collective = isinstance(self.kind, Collective)
+        object.__setattr__(self, "sees_to_warnings", holds_graphs or is_collective)
         PRIMITIVES[self.name] = self
 
     def __repr__(self) -> str:

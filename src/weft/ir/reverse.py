@@ -19,7 +19,9 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Any
 
-from weft.core.arrays import CONCRETE
+import numpy as np
+
+from weft.core.arrays import CONCRETE, HostArray
 from weft.core.devices import CPU, Device
 from weft.core.dtypes import DType
 from weft.core.errors import GradientError
@@ -62,13 +64,13 @@ class recording(ContextDecorator):  # noqa: N801  a context manager, called as a
 
 def reachable(roots: Sequence[AnyNode | None]) -> list[AnyNode]:
     """All nodes that the roots were computed from, latest first: an order to go back in."""
-    seen: set[AnyNode] = set()
-    stack = [root for root in roots if root is not None]
+    seen: set[AnyNode] = {root for root in roots if root is not None}
+    stack = list(seen)
     while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend([parent for parent in node.parents if parent is not None])
+        for parent in stack.pop().parents:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
     return sorted(seen, key=_number, reverse=True)
 
 
@@ -139,7 +141,7 @@ def _backpropagate(
     attach: bool,
     tracing: bool,
 ) -> dict[AnyNode, Tensor]:
-    live = frozenset(order)
+    live, has_devices = frozenset(order), len(CONCRETE) > 1
     # Of a node with several results, which Projections lead to, a dictionary of their cotangents.
     cotangents: dict[Any, Any] = {}
     for root, seed in seeds:
@@ -153,12 +155,12 @@ def _backpropagate(
             continue
         if node.hooks:
             cotangent = _apply_hooks(node.hooks, cotangent)
-        if node in ends:
+        if ends and node in ends:
             leaves[node] = cotangent
         elif type(node) is Node:
             if tracing:
                 scopes.module = _module_of(node.out)
-            elif len(CONCRETE) > 1:
+            elif has_devices:
                 traces.device = _device_of(cotangent)
             _propagate(cotangents, live, node, cotangent, attach)
             if release:
@@ -221,14 +223,22 @@ def _propagate(
     if type(derivatives) is Joint or node.primitive.multiple:
         _propagate_all(cotangents, live, node, operands, cotangent, attach)
         return
-    primitive = node.primitive
+    primitive, is_tuple = node.primitive, type(derivatives) is tuple
     out = None if primitive.is_multilinear else wrap(node.out, node if attach else None)
     for index, parent in enumerate(parents):
-        if parent in live:
+        if parent not in live:
+            continue
+        derivative = derivatives[index] if is_tuple else None  # type: ignore[index]
+        if type(derivative) is Linear or type(derivative) is Additive:  # as `pull` does it
+            back = derivative.transpose(cotangent, *operands, **params)
+            if primitive.broadcasts and back is not None:
+                shape = values[index].shape
+                back = back if back._value.shape == shape else sum_to(back, shape)
+        else:
             back = pull(primitive, index, cotangent, out, operands, params)
-            if back is not None:
-                before = cotangents.get(parent)
-                cotangents[parent] = back if before is None else before + back
+        if back is not None:
+            before = cotangents.get(parent)
+            cotangents[parent] = back if before is None else before + back
 
 
 def _propagate_all(
@@ -439,6 +449,9 @@ def or_zeros(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Ten
 
 def filled_like(x: Tensor, value: float) -> Tensor:
     """A tensor of one value, with the type of another, and on its device."""
+    array = x._value
+    if type(array) is HostArray and not traces.stack and traces.keeper is None:
+        return wrap(np.full(array.shape, value, array.dtype))
     with constants_on(x.device):
         return filled_tensor(x.shape, x.dtype, value)
 

@@ -292,13 +292,15 @@ class Tensor:
     __hash__ = object.__hash__
 
 
+_new = Tensor.__new__
+
+
 def wrap(value: Any, node: Any = None) -> Tensor:
     """A new handle on a value."""
-    tensor = Tensor.__new__(Tensor)
+    tensor = _new(Tensor)
     tensor._value = value
     tensor._node = node
-    tensor._grad = None
-    tensor._origin = None
+    tensor._grad = tensor._origin = None
     return tensor
 
 

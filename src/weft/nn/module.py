@@ -162,6 +162,8 @@ class Module:
         if is_tracing():
             with enter_module(self):
                 return self._run(args, kwargs)
+        if not self._hooks and not self._pre_hooks:
+            return call_beside(self.forward, args, kwargs)
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ from weft.core.types import TensorType
 from weft.ir.batching import move_axis
 from weft.ir.derivatives import OperandDerivative, Tangent
 from weft.ir.dispatch import apply, quiet
-from weft.ir.eager import large_elementwise, times_large
+from weft.ir.eager import elementwise_elsewhere, large_elementwise, times_large
 from weft.ir.kinds import Elementwise
 from weft.ir.primitive import PRIMITIVES, Lower, Mistake, Primitive, Sample
 from weft.ir.tape import LARGE, NO_PARAMS, Node, keep
@@ -247,10 +247,33 @@ def _long_path(
     return promote if otherwise is None else promote_unless_other
 
 
+def _function_elsewhere(primitive: Primitive, slow: Function) -> Function:
+    """The function for tensors on other devices, beside which a number may stand; `slow` else."""
+    compute = elementwise_elsewhere(primitive)
+
+    def function(*operands: Any) -> Tensor:
+        given = [x._value if type(x) is Tensor else _as_float(x) for x in operands]
+        found = compute(given)
+        if found is None:
+            return slow(*operands)
+        value, arrays = found
+        tensor = _new(Tensor)
+        tensor._value = value
+        tensor._node = tensor._grad = tensor._origin = None
+        if grad_mode.enabled:
+            parents = tuple([x._node if type(x) is Tensor else None for x in operands])
+            if any(parents):
+                tensor._node = tape_node(primitive, arrays, parents, value)
+        return tensor
+
+    return function
+
+
 def _unary(
     primitive: Primitive, kernel: Callable[..., Any], fast: frozenset[Any], slow: Function
 ) -> Function:
     times, large = times_large(primitive), large_elementwise(primitive)
+    elsewhere = _function_elsewhere(primitive, slow)
 
     def function(x: Any, /) -> Tensor:
         if type(x) is Tensor:
@@ -275,6 +298,7 @@ def _unary(
                 else:
                     tensor._node = None
                 return tensor
+            return elsewhere(x)
         return slow(x)
 
     return function
@@ -289,12 +313,13 @@ def _binary(
 ) -> Function:
     """`weak` are the dtypes that a Python float may stand beside."""
     times, large = times_large(primitive), large_elementwise(primitive)
+    elsewhere = _function_elsewhere(primitive, slow)
 
     def function(x1: Any, x2: Any, /) -> Tensor:
         if type(x1) is Tensor and type(x2) is Tensor:
             a, b = x1._value, x2._value
             if type(a) is not HostArray or type(b) is not HostArray:
-                return slow(x1, x2)
+                return elsewhere(x1, x2)
             if a.dtype is not b.dtype or a.dtype not in fast:
                 return slow(x1, x2)
             least = settings.eager_elements * times
@@ -306,7 +331,7 @@ def _binary(
         elif type(x1) is Tensor:
             a, b = x1._value, _as_float(x2)
             if type(b) is not float or type(a) is not HostArray or a.dtype not in weak:
-                return slow(x1, x2)
+                return elsewhere(x1, x2)
             if a.size >= settings.eager_elements * times:
                 found = large((x1, wrap(np.array(b, a.dtype))))
                 if found is not None:
@@ -318,7 +343,7 @@ def _binary(
                 return slow(x1, x2)
             b = x2._value
             if type(b) is not HostArray or b.dtype not in weak:
-                return slow(x1, x2)
+                return elsewhere(x1, x2)
             if b.size >= settings.eager_elements * times:
                 found = large((wrap(np.array(a, b.dtype)), x2))
                 if found is not None:
@@ -332,11 +357,9 @@ def _binary(
             value = np.asarray(value)
         tensor = _new(Tensor)
         tensor._value = value
-        tensor._grad = tensor._origin = None
+        tensor._node = tensor._grad = tensor._origin = None
         if (node is not None or other is not None) and grad_mode.enabled:
             tensor._node = tape_node(primitive, (a, b), (node, other), value)
-        else:
-            tensor._node = None
         return tensor
 
     return function

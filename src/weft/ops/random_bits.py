@@ -67,6 +67,14 @@ def philox(block: Any, key: tuple[Any, Any], rest: tuple[Any, Any, Any]) -> tupl
     return a, b, c, d
 
 
+def philox_rounds() -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """For each round the two multipliers, and what is added to the two words of the key."""
+    return [
+        (_MULTIPLIERS, ((step * _WEYL[0]) & _LOW, (step * _WEYL[1]) & _LOW))
+        for step in range(_ROUNDS)
+    ]
+
+
 def _bits(key: Array, data: Array, shape: Any, dtype: DType, domain: int) -> Array:
     words = math.prod(shape) * (dtype.bits // 32)
     blocks, rows = -(-words // 4), data.size

@@ -238,6 +238,7 @@ class Optimizer:
             if not self.is_unscaled:
                 gradients = self.scaling.unscaled(gradients)
             apply = all_finite(gradients)
+            apply = apply if self.sharing is None else self.sharing.agree(apply)
             self.scaling.update(apply)
         if self.waiting is not None:
             gradients, apply = self.waiting.add_gradients(

@@ -45,7 +45,8 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     parameters = parameters_of_slots(optimizer)
     for name, handle in handles.items():
         is_split = optimizer.sharing is not None and name in parameters
-        handle.copy_(optimizer.sharing.part(state[name]) if is_split else state[name])
+        value = state[name]
+        handle.copy_(optimizer.sharing.own_state(value, parameters[name]) if is_split else value)
     for number, group in enumerate(optimizer.groups):
         for name in group.options:
             key = f"groups.{number}.{name}"
@@ -65,7 +66,7 @@ def _whole_value(optimizer: Optimizer, handle: wf.Tensor, parameter: wf.Tensor |
     """A copy of what is kept; what processes have parts of is gathered from all of them."""
     if optimizer.sharing is None or parameter is None:
         return handle.clone()
-    whole: wf.Tensor = optimizer.sharing.whole([handle], [parameter])[0]
+    whole: wf.Tensor = optimizer.sharing.whole_state(handle, parameter)
     return whole.clone()
 
 

@@ -37,6 +37,7 @@ from weft.train.metrics import (
     as_metrics,
     register_metric,
 )
+from weft.train.pipeline_strategy import PipelineStrategy
 from weft.train.plots import plot
 from weft.train.progress import Progress
 from weft.train.run_log import RunLog
@@ -55,10 +56,10 @@ __all__ = [
     "AUC", "F1", "MAE", "MSE", "R2", "Accuracy", "BestCheckpoint", "CSVLogger", "Callback",
     "Checkpoint", "CheckpointError", "CheckpointFolder", "ConfusionMatrix", "EarlyStopping",
     "EventWriter", "Histograms", "History", "JSONLogger", "LambdaCallback", "LearningRateLogger",
-    "LiveCurves", "MLflowLogger", "Mean", "Metric", "Perplexity", "Precision", "Progress", "Recall",
-    "RunLog", "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK", "Trainer", "Trial",
-    "WandbLogger", "as_metrics", "cross_validate", "find_lr", "halving_search", "optuna_search",
-    "plot", "random_search", "register_metric",
+    "LiveCurves", "MLflowLogger", "Mean", "Metric", "Perplexity", "PipelineStrategy", "Precision",
+    "Progress", "Recall", "RunLog", "ScheduleCallback", "StopOnNan", "TensorBoard", "TopK",
+    "Trainer", "Trial", "WandbLogger", "as_metrics", "cross_validate", "find_lr", "halving_search",
+    "optuna_search", "plot", "random_search", "register_metric",
 ]  # fmt: skip
 
 _explain_all(globals(), __all__)

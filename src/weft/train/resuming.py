@@ -30,7 +30,8 @@ from weft.train.checkpoints import Checkpoint, CheckpointError, CheckpointFolder
 from weft.train.history import History
 from weft.train.packing import pack, unpack
 
-__all__ = ["epoch_batches", "load", "refuse_used_folder", "resume", "save", "state_of"]
+__all__ = ["epoch_batches", "load", "named_callbacks", "refuse_used_folder", "resume", "save",
+           "state_of", "state_or_none"]  # fmt: skip
 
 
 def save(
@@ -55,7 +56,7 @@ def save(
         "optimizer": type(trainer.optimizer).__name__,
         "state": state,
     }
-    groups = {"model": trainer.model.state_dict(), "state": tensors}
+    groups = {"model": trainer.strategy.model_state(trainer.model), "state": tensors}
     path: Path = trainer.strategy.write_once(lambda: chosen.save(groups, facts, kind))
     return path
 
@@ -63,24 +64,25 @@ def save(
 def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
     """The state of training besides the model's."""
     return {
-        "optimizer": trainer.optimizer.state_dict(),
-        "schedule": _state(trainer.schedule),
-        "ema": _state(trainer.ema),
+        "optimizer": trainer.strategy.optimizer_state(trainer.optimizer),
+        "schedule": state_or_none(trainer.schedule),
+        "ema": state_or_none(trainer.ema),
         "random": tuple(wf.random.get_state()),
-        "loader": trainer.loader_state if trainer.batches else _state(loader),
+        "loader": trainer.loader_state if trainer.batches else state_or_none(loader),
         "metrics": {metric.name: metric.state for metric in trainer.metrics},
         "loss": [trainer.loss_sum, trainer.loss_count],
         "sizes": [trainer.train_programs.first, trainer.evaluation_programs.first],
-        "callbacks": {name: each.state_dict() for name, each in _named_callbacks(trainer)},
+        "callbacks": {name: each.state_dict() for name, each in named_callbacks(trainer)},
         "stopped": trainer.stopped,
     }
 
 
-def _state(value: Any) -> Any:
+def state_or_none(value: Any) -> Any:
+    """The state of what has one."""
     return value.state_dict() if hasattr(value, "state_dict") else None
 
 
-def _named_callbacks(trainer: Any) -> Iterator[tuple[str, Any]]:
+def named_callbacks(trainer: Any) -> Iterator[tuple[str, Any]]:
     """Callbacks by class, and by number where there are several of one."""
     seen: dict[str, int] = {}
     for callback in trainer.callbacks:
@@ -95,19 +97,19 @@ def load(trainer: Any, path: Any = None, kind: str = "step") -> dict[str, Any]:
     if folder is None:
         folder = CheckpointFolder(_require_folder(path))
     checkpoint = folder.load(_checkpoint_inside(path, kind), kind)
-    weights = checkpoint.require("model", trainer.model.state_dict())
+    weights = checkpoint.require("model", trainer.strategy.model_state(trainer.model))
     with _name_file_in_errors(checkpoint.path / "state.safetensors"):
         state: dict[str, Any] = unpack(checkpoint.facts["state"], checkpoint.tensors["state"])
-        trainer.optimizer.load_state_dict(state["optimizer"])
+        trainer.strategy.load_optimizer(trainer.optimizer, state["optimizer"])
         for name in ("schedule", "ema"):
             if state[name] is not None and getattr(trainer, name) is not None:
                 getattr(trainer, name).load_state_dict(state[name])
         for metric in trainer.metrics:
             metric.state = state["metrics"].get(metric.name, metric.state)
-        for name, callback in _named_callbacks(trainer):
+        for name, callback in named_callbacks(trainer):
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
-    trainer.model.load_state_dict(weights)
+    trainer.strategy.load_model(trainer.model, weights)
     with _name_file_in_errors(checkpoint.path / "manifest.json"):
         _place(trainer, checkpoint, state)
     return state
@@ -160,7 +162,7 @@ def epoch_batches(trainer: Any, loader: Any) -> Iterator[tuple[Any, bool]]:
     iterator = iter(batches_of("fit", rest, start, trainer.device))
     held = next(iterator, _END)
     while held is not _END:
-        state = _state(loader) if _is_due(trainer) else None
+        state = state_or_none(loader) if _is_due(trainer) else None
         following = next(iterator, _END)
         trainer.loader_state = state
         yield held, following is _END

@@ -1,7 +1,8 @@
-"""How a trainer uses several processes: `Trainer(strategy="data")`, or "zero1" and "zero2".
+"""How a trainer uses several processes: `Trainer(strategy="data")`, or "zero1" to "zero3".
 
 Each process takes its part of every batch. Loss and gradients are those of the whole batch on all
-processes, whatever the sizes of the parts; files are written by the first process alone.
+processes, whatever the sizes of the parts; files are written by the first process alone. Pipelines
+have a module of their own (pipeline_strategy.py).
 
 >>> import weft as wf
 >>> from weft.train.strategies import find_strategy
@@ -13,14 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import weft as wf
 
-__all__ = ["STRATEGIES", "DataStrategy", "Strategy", "find_strategy"]
+__all__ = ["STRATEGIES", "DataStrategy", "SplitStrategy", "Strategy", "find_strategy",
+           "no_average"]  # fmt: skip
 
-STRATEGIES = {"data": 0, "zero1": 1, "zero2": 2}
-"""The strategies, and what of the optimiser each splits; see `wf.distributed.data_parallel`."""
+STRATEGIES = {"data": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+"""The strategies, and what of the state each splits; see `wf.distributed.data_parallel`."""
 
 
 class Strategy:
@@ -29,16 +32,66 @@ class Strategy:
     rank = 0
     size = 1
 
-    def share_optimizer(self, optimizer: Any) -> None:
-        """Have the optimiser's steps take part."""
+    def share_trainer(self, trainer: Any) -> None:
+        """Have the trainer's model and optimiser take part."""
+
+    def called_model(self, model: Any) -> Any:
+        """The model as it is called, which has the handles of the trainer's."""
+        return model
+
+    def run_step(self, trainer: Any, batch: Any, *settings: Any) -> tuple[wf.Tensor, Any, Any]:
+        """Train on a batch: what is told of the loss, the outputs and the gradients.
+
+        settings: the weight of the batch, that of all batches of the update, whether it is
+        complete, and whether to keep its gradients.
+        """
+        results: tuple[wf.Tensor, Any, Any] = trainer.train_programs(
+            batch, trainer.called_state(), *settings
+        )
+        return results
+
+    def run_evaluation(self, trainer: Any, batch: Any) -> tuple[wf.Tensor, Any]:
+        """The loss and the outputs of a batch, in evaluation mode."""
+        results: tuple[wf.Tensor, Any] = trainer.evaluation_programs(batch, trainer.called_state())
+        return results
+
+    def begin_epoch(self, trainer: Any, loader: Any) -> None:
+        """Note where the data stand at the beginning of an epoch, or of what is left of it."""
+
+    def end_update(self, trainer: Any) -> None:
+        """Note where the training stands after an update, or after an epoch."""
+
+    def end_fit(self, trainer: Any) -> None:
+        """Give all processes what they need of each other once a training is over."""
+
+    def recovers_from(self, error: BaseException, trainer: Any, loader: Any) -> bool:
+        """Whether the training can go on after an error; where it can, all is made ready."""
+        return False
+
+    def model_state(self, model: Any) -> Any:
+        """The whole weights, as files hold them."""
+        return model.state_dict()
+
+    def load_model(self, model: Any, weights: Any) -> None:
+        """Put whole weights in place."""
+        model.load_state_dict(weights)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The whole state of the optimiser, as files hold it."""
+        state: dict[str, Any] = optimizer.state_dict()
+        return state
+
+    def load_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
+        """Put the whole state of an optimiser in place."""
+        optimizer.load_state_dict(state)
 
     def share_loader(self, loader: Any) -> Any:
         """The loader, which gives this process its part of each batch."""
         return loader
 
-    def own_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches that this process evaluates."""
-        return iter(batches)
+    def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+        """The batches that this process evaluates, and whether it counts each."""
+        return ((each, True) for each in batches)
 
     def weigh(self, loss: wf.Tensor, rows: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
         """A loss as the mean of all processes' gradients needs it, and what is told of it."""
@@ -48,9 +101,9 @@ class Strategy:
         """The mean of all processes' numbers of rows."""
         return rows
 
-    def read_loss(self, told: wf.Tensor) -> tuple[float, str]:
-        """The loss of the whole batch; and where a number is missing, what is known of it."""
-        return told.item(), ""
+    def read_loss(self, told: wf.Tensor, rows: int) -> tuple[float, int, str]:
+        """The loss and the rows of the whole batch; where a number is missing, what is known."""
+        return told.item(), rows, ""
 
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         """The sums of all processes' numbers."""
@@ -71,43 +124,49 @@ class DataStrategy(Strategy):
         if not wf.distributed.is_initialized():
             wf.distributed.init()
         self.zero = zero
+        self.find_place()
+
+    def find_place(self) -> None:
+        """Note who this process is, among all and along the axis of batches."""
         self.rank = wf.distributed.rank()
         self.size = wf.distributed.axis_size("data")
+        self.place = int(wf.distributed.axis_index("data").item())
 
-    def share_optimizer(self, optimizer: Any) -> None:
+    def share_trainer(self, trainer: Any) -> None:
         """See `Strategy`."""
-        wf.distributed.data_parallel(optimizer, zero=self.zero)
+        wf.distributed.data_parallel(trainer.optimizer, zero=self.zero)
 
     def share_loader(self, loader: Any) -> Any:
         """See `Strategy`; batches that are no loader's are the same on all processes."""
         if hasattr(loader, "share"):
-            loader.share(self.rank, self.size)
+            loader.share(self.place, self.size)
         return loader
 
-    def own_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         """See `Strategy`."""
-        return (each for i, each in enumerate(batches) if i % self.size == self.rank)
+        return ((each, True) for i, each in enumerate(batches) if i % self.size == self.place)
 
     def weigh(self, loss: wf.Tensor, rows: wf.Tensor) -> tuple[wf.Tensor, wf.Tensor]:
-        """See `Strategy`: the mean over all rows, and beside it the loss of this process."""
-        own = loss.detach()
-        share = rows / self.mean_rows(rows)
+        """See `Strategy`: the mean over all rows, the loss of this process, all rows."""
+        own, mean_rows = loss.detach(), self.mean_rows(rows)
+        share = rows / mean_rows
         whole = wf.distributed.all_reduce(own * share, "data", op="mean")
-        return loss * share, wf.stack([whole, own])
+        return loss * share, wf.stack([whole, own, mean_rows * self.size])
 
     def mean_rows(self, rows: wf.Tensor) -> wf.Tensor:
         """See `Strategy`."""
         mean: wf.Tensor = wf.distributed.all_reduce(rows, "data", op="mean")
         return mean
 
-    def read_loss(self, told: wf.Tensor) -> tuple[float, str]:
+    def read_loss(self, told: wf.Tensor, rows: int) -> tuple[float, int, str]:
         """See `Strategy`."""
-        whole, own = told.tolist()
+        whole, own, all_rows = told.tolist()
+        rows = rows if self.size == 1 else round(all_rows)
         if not math.isnan(whole):
-            return whole, ""
+            return whole, rows, ""
         flags = wf.distributed.gather_objects(math.isnan(own))
         ranks = [str(rank) for rank, is_nan in enumerate(flags) if is_nan]
-        return whole, f" on rank {', '.join(ranks)}" if ranks else ""
+        return whole, rows, f" on rank {', '.join(ranks)}" if ranks else ""
 
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         """See `Strategy`."""
@@ -119,6 +178,14 @@ class DataStrategy(Strategy):
         states = wf.distributed.gather_objects([metric.state for metric in metrics])
         for metric, each in zip(metrics, zip(*states, strict=True), strict=True):
             metric.state = metric.joined_state(each)
+
+    def model_state(self, model: Any) -> Any:
+        """See `Strategy`; parameters that processes have parts of are gathered."""
+        return wf.distributed.whole_state(model)
+
+    def load_model(self, model: Any, weights: Any) -> None:
+        """See `Strategy`."""
+        wf.distributed.load_whole_state(model, weights)
 
     def write_once(self, write: Any) -> Any:
         """See `Strategy`; the others wait, and an error of the writer is theirs, too."""
@@ -134,16 +201,55 @@ class DataStrategy(Strategy):
         return result
 
 
-def find_strategy(name: str | None) -> Strategy:
-    """The strategy of a name; None is that of one process."""
-    if name is None:
+class SplitStrategy(DataStrategy):
+    """Data parallel training with parameters, gradients and state split over the processes."""
+
+    _called: Any = None
+
+    def share_trainer(self, trainer: Any) -> None:
+        """See `Strategy`."""
+        if trainer.ema is not None:
+            raise no_average("zero3")
+        self._called = wf.distributed.shard_model(trainer.model, trainer.optimizer)
+        super().share_trainer(trainer)
+
+    def called_model(self, model: Any) -> Any:
+        """See `Strategy`: modules that gather their parameters."""
+        self._called.train(model.training)
+        return self._called
+
+    def own_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+        """See `Strategy`; all processes have as many, because they gather parameters together."""
+        remaining = iter(batches)
+        while each := list(islice(remaining, self.size)):
+            is_own = self.place < len(each)
+            yield each[self.place if is_own else -1], is_own
+
+
+def no_average(strategy: str) -> wf.UnsupportedError:
+    """The error for an average of weights that processes have parts of."""
+    return wf.UnsupportedError(
+        "train.Trainer",
+        "an average of the weights is kept whole, and these are not",
+        expected=f"no ema with strategy={strategy!r}",
+        got={"strategy": strategy},
+        fix='ema=None, or strategy="zero2"',
+    )
+
+
+def find_strategy(wanted: str | Strategy | None) -> Strategy:
+    """The strategy of a name, or the one given; None is that of one process."""
+    if wanted is None:
         return Strategy()
-    if name not in STRATEGIES:
+    if isinstance(wanted, Strategy):
+        return wanted
+    if wanted not in STRATEGIES:
         raise wf.ArgumentError(
             "train.Trainer",
             "there is no such strategy",
-            expected="None, or one of " + ", ".join(STRATEGIES),
-            got={"strategy": name},
+            expected="None, a wf.train.PipelineStrategy(...), or one of " + ", ".join(STRATEGIES),
+            got={"strategy": wanted},
             fix='strategy="data"',
         )
-    return DataStrategy(STRATEGIES[name])
+    level = STRATEGIES[wanted]
+    return SplitStrategy(level) if level == 3 else DataStrategy(level)

@@ -35,7 +35,8 @@ from weft.train.losses import as_loss
 from weft.train.metrics import Metric, as_metrics
 from weft.train.programs import Programs
 from weft.train.progress import Progress
-from weft.train.strategies import find_strategy
+from weft.train.recovering import recovering_strategy
+from weft.train.strategies import Strategy, find_strategy
 
 __all__ = ["Trainer"]
 
@@ -52,8 +53,10 @@ class Trainer:
     decay of an average of the weights, which is what is evaluated), `checkpoint_folder` with
     `checkpoint_every` so many steps (else epochs) and `keep_last`, `seed`, `device` (the model is
     moved there, and batches go where it is), `strategy` for the processes of `weft launch`:
-    "data" (each takes its part of a batch), "zero1" (and of the optimiser's state) or "zero2" (and
-    of the gradients). A subclass may define `objective` where the loss needs more than that.
+    "data" (each takes its part of a batch), "zero1" (and of the optimiser's state), "zero2" (and
+    of the gradients), "zero3" (and of the parameters) or a `PipelineStrategy`; with `recover` the
+    others go on after the loss of a process. A subclass may define `objective` where the loss needs
+    more than that.
 
     >>> import weft as wf
     >>> wf.random.seed(0)
@@ -85,16 +88,16 @@ class Trainer:
         seed: int | None = None,
         progress: bool = True,
         device: Any = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
+        recover: bool = False,
     ) -> None:
         self.model, self.loss_function, self.optimizer = model, as_loss(loss), optimizer
         self.strategy = find_strategy(strategy)
         if device is not None:
             self._move(device)
         self.metrics: list[Metric] = as_metrics(metrics)
-        all_callbacks = [*callbacks, *([Progress()] if progress else [])]
-        is_first = self.strategy.rank == 0
-        self.callbacks = [each for each in all_callbacks if is_first or not each.writes]
+        self._all_callbacks = [*callbacks, *([Progress()] if progress else [])]
+        self.choose_callbacks()
         self.accumulate = _positive("accumulate", accumulate)
         self.checkpoint_every = checkpoint_every and _positive("checkpoint_every", checkpoint_every)
         self.checkpoint_folder = (
@@ -103,11 +106,29 @@ class Trainer:
         self.seed = seed
         self.ema = ExponentialMovingAverage(model, ema) if isinstance(ema, float) else ema
         self._configure(precision, clip_norm)
-        self.strategy.share_optimizer(optimizer)
+        self.compile_programs(compile)
+        self.strategy.share_trainer(self)
+        if recover:
+            self.strategy = recovering_strategy(self.strategy, optimizer)
         self.schedule = self._attach_schedule(schedule)
+        self._begin()
+
+    def compile_programs(self, compile: bool) -> None:
+        """Begin with new programs for the step and for evaluation."""
         self.train_programs = Programs(self._train_step, compile)
         self.evaluation_programs = Programs(self._evaluation_step, compile)
-        self._begin()
+
+    def choose_callbacks(self) -> list[Callback]:
+        """Keep the callbacks that this process calls: files are written by the first one alone.
+
+        Those are returned that are called from now on, and were not before.
+        """
+        before = getattr(self, "callbacks", [])
+        is_first = self.strategy.rank == 0
+        chosen = [each for each in self._all_callbacks if is_first or not each.writes]
+        own = [each for each in before if each not in self._all_callbacks]
+        self.callbacks: list[Callback] = [*own, *chosen]
+        return [each for each in chosen if each not in before]
 
     def _move(self, device: Any) -> None:
         """Move the model and what the optimiser keeps for it."""
@@ -163,7 +184,7 @@ class Trainer:
         self.history = History()
         self.row: dict[str, Any] = {}
         self.numbers: dict[str, float] = {}
-        self.loss, self.nan_source = math.nan, ""
+        self.loss, self.batch_rows, self.nan_source = math.nan, 0, ""
         self.batch: Any = None
         self.stopped = ""
         self.gradients: dict[str, wf.Tensor] = {}
@@ -212,10 +233,10 @@ class Trainer:
         gradients: dict[str, wf.Tensor] = {}
         if update:
             if not alone:
-                self._divide(self.strategy.mean_rows(total))
+                self.divide_gradients(self.strategy.mean_rows(total))
             if keep:
                 optimizer.unscale()
-                gradients = self._gradients()
+                gradients = self.named_gradients()
             optimizer.step(rows=self.touched_rows())
             optimizer.zero_grad()
             if ema is not None:
@@ -230,28 +251,30 @@ class Trainer:
     def precise_objective(self, batch: Any) -> tuple[wf.Tensor, Any]:
         """The objective in the precision that was chosen; loss and outputs are float32."""
         objective = self.optimizer.mixed(self.objective)
-        loss, outputs = objective(self.model, batch)
+        loss, outputs = objective(self.strategy.called_model(self.model), batch)
         self._check_loss(loss)
         return loss, outputs
 
-    def _divide(self, total: wf.Tensor) -> None:
+    def divide_gradients(self, total: wf.Tensor) -> None:
         """Make the mean over all examples of the sums over batches."""
         with wf.no_grad():
             for parameter in self.optimizer.parameters:
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad / total
 
-    def _gradients(self) -> dict[str, wf.Tensor]:
+    def named_gradients(self) -> dict[str, wf.Tensor]:
+        """The gradients that parameters have now, by name."""
         named = self.model.named_parameters()
         return {name: p.grad.detach() for name, p in named if p.grad is not None}
 
     def _detached_outputs(self, outputs: Any) -> Any:
         return wf.tree.map_tree(lambda x: x.detach(), outputs) if self.metrics else None
 
-    def _state(self) -> tuple[Any, ...]:
+    def called_state(self) -> tuple[Any, ...]:
         """The state that the compiled step reads and writes."""
         learned = hasattr(self.loss_function, "named_parameters")
-        return self.model, self.optimizer, self.ema, self.loss_function if learned else None
+        model = self.strategy.called_model(self.model)
+        return model, self.optimizer, self.ema, self.loss_function if learned else None
 
     @staticmethod
     def _check_loss(loss: Any) -> None:
@@ -303,7 +326,12 @@ class Trainer:
         try:
             self._call("on_fit_begin")
             while self.epoch < self.total_epochs and not self.stopped:
-                self._epoch(loader, held_out)
+                try:
+                    self._epoch(loader, held_out)
+                except wf.ProcessError as error:
+                    if not self.strategy.recovers_from(error, self, loader):
+                        raise
+            self.strategy.end_fit(self)
         finally:
             self._call("on_fit_end")
         return self.history
@@ -319,6 +347,7 @@ class Trainer:
         self.row = {}
         if self.batches == 0:
             self._reset_counts()
+        self.strategy.begin_epoch(self, loader)
         self._call("on_epoch_begin")
         for batch, is_last in resuming.epoch_batches(self, loader):
             self._step(batch, is_last)
@@ -339,6 +368,7 @@ class Trainer:
         self.batches = 0
         if self._is_checkpoint_due():
             self.save_checkpoint(loader=loader)
+        self.strategy.end_update(self)
 
     def _is_checkpoint_due(self) -> bool:
         if self.checkpoint_folder is None:
@@ -350,19 +380,20 @@ class Trainer:
         """Train on one batch."""
         self.batch, self.gradients = batch, {}
         self._call("on_step_begin")
-        size = batches.size_of(batch)
-        self.waiting += size
+        self.waiting += batches.size_of(batch)
         update = is_last or (self.batches + 1) % self.accumulate == 0
         outputs = self._run(batch, update)
-        self.loss_sum, self.loss_count = self.loss_sum + self.loss * size, self.loss_count + size
+        self.loss_sum += self.loss * self.batch_rows
+        self.loss_count += self.batch_rows
         self.batches += 1
         self.step += update
         self.waiting = 0 if update else self.waiting
         if update and isinstance(self.schedule, schedules.Scheduler):
             self.schedule.step()
         self.numbers = {"loss": self.loss, "lr": float(self.optimizer.lr.item())}
-        for metric in self.metrics:
-            metric.update(outputs, batches.split(batch)[1])
+        self._count_metrics(outputs, batch)
+        if update:
+            self.strategy.end_update(self)
         self._call("on_step_end")
         if math.isnan(self.loss) and self.optimizer.scaling is None:
             raise self._not_a_number()
@@ -371,9 +402,10 @@ class Trainer:
         """The compiled step; the model's outputs, if metrics want them."""
         weight, total = self._weights(batches.size_of(batch))
         keep, self._wants_gradients = self._wants_gradients, False
-        step_results = self.train_programs(batch, self._state(), weight, total, update, keep)
+        step_results = self.strategy.run_step(self, batch, weight, total, update, keep)
         told, outputs, self.gradients = step_results
-        self.loss, self.nan_source = self.strategy.read_loss(told)
+        size = batches.size_of(batch)
+        self.loss, self.batch_rows, self.nan_source = self.strategy.read_loss(told, size)
         return outputs
 
     def _weights(self, size: int) -> tuple[wf.Tensor, wf.Tensor]:
@@ -403,6 +435,12 @@ class Trainer:
         """Tell the epoch's loss to a schedule that waits for a plateau."""
         if isinstance(self.schedule, schedules.Plateau):
             self.schedule.step(self.row.get("val_loss", self.row["loss"]))
+
+    def _count_metrics(self, outputs: Any, batch: Any) -> None:
+        """Tell metrics of a batch, where its outputs are."""
+        if outputs is not None:
+            for metric in self.metrics:
+                metric.update(outputs, batches.split(batch)[1])
 
     def _reset_counts(self) -> None:
         self.loss_sum, self.loss_count, self.waiting = 0.0, 0, 0
@@ -463,12 +501,13 @@ class Trainer:
         total, count = 0.0, 0
         with self._evaluation_mode():
             every_batch = batches.batches_of("evaluate", loader, device=self.device)
-            for batch in self.strategy.own_batches(every_batch):
-                loss, outputs = self.evaluation_programs(batch, self._state())
+            for batch, is_counted in self.strategy.own_batches(every_batch):
+                loss, outputs = self.strategy.run_evaluation(self, batch)
+                if not is_counted:
+                    continue
                 size = batches.size_of(batch)
                 total, count = total + loss.item() * size, count + size
-                for metric in self.metrics:
-                    metric.update(outputs, batches.split(batch)[1])
+                self._count_metrics(outputs, batch)
         total, examples = self.strategy.sum_numbers([total, count])
         self.strategy.join_metrics(self.metrics)
         numbers = {"loss": total / examples, **self._metric_values(self.metrics)}
@@ -491,14 +530,14 @@ class Trainer:
         program = Programs(self._prediction_step, self.evaluation_programs.compiled)
         with self._evaluation_mode():
             parts = [
-                program(batch if whole else batches.split(batch)[0], self._state())
+                program(batch if whole else batches.split(batch)[0], self.called_state())
                 for batch in batches.batches_of("predict", loader, device=self.device)
             ]
         return wf.tree.map_tree(lambda *leaves: wf.concat(leaves), *parts)
 
     def _prediction_step(self, inputs: Any, state: Sequence[Any]) -> Any:
         with wf.no_grad():
-            model = self.optimizer.mixed(self.model)
+            model = self.optimizer.mixed(self.strategy.called_model(self.model))
             return model(*(inputs if isinstance(inputs, tuple) else (inputs,)))
 
     @contextmanager

@@ -39,10 +39,12 @@ def check_sample(primitive: Primitive, sample: Sample) -> None:
         wanted = primitive.reference(*sample.operands, **sample.params)
     place = wf.device("cuda")
     handles = [wf.asarray(np.asarray(x)).to(place) for x in sample.operands]
-    found = wf.ir.dispatch.bind(primitive, *handles, **sample.params)
-    results = found if primitive.multiple else (found,)
     expected = wanted if primitive.multiple else (wanted,)
-    for result, array in zip(results, expected, strict=True):
+    results: list[Any] = []
+    for _ in range(2):  # the second call is found by the first one's key
+        found = wf.ir.dispatch.bind(primitive, *handles, **sample.params)
+        results += found if primitive.multiple else (found,)
+    for result, array in zip(results, [*expected, *expected], strict=True):
         if handles:
             assert result.device == place
         host = result.numpy()

@@ -18,9 +18,8 @@ import numpy as np
 
 from weft.compiler.targets.cpu.machine import host
 from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
-from weft.compiler.targets.cuda.execution import scratch_of_all
 from weft.compiler.targets.cuda.machine import WARP
-from weft.compiler.targets.cuda.schedule import Schedule, schedule
+from weft.compiler.targets.cuda.schedule import Schedule, schedule, scratch_of_all
 from weft.compiler.targets.cuda.splitting import split_kernel
 from weft.ir.loops import Kernel, evaluate
 

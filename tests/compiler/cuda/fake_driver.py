@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from weft.compiler.targets.cuda.driver import SIGNATURES
+from weft.compiler.targets.cuda.launcher import CALLED
 
 NAMES = {
     2: b"CUDA_ERROR_OUT_OF_MEMORY",
@@ -22,6 +23,8 @@ HANDLES = {
 }  # fmt: skip
 """Functions that write a new handle to their first argument."""
 CODE = b"machine code"
+UNKNOWN = 999
+"""The result of a call that no other one stands for."""
 
 
 class FakeLibrary:
@@ -34,8 +37,13 @@ class FakeLibrary:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._handles = count(0x1000, 0x1000)
         self._code = ctypes.create_string_buffer(CODE)
+        self.raised: list[BaseException] = []
+        """What a function raised that native code called; who asks for the error's text gets it."""
         for name in SIGNATURES:
-            setattr(self, name, self._function(name))
+            function = self._function(name)
+            if name in CALLED:
+                function._as_parameter_ = self._for_native_code(name, function)  # type: ignore[attr-defined]
+            setattr(self, name, function)
 
     def names(self) -> list[str]:
         """The calls so far."""
@@ -51,7 +59,21 @@ class FakeLibrary:
 
         return function
 
+    def _for_native_code(self, name: str, function: Callable[..., int]) -> Any:
+        """The same function with an address: errors cannot pass through native code."""
+
+        def called(*arguments: Any) -> int:
+            try:
+                return function(*arguments)
+            except BaseException as error:
+                self.raised.append(error)
+                return UNKNOWN
+
+        return ctypes.CFUNCTYPE(ctypes.c_int, *SIGNATURES[name])(called)
+
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "cuGetErrorName" and self.raised:
+            raise self.raised.pop()
         if name in self.numbers:
             arguments[0]._obj.value = self.numbers[name]
         elif name in HANDLES:

@@ -11,26 +11,49 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
+from tests.compiler.cuda.window_copies import WindowTable, product_shapes, window_product
 
 import weft as wf
-from weft.compiler.targets.cuda import code, device, driver, parameters, scatter_rows
+from weft.compiler.graph_passes.cross_entropy import softmax_gradient
+from weft.compiler.targets.cuda import (
+    code,
+    cross_entropy,
+    device,
+    driver,
+    parameters,
+    scatter_rows,
+)
 from weft.compiler.targets.cuda.attention import binding as attention
 from weft.compiler.targets.cuda.attention.backward import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
+from weft.compiler.targets.cuda.convolution import binding as convolution
+from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
+from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
 from weft.compiler.targets.cuda.products import binding as products
-from weft.compiler.targets.cuda.products.description import Keep, ProductKernel, dtype_bytes
-from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
+from weft.compiler.targets.cuda.products.description import (
+    Matrix,
+    Operand,
+    ProductKernel,
+    Scalar,
+    Vector,
+    dtype_bytes,
+)
+from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
 from weft.core.dtypes import as_dtype
 from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Kernel
+from weft.ops.attention import attention as attention_primitive
+from weft.ops.attention import attention_gradient
 
 FENCE = 64
 """Bytes behind each piece of memory that must stay as they are."""
@@ -52,8 +75,13 @@ class HostCard(FakeLibrary):
         self.functions: dict[int, Any] = {}
         self.capturing: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.nodes: dict[int, dict[int, tuple[list[int], Callable[[], None]]]] = {}
+        """Of graphs that are built: each node with those before it, and what it does."""
+        self.order = Random(3)
         self.launched = 0
         self.text = b""
+        self.windows: list[WindowTable] = []
+        """Maps of windows, in the order in which they were encoded."""
         self.gradients_of_queries = np.zeros(0)
         """What the pass back leaves for the kernel after it."""
 
@@ -146,12 +174,14 @@ class HostCard(FakeLibrary):
         self.functions[place._obj.value] = found
 
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
-        table = given[8]
+        self._put(self._launch_of(function, given[8]))
+
+    def _launch_of(self, function: int, operands: int) -> Callable[[], None]:
+        table = ctypes.cast(operands, ctypes.POINTER(ctypes.c_uint64))
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
-            self._put(self._loop_launch(kernel, table))
-        else:
-            self._put(self._written_launch(kernel, table))
+            return self._loop_launch(kernel, table)
+        return self._written_launch(kernel, table)
 
     def _loop_launch(self, kernel: Kernel, table: Any) -> Callable[[], None]:
         count = len(kernel.buffers)
@@ -177,10 +207,34 @@ class HostCard(FakeLibrary):
     def do_cuTensorMapEncodeTiled(
         self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any, *rest: Any
     ) -> None:
-        assert all(stride % 16 == 0 for stride in list(strides)[: rank - 1])
+        numbers = ctypes.POINTER(ctypes.c_uint64)
+        assert all(stride % 16 == 0 for stride in ctypes.cast(strides, numbers)[: rank - 1])
         assert address % 16 == 0
-        words = [address, rank, *list(sizes)[:rank]]
+        steps = ctypes.cast(strides, numbers)[: rank - 1]
+        words = [address, rank, *ctypes.cast(sizes, numbers)[:rank], *steps]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
+
+    def do_cuTensorMapEncodeIm2col(
+        self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any,
+        lower: Any, upper: Any, channels: int, places: int, steps: Any, *rest: Any,
+    ) -> None:  # fmt: skip
+        long, short = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int)
+        dims, bytes_apart = ctypes.cast(sizes, long)[:rank], ctypes.cast(strides, long)[: rank - 1]
+        first, last = (ctypes.cast(each, short)[: rank - 2] for each in (lower, upper))
+        moves = ctypes.cast(steps, short)[:rank]
+        assert all(stride % 16 == 0 for stride in bytes_apart)
+        assert address % 16 == 0
+        assert channels * 2 == 128
+        assert places <= 1024
+        half = 1 << (16 // (rank - 2) - 1)
+        assert all(-half <= corner < half for corner in (*first, *last))
+        assert all(1 <= step <= 8 for step in moves)
+        counts = tuple(stride // 2 for stride in bytes_apart)
+        words = address, len(self.windows)
+        self.windows.append(
+            WindowTable(tuple(dims), tuple(first), tuple(last), tuple(moves), counts)
+        )
+        ctypes.memmove(place, struct.pack("<2Q", *words), 16)
 
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
         addresses, words = dict[str, int](), dict[str, int]()
@@ -191,9 +245,51 @@ class HostCard(FakeLibrary):
                 words[parameter.name] = ctypes.c_uint32.from_address(table[place]).value
         if isinstance(kernel, ScatterKernel):
             return lambda: self._scatter_rows(addresses, words)
+        if isinstance(kernel, CrossEntropyKernel):
+            return lambda: run_softmax_gradient(self, kernel, addresses, words)
         if isinstance(kernel, AttentionKernel):
-            return lambda: run_attention(self, kernel, addresses, words)
+            layouts = {
+                parameter.name: _encoded_layout(table[place])
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, TensorMap)
+            }
+            return lambda: self._attend(kernel, addresses, words, layouts)
+        if isinstance(kernel, ConvolutionKernel):
+            [map_place] = [
+                table[place]
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, WindowMap)
+            ]
+            windows = self.windows[ctypes.c_uint64.from_address(map_place + 8).value]
+            return lambda: run_convolution(self, kernel, addresses, words, windows)
         return self._product_launch(kernel, addresses, words)
+
+    def _attend(
+        self,
+        kernel: AttentionKernel,
+        addresses: dict[str, int],
+        words: dict[str, int],
+        layouts: dict[str, Layout],
+    ) -> None:
+        """Attention on copies without gaps of what lies in parts of other values."""
+        if "dq_stride" in words:  # a pointer and strides in elements
+            strides = [words[f"dq_{name}stride"] for name in ("batch_", "head_", "")]
+            batch, *rest = self.gradients_of_queries.shape
+            layouts["dq"] = (batch, *rest), tuple(2 * stride for stride in (*strides, 1))
+        copies = {}
+        for name, (shape, strides) in layouts.items():
+            source = self.memory_at(addresses[name])
+            whole = np.lib.stride_tricks.as_strided(source.view(np.uint16), shape, strides)
+            cell = ctypes.c_uint64()
+            self.do_cuMemAllocAsync(ctypes.byref(cell), whole.size * 2, 0)
+            copy = self.memory_at(cell.value).view(np.uint16).reshape(shape)
+            copy[:] = whole
+            copies[name] = (whole, copy, cell.value)
+        run_attention(self, kernel, addresses | {n: c[2] for n, c in copies.items()}, words)
+        for name in {"out", "dq", "dk", "dv"} & set(copies):
+            copies[name][0][:] = copies[name][1]
+        for _, _, address in copies.values():
+            self.do_cuMemFreeAsync(address, 0)
 
     def _scatter_rows(self, addresses: dict[str, int], words: dict[str, int]) -> None:
         self.launched += 1
@@ -216,22 +312,33 @@ class HostCard(FakeLibrary):
         self, kernel: ProductKernel, addresses: dict[str, int], words: dict[str, int]
     ) -> Callable[[], None]:
         spec = kernel.spec
-        assert not any(isinstance(step, Keep) for step in spec.epilogue)
         m, n, k, batch = (words.get(name, 1) for name in ("m", "n", "k", "batch"))
 
-        def matrix(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
+        def array(name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
             kind = as_dtype("float32" if dtype == "tfloat32" else dtype).numpy
-            size = batch * shape[0] * shape[1] * dtype_bytes(dtype)
-            return self.memory_at(addresses[name])[:size].view(kind).reshape(batch, *shape)
+            size = int(np.prod(shape)) * dtype_bytes(dtype)
+            return self.memory_at(addresses[name])[:size].view(kind).reshape(shape)
+
+        def operand(each: Operand) -> np.ndarray[Any, Any]:
+            if isinstance(each, Scalar):
+                return array(each.name, "float32", 1)
+            assert isinstance(each, Vector | Matrix)
+            line = (m if each.per == "row" else n,) if isinstance(each, Vector) else (batch, m, n)
+            return beside_product(each, array(each.name, each.dtype, *line))
 
         def launch() -> None:
             self.launched += 1
-            a = matrix("a", spec.dtype, *((k, m) if spec.transpose_a else (m, k)))
-            b = matrix("b", spec.dtype, *((n, k) if spec.transpose_b else (k, n)))
+            a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
+            b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            if spec.dtype == "tfloat32" and not kernel.plan.plain:
+                a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
-            out = matrix("out", spec.output, m, n)
-            out[:] = (a.astype(np.float32) @ b.astype(np.float32)).astype(out.dtype)
+            stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
+            kinds = {each.name: (each.dtype, (batch, m, n)) for each in spec.outputs}
+            for name, values in stored.items():
+                dtype, shape = kinds.get(name, ("float32", values.shape))
+                array(name, dtype, *shape)[:] = values
             self.check_fences()
 
         return launch
@@ -247,19 +354,81 @@ class HostCard(FakeLibrary):
         place._obj.value = next(self._handles)
         self.graphs[place._obj.value], self.capturing = self.capturing, None
 
+    def do_cuGraphCreate(self, place: Any, flags: int) -> None:
+        place._obj.value = next(self._handles)
+        self.nodes[place._obj.value] = {}
+
+    def do_cuGraphAddKernelNode_v2(
+        self, place: Any, graph: int, after: Any, count: int, parameters: Any
+    ) -> None:
+        given = parameters._obj
+        place._obj.value = next(self._handles)
+        earlier = [after[k] for k in range(count)]
+        action = self._launch_of(given.function, given.operands)
+        self.nodes[graph][place._obj.value] = (earlier, action)
+
+    def _any_order(self, graph: int) -> list[Callable[[], None]]:
+        """The launches of a graph in some order that it allows: late ones as early as they may."""
+        left, found, done = dict(self.nodes[graph]), [], set[int]()
+        while left:
+            ready = [node for node, (after, _) in left.items() if done.issuperset(after)]
+            node = self.order.choice(ready[-2:])
+            found.append(left.pop(node)[1])
+            done.add(node)
+        return found
+
     def do_cuGraphInstantiateWithFlags(self, place: Any, graph: int, flags: int) -> None:
         place._obj.value = next(self._handles)
-        self.graphs[place._obj.value] = self.graphs[graph]
+        captured = graph not in self.nodes
+        self.graphs[place._obj.value] = self.graphs[graph] if captured else self._any_order(graph)
 
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
 
 
+def round_to_eleven_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """float32 as tensor cores read it: tfloat32."""
+    bits = array.view(np.uint32).astype(np.uint64) + (1 << 12)
+    return (bits & 0xFFFFE000).astype(np.uint32).view(np.float32)
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""A shape, and the bytes from one index to the next."""
+
+
+def _encoded_layout(place: int) -> Layout:
+    """What a tensor map says of 16-bit numbers, outermost axis first."""
+    rank = ctypes.c_uint64.from_address(place + 8).value
+    words = (ctypes.c_uint64 * (2 * rank + 1)).from_address(place)
+    sizes, strides = words[2 : 2 + rank], words[2 + rank : 2 * rank + 1]
+    return tuple(reversed(sizes)), (*reversed(strides), 2)
+
+
+def run_softmax_gradient(
+    card: HostCard, kernel: CrossEntropyKernel, addresses: dict[str, int], words: dict[str, int]
+) -> None:
+    """What the kernel of a softmax with its gradient computes."""
+    card.launched += 1
+    rows, columns = words["rows"], kernel.spec.columns
+    kind = as_dtype(kernel.spec.dtype).numpy
+
+    def array(name: str, dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return card.memory_at(addresses[name])[:size].view(dtype).reshape(shape)
+
+    numbers = [array(name, np.float32, rows) for name in ("terms", "factors", "top", "total")]
+    operands = array("logits", kind, rows, columns), array("labels", np.int64, rows), *numbers[:2]
+    top, total, gradient = softmax_gradient.reference(*operands)
+    numbers[2][:], numbers[3][:] = top, total
+    array("gradient", kind, rows, columns)[:] = gradient
+    card.check_fences()
+
+
 def run_attention(
     card: HostCard, kernel: AttentionKernel, addresses: dict[str, int], words: dict[str, int]
 ) -> None:
-    """What the kernels of attention and of its gradient compute, in float32."""
+    """What the kernels of attention and of its gradient compute."""
     card.launched += 1
     spec, kind = kernel.spec, as_dtype(kernel.spec.dtype).numpy
     heads, queries = words["heads"], words["queries"]
@@ -278,45 +447,92 @@ def run_attention(
             ("products", "delta", 0.0, np.float32(1)),
         ):
             rows = np.full((batch * heads, padded), outside, np.float32)
-            rows[:, :queries] = array(source, np.float32, batch * heads, queries) * factor
+            numbers = array(source, np.float32, batch * heads, queries)
+            if name == "logs" and spec.guarded:
+                numbers = np.where(np.isneginf(numbers), 0, numbers)
+            rows[:, :queries] = numbers * (1 if spec.adds else factor)
             array(name, np.float32, batch * heads, padded)[:] = rows
         return
     if kernel.name == "attention_queries":
-        out = array("dq", kind, batch, heads, queries, spec.head)
+        out = array("dq", kind, batch, heads, queries, min(words["head"], spec.head))
         out[:] = card.gradients_of_queries.reshape(out.shape)
         return
-    q = array("q", kind, batch, heads, queries, spec.head).astype(np.float32)
-    k, v = (
-        array(name, kind, batch, shared, keys, spec.head).astype(np.float32).repeat(
-            heads // shared, axis=1
-        )
-        for name in ("k", "v")
-    )  # fmt: skip
-    scores = q @ np.swapaxes(k, 2, 3) * np.float32(spec.scale)
-    if spec.causal:
-        i, j = np.arange(queries)[:, None], np.arange(keys)
-        scores = np.where(j <= i + words["offset"], scores, -np.inf)
+    run_pass_over_keys(card, kernel, array, (batch, heads, shared, queries, keys), words, addresses)
+
+
+def run_pass_over_keys(
+    card: HostCard,
+    kernel: AttentionKernel,
+    array: Callable[..., np.ndarray[Any, Any]],
+    sizes: tuple[int, int, int, int, int],
+    words: dict[str, int],
+    addresses: dict[str, int],
+) -> None:
+    """Attention forward or backward, by the primitives' references."""
+    spec, kind = kernel.spec, as_dtype(kernel.spec.dtype).numpy
+    batch, heads, shared, queries, keys = sizes
+    head = min(words["head"], spec.head)
+    q = array("q", kind, batch, heads, queries, head)
+    k, v = (array(name, kind, batch, shared, keys, head) for name in ("k", "v"))
+    extra: list[np.ndarray[Any, Any]] = []
+    if spec.mask:
+        item = as_dtype(spec.mask).numpy
+        strides = [words[f"mask_{name}_stride"] for name in ("batch", "head", "row")]
+        memory = card.memory_at(addresses["mask"])
+        whole = memory[: len(memory) // item.itemsize * item.itemsize].view(item)
+        last = sum(s * (n - 1) for s, n in zip(strides, (batch, heads, queries), strict=True))
+        assert last + keys <= len(whole)
+        shape, steps = (batch, heads, queries, keys), [s * item.itemsize for s in (*strides, 1)]
+        extra.append(np.lib.stride_tricks.as_strided(whole, shape, steps))
+    if spec.drops:
+        extra += [array("key", np.uint32, 2), array("data", np.uint64)]
+    params = {
+        "offset": words["offset"] if spec.causal else None, "scale": spec.scale,
+        "guarded": spec.guarded, "kept": spec.kept,
+    }  # fmt: skip
     if kernel.name == "attention":
-        top = scores.max(axis=-1, keepdims=True)
-        powers = np.exp(scores - top)
-        total = powers.sum(axis=-1, keepdims=True)
-        array("out", kind, batch, heads, queries, spec.head)[:] = powers @ v / total
-        sums = array("sums", np.float32, batch, heads, queries)
-        sums[:] = (top + np.log(total))[..., 0]
+        out, sums = attention_primitive.reference(q, k, v, *extra, **params)
+        array("out", kind, batch, heads, queries, head)[:] = out
+        array("sums", np.float32, batch, heads, queries)[:] = sums
         return
-    logs, products_of_rows = (
-        array(name, np.float32, batch, heads, padded)[:, :, :queries, None]
+    tile = tile_queries(spec)
+    padded = -(-queries // tile) * tile
+    logs, deltas = (
+        array(name, np.float32, batch, heads, padded)[:, :, :queries]
         for name in ("logs", "products")
     )
-    weights = np.exp2(scores * np.float32(np.log2(np.e)) - logs)
-    ct = array("dout", kind, batch, heads, queries, spec.head).astype(np.float32)
-    dscores = weights * (ct @ np.swapaxes(v, 2, 3) - products_of_rows) * np.float32(spec.scale)
-    group = (batch, shared, heads // shared, keys, spec.head)
-    dk = (np.swapaxes(dscores, 2, 3) @ q).reshape(group).sum(axis=2)
-    dv = (np.swapaxes(weights, 2, 3) @ ct).reshape(group).sum(axis=2)
-    array("dk", kind, batch, shared, keys, spec.head)[:] = dk
-    array("dv", kind, batch, shared, keys, spec.head)[:] = dv
-    card.gradients_of_queries = dscores @ k
+    lse = logs if spec.adds else logs / np.float32(np.log2(np.e))
+    ct = array("dout", kind, batch, heads, queries, head)
+    found = attention_gradient.reference(q, k, v, lse, ct, deltas, *extra, **params)
+    card.gradients_of_queries = found[0]
+    array("dk", kind, batch, shared, keys, head)[:] = found[1]
+    array("dv", kind, batch, shared, keys, head)[:] = found[2]
+
+
+def run_convolution(
+    card: HostCard,
+    kernel: ConvolutionKernel,
+    addresses: dict[str, int],
+    words: dict[str, int],
+    table: WindowTable,
+) -> None:
+    """What a kernel that reads windows computes, in float32, by the map it was given."""
+    card.launched += 1
+    spec = kernel.spec
+    shapes = product_shapes(kernel.geometry, spec, words, table)
+    arrays = {}
+    for name, shape in shapes.items():
+        kind = as_dtype(spec.output if name == "out" else spec.dtype).numpy
+        memory = card.memory_at(addresses[name])
+        if shape == table.sizes[::-1]:
+            memory = memory[: len(memory) // kind.itemsize * kind.itemsize]
+            arrays[name] = table.view(memory.view(kind))
+            continue
+        size = int(np.prod(shape)) * kind.itemsize
+        arrays[name] = memory[:size].view(kind).reshape(shape)
+    wide = [arrays[name].astype(np.float32) for name in ("a", "b")]
+    arrays["out"][:] = window_product(kernel.geometry, spec, words, table, *wide)
+    card.check_fences()
 
 
 _installed: list[tuple[HostCard, driver.Driver]] = []
@@ -334,20 +550,19 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(device, "load_driver", lambda: opened)
     monkeypatch.setattr(driver, "_opened_driver", lambda: opened)
 
-    def emit(kernels: Sequence[Kernel], machine: Any) -> str:
-        token = f"module {len(card.modules)}"
-        card.modules[token.encode()] = list(kernels)
+    def code_of(device: Any, kernel: Kernel, parts: Sequence[Kernel]) -> bytes:
+        token = f"module {len(card.modules)}".encode()
+        card.modules[token] = list(parts)
         return token
 
-    monkeypatch.setattr(code, "emit_device_module", emit)
-    monkeypatch.setattr(code, "compiled_text", lambda device, text: text.encode())
+    monkeypatch.setattr(code, "kernel_code", code_of)
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, attention, scatter_rows):
+    for module in (products, convolution, attention, scatter_rows, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
     card.calls.clear()
     try:

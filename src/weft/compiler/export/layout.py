@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from weft.compiler.export.program import ExportedProgram, Port, State
-from weft.compiler.export.sections import NO_SIZES
+from weft.compiler.export.sizes import SizeRange
+from weft.compiler.export.threads import pool_bytes
 from weft.compiler.plan.in_place import replaceable_inputs
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.core.records import frozen
@@ -22,7 +23,8 @@ from weft.runtime.memory import ALIGNMENT as LINE
 Array = np.ndarray[Any, Any]
 WEIGHTS, SCRATCH, WHOLE, ERROR = 0, 8, 16, 24
 """Where in the head the address of the weights is, of scratch memory, what is freed, the error."""
-HEAD = LINE
+HEAD = POOL = LINE
+"""The bytes of the head; behind it is the pool of threads, if there is one."""
 
 
 def in_lines(size: int) -> int:
@@ -36,6 +38,16 @@ class Layout:
 
     program: ExportedProgram
     plan: ProgramPlan
+    threads: int = 1
+
+    @property
+    def sizes(self) -> SizeRange:
+        """The sizes that each run chooses."""
+        return self.program.sizes
+
+    @property
+    def _first(self) -> int:
+        return POOL + in_lines(pool_bytes(self.threads))
 
     @cached_property
     def in_place(self) -> dict[int, State]:
@@ -51,7 +63,7 @@ class Layout:
     @cached_property
     def states(self) -> list[int]:
         """Where each piece of state is."""
-        return _places([state.port.bytes for state in self.program.states], HEAD)[:-1]
+        return _places([state.port.bytes for state in self.program.states], self._first)[:-1]
 
     @cached_property
     def new_places(self) -> dict[int, int]:
@@ -72,13 +84,13 @@ class Layout:
     @cached_property
     def _new(self) -> list[int]:
         """The places of new state, behind those of the old, and where the last ends."""
-        start = _places([state.port.bytes for state in self.program.states], HEAD)[-1]
+        start = _places([state.port.bytes for state in self.program.states], self._first)[-1]
         return _places([state.port.bytes for state in self._moved_states], start)
 
     @cached_property
     def scratch(self) -> int:
         """Where scratch memory is."""
-        return self.arena + in_lines(self.plan.planner.at(NO_SIZES).peak)
+        return self.arena + in_lines(self.plan.planner.at(self.sizes.largest).peak)
 
 
 def _places(sizes: Sequence[int], start: int) -> list[int]:

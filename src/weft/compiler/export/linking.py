@@ -72,7 +72,7 @@ def link_library(
         exported = [f"--export={name}" for name in (*functions, "__heap_base")]
         options = ["--no-entry", "--allow-undefined", "-z", f"stack-size={STACK}", *exported]
     else:
-        linker, options = c_compiler(platform), ["-shared"]
+        linker, options = c_compiler(platform), ["-shared", "-pthread"]
     if linker is None:
         return missing_linker(platform, target)
     _run([*linker, *options, str(source), "-o", str(library)], target)
@@ -104,7 +104,8 @@ def build_program(
         )
     static = [] if runs_here(platform) or platform.board or "macos" in target else ["-static"]
     files = [str(path) for path in sources]
-    more = [*static, *options, *files, "-o", str(program), "-lm"]
+    pthread = [] if platform.board else ["-pthread"]
+    more = [*static, *pthread, *options, *files, "-o", str(program), "-lm"]
     _run([*command, "-std=c99", "-O1", *more], target)
 
 

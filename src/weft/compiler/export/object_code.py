@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from weft.compiler.export.bodies import Addresses, Bodies
 from weft.compiler.export.fused import with_own_fma
-from weft.compiler.export.layout import ERROR, SCRATCH, WEIGHTS, WHOLE, Blob, Layout
+from weft.compiler.export.layout import (
+    ERROR,
+    POOL,
+    SCRATCH,
+    WEIGHTS,
+    WHOLE,
+    Blob,
+    Layout,
+    in_lines,
+)
 from weft.compiler.export.program import ExportedProgram
-from weft.compiler.export.sections import Needs, Operand
+from weft.compiler.export.threads import pool_bytes, pool_text
+from weft.compiler.export.writers import Needs, Operand
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cpu.cache.kernels import text_of
 from weft.compiler.targets.cpu.engine import emit_linked
@@ -54,17 +64,40 @@ class ObjectFile:
     """The functions of the C library that it calls by name."""
 
 
+@dataclass
+class GlobalNeeds(Needs):
+    """What a program needs; constants are known by the names of globals."""
+
+    written_rows: list[RowFunction] = field(default_factory=list)
+
+    def constant(self, literal: object) -> str:
+        """See `Needs`."""
+        return "@" + super().constant(literal)  # type: ignore[arg-type]
+
+
 class ObjectWriter(IRBuilder):
     """Writes one function in C's convention, as LLVM's text; first it is given the instance."""
 
     def __init__(
-        self, name: str, parameters: Sequence[str], result: str = "void", needs: Needs | None = None
+        self,
+        name: str,
+        parameters: Sequence[str],
+        result: str = "void",
+        needs: GlobalNeeds | None = None,
     ) -> None:
         super().__init__(name, parameters, public=True, result=result)
         self.symbol = f"@{name}"
         self.head = f"define {result} @{name}({', '.join(parameters)}) nounwind {{"
-        self.needs = needs or Needs()
-        self.kinds |= {"%cell": "ptr", "%error": "ptr", "%pointers": "ptr", "%buffers": "ptr"}
+        self.needs = needs or GlobalNeeds()
+        self.longest = 1
+        """Of the tables of numbers that are written for the sizes of a call."""
+        self.kinds |= {
+            "%cell": "ptr",
+            "%pool": "ptr",
+            "%error": "ptr",
+            "%pointers": "ptr",
+            "%buffers": "ptr",
+        }
 
     def begin_calls(self, buffers: int) -> None:
         """Write what calls of kernels need, at the beginning of the function."""
@@ -74,6 +107,8 @@ class ObjectWriter(IRBuilder):
             f"  %error = getelementptr i8, ptr %model, i64 {ERROR}",
             "  store ptr %cell, ptr %pointers",
             "  %buffers = getelementptr ptr, ptr %pointers, i64 1",
+            f"  %pool = getelementptr i8, ptr %model, i64 {POOL}",
+            f"  %table = alloca i64, i64 {self.longest}, align 16",
             "  store i32 0, ptr %error",
         ]
 
@@ -81,15 +116,55 @@ class ObjectWriter(IRBuilder):
         self,
         function: str,
         buffers: Sequence[str],
-        numbers: Sequence[int],
+        numbers: Sequence[Operand],
         begin: Operand,
         end: Operand,
     ) -> None:
         """See `Writer`."""
         for place, pointer in enumerate(buffers):
             self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
-        given = f"ptr %buffers, ptr @{self.needs.table(numbers)}, i64 {begin}, i64 {end}"
+        given = f"ptr %buffers, ptr {self._table(numbers)}, i64 {begin}, i64 {end}"
         self.do(f'call void @"weft.{function}"({given})')
+
+    def launch_parallel(
+        self,
+        function: str,
+        buffers: Sequence[str],
+        numbers: Sequence[Operand],
+        end: Operand,
+        grain: int,
+    ) -> None:
+        """See `ThreadedWriter`."""
+        for place, pointer in enumerate(buffers):
+            self.store(pointer, self.at("ptr", "%buffers", place), "ptr")
+        self.do(
+            f'call void @parallel(ptr %pool, ptr @"weft.{function}", ptr %buffers, '
+            f"i64 {len(buffers)}, ptr {self._table(numbers)}, i64 {end}, i64 {grain})"
+        )
+
+    def _table(self, numbers: Sequence[Operand]) -> str:
+        """Where numbers are: a constant, or memory that is written for the sizes of the call."""
+        known = [number for number in numbers if isinstance(number, int)]
+        if len(known) == len(numbers):
+            return f"@{self.needs.table(known)}"
+        self.longest = max(self.longest, len(numbers))
+        for place, number in enumerate(numbers):
+            self.store(str(number), self.at("i64", "%table", place), "i64")
+        return "%table"
+
+    def size(self, name: str) -> str:
+        """See `Writer`."""
+        return f"%{_argument(name)}"
+
+    def look_up(self, table: Sequence[int], place: Operand) -> str:
+        """See `Writer`."""
+        return self.load("i64", self.at("i64", f"@{self.needs.table(table)}", place))
+
+    def row_function(self, name: str) -> RowFunction:
+        """See `Writer`."""
+        function = RowFunction(name, self.needs)
+        self.needs.written_rows.append(function)
+        return function
 
     def reserve(self, pointer: str) -> None:
         """See `Writer`."""
@@ -111,12 +186,39 @@ class ObjectWriter(IRBuilder):
         return self.test("ne", self.load("i32", "%error"), "0")
 
 
+class RowFunction(ObjectWriter):
+    """Writes a function in the convention of kernels; see `RowWriter`."""
+
+    def __init__(self, name: str, needs: GlobalNeeds) -> None:
+        parameters = ["ptr %given", "ptr %sizes", "i64 %begin", "i64 %end"]
+        super().__init__(name, parameters, "void", needs)
+        self.symbol = f'@"weft.{name}"'
+        self.head = f"define internal void {self.symbol}({', '.join(parameters)}) nounwind {{"
+        self.kinds["%own_scratch"] = "ptr"
+        self.scratch = "%own_scratch"
+
+    def given_buffer(self, place: int) -> str:
+        """See `RowWriter`."""
+        return self.load("ptr", self.at("ptr", "%given", place))
+
+    def begin_calls(self, buffers: int) -> None:
+        """See `ObjectWriter`: the scratch memory is that of the thread that calls it."""
+        self.text[:0] = [
+            f"  %pointers = alloca ptr, i64 {buffers + 1}, align 16",
+            "  %cell_at = getelementptr ptr, ptr %given, i64 -1",
+            "  %cell = load ptr, ptr %cell_at",
+            "  %own_scratch = load ptr, ptr %cell",
+            "  store ptr %cell, ptr %pointers",
+            "  %buffers = getelementptr ptr, ptr %pointers, i64 1",
+        ]
+
+
 class _Functions:
     """Writes the functions of a program."""
 
-    def __init__(self, name: str, bodies: Bodies, inside: bool) -> None:
+    def __init__(self, name: str, bodies: Bodies, needs: GlobalNeeds, inside: bool) -> None:
         self.name, self.bodies, self.inside = name, bodies, inside
-        self.layout, self.needs = bodies.layout, bodies.needs
+        self.layout, self.needs = bodies.layout, needs
 
     def addresses(self, out: ObjectWriter, weights: str = "") -> Addresses:
         """What a function calls what it is given, and the weights."""
@@ -135,7 +237,8 @@ class _Functions:
         """`NAME_run(model, inputs, outputs)`: one run; 0, or the status of what went wrong."""
         program = self.bodies.program
         ports = [*program.inputs, *program.outputs]
-        given = ["ptr %model", *[f"ptr %{_argument(port.name)}" for port in ports]]
+        sizes = [f"i64 %{_argument(name)}" for name in self.layout.sizes.names]
+        given = ["ptr %model", *sizes, *[f"ptr %{_argument(port.name)}" for port in ports]]
         out = ObjectWriter(f"{self.name}_run", given, "i32", self.needs)
         self.bodies.run(out, self.addresses(out))
         out.give(0)
@@ -147,6 +250,8 @@ class _Functions:
         out = ObjectWriter(f"{self.name}_init", given, "ptr", self.needs)
         if not self.inside:
             out.store("%weights", out.place("%model", WEIGHTS), "ptr")
+        if self.needs.threads > 1:
+            out.clear(out.place("%model", POOL), pool_bytes(self.needs.threads))
         self.bodies.prepare(out, self.addresses(out, "" if self.inside else "%weights"))
         out.call(f"@{self.name}_reset", "ptr %model")
         out.give("%model")
@@ -198,19 +303,17 @@ class _Functions:
         model = out.convert("inttoptr", out.combine("and", up, -64), "ptr")
         out.store(whole, out.at("i8", model, WHOLE), "ptr")
         given = [f"ptr {model}"] if self.inside else [f"ptr {model}", "ptr %weights"]
-        out.give(out.call(f"@{self.name}_init", *given, result="ptr"))
+        out.call(f"@{self.name}_init", *given, result="ptr")
+        if self.needs.threads > 1:
+            pool, scratch = (out.at("i8", model, at) for at in (POOL, self.layout.scratch))
+            out.call("@start_workers", f"ptr {pool}", f"ptr {scratch}")
+        out.give(model)
         end = ObjectWriter(f"{self.name}_destroy", ["ptr %model"])
         with end.when(end.test("ne", "%model", "null")):
+            if self.needs.threads > 1:
+                end.call("@stop_workers", f"ptr {end.at('i8', '%model', POOL)}")
             end.call("free", f"ptr {end.load('ptr', end.at('i8', '%model', WHOLE))}")
         return [out, end]
-
-
-class _GlobalNeeds(Needs):
-    """What a program needs; constants are known by the names of globals."""
-
-    def constant(self, literal: object) -> str:
-        """See `Needs`."""
-        return "@" + super().constant(literal)  # type: ignore[arg-type]
 
 
 def _argument(name: str) -> str:
@@ -228,15 +331,16 @@ def _bytes(data: bytes) -> str:
 
 def object_file(
     name: str, program: ExportedProgram, plan: ProgramPlan, blob: Blob, machine: Machine,
-    *, inside: bool, heap: bool,
+    *, inside: bool, heap: bool, threads: int = 1,
 ) -> ObjectFile:  # fmt: skip
     """The object file of a program for a machine; `heap`: with create and destroy."""
-    layout, needs = Layout(program, plan), _GlobalNeeds()
-    writer = _Functions(name, Bodies(program, layout, blob, needs), inside)
+    layout, needs = Layout(program, plan, threads), GlobalNeeds(threads=threads)
+    writer = _Functions(name, Bodies(program, layout, blob, needs), needs, inside)
     run, init = writer.run(), writer.init()
-    for each in (run, init):
+    for each in (run, init, *needs.written_rows):
         each.begin_calls(needs.buffers)
-    memory = layout.scratch + needs.scratch
+    scratch = in_lines(needs.scratch) if threads > 1 else needs.scratch
+    memory = layout.scratch + scratch * threads
     own = [run, init, writer.reset(), writer.state(), writer.memory(machine, memory)]
     own += writer.create(machine, memory) if heap else []
     functions = [each.symbol[1:] for each in own] + [f"{name}_message"]
@@ -254,7 +358,8 @@ def object_file(
     if inside:
         data.append(f"@weights = {_constant(blob.data(), 'internal')}")
     declared = [f'declare void @"weft.{each}"(ptr, ptr, i64, i64)' for each in _called_names(needs)]
-    main = module_text(*data, *declared, *own, *writer.message())
+    pool = [pool_text(threads, needs.buffers, scratch)] if threads > 1 else []
+    main = module_text(*data, *declared, *pool, *needs.written_rows, *own, *writer.message())
     texts = [main, *_modules(needs, machine)]
     code, called = emit_linked(texts, machine, functions)
     return ObjectFile(code, memory, tuple(needs.messages), tuple(functions), called)

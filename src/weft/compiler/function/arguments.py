@@ -105,9 +105,10 @@ class General:
 
 @dataclass(slots=True)
 class Family:
-    """Calls that differ in sizes only: the first sizes seen, and programs for all sizes."""
+    """Calls that differ in sizes only: sizes with programs of their own, and programs for all."""
 
-    first: list[TensorType]
+    own: list[list[TensorType]]
+    """The first sizes seen."""
     programs: list[General] = field(default_factory=list)
     fixed: bool = False
     """Whether the function must know its sizes."""
@@ -115,6 +116,14 @@ class Family:
     def find(self, types: Sequence[TensorType]) -> Compiled | None:
         """A program that takes these sizes."""
         return next((each.made for each in self.programs if each.takes(types)), None)
+
+    def has_own(self, types: list[TensorType], most: int) -> bool:
+        """Whether these sizes have a program of their own, as the first `most` of them do."""
+        if types not in self.own:
+            if len(self.own) >= most:
+                return False
+            self.own.append(types)
+        return True
 
     def add(self, program: General) -> None:
         """Keep one more program, and not too many of them."""
@@ -141,7 +150,7 @@ class Family:
         return [new.with_shape(shape) for new, shape in zip(types, shapes, strict=True)]
 
     def _known_types(self) -> Sequence[TensorType]:
-        return self.programs[-1].types if self.programs else self.first
+        return self.programs[-1].types if self.programs else self.own[0]
 
     def reason(self, types: Sequence[TensorType], general: Sequence[TensorType]) -> str:
         """What changed, in words."""

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from inspect import signature
@@ -78,8 +78,12 @@ class Compilations(list[Compilation]):
 class Jit:
     """A function that is compiled for each new combination of types it is called with."""
 
-    def __init__(self, f: Callable[..., Any], budget: int | None = None) -> None:
+    def __init__(
+        self, f: Callable[..., Any], budget: int | None = None, own_sizes: int = 1
+    ) -> None:
         self._f, self._budget = f, budget
+        self._own_sizes = own_sizes
+        """How many sizes have a program of their own, before there is one for all."""
         self._compiled: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._families: dict[Hashable, Family] = {}
         self._looked_at: dict[Hashable, frozenset[int]] = {}
@@ -126,6 +130,20 @@ class Jit:
         """A call with these arguments, traced, with names for what it reads and writes."""
         call = self._read(args, kwargs)
         recording = self._record_for(call, [handle.type for handle in call.handles])
+        outside = [read() for read in self._outside or ()]
+        return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
+
+    def record_general(
+        self,
+        general: Mapping[int, TensorType],
+        unifier: Unifier,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Call, Recording, Names]:
+        """As `record`, where arguments have other types, by identity: with symbols for sizes."""
+        call = self._read(args, kwargs)
+        types = [general.get(id(handle), handle.type) for handle in call.handles]
+        recording = self._record_for(call, types, unifier)
         outside = [read() for read in self._outside or ()]
         return call, recording, names_of(self._f, (call.args, call.kwargs, outside), recording)
 
@@ -179,7 +197,7 @@ class Jit:
         return found
 
     def _compile(self, call: Call) -> Compiled:
-        """A program for these types; for all sizes of a dimension once it is seen with a second."""
+        """A program for these types, or for all sizes once some have programs of their own."""
         types = [handle.type for handle in call.handles]
         family = self._families.get(call.family)
         if family is None:
@@ -187,8 +205,10 @@ class Jit:
                 "other dtypes, ranks or values of arguments" if self._families else "first call"
             )
             made = self._compile_for(call, types, reason)
-            self._families[call.family] = Family(types)
+            self._families[call.family] = Family([types])
             return made
+        if family.has_own(types, self._own_sizes):
+            return self._compile_for(call, types, "another size")
         found = family.find(types)
         if found is not None:
             return found

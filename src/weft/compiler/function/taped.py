@@ -22,8 +22,11 @@ import numpy as np
 
 from weft.compiler.function.program_cache import executable
 from weft.compiler.fusion.costs import usual_bytes
-from weft.compiler.targets.target import Executable, Target
-from weft.core.arrays import CONCRETE
+from weft.compiler.graph_passes.common_subexpressions import merge_common_subexpressions
+from weft.compiler.graph_passes.dead_code import remove_dead_code
+from weft.compiler.graph_passes.loops.lighten import lighten_loops
+from weft.compiler.targets.target import Executable, Target, default_target
+from weft.core.arrays import CONCRETE, HostArray
 from weft.core.dimensions import symbols_in
 from weft.core.records import frozen
 from weft.core.shapes import symbol
@@ -44,6 +47,7 @@ from weft.ops.control import (
     silent_graph,
 )
 from weft.ops.control_call import call
+from weft.ops.control_loop import scan
 
 Array = np.ndarray[Any, Any]
 
@@ -71,9 +75,11 @@ class Cut:
 
 
 @lru_cache(maxsize=512)
-def split_graph(graph: Graph, wanted: Marks) -> Cut:
+def split_graph(graph: Graph, wanted: Marks, target: Target | None = None) -> Cut:
     """Cut a graph with its derivative in two, for these inputs."""
     joint = _joint(graph, wanted)
+    if any(node.primitive is scan for node in joint.nodes):
+        joint = _with_one_loop(joint, target or default_target())
     inputs = joint.inputs[: len(graph.inputs)]
     cotangents = joint.inputs[len(graph.inputs) :]
     outputs, gradients = joint.outputs[: len(graph.outputs)], joint.outputs[len(graph.outputs) :]
@@ -92,6 +98,20 @@ def split_graph(graph: Graph, wanted: Marks) -> Cut:
     derivative = without_dead_nodes(Graph(joint.inputs, joint.nodes, gradients))
     read = {atom for node in derivative.nodes for atom in node.operands} | set(gradients)
     return Cut(forward, backward, needed, tuple(variable in read for variable in inputs))
+
+
+def _with_one_loop(joint: Graph, target: Target) -> Graph:
+    """The graph of a loop and its derivative, which does not run the steps again.
+
+    A scan's own derivative does. The passes see that the first loop has made the same values, and
+    let it keep what is worth it: the sums of an LSTM's gates, say.
+    """
+    for _ in range(3):  # what a pass has made equal, the next round merges
+        lighter = lighten_loops(remove_dead_code(joint), limits=target.limits.passes)
+        before, joint = joint, merge_common_subexpressions(lighter)
+        if joint is before:
+            break
+    return joint
 
 
 def _joint(graph: Graph, wanted: Marks) -> Graph:
@@ -215,7 +235,7 @@ class Taped:
         self._wanted = tuple(
             w and d for w, d in zip(wanted, inexact(graph.input_types), strict=True)
         )
-        self._cut = split_graph(graph, self._wanted)
+        self._cut = split_graph(graph, self._wanted, target)
         self._forward = unit_executable(self._cut.forward, target)
         self._backward: Executable | None = None
         needed = set(self._cut.needed)
@@ -303,7 +323,9 @@ def contiguous(array: Array) -> Array:
 
     NumPy's own function would give one without axes an axis.
     """
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if type(array) is not HostArray or array.flags.c_contiguous:  # others have no gaps
+        return array
+    return np.ascontiguousarray(array)
 
 
 def unit_executable(graph: Graph, target: Target | None = None) -> Executable:

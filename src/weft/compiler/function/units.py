@@ -29,6 +29,13 @@ from weft.ops.control_call import call_graph
 from weft.ops.movement import inverse, transpose
 
 Run = Callable[[Sequence[Tensor]], Any]
+OWN_SIZES = 4
+"""How many sizes of its arguments a unit has programs of its own for, before there is one for all.
+
+A program for all sizes may round otherwise than one for a single size. Batches for training and for
+judging, and the last, short ones of both, are four: their bits then do not depend on which was seen
+first, so that a run that is resumed has the bits of one that was not.
+"""
 
 
 @lru_cache(maxsize=1024)
@@ -36,7 +43,7 @@ def _compilations(
     function: Callable[..., Any], orders: tuple[tuple[int, tuple[int, ...]], ...] = ()
 ) -> Jit:
     """What a function was compiled to, for any sizes, given tensors with axes in these orders."""
-    return Jit(_of_stored(function, dict(orders)) if orders else function)
+    return Jit(_of_stored(function, dict(orders)) if orders else function, own_sizes=OWN_SIZES)
 
 
 def _of_stored(function: Callable[..., Any], orders: Orders) -> Callable[..., Any]:
@@ -114,7 +121,7 @@ def compile_unit(
         return None
     places = [[*map(id, fresh)].index(id(handle)) for handle in call.handles]
     if found.places is not None and not sources:
-        return UnitCall(found, [places[place] for place in found.places])
+        return UnitCall(found, [places[place] for place in found.places], len(fresh))
     written = [places[source.argument] for source in sources if source.argument is not None]
     return _run_checked(found, places, written)
 
@@ -122,15 +129,17 @@ def compile_unit(
 class UnitCall:
     """Runs a function that reads its arguments and nothing else, and writes nothing."""
 
-    __slots__ = ("_found", "_places", "_program")
+    __slots__ = ("_found", "_in_order", "_places", "_program")
 
-    def __init__(self, found: Compiled, places: list[int]) -> None:
+    def __init__(self, found: Compiled, places: list[int], count: int) -> None:
         self._found, self._places = found, places
+        self._in_order = places == [*range(count)]
+        """Whether the program takes all tensors as they are given."""
         self._program: Executable | None = None
 
     def __call__(self, handles: Sequence[Tensor]) -> Any:
         """The result for the tensors of a call's arguments."""
-        inputs = [handles[place] for place in self._places]
+        inputs = handles if self._in_order else [handles[place] for place in self._places]
         arrays = [contiguous(tensor._value) for tensor in inputs]
         if rewrites():
             outputs = list(call_graph(self._found.recording.graph, *inputs))

@@ -23,6 +23,7 @@ from weft.compiler.fusion.costs import usual_bytes
 from weft.compiler.fusion.element_reads import Accesses, Loads
 from weft.compiler.fusion.split_reduction import chunk_index, chunk_rows, halves
 from weft.compiler.targets.limits import FusionLimits
+from weft.core.dtypes import bfloat16, float16
 from weft.core.records import frozen
 from weft.core.shapes import Dimension, Shape, size
 from weft.ir.affine_index import Affine, offset
@@ -30,7 +31,7 @@ from weft.ir.graph import Atom, Graph, GraphNode, Literal, Variable
 from weft.ir.kinds import Elementwise, Index, Movement, Reduction
 from weft.ir.scalar_functions import element_cost
 from weft.ir.scalars import FUNCTION
-from weft.ops.conversion import of_parts
+from weft.ops.conversion import convert, of_parts
 from weft.ops.identity import barrier, stopped
 from weft.ops.movement import concatenate, reshape
 
@@ -360,7 +361,12 @@ class _Grouping:
                 for small in again.small:
                     stored[small] = "few elements, and each serves many of a value computed again"
         if readers > 1 and not again.is_cheap(limits, near):
-            stored[variable] = f"{readers} readers, and {total} operations to compute it again"
+            reason = f"{readers} readers, and {total} operations to compute it again"
+            narrow = self._narrow_operand(node)
+            stored[variable if narrow is None else narrow] = reason
+            if narrow is not None:  # each reader widens what is stored
+                cost[variable], self.depths[variable], self.nested[variable] = own, 1, 0
+                self.weights[variable] = 1
         elif total > limits.expression_operations:
             most = limits.expression_operations
             stored[variable] = f"an expression of {total} operations, the most are {most}"
@@ -373,6 +379,16 @@ class _Grouping:
             self.nested[variable] = nested
             self.weights[variable] = self._weight(node)
             self.dear.update([variable] if dear else ())
+
+    def _narrow_operand(self, node: GraphNode) -> Variable | None:
+        """The 16-bit floats that a node widens, if these are to be stored in its place."""
+        if node.primitive is not convert or not self.limits.stores_narrow_floats:
+            return None
+        source = node.operands[0]
+        if not isinstance(source, Variable) or source not in self.producer:
+            return None
+        is_narrow = source.type.dtype in (bfloat16, float16)
+        return source if is_narrow and self._is_loop(self.producer[source]) else None
 
     def _beside_small(self, value: Variable, stored: dict[Variable, str]) -> Recomputed:
         """What a value takes if the small values that it is computed from are stored.

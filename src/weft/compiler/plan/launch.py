@@ -120,6 +120,8 @@ class Launch:
     """What went wrong, if the function says so itself."""
     group: Group | None = None
     """What is fused in its kernel."""
+    computes: Graph | None = None
+    """What a function of the target computes, where its symbol alone does not say it."""
 
     @property
     def stages(self) -> tuple[Launch, ...]:

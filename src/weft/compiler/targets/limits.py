@@ -55,6 +55,9 @@ class FusionLimits:
     recomputed_operations: int = 4
     """Operations up to which a value is computed again by each reader, which is cheaper than to
     write and read it."""
+    stores_narrow_floats: bool = False
+    """Whether 16-bit floats are stored in place of what several readers widen them to: half the
+    bytes, where memory is what takes time."""
     served_elements: int = 16
     """Elements of a value that is computed again for which one element of a small operand serves:
     the operand is then stored, and not computed with each of them."""

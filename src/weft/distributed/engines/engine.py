@@ -30,6 +30,12 @@ class Engine(Communicator, Protocol):
     def barrier(self) -> None:
         """Return once all processes are here."""
 
+    def send(self, data: Array, target: int, tag: int) -> None:
+        """Send bytes to one process, and go on at once; nobody may write to them any more."""
+
+    def receive(self, source: int, tag: int) -> Array:
+        """The next bytes that a process has sent to this one under a tag; waits for them."""
+
     def subgroup(self, ranks: Sequence[int]) -> Engine:
         """The engine of some ranks, this one among them; disjoint groups are made at once."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -56,6 +57,7 @@ class GlooEngine:
     ) -> None:
         self._gloo, self._rank, self._size = gloo, rank, size
         self._folder, self._timeout, self._group = folder, timeout, group
+        self._sender: ThreadPoolExecutor | None = None
         os.makedirs(folder, exist_ok=True)
         store = gloo.rendezvous.PrefixStore(group, gloo.rendezvous.FileStore(folder))
         device = gloo.transport.tcp.CreateDevice(gloo.transport.tcp.attr("localhost"))
@@ -148,6 +150,35 @@ class GlooEngine:
     def barrier(self) -> None:
         """See `Engine`."""
         self._call(self._gloo.barrier, self._context)
+
+    def send(self, data: Array, target: int, tag: int) -> None:
+        """See `Engine`; a thread sends, because gloo's own call waits for the receiver."""
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, "weft-send")
+        self._sender.submit(self._send_now, data, target, tag)
+
+    def _send_now(self, data: Array, target: int, tag: int) -> None:
+        byte = self._gloo.GlooDataType_t.glooUint8
+        length = np.array([data.size], np.int64)
+        for part, place in ((length.view(np.uint8), 2 * tag), (data, 2 * tag + 1)):
+            if part.size:
+                self._gloo.send(
+                    self._context, part.ctypes.data, part.size, byte, peer=target, tag=place
+                )
+
+    def receive(self, source: int, tag: int) -> Array:
+        """See `Engine`."""
+        length = np.zeros(1, np.int64)
+        self._receive_into(length.view(np.uint8), source, 2 * tag)
+        result = np.empty(int(length[0]), np.uint8)
+        if result.size:
+            self._receive_into(result, source, 2 * tag + 1)
+        return result
+
+    def _receive_into(self, buffer: Array, source: int, tag: int) -> None:
+        byte = self._gloo.GlooDataType_t.glooUint8
+        place, size = buffer.ctypes.data, buffer.size
+        self._call(self._gloo.recv, self._context, place, size, byte, peer=source, tag=tag)
 
     def subgroup(self, ranks: Sequence[int]) -> GlooEngine:
         """See `Engine`."""

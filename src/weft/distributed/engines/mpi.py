@@ -57,6 +57,8 @@ class MpiEngine:
         self._operations = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self._rank: int = self.communicator.Get_rank()
         self._size: int = self.communicator.Get_size()
+        self._sent: list[tuple[Any, Array]] = []
+        """Messages under way, with what they are read from."""
 
     @property
     def rank(self) -> int:
@@ -130,6 +132,22 @@ class MpiEngine:
     def barrier(self) -> None:
         """See `Engine`."""
         self._call("Barrier")
+
+    def send(self, data: Array, target: int, tag: int) -> None:
+        """See `Engine`."""
+        self._sent = [(request, held) for request, held in self._sent if not request.Test()]
+        self._sent.append((self._call("Isend", data, dest=target, tag=tag), data))
+
+    def receive(self, source: int, tag: int) -> Array:
+        """See `Engine`."""
+        status = self._mpi.Status()
+        message = self._call("Mprobe", source, tag, status)
+        result = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        try:
+            message.Recv(result)
+        except self._mpi.Exception as error:
+            raise LostProcess(error.Get_error_string()) from error
+        return result
 
     def subgroup(self, ranks: Sequence[int]) -> MpiEngine:
         """See `Engine`."""

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ class _Meeting:
         self.places: list[Any] = [None] * size
         self.parts: dict[tuple[int, ...], _Meeting] = {}
         self.lock = threading.Lock()
+        self.sent: dict[tuple[int, int, int], deque[Array]] = {}
+        """Messages under way, by sender, receiver and tag."""
+        self.is_sent = threading.Condition()
 
 
 class ThreadEngine:
@@ -94,6 +98,24 @@ class ThreadEngine:
         brought = self._exchange(array.copy())
         return np.zeros_like(array) if source is None else np.array(brought[source])
 
+    def send(self, data: Array, target: int, tag: int) -> None:
+        """See `Engine`."""
+        meeting = self._meeting
+        with meeting.is_sent:
+            meeting.sent.setdefault((self._rank, target, tag), deque()).append(data.copy())
+            meeting.is_sent.notify_all()
+
+    def receive(self, source: int, tag: int) -> Array:
+        """See `Engine`."""
+        meeting, key = self._meeting, (source, self._rank, tag)
+        with meeting.is_sent:
+            arrives = meeting.is_sent.wait_for(
+                lambda: meeting.sent.get(key) or meeting.barrier.broken, meeting.timeout
+            )
+            if not arrives or not meeting.sent.get(key):
+                raise LostProcess("a thread of the group ended, or is late")
+            return meeting.sent[key].popleft()
+
     def subgroup(self, ranks: Sequence[int]) -> ThreadEngine:
         """See `Engine`."""
         key = tuple(ranks)
@@ -105,6 +127,10 @@ class ThreadEngine:
     def close(self) -> None:
         """See `Engine`."""
         self._meeting.barrier.abort()
+        for part in (self._meeting, *self._meeting.parts.values()):
+            part.barrier.abort()
+            with part.is_sent:
+                part.is_sent.notify_all()
 
 
 def thread_engines(size: int, timeout: float = 20.0) -> list[ThreadEngine]:

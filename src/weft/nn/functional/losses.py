@@ -10,6 +10,7 @@ Each takes `reduction`: "mean", "sum", or "none" for one number per element.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -106,12 +107,28 @@ def binary_cross_entropy(
         expected="0 <= x <= 1",
         fix="F.binary_cross_entropy_with_logits(x, target), or wf.sigmoid(x) first",
     )
-    low = wf.maximum(wf.log(x), -100.0)
-    high = wf.maximum(wf.log1p(-x), -100.0)
+    low = _bounded_log(wf.log, x, x)
+    high = _bounded_log(lambda p: wf.log1p(-p), x, 1 - x)
     losses = -(target * low + (1 - target) * high)
     return reduce_losses(
         "binary_cross_entropy", losses if weight is None else weight * losses, reduction
     )
+
+
+def _bounded_log(
+    log: Callable[[wf.Tensor], wf.Tensor], x: wf.Tensor, distance: wf.Tensor
+) -> wf.Tensor:
+    """log x of at least -100, with a slope of at most 1e12; `distance` is that from its pole.
+
+    At the pole the slope of a logarithm that `maximum` bounds would be 0 · ∞, which is NaN.
+    """
+    least = max(1e-12, float(wf.finfo(x.dtype).smallest_normal))
+    is_inside = distance > least
+    # Where this branch is not taken, its slope is that at 1/2: 0 times that is 0.
+    inside = log(wf.where(is_inside, x, 0.5))
+    rise = (distance - wf.stop_gradient(distance)) / least
+    outside = wf.maximum(log(wf.stop_gradient(x)), -100.0) + rise
+    return wf.where(is_inside, inside, outside)
 
 
 @follow_table

@@ -245,6 +245,7 @@ refuse("computed_attention_gradient", _COMPILERS)
 refuse("conv_last", _COMPILERS)
 refuse("conv_last_input_gradient", _COMPILERS)
 refuse("conv_last_weight_gradient", _COMPILERS)
+refuse("softmax_gradient", _COMPILERS)
 refuse("window_max_gradient", _COMPILERS)
 
 _COLLECTIVES = "it speaks to other processes, and a file is a program of one"

@@ -103,6 +103,12 @@ def _attention(writer: Writer, node: Any, *operands: str) -> Sequence[str]:
     if not _is_operator(writer, node, mask) or not writer.model.allows(ATTENTION_OPSET):
         return _write_formula(writer, node, operands)
     inputs = list(operands)
+    shared = _sharing_heads(node)
+    if shared > 1:  # definitions of the operator differ in which heads share keys
+        for place in (1, 2):
+            kind = node.operands[place].type
+            repeated = wf.ir.trace(lambda x: wf.repeat(x, shared, axis=1), kind)
+            inputs[place] = INLINE[0](writer, repeated, [operands[place]])[0]
     if mask is not None:  # runtimes repeat its batch and heads alone
         sizes = node.operands[0].type.shape[2], node.operands[1].type.shape[2]
         inputs[3] = expand_value(writer, operands[3], mask, (*mask.shape[:2], *sizes))
@@ -115,6 +121,12 @@ def _attention(writer: Writer, node: Any, *operands: str) -> Sequence[str]:
     if mask is not None and params["guarded"]:
         value = _zero_unseen_rows(writer, value, operands[3], node.operands[0].type)
     return value, ""
+
+
+def _sharing_heads(node: Any) -> int:
+    """How many heads of the queries share one of the keys; 1 where each has its own."""
+    heads, shared = (node.operands[place].type.shape[-3] for place in (0, 1))
+    return 1 if heads == shared else int(heads) // int(shared)
 
 
 def _is_operator(writer: Writer, node: Any, mask: wf.TensorType | None) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft.core import shapes as rules
+from weft.core.arrays import HostArray
 from weft.core.dimensions import is_zero
 from weft.core.errors import ArgumentError, ArgumentTypeError, DTypeError, ShapeError
 from weft.core.shapes import (
@@ -112,6 +113,9 @@ def _is_view(value: Any, shape: Shape) -> bool:
 
 def _found_shape(x: Tensor, shape: Any) -> Shape:
     """The shape with -1 replaced by what the number of elements leaves for it."""
+    quick = _quick_shape(x._value, shape)
+    if quick is not None:
+        return quick
     entries = [shape] if isinstance(shape, (int, Dim)) else list(_entries(shape))
     free = [index for index, entry in enumerate(entries) if _is_free(entry)]
     known = check_shape("reshape", [e for e in entries if not _is_free(e)])
@@ -130,6 +134,26 @@ def _found_shape(x: Tensor, shape: Any) -> Shape:
     shape_without_free = list(known)
     shape_without_free.insert(free[0], _share(x, rest, entries))
     return tuple(shape_without_free)
+
+
+def _quick_shape(value: Any, shape: Any) -> Shape | None:
+    """What `_found_shape` gives for an array of the host and a few plain sizes; None for others."""
+    if type(value) is not HostArray or type(shape) is not tuple or len(shape) > 8:
+        return None
+    known, free = 1, None
+    for place, entry in enumerate(shape):
+        if type(entry) is not int:
+            return None
+        if entry > 0:
+            known *= entry
+        elif entry == -1 and free is None:
+            free = place
+        else:
+            return None
+    if free is None:
+        return shape if known == value.size else None
+    rest, left_over = divmod(value.size, known)
+    return None if left_over else (*shape[:free], rest, *shape[free + 1 :])
 
 
 def _share(x: Tensor, rest: Dimension, entries: Sequence[Any]) -> Dimension:

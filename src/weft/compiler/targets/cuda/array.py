@@ -11,7 +11,9 @@ import gc
 import math
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from weft.compiler.targets.cuda.faults import raise_faults
 from weft.core.devices import Device
 from weft.core.dtypes import BY_NUMPY
 from weft.core.errors import OutOfMemoryError
+from weft.core.forks import wait_at_fork
 from weft.core.records import frozen
 from weft.core.types import TensorType
 
@@ -40,10 +43,37 @@ class Flags:
 _FLAGS = {True: Flags(_OWNED), False: Flags(_SHARED)}
 
 
+class ArrayKind:
+    """What arrays have in common: card, dtype and shape. Equal kinds are one object."""
+
+    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "shape", "size")
+
+    def __init__(self, ordinal: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.device, self.dtype, self.shape = place_of(ordinal), dtype, shape
+        self.size = math.prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+
+
+_kinds: WeakValueDictionary[tuple[int, np.dtype[Any], tuple[int, ...]], ArrayKind]
+_kinds = WeakValueDictionary()
+_lock = Lock()
+wait_at_fork(_lock)
+
+
+def array_kind(ordinal: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArrayKind:
+    """The kind of arrays of a card, which is compared by identity."""
+    key = ordinal, dtype, shape
+    known = _kinds.get(key)
+    if known is None:
+        with _lock:
+            known = _kinds.setdefault(key, ArrayKind(ordinal, dtype, shape))
+    return known
+
+
 class CudaArray:
     """An array in the memory of a card."""
 
-    __slots__ = ("__weakref__", "base", "dtype", "memory", "nbytes", "pointer", "shape", "size")
+    __slots__ = ("__weakref__", "base", "kind", "memory", "pointer")
 
     def __init__(
         self,
@@ -52,20 +82,38 @@ class CudaArray:
         shape: tuple[int, ...],
         base: CudaArray | None = None,
     ) -> None:
-        self.memory, self.dtype, self.shape, self.base = memory, dtype, shape, base
-        self.pointer = memory.pointer
-        self.size = math.prod(shape)
-        self.nbytes = self.size * dtype.itemsize
+        self.memory, self.base, self.pointer = memory, base, memory.pointer
+        self.kind = array_kind(memory.stream.device.ordinal, dtype, shape)
 
     @property
     def device(self) -> Device:
         """The card."""
-        return place_of(self.memory.stream.device.ordinal)
+        return self.kind.device
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What NumPy calls the dtype of the elements."""
+        return self.kind.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis."""
+        return self.kind.shape
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.kind.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.kind.nbytes
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self.shape)
+        return len(self.kind.shape)
 
     @property
     def flags(self) -> Flags:
@@ -127,6 +175,16 @@ def out_of_memory(size: int, error: OutOfMemoryError) -> OutOfMemoryError:
         note=error.problem,
         fix=error.fix,
     )
+
+
+def new_array(memory: Memory, kind: ArrayKind, base: CudaArray | None = None) -> CudaArray:
+    """An array of a known kind: with less work than the class itself has."""
+    array = _new(CudaArray)
+    array.memory, array.pointer, array.kind, array.base = memory, memory.pointer, kind, base
+    return array
+
+
+_new = CudaArray.__new__
 
 
 def mebibytes(count: int) -> str:

@@ -1,10 +1,10 @@
-"""Cross entropy of logits and labels, forward and gradient in one read and one write of the logits.
+"""Softmax of logits with the gradient of its cross entropy: logits are read and written once.
 
 A block holds whole rows of logits in shared memory, one or two at a time. A warp of its own copies
 rows in and gradients out in bulk; the other threads go over a row three times while it lies there:
-its highest number, the sum of its exponentials, its gradient (softmax - label) · scale, which takes
-the row's place. The gradient may be written over the logits in memory, too. A row whose label is
-not among the columns has loss and gradient zero.
+its highest number, the sum of its exponentials, and its gradient, softmax · factor with a term
+added at the label, which takes the row's place. Highest numbers and sums are results, too: losses
+are computed of them and of the logits at the labels. A label that is no column has no term.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import field
+from functools import cache
 
+from weft.compiler.graph_passes.cross_entropy import CrossEntropyFusion, softmax_gradient
+from weft.compiler.plan.launch import Kind, Launch, no_numbers, one, static_shape
+from weft.compiler.targets.cuda.binding import Binding, Run, binder
+from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Parameter,
@@ -30,8 +35,18 @@ from weft.compiler.targets.cuda.warpgroup import (
 )
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
+from weft.core.types import TensorType
+from weft.ir.graph import Graph, GraphNode
+from weft.ir.walking import Tally
 
-__all__ = ["CrossEntropyKernel", "CrossEntropySpec", "cross_entropy_kernel"]
+__all__ = [
+    "CrossEntropyKernel",
+    "CrossEntropySpec",
+    "cross_entropy_kernel",
+    "cross_entropy_launch",
+    "fuse_cross_entropy",
+    "is_cross_entropy",
+]
 
 _THREADS = 512  # that compute
 _WARPS = _THREADS // 32
@@ -40,11 +55,13 @@ _VECTOR_BYTES = 16
 _PAIRS = 4  # of 16-bit numbers in a vector
 _HIGHEST = {"bfloat16": "max.bf16x2", "float16": "max.f16x2"}
 _LOWEST_PAIR = {"bfloat16": 0xFF80FF80, "float16": 0xFC00FC00}
+FEWEST_COLUMNS = 4096
+"""Shorter rows are held in registers by loops."""
 
 
 @frozen(slots=False)
 class CrossEntropySpec:
-    """Logits [rows, columns] of a dtype, labels of 32-bit integers, losses of float32."""
+    """Logits [rows, columns] of a dtype; labels of 64-bit integers, all else of float32."""
 
     dtype: str
     columns: int
@@ -91,7 +108,7 @@ class CrossEntropyKernel:
 
 
 def cross_entropy_kernel(spec: CrossEntropySpec) -> CrossEntropyKernel:
-    """`losses` and `gradient` from `logits`, `labels` and `scale`, the gradient's factor."""
+    """`top`, `total` and `gradient` from `logits`, and rows' `labels`, `terms` and `factors`."""
     writer = _Writer(spec)
     writer.write()
     kernel = writer.kernel
@@ -105,11 +122,63 @@ def cross_entropy_kernel(spec: CrossEntropySpec) -> CrossEntropyKernel:
     )
 
 
+def holds_rows(kind: TensorType) -> bool:
+    """Whether logits of a type are held by rows: long ones of 16-bit floats that fit."""
+    rows, columns = kind.shape
+    if not isinstance(rows, int) or not isinstance(columns, int) or rows == 0:
+        return False
+    if columns < FEWEST_COLUMNS or kind.dtype.name not in _HIGHEST:
+        return False
+    return columns % (_VECTOR_BYTES // 2) == 0 and 2 * columns + 256 <= _SHARED_BYTES
+
+
+class _HeldRows(CrossEntropyFusion):
+    def is_held(self, logits: TensorType) -> bool:
+        return holds_rows(logits)
+
+
+def fuse_cross_entropy(graph: Graph, tally: Tally | None = None) -> Graph:
+    """The graph with softmax and gradient as one node, where a multiprocessor holds a row."""
+    return _HeldRows(graph, tally).run()
+
+
+def is_cross_entropy(node: GraphNode) -> bool:
+    """Whether a node is a softmax with its gradient that the kernel is for."""
+    return node.primitive is softmax_gradient and holds_rows(node.operands[0].type)
+
+
+def cross_entropy_launch(node: GraphNode) -> Launch:
+    """The launch of a softmax with its gradient."""
+    return Launch(
+        Kind.LOOP, "softmax gradient", ("softmax_gradient",), (*node.operands, *node.results),
+        node.results, no_numbers, one, one,
+    )  # fmt: skip
+
+
+@binder("softmax_gradient")
+def bind_cross_entropy(binding: Binding, launch: Launch) -> Run:
+    """What runs a softmax with its gradient."""
+    values = dict(zip(_ARRAYS, launch.values, strict=True))
+    kind = launch.values[0].type
+    rows, columns = static_shape(kind.shape, binding.sizes)
+    kernel = _kernel_of(CrossEntropySpec(kind.dtype.name, columns))
+    blocks = min(rows, binding.stream.device.multiprocessors)
+    return written_kernel_run(binding, launch, kernel, blocks, (values, {}, {"rows": rows}))
+
+
+@cache
+def _kernel_of(spec: CrossEntropySpec) -> CrossEntropyKernel:
+    return cross_entropy_kernel(spec)
+
+
+_ARRAYS = ("logits", "labels", "terms", "factors", "top", "total", "gradient")
+"""The kernel's arrays, in the order of the primitive's operands and results."""
+
+
 class _Writer:
     def __init__(self, spec: CrossEntropySpec) -> None:
         self.spec = spec
-        names = ("logits", "labels", "scale", "losses", "gradient")
-        parameters: list[Parameter] = [*map(Pointer, names), Word("rows")]
+        parameters: list[Parameter] = [*map(Pointer, _ARRAYS), Word("rows")]
         self.kernel = Kernel("cross_entropy", parameters, _THREADS + 32)
         # Behind the rows: one number for each warp, then barriers: full and done of each buffer.
         self.scratch = spec.buffers * spec.row_bytes
@@ -134,7 +203,6 @@ class _Writer:
             with kernel.when(self.thread.equals(_THREADS)):
                 self._move_rows()
             kernel.jump(finish)
-        self.scale = kernel.let("f32", "ld.global.f32", at(kernel.parameter("scale")))
         self._for_each_row(self._compute)
         kernel.place(finish)
 
@@ -198,33 +266,40 @@ class _Writer:
         kernel, base = self.kernel, math.log2(math.e)
         self.place = self.shared + buffer * self.spec.row_bytes
         full = self.shared + self.barriers + buffer * 16
-        label_place = kernel.address(kernel.parameter("labels"), row, 4)
-        label = kernel.let("u32", "ld.global.u32", at(label_place))
-        known = label < self.spec.columns  # negative labels are large ones here
+        label_place = kernel.address(kernel.parameter("labels"), row, 8)
+        wide_label = kernel.let("u64", "ld.global.u64", at(label_place))
+        known = wide_label < self.spec.columns  # negative labels are large ones here
+        label = kernel.select(known, kernel.let("u32", "cvt.u32.u64", wide_label), 0)
+        term, factor = (
+            kernel.let("f32", "ld.global.f32", at(self._number_place(name, row)))
+            for name in ("terms", "factors")
+        )
         spin_until(kernel, full, parity)
-        logit_place = self.place + kernel.select(known, label, 0) * 2
+        logit_place = self.place + label * 2
         labelled = self._number(logit_place)
-        shift = self._highest_logit() * -base
+        highest = self._highest_logit()
+        shift = highest * -base
         total = self._sum(shift)
-        log_sum = kernel.let("f32", "lg2.approx.ftz.f32", total) - shift
-        scale = kernel.select(known, self.scale, 0.0, "f32")
-        loss = kernel.fma(log_sum, math.log(2), labelled * -1.0)
-        loss = kernel.select(known, loss, 0.0, "f32")
-        losses = kernel.address(kernel.parameter("losses"), row, 4)
+        ratio = kernel.let("f32", "div.rn.f32", factor, total)
         leads = self.thread.equals(0)
-        kernel.do("st.global.f32", at(losses), loss, when=leads)
-        self._gradient(log_sum * -1.0, scale)
+        for name, value in (("top", highest), ("total", total)):
+            place = self._number_place(name, row)
+            kernel.do("st.global.f32", at(place), value, when=leads)
+        self._gradient(shift, ratio)
         self._barrier()
         # The label's own gradient, from its logit in full precision.
-        exponent = kernel.fma(labelled, base, log_sum * -1.0)
-        share = kernel.let("f32", "ex2.approx.ftz.f32", exponent)
-        own = (share - 1.0) * scale
+        power = kernel.let("f32", "ex2.approx.ftz.f32", kernel.fma(labelled, base, shift))
+        own = kernel.fma(power, ratio, term)
         pair = packed_pair(kernel, self.spec.dtype, own, own)
         halves = kernel.registers("b16", "half", 2)
         kernel.do("mov.b32", braces(halves), pair)
         kernel.do("st.shared.b16", at(logit_place), halves[0], when=leads & known)
         kernel.do("fence.proxy.async.shared::cta")
         kernel.do("mbarrier.arrive.shared::cta.b64", "_", at(full, 8))
+
+    def _number_place(self, name: str, row: Value) -> Value:
+        """Where the number of a row lies."""
+        return self.kernel.address(self.kernel.parameter(name), row, 4)
 
     def _barrier(self) -> None:
         self.kernel.do("bar.sync", 1, _THREADS)
@@ -279,14 +354,14 @@ class _Writer:
         self._for_each_vector(take)
         return self._over_threads(totals[0] + totals[1], "add.f32")
 
-    def _gradient(self, shift: Value, scale: Value) -> None:
+    def _gradient(self, shift: Value, ratio: Value) -> None:
         kernel, base = self.kernel, math.log2(math.e)
 
         def take(place: Value, pairs: list[Value]) -> None:
             results = []
             for pair in pairs:
                 numbers = [
-                    kernel.let("f32", "ex2.approx.ftz.f32", kernel.fma(number, base, shift)) * scale
+                    kernel.let("f32", "ex2.approx.ftz.f32", kernel.fma(number, base, shift)) * ratio
                     for number in unpacked_pair(kernel, self.spec.dtype, pair)
                 ]
                 results.append(packed_pair(kernel, self.spec.dtype, *numbers))

@@ -241,10 +241,11 @@ class Memory:
 
     __slots__ = ("_size", "count", "pointer", "stream")
 
-    def __init__(self, stream: Stream, count: int) -> None:
+    def __init__(self, stream: Stream, count: int, size: int = 0) -> None:
+        """`size` is the rounded size, where it is known."""
         self.stream, self.count = stream, count
-        self._size = rounded_size(count)
-        self.pointer = stream.arena.take(self._size)
+        self._size = size = size or rounded_size(count)
+        self.pointer = stream.arena.take(size)
 
     def __del__(self) -> None:
         pointer = getattr(self, "pointer", None)

@@ -100,6 +100,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p,
         c_int, c_int, c_int, c_int,
     ),
+    "cuTensorMapEncodeIm2col": (
+        c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p, c_uint, c_uint,
+        c_void_p, c_int, c_int, c_int, c_int,
+    ),
     # graphs
     "cuGraphCreate": (_OUT, c_uint),
     "cuGraphDestroy": (c_void_p,),
@@ -112,7 +116,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Every function of the driver that is called: the types of its arguments; each returns a code."""
 
-NEWER = frozenset({"cuTensorMapEncodeTiled"})
+NEWER = frozenset({"cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"})
 """Functions that only newer cards need: a driver without them is refused when one is called."""
 
 OUT_OF_MEMORY, NO_DEVICE = 2, 100
@@ -137,6 +141,7 @@ class Driver:
 
     def __init__(self, library: Any) -> None:
         self._functions: dict[str, Any] = {}
+        self._addresses: dict[tuple[str, ...], Any] = {}
         for name, types in SIGNATURES.items():
             function = getattr(library, name, None)
             if function is None and name not in NEWER:
@@ -157,6 +162,15 @@ class Driver:
         if function is None:
             raise _old_driver(f"it has no {name}")
         return function
+
+    def addresses(self, names: tuple[str, ...]) -> int:
+        """Where the addresses of some functions stand, for native code; 0 for one not there."""
+        table = self._addresses.get(names)
+        if table is None:
+            known = [self._functions.get(name) for name in names]
+            given = [0 if each is None else ctypes.cast(each, c_void_p).value for each in known]
+            table = self._addresses[names] = (c_void_p * len(names))(*given)
+        return ctypes.addressof(table)
 
     def handle(self, name: str, *arguments: Any) -> int:
         """Call a function whose first argument is a place for a handle; the handle."""

@@ -170,7 +170,7 @@ class DeviceExpander(Expander):
         rule = SINGLE.get(x.op) if x.dtype is float32 else None
         if rule is not None:
             return rule(*(self._done[arg] for arg in x.args))
-        angle = _angle_of_half_tanh(x)
+        angle = angle_of_half_tanh(x)
         return (
             super()._expand_node(x) if angle is None else _half_of_tanh_and_one(self._done[angle])
         )
@@ -182,7 +182,7 @@ class DeviceExpander(Expander):
         return self._short[x]
 
     def _shorten(self, x: Scalar, depth: int) -> Scalar:
-        if x.dtype is not float32 or depth > _DEEPEST or _angle_of_half_tanh(x) is not None:
+        if x.dtype is not float32 or depth > _DEEPEST or angle_of_half_tanh(x) is not None:
             return self._done[x]
         if x.op in SHORT:
             return SHORT[x.op](self._done[x.args[0]])
@@ -202,7 +202,7 @@ class DeviceExpander(Expander):
         return node("cast", bfloat16, (super()._cast(x, float32),))
 
 
-def _angle_of_half_tanh(x: Scalar) -> Scalar | None:
+def angle_of_half_tanh(x: Scalar) -> Scalar | None:
     """The u of (tanh u + 1)·0.5, which activations are made of; None if it is not that."""
     if x.op != "multiply" or x.dtype is not float32 or not is_const(x.args[1], 0.5):
         return None

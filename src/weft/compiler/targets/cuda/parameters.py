@@ -6,21 +6,25 @@ A tensor map holds an address, so it is encoded anew when its value has moved.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from weft.compiler.plan.launch import Launch, Value
 from weft.compiler.targets.cuda.array import compute_stream
-from weft.compiler.targets.cuda.binding import Binding, Run
+from weft.compiler.targets.cuda.binding import Binding, in_order
 from weft.compiler.targets.cuda.device import Memory, device
 from weft.compiler.targets.cuda.driver import Driver
+from weft.compiler.targets.cuda.launcher import Record, Run, encode_map, encode_windows, set_cell
 from weft.compiler.targets.cuda.modules import Function, load_written_ptx
-from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, WindowMap
+from weft.compiler.targets.cuda.views import View
+from weft.core.records import frozen
 
+Array = np.ndarray[Any, Any]
 _MAP_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "tfloat32": 11}
 """What the driver calls the dtypes of tensor maps."""
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "tfloat32": 4}
@@ -31,31 +35,87 @@ COUNTERS = 1 << 20
 
 
 class EncodedMap:
-    """A tensor map of a value that lies without gaps, encoded for the address it has."""
+    """A tensor map of a value that lies without gaps, or of a view, encoded for its address."""
 
-    def __init__(self, driver: Driver, parameter: TensorMap, shape: Sequence[int]) -> None:
-        self._driver, self._parameter = driver, parameter
+    def __init__(
+        self,
+        driver: Driver,
+        parameter: TensorMap,
+        shape: Sequence[int],
+        view_strides: Sequence[int] = (),
+    ) -> None:
         self._storage = (ctypes.c_ubyte * (_MAP_BYTES + _MAP_ALIGNMENT))()
         first = ctypes.addressof(self._storage)
         self.place = -(-first // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
         rank, item = len(parameter.box), _ITEM_BYTES[parameter.dtype]
-        strides = [item * prod(shape[axis + 1 :]) for axis in reversed(range(rank - 1))]
-        self._sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
-        self._strides = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
-        self._box = (ctypes.c_uint32 * rank)(*parameter.box)
-        self._steps = (ctypes.c_uint32 * rank)(*[1] * rank)
-        self._encoded = -1
-
-    def refresh(self, address: int) -> None:
-        """Encode it for an address, if it was for another."""
-        if address == self._encoded:
-            return
-        self._driver(
-            "cuTensorMapEncodeTiled", self.place, _MAP_TYPES[self._parameter.dtype],
-            len(self._parameter.box), address, self._sizes, self._strides, self._box, self._steps,
-            _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE,
+        steps = view_strides or [prod(shape[axis + 1 :]) for axis in range(rank)]
+        strides = [item * step for step in reversed(steps[:-1])]
+        driver.function("cuTensorMapEncodeTiled")  # an old driver has none
+        arrays: tuple[Any, ...] = (
+            (ctypes.c_uint64 * rank)(*reversed(shape)),
+            (ctypes.c_uint64 * max(1, rank - 1))(*strides),
+            (ctypes.c_uint32 * rank)(*parameter.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+        )
+        self._encoded: Array = np.array([-1], np.int64)
+        """The address that it is encoded for."""
+        self._arguments: Array = np.array(
+            [self.place, _MAP_TYPES[parameter.dtype], rank, *map(ctypes.addressof, arrays),
+             _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE], np.int64,
         )  # fmt: skip
-        self._encoded = address
+        self._held = arrays
+
+    def refresh_record(self, cell: int) -> Record:
+        """What encodes it for the address in a cell, if it was for another."""
+        return encode_map(cell, self._encoded.ctypes.data, self._arguments.ctypes.data)
+
+
+@frozen(slots=False)
+class Corners:
+    """Where windows lie: the first and the last place of each axis, and from one to the next.
+
+    Axes go from the last to the first. The first place is counted from the array's first element,
+    the last from the array's last.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    strides: tuple[int, ...]
+    element_strides: tuple[int, ...] = ()
+    """Elements from one to the next along each axis and from image to image; empty: no gaps."""
+
+
+class EncodedWindows:
+    """A map of the windows of a value, encoded for the address it has."""
+
+    def __init__(
+        self, driver: Driver, parameter: TensorMap, shape: Sequence[int], corners: Corners
+    ) -> None:
+        self._storage = (ctypes.c_ubyte * (_MAP_BYTES + _MAP_ALIGNMENT))()
+        first = ctypes.addressof(self._storage)
+        self.place = -(-first // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        rank, item = len(parameter.axes), _ITEM_BYTES[parameter.dtype]
+        contiguous = [prod(shape[axis + 1 :]) for axis in reversed(range(rank - 1))]
+        strides = [item * step for step in corners.element_strides or contiguous]
+        driver.function("cuTensorMapEncodeIm2col")  # an old driver has none
+        arrays: tuple[Any, ...] = (
+            (ctypes.c_uint64 * rank)(*reversed(shape)),
+            (ctypes.c_uint64 * (rank - 1))(*strides),
+            (ctypes.c_int * (rank - 2))(*corners.lower),
+            (ctypes.c_int * (rank - 2))(*corners.upper),
+            (ctypes.c_uint32 * rank)(1, *corners.strides, 1),
+        )
+        *before, steps = map(ctypes.addressof, arrays)
+        self._encoded: Array = np.array([-1], np.int64)
+        self._arguments: Array = np.array(
+            [self.place, _MAP_TYPES[parameter.dtype], rank, *before, *parameter.box, steps,
+             _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_128, _ZEROS_OUTSIDE], np.int64,
+        )  # fmt: skip
+        self._held = arrays
+
+    def refresh_record(self, cell: int) -> Record:
+        """What encodes it for the address in a cell, if it was for another."""
+        return encode_windows(cell, self._encoded.ctypes.data, self._arguments.ctypes.data)
 
 
 def bind_parameters(
@@ -68,48 +128,68 @@ def bind_parameters(
     workspace_bytes: int = 0,
     counters: int = 0,
     cells: Mapping[str, int] | None = None,
-) -> tuple[list[int], Callable[[], None] | None]:
-    """The addresses of a kernel's parameters, and what encodes its maps anew; None without any.
+    corners: Mapping[str, Corners] | None = None,
+) -> tuple[list[int], Run]:
+    """The addresses of a kernel's parameters, and what encodes its maps where values have moved.
 
-    `cells` are the addresses of cells of parameters that are no values of the plan.
+    `cells` are the addresses of cells of parameters that are no values of the plan, `corners` say
+    where the windows of maps of windows lie.
     """
     table: list[int] = []
-    maps: list[tuple[EncodedMap, Value]] = []
+    maps: list[Record] = []
     for parameter in parameters:
         name = parameter.name
         if isinstance(parameter, TensorMap):
-            encoded = EncodedMap(binding.stream.driver, parameter, shapes[name])
+            whole, offset, strides = _place_of(values[name])
+            encoded: EncodedMap | EncodedWindows
+            if isinstance(parameter, WindowMap):
+                assert corners is not None
+                assert not strides, "windows are read of values that lie without gaps"
+                given = parameter, shapes[name], corners[name]
+                encoded = EncodedWindows(binding.stream.driver, *given)
+            else:
+                encoded = EncodedMap(binding.stream.driver, parameter, shapes[name], strides)
             binding.keep(encoded)
-            maps.append((encoded, values[name]))
+            cell = binding.cell(launch, whole)
+            if offset:
+                base, cell = cell, binding.number(0)
+                maps.append(set_cell(cell, base, offset))
+            maps.append(encoded.refresh_record(cell))
             table.append(encoded.place)
         elif cells is not None and name in cells:
             table.append(cells[name])
         elif name == "workspace":
             table.append(binding.workspace_cell(0, workspace_bytes))
         elif name == "counters":
-            table.append(binding.number(shared_counters(binding.stream.device.ordinal, counters)))
+            zeros = shared_counters(binding.stream.device.ordinal, counters)
+            table.append(binding.counter_cell(zeros, COUNTERS, 4 * counters))
         elif isinstance(parameter, Pointer):
-            table.append(binding.cell(launch, values[name]))
+            whole, offset, _ = _place_of(values[name])
+            assert offset == 0, "a pointer is to the beginning of a value"
+            table.append(binding.cell(launch, whole))
         else:
-            word = words[name] if name in words else _stride(name, shapes)
-            cell = np.array([word], np.uint32)
-            binding.keep(cell)
-            table.append(int(cell.ctypes.data))
-    if not maps:
-        return table, None
-
-    def refresh() -> None:
-        for encoded, value in maps:
-            encoded.refresh(binding.address(value))
-
-    return table, refresh
+            word = words[name] if name in words else _stride(name, values, shapes)
+            number = np.array([word], np.uint32)
+            binding.keep(number)
+            table.append(int(number.ctypes.data))
+    return table, binding.native_run(*maps)
 
 
-def _stride(name: str, shapes: Mapping[str, Sequence[int]]) -> int:
+def _place_of(value: Value) -> tuple[Value, int, tuple[int, ...]]:
+    """The value in whose memory a value lies, where in bytes, and its strides if it is a view."""
+    if not isinstance(value, View) or value.base is None:
+        return value, 0, ()
+    return value.base, value.offset * value.type.dtype.itemsize, value.strides
+
+
+def _stride(name: str, values: Mapping[str, Value], shapes: Mapping[str, Sequence[int]]) -> int:
     """The number of elements from one row, head or item of a stack to the next."""
     for ending, axis in (("_batch_stride", 0), ("_head_stride", 1), ("_stride", -2)):
         if name.endswith(ending):
-            shape = shapes[name.removesuffix(ending)]
+            operand = name.removesuffix(ending)
+            value, shape = values.get(operand), shapes[operand]
+            if isinstance(value, View):
+                return value.strides[axis]
             start = axis + 1 if axis >= 0 else len(shape) + axis + 1
             return prod(shape[start:])
     raise KeyError(name)
@@ -124,23 +204,16 @@ def written_kernel_run(
     workspace_bytes: int = 0,
     counters: int = 0,
     cells: Mapping[str, int] | None = None,
+    corners: Mapping[str, Corners] | None = None,
 ) -> Run:
     """What launches a kernel that is written as PTX, given its values, their shapes and words."""
     table, refresh = bind_parameters(
-        binding, launch, kernel.parameters, *given, workspace_bytes, counters, cells
+        binding, launch, kernel.parameters, *given, workspace_bytes, counters, cells, corners
     )
     function = loaded_function(
         kernel.name, kernel.text, kernel.shared_bytes, binding.stream.device.ordinal
     )
-    run = binding.kernel_run(function, blocks, kernel.threads, table)
-    if refresh is None:
-        return run
-
-    def run_with_maps() -> None:
-        refresh()
-        run()
-
-    return run_with_maps
+    return in_order([refresh, binding.kernel_run(function, blocks, kernel.threads, table)])
 
 
 @cache

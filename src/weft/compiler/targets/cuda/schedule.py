@@ -110,6 +110,15 @@ class Schedule:
         return found
 
 
+def scratch_of_all(plan: Schedule, sizes: Mapping[str, int]) -> int:
+    """The bytes of scratch memory of all teams of a launch."""
+    each = 0
+    for scratch in plan.kernel.scratch:
+        count = max(0, evaluate(scratch.count, sizes))
+        each += -(-count * scratch.buffer.dtype.itemsize // 16) * 16
+    return each * (plan.blocks(sizes) * plan.block // plan.team)
+
+
 def schedule(kernel: Kernel) -> Schedule:
     """The layout of a kernel, which depends on the kernel only."""
     grid, body = _nest(kernel)

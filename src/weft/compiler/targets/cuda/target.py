@@ -21,8 +21,16 @@ from weft.compiler.plan.launch import Launch
 from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda import control
 from weft.compiler.targets.cuda.attention.binding import attention_launch, is_attention
+from weft.compiler.targets.cuda.attention.head_views import is_viewed, view_heads, viewed_launch
+from weft.compiler.targets.cuda.capabilities import has_warp_products, has_warpgroup_products
 from weft.compiler.targets.cuda.code import begin_kernels
-from weft.compiler.targets.cuda.convolutions import convolution_launches, is_convolution
+from weft.compiler.targets.cuda.convolution import binding as convolution_binding
+from weft.compiler.targets.cuda.convolution.launches import convolution_launches, is_convolution
+from weft.compiler.targets.cuda.cross_entropy import (
+    cross_entropy_launch,
+    fuse_cross_entropy,
+    is_cross_entropy,
+)
 from weft.compiler.targets.cuda.deep_picks import pick_deeply
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
@@ -35,6 +43,7 @@ from weft.compiler.targets.cuda.products.binding import (
     is_product,
     product_launch,
 )
+from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
@@ -49,15 +58,22 @@ from weft.compiler.targets.target import Array, Executable, Observer
 from weft.ir.graph import Graph, GraphNode, Literal
 from weft.ir.loops import Kernel
 
-__all__ = ["CUDA", "CudaTarget", "control", "cuda_target"]
+__all__ = ["CUDA", "CudaTarget", "control", "convolution_binding", "cuda_target"]
 
-HOPPER = (9, 0)
-"""The compute capability whose products are written as PTX; on others they are loops."""
 CUDA_LIMITS = Limits(
     passes=PassLimits(
-        recognized_queries=1 << 40, multiplies_short_floats=True, sums_by_image=False
+        recognized_queries=1 << 40,
+        multiplies_short_floats=True,
+        sums_by_image=False,
+        mask_operations=0,
     ),
-    fusion=FusionLimits(divided_join_elements=1 << 62),
+    fusion=FusionLimits(
+        divided_join_elements=1 << 62,
+        chunk_rows=64,
+        fewest_chunk_rows=4,
+        most_chunk_rows=128,
+        stores_narrow_floats=True,
+    ),
     lowering=LoweringLimits(guards_places=True),
     plan=PlanLimits(fused_launches=0, filling_chunks=0.0),
     rates=Rates(5e14, 3e14, 1e13, 4e12, 1e12),
@@ -65,20 +81,39 @@ CUDA_LIMITS = Limits(
 """What pays on a card. Rates are those of one H200; joins are one launch; nothing is fused by rows,
 as no cache lies between launches."""
 
+PASSES = (
+    Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
+    Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
+    Pass("product operands", arrange_products, "on what is left: as kernels take them"),
+)
+"""What is done for every card."""
+HOPPER_PASSES = (
+    PASSES[0],
+    Pass(
+        "cross entropy",
+        fuse_cross_entropy,
+        "when picks need no softmax: logits are read once, and their gradient written",
+    ),
+    *PASSES[1:],
+    Pass("head views", view_heads, "on attention as it is: heads are read where they lie"),
+    Pass("epilogues", fuse_epilogues, "on products as kernels take them: what follows them"),
+)
+"""The same with what kernels of PTX text alone can do."""
+
 
 class CudaTarget:
     """One card."""
 
     name = "cuda"
     limits = CUDA_LIMITS
-    passes = (
-        Pass("deep picks", pick_deeply, "on values as they are: no row is stored for one element"),
-        Pass("wide sums", widen_sums, "on scatters that are left: 16-bit floats add up in float32"),
-        Pass("product operands", arrange_products, "on what is left: as kernels take them"),
-    )
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """See `Target`."""
+        return HOPPER_PASSES if has_warpgroup_products(self.ordinal) else PASSES
 
     def target_at(self, index: int) -> CudaTarget:
         """See `Target`."""
@@ -90,18 +125,19 @@ class CudaTarget:
 
     def has_convolution(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and is_convolution(node)
+        return self._has_products() and is_convolution(node)
 
     def has_attention(self, node: GraphNode) -> bool:
         """See `Target`."""
-        return self._has_warpgroups() and is_attention(node)
+        return has_warpgroup_products(self.ordinal) and is_attention(node)
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
-        kinds = (
-            is_product, is_attention, is_row_scatter, is_pooling_gradient, self._is_convolution,
-        )  # fmt: skip
-        return self._has_warpgroups() and any(is_one(node) for is_one in kinds)
+        for_hopper = (is_attention, is_viewed, is_row_scatter, is_cross_entropy)
+        if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
+            return True
+        kinds = (is_product, is_pooling_gradient, self._is_convolution)
+        return self._has_products() and any(is_one(node) for is_one in kinds)
 
     def _is_convolution(self, node: GraphNode) -> bool:
         return node.primitive in CHANNELS_LAST and is_convolution(node)
@@ -111,15 +147,21 @@ class CudaTarget:
         if not self.takes(node):
             return None
         if self._is_convolution(node):
-            return convolution_launches(node)
+            has_copies = has_warpgroup_products(self.ordinal)
+            count = device(self.ordinal).multiprocessors if is_available() else 132
+            return convolution_launches(node, reads_windows=has_copies, multiprocessors=count)
         if is_pooling_gradient(node):
             return pooling_gradient_launches(node)
         if is_row_scatter(node):
             return [scatter_launch(node, error)]
+        if is_viewed(node):
+            return [viewed_launch(node)]
+        if is_cross_entropy(node):
+            return [cross_entropy_launch(node)]
         return [attention_launch(node) if is_attention(node) else product_launch(node)]
 
-    def _has_warpgroups(self) -> bool:
-        return not is_available() or device(self.ordinal).capability == HOPPER
+    def _has_products(self) -> bool:
+        return has_warp_products(self.ordinal)
 
     def start(self) -> None:
         """See `Target`: the driver is there."""

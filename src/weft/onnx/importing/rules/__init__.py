@@ -1,6 +1,7 @@
 """The rules of ONNX's operators, by family; each file enters its own into the table."""
 
 from weft.onnx.importing.rules import (
+    attention,
     classical,
     control,
     elementwise,
@@ -21,7 +22,7 @@ from weft.onnx.importing.rules import (
 )
 
 __all__ = [
-    "classical", "control", "elementwise", "indexing", "learning", "movement", "normalization",
-    "products", "quantization", "randomness", "recurrent", "reductions", "resizing", "sampling",
-    "signals", "sizes", "windows",
+    "attention", "classical", "control", "elementwise", "indexing", "learning", "movement",
+    "normalization", "products", "quantization", "randomness", "recurrent", "reductions",
+    "resizing", "sampling", "signals", "sizes", "windows",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -257,7 +258,7 @@ def _over_later_axes(
 
     def of_rows(call: Call, x: Tensor) -> Tensor:
         axis = call["axis"] % max(x.ndim, 1)
-        rows = x.reshape((*x.shape[:axis], -1)) if axis < x.ndim else x.reshape((-1, 1))
+        rows = x.reshape((*x.shape[:axis], math.prod(x.shape[axis:], start=1)))
         return function(rows, -1).reshape(x.shape)
 
     return of_rows

@@ -44,7 +44,7 @@ def gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     """Slices of a value, each at a tuple of indices."""
     batch = call.get("batch_dims", 0)
     rows, inner = _linear_rows(x, indices, batch)
-    flat = x.reshape((-1, *inner))
+    flat = x.reshape((_row_count(x, inner), *inner))
     return wf.take(flat, rows.reshape((-1,)), axis=0).reshape((*indices.shape[:-1], *inner))
 
 
@@ -61,6 +61,11 @@ def _linear_rows(x: Tensor, indices: Tensor, batch: int) -> tuple[Tensor, tuple[
         size = outer[batch + place]
         rows = rows * size + from_front(indices[..., place], size)
     return rows, tuple(x.shape[batch + depth :])
+
+
+def _row_count(x: Tensor, inner: tuple[Any, ...]) -> Any:
+    """How many slices a value has; a reshape to -1 could not say it of slices without elements."""
+    return math.prod(x.shape[: x.ndim - len(inner)], start=1)
 
 
 @rule("ScatterElements", "Scatter")
@@ -103,8 +108,9 @@ def _multiply_in(x: Tensor, places: Tensor, factors: Tensor) -> Tensor:
 def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """The value with slices written, each at a tuple of indices."""
     rows, inner = _linear_rows(x, indices, 0)
-    flat = x.reshape((-1, math.prod(inner, start=1)))
-    source = updates.reshape((-1, math.prod(inner, start=1)))
+    width = math.prod(inner, start=1)
+    flat = x.reshape((_row_count(x, inner), width))
+    source = updates.reshape((math.prod(rows.shape, start=1), width))
     places = wf.broadcast_to(rows.reshape((-1, 1)), source.shape)
     reduction = call.get("reduction", "none")
     if reduction == "mul":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import weft as wf
@@ -95,7 +96,7 @@ def group_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> T
     """Groups of channels with mean zero and variance one."""
     groups = call["num_groups"]
     wide = x.astype(_computing_type(call, x)) if call.version >= 21 else x
-    parts = wide.reshape((x.shape[0], groups, -1))
+    parts = wide.reshape((x.shape[0], groups, math.prod(x.shape[1:], start=1) // groups))
     out = _standardize(parts, (2,), call["epsilon"]).astype(x.dtype)
     if call.version < 21:  # one scale for each group
         out = out * scale.reshape((-1, 1)) + bias.reshape((-1, 1))

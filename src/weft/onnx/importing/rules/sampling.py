@@ -25,8 +25,9 @@ def read_pixels(x: Tensor, places: list[Tensor]) -> Tensor:
     for place, size in zip(places, x.shape[2:], strict=True):
         flat = flat * size + place.astype("int64")
     out = flat.shape[1:]
-    source = x.reshape((n, c, -1))
-    rows = wf.broadcast_to(flat.reshape((n, 1, -1)), (n, c, math.prod(out, start=1)))
+    count = math.prod(out, start=1)
+    source = x.reshape((n, c, math.prod(x.shape[2:], start=1)))
+    rows = wf.broadcast_to(flat.reshape((n, 1, count)), (n, c, count))
     return wf.gather(source, 2, rows).reshape((n, c, *out))
 
 

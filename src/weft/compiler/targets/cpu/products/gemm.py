@@ -1,11 +1,11 @@
 """The native functions of products: blocks of rows or columns, and the packing of right operands.
 
 A product is a stack of [rows, terms] times [terms, columns]. The left operand is read where it is,
-through strides, but for one whose rows lie side by side: of that a block is copied first. The right
-operand is read where it is, or from panels as wide as a register tile; it is packed term by term
-where terms are its rows, so that this can be part of a chain that makes them, else by panels. Each
-sum runs through its terms in ascending order, `depth` of them at a time: whatever part of a result
-a call makes, its elements have the same bits.
+through strides, but for one whose rows lie side by side: of that a block is copied first, in panels
+as high as a tile. The right operand is read where it is, or from panels as wide as a tile; it is
+packed term by term where terms are its rows, so that this can be part of a chain that makes them,
+else by panels. Each sum runs through its terms in ascending order, `depth` of them at a time:
+whatever part of a result a call makes, its elements have the same bits.
 
 >>> from weft.compiler.targets.cpu.machine import host
 >>> from weft.core.dtypes import float32
@@ -49,6 +49,10 @@ row_step, term_step, a_item: how far apart neighbours, and products, are in the 
 b_step, b_panel, b_item: the same for terms, panels and products of the right one; depth, block: how
 many terms and rows are multiplied at a time; copied: whether blocks of the left operand are copied.
 """
+PANEL_GAP = 16
+"""Elements between two copied panels: so that their lines fall into different sets of a cache."""
+TERMS_AHEAD = 8
+"""How many terms before it is copied a term is asked for: each is on a page of its own."""
 _PACKING = Struct("i64 columns, i64 terms, i64 panels")
 
 
@@ -61,11 +65,11 @@ def functions(dtype: DType, machine: Machine) -> dict[str, Origin]:
 def source(tile: Tile) -> str:
     """The text of the module."""
     strips = {width: _strip(tile, width) for width in tile.widths}
-    scratch = _scratch(tile)
-    block = _block(tile, strips)
+    scratch, copy_left = _scratch(tile), _copy_left(tile)
+    block = _block(tile, strips, copy_left)
     entries = [_by_rows(tile, block, scratch), _by_columns(tile, block, scratch)]
     packing = [_pack_plain(tile), _pack_turned(tile)]
-    parts = [*strips.values(), scratch, block, *entries, *packing]
+    parts = [*strips.values(), scratch, copy_left, block, *entries, *packing]
     return module_text(*tile_functions(tile), *parts)
 
 
@@ -75,24 +79,53 @@ def source(tile: Tile) -> str:
 def _strip(tile: Tile, width: int) -> IRBuilder:
     """A function that makes all rows of a block, in tiles of one width, the highest first."""
     given = (
-        "ptr %a", "i64 %rs", "i64 %ts", "ptr %b", "i64 %ldb", "ptr %c", "i64 %ldc", "i64 %terms",
-        "i1 %add", "i64 %columns", "i64 %rows",
+        "ptr %a", "i64 %rs", "i64 %ts", "i64 %ps", "ptr %b", "i64 %ldb", "ptr %c", "i64 %ldc",
+        "i64 %terms", "i1 %add", "i64 %columns", "i64 %rows",
     )  # fmt: skip
     out = IRBuilder(f"strip_{width}", given)
     element = Type(tile.dtype).text
-    a, row_step, term_step, b, b_step, c, c_step, terms, add, columns, rows = out.parameters
+    a, row_step, term_step, panel_step, b, b_step, c, c_step, *sizes, rows = out.parameters
     row = out.variable(0)
     for height in tile.heights:
         function = f"@{tile_name(height, width)}"
         with out.groups(row, height, rows) as first:
-            left = out.at(element, a, out.mul(first, row_step))
+            panel, inside = out.div(first, tile.rows), out.rem(first, tile.rows)
+            start = out.add(out.mul(panel, panel_step), out.mul(inside, row_step))
+            left = out.at(element, a, start)
+            ahead = out.at(element, left, panel_step)
             to = out.at(element, c, out.mul(first, c_step))
-            sizes = terms, add, columns
-            out.call(function, left, row_step, term_step, b, b_step, to, c_step, *sizes)
+            out.call(function, left, row_step, term_step, ahead, b, b_step, to, c_step, *sizes)
     return out
 
 
-def _block(tile: Tile, strips: Mapping[int, IRBuilder]) -> IRBuilder:
+def _copy_left(tile: Tile) -> IRBuilder:
+    """A function that copies a block of a left operand whose rows lie side by side.
+
+    The copy has panels of as many rows as a tile, in each panel the rows of a term beside each
+    other, so that a tile reads memory in order.
+    """
+    numbers = ("i64 %ps", "i64 %rows", "i64 %terms")
+    out = IRBuilder("copy_left", ("ptr %a", "i64 %ts", "ptr %to", *numbers))
+    a, term_step, to, panel_step, rows, terms = out.parameters
+    element, size = Type(tile.dtype).text, tile.dtype.itemsize
+    panels, rest = out.div(rows, tile.rows), out.rem(rows, tile.rows)
+    rest_bytes = out.mul(rest, size)
+    with out.loop(0, terms) as t:
+        source = out.at(element, a, out.mul(t, term_step))
+        later = out.at(element, source, out.mul(term_step, TERMS_AHEAD))
+        target = out.at(element, to, out.mul(t, tile.rows))
+        with out.loop(0, panels) as panel:  # a copy of a length that is known is a few moves
+            place = out.at(element, target, out.mul(panel, panel_step))
+            first = out.mul(panel, tile.rows)
+            out.copy(place, out.at(element, source, first), tile.rows * size)
+            out.prefetch(out.at(element, later, first))
+        with out.when(out.test("sgt", rest, 0)):
+            place = out.at(element, target, out.mul(panels, panel_step))
+            out.copy(place, out.at(element, source, out.mul(panels, tile.rows)), rest_bytes)
+    return out
+
+
+def _block(tile: Tile, strips: Mapping[int, IRBuilder], copy_left: IRBuilder) -> IRBuilder:
     """`block(a, b, c, sizes, rows, from, to, scratch)`: some rows and columns of one product."""
     numbers = ("i64 %rows", "i64 %from", "i64 %to")
     given = ("ptr %a", "ptr %b", "ptr %c", "ptr %sizes", *numbers, "ptr %scratch")
@@ -101,9 +134,9 @@ def _block(tile: Tile, strips: Mapping[int, IRBuilder]) -> IRBuilder:
     element = Type(tile.dtype).text
     table = out.record(_TABLE, sizes)
     columns, inner, row_step, term_step = table.all("columns", "terms", "row_step", "term_step")
-    b_step, b_panel, depth, width = table.all("b_step", "b_panel", "depth", "block")
+    b_step, b_panel, depth = table.all("b_step", "b_panel", "depth")
     is_copied = out.test("ne", table["copied"], 0)
-    steps = out.select(is_copied, 1, row_step), out.select(is_copied, width, term_step)
+    steps = out.select(is_copied, 1, row_step), out.select(is_copied, tile.rows, term_step)
     term = out.variable(0)
     with out.repeat():
         now = term.value
@@ -111,11 +144,10 @@ def _block(tile: Tile, strips: Mapping[int, IRBuilder]) -> IRBuilder:
         add = out.test("sgt", now, 0)
         left = out.variable(out.at(element, a, out.mul(now, term_step)))
         right = out.at(element, b, out.mul(now, b_step))
+        copied_step = out.add(out.mul(terms, tile.rows), PANEL_GAP)
+        panel_step = out.select(is_copied, copied_step, out.mul(row_step, tile.rows))
         with out.when(is_copied):
-            row_bytes = out.mul(rows, tile.dtype.itemsize)
-            with out.loop(0, terms) as t:
-                source = out.at(element, left.value, out.mul(t, term_step))
-                out.copy(out.at(element, scratch, out.mul(t, width)), source, row_bytes)
+            out.call(copy_left, left.value, term_step, scratch, panel_step, rows, terms)
             left.value = scratch
         column = out.variable(first)
         with out.repeat():
@@ -125,7 +157,7 @@ def _block(tile: Tile, strips: Mapping[int, IRBuilder]) -> IRBuilder:
             panel = out.at(element, right, out.mul(out.div(here, tile.columns), b_panel))
             place = out.at(element, panel, inside), b_step, out.at(element, c, here), columns
             there = out.least(out.sub(last, here), out.sub(tile.columns, inside))
-            operands = left.value, *steps, *place, terms, add
+            operands = left.value, *steps, panel_step, *place, terms, add
             column.value = columns  # where no strip fits, which there is none of
             _call_widest(out, tile, strips, there, (operands, rows), (here, column))
         term.value = out.add(now, depth)
@@ -155,7 +187,9 @@ def _scratch(tile: Tile) -> IRBuilder:
     depth, block, copied = out.record(_TABLE, "%sizes").all("depth", "block", "copied")
     with out.when(out.test("eq", copied, 0)):
         out.give(NULL)
-    size = out.mul(out.mul(depth, block), tile.dtype.itemsize)
+    panels = out.div(out.add(block, tile.rows - 1), tile.rows)
+    panel = out.add(out.mul(depth, tile.rows), PANEL_GAP)
+    size = out.mul(out.mul(panels, panel), tile.dtype.itemsize)
     out.give(out.call("malloc", size, result="ptr"))
     return out
 

@@ -3,8 +3,9 @@
 A matrix whose rows are multiplied term by term (*dots*) is read some rows at a time: each row has
 four vectors of sums, which are added up at the end. One whose rows are added up (*sums*) is read in
 strips of columns, some rows at a time, and the sums of a strip stay in the innermost cache. Each
-element's sum runs in one order, whatever part of the result a call makes. What is done to each
-element of the result can follow in a chain, in which elements are the rows.
+element's sum runs in one order, whatever part of the result a call makes. Long sums of float32 are
+made in blocks, which are added in float64, so that rounding does not grow with the terms. What is
+done to each element of the result can follow in a chain, in which elements are the rows.
 
 >>> import weft as wf
 >>> from weft.compiler.targets.cpu.machine import host
@@ -20,15 +21,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from weft.compiler.fusion.long_sums import BLOCK, SERIAL_BLOCK
 from weft.compiler.lowering.matrix_products import Product
 from weft.compiler.plan.launch import Kind, Launch, Sizes, Value
 from weft.compiler.targets.cpu.cache.kernels import text_symbols
 from weft.compiler.targets.cpu.cache.symbols import Origin
-from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, module_text
+from weft.compiler.targets.llvm.ir_builder import KERNEL, IRBuilder, LocalVariable, module_text
 from weft.compiler.targets.llvm.ir_types import Type
 from weft.compiler.targets.llvm.ir_vectors import Vectors
 from weft.compiler.targets.llvm.machine import Machine
-from weft.core.dtypes import DType
+from weft.core.dtypes import DType, float32
 from weft.core.records import frozen
 from weft.core.shapes import Dimension
 from weft.ir.graph import GraphNode, Variable
@@ -47,6 +49,8 @@ NARROW = 512
 """The columns of a strip, where there are twice as many: parts of short rows are slow to read."""
 LANES = 16
 """What the columns of a strip are a multiple of."""
+LONG = 1024
+"""The columns of a strip whose sums are made in blocks: with their totals they fill 12 KB."""
 
 
 def vector_launches(node: GraphNode, product: Product, machine: Machine) -> list[Launch] | None:
@@ -162,7 +166,12 @@ def source(shape: Shape) -> str:
     """The text of the module."""
     dots = {rows: _dots_of_rows(shape, rows) for rows in shape.rows}
     sums = {rows: _sums_of_rows(shape, rows) for rows in shape.terms}
-    return module_text(*dots.values(), *sums.values(), _dots(shape, dots), _sums(shape, sums))
+    strip = _strip(shape, sums)
+    parts = (*dots.values(), *sums.values(), strip)
+    if shape.dtype != float32:
+        return module_text(*parts, _dots(shape, dots), _sums(shape, strip, None))
+    blocks = _strip_in_blocks(shape, strip)
+    return module_text(*parts, blocks, _dots(shape, dots), _sums(shape, strip, blocks))
 
 
 def _vectors(out: IRBuilder, shape: Shape) -> Vectors:
@@ -176,10 +185,48 @@ def _dots_of_rows(shape: Shape, rows: int) -> IRBuilder:
     """A function `(matrix, vector, terms, result)`: some rows times a vector."""
     out = IRBuilder(f"dots_{rows}", ("ptr %m", "ptr %v", "i64 %terms", "ptr %y"))
     matrix, vector, terms, result = out.parameters
-    v, lanes = _vectors(out, shape), shape.lanes
-    whole = out.sub(terms, lanes * SUMS - 1)
+    v = _vectors(out, shape)
     starts = [v.at(matrix, out.mul(terms, r)) for r in range(rows)]
-    term = out.variable(0)
+
+    def store(totals: Sequence[str]) -> None:
+        for r, row_sum in enumerate(totals):
+            out.store(row_sum, v.at(result, r), v.element, v.align)
+
+    def sum_whole() -> None:
+        sums = _dots_until(v, starts, vector, out.variable(0), terms)
+        store([_sum_of_lanes(v, of_row) for of_row in sums])
+
+    if shape.dtype != float32:
+        sum_whole()
+        return out
+    with out.choose(out.test("sgt", terms, BLOCK)) as (long, short):
+        with long:
+            store(_dots_in_blocks(v, starts, vector, terms))
+        with short:
+            sum_whole()
+    return out
+
+
+def _dots_in_blocks(v: Vectors, starts: Sequence[str], vector: str, terms: str) -> list[str]:
+    """The sums of rows that are longer than a block."""
+    out, term = v.out, v.out.variable(0)
+    wide = [out.variable("0.0", "double") for _ in starts]
+    with out.repeat():
+        out.leave_unless(out.test("slt", term.value, terms))
+        end = out.least(out.add(term.value, BLOCK), terms)
+        sums = _dots_until(v, starts, vector, term, end)
+        for total, of_row in zip(wide, sums, strict=True):
+            block_sum = out.convert("fpext", _sum_of_lanes(v, of_row), "double")
+            total.value = out.put(f"fadd double {total.value}, {block_sum}", "double")
+    return [out.convert("fptrunc", total.value, v.element) for total in wide]
+
+
+def _dots_until(
+    v: Vectors, starts: Sequence[str], vector: str, term: LocalVariable, end: str
+) -> list[list[str]]:
+    """The vectors of sums of each row, from a term on up to an end."""
+    out, lanes = v.out, v.type.width
+    whole = out.sub(end, lanes * SUMS - 1)
     sums = [[out.variable("zeroinitializer", v.kind) for _ in range(SUMS)] for _ in starts]
     with out.repeat():
         now = term.value
@@ -192,20 +239,18 @@ def _dots_of_rows(shape: Shape, rows: int) -> IRBuilder:
                 other = v.load(v.at(place, u * lanes))
                 total.value = v.multiply_add(factor, other, total.value)
         term.value = out.add(now, lanes * SUMS)
-    # The terms that are no whole round, a vector at a time, in the first sums.
+    # The terms that are no whole round, a vector at a time, in the first sums. A block before the
+    # last is whole rounds: a vector behind its end would take terms of the next.
     with out.repeat():
         now = term.value
-        out.leave_unless(out.test("slt", now, terms))
-        mask = v.mask(out.sub(terms, now))
+        out.leave_unless(out.test("slt", now, end))
+        mask = v.mask(out.sub(end, now))
         factor = v.load(v.at(vector, now), mask)
         for start, (total, *_) in zip(starts, sums, strict=True):
             other = v.load(v.at(start, now), mask)
             total.value = v.multiply_add(factor, other, total.value)
         term.value = out.add(now, lanes)
-    for r, of_row in enumerate(sums):
-        row_sum = _sum_of_lanes(v, [each.value for each in of_row])
-        out.store(row_sum, v.at(result, r), v.element, v.align)
-    return out
+    return [[each.value for each in of_row] for of_row in sums]
 
 
 def _sum_of_lanes(v: Vectors, sums: Sequence[str]) -> str:
@@ -255,6 +300,9 @@ def _dots(shape: Shape, functions: Mapping[int, IRBuilder]) -> IRBuilder:
 
 # --- sums ----------------------------------------------------------------------------------------
 
+STRIP = ("ptr %m", "i64 %step", "ptr %v", "ptr %y", "i64 %columns", "i64 %terms")
+"""The parameters of a function that adds up rows: columns of a matrix with rows so far apart."""
+
 
 def _sums_of_rows(shape: Shape, rows: int) -> IRBuilder:
     """A function `(matrix, row step, vector, result, columns)`: adds some rows to the result."""
@@ -287,7 +335,48 @@ def _sums_of_rows(shape: Shape, rows: int) -> IRBuilder:
     return out
 
 
-def _sums(shape: Shape, functions: Mapping[int, IRBuilder]) -> IRBuilder:
+def _strip(shape: Shape, functions: Mapping[int, IRBuilder]) -> IRBuilder:
+    """`strip(matrix, step, vector, result, columns, terms)`: the sum of rows, in one order."""
+    out = IRBuilder("strip", STRIP)
+    matrix, step, vector, result, columns, terms = out.parameters
+    v = _vectors(out, shape)
+    out.clear(result, out.mul(columns, shape.dtype.itemsize))
+    term = out.variable(0)
+    for count, function in functions.items():
+        with out.groups(term, count, terms) as t:
+            start = v.at(matrix, out.mul(t, step))
+            out.call(function, start, step, v.at(vector, t), result, columns)
+    return out
+
+
+def _strip_in_blocks(shape: Shape, strip: IRBuilder) -> IRBuilder:
+    """The same as `strip` with terms in blocks, whose sums are added in float64."""
+    out = IRBuilder("strip_in_blocks", STRIP)
+    matrix, step, vector, result, columns, terms = out.parameters
+    v = _vectors(out, shape)
+    part, totals = out.room(v.element, LONG), out.room("double", LONG)
+    with out.loop(0, columns, LONG) as first:
+        wide = out.least(out.sub(columns, first), LONG)
+        out.clear(totals, out.mul(wide, 8))
+        with out.loop(0, terms, SERIAL_BLOCK) as t:
+            start = v.at(matrix, out.add(out.mul(t, step), first))
+            here = out.least(out.sub(terms, t), SERIAL_BLOCK)
+            out.call(strip, start, step, v.at(vector, t), part, wide, here)
+            with out.loop(0, wide) as column:
+                block_sum = out.load(v.element, v.at(part, column), v.align)
+                total = out.at("double", totals, column)
+                more = out.convert("fpext", block_sum, "double")
+                out.store(
+                    out.put(f"fadd double {out.load('double', total)}, {more}", "double"), total
+                )
+        with out.loop(0, wide) as column:
+            total = out.load("double", out.at("double", totals, column))
+            rounded = out.convert("fptrunc", total, v.element)
+            out.store(rounded, v.at(result, out.add(first, column)), v.element, v.align)
+    return out
+
+
+def _sums(shape: Shape, strip: IRBuilder, blocks: IRBuilder | None) -> IRBuilder:
     """`sums(...)`: some elements of a stack of products, strip by strip of columns."""
     out = IRBuilder("sums", KERNEL, public=True)
     v, (_, sizes, begin, end) = _vectors(out, shape), out.parameters
@@ -304,11 +393,14 @@ def _sums(shape: Shape, functions: Mapping[int, IRBuilder]) -> IRBuilder:
         own_matrix = v.at(matrix, out.add(out.mul(number, item_size), first))
         own_vector = v.at(vector, out.mul(number, terms))
         to = v.at(result, out.add(out.mul(number, columns), first))
-        out.clear(to, out.mul(wide, shape.dtype.itemsize))
-        term = out.variable(0)
-        for count, function in functions.items():
-            with out.groups(term, count, terms) as t:
-                start = v.at(own_matrix, out.mul(t, columns))
-                out.call(function, start, columns, v.at(own_vector, t), to, wide)
+        given = (own_matrix, columns, own_vector, to, wide, terms)
+        if blocks is None:
+            out.call(strip, *given)
+        else:
+            with out.choose(out.test("sgt", terms, 2 * SERIAL_BLOCK)) as (long, short):
+                with long:
+                    out.call(blocks, *given)
+                with short:
+                    out.call(strip, *given)
         position.value = out.add(now, wide)
     return out

@@ -114,21 +114,21 @@ ZEROS = "zeroinitializer"
 
 
 def _tile_function(tile: Tile, rows: int, vectors: int) -> IRBuilder:
-    """A function `(a, row step, term step, b, b step, c, c step, terms, add, columns)`.
+    """A function `(a, row step, term step, ahead, b, b step, c, c step, terms, add, columns)`.
 
-    Steps count elements; `add` says whether the tile is added to what is there, and `columns` how
-    many columns of the last vector there are.
+    Steps count elements; `ahead` is where the rows of the next tile are in the left operand; `add`
+    says whether the tile is added to what is there, and `columns` how many columns of the last
+    vector there are.
     """
     given = (
-        "ptr %a", "i64 %rs", "i64 %ts", "ptr %b", "i64 %ldb", "ptr %c", "i64 %ldc", "i64 %terms",
-        "i1 %add", "i64 %columns",
+        "ptr %a", "i64 %rs", "i64 %ts", "ptr %ahead", "ptr %b", "i64 %ldb", "ptr %c", "i64 %ldc",
+        "i64 %terms", "i1 %add", "i64 %columns",
     )  # fmt: skip
     out = IRBuilder(tile_name(rows, vectors), given)
-    a, row_step, term_step, b, b_step, c, c_step, terms, add, columns = out.parameters
+    a, row_step, term_step, ahead, b, b_step, c, c_step, terms, add, columns = out.parameters
     sums = Sums(out, tile, rows, columns, [ZEROS] * vectors)
     v = sums.v
     starts = [(v.at(a, out.mul(row_step, i)), v.at(c, out.mul(c_step, i))) for i in range(rows)]
-    ahead = v.at(a, out.mul(row_step, rows))
     with out.when(out.test("sgt", terms, 0)):
         # They end with this block: a phi node behind it would tie up the registers that count.
         term, offset, row = out.variable(0), out.variable(0), out.variable(b)

@@ -28,8 +28,10 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionLaunch,
     AttentionSizes,
     AttentionSpec,
+    extra_parameters,
     head_map,
 )
+from weft.compiler.targets.cuda.attention.hiding import MaskReader, WordSource, bit_is_set
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
@@ -152,7 +154,7 @@ class _Writer:
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec, self.memory = spec, _Memory(spec)
         self.tile = tile_queries(spec)
-        names = ("batch", "heads", "group", "key_heads", "queries", "keys", "offset")
+        names = ("batch", "heads", "group", "key_heads", "queries", "keys", "offset", "head")
         parameters: list[Parameter] = [
             head_map("q", spec.dtype, "queries", self.tile),
             head_map("k", spec.dtype, "keys", _KEYS),
@@ -165,6 +167,7 @@ class _Writer:
             Pointer("dq"),
             Pointer("counters"),
             *map(Word, names),
+            *extra_parameters(spec),
         ]
         self.kernel = Kernel("attention_backward", parameters, 384)
 
@@ -388,6 +391,13 @@ class _Writer:
         self.dk = kernel.registers("f32", "dk", spec.head // 2)
         self.dv = kernel.registers("f32", "dv", spec.head // 2)
         self.dq = kernel.registers("f32", "dq", 32)
+        # One bit for each weight of a key: whether a query sees it, whether it stays.
+        self.seen_bits = kernel.registers("u32", "seen", 2)
+        self.kept_bits = kernel.registers("u32", "kept", 2)
+        if spec.mask:
+            self.mask = MaskReader(kernel, spec)
+        if spec.drops:
+            self.words = WordSource(kernel)
         # Which of the two buffers of scores' cotangents is next, in bytes.
         self.score_buffer = kernel.variable("u32", 0, "score_buffer")
         mine = self.shared + self.warpgroup * (_HALF * ROW_BYTES)
@@ -424,7 +434,9 @@ class _Writer:
         cotangent_empty = self.cotangent_ring.wait_full()
         cotangent = self._stage_descriptor(self.memory.cotangents, self.cotangent_ring)
         self._start_rows(self.changes, self.my_values, cotangent)
+        self._read_hiding(block, tile)
         kernel.do("wgmma.wait_group.sync.aligned 1")
+        self._add_mask(block, tile)
         self._mask(block, tile)
         self._exponentials()
         kernel.do("wgmma.wait_group.sync.aligned 0")
@@ -486,12 +498,111 @@ class _Writer:
 
     # Weights and their cotangents.
 
+    def _first_key(self, block: _Block) -> Value:
+        """The first key of this consumer."""
+        return block.number * _KEYS + self.warpgroup * _HALF
+
+    def _read_hiding(self, block: _Block, tile: _QueryTile) -> None:
+        """Read truth values of the mask, and draw the bits of dropout, beside the products."""
+        if self.spec.mask == "bool":
+            for bits in self.seen_bits:
+                self.kernel.assign(bits, 0)
+            self._for_each_weight(block, tile, self._read_truth)
+        if self.spec.drops:
+            for h in (0, 1):
+                self._draw_bits(block, tile, h)
+
+    def _read_truth(self, place: Value, exists: Value | None, where: tuple[int, int, int]) -> None:
+        j, h, t = where
+        flag = self.mask.truth(place, 8 * h * self.mask.item, exists)
+        bits = self.seen_bits[h]
+        self.kernel.assign(bits, bits | (flag << (2 * j + t)))
+
+    def _add_mask(self, block: _Block, tile: _QueryTile) -> None:
+        """Scores become score · scale + mask."""
+        if self.spec.adds:
+            self._for_each_weight(block, tile, self._add_number)
+
+    def _add_number(self, place: Value, exists: Value | None, where: tuple[int, int, int]) -> None:
+        j, h, t = where
+        number = self.mask.number(place, 8 * h * self.mask.item, exists)
+        score = self.weights[4 * j + 2 * h + t]
+        self.kernel.do("fma.rn.f32", score, score, self.spec.factor, number)
+
+    def _for_each_weight(
+        self,
+        block: _Block,
+        tile: _QueryTile,
+        write: Callable[[Value, Value | None, tuple[int, int, int]], None],
+    ) -> None:
+        """Go over the mask of a thread's weights: places, whether they exist, and j, h and t."""
+        kernel, mask = self.kernel, self.mask
+        key, first = self._first_key(block) + self.place.row, tile.number * self.tile
+        row = first + self.place.column
+        start = mask.head_address(block.batch, tile.head)
+        corner = mask.element_address(start, row, key)
+        step = kernel.let("u64", "mul.wide.u32", mask.strides[2], mask.item)
+        whole_keys = self._first_key(block) + _HALF <= self.keys
+        is_whole = whole_keys & (first + self.tile <= self.queries)
+        for checks in (False, True):
+            with kernel.when(~is_whole if checks else is_whole):
+                place = kernel.variable("u64", corner, "mask_place")
+                for j in range(self.tile // 8):
+                    for t in (0, 1):
+                        for h in (0, 1):
+                            exists = None
+                            if checks:
+                                inside = row + (8 * j + t) < self.queries
+                                exists = inside & (key + 8 * h < self.keys)
+                            write(place, exists, (j, h, t))
+                        distance = step if t == 0 else step * 7
+                        kernel.assign(place, place + distance)
+
+    def _draw_bits(self, block: _Block, tile: _QueryTile, h: int) -> None:
+        """The bits of dropout of a key: four lanes hold the keys of blocks, and each draws one.
+
+        For two steps of eight columns a thread has four queries, m = 2 (j % 2) + t. The lane whose
+        key is number m of its four draws the block of query m; then all four share all bits.
+        """
+        kernel = self.kernel
+        member = (self.place.lane >> 2) & 3
+        key = self._first_key(block) + self.place.row + 8 * h
+        query = tile.number * self.tile + self.place.column + (member >> 1) * 8 + (member & 1)
+        line = (block.batch * self.heads + tile.head) * self.queries + query
+        blocks = self.keys >> 2
+        number = line * blocks + (key >> 2)
+        bits = self.kept_bits[h]
+        kernel.assign(bits, 0)
+        for pair in range(self.tile // 16):
+            every = self.words.kept_nibble(number + blocks * (16 * pair), self.spec.kept)
+            every = every << (member * 4)
+            for distance in (4, 8):
+                other = kernel.let("u32", "shfl.sync.bfly.b32", every, distance, 31, -1)
+                every = every | other
+            mine = every >> member
+            four = mine & 1
+            for m in (1, 2, 3):
+                four = four | ((mine >> (3 * m)) & (1 << m))
+            kernel.assign(bits, bits | (four << (4 * pair)))
+
     def _mask(self, block: _Block, tile: _QueryTile) -> None:
         """Scores of keys that a query does not see become -∞, in the tiles that have any."""
+        kernel = self.kernel
+        first_key = self._first_key(block)
+        if self.spec.mask == "bool":
+            for number, score in enumerate(self.weights):
+                j, h, t = number // 4, number // 2 % 2, number % 2
+                seen = bit_is_set(kernel, self.seen_bits[h], 2 * j + t)
+                kernel.do("selp.f32", score, score, float("-inf"), seen)
+        # Keys behind the last would have scores of zero, and weights that may overflow.
+        with kernel.when(first_key + _HALF > self.keys):
+            for h in (0, 1):
+                hidden = first_key + self.place.row + 8 * h >= self.keys
+                for number, score in enumerate(self.weights):
+                    if number // 2 % 2 == h:
+                        kernel.do("selp.f32", score, float("-inf"), score, hidden)
         if not self.spec.causal:
             return
-        kernel = self.kernel
-        first_key = block.number * _KEYS + self.warpgroup * _HALF
         start = tile.number * self.tile + self.offset
         with kernel.when(first_key + (_HALF - 1) > start):
             for h in (0, 1):
@@ -511,14 +622,17 @@ class _Writer:
 
     def _exponentials(self) -> None:
         """Scores become weights: 2^(c score - log of the sum)."""
-        kernel, scale = self.kernel, self.spec.scale * math.log2(math.e)
+        kernel, scale = self.kernel, self.spec.log_factor
         for j in range(self.tile // 8):
             logs = self._row_pair(self.query_ring, 0, j)
             for h in (0, 1):
                 for t in (0, 1):
                     score = self.weights[4 * j + 2 * h + t]
-                    shifted = kernel.let("f32", "neg.f32", logs[t])
-                    kernel.do("fma.rn.f32", score, score, scale, shifted)
+                    if self.spec.adds:
+                        kernel.assign(score, (score - logs[t]) * scale)
+                    else:
+                        shifted = kernel.let("f32", "neg.f32", logs[t])
+                        kernel.do("fma.rn.f32", score, score, scale, shifted)
                     kernel.do("ex2.approx.ftz.f32", score, score)
 
     def _pack(self) -> None:
@@ -528,12 +642,27 @@ class _Writer:
             products = self._row_pair(self.cotangent_ring, 1, j)
             for h in (0, 1):
                 first = 4 * j + 2 * h
-                weights = self.weights[first : first + 2]
-                pair = packed_pair(kernel, dtype, *weights)
+                weights = kept = self.weights[first : first + 2]
+                backs = self.changes[first : first + 2]
+                if self.spec.drops:
+                    kept, backs = self._with_dropout(kept, backs, (j, h))
+                pair = packed_pair(kernel, dtype, *kept)
                 kernel.assign(self.packed_weights[2 * j + h], pair)
-                changes = [weights[t] * (self.changes[first + t] - products[t]) for t in (0, 1)]
+                changes = [weights[t] * (backs[t] - products[t]) for t in (0, 1)]
                 pair = packed_pair(kernel, dtype, *changes)
                 kernel.assign(self.packed_changes[2 * j + h], pair)
+
+    def _with_dropout(
+        self, weights: list[Value], backs: list[Value], where: tuple[int, int]
+    ) -> tuple[list[Value], list[Value]]:
+        """Two weights, to be divided by `kept` at the end, and two cotangents, after dropout."""
+        kernel, (j, h) = self.kernel, where
+        stays = [bit_is_set(kernel, self.kept_bits[h], 2 * j + t) for t in (0, 1)]
+        scaled = [back * (1 / self.spec.kept) for back in backs]
+        return tuple(
+            [kernel.select(stay, x, 0.0, "f32") for stay, x in zip(stays, pair, strict=True)]
+            for pair in (weights, scaled)
+        )
 
     def _write_scores(self) -> None:
         """Cotangents of scores into shared memory, rows of keys."""
@@ -569,8 +698,8 @@ class _Writer:
         """Store the gradients out of the shared memory that held keys and values."""
         kernel, memory = self.kernel, self.memory
         for name, sums, start, scale in (
-            ("dk", self.dk, memory.keys, self.spec.scale),
-            ("dv", self.dv, memory.values, 1.0),
+            ("dk", self.dk, memory.keys, self.spec.factor),
+            ("dv", self.dv, memory.values, 1 / self.spec.kept),
         ):
             self._write_gradient(sums, self.shared + start, scale)
             kernel.do("fence.proxy.async.shared::cta")

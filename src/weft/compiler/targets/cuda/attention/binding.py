@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from functools import cache
 from math import prod
 from typing import Any
 
-from weft.compiler.plan.launch import Kind, Launch, Sizes, no_numbers, one, static_shape
+from weft.compiler.plan.launch import Kind, Launch, Sizes, Value, no_numbers, one, static_shape
 from weft.compiler.targets.cuda.attention.backward import backward_kernel, backward_launch
 from weft.compiler.targets.cuda.attention.description import (
+    MASKS,
     AttentionKernel,
     AttentionSizes,
     AttentionSpec,
+    padded_head,
 )
 from weft.compiler.targets.cuda.attention.forward import (
     forward_kernel,
     forward_launch,
     forward_plan,
 )
+from weft.compiler.targets.cuda.attention.hiding import keep_threshold
 from weft.compiler.targets.cuda.attention.rows import (
     after_kernel,
     after_launch,
@@ -30,84 +34,158 @@ from weft.compiler.targets.cuda.attention.rows import (
 from weft.compiler.targets.cuda.binding import Binding, Run, aligned_size, binder, in_order
 from weft.compiler.targets.cuda.parameters import written_kernel_run
 from weft.core.dtypes import bfloat16, float16
+from weft.core.records import frozen
 from weft.core.types import TensorType
 from weft.ir.graph import GraphNode
+from weft.ir.primitive import Primitive
 from weft.ops.attention import attention, attention_gradient
 
-HEADS = (64, 128)
-"""The sizes of a head that kernels are written for."""
 MOST_KEYS = 132 * 128
 """Keys that the pass back holds on a card at once, one block of 128 on each multiprocessor."""
+LARGEST_HEAD = {attention: 256, attention_gradient: 128}
+_VECTOR = 8
+"""Numbers of 16 bits that lie at a place for 16 bytes."""
 _WIDE = 4
 """Bytes of a float32."""
+_OPERANDS = {
+    attention: ("q", "k", "v"),
+    attention_gradient: ("q", "k", "v", "sums", "dout", "delta"),
+}
+_RESULTS = {attention: ("out", "sums"), attention_gradient: ("dq", "dk", "dv")}
 
 
 def is_attention(node: GraphNode) -> bool:
-    """Whether attention, or its gradient, has a kernel: 16-bit floats, causal or without a mask."""
-    if node.primitive not in (attention, attention_gradient):
+    """Whether attention, or its gradient, has a kernel: 16-bit floats of known sizes."""
+    if node.primitive not in LARGEST_HEAD:
         return False
-    q, k, v = (atom.type for atom in node.operands[:3])
+    named = _operand_types(node)
+    q, k, v = (named[name] for name in "qkv")
     shapes = [*q.shape, *k.shape, *v.shape]
     if q.dtype not in (bfloat16, float16) or not all(isinstance(dim, int) for dim in shapes):
         return False
-    count = 3 if node.primitive is attention else 6
-    offset = node.params["offset"]
+    offset, head = node.params["offset"], int(q.shape[-1])
     return (
-        len(node.operands) == count  # neither a mask nor dropout
-        and q.shape[-1] in HEADS
-        and v.shape[-1] == q.shape[-1]
+        head % _VECTOR == 0
+        and head <= LARGEST_HEAD[node.primitive]
+        and v.shape[-1] == head
+        and node.params["scale"] > 0
         and (offset is None or (isinstance(offset, int) and offset >= 0))
-        and 0 < int(k.shape[-2]) <= MOST_KEYS
+        and int(k.shape[-2]) > 0
+        and (node.primitive is attention or int(k.shape[-2]) <= MOST_KEYS)
         and prod(int(dim) for dim in q.shape) > 0
+        and ("mask" not in named or _mask_strides(named) is not None)
+        and _draws_in_blocks(named, node.params.get("kept", 1.0))
     )
+
+
+def _operand_types(node: GraphNode) -> dict[str, TensorType]:
+    names = _names(node.primitive, len(node.operands), node.params.get("kept", 1.0) < 1)
+    kinds = [atom.type for atom in node.operands]
+    return dict(zip(names, kinds, strict=True))
+
+
+def _names(primitive: Primitive, count: int, drops: bool) -> tuple[str, ...]:
+    """The names of so many operands: a mask where there is one more, a key where weights drop."""
+    names, drawn = _OPERANDS[primitive], ("key", "data") if drops else ()
+    return (*names, *(["mask"] if count > len(names) + len(drawn) else []), *drawn)
+
+
+def _mask_strides(named: dict[str, TensorType]) -> tuple[int, int, int] | None:
+    """Elements from batch to batch, head to head and row to row of a mask; None for others."""
+    mask, (*front, heads, queries, _) = named["mask"], named["q"].shape
+    keys, shape = named["k"].shape[-2], mask.shape
+    if mask.dtype.name not in MASKS or not shape or shape[-1] != keys:
+        return None
+    if not all(isinstance(dim, int) for dim in shape):
+        return None
+    sizes = [1] * (len(front) + 3 - len(shape)) + [int(dim) for dim in shape]
+    lead = sizes[: len(front)]
+    has_batch = lead == list(front)
+    if not has_batch and any(size != 1 for size in lead):
+        return None  # some of the batch's axes have strides, and some have none
+    line, matrix = sizes[-1], sizes[-1] * sizes[-2]
+    strides = (
+        matrix * sizes[-3] if has_batch else 0,
+        matrix if sizes[-3] == heads and heads != 1 else 0,
+        line if sizes[-2] == queries and queries != 1 else 0,
+    )
+    return strides if max(strides) < 1 << 32 else None
+
+
+def _draws_in_blocks(named: dict[str, TensorType], kept: float) -> bool:
+    """Whether weights drop by whole blocks of random words, or none does."""
+    if kept >= 1:
+        return True
+    q, k = named["q"].shape, named["k"].shape
+    weights = prod(int(dim) for dim in q[:-1]) * int(k[-2])
+    in_blocks = int(k[-2]) % 4 == 0 and weights // 4 < 1 << 32
+    return in_blocks and kept > 0 and keep_threshold(kept) < 1 << 32 and named["data"].ndim == 0
 
 
 def attention_launch(node: GraphNode) -> Launch:
     """The launch of attention or of its gradient."""
-    name = node.primitive.name
-    words = (repr(node.params["scale"]), repr(node.params["offset"]))
+    name, params = node.primitive.name, node.params
+    words = (
+        float(params["scale"]), params["offset"], bool(params["guarded"]),
+        float(params.get("kept", 1.0)),
+    )  # fmt: skip
     return Launch(
-        Kind.PRODUCT, name, (name, *words), (*node.operands, *node.results), node.results,
-        no_numbers, one, one,
+        Kind.PRODUCT, name, (name, *map(repr, words)),
+        (*node.operands, *node.results), node.results, no_numbers, one, one,
     )  # fmt: skip
 
 
-def _describe(launch: Launch, sizes: Sizes) -> tuple[AttentionSpec, AttentionSizes, Any]:
-    """The kernel's description, the sizes, and what gives shapes of four axes."""
+@frozen(slots=False)
+class _Bound:
+    """What a launch of attention is: its kernel's description, sizes, values and shapes."""
 
-    def shape(kind: TensorType) -> tuple[int, ...]:
-        *front, heads, time, head = static_shape(kind.shape, sizes)
-        return (prod(front), heads, time, head)
+    spec: AttentionSpec
+    sizes: AttentionSizes
+    values: dict[str, Value]
+    shapes: dict[str, tuple[int, ...]]
 
-    q, k = (shape(value.type) for value in launch.values[:2])
+
+def _describe(primitive: Primitive, launch: Launch, sizes: Sizes) -> _Bound:
+    """What a launch is, with shapes of four axes."""
     assert isinstance(launch.kernel, tuple)
-    scale, offset = launch.kernel[1:]
+    scale, offset, guarded, kept = map(literal_eval, launch.kernel[1:])
+    results = _RESULTS[primitive]
+    names = _names(primitive, len(launch.values) - len(results), kept < 1)
+    values = dict(zip((*names, *results), launch.values, strict=True))
+    kinds = {name: value.type for name, value in values.items()}
+    shapes = {}
+    for name in {*"qkv", "out", "dout", "dq", "dk", "dv"} & set(values):
+        *front, heads, time, head = static_shape(kinds[name].shape, sizes)
+        shapes[name] = (prod(front), heads, time, head)
+    (batch, heads, queries, head), (_, key_heads, keys, _) = shapes["q"], shapes["k"]
+    mask = kinds["mask"].dtype.name if "mask" in kinds else ""
+    strides = (_mask_strides(kinds) if mask else None) or (0, 0, 0)
     spec = AttentionSpec(
-        launch.values[0].type.dtype.name, q[3], causal=offset != "None", scale=float(scale)
+        kinds["q"].dtype.name, padded_head(head), causal=offset is not None, scale=scale,
+        mask=mask, paired=bool(mask) and keys % 2 == 0, kept=kept, guarded=guarded,
+    )  # fmt: skip
+    found = AttentionSizes(
+        batch, heads, key_heads, queries, keys, offset or 0, head=head, mask_strides=strides
     )
-    shifted = 0 if offset == "None" else int(offset)
-    return spec, AttentionSizes(q[0], q[1], k[1], q[2], k[2], shifted), shape
+    return _Bound(spec, found, values, shapes)
 
 
 @binder("attention")
 def bind_attention(binding: Binding, launch: Launch) -> Run:
     """What runs attention."""
-    spec, sizes, shape = _describe(launch, binding.sizes)
-    plan = forward_plan(spec, sizes)
-    kernel = _forward(spec, plan)
-    how = forward_launch(sizes, plan, binding.stream.device.multiprocessors)
-    values = dict(zip(("q", "k", "v", "out", "sums"), launch.values, strict=True))
-    shapes = {name: shape(value.type) for name, value in values.items() if name != "sums"}
-    return written_kernel_run(binding, launch, kernel, how.blocks, (values, shapes, how.words))
+    bound = _describe(attention, launch, binding.sizes)
+    plan = forward_plan(bound.spec, bound.sizes)
+    kernel = _forward(bound.spec, plan)
+    how = forward_launch(bound.sizes, plan, binding.stream.device.multiprocessors)
+    given = (bound.values, bound.shapes, how.words)
+    return written_kernel_run(binding, launch, kernel, how.blocks, given)
 
 
 @binder("attention_gradient")
 def bind_gradient(binding: Binding, launch: Launch) -> Run:
     """What runs the gradient of attention: sums padded to tiles, the pass, gradients of queries."""
-    spec, sizes, shape = _describe(launch, binding.sizes)
-    names = ("q", "k", "v", "sums", "dout", "delta", "dq", "dk", "dv")
-    values = dict(zip(names, launch.values, strict=True))
-    shapes = {n: shape(v.type) for n, v in values.items() if n not in ("sums", "delta")}
+    bound = _describe(attention_gradient, launch, binding.sizes)
+    spec, sizes = bound.spec, bound.sizes
     rows = aligned_size(_WIDE * row_numbers(spec, sizes))
     cells = {
         "logs": binding.workspace_cell(0, rows),
@@ -128,7 +206,7 @@ def bind_gradient(binding: Binding, launch: Launch) -> Run:
     return in_order(
         [
             written_kernel_run(
-                binding, launch, kernel, how.blocks, (values, shapes, how.words),
+                binding, launch, kernel, how.blocks, (bound.values, bound.shapes, how.words),
                 counters=counters, cells=own,
             )
             for kernel, how, own in steps

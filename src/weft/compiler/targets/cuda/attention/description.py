@@ -2,6 +2,8 @@
 
 >>> AttentionSpec("bfloat16", 64).scale
 0.125
+>>> padded_head(96)
+128
 """
 
 from __future__ import annotations
@@ -9,13 +11,29 @@ from __future__ import annotations
 import math
 from dataclasses import field
 
-from weft.compiler.targets.cuda.ptx_writer import Parameter, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Parameter, Pointer, TensorMap, Word
 from weft.core.errors import UnsupportedError
 from weft.core.records import frozen
 
-__all__ = ["AttentionKernel", "AttentionLaunch", "AttentionSizes", "AttentionSpec", "head_map"]
+__all__ = [
+    "AttentionKernel",
+    "AttentionLaunch",
+    "AttentionSizes",
+    "AttentionSpec",
+    "extra_parameters",
+    "head_map",
+    "padded_head",
+]
 
 HEAD_CHUNK = 64  # numbers of a head in one row of 128 bytes
+HEADS = (64, 128, 256)
+"""The sizes of a head that kernels are written for; zeros stand behind smaller ones."""
+MASKS = ("", "bool", "bfloat16", "float16", "float32")
+
+
+def padded_head(head: int) -> int:
+    """The smallest size of a head that a kernel is written for; 0 where none is large enough."""
+    return next((each for each in HEADS if head <= each), 0)
 
 
 @frozen(slots=False)
@@ -24,30 +42,58 @@ class AttentionSpec:
 
     Queries are [batch, heads, queries, head], keys and values [batch, key heads, keys, head], with
     any strides but the last, whose numbers lie side by side; rows start at multiples of 16 bytes.
-    A group of heads / key heads consecutive heads of queries shares one of keys.
+    A group of heads / key heads consecutive heads of queries shares one of keys. A mask of truth
+    values says which keys a query sees, one of numbers is added to the scores. With `kept` below 1
+    weights are dropped as `wf.random.dropout` does. `guarded` rows that see no key are zeros.
     """
 
     dtype: str
     head: int
     causal: bool = True
-    scale: float = 0.0
+    scale: float | None = None
+    mask: str = ""
+    paired: bool = False  # whether two neighbours of a mask can be read at once
+    kept: float = 1.0
+    guarded: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("bfloat16", "float16") or self.head not in (64, 128):
+        if self.dtype not in ("bfloat16", "float16") or self.head not in HEADS:
             raise UnsupportedError(
                 "attention",
-                "the kernel is for 16-bit floats and heads of 64 or 128",
-                expected="bfloat16 or float16, 64 or 128",
+                "the kernel is for 16-bit floats and heads of 64, 128 or 256",
+                expected="bfloat16 or float16, 64, 128 or 256",
                 got={"dtype": self.dtype, "head": self.head},
                 fix="pad the heads with zeros, or compute attention from products",
             )
-        if not self.scale:
+        assert self.mask in MASKS
+        if self.scale is None:
             object.__setattr__(self, "scale", 1 / math.sqrt(self.head))
 
     @property
     def chunks(self) -> int:
         """Chunks of 64 numbers that a head is."""
         return self.head // HEAD_CHUNK
+
+    @property
+    def factor(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        assert self.scale is not None
+        return self.scale
+
+    @property
+    def adds(self) -> bool:
+        """Whether a mask of numbers is added: scores are scaled before, not in the exponent."""
+        return self.mask not in ("", "bool")
+
+    @property
+    def log_factor(self) -> float:
+        """What scores are multiplied by to be exponents of two."""
+        return math.log2(math.e) * (1.0 if self.adds else self.factor)
+
+    @property
+    def drops(self) -> bool:
+        """Whether weights are dropped."""
+        return self.kept < 1
 
 
 @frozen(slots=False)
@@ -60,6 +106,8 @@ class AttentionSizes:
     queries: int
     keys: int
     offset: int = 0
+    head: int = HEADS[-1]  # numbers that are there, where they are fewer than the kernel's
+    mask_strides: tuple[int, int, int] = (0, 0, 0)  # from batch to batch, head to head, row to row
 
     @property
     def words(self) -> dict[str, int]:
@@ -72,6 +120,8 @@ class AttentionSizes:
             "queries": self.queries,
             "keys": self.keys,
             "offset": self.offset,
+            "head": self.head,
+            **dict(zip(_MASK_STRIDES, self.mask_strides, strict=True)),
         }
 
 
@@ -93,6 +143,15 @@ class AttentionKernel:
     threads: int
     shared_bytes: int
     parameters: tuple[Parameter, ...] = field(repr=False)
+
+
+_MASK_STRIDES = ("mask_batch_stride", "mask_head_stride", "mask_row_stride")
+
+
+def extra_parameters(spec: AttentionSpec) -> list[Parameter]:
+    """The parameters of a mask and of dropout, where there are any."""
+    mask = [Pointer("mask"), *map(Word, _MASK_STRIDES)] if spec.mask else []
+    return [*mask, *([Pointer("key"), Pointer("data")] if spec.drops else [])]
 
 
 def head_map(name: str, dtype: str, time: str, rows: int) -> TensorMap:

@@ -21,8 +21,10 @@ from weft.compiler.targets.cuda.attention.description import (
     AttentionLaunch,
     AttentionSizes,
     AttentionSpec,
+    extra_parameters,
     head_map,
 )
+from weft.compiler.targets.cuda.attention.hiding import MaskReader, WordSource, bit_is_set
 from weft.compiler.targets.cuda.ptx_writer import (
     Kernel,
     Operand,
@@ -48,9 +50,7 @@ from weft.core.records import frozen
 
 __all__ = ["ForwardPlan", "forward_kernel", "forward_launch", "forward_plan"]
 
-_KEYS = 128  # of one part
 _QUERIES = 64  # of one consumer
-_QUERY_STAGES = 2
 _LOWEST = float("-inf")
 _REGISTERS = {2: (40, 232), 3: (32, 160)}
 _TURN_BARRIER = 8  # the first of the barriers at which consumers take turns
@@ -70,11 +70,16 @@ def forward_plan(spec: AttentionSpec, sizes: AttentionSizes) -> ForwardPlan:
 
     Short causal tiles waste less of themselves on the mask when they have 128 queries.
     """
-    if spec.head == 128:
+    if spec.head >= 128:
         return ForwardPlan(2, 2)
     if sizes.keys >= (2048 if spec.causal else 1024):
         return ForwardPlan(3, 2, turns=True)
     return ForwardPlan(2, 3)
+
+
+def part_keys(spec: AttentionSpec) -> int:
+    """Keys of one part: fewer for large heads, whose results take most registers."""
+    return 64 if spec.head == 256 else 128
 
 
 def forward_kernel(spec: AttentionSpec, plan: ForwardPlan) -> AttentionKernel:
@@ -106,12 +111,14 @@ class _Memory:
     def __init__(self, spec: AttentionSpec, plan: ForwardPlan) -> None:
         self.tile = _QUERIES * ROW_BYTES * spec.chunks  # of one consumer's queries
         self.tiles = plan.consumers * self.tile
-        self.part = _KEYS * ROW_BYTES * spec.chunks  # of keys, and of values
-        self.out = _QUERY_STAGES * self.tiles
-        self.keys = self.out + self.tiles
+        self.part = part_keys(spec) * ROW_BYTES * spec.chunks  # of keys, and of values
+        # Large heads leave no room for the next tile's queries; results take these queries' place.
+        self.query_stages = 1 if spec.head == 256 else 2
+        self.out = 0 if spec.head == 256 else self.query_stages * self.tiles
+        self.keys = self.query_stages * self.tiles + (0 if spec.head == 256 else self.tiles)
         self.values = self.keys + plan.stages * self.part
         self.query_ring = self.values + plan.stages * self.part
-        self.key_ring = self.query_ring + Ring.barrier_bytes(_QUERY_STAGES)
+        self.key_ring = self.query_ring + Ring.barrier_bytes(self.query_stages)
         self.value_ring = self.key_ring + Ring.barrier_bytes(plan.stages)
         self.size = self.value_ring + Ring.barrier_bytes(plan.stages)
 
@@ -130,14 +137,16 @@ class _Writer:
     def __init__(self, spec: AttentionSpec, plan: ForwardPlan) -> None:
         self.spec, self.plan = spec, plan
         self.memory = _Memory(spec, plan)
-        names = ("batch", "heads", "group", "queries", "keys", "offset")
+        self.part_keys = part_keys(spec)
+        names = ("batch", "heads", "group", "queries", "keys", "offset", "head")
         parameters: list[Parameter] = [
             head_map("q", spec.dtype, "queries", _QUERIES),
-            head_map("k", spec.dtype, "keys", _KEYS),
-            head_map("v", spec.dtype, "keys", _KEYS),
+            head_map("k", spec.dtype, "keys", self.part_keys),
+            head_map("v", spec.dtype, "keys", self.part_keys),
             head_map("out", spec.dtype, "queries", _QUERIES),
             Pointer("sums"),
             *map(Word, names),
+            *extra_parameters(spec),
         ]
         self.kernel = Kernel("attention", parameters, 128 * (plan.consumers + 1))
 
@@ -148,7 +157,7 @@ class _Writer:
         self.queries, self.keys = kernel.parameter("queries"), kernel.parameter("keys")
         self.offset = kernel.parameter("offset")
         self.shared = kernel.shared_memory()
-        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, _QUERY_STAGES)
+        self.query_ring = Ring.of(kernel, self.shared + memory.query_ring, memory.query_stages)
         self.key_ring = Ring.of(kernel, self.shared + memory.key_ring, plan.stages)
         self.value_ring = Ring.of(kernel, self.shared + memory.value_ring, plan.stages)
         with kernel.when(self.thread.equals(0)):
@@ -183,7 +192,7 @@ class _Writer:
             visible = self.keys
             if self.spec.causal:
                 visible = visible.minimum(row + self.offset + rows)
-            parts = (visible + (_KEYS - 1)) // _KEYS
+            parts = (visible + (self.part_keys - 1)) // self.part_keys
             write(_Tile(row, head % self.heads, head // self.heads, parts))
             kernel.assign(number, number + blocks)
 
@@ -209,7 +218,8 @@ class _Writer:
             ):
                 full = ring.begin_fill(memory.part)
                 place = self.shared + start + ring.stage * memory.part
-                self._copy(maps[name], place, full, (part * _KEYS, key_head, tile.batch), _KEYS)
+                where = (part * self.part_keys, key_head, tile.batch)
+                self._copy(maps[name], place, full, where, self.part_keys)
                 ring.advance()
 
     def _copy(
@@ -232,12 +242,21 @@ class _Writer:
         self.place = Thread.of(kernel, self.thread)
         self.leads_warp = self.place.lane.equals(0)
         self.true = self.warpgroup.equals(self.warpgroup)
-        self.scores = kernel.registers("f32", "score", _KEYS // 2)
+        self.scores = kernel.registers("f32", "score", self.part_keys // 2)
         self.out = kernel.registers("f32", "out", self.spec.head // 2)
-        self.weights = kernel.registers("b32", "weight", _KEYS // 4)
+        self.weights = kernel.registers("b32", "weight", self.part_keys // 4)
         self.highest = kernel.registers("f32", "highest", 2)
         self.sums = kernel.registers("f32", "sum", 2)
         self.factors = kernel.registers("f32", "factor", 2)
+        # One bit for each score of a row: whether the query sees the key, whether its weight stays.
+        self.seen_bits = kernel.registers("u32", "seen", 2)
+        self.kept_bits = kernel.registers("u32", "kept", 2)
+        if self.spec.mask:
+            self.mask = MaskReader(kernel, self.spec)
+            self.mask_rows = kernel.registers("u64", "mask_row", 2)
+        if self.spec.drops:
+            self.words = WordSource(kernel)
+            self.blocks = kernel.registers("u32", "block", 2)
         self.barrier = self.warpgroup + 1
         self.out_place = self.shared + memory.out + self.warpgroup * memory.tile
         if self.plan.turns:
@@ -266,12 +285,14 @@ class _Writer:
             kernel.assign(self.sums[h], 0.0)
         for value in self.out:
             kernel.assign(value, 0.0)
+        self._begin_hiding(tile)
         part = kernel.variable("u32", tile.parts - 1, "part")
         key_empty = self.key_ring.wait_full()
         self._wait_for_turn()
         kernel.do("wgmma.fence.sync.aligned")
         self._start_scores()
         self._pass_turn()
+        self._read_hiding(part)
         kernel.do("wgmma.wait_group.sync.aligned 0")
         self._release(key_empty)
         self.key_ring.advance()
@@ -282,7 +303,9 @@ class _Writer:
             loop.stop_if(part.equals(0))
             kernel.assign(part, part - 1)
             self._one_part(part, limits)
-        self._release(query_empty)
+        shares_place = self.memory.query_stages == 1
+        if not shares_place:
+            self._release(query_empty)
         self.query_ring.advance()
         value_empty = self.value_ring.wait_full()
         kernel.do("wgmma.fence.sync.aligned")
@@ -291,6 +314,11 @@ class _Writer:
         self._release(value_empty)
         self.value_ring.advance()
         self._finish(tile)
+        if shares_place:
+            with kernel.when(self.place.leads):
+                kernel.do("cp.async.bulk.wait_group.read 0")
+            warpgroup_barrier(kernel, self.barrier)
+            self._release(query_empty)
 
     def _one_part(self, part: Value, limits: list[Value]) -> None:
         """Scores of this part beside the product of the part before with its values."""
@@ -302,6 +330,7 @@ class _Writer:
         value_empty = self.value_ring.wait_full()
         self._start_out()
         self._pass_turn()
+        self._read_hiding(part)
         kernel.do("wgmma.wait_group.sync.aligned 1")
         self._release(key_empty)
         self.key_ring.advance()
@@ -325,7 +354,7 @@ class _Writer:
         for step in range(spec.head // 16):
             chunk, inside = divmod(step, 4)
             left = self.query + ((chunk * _QUERIES * ROW_BYTES + 32 * inside) >> 4)
-            right = key + ((chunk * _KEYS * ROW_BYTES + 32 * inside) >> 4)
+            right = key + ((chunk * self.part_keys * ROW_BYTES + 32 * inside) >> 4)
             adds = self.true if step else ~self.true
             warpgroup_product(kernel, self.scores, left, right, adds, spec.dtype)
         kernel.do("wgmma.commit_group.sync.aligned")
@@ -334,8 +363,8 @@ class _Writer:
         """out += weights values: steps of 16 keys, across the rows of the values."""
         kernel, spec, memory = self.kernel, self.spec, self.memory
         values = self.shared + memory.values + self.value_ring.stage * memory.part
-        value = descriptor(kernel, values, _KEYS * ROW_BYTES)
-        for step in range(_KEYS // 16):
+        value = descriptor(kernel, values, self.part_keys * ROW_BYTES)
+        for step in range(self.part_keys // 16):
             right = value + ((16 * ROW_BYTES * step) >> 4)
             left = self.weights[4 * step : 4 * step + 4]
             warpgroup_product(kernel, self.out, left, right, self.true, spec.dtype, (False, True))
@@ -349,42 +378,150 @@ class _Writer:
             limit = limit.minimum(row + self.offset)
         return limit - self.place.column
 
+    def _begin_hiding(self, tile: _Tile) -> None:
+        """Where the rows of this thread lie in the mask, and in the sequence of random words."""
+        kernel = self.kernel
+        for h in (0, 1):
+            row = (self.row + self.place.row + 8 * h).minimum(self.queries - 1)
+            if self.spec.mask:
+                start = self.mask.head_address(tile.batch, tile.head)
+                place = self.mask.element_address(start, row, self.place.column)
+                kernel.assign(self.mask_rows[h], place)
+            if self.spec.drops:
+                line = (tile.batch * self.heads + tile.head) * self.queries + row
+                kernel.assign(self.blocks[h], line * (self.keys >> 2))
+
+    def _read_hiding(self, part: Value) -> None:
+        """Read truth values of the mask, and draw the bits of dropout, beside the products."""
+        kernel, start = self.kernel, part * self.part_keys
+        if self.spec.mask == "bool":
+            is_whole = start + self.part_keys <= self.keys
+            left = kernel.let("s32", "sub.s32", self.keys - self.place.column, start)
+            with kernel.when(is_whole):
+                self._read_truth(start, None)
+            with kernel.when(~is_whole):
+                self._read_truth(start, left)
+        if self.spec.drops:
+            for h in (0, 1):
+                self._draw_bits(start, h)
+
+    def _read_truth(self, start: Value, left: Value | None) -> None:
+        """The bits of the mask; `left` keys from the thread's column on are there, or all."""
+        kernel = self.kernel
+        for h in (0, 1):
+            row = kernel.address(self.mask_rows[h], start, self.mask.item)
+            bits = self.seen_bits[h]
+            kernel.assign(bits, 0)
+            for j in range(self.part_keys // 8):
+                if self.spec.paired:
+                    exists = None if left is None else left > 8 * j
+                    pair = self.mask.truth_pair(row, 8 * j, exists)
+                    kernel.assign(bits, bits | (pair << (2 * j)))
+                    continue
+                for t in (0, 1):
+                    exists = None if left is None else left > 8 * j + t
+                    flag = self.mask.truth(row, 8 * j + t, exists)
+                    kernel.assign(bits, bits | (flag << (2 * j + t)))
+
+    def _draw_bits(self, start: Value, h: int) -> None:
+        """The bits of dropout of a row: two lanes share blocks of four, and each draws half."""
+        kernel = self.kernel
+        quad = self.place.column >> 1
+        odd = quad & 1
+        first = self.blocks[h] + (start >> 2) + (quad >> 1) + odd * 2
+        bits = self.kept_bits[h]
+        kernel.assign(bits, 0)
+        for pair in range(self.part_keys // 16):
+            mine = self.words.kept_nibble(first + 4 * pair, self.spec.kept)
+            other = kernel.let("u32", "shfl.sync.bfly.b32", mine, 1, 31, -1)
+            is_odd = odd.equals(1)
+            nibbles = [
+                kernel.select(is_odd, other, mine),
+                kernel.select(is_odd, mine, other),
+            ]
+            for side, nibble in enumerate(nibbles):
+                both = (nibble >> (odd * 2)) & 3
+                kernel.assign(bits, bits | (both << (4 * pair + 2 * side)))
+
     def _mask(self, part: Value, limits: list[Value]) -> None:
         """Scores of keys that a query does not see become -∞, in the parts that have any."""
         kernel = self.kernel
-        start = part * _KEYS
+        start = part * self.part_keys
+        if self.spec.adds:
+            is_whole = start + self.part_keys <= self.keys
+            left = kernel.let("s32", "sub.s32", self.keys - self.place.column, start)
+            with kernel.when(is_whole):
+                self._add_mask(start, None)
+            with kernel.when(~is_whole):
+                self._add_mask(start, left)
+        if self.spec.mask == "bool":
+            for h in (0, 1):
+                for j in range(self.part_keys // 8):
+                    for t in (0, 1):
+                        score = self.scores[4 * j + 2 * h + t]
+                        seen = bit_is_set(kernel, self.seen_bits[h], 2 * j + t)
+                        kernel.do("selp.f32", score, score, _LOWEST, seen)
         visible = self.keys
         if self.spec.causal:
             visible = visible.minimum(self.row + self.offset + 1)
-        with kernel.when(start + _KEYS > visible):
+        with kernel.when(start + self.part_keys > visible):
             for h in (0, 1):
                 left = kernel.let("s32", "sub.s32", limits[h], start)
-                for j in range(_KEYS // 8):
+                for j in range(self.part_keys // 8):
                     for t in (0, 1):
                         hidden = left <= 8 * j + t
                         score = self.scores[4 * j + 2 * h + t]
                         kernel.do("selp.f32", score, _LOWEST, score, hidden)
 
+    def _add_mask(self, start: Value, left: Value | None) -> None:
+        """Scores become score · scale + mask."""
+        kernel, item = self.kernel, self.mask.item
+        for h in (0, 1):
+            row = kernel.address(self.mask_rows[h], start, item)
+            for j in range(self.part_keys // 8):
+                if left is None or self.spec.paired:
+                    exists = None if left is None else left > 8 * j
+                    numbers = self.mask.number_pair(row, 8 * j * item, exists)
+                else:
+                    numbers = [
+                        self.mask.number(row, (8 * j + t) * item, left > 8 * j + t) for t in (0, 1)
+                    ]
+                for t in (0, 1):
+                    score = self.scores[4 * j + 2 * h + t]
+                    kernel.do("fma.rn.f32", score, score, self.spec.factor, numbers[t])
+
     def _exponentials(self) -> None:
         """Scores become 2^(c score - c highest); sums and the factor of what was before follow."""
-        kernel, scale = self.kernel, self.spec.scale * math.log2(math.e)
+        kernel, scale = self.kernel, self.spec.log_factor
         for h in (0, 1):
-            mine = [self.scores[4 * j + 2 * h + t] for j in range(_KEYS // 8) for t in (0, 1)]
+            mine = [
+                self.scores[4 * j + 2 * h + t] for j in range(self.part_keys // 8) for t in (0, 1)
+            ]
             highest = self._highest_score(mine, self.highest[h])
             # Where nothing was visible yet, the highest is -∞: zero in its place gives weights 0.
             nothing = highest.equals(_LOWEST)
-            shift = kernel.select(nothing, 0.0, highest, "f32") * -scale
-            change = kernel.fma(self.highest[h], scale, shift)
-            kernel.do("ex2.approx.ftz.f32", self.factors[h], change)
+            origin = kernel.select(nothing, 0.0, highest, "f32")
+            kernel.assign(self.factors[h], self._exponent(self.highest[h], origin, scale))
+            kernel.do("ex2.approx.ftz.f32", self.factors[h], self.factors[h])
             kernel.assign(self.highest[h], highest)
+            shift = origin * -scale
             partial = [kernel.variable("f32", 0.0) for _ in (0, 1)]
             for number, score in enumerate(mine):
-                kernel.do("fma.rn.f32", score, score, scale, shift)
+                if self.spec.adds:
+                    kernel.assign(score, self._exponent(score, origin, scale))
+                else:
+                    kernel.do("fma.rn.f32", score, score, scale, shift)
                 kernel.do("ex2.approx.ftz.f32", score, score)
                 total = partial[number % 2]
                 kernel.do("add.f32", total, total, score)
             kernel.do("fma.rn.f32", self.sums[h], self.sums[h], self.factors[h], partial[0])
             kernel.do("add.f32", self.sums[h], self.sums[h], partial[1])
+
+    def _exponent(self, score: Value, origin: Value, scale: float) -> Value:
+        """(score - origin) · scale; a mask's largest numbers would overflow in one step."""
+        if self.spec.adds:
+            return (score - origin) * scale
+        return self.kernel.fma(score, scale, origin * -scale)
 
     def _highest_score(self, mine: list[Value], before: Value) -> Value:
         """The highest of a row's scores and of those before; four lanes share a row."""
@@ -399,10 +536,15 @@ class _Writer:
 
     def _pack(self) -> None:
         """Exponentials as pairs: the product that read the last ones has ended."""
+        kernel = self.kernel
         for number, weight in enumerate(self.weights):
-            low, high = self.scores[2 * number : 2 * number + 2]
-            pair = packed_pair(self.kernel, self.spec.dtype, low, high)
-            self.kernel.assign(weight, pair)
+            both = self.scores[2 * number : 2 * number + 2]
+            if self.spec.drops:
+                # Scores 4 j + 2 h + t; the bits of row h are at 2 j + t.
+                bits, first = self.kept_bits[number % 2], 2 * (number // 2)
+                stays = [bit_is_set(kernel, bits, first + t) for t in (0, 1)]
+                both = [kernel.select(stays[t], both[t], 0.0, "f32") for t in (0, 1)]
+            kernel.assign(weight, packed_pair(kernel, self.spec.dtype, *both))
 
     # Results.
 
@@ -413,9 +555,13 @@ class _Writer:
             total = self.sums[h]
             for distance in (1, 2):
                 total = total + kernel.let("f32", "shfl.sync.bfly.b32", total, distance, 31, -1)
-            scales.append(kernel.let("f32", "rcp.approx.ftz.f32", total))
+            share = kernel.let("f32", "rcp.approx.ftz.f32", total)
+            if self.spec.guarded:
+                share = kernel.select(total.equals(0.0), 0.0, share, "f32")
+            scales.append(share * (1 / self.spec.kept) if self.spec.drops else share)
             logarithm = kernel.let("f32", "lg2.approx.ftz.f32", total) * math.log(2)
-            logarithm = kernel.fma(self.highest[h], self.spec.scale, logarithm)
+            unit = self.spec.log_factor * math.log(2)
+            logarithm = kernel.fma(self.highest[h], unit, logarithm)
             row = self.row + place.row + 8 * h
             line = tile.batch * self.heads + tile.head
             index = kernel.let("u64", "mul.wide.u32", line, self.queries)

@@ -156,7 +156,9 @@ def pad_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
 def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
     """`products` = `delta`, the sums of out · dout over rows, and `logs` = `sums` · log2 e.
 
-    Behind the last query of a head they are 0 and +∞, so that the pass gives it no weight.
+    Behind the last query of a head they are 0 and +∞, so that the pass gives it no weight. Sums of
+    scores with a mask that is added stay as they are, as its largest numbers times log2 e overflow.
+    A guarded row that sees no key has a sum of 1 here: its weights are 2^-∞.
     """
     parameters = [*map(Pointer, ("sums", "delta", "logs", "products")),
                   *map(Word, ("batch", "heads", "queries"))]  # fmt: skip
@@ -172,7 +174,10 @@ def pad_kernel(spec: AttentionSpec) -> AttentionKernel:
     log, product = kernel.variable("f32", math.inf), kernel.variable("f32", 0.0)
     for name, value in (("sums", log), ("delta", product)):
         kernel.do("ld.global.f32", value, at(kernel.parameter(name) + index * 4), when=inside)
-    for name, value in (("logs", log * math.log2(math.e)), ("products", product)):
+    if spec.guarded:
+        log = kernel.select(log.equals(-math.inf), 0.0, log, "f32")
+    exponent = log if spec.adds else log * math.log2(math.e)
+    for name, value in (("logs", exponent), ("products", product)):
         place = kernel.address(kernel.parameter(name), number, 4)
         kernel.do("st.global.f32", at(place), value, when=exists)
     return _finish_kernel(spec, kernel)
@@ -185,7 +190,7 @@ def after_launch(spec: AttentionSpec, sizes: AttentionSizes) -> AttentionLaunch:
 
 def after_kernel(spec: AttentionSpec) -> AttentionKernel:
     """The gradient of the queries, `dq`, out of the buffer of half tiles, `buffer`."""
-    words = ("heads", "queries")
+    words = ("heads", "queries", "head")
     parameters = [*_array("dq"), Pointer("buffer"), Pointer("counters"), *map(Word, words)]
     kernel = Kernel("attention_queries", parameters, 128)
     tile = tile_queries(spec)
@@ -215,9 +220,10 @@ def after_kernel(spec: AttentionSpec) -> AttentionKernel:
         row = row + first_row
         place = _row_address(kernel, "dq", line // heads, line % heads, row)
         place = kernel.address(place, column, 2)
-        scaled = [value * spec.scale for value in ordered]
+        scaled = [value * spec.factor for value in ordered]
         pairs = [packed_pair(kernel, spec.dtype, *scaled[i : i + 2]) for i in range(0, 8, 2)]
-        kernel.do("st.global.v4.b32", at(place), braces(pairs), when=row < queries)
+        inside = (row < queries) & (column < kernel.parameter("head"))
+        kernel.do("st.global.v4.b32", at(place), braces(pairs), when=inside)
     counter = kernel.address(kernel.parameter("counters"), half, 4)
     kernel.do("st.global.u32", at(counter), 0, when=thread.equals(0))
     return _finish_kernel(spec, kernel)

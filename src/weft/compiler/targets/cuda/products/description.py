@@ -15,13 +15,16 @@ from dataclasses import field, replace
 
 from weft.compiler.targets.cuda.ptx_writer import Parameter
 from weft.core.records import frozen
+from weft.ir.scalars import Scalar as Expression
 
 __all__ = [
     "Apply",
     "Combine",
+    "Compute",
     "Constant",
     "Keep",
     "Matrix",
+    "Operand",
     "Plan",
     "ProductKernel",
     "ProductSpec",
@@ -31,12 +34,13 @@ __all__ = [
     "Sum",
     "Vector",
     "dtype_bytes",
+    "operands_of",
 ]
 
 
 def dtype_bytes(dtype: str) -> int:
     """How many bytes an element of an operand takes."""
-    return 4 if dtype in ("float32", "tfloat32") else 2
+    return {"float32": 4, "tfloat32": 4, "int32": 4, "int8": 1}.get(dtype, 2)
 
 
 @frozen(slots=False)
@@ -70,6 +74,9 @@ class Matrix:
     dtype: str
 
 
+Operand = Constant | Scalar | Vector | Matrix
+
+
 @frozen(slots=False)
 class Apply:
     """x becomes f(x)."""
@@ -82,7 +89,15 @@ class Combine:
     """x becomes f(x, operand)."""
 
     function: str
-    operand: Constant | Scalar | Vector | Matrix
+    operand: Operand
+
+
+@frozen(slots=False)
+class Compute:
+    """x becomes an expression of x and operands, whose names are those of its locals."""
+
+    expression: Expression
+    operands: tuple[Scalar | Vector | Matrix, ...] = ()
 
 
 @frozen(slots=False)
@@ -105,7 +120,14 @@ class Sum:
     over: str
 
 
-Step = Apply | Combine | Keep | Sum
+Step = Apply | Combine | Compute | Keep | Sum
+
+
+def operands_of(step: Step) -> tuple[Operand, ...]:
+    """What a step reads beside x."""
+    if isinstance(step, Compute):
+        return step.operands
+    return (step.operand,) if isinstance(step, Combine) else ()
 
 
 @frozen(slots=False)
@@ -145,11 +167,8 @@ class ProductSpec:
     @property
     def matrices(self) -> list[Matrix]:
         """The matrices that the epilogue reads."""
-        return [
-            step.operand
-            for step in self.epilogue
-            if isinstance(step, Combine) and isinstance(step.operand, Matrix)
-        ]
+        read = [each for step in self.epilogue for each in operands_of(step)]
+        return list(dict.fromkeys([each for each in read if isinstance(each, Matrix)]))
 
 
 @frozen(slots=False)
@@ -171,7 +190,7 @@ class Plan:
     share a tile, each a part of the summed axis; the parts are added up in their order. `bulk`
     stores results by bulk copies, `plain` multiplies without tensor cores. With `alternate`, two
     consumers take whole tiles of 128 rows in turn: one multiplies while the other is in its
-    epilogue.
+    epilogue. With `warps`, single warps multiply, as cards before Hopper do.
     """
 
     tile_m: int
@@ -182,6 +201,7 @@ class Plan:
     bulk: bool = True
     plain: bool = False
     alternate: bool = False
+    warps: bool = False
 
     @property
     def consumers(self) -> int:

@@ -1,0 +1,1 @@
+"""Pipelines: a model cut into stages, each on its own process; see docs/pipelines.md."""

@@ -1,0 +1,139 @@
+"""A trainer that goes on after the loss of a process: `Trainer(strategy="data", recover=True)`.
+
+Those that are left form a new group, take the state of one that came furthest, and go on with the
+batch after that state's last update; global batches stay the same. What only the lost process had
+counted for the training metrics of the epoch is left out of them; losses are those of all.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import weft as wf
+from weft.distributed.recovery import Members, is_loss, take_newest
+from weft.train import resuming
+from weft.train.strategies import DataStrategy, Strategy
+
+__all__ = ["RecoveringStrategy", "recovering_strategy"]
+
+
+class Place(NamedTuple):
+    """Where a training stands after an update, as far as it is not in tensors."""
+
+    progress: int
+    """A number that grows with every update, and with every epoch that is over."""
+    counts: dict[str, Any]
+    rows: list[dict[str, Any]]
+    schedule: Any
+    callbacks: dict[str, Any]
+    random: tuple[Any, ...]
+    loader_epoch: int
+
+
+COUNTS = ("epoch", "step", "batches", "loss_sum", "loss_count", "stopped")
+"""What a trainer counts and remembers in plain attributes."""
+
+
+def recovering_strategy(strategy: Strategy, optimizer: Any) -> Strategy:
+    """The strategy of a trainer, which goes on after losses."""
+    if type(strategy) is not DataStrategy or strategy.zero:
+        raise wf.UnsupportedError(
+            "train.Trainer",
+            "a lost process had a part of the state that no other has",
+            expected='recover=True with strategy="data"',
+            got={"strategy": type(strategy).__name__, "zero": getattr(strategy, "zero", 0)},
+            fix='strategy="data", or checkpoint_folder=... and fit(..., resume=True)',
+        )
+    return RecoveringStrategy(optimizer)
+
+
+class RecoveringStrategy(DataStrategy):
+    """Data parallel training that goes on after losses; `members` says who is left."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(0)
+        self.members = Members("train.Trainer", optimizer)
+        self._place: Place | None = None
+        self._loader_epoch = 0
+        self._metric_states: list[Any] = []
+
+    def begin_epoch(self, trainer: Any, loader: Any) -> None:
+        """See `Strategy`."""
+        self._loader_epoch = loader.position[0] if hasattr(loader, "position") else 0
+        if self._place is None:
+            self.end_update(trainer)
+
+    def end_update(self, trainer: Any) -> None:
+        """See `Strategy`."""
+        callbacks = {name: each.state_dict() for name, each in resuming.named_callbacks(trainer)}
+        self._place = Place(
+            trainer.step * EPOCHS + trainer.epoch,
+            {name: getattr(trainer, name) for name in COUNTS},
+            list(trainer.history.rows),
+            resuming.state_or_none(trainer.schedule),
+            callbacks,
+            tuple(wf.random.get_state()),
+            self._loader_epoch + (trainer.batches == 0 and trainer.step > 0),
+        )
+        self._metric_states = [copy.deepcopy(metric.state) for metric in trainer.metrics]
+
+    def end_fit(self, trainer: Any) -> None:
+        """See `Strategy`."""
+        self._place = None
+
+    def recovers_from(self, error: BaseException, trainer: Any, loader: Any) -> bool:
+        """See `Strategy`."""
+        if not is_loss(error):
+            return False
+        assert isinstance(error, wf.ProcessError)
+        self.members.recover(error, lambda: self._go_on(trainer, loader))
+        for callback in trainer.choose_callbacks():
+            callback.on_fit_begin(trainer)
+        return True
+
+    def _go_on(self, trainer: Any, loader: Any) -> None:
+        """Take the newest state and place in the data, and this process's part of the batches."""
+        assert self._place is not None
+        handles = wf.tree.leaves(trainer.called_state())
+        tensors = [handle for handle in handles if isinstance(handle, wf.Tensor)]
+        _, place = take_newest(tensors, self._place.progress, self._place)
+        self._place = place
+        self._put_back(trainer, place)
+        self.find_place()
+        optimizer = trainer.optimizer
+        optimizer.zero_grad()  # of the update that was not finished
+        optimizer.sharing = replace(optimizer.sharing, size=self.size)
+        _renew_programs(trainer)
+        if hasattr(loader, "share"):
+            loader.seek(place.loader_epoch, trainer.batches)
+            trainer.loader_restored = True
+        super().share_loader(loader)
+
+    def _put_back(self, trainer: Any, place: Place) -> None:
+        """Set what the trainer counts to a place."""
+        for name, value in place.counts.items():
+            setattr(trainer, name, value)
+        trainer.history.rows[:] = place.rows
+        trainer.waiting = 0
+        if place.schedule is not None:
+            trainer.schedule.load_state_dict(place.schedule)
+        for name, callback in resuming.named_callbacks(trainer):
+            if name in place.callbacks:
+                callback.load_state_dict(place.callbacks[name])
+        for metric, state in zip(trainer.metrics, self._metric_states, strict=True):
+            metric.state = copy.deepcopy(state)
+        wf.random.set_state(wf.random.GeneratorState(*place.random))
+
+
+EPOCHS = 1 << 20
+"""More than the epochs of any training."""
+
+
+def _renew_programs(trainer: Any) -> None:
+    """Forget programs for a group of another size; sizes of batches are chosen by as before."""
+    before = trainer.train_programs, trainer.evaluation_programs
+    trainer.compile_programs(before[0].compiled)
+    trainer.train_programs.first = before[0].first
+    trainer.evaluation_programs.first = before[1].first

@@ -1,0 +1,45 @@
+"""Attention, cross entropy and sorts as parts of programs, on a card in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.compiler.cuda.attention_cases import (
+    ATTENTIONS,
+    COMPOSED,
+    ENTROPIES,
+    check_attention,
+    check_attention_gradient,
+    check_entropy,
+    check_entropy_plan,
+)
+from tests.compiler.cuda.host_card import HostCard, host_card
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
+    with host_card(monkeypatch) as card:
+        yield card
+        card.check_fences()
+
+
+@pytest.mark.parametrize("name", ENTROPIES)
+def test_logits_are_read_once_where_rows_are_held(name: str) -> None:
+    check_entropy_plan(name)
+
+
+def test_a_cross_entropy_on_a_card_is_the_processors(card: HostCard) -> None:
+    check_entropy("mean")
+
+
+@pytest.mark.parametrize("name", [*ATTENTIONS, *COMPOSED])
+def test_attention_on_a_card_is_the_processors(card: HostCard, name: str) -> None:
+    check_attention(name)
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_gradients_of_attention_on_a_card_are_the_processors(card: HostCard, name: str) -> None:
+    check_attention_gradient(name)

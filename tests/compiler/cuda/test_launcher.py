@@ -1,0 +1,307 @@
+"""Records of native runs, and eager calls that are found again, on a card in the host's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.compiler.cuda.device_cases import numbers
+from tests.compiler.cuda.host_card import HostCard, host_card
+
+import weft as wf
+from weft.compiler.targets.cuda import binding as bindings
+from weft.compiler.targets.cuda.array import CudaArray, compute_stream
+from weft.compiler.targets.cuda.device import Stream
+from weft.compiler.targets.cuda.graphs import Span, dependencies
+from weft.compiler.targets.cuda.launcher import (
+    FAULT,
+    NativeRun,
+    Record,
+    check_fault,
+    copy_bytes,
+    encode_map,
+    fill_bytes,
+    launch_kernel,
+    merge_runs,
+    set_cell,
+)
+from weft.core.errors import DeviceError, OutOfMemoryError
+from weft.ir.eager import _key_elsewhere
+from weft.ir.tensor import wrap
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
+    with host_card(monkeypatch) as card:
+        yield card
+        card.results.clear()
+        card.check_fences()
+
+
+def cell(number: int) -> Array:
+    return np.array([number], np.int64)
+
+
+def at(array: Array) -> int:
+    return int(array.ctypes.data)
+
+
+def run(*records: Record) -> NativeRun:
+    return NativeRun(compute_stream(0), records)
+
+
+def on_card(array: Array) -> CudaArray:
+    value: CudaArray = wf.asarray(array).to("cuda")._value
+    return value
+
+
+def test_a_cell_is_set_to_another_cells_number_and_an_offset(card: HostCard) -> None:
+    source, target = cell(1 << 62), cell(0)
+    run(set_cell(at(target), at(source), -5))()
+    assert int(target[0]) == (1 << 62) - 5
+
+
+def test_bytes_are_copied_and_filled_where_cells_say(card: HostCard) -> None:
+    a, b = on_card(np.arange(6, dtype=np.float32)), on_card(np.zeros(6, np.float32))
+    first, second = cell(a.pointer), cell(b.pointer)
+    run(copy_bytes(at(second), at(first), 16), fill_bytes(at(first), 0, 8))()
+    assert b.to_host().tolist() == [0, 1, 2, 3, 0, 0]
+    assert a.to_host().tolist() == [0, 0, 2, 3, 4, 5]
+
+
+def test_what_lies_where_it_is_copied_to_is_not_copied(card: HostCard) -> None:
+    place = cell(on_card(np.ones(4, np.float32)).pointer)
+    card.calls.clear()
+    run(copy_bytes(at(place), at(place), 16))()
+    assert card.names() == []
+
+
+def test_a_tensor_map_is_encoded_when_its_value_has_moved(card: HostCard) -> None:
+    values = [on_card(numbers(8, 8)) for _ in range(2)]
+    value, encoded = cell(values[0].pointer), cell(-1)
+    storage = (ctypes.c_ubyte * 256)()
+    sizes, strides = np.array([8, 8], np.uint64), np.array([32], np.uint64)
+    box = np.array([8, 8], np.uint32)
+    arguments = np.array(
+        [ctypes.addressof(storage), 7, 2, at(sizes), at(strides), at(box), at(box), 0, 3, 2, 0],
+        np.int64,
+    )
+    refresh = run(encode_map(at(value), at(encoded), at(arguments)))
+    card.calls.clear()
+    refresh()
+    refresh()
+    assert card.names() == ["cuTensorMapEncodeTiled"]
+    assert int(encoded[0]) == int(value[0])
+    value[0] = values[1].pointer
+    refresh()
+    assert len(card.names()) == 2
+    given = card.calls[-1][1]
+    assert given[1:4] == (7, 2, int(value[0]))
+    assert given[8:] == (0, 3, 2, 0)
+
+
+def test_a_fault_ends_a_run_before_what_comes_behind_it(card: HostCard) -> None:
+    fault, source, target = cell(0), cell(3), cell(0)
+    checked = run(check_fault(at(fault)), set_cell(at(target), at(source)))
+    assert checked.call(checked.address) == 0
+    assert int(target[0]) == 3
+    fault[0], target[0] = 1, 0
+    assert checked.call(checked.address) == FAULT
+    assert int(target[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        (launch_kernel(7, 4, 256, 0, 0), "cuLaunchKernel"),
+        (fill_bytes(at(held := cell(64)), 0, 8), "cuMemsetD8Async"),
+    ],
+)
+def test_a_call_that_the_driver_refuses_is_named(card: HostCard, record: Record, name: str) -> None:
+    card.results = {name: 700}
+    with pytest.raises(DeviceError) as caught:
+        run(set_cell(at(held), at(held)), record)()
+    assert caught.value.op == name
+    assert "700" in str(caught.value)
+
+
+def test_runs_that_follow_each_other_natively_are_one(card: HostCard) -> None:
+    source, targets = cell(5), [cell(0) for _ in range(3)]
+    seen: list[int] = []
+
+    def between() -> None:
+        seen.append(int(targets[1][0]))
+
+    runs = [run(set_cell(at(target), at(source))) for target in targets]
+    merged = merge_runs([runs[0], runs[1], between, runs[2]])
+    assert len(merged) == 3
+    for each in merged:
+        each()
+    assert seen == [5]
+    assert [int(target[0]) for target in targets] == [5, 5, 5]
+
+
+def launches_of(call: Callable[[], Any], card: HostCard) -> int:
+    card.calls.clear()
+    call()
+    return card.names().count("cuLaunchKernel")
+
+
+CALLS: dict[str, Callable[[wf.Tensor], wf.Tensor]] = {
+    "sum of two": lambda x: x + x,
+    "a float": lambda x: x * 0.1,
+    "a float on the left": lambda x: 1.5 / x,
+    "an integer": lambda x: x - 3,
+    "zero": lambda x: wf.copysign(x, 0.0),
+    "minus zero": lambda x: wf.copysign(x, -0.0),
+    "not a number": lambda x: x * float("nan"),
+    "infinity": lambda x: x / float("inf"),
+    "function": wf.exp,
+    "comparison": lambda x: x > 0.5,
+    "rows": lambda x: x.sum(axis=1),
+    "columns": lambda x: x.sum(axis=0),
+    "columns kept": lambda x: x.sum(axis=0, keepdims=True),
+    "turned": lambda x: x.T,
+    "another shape": lambda x: x.reshape(-1),
+    "broadcast": lambda x: x + x[0],
+    "unit": wf.gelu,
+    "product": lambda x: x @ x.T,
+    "whole numbers": lambda x: wf.arange(4, device=x.device) * 3 + 1,
+    "a float beside whole numbers": lambda x: wf.arange(4, device=x.device) * 0.5,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_eager_calls_that_are_found_again_give_what_the_processor_gives(
+    card: HostCard, dtype: str
+) -> None:
+    host = wf.asarray(numbers(3, 4)).astype(dtype)
+    there = host.to("cuda")
+    for _ in range(3):
+        for name, call in CALLS.items():
+            wanted, found = call(host), call(there)
+            assert (found.dtype, found.shape, found.device.family) == (
+                wanted.dtype, wanted.shape, "cuda",
+            ), name  # fmt: skip
+            np.testing.assert_allclose(
+                found.astype("float64").numpy(), wanted.astype("float64").numpy(),
+                rtol=1e-2 if dtype == "bfloat16" else 1e-5, err_msg=name,
+            )  # fmt: skip
+            signs = [np.signbit(each.astype("float32").numpy()) for each in (found, wanted)]
+            assert name == "not a number" or (signs[0] == signs[1]).all(), name
+
+
+def test_a_call_that_is_found_again_is_one_launch(card: HostCard) -> None:
+    x = wf.asarray(numbers(3, 4)).to("cuda")
+    for call in (lambda: x + x, lambda: x * 2.5, lambda: wf.exp(x), lambda: wf.gelu(x)):
+        call()
+        assert launches_of(call, card) == 1
+    assert launches_of(lambda: x.reshape(-1), card) == 0
+
+
+def test_derivatives_go_through_calls_that_are_found_again(card: HostCard) -> None:
+    def gradient(device: str) -> list[float]:
+        x = wf.asarray(numbers(3, 4)).to(device)
+        x.requires_grad = True
+        for _ in range(2):
+            x.grad = None
+            ((x * x + 2.0 * x).reshape(-1) / wf.exp(x).reshape(-1)).sum().backward()
+        assert x.grad is not None
+        found: list[float] = x.grad.reshape(-1).tolist()
+        return found
+
+    np.testing.assert_allclose(gradient("cuda"), gradient("cpu"), rtol=1e-5)
+
+
+def test_shapes_and_dtypes_that_do_not_fit_are_refused_as_on_the_processor(card: HostCard) -> None:
+    x, y = wf.ones((2, 3), device="cuda"), wf.ones((4, 5), device="cuda")
+    for _ in range(2):
+        with pytest.raises(wf.ShapeError, match="broadcast"):
+            x + y
+    assert (x + wf.ones(3, dtype="int64", device="cuda")).dtype is wf.float32
+    assert (x.astype("float16") + x).dtype is wf.float32
+
+
+def test_nan_is_found_in_calls_that_were_made_before(card: HostCard) -> None:
+    x = wf.tensor([0.0, 1.0]).to("cuda")
+    x / x
+    with wf.debug.nans(), pytest.raises(wf.NanError):
+        x / x
+
+
+def test_parameters_that_python_calls_equal_have_keys_of_their_own(card: HostCard) -> None:
+    primitive = wf.ir.primitive.PRIMITIVES["reduce_sum"]
+    array = wf.ones((2, 2), device="cuda")._value
+    numbers = (1, 1.0, True, 0.0, -0.0, 0, False, (1,), ((1,),), wf.float32, None)
+    keys = {_key_elsewhere(primitive, [array], {"axes": number}) for number in numbers}
+    assert len(keys) == len(numbers)
+    assert None not in keys
+
+
+def test_a_run_without_memory_leaves_the_card_usable(card: HostCard) -> None:
+    x = wf.ones((5, 7), device="cuda")
+    compute_stream(0).arena.release()
+    card.results = {"cuMemAllocAsync": 2}
+    with pytest.raises(OutOfMemoryError):
+        wf.exp(x)
+    card.results.clear()
+    np.testing.assert_allclose(wf.exp(x).numpy(), np.e, rtol=1e-6)
+
+
+def test_a_stream_is_what_a_run_goes_to(card: HostCard) -> None:
+    stream: Stream = compute_stream(0)
+    place = cell(on_card(np.ones(4, np.float32)).pointer)
+    card.calls.clear()
+    run(fill_bytes(at(place), 0, 4))()
+    assert card.calls[-1] == ("cuMemsetD8Async", (int(place[0]), 0, 4, stream.handle))
+
+
+def test_launches_wait_for_those_whose_memory_they_touch() -> None:
+    read, write = (lambda a, b: Span(a, b, False)), (lambda a, b: Span(a, b, True))
+    launches = [
+        [write(0, 10)],
+        [read(0, 10), write(10, 20)],
+        [read(0, 10), write(20, 30)],
+        [read(5, 6), write(30, 40)],
+        [read(10, 40), write(40, 50)],
+        [write(5, 15)],
+        [read(50, 60), write(60, 70)],
+    ]
+    assert dependencies(launches) == [[], [0], [0], [0], [1, 2, 3], [4], []]
+
+
+def test_a_step_branches_where_launches_need_no_order(card: HostCard) -> None:
+    @wf.jit
+    def step(a: wf.Tensor, b: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        first, second = wf.exp(a @ b), wf.sin(b @ a)
+        return first.sum(axis=0), second.sum(axis=1), (first @ second).sum(), a @ a
+
+    a, b = (wf.asarray(numbers(12, 12) + k) for k in range(2))
+    wanted = [x.numpy() for x in step(a, b)]
+    there = a.to("cuda"), b.to("cuda")
+    for _ in range(5):
+        for found, expected in zip(step(*there), wanted, strict=True):
+            np.testing.assert_allclose(found.numpy(), expected, rtol=2e-3)
+    built = [nodes for nodes in card.nodes.values() if len(nodes) > 3]
+    assert built
+    waiting = [after for after, _ in built[-1].values()]
+    assert sum(not after for after in waiting) > 1, "all launches are one behind the other"
+
+
+def test_launches_have_workspaces_of_their_own_while_these_are_small(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = (on_card(np.ones(1 << 17, np.float32)) for _ in range(2))
+    program = wf.jit(lambda x, y: (x.sum(), y.sum())).program(wrap(x), wrap(y))
+    sizes = []
+    for limit in (0, 1 << 20):
+        monkeypatch.setattr(bindings, "OWN_WORKSPACES", limit)
+        program.release()
+        bound = program._bind([x, y])  # type: ignore[attr-defined]
+        sizes.append(bound.binding.workspace_bytes)
+    assert sizes[1] == 2 * sizes[0] > 0
