@@ -290,6 +290,11 @@ class HostCard(FakeLibrary):
         layouts: dict[str, Layout],
     ) -> None:
         """Attention on copies without gaps of what lies in parts of other values."""
+        if "counters" in addresses:
+            counters = self.memory_at(addresses["counters"])[:4].view(np.uint32)
+            is_last = "dq_stride" in words
+            assert is_last or counters[0] == 0, "the launch before left counters behind"
+            counters[0] = 0 if is_last else 1
         if "dq_stride" in words:  # a pointer and strides in elements
             strides = [words[f"dq_{name}stride"] for name in ("batch_", "head_", "")]
             batch, *rest = self.gradients_of_queries.shape

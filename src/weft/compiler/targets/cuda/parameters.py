@@ -161,8 +161,7 @@ def bind_parameters(
         elif name == "workspace":
             table.append(binding.workspace_cell(0, workspace_bytes))
         elif name == "counters":
-            zeros = shared_counters(binding.stream.device.ordinal, counters)
-            table.append(binding.counter_cell(zeros, COUNTERS, 4 * counters))
+            table.append(counters_cell(binding, counters))
         elif isinstance(parameter, Pointer):
             whole, offset, _ = _place_of(values[name])
             assert offset == 0, "a pointer is to the beginning of a value"
@@ -254,7 +253,8 @@ def _counter_memory(ordinal: int) -> Memory:
     return memory
 
 
-def shared_counters(ordinal: int, count: int) -> int:
-    """The address of 32-bit zeros, which a kernel leaves as zeros."""
+def counters_cell(binding: Binding, count: int) -> int:
+    """The address of a cell with that of 32-bit zeros, which a launch leaves as zeros."""
     assert 4 * count <= COUNTERS
-    return _counter_memory(ordinal).pointer
+    zeros = _counter_memory(binding.stream.device.ordinal).pointer
+    return binding.counter_cell(zeros, COUNTERS, 4 * count)

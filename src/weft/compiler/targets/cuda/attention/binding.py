@@ -32,7 +32,7 @@ from weft.compiler.targets.cuda.attention.rows import (
     row_numbers,
 )
 from weft.compiler.targets.cuda.binding import Binding, Run, aligned_size, binder, in_order
-from weft.compiler.targets.cuda.parameters import written_kernel_run
+from weft.compiler.targets.cuda.parameters import counters_cell, written_kernel_run
 from weft.core.dtypes import bfloat16, float16
 from weft.core.records import frozen
 from weft.core.types import TensorType
@@ -200,8 +200,9 @@ def bind_gradient(binding: Binding, launch: Launch) -> Run:
         "logs": binding.workspace_cell(0, rows),
         "products": binding.workspace_cell(rows, rows),
         "buffer": binding.workspace_cell(2 * rows, _WIDE * buffer_numbers(spec, sizes)),
+        # The pass counts in them, and the kernel after it makes them zeros again.
+        "counters": counters_cell(binding, counter_numbers(spec, sizes)),
     }
-    counters = counter_numbers(spec, sizes)
     multiprocessors = binding.stream.device.multiprocessors
     steps = (
         (_kernel(pad_kernel, spec), pad_launch(spec, sizes), cells),
@@ -216,7 +217,7 @@ def bind_gradient(binding: Binding, launch: Launch) -> Run:
         [
             written_kernel_run(
                 binding, launch, kernel, how.blocks, (bound.values, bound.shapes, how.words),
-                counters=counters, cells=own,
+                cells=own,
             )
             for kernel, how, own in steps
         ]
