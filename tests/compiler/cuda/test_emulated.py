@@ -51,15 +51,6 @@ def test_softmax_of_one_thread_a_warp_and_several(columns: int) -> None:
     check(kernel, drawn(3 * columns, 3 * columns))
 
 
-@pytest.mark.parametrize("columns", [12, 36, 64])
-def test_softmax_of_several_rows_in_a_warp(columns: int) -> None:
-    kernel = one_kernel(lambda x: wf.softmax(x, axis=-1), (8, columns))
-    assert schedule(kernel).team in (4, 16)
-    check(kernel, drawn(8 * columns, 8 * columns))
-    odd = one_kernel(lambda x: wf.softmax(x, axis=-1), (7, columns))
-    assert schedule(odd).team == 32
-
-
 def test_elements_and_their_rest() -> None:
     (lowered,) = program_of(lambda x: wf.tanh(x) * 2.0, [wf.spec("float32", (1003,))]).lowered
     arrays = drawn(1003, 1003)

@@ -6,8 +6,8 @@ iterations are independent. There are two kinds of bodies:
 - *elements*: the innermost loop of the nest is a vector loop. A thread takes `width` neighbours of
   it, so that memory is touched 16 bytes at a time.
 - *rows*: the body holds accumulations and vector loops of its own. A team of threads (one thread, a
-  warp or a part of one, or a block) runs it together: each thread takes the same elements of every
-  loop, so that what one loop computes is still in registers in the next.
+  warp, or a block) runs it together: each thread takes the same elements of every loop, so that
+  what one loop computes is still in registers in the next.
 
 >>> from weft.core.dtypes import bfloat16
 >>> from weft.ir.scalars import Buffer, index, size
@@ -52,8 +52,6 @@ HELD = 32
 """Elements of a row that one thread takes, before the team is made larger."""
 FEW = 8
 """Rows of up to so many elements are one thread's."""
-SCALAR_TREE = 2
-"""Elements at once up to which a warp's tree is the loop language's own; see `teams`."""
 UNKNOWN_TEAM = 256
 """The team of rows whose length is known only when they run."""
 ROW_BYTES, ELEMENT_BYTES = 16, 16
@@ -128,18 +126,7 @@ def schedule(kernel: Kernel) -> Schedule:
         return Schedule(kernel, grid, body, grid[-1], 1, _element_width(grid, body))
     loops = list(team_loops(body))
     width = _row_width(loops)
-    team = _team(loops, width)
-    if 1 < team < WARP and not _fills_warps(grid, team):
-        team = WARP
-    return Schedule(kernel, grid, body, None, team, width)
-
-
-def _fills_warps(grid: tuple[For, ...], team: int) -> bool:
-    """Whether no warp has teams without a row: all of its threads wait for each other."""
-    extents = [loop.extent for loop in grid]
-    if not all(extent.op == "const" for extent in extents):
-        return False
-    return prod(int(extent.detail) for extent in extents) % (WARP // team) == 0
+    return Schedule(kernel, grid, body, None, _team(loops, width), width)
 
 
 # --- the loops of the grid ----------------------------------------------------------------------
@@ -269,9 +256,6 @@ def _team(loops: list[For | Accumulate], width: int) -> int:
         return UNKNOWN_TEAM
     if longest <= FEW:
         return 1
-    lanes = -(-longest // width)
-    if width > SCALAR_TREE and lanes <= WARP // 2:
-        return max(2, 1 << (lanes - 1).bit_length())  # several rows in a warp
     wanted = max(WARP, -(-longest // max(HELD, width)))
     return min(LARGEST_TEAM, 1 << (wanted - 1).bit_length())
 

@@ -28,7 +28,7 @@ ALL = "i32 -1"
 
 
 class Team:
-    """The threads that run an iteration together: one, a warp or a part of one, or a block."""
+    """The threads that run an iteration together: one, a warp, or a block."""
 
     def __init__(self, values: DeviceValues, size: int, name: str) -> None:
         self.values, self.size, self.name = values, size, name
@@ -76,7 +76,7 @@ class Team:
         kind = Type(update.variable.dtype, width)
         if width > 2:
             name, kind = self._in_thread(update, kind, name)
-        distance = min(WARP, self.size) // 2
+        distance = WARP // 2
         while distance:
             other = self._from_lane(kind, name, distance)
             name = self._combine(update, kind, name, other)
