@@ -43,7 +43,8 @@ def chunk_rows(node: GraphNode, limits: FusionLimits) -> int:
     rows, columns = size(shape[: last + 1]), size(shape[last + 1 :])
     if _is_below(rows, limits.chunked_rows) or _is_below(columns, limits.chunked_columns):
         return 0
-    return _divisor(shape[last], limits)
+    found = _divisor(shape[last], limits)
+    return 0 if rows == found else found  # one chunk is the whole sum
 
 
 def _last_summed_axis(node: GraphNode) -> int:

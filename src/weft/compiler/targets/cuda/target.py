@@ -6,7 +6,7 @@ Plans are made on any machine; only an executable needs a card.
 >>> from weft.compiler.plan.planning import plan_program
 >>> graph = wf.ir.trace(lambda a, b: wf.exp(a @ b), *[wf.spec("bfloat16", (64, 64))] * 2)
 >>> [str(launch.kind) for launch in plan_program(graph, CUDA).launches]
-['product', 'loop']
+['product']
 """
 
 from __future__ import annotations
