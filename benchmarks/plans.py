@@ -181,7 +181,9 @@ def main() -> None:
           f"{rank_correlation(predicted, measured):.3f}, median of measured over predicted "
           f"{ratio:.2f}")  # fmt: skip
     if options.json:
-        Path(options.json).write_text(json.dumps(rows), encoding="utf-8")
+        names = ("configuration", "predicted_seconds", "measured_seconds")
+        table = [dict(zip(names, row, strict=True)) for row in rows]
+        Path(options.json).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from weft.collectives import bound_groups
 from weft.distributed import sharing
 from weft.distributed.engines.threads import ThreadEngine, run_threads
 from weft.distributed.group import Group, Watch
+from weft.models import GPT, GPTConfig
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(8, 5)).astype(np.float32)
@@ -284,3 +285,35 @@ def test_local_steps_need_gradients_that_are_not_shared() -> None:
             distributed.LocalSteps(optimizer, every=2)
 
     distributed.run_threads(run_rank, 2)
+
+
+def test_a_gpt_with_split_parameters_is_trained_as_a_whole_one() -> None:
+    """Its blocks are split one by one, its embeddings, which the head uses too, as one."""
+    tokens = np.random.default_rng(3).integers(0, 11, (4, 6))
+
+    def train(is_split: bool, own: slice) -> dict[str, np.ndarray]:
+        net = GPT(GPTConfig(vocabulary=11, width=8, layers=2, heads=2, context=8))
+        generator = np.random.default_rng(4)
+        with wf.no_grad():
+            for parameter in net.parameters():
+                values = 0.3 * generator.normal(size=parameter.shape)
+                parameter.copy_(wf.tensor(values.astype(np.float32)))
+        optimizer = wf.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        called = distributed.shard_model(net, optimizer) if is_split else net
+        if is_split:
+            distributed.data_parallel(optimizer, zero=3)
+        x = wf.tensor(tokens[own])
+        for _ in range(2):
+            scores = called(x)[:, :-1].reshape(-1, 11)
+            optimizer.minimize(wf.nn.functional.cross_entropy(scores, x[:, 1:].reshape(-1)))
+        state = distributed.whole_state(net) if is_split else net.state_dict()
+        return {name: value.detach().numpy() for name, value in state.items()}
+
+    expected = train(False, slice(None))
+
+    def run_rank() -> dict[str, np.ndarray]:
+        return train(True, slice(2 * distributed.rank(), 2 * distributed.rank() + 2))
+
+    for found in distributed.run_threads(run_rank, 2):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=2e-5, err_msg=name)

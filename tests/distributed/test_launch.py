@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.distributed.jobs import launch
+from tests.hammer import NIGHTLY
 
 import weft as wf
 
@@ -227,7 +228,7 @@ np.savez(f"{os.environ['OUTPUT']}-{own}.npz", weight=model.weight.detach().numpy
 """
 
 
-@pytest.mark.parametrize("victim", ["1:5", "0:4"])  # in an epoch; the writer, at its beginning
+@pytest.mark.parametrize("victim", ["0:4", "1:5"] if NIGHTLY else ["0:4"])  # the writer is lost
 def test_a_trainer_goes_on_after_a_kill(
     victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,10 @@ class Passing:
         return wf.tree.unflatten(structure, leaves)
 
     def _keep(self, task: Task, results: list[wf.Tensor]) -> None:
+        """Keep results for the way back, where there is one."""
+        if not wf.is_grad_enabled():
+            del self._inputs[task.stage, task.micro_batch]
+            return
         self._results[task.stage, task.micro_batch] = results
 
     def _send(self, task: Task, arrays: Sequence[Array], note: Any) -> None:
