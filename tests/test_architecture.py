@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What users work with: each may import the facade and the others of its kind, nothing underneath.
 SURFACE = {
     "nn", "optim", "data", "train", "graph", "distributed", "deploy", "tools", "models", "cli",
-    "config", "onnx",
+    "config", "estimators", "onnx",
 }  # fmt: skip
 MAY_IMPORT |= {name: {FACADE, *SURFACE} - {name} for name in SURFACE}
 
@@ -154,6 +154,7 @@ NO_MACHINES_NUMBERS: dict[str, dict[str, set[str]]] = {
         "memory_budget.search": {"NAMED"},
         "report.explain": {"LISTED"},
         "report.memory_use": {"BAR", "LISTED"},
+        "report.notebook": {"LISTED"},
     },
 }  # fmt: skip
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "impl"}
