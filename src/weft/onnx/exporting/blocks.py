@@ -4,6 +4,7 @@ What a recogniser knows as one high operator is written as that; nodes that noth
 left out.
 
 >>> import weft as wf
+>>> from weft.onnx.exporting import export  # enters the rules
 >>> from weft.onnx.exporting.blocks import write_nodes
 >>> from weft.onnx.exporting.writing import Model
 >>> graph = wf.ir.trace(lambda x: wf.sin(x) + x, wf.spec("float32", (3,)))

@@ -105,6 +105,7 @@ def integer_convolution(
     sizes = weight.numbers.shape
     if not all(isinstance(size, int) for size in sizes):
         return None
+    total: Tensor
     terms, spread = math.prod(int(size) for size in sizes[1:]), [1] * (len(sizes) - 2)
     if _are_exact(terms, x, weight, EXACT_FLOAT32):
         total = convolve(call, pixels.astype("float32"), filters.astype("float32"), None)
