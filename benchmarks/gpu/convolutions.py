@@ -3,8 +3,8 @@
     python benchmarks/gpu/convolutions.py              all parts, each in a process of its own
     python benchmarks/gpu/convolutions.py layers       one part
 
-Times are microseconds by events of the card: ours the sum of a direction's launches, each the best
-of some runs; PyTorch's the best of graphs.
+Times are microseconds of one call in a run of many, each a graph: ours by the clock, PyTorch's by
+events. Below some 20 of them, ours is the time of the host.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from benchmarks.gpu.loading import measure, report, run_parts
+from benchmarks.gpu.steps import milliseconds
 
 import weft as wf
 from weft.compiler.graph_passes.channels_last_primitives import (
@@ -22,7 +23,6 @@ from weft.compiler.graph_passes.channels_last_primitives import (
     conv_last_input_gradient,
     conv_last_weight_gradient,
 )
-from weft.compiler.targets.cuda.target import CUDA
 
 FILE = "convolutions.jsonl"
 # channels, outputs, size, kernel, stride, and how often ResNet-50 has it
@@ -38,23 +38,7 @@ LAYERS = (
 )  # fmt: skip
 
 
-def launch_times(step: Callable[[], Any], runs: int = 4) -> dict[str, float]:
-    """The best time of each launch of a program in microseconds, by its number and name."""
-    best: dict[str, float] = {}
-
-    def observe(plan: Any, sizes: Any, spans: Any) -> None:
-        for number, (launch, (start, end)) in enumerate(zip(plan.launches, spans, strict=True)):
-            key = f"{number} {launch.name}"
-            best[key] = min(best.get(key, float("inf")), (end - start) / 1e3)
-
-    step()
-    with CUDA.watch(observe):
-        for _ in range(runs):
-            step()
-    return best
-
-
-def _ours(batch: int, layer: tuple[int, ...], direction: str) -> dict[str, float]:
+def _ours(batch: int, layer: tuple[int, ...], direction: str) -> float:
     channels, outputs, size, kernel, stride, _ = layer
     out = (size - 1) // stride + 1
     params: dict[str, Any] = {
@@ -65,28 +49,18 @@ def _ours(batch: int, layer: tuple[int, ...], direction: str) -> dict[str, float
     y = wf.zeros((batch, out, out, outputs), dtype="bfloat16", device="cuda") + 1
     w = wf.zeros((outputs, channels, kernel, kernel), dtype="bfloat16", device="cuda") + 1
     bind = wf.ir.dispatch.bind
-    # A long launch before those that are measured: the host is ahead of the card when they begin.
-    long = wf.zeros((1 << 27,), device="cuda")
-    if direction == "forward":
-        step = wf.jit(lambda z, x, w: (wf.exp(z), bind(conv_last, x, w, **params)))
-        times = launch_times(lambda: step(long, x, w))
-    elif direction == "input":
-        spatial = (size, size)
-        step = wf.jit(
-            lambda z, y, w: (
-                wf.exp(z), bind(conv_last_input_gradient, y, w, spatial=spatial, **params)
-            )
-        )  # fmt: skip
-        times = launch_times(lambda: step(long, y, w))
-    else:
-        taps = (kernel, kernel)
-        step = wf.jit(
-            lambda z, x, y: (
-                wf.exp(z), bind(conv_last_weight_gradient, x, y, kernel=taps, **params)
-            )
-        )  # fmt: skip
-        times = launch_times(lambda: step(long, x, y))
-    return {key: time for key, time in times.items() if not key.startswith("0 ")}
+    given: tuple[wf.Tensor, wf.Tensor] = (x, w)
+    f = lambda x, w: bind(conv_last, x, w, **params)  # noqa: E731
+    if direction == "input":
+        spatial, given = (size, size), (y, w)
+        f = lambda y, w: bind(conv_last_input_gradient, y, w, spatial=spatial, **params)  # noqa: E731
+    elif direction == "weight":
+        taps, given = (kernel, kernel), (x, y)
+        f = lambda x, y: bind(conv_last_weight_gradient, x, y, kernel=taps, **params)  # noqa: E731
+    step = wf.jit(f)
+    for _ in range(3):
+        step(*given)
+    return 1e3 * milliseconds(lambda: step(*given), wf.cuda.synchronize, 30)
 
 
 def _theirs(batch: int, layer: tuple[int, ...]) -> dict[str, float]:
@@ -118,11 +92,8 @@ def layers(batch: int = 128) -> None:
         rival = _theirs(batch, layer)
         row: dict[str, object] = {"layer": layer}
         for direction, time in rival.items():
-            found = _ours(batch, layer, direction)
-            whole = sum(found.values())
+            whole = _ours(batch, layer, direction)
             row[direction] = [round(whole, 1), round(time, 1)]
-            if len(found) > 1:
-                row[f"{direction} parts"] = {key: round(value, 1) for key, value in found.items()}
             totals[f"{direction} weft"] = totals.get(f"{direction} weft", 0) + whole * layer[-1]
             totals[f"{direction} torch"] = totals.get(f"{direction} torch", 0) + time * layer[-1]
         report(FILE, row)

@@ -44,7 +44,9 @@ from weft.compiler.targets.cuda.products.binding import (
     product_launch,
 )
 from weft.compiler.targets.cuda.products.fusing import fuse_epilogues
+from weft.compiler.targets.cuda.scans import is_running, running_launch
 from weft.compiler.targets.cuda.scatter_rows import is_row_scatter, scatter_launch
+from weft.compiler.targets.cuda.sorting import is_sorting, sort_launch
 from weft.compiler.targets.cuda.wide_sums import widen_sums
 from weft.compiler.targets.limits import (
     FusionLimits,
@@ -72,6 +74,8 @@ CUDA_LIMITS = Limits(
         chunk_rows=64,
         fewest_chunk_rows=4,
         most_chunk_rows=128,
+        chunk_vectors=1 << 16,
+        recomputed_reads=2,
         stores_narrow_floats=True,
     ),
     lowering=LoweringLimits(guards_places=True),
@@ -133,6 +137,8 @@ class CudaTarget:
 
     def takes(self, node: GraphNode) -> bool:
         """See `Target`."""
+        if is_sorting(node) or is_running(node):
+            return True
         for_hopper = (is_attention, is_viewed, is_row_scatter, is_cross_entropy)
         if has_warpgroup_products(self.ordinal) and any(is_one(node) for is_one in for_hopper):
             return True
@@ -146,6 +152,8 @@ class CudaTarget:
         """See `Target`."""
         if not self.takes(node):
             return None
+        if is_sorting(node) or is_running(node):
+            return [sort_launch(node) if is_sorting(node) else running_launch(node)]
         if self._is_convolution(node):
             has_copies = has_warpgroup_products(self.ordinal)
             count = device(self.ordinal).multiprocessors if is_available() else 132
