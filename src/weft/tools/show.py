@@ -104,7 +104,8 @@ def recorded_picture(program: Any, classes: Mapping[str, str] | None = None) -> 
     """The picture of a program as it was recorded."""
     if isinstance(program, wf.ir.Graph):
         return Picture(program, classes=classes)
-    return Picture(program.graph, (), *program.names, classes=classes)
+    inputs, outputs = program.names
+    return Picture(program.graph, (), inputs, outputs, classes)
 
 
 def _data(program: Any, profile: Profile | None, classes: Mapping[str, str]) -> dict[str, Any]:
@@ -128,8 +129,9 @@ def _views(
         yield recorded
     else:
         kernels = [Kernel(k.name, k.kind, k.nodes, str(k)) for k in program.kernels]
-        fused = Picture(program.optimized, kernels, *program.names, classes=classes)
-        optimized = Picture(program.optimized, (), *program.names, classes=classes)
+        inputs, outputs = program.names
+        fused = Picture(program.optimized, kernels, inputs, outputs, classes)
+        optimized = Picture(program.optimized, (), inputs, outputs, classes)
         yield recorded
         yield {**view_data("after the passes", optimized, places), "notes": _passes(program)}
         seconds = [] if profile is None else measured_times(program, profile)

@@ -93,13 +93,13 @@ def _bicubic(
             fix='mode="bilinear"',
         )
     sizes = [int(size) for size in x.shape[2:]]
-    places = [_unpadded(c, n, align_corners) for c, n in zip(coordinates, sizes, strict=True)]
+    places = [_open_place(c, n, align_corners) for c, n in zip(coordinates, sizes, strict=True)]
     lows = [wf.stop_gradient(wf.floor(place)) for place in places]
     weights = [_cubic_weights(place - low) for place, low in zip(places, lows, strict=True)]
     total = None
     for corner in product(range(4), repeat=2):
         at = [
-            _padded(low + (step - 1), size, padding_mode, align_corners)
+            _padded_place(low + (step - 1), size, padding_mode, align_corners)
             for low, step, size in zip(lows, corner, sizes, strict=True)
         ]
         share = weights[0][corner[0]] * weights[1][corner[1]]
@@ -127,16 +127,16 @@ def _cubic_weights(t: wf.Tensor) -> list[wf.Tensor]:
 
 def _on_axis(place: wf.Tensor, size: int, padding_mode: str, align_corners: bool) -> wf.Tensor:
     """A coordinate from -1 to 1 as a place on an axis, where 0 is the first element."""
-    return _padded(_unpadded(place, size, align_corners), size, padding_mode, align_corners)
+    return _padded_place(_open_place(place, size, align_corners), size, padding_mode, align_corners)
 
 
-def _unpadded(place: wf.Tensor, size: int, align_corners: bool) -> wf.Tensor:
+def _open_place(place: wf.Tensor, size: int, align_corners: bool) -> wf.Tensor:
     """A coordinate from -1 to 1 as a place on an axis that goes on at both ends."""
     place = wf.where(wf.isnan(place), -1.0, place)
     return (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
 
 
-def _padded(place: wf.Tensor, size: int, padding_mode: str, align_corners: bool) -> wf.Tensor:
+def _padded_place(place: wf.Tensor, size: int, padding_mode: str, align_corners: bool) -> wf.Tensor:
     """A place moved inside of an axis, unless zeros lie outside."""
     if padding_mode == "reflection":
         place = _reflect(place, 0.0 if align_corners else -0.5, size - 1 if align_corners else size)
