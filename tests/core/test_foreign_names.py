@@ -226,3 +226,27 @@ def test_a_call_of_the_size_gets_a_note(
         exec(compile(script.read_text(), str(script), "exec"), {})
     sys.excepthook(caught.type, caught.value, caught.tb)
     assert ("x.shape[0] for one" in capsys.readouterr().err) is noted
+
+
+@pytest.mark.parametrize(
+    ("statement", "fix"),
+    [
+        ("from weft.nn import Dense", "wf.nn.Linear(3, 8, activation='relu')"),
+        ("from weft import bmm", "wf.matmul(x, y)"),
+        ("from weft.nn import Liner", "wf.nn.Linear"),
+        ("from weft.nn.functional import sofmax", "wf.nn.functional.softmax"),
+    ],
+)
+def test_an_import_of_a_missing_name_says_what_to_write(statement: str, fix: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement)
+    assert isinstance(caught.value, wf.ImportNameError)
+    assert caught.value.fix == fix
+    assert caught.value.op == statement
+
+
+def test_looking_for_a_missing_attribute_is_no_import() -> None:
+    assert not hasattr(wf.nn, "Dense")
+    assert getattr(wf, "bmm", None) is None
+    with pytest.raises(wf.NameUnknownError):
+        _ = wf.nn.Dense

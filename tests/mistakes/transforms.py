@@ -118,7 +118,7 @@ def vmap_out_axes() -> None:
     problem="a tensor traced by vmap has no value yet",
     expected="a concrete tensor",
     got="x: bool[]",
-    fix="choose with wf.where(c, a, b), or between functions with wf.cond(c, f,",
+    fix="write @wf.script above the function, which compiles if and while; or choose",
 )
 def vmap_if() -> None:
     wf.vmap(lambda x: x if x > 0 else -x)(wf.ones(3))
@@ -174,7 +174,7 @@ def vmap_mask() -> None:
     problem="a tensor traced by trace has no value yet",
     expected="a concrete tensor",
     got="x: bool[]",
-    fix="choose with wf.where(c, a, b), or between functions with wf.cond(c, f,",
+    fix="write @wf.script above the function, which compiles if and while; or choose",
 )
 def trace_if() -> None:
     def absolute(x):

@@ -130,6 +130,51 @@ def test_patches_that_do_not_fit_are_refused() -> None:
     with pytest.raises(wf.ShapeError, match="not the patches"):
         F.fold(wf.ones((1, 4, 5)), (3, 3), 2)
     with pytest.raises(wf.ShapeError, match="does not fit the images"):
-        F.grid_sample(wf.ones((2, 1, 2, 2)), wf.ones((1, 1, 1, 2)))
+        nn.functional.grid_sample(wf.ones((2, 1, 2, 2)), wf.ones((1, 1, 1, 2)))
     assert F.unfold(wf.ones((1, 4, 4)), 2).shape == (4, 9)
     assert F.fold(wf.ones((4, 9)), (4, 4), 2).shape == (1, 4, 4)
+
+
+BICUBIC = {
+    ("zeros", False): [2.1907, 5.2621, -0.16317],
+    ("zeros", True): [1.71796, 6.8202, 2.89984],
+    ("border", False): [1.87402, 7.52848, 8.072],
+    ("border", True): [1.56854, 6.39455, 8.56909],
+    ("reflection", False): [1.87402, 7.91441, 7.38899],
+    ("reflection", True): [1.6188, 6.82831, 5.68477],
+}
+
+
+@pytest.mark.parametrize(("padding", "corners"), list(BICUBIC))
+def test_a_grid_is_read_between_four_neighbours_as_pytorch_reads_it(
+    padding: str, corners: bool
+) -> None:
+    image = wf.tensor([[1.0, 2.0, 4.0, 8.0], [3.0, 1.0, 0.0, 5.0], [2.0, 2.0, 7.0, 1.0]])[
+        None, None
+    ]
+    grid = wf.tensor([[[[-0.5, -0.25], [0.3, 0.9], [1.4, -1.2]]]])
+
+    def read(x: wf.Tensor, at: wf.Tensor) -> wf.Tensor:
+        return nn.functional.grid_sample(x, at, "bicubic", padding, corners)
+
+    np.testing.assert_allclose(
+        read(image, grid).numpy().reshape(-1), BICUBIC[padding, corners], rtol=2e-5
+    )
+    inside = wf.tensor([[[[-0.5, -0.25], [0.3, 0.4]]]]).astype("float64")
+    wf.testing.check_grads(read, (image.astype("float64"), inside), order=1)
+
+
+def test_volumes_are_not_read_between_four_neighbours() -> None:
+    with pytest.raises(wf.UnsupportedError, match="bilinear"):
+        nn.functional.grid_sample(wf.ones((1, 1, 2, 2, 2)), wf.ones((1, 1, 1, 1, 3)), "bicubic")
+
+
+@pytest.mark.parametrize(("rank", "shape"), [(1, (4, 5)), (2, (4, 5, 5)), (3, (4, 5, 5, 5))])
+def test_a_lazy_instance_norm_finds_its_channels_with_and_without_a_batch(
+    rank: int, shape: tuple[int, ...]
+) -> None:
+    for given in (shape, (2, *shape)):
+        layer = getattr(wf.nn, f"LazyInstanceNorm{rank}d")(affine=True)
+        assert layer(wf.ones(given)).shape == given
+        assert type(layer) is getattr(wf.nn, f"InstanceNorm{rank}d")
+        assert layer.weight.shape == (4,)

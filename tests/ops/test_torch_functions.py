@@ -276,3 +276,19 @@ def test_methods_for_shapes_and_element_types_are_pytorchs() -> None:
 def test_public_functions_can_be_pickled() -> None:
     for f in (wf.reshape, wf.sum, wf.round, wf.random.normal, wf.linalg.qr, F.mse_loss, F.relu):
         assert pickle.loads(pickle.dumps(f)) is f
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("sizes", [None, (6, 7), (3, 8)])
+def test_hermitian_images_are_transformed_as_lines_are(
+    norm: str, sizes: tuple[int, int] | None
+) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(3, 4, 5)) + 1j * generator.normal(size=(3, 4, 5))
+    rows, columns = sizes or (None, None)
+    expected = np.fft.hfft(np.fft.fft(x, rows, -2, norm), columns, -1, norm)
+    result = wf.fft.hfft2(wf.asarray(x), s=sizes, norm=norm)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-10, atol=1e-10)
+    inverse = np.fft.ifft(np.fft.ihfft(x.real, columns, -1, norm), rows, -2, norm)
+    found = wf.fft.ihfft2(wf.asarray(x.real), s=sizes, norm=norm)
+    np.testing.assert_allclose(found.numpy(), inverse, rtol=1e-10, atol=1e-10)

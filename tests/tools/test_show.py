@@ -289,3 +289,16 @@ def test_wide_layers_are_folded() -> None:
 def test_nothing_is_drawn_for_an_empty_graph() -> None:
     assert layered([], []).centres == []
     assert Drawing(Picture(wf.ir.Graph((), (), ()))).svg() == ""
+
+
+def test_layers_are_shown_with_their_classes_where_the_network_is_known(tmp_path: Path) -> None:
+    net = wf.models.MLP([4, 3, 2])
+    step = wf.jit(lambda x: net(x))
+    explained = step.explain(wf.ones((2, 4)))
+    plain = wf.tools.show(explained, tmp_path / "plain.dot").read_text(encoding="utf-8")
+    named = wf.tools.show(explained, tmp_path / "named.dot", model=net).read_text(encoding="utf-8")
+    assert "layers.0: Linear" in named
+    assert "layers.0: Linear" not in plain
+    assert "layers.0" in plain
+    page = wf.tools.show(explained, tmp_path / "named.html", model=net).read_text(encoding="utf-8")
+    assert "layers.1: Linear" in page

@@ -68,7 +68,8 @@ def show(flags: Namespace) -> int:
         say(f"events: {wf.tools.write_graph_events(explained, flags.tensorboard)}")
     if flags.graph:
         profile = None if flags.no_measure else _profile_step(step, arguments)
-        say(f"graph: {wf.tools.show(explained, flags.graph, profile=profile)}")
+        model = parts["model"] if isinstance(parts["model"], wf.nn.Module) else None
+        say(f"graph: {wf.tools.show(explained, flags.graph, profile=profile, model=model)}")
     return 0
 
 

@@ -115,6 +115,10 @@ class NameUnknownError(WeftError, AttributeError, KeyError):
     __str__ = WeftError.__str__
 
 
+class ImportNameError(WeftError, ImportError):
+    """`from weft.nn import X` where there is no X: an ImportError that says what to write."""
+
+
 class GradientError(WeftError, RuntimeError):
     """A derivative that cannot be taken the way it was asked for."""
 

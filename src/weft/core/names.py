@@ -12,13 +12,16 @@ among names that differ by a slip of the keyboard. A guess that is not likely is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import reduce
 from importlib import import_module
 from inspect import signature
+from opcode import opmap
+from types import FrameType
 from typing import Any
 
-from weft.core.errors import NameUnknownError
+from weft.core.errors import ImportNameError, NameUnknownError, WeftError
 
 PUBLIC: list[Any] = []
 """The public module, filled in by it."""
@@ -95,9 +98,31 @@ def missing_from(owner: str, known: Iterable[str]) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name.startswith("_"):
             raise AttributeError(f"module {owner!r} has no attribute {name!r}")
-        raise unknown_name(owner, name, known, owner)
+        raise missing_name(owner, name, known, sys._getframe(1))
 
     return __getattr__
+
+
+def missing_name(owner: str, name: str, known: Iterable[str], caller: FrameType) -> WeftError:
+    """The error for a name that a module does not have, in an expression or an import.
+
+    `from module import name` forgets an AttributeError, and with it what to write instead: there
+    the error is an ImportError.
+    """
+    error = unknown_name(owner, name, known, owner)
+    place = caller.f_lasti
+    if place < 0 or caller.f_code.co_code[place] != _IMPORT_FROM:
+        return error
+    return ImportNameError(
+        f"from {owner.replace('wf', 'weft', 1)} import {name}",
+        error.problem,
+        expected=error.expected,
+        got={"name": name},
+        fix=error.fix,
+    )
+
+
+_IMPORT_FROM = opmap["IMPORT_FROM"]
 
 
 def suggestion(name: str, known: Iterable[str], owner: str) -> str:

@@ -95,7 +95,8 @@ class Traced:
 
 
 _WITHOUT_VALUE = {
-    "bool()": "choose with wf.where(c, a, b), or between functions with wf.cond(c, f, g, x)",
+    "bool()": "write @wf.script above the function, which compiles if and while; or choose with "
+    "wf.where(c, a, b), or between functions with wf.cond(c, f, g, x)",
     "numpy": "use weft functions here: wf.sin(x) in place of np.sin(x)",
     "index": "loop with wf.fori_loop(0, n, body, init), or pass n as a Python integer",
     "int()": "keep it a tensor: x.astype(wf.int64)",

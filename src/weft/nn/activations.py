@@ -45,13 +45,21 @@ class ReLU(_Activation):
 
 
 class ReLU6(_Activation):
-    """x between 0 and 6."""
+    """x between 0 and 6.
+
+    >>> [round(y, 3) for y in ReLU6()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [0.0, 0.0, 2.0]
+    """
 
     function = F.relu6
 
 
 class LeakyReLU(_Activation):
-    """x, times the slope where it is negative."""
+    """x, times the slope where it is negative.
+
+    >>> [round(y, 3) for y in LeakyReLU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.02, 0.0, 2.0]
+    """
 
     function = F.leaky_relu
     names = ("negative_slope",)
@@ -82,7 +90,11 @@ class PReLU(Module):
 
 
 class ELU(_Activation):
-    """x, or alpha (exp(x) - 1) where it is negative."""
+    """x, or alpha (exp(x) - 1) where it is negative.
+
+    >>> [round(y, 3) for y in ELU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.865, 0.0, 2.0]
+    """
 
     function = F.elu
     names = ("alpha",)
@@ -92,19 +104,31 @@ class ELU(_Activation):
 
 
 class CELU(ELU):
-    """x, or alpha (exp(x / alpha) - 1) where it is negative."""
+    """x, or alpha (exp(x / alpha) - 1) where it is negative.
+
+    >>> [round(y, 3) for y in CELU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.865, 0.0, 2.0]
+    """
 
     function = F.celu
 
 
 class SELU(_Activation):
-    """The ELU that keeps mean 0 and variance 1."""
+    """The ELU that keeps mean 0 and variance 1.
+
+    >>> [round(y, 3) for y in SELU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-1.52, 0.0, 2.101]
+    """
 
     function = F.selu
 
 
 class GELU(_Activation):
-    """x times the normal distribution's share below x; approximate="tanh" is cheaper."""
+    """x times the normal distribution's share below x; approximate="tanh" is cheaper.
+
+    >>> [round(y, 3) for y in GELU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.046, 0.0, 1.954]
+    """
 
     function = F.gelu
     names = ("approximate",)
@@ -114,43 +138,71 @@ class GELU(_Activation):
 
 
 class SiLU(_Activation):
-    """x sigmoid(x)."""
+    """x sigmoid(x).
+
+    >>> [round(y, 3) for y in SiLU()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.238, 0.0, 1.762]
+    """
 
     function = F.silu
 
 
 class Mish(_Activation):
-    """x tanh(softplus(x))."""
+    """x tanh(softplus(x)).
+
+    >>> [round(y, 3) for y in Mish()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.253, 0.0, 1.944]
+    """
 
     function = F.mish
 
 
 class Sigmoid(_Activation):
-    """1 / (1 + exp(-x))."""
+    """1 / (1 + exp(-x)).
+
+    >>> [round(y, 3) for y in Sigmoid()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [0.119, 0.5, 0.881]
+    """
 
     function = F.sigmoid
 
 
 class LogSigmoid(_Activation):
-    """log(sigmoid(x))."""
+    """log(sigmoid(x)).
+
+    >>> [round(y, 3) for y in LogSigmoid()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-2.127, -0.693, -0.127]
+    """
 
     function = F.log_sigmoid
 
 
 class Tanh(_Activation):
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent.
+
+    >>> [round(y, 3) for y in Tanh()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.964, 0.0, 0.964]
+    """
 
     function = F.tanh
 
 
 class Tanhshrink(_Activation):
-    """x - tanh(x)."""
+    """x - tanh(x).
+
+    >>> [round(y, 3) for y in Tanhshrink()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-1.036, 0.0, 1.036]
+    """
 
     function = F.tanhshrink
 
 
 class Softplus(_Activation):
-    """log(1 + exp(beta x)) / beta."""
+    """log(1 + exp(beta x)) / beta.
+
+    >>> [round(y, 3) for y in Softplus()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [0.127, 0.693, 2.127]
+    """
 
     function = F.softplus
     names = ("beta", "threshold")
@@ -160,13 +212,21 @@ class Softplus(_Activation):
 
 
 class Softsign(_Activation):
-    """x / (1 + |x|)."""
+    """x / (1 + |x|).
+
+    >>> [round(y, 3) for y in Softsign()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.667, 0.0, 0.667]
+    """
 
     function = F.softsign
 
 
 class Softshrink(_Activation):
-    """x moved towards 0 by the bound."""
+    """x moved towards 0 by the bound.
+
+    >>> [round(y, 3) for y in Softshrink()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-1.5, 0.0, 1.5]
+    """
 
     function = F.softshrink
     names = ("lambd",)
@@ -176,13 +236,21 @@ class Softshrink(_Activation):
 
 
 class Hardshrink(Softshrink):
-    """x, and 0 where |x| is at most the bound."""
+    """x, and 0 where |x| is at most the bound.
+
+    >>> [round(y, 3) for y in Hardshrink()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-2.0, 0.0, 2.0]
+    """
 
     function = F.hardshrink
 
 
 class Hardtanh(_Activation):
-    """x between two bounds."""
+    """x between two bounds.
+
+    >>> [round(y, 3) for y in Hardtanh()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-1.0, 0.0, 1.0]
+    """
 
     function = F.hardtanh
     names = ("min_val", "max_val")
@@ -192,19 +260,31 @@ class Hardtanh(_Activation):
 
 
 class Hardsigmoid(_Activation):
-    """x / 6 + 1/2, between 0 and 1."""
+    """x / 6 + 1/2, between 0 and 1.
+
+    >>> [round(y, 3) for y in Hardsigmoid()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [0.167, 0.5, 0.833]
+    """
 
     function = F.hardsigmoid
 
 
 class Hardswish(_Activation):
-    """x hardsigmoid(x)."""
+    """x hardsigmoid(x).
+
+    >>> [round(y, 3) for y in Hardswish()(wf.tensor([-2.0, 0.0, 2.0])).tolist()]
+    [-0.333, 0.0, 1.667]
+    """
 
     function = F.hardswish
 
 
 class Threshold(_Activation):
-    """x where it is above the threshold, and the value elsewhere."""
+    """x where it is above the threshold, and the value elsewhere.
+
+    >>> Threshold(1.0, 9.0)(wf.tensor([0.5, 2.0])).tolist()
+    [9.0, 2.0]
+    """
 
     function = F.threshold
     names = ("threshold", "value")
@@ -228,19 +308,31 @@ class Softmax(_Activation):
 
 
 class LogSoftmax(Softmax):
-    """The logarithm of softmax."""
+    """The logarithm of softmax.
+
+    >>> wf.exp(LogSoftmax(axis=0)(wf.zeros(2))).tolist()
+    [0.5, 0.5]
+    """
 
     function = F.log_softmax
 
 
 class Softmin(Softmax):
-    """softmax of -x."""
+    """softmax of -x.
+
+    >>> Softmin(axis=0)(wf.zeros(2)).tolist()
+    [0.5, 0.5]
+    """
 
     function = F.softmin
 
 
 class GLU(Softmax):
-    """The first half along an axis times the sigmoid of the second."""
+    """The first half along an axis times the sigmoid of the second.
+
+    >>> GLU()(wf.tensor([2.0, 0.0])).tolist()
+    [1.0]
+    """
 
     function = F.glu
 

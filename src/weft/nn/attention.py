@@ -27,6 +27,9 @@ class KeyValueCache(NamedTuple):
     """Keys and values of the positions seen so far, with room for more: a tree of tensors.
 
     Its shapes never change, so that all steps of a generation are one compiled program.
+
+    >>> KeyValueCache.empty(batch=1, heads=2, capacity=16, head=4).length.item()
+    0
     """
 
     key: wf.Tensor  # [batch, heads, capacity, head]

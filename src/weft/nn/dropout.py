@@ -40,31 +40,51 @@ class _Dropout(Module):
 
 
 class Dropout(_Dropout):
-    """Each element is dropped with the chance p, the rest divided by 1 - p."""
+    """Each element is dropped with the chance p, the rest divided by 1 - p.
+
+    >>> Dropout(0.5).eval()(wf.tensor([1.0, 2.0])).tolist()
+    [1.0, 2.0]
+    """
 
     function = F.dropout
 
 
 class Dropout1d(_Dropout):
-    """Channels of [batch, channels, length] are dropped whole."""
+    """Channels of [batch, channels, length] are dropped whole.
+
+    >>> Dropout1d(0.5).eval()(wf.ones((1, 2, 6))).shape
+    (1, 2, 6)
+    """
 
     function = F.dropout1d
 
 
 class Dropout2d(_Dropout):
-    """Channels of [batch, channels, height, width] are dropped whole."""
+    """Channels of [batch, channels, height, width] are dropped whole.
+
+    >>> Dropout2d(0.5).eval()(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 6, 6)
+    """
 
     function = F.dropout2d
 
 
 class Dropout3d(_Dropout):
-    """Channels of [batch, channels, depth, height, width] are dropped whole."""
+    """Channels of [batch, channels, depth, height, width] are dropped whole.
+
+    >>> Dropout3d(0.5).eval()(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 6, 6, 6)
+    """
 
     function = F.dropout3d
 
 
 class AlphaDropout(_Dropout):
-    """Dropout that keeps the mean and variance that SELU works with."""
+    """Dropout that keeps the mean and variance that SELU works with.
+
+    >>> AlphaDropout(0.5).eval()(wf.tensor([1.0, 2.0])).tolist()
+    [1.0, 2.0]
+    """
 
     function = F.alpha_dropout
 

@@ -36,6 +36,11 @@ class Routing(NamedTuple):
     balance: E · Σ (share of first choices) · (mean probability) over the E experts, a mean over
     groups; 1 where all are used alike, and a term to add to the loss. dropped: the share of choices
     that found no place. counts: how many tokens chose each expert, dropped ones included.
+
+    >>> layer = MixtureOfExperts(4, 8, experts=3, k=2)
+    >>> _, routing = layer(wf.ones((1, 5, 4)), return_routing=True)
+    >>> routing.counts.sum().item()
+    10
     """
 
     balance: wf.Tensor
@@ -51,6 +56,9 @@ class MixtureOfExperts(Module):
     many groups tokens are divided into, in order, each with capacity of its own. normalize: whether
     the weights of the chosen experts sum to one. `layer(x, return_routing=True)` gives a `Routing`
     beside the result.
+
+    >>> MixtureOfExperts(4, 8, experts=3)(wf.ones((1, 5, 4))).shape
+    (1, 5, 4)
     """
 
     mesh_axis: str | None = None

@@ -29,7 +29,14 @@ from weft.nn.convolution import (
 from weft.nn.layout import Changes
 from weft.nn.linear import Linear
 from weft.nn.module import Module, Waiting
-from weft.nn.normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from weft.nn.normalization import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+)
 
 
 class _Lazy(Module):
@@ -81,7 +88,11 @@ class LazyLinear(_Lazy):
 
 
 class LazyConv1d(_Lazy):
-    """A `Conv1d` that takes `in_channels` from its first input."""
+    """A `Conv1d` that takes `in_channels` from its first input.
+
+    >>> LazyConv1d(4, 3)(wf.ones((1, 2, 6))).shape
+    (1, 4, 4)
+    """
 
     becomes = Conv1d
 
@@ -97,42 +108,100 @@ class LazyConv2d(_Lazy):
 
 
 class LazyConv3d(_Lazy):
-    """A `Conv3d` that takes `in_channels` from its first input."""
+    """A `Conv3d` that takes `in_channels` from its first input.
+
+    >>> LazyConv3d(4, 3)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 4, 4, 4, 4)
+    """
 
     becomes = Conv3d
 
 
 class LazyConvTranspose1d(_Lazy):
-    """A `ConvTranspose1d` that takes `in_channels` from its first input."""
+    """A `ConvTranspose1d` that takes `in_channels` from its first input.
+
+    >>> LazyConvTranspose1d(4, 3)(wf.ones((1, 2, 6))).shape
+    (1, 4, 8)
+    """
 
     becomes = ConvTranspose1d
 
 
 class LazyConvTranspose2d(_Lazy):
-    """A `ConvTranspose2d` that takes `in_channels` from its first input."""
+    """A `ConvTranspose2d` that takes `in_channels` from its first input.
+
+    >>> LazyConvTranspose2d(4, 3)(wf.ones((1, 2, 6, 6))).shape
+    (1, 4, 8, 8)
+    """
 
     becomes = ConvTranspose2d
 
 
 class LazyConvTranspose3d(_Lazy):
-    """A `ConvTranspose3d` that takes `in_channels` from its first input."""
+    """A `ConvTranspose3d` that takes `in_channels` from its first input.
+
+    >>> LazyConvTranspose3d(4, 3)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 4, 8, 8, 8)
+    """
 
     becomes = ConvTranspose3d
 
 
 class LazyBatchNorm1d(_Lazy):
-    """A `BatchNorm1d` that takes `num_features` from its first input."""
+    """A `BatchNorm1d` that takes `num_features` from its first input.
+
+    >>> LazyBatchNorm1d()(wf.ones((1, 2, 6))).shape
+    (1, 2, 6)
+    """
 
     becomes = BatchNorm1d
 
 
 class LazyBatchNorm2d(_Lazy):
-    """A `BatchNorm2d` that takes `num_features` from its first input."""
+    """A `BatchNorm2d` that takes `num_features` from its first input.
+
+    >>> LazyBatchNorm2d()(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 6, 6)
+    """
 
     becomes = BatchNorm2d
 
 
 class LazyBatchNorm3d(_Lazy):
-    """A `BatchNorm3d` that takes `num_features` from its first input."""
+    """A `BatchNorm3d` that takes `num_features` from its first input.
+
+    >>> LazyBatchNorm3d()(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 6, 6, 6)
+    """
 
     becomes = BatchNorm3d
+
+
+class LazyInstanceNorm1d(_Lazy):
+    """An `InstanceNorm1d` that takes `num_features` from its first input, with or without batch.
+
+    >>> LazyInstanceNorm1d()(wf.ones((1, 2, 6))).shape
+    (1, 2, 6)
+    """
+
+    becomes, axis = InstanceNorm1d, -2
+
+
+class LazyInstanceNorm2d(_Lazy):
+    """An `InstanceNorm2d` that takes `num_features` from its first input, with or without batch.
+
+    >>> LazyInstanceNorm2d()(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 6, 6)
+    """
+
+    becomes, axis = InstanceNorm2d, -3
+
+
+class LazyInstanceNorm3d(_Lazy):
+    """An `InstanceNorm3d` that takes `num_features` from its first input, with or without batch.
+
+    >>> LazyInstanceNorm3d()(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 6, 6, 6)
+    """
+
+    becomes, axis = InstanceNorm3d, -4

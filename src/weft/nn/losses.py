@@ -46,19 +46,31 @@ class _Loss(Module):
 
 
 class MSELoss(_Loss):
-    """(x - target)²."""
+    """(x - target)².
+
+    >>> MSELoss()(wf.tensor([1.0, 3.0]), wf.tensor([2.0, 5.0])).item()
+    2.5
+    """
 
     function = F.mse_loss
 
 
 class L1Loss(_Loss):
-    """|x - target|."""
+    """|x - target|.
+
+    >>> L1Loss()(wf.tensor([1.0, 3.0]), wf.tensor([2.0, 5.0])).item()
+    1.5
+    """
 
     function = F.l1_loss
 
 
 class SmoothL1Loss(_Loss):
-    """Quadratic below beta, linear above."""
+    """Quadratic below beta, linear above.
+
+    >>> SmoothL1Loss()(wf.tensor([1.0, 3.0]), wf.tensor([2.0, 5.0])).item()
+    1.0
+    """
 
     function = F.smooth_l1_loss
     names = ("reduction", "beta")
@@ -69,7 +81,11 @@ class SmoothL1Loss(_Loss):
 
 
 class HuberLoss(_Loss):
-    """Quadratic below delta, linear above, with slope delta."""
+    """Quadratic below delta, linear above, with slope delta.
+
+    >>> HuberLoss()(wf.tensor([1.0, 3.0]), wf.tensor([2.0, 5.0])).item()
+    1.0
+    """
 
     function = F.huber_loss
     names = ("reduction", "delta")
@@ -102,7 +118,11 @@ class CrossEntropyLoss(_Loss):
 
 
 class NLLLoss(_Loss):
-    """-x at the target, for log-probabilities x."""
+    """-x at the target, for log-probabilities x.
+
+    >>> NLLLoss()(wf.tensor([[-0.5, -1.5]]), wf.tensor([1])).item()
+    1.5
+    """
 
     function = F.nll_loss
     names = ("weight", "ignore_index", "reduction")
@@ -116,7 +136,11 @@ class NLLLoss(_Loss):
 
 
 class BCELoss(_Loss):
-    """Binary cross entropy of probabilities."""
+    """Binary cross entropy of probabilities.
+
+    >>> round(BCELoss()(wf.tensor([0.5, 0.5]), wf.tensor([1.0, 0.0])).item(), 4)
+    0.6931
+    """
 
     function = F.binary_cross_entropy
     names = ("weight", "reduction")
@@ -127,7 +151,11 @@ class BCELoss(_Loss):
 
 
 class BCEWithLogitsLoss(_Loss):
-    """Binary cross entropy of sigmoid(x)."""
+    """Binary cross entropy of sigmoid(x).
+
+    >>> round(BCEWithLogitsLoss()(wf.zeros(2), wf.tensor([1.0, 0.0])).item(), 4)
+    0.6931
+    """
 
     function = F.binary_cross_entropy_with_logits
     names = ("weight", "reduction", "pos_weight")
@@ -143,7 +171,11 @@ class BCEWithLogitsLoss(_Loss):
 
 
 class KLDivLoss(_Loss):
-    """The Kullback-Leibler divergence of the target from exp(x)."""
+    """The Kullback-Leibler divergence of the target from exp(x).
+
+    >>> KLDivLoss(reduction="sum")(wf.log(wf.tensor([0.5, 0.5])), wf.tensor([0.5, 0.5])).item()
+    0.0
+    """
 
     function = F.kl_div
     names = ("reduction", "log_target")
@@ -155,7 +187,12 @@ class KLDivLoss(_Loss):
 
 
 class CTCLoss(_Loss):
-    """Connectionist temporal classification; see `nn.functional.ctc_loss`."""
+    """Connectionist temporal classification; see `nn.functional.ctc_loss`.
+
+    >>> scores = wf.nn.functional.log_softmax(wf.zeros((5, 1, 3)), axis=2)
+    >>> round(CTCLoss()(scores, wf.tensor([[1, 2]]), wf.tensor([5]), wf.tensor([2])).item(), 3)
+    0.969
+    """
 
     function = F.ctc_loss
     names = ("blank", "reduction", "zero_infinity")
@@ -168,7 +205,11 @@ class CTCLoss(_Loss):
 
 
 class PoissonNLLLoss(_Loss):
-    """The negative log-likelihood of counts."""
+    """The negative log-likelihood of counts.
+
+    >>> PoissonNLLLoss()(wf.zeros(2), wf.ones(2)).item()
+    1.0
+    """
 
     function = F.poisson_nll_loss
     names = ("log_input", "full", "eps", "reduction")
@@ -185,7 +226,11 @@ class PoissonNLLLoss(_Loss):
 
 
 class GaussianNLLLoss(_Loss):
-    """The negative log-likelihood of normal numbers: loss(x, target, var)."""
+    """The negative log-likelihood of normal numbers: loss(x, target, var).
+
+    >>> GaussianNLLLoss()(wf.zeros(2), wf.ones(2), wf.ones(2)).item()
+    0.5
+    """
 
     function = F.gaussian_nll_loss
     names = ("full", "eps", "reduction")
@@ -205,32 +250,52 @@ class _MarginLoss(_Loss):
 
 
 class MarginRankingLoss(_MarginLoss):
-    """max(0, margin - target (x1 - x2)); the margin is 0 by default."""
+    """max(0, margin - target (x1 - x2)); the margin is 0 by default.
+
+    >>> MarginRankingLoss()(wf.tensor([1.0]), wf.tensor([3.0]), wf.tensor([1.0])).item()
+    2.0
+    """
 
     function = F.margin_ranking_loss
 
 
 class CosineEmbeddingLoss(_MarginLoss):
-    """1 - cos(x1, x2) for like pairs, max(0, cos(x1, x2) - margin) for unlike ones."""
+    """1 - cos(x1, x2) for like pairs, max(0, cos(x1, x2) - margin) for unlike ones.
+
+    >>> CosineEmbeddingLoss()(wf.ones((1, 2)), wf.ones((1, 2)), wf.tensor([-1.0])).item()
+    0.9999999403953552
+    """
 
     function = F.cosine_embedding_loss
 
 
 class HingeEmbeddingLoss(_MarginLoss):
-    """x where the target is 1, max(0, margin - x) where it is -1; the margin is 1 by default."""
+    """x where the target is 1, max(0, margin - x) where it is -1; the margin is 1 by default.
+
+    >>> HingeEmbeddingLoss()(wf.tensor([0.25, 0.5]), wf.tensor([1.0, -1.0])).item()
+    0.375
+    """
 
     function = F.hinge_embedding_loss
     default = 1.0
 
 
 class SoftMarginLoss(_Loss):
-    """log(1 + exp(-target x))."""
+    """log(1 + exp(-target x)).
+
+    >>> round(SoftMarginLoss()(wf.zeros(2), wf.tensor([1.0, -1.0])).item(), 4)
+    0.6931
+    """
 
     function = F.soft_margin_loss
 
 
 class MultiMarginLoss(_Loss):
-    """The hinge loss over classes."""
+    """The hinge loss over classes.
+
+    >>> MultiMarginLoss()(wf.tensor([[0.5, 0.0]]), wf.tensor([0])).item()
+    0.25
+    """
 
     function = F.multi_margin_loss
     names = ("p", "margin", "reduction")
@@ -241,7 +306,11 @@ class MultiMarginLoss(_Loss):
 
 
 class MultiLabelMarginLoss(_Loss):
-    """The hinge loss over several right classes for each row."""
+    """The hinge loss over several right classes for each row.
+
+    >>> MultiLabelMarginLoss()(wf.tensor([[0.5, 0.0]]), wf.tensor([[0, -1]])).item()
+    0.25
+    """
 
     function = F.multilabel_margin_loss
 
@@ -262,7 +331,11 @@ class MultiLabelSoftMarginLoss(_Loss):
 
 
 class TripletMarginLoss(_Loss):
-    """max(0, |anchor - positive| - |anchor - negative| + margin)."""
+    """max(0, |anchor - positive| - |anchor - negative| + margin).
+
+    >>> TripletMarginLoss()(wf.zeros((1, 2)), wf.zeros((1, 2)), wf.full((1, 2), 9.0)).item()
+    0.0
+    """
 
     function = F.triplet_margin_loss
     names = ("margin", "p", "eps", "swap", "reduction")

@@ -102,7 +102,14 @@ def _refuse_waiting(net: Module, modules: list[Any]) -> None:
 
 
 class HookHandle:
-    """What `register_forward_hook` returns: `remove()` takes the hook off, also after `with`."""
+    """What `register_forward_hook` returns: `remove()` takes the hook off, also after `with`.
+
+    >>> net = wf.nn.Linear(2, 1)
+    >>> handle = net.register_forward_hook(lambda module, given, result: result * 0)
+    >>> net(wf.ones((1, 2))).item()
+    0.0
+    >>> handle.remove()
+    """
 
     def __init__(self, owner: Module, name: str, number: int) -> None:
         self._owner, self._name, self._number = owner, name, number

@@ -95,7 +95,11 @@ class _BatchNorm(_ChannelNorm):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation of [batch, channels] or [batch, channels, length]."""
+    """Batch normalisation of [batch, channels] or [batch, channels, length].
+
+    >>> BatchNorm1d(2)(wf.ones((1, 2, 6))).shape
+    (1, 2, 6)
+    """
 
     ranks = (2, 3)
 
@@ -111,7 +115,11 @@ class BatchNorm2d(_BatchNorm):
 
 
 class BatchNorm3d(_BatchNorm):
-    """Batch normalisation of [batch, channels, depth, height, width]."""
+    """Batch normalisation of [batch, channels, depth, height, width].
+
+    >>> BatchNorm3d(2)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 6, 6, 6)
+    """
 
     ranks = (5,)
 
@@ -144,19 +152,31 @@ class _InstanceNorm(_ChannelNorm):
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Instance normalisation of [batch, channels, length]."""
+    """Instance normalisation of [batch, channels, length].
+
+    >>> InstanceNorm1d(2)(wf.ones((1, 2, 6))).shape
+    (1, 2, 6)
+    """
 
     ranks = (2, 3)
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Instance normalisation of [batch, channels, height, width]."""
+    """Instance normalisation of [batch, channels, height, width].
+
+    >>> InstanceNorm2d(2)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 6, 6)
+    """
 
     ranks = (3, 4)
 
 
 class InstanceNorm3d(_InstanceNorm):
-    """Instance normalisation of [batch, channels, depth, height, width]."""
+    """Instance normalisation of [batch, channels, depth, height, width].
+
+    >>> InstanceNorm3d(2)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 6, 6, 6)
+    """
 
     ranks = (4, 5)
 
@@ -281,7 +301,11 @@ class GroupNorm(Module):
 
 
 class LocalResponseNorm(Module):
-    """Division by a power of the mean square over neighbouring channels."""
+    """Division by a power of the mean square over neighbouring channels.
+
+    >>> LocalResponseNorm(2)(wf.ones((1, 4, 3))).shape
+    (1, 4, 3)
+    """
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k

@@ -70,13 +70,21 @@ class MaxPool1d(_MaxPool):
 
 
 class MaxPool2d(_MaxPool):
-    """The largest element of each window of [batch, channels, height, width]."""
+    """The largest element of each window of [batch, channels, height, width].
+
+    >>> MaxPool2d(2)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 3, 3)
+    """
 
     function = F.max_pool2d
 
 
 class MaxPool3d(_MaxPool):
-    """The largest element of each window of [batch, channels, depth, height, width]."""
+    """The largest element of each window of [batch, channels, depth, height, width].
+
+    >>> MaxPool3d(2)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 3, 3, 3)
+    """
 
     function = F.max_pool3d
 
@@ -108,13 +116,23 @@ class MaxUnpool1d(_MaxUnpool):
 
 
 class MaxUnpool2d(_MaxUnpool):
-    """Values put back to where `MaxPool2d(return_indices=True)` found them."""
+    """Values put back to where `MaxPool2d(return_indices=True)` found them.
+
+    >>> values, places = MaxPool2d(2, return_indices=True)(wf.ones((1, 1, 4, 4)))
+    >>> MaxUnpool2d(2)(values, places).shape
+    (1, 1, 4, 4)
+    """
 
     function = F.max_unpool2d
 
 
 class MaxUnpool3d(_MaxUnpool):
-    """Values put back to where `MaxPool3d(return_indices=True)` found them."""
+    """Values put back to where `MaxPool3d(return_indices=True)` found them.
+
+    >>> values, places = MaxPool3d(2, return_indices=True)(wf.ones((1, 1, 4, 4, 4)))
+    >>> MaxUnpool3d(2)(values, places).shape
+    (1, 1, 4, 4, 4)
+    """
 
     function = F.max_unpool3d
 
@@ -147,13 +165,21 @@ class AvgPool1d(_AvgPool):
 
 
 class AvgPool2d(_AvgPool):
-    """The mean of each window of [batch, channels, height, width]."""
+    """The mean of each window of [batch, channels, height, width].
+
+    >>> AvgPool2d(2)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 3, 3)
+    """
 
     function = F.avg_pool2d
 
 
 class AvgPool3d(_AvgPool):
-    """The mean of each window of [batch, channels, depth, height, width]."""
+    """The mean of each window of [batch, channels, depth, height, width].
+
+    >>> AvgPool3d(2)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 3, 3, 3)
+    """
 
     function = F.avg_pool3d
 
@@ -166,7 +192,11 @@ class _AdaptivePool(_Pool):
 
 
 class AdaptiveAvgPool1d(_AdaptivePool):
-    """Means over windows such that the output has a given length."""
+    """Means over windows such that the output has a given length.
+
+    >>> AdaptiveAvgPool1d(3)(wf.ones((1, 2, 6))).shape
+    (1, 2, 3)
+    """
 
     function = F.adaptive_avg_pool1d
 
@@ -182,24 +212,40 @@ class AdaptiveAvgPool2d(_AdaptivePool):
 
 
 class AdaptiveAvgPool3d(_AdaptivePool):
-    """Means over windows such that the output has a given size."""
+    """Means over windows such that the output has a given size.
+
+    >>> AdaptiveAvgPool3d(3)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 3, 3, 3)
+    """
 
     function = F.adaptive_avg_pool3d
 
 
 class AdaptiveMaxPool1d(_AdaptivePool):
-    """Maxima over windows such that the output has a given length."""
+    """Maxima over windows such that the output has a given length.
+
+    >>> AdaptiveMaxPool1d(3)(wf.ones((1, 2, 6))).shape
+    (1, 2, 3)
+    """
 
     function = F.adaptive_max_pool1d
 
 
 class AdaptiveMaxPool2d(_AdaptivePool):
-    """Maxima over windows such that the output has a given size."""
+    """Maxima over windows such that the output has a given size.
+
+    >>> AdaptiveMaxPool2d(3)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 3, 3)
+    """
 
     function = F.adaptive_max_pool2d
 
 
 class AdaptiveMaxPool3d(_AdaptivePool):
-    """Maxima over windows such that the output has a given size."""
+    """Maxima over windows such that the output has a given size.
+
+    >>> AdaptiveMaxPool3d(3)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 3, 3, 3)
+    """
 
     function = F.adaptive_max_pool3d

@@ -137,7 +137,11 @@ class PixelUnshuffle(Module):
 
 
 class ChannelShuffle(Module):
-    """Channels of the groups taken in turn."""
+    """Channels of the groups taken in turn.
+
+    >>> ChannelShuffle(2)(wf.tensor([1.0, 2.0, 3.0, 4.0]).reshape(1, 4, 1, 1)).reshape(-1).tolist()
+    [1.0, 3.0, 2.0, 4.0]
+    """
 
     def __init__(self, groups: int) -> None:
         self.groups = groups
@@ -181,7 +185,11 @@ class _Pad(Module):
 
 
 class ZeroPad1d(_Pad):
-    """Zeros at the ends of the last axis."""
+    """Zeros at the ends of the last axis.
+
+    >>> ZeroPad1d((1, 0))(wf.tensor([[[1.0, 2.0]]])).tolist()
+    [[[0.0, 1.0, 2.0]]]
+    """
 
     rank = 1
 
@@ -197,7 +205,11 @@ class ZeroPad2d(_Pad):
 
 
 class ZeroPad3d(_Pad):
-    """Zeros at the edges of the last three axes."""
+    """Zeros at the edges of the last three axes.
+
+    >>> ZeroPad3d(1)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 8, 8, 8)
+    """
 
     rank = 3
 
@@ -209,73 +221,121 @@ class _ConstantPad(_Pad):
 
 
 class ConstantPad1d(_ConstantPad):
-    """A number at the ends of the last axis."""
+    """A number at the ends of the last axis.
+
+    >>> ConstantPad1d(1, 5.0)(wf.tensor([[[1.0, 2.0]]])).tolist()
+    [[[5.0, 1.0, 2.0, 5.0]]]
+    """
 
     rank = 1
 
 
 class ConstantPad2d(_ConstantPad):
-    """A number at the edges of the last two axes."""
+    """A number at the edges of the last two axes.
+
+    >>> ConstantPad2d(1, 5.0)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 8, 8)
+    """
 
     rank = 2
 
 
 class ConstantPad3d(_ConstantPad):
-    """A number at the edges of the last three axes."""
+    """A number at the edges of the last three axes.
+
+    >>> ConstantPad3d(1, 5.0)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 8, 8, 8)
+    """
 
     rank = 3
 
 
 class ReflectionPad1d(_Pad):
-    """The last axis mirrored at its ends."""
+    """The last axis mirrored at its ends.
+
+    >>> ReflectionPad1d(1)(wf.tensor([[[1.0, 2.0, 3.0]]])).tolist()
+    [[[2.0, 1.0, 2.0, 3.0, 2.0]]]
+    """
 
     rank, mode = 1, "reflect"
 
 
 class ReflectionPad2d(_Pad):
-    """The last two axes mirrored at their edges."""
+    """The last two axes mirrored at their edges.
+
+    >>> ReflectionPad2d(1)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 8, 8)
+    """
 
     rank, mode = 2, "reflect"
 
 
 class ReflectionPad3d(_Pad):
-    """The last three axes mirrored at their edges."""
+    """The last three axes mirrored at their edges.
+
+    >>> ReflectionPad3d(1)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 8, 8, 8)
+    """
 
     rank, mode = 3, "reflect"
 
 
 class ReplicationPad1d(_Pad):
-    """The ends of the last axis repeated."""
+    """The ends of the last axis repeated.
+
+    >>> ReplicationPad1d(1)(wf.tensor([[[1.0, 2.0, 3.0]]])).tolist()
+    [[[1.0, 1.0, 2.0, 3.0, 3.0]]]
+    """
 
     rank, mode = 1, "replicate"
 
 
 class ReplicationPad2d(_Pad):
-    """The edges of the last two axes repeated."""
+    """The edges of the last two axes repeated.
+
+    >>> ReplicationPad2d(1)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 8, 8)
+    """
 
     rank, mode = 2, "replicate"
 
 
 class ReplicationPad3d(_Pad):
-    """The edges of the last three axes repeated."""
+    """The edges of the last three axes repeated.
+
+    >>> ReplicationPad3d(1)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 8, 8, 8)
+    """
 
     rank, mode = 3, "replicate"
 
 
 class CircularPad1d(_Pad):
-    """The last axis continued from its other end."""
+    """The last axis continued from its other end.
+
+    >>> CircularPad1d(1)(wf.tensor([[[1.0, 2.0, 3.0]]])).tolist()
+    [[[3.0, 1.0, 2.0, 3.0, 1.0]]]
+    """
 
     rank, mode = 1, "circular"
 
 
 class CircularPad2d(_Pad):
-    """The last two axes continued from their other edges."""
+    """The last two axes continued from their other edges.
+
+    >>> CircularPad2d(1)(wf.ones((1, 2, 6, 6))).shape
+    (1, 2, 8, 8)
+    """
 
     rank, mode = 2, "circular"
 
 
 class CircularPad3d(_Pad):
-    """The last three axes continued from their other edges."""
+    """The last three axes continued from their other edges.
+
+    >>> CircularPad3d(1)(wf.ones((1, 2, 6, 6, 6))).shape
+    (1, 2, 8, 8, 8)
+    """
 
     rank, mode = 3, "circular"
 

@@ -46,7 +46,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What `Module.summary` returns; its text is a table."""
+    """What `Module.summary` returns; its text is a table.
+
+    >>> wf.nn.Linear(2, 3).summary(wf.ones((4, 2))).parameters
+    9
+    """
 
     rows: tuple[Row, ...]
     parameters: int

@@ -209,7 +209,13 @@ class TransformerEncoder(_Stack):
 
 
 class TransformerDecoder(_Stack):
-    """A stack of decoder layers; the layers begin as copies of the one given."""
+    """A stack of decoder layers; the layers begin as copies of the one given.
+
+    >>> from weft.nn import TransformerDecoderLayer
+    >>> decoder = TransformerDecoder(TransformerDecoderLayer(8, 2, 16, batch_first=True), 2)
+    >>> decoder(wf.ones((1, 3, 8)), wf.ones((1, 5, 8))).shape
+    (1, 3, 8)
+    """
 
     def forward(
         self,

@@ -15,7 +15,7 @@ the module that reads them. All drawings, in whatever format, are drawings of th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import Any, NamedTuple
@@ -81,8 +81,11 @@ class Picture:
         kernels: Sequence[Kernel] = (),
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        classes: Mapping[str, str] | None = None,
     ) -> None:
         self.graph, self.kernels = graph, list(kernels)
+        self.classes = dict(classes or {})
+        """The class of a module, by its path, where it is known."""
         self.names = wf.ir.name_variables(graph)
         self.given = dict(zip(graph.inputs, inputs, strict=False))
         self.written = dict(enumerate(outputs))
@@ -191,7 +194,7 @@ class Picture:
     def _home(self, node: Any) -> tuple[str, tuple[Part, ...]]:
         phase, modules = self.homes[node]
         line = self._lines.get(node)
-        return phase, (*module_parts(modules), *([line] if line is not None else []))
+        return phase, (*module_parts(modules, self.classes), *([line] if line is not None else []))
 
     def _kernel_home(self, number: int) -> tuple[str, tuple[Part, ...]]:
         """A kernel lies in the modules that all of its nodes lie in."""
@@ -202,7 +205,7 @@ class Picture:
         phase = max(often, key=_order, default=PHASES[0])
         shared = _common_prefix([modules for _, modules in homes])
         name = f"{shorten_text(kernel.name, 20)} · {_fused_text(kernel.nodes)}"
-        return phase, (*module_parts(shared), Part("kernel", name, f"k{number}"))
+        return phase, (*module_parts(shared, self.classes), Part("kernel", name, f"k{number}"))
 
     def _runs(self) -> dict[Any, Part]:
         """The line that a node is grouped under: where several in a row come from it."""
@@ -291,9 +294,25 @@ def _recorded_home(node: Any) -> Home:
     return place.phase, tuple(place.module.split("/")) if place.module else ()
 
 
-def module_parts(modules: Sequence[str]) -> tuple[Part, ...]:
-    """Modules as levels of nesting."""
-    return tuple(Part("module", name, name) for name in modules)
+def module_parts(modules: Sequence[str], classes: Mapping[str, str]) -> tuple[Part, ...]:
+    """Modules as levels of nesting, each with its class where that is known."""
+    inside = [".".join(modules[1 : place + 1]) for place in range(len(modules))]
+    kinds = [classes.get(f"{modules[0]}/{name}", "") for name in inside]
+    return tuple(
+        Part("module", f"{name}: {kind}" if kind else name, name)
+        for name, kind in zip(modules, kinds, strict=True)
+    )
+
+
+def module_classes(model: Any) -> dict[str, str]:
+    """The class of each module inside of a network, by the network's class and its dotted name.
+
+    >>> import weft as wf
+    >>> module_classes(wf.nn.Sequential(wf.nn.Linear(2, 2), wf.nn.ReLU()))
+    {'Sequential/0': 'Linear', 'Sequential/1': 'ReLU'}
+    """
+    root = type(model).__name__
+    return {f"{root}/{name}": type(each).__name__ for name, each in model.named_modules() if name}
 
 
 def _common_prefix(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

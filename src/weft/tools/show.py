@@ -26,7 +26,7 @@ import weft as wf
 from weft.files import write_text
 from weft.tools.dot import dot_text
 from weft.tools.drawing import svg_text
-from weft.tools.picture import Kernel, Picture, nested_graphs
+from weft.tools.picture import Kernel, Picture, module_classes, nested_graphs
 from weft.tools.profile import Profile
 from weft.tools.views import memory_data, numbered_places, view_data
 
@@ -42,13 +42,15 @@ def show(
     path: str | os.PathLike[str],
     *,
     profile: Profile | None = None,
+    model: Any = None,
     **sizes: int,
 ) -> Path:
     """Write a picture of a graph, or of what `step.explain(*args)` returns; its path.
 
     The file's ending says what is written: .html, .svg, or .dot for Graphviz. `profile`, of calls
-    of the same program, tells how long each kernel took. A graph whose types hold symbols is
-    compiled, and shown as kernels, if their sizes are given.
+    of the same program, tells how long each kernel took; with `model`, the network that it calls,
+    layers are shown with their classes. A graph whose types hold symbols is compiled, and shown as
+    kernels, if their sizes are given.
 
     >>> import os, tempfile, weft as wf
     >>> f = wf.jit(lambda x: wf.exp(x).sum())
@@ -66,14 +68,17 @@ def show(
             got={"path": str(target)},
             fix=f'wf.tools.show(program, "{target.stem or "step"}.html")',
         )
-    write_text("tools.show", target, _render_file(explained, target, profile))
+    classes = {} if model is None else module_classes(model)
+    write_text("tools.show", target, _render_file(explained, target, profile, classes))
     return target
 
 
-def _render_file(program: Any, target: Path, profile: Profile | None) -> str:
+def _render_file(
+    program: Any, target: Path, profile: Profile | None, classes: Mapping[str, str]
+) -> str:
     if target.suffix.lower() == ".html":
-        return _page(_data(program, profile), target.stem)
-    picture = recorded_picture(program)
+        return _page(_data(program, profile, classes), target.stem)
+    picture = recorded_picture(program, classes)
     if target.suffix.lower() == ".svg":
         return svg_text(picture, target.stem)
     return dot_text(picture, target.stem)
@@ -95,17 +100,18 @@ def explained_or_graph(op: str, program: Any, sizes: Mapping[str, int]) -> Any:
     return program if is_open and not sizes else wf.explain(program, **sizes)
 
 
-def recorded_picture(program: Any) -> Picture:
+def recorded_picture(program: Any, classes: Mapping[str, str] | None = None) -> Picture:
     """The picture of a program as it was recorded."""
     if isinstance(program, wf.ir.Graph):
-        return Picture(program)
-    return Picture(program.graph, (), *program.names)
+        return Picture(program, classes=classes)
+    inputs, outputs = program.names
+    return Picture(program.graph, (), inputs, outputs, classes)
 
 
-def _data(program: Any, profile: Profile | None) -> dict[str, Any]:
+def _data(program: Any, profile: Profile | None, classes: Mapping[str, str]) -> dict[str, Any]:
     """Everything that the page shows."""
     places: dict[Any, int] = {}
-    views = list(_views(program, profile, places))
+    views = list(_views(program, profile, places, classes))
     return {
         "views": views,
         "places": numbered_places(places),
@@ -114,24 +120,25 @@ def _data(program: Any, profile: Profile | None) -> dict[str, Any]:
 
 
 def _views(
-    program: Any, profile: Profile | None, places: dict[Any, int]
+    program: Any, profile: Profile | None, places: dict[Any, int], classes: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
     """The tabs of the page, each with its data."""
-    recorded = view_data("as written", recorded_picture(program), places)
+    recorded = view_data("as written", recorded_picture(program, classes), places)
     graph = program if isinstance(program, wf.ir.Graph) else program.optimized
     if isinstance(program, wf.ir.Graph):
         yield recorded
     else:
         kernels = [Kernel(k.name, k.kind, k.nodes, str(k)) for k in program.kernels]
-        fused = Picture(program.optimized, kernels, *program.names)
-        optimized = Picture(program.optimized, (), *program.names)
+        inputs, outputs = program.names
+        fused = Picture(program.optimized, kernels, inputs, outputs, classes)
+        optimized = Picture(program.optimized, (), inputs, outputs, classes)
         yield recorded
         yield {**view_data("after the passes", optimized, places), "notes": _passes(program)}
         seconds = [] if profile is None else measured_times(program, profile)
         shown = view_data("kernels", fused, places, program.kernels, seconds)
         yield {**shown, "notes": _costs(program)}
     for title, each in list(nested_graphs(graph))[:NESTED]:
-        yield view_data(title, Picture(each), places)
+        yield view_data(title, Picture(each, classes=classes), places)
 
 
 def _passes(program: Any) -> str:

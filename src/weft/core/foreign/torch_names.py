@@ -323,9 +323,6 @@ TORCH: dict[str, dict[str, str]] = {
         "DataParallel": "wf.distributed.data_parallel  # started by `weft launch -n 4 train.py`",
         "parallel": "wf.distributed.data_parallel  # in place of DistributedDataParallel",
         "SyncBatchNorm": "wf.nn.BatchNorm2d(8)  # each process by itself",
-        "LazyInstanceNorm1d": "wf.nn.InstanceNorm1d(8)",
-        "LazyInstanceNorm2d": "wf.nn.InstanceNorm2d(8)",
-        "LazyInstanceNorm3d": "wf.nn.InstanceNorm3d(8)",
     },
     "torch.nn.functional": {
         "adaptive_max_pool2d_with_indices": "wf.nn.functional.adaptive_max_pool2d(image, 2)",
@@ -417,10 +414,8 @@ TORCH: dict[str, dict[str, str]] = {
         "vander": "v[:, None] ** wf.arange(v.size)",
     },
     "torch.fft": {
-        "hfft2": "wf.fft.hfft(wf.fft.ifft(x, axis=-2))  # along the other axis first",
-        "hfftn": "wf.fft.hfft(wf.fft.ifft(x, axis=-2))  # along the other axes first",
-        "ihfft2": "wf.fft.fft(wf.fft.ihfft(x), axis=-2)",
-        "ihfftn": "wf.fft.fft(wf.fft.ihfft(x), axis=-2)",
+        "hfftn": "wf.fft.hfft2(x)  # of two axes",
+        "ihfftn": "wf.fft.ihfft2(x)  # of two axes",
     },
     "torch.distributed": {
         "get_rank": "wf.distributed.rank()",

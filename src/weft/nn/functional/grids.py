@@ -18,7 +18,7 @@ import weft as wf
 from weft.eager import unit
 from weft.nn.functional.checks import choose
 
-MODES = ("bilinear", "nearest")
+MODES = ("bilinear", "nearest", "bicubic")
 PADDING_MODES = ("zeros", "border", "reflection")
 
 
@@ -32,7 +32,8 @@ def grid_sample(
 ) -> wf.Tensor:
     """x [N, C, H, W] read at the places of a grid [N, rows, columns, 2]: [N, C, rows, columns].
 
-    Volumes [N, C, D, H, W] are read at triples. mode: "bilinear" between neighbours, or "nearest".
+    Volumes [N, C, D, H, W] are read at triples. mode: "bilinear" between neighbours,
+    "bicubic" between four on each axis (of images alone, as PyTorch weighs them), or "nearest".
     padding_mode says what lies outside: "zeros", the "border", or a "reflection" of the inside.
 
     >>> image = wf.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
@@ -53,9 +54,12 @@ def grid_sample(
         )
     sizes = [int(size) for size in x.shape[2:]]
     # Coordinates come as (x, y), axes as (height, width): the last coordinate is the first axis.
+    coordinates = [grid[..., rank - 1 - axis] for axis in range(rank)]
+    if mode == "bicubic":
+        return _bicubic(x, coordinates, padding_mode, align_corners)
     places = [
-        _on_axis(grid[..., rank - 1 - axis], size, padding_mode, align_corners)
-        for axis, size in enumerate(sizes)
+        _on_axis(coordinate, size, padding_mode, align_corners)
+        for coordinate, size in zip(coordinates, sizes, strict=True)
     ]
     if mode == "nearest":
         return _read(x, [wf.round(place) for place in places], padding_mode)
@@ -76,10 +80,64 @@ def grid_sample(
     return total
 
 
+def _bicubic(
+    x: wf.Tensor, coordinates: Sequence[wf.Tensor], padding_mode: str, align_corners: bool
+) -> wf.Tensor:
+    """Images read between four neighbours on each axis; each neighbour is padded for itself."""
+    if x.ndim != 4:
+        raise wf.UnsupportedError(
+            "grid_sample",
+            "only images are read between four neighbours",
+            expected='x: [N, C, H, W] for mode="bicubic"',
+            got={"x": x},
+            fix='mode="bilinear"',
+        )
+    sizes = [int(size) for size in x.shape[2:]]
+    places = [_open_place(c, n, align_corners) for c, n in zip(coordinates, sizes, strict=True)]
+    lows = [wf.stop_gradient(wf.floor(place)) for place in places]
+    weights = [_cubic_weights(place - low) for place, low in zip(places, lows, strict=True)]
+    total = None
+    for corner in product(range(4), repeat=2):
+        at = [
+            _padded_place(low + (step - 1), size, padding_mode, align_corners)
+            for low, step, size in zip(lows, corner, sizes, strict=True)
+        ]
+        share = weights[0][corner[0]] * weights[1][corner[1]]
+        part = _read(x, at, padding_mode) * wf.expand_dims(share, axis=1).astype(x.dtype)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+CUBIC = -0.75
+"""The slope of the cubic kernel at 1, as PyTorch and OpenCV have it (Keys, 1981)."""
+
+
+def _cubic_weights(t: wf.Tensor) -> list[wf.Tensor]:
+    """The shares of the four neighbours of a place that lies t behind the second of them."""
+
+    def near(d: wf.Tensor) -> wf.Tensor:  # at a distance up to 1
+        return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
+
+    def far(d: wf.Tensor) -> wf.Tensor:  # at a distance from 1 to 2
+        return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
 def _on_axis(place: wf.Tensor, size: int, padding_mode: str, align_corners: bool) -> wf.Tensor:
     """A coordinate from -1 to 1 as a place on an axis, where 0 is the first element."""
+    return _padded_place(_open_place(place, size, align_corners), size, padding_mode, align_corners)
+
+
+def _open_place(place: wf.Tensor, size: int, align_corners: bool) -> wf.Tensor:
+    """A coordinate from -1 to 1 as a place on an axis that goes on at both ends."""
     place = wf.where(wf.isnan(place), -1.0, place)
-    place = (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
+    return (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
+
+
+def _padded_place(place: wf.Tensor, size: int, padding_mode: str, align_corners: bool) -> wf.Tensor:
+    """A place moved inside of an axis, unless zeros lie outside."""
     if padding_mode == "reflection":
         place = _reflect(place, 0.0 if align_corners else -0.5, size - 1 if align_corners else size)
     return place if padding_mode == "zeros" else wf.clip(place, 0, size - 1)

@@ -48,11 +48,13 @@ __all__ = [
     "fftn",
     "fftshift",
     "hfft",
+    "hfft2",
     "ifft",
     "ifft2",
     "ifftn",
     "ifftshift",
     "ihfft",
+    "ihfft2",
     "irfft",
     "irfft2",
     "irfftn",
@@ -272,6 +274,33 @@ def ihfft(x: Operand, /, *, n: int | None = None, axis: int = -1, norm: str = "b
     place = normalize_axis("ihfft", axis, tensor.ndim, {"x": tensor})
     sized = _resize_to_lengths("ihfft", tensor, {place: n})
     return conj(apply(fourier.rfft, sized, axis=place, norm=OPPOSITE[_norm("ihfft", norm)]))
+
+
+def hfft2(
+    x: Operand, /, *, s: Sizes = None, axes: Axes = (-2, -1), norm: str = "backward"
+) -> Tensor:
+    """The real spectrum of images of which x is the first half along the last of the axes.
+
+    s holds the sizes of the result.
+
+    >>> import weft as wf
+    >>> wf.fft.hfft2(wf.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return irfftn(conj(_complex("hfft2", x)), s=s, axes=axes, norm=OPPOSITE[_norm("hfft2", norm)])
+
+
+def ihfft2(
+    x: Operand, /, *, s: Sizes = None, axes: Axes = (-2, -1), norm: str = "backward"
+) -> Tensor:
+    """The inverse of `hfft2`: the first half of images that have a real spectrum.
+
+    >>> import weft as wf
+    >>> wf.fft.ihfft2(wf.ones((2, 2))).tolist()
+    [[(1-0j), -0j], [-0j, -0j]]
+    """
+    real = _real_operand("ihfft2", x)
+    return conj(rfftn(real, s=s, axes=axes, norm=OPPOSITE[_norm("ihfft2", norm)]))
 
 
 # --- frequencies -------------------------------------------------------------------------------
