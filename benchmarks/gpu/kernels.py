@@ -24,8 +24,8 @@ import torch.nn.functional as functional
 import weft as wf
 from weft.compiler.plan.planning import WrittenKernels, plan_program
 from weft.compiler.targets.cpu.target import CPU
+from weft.compiler.targets.cuda.code import Code
 from weft.compiler.targets.cuda.device import Event, Memory, Stream, device
-from weft.compiler.targets.cuda.execution import compile_for
 from weft.compiler.targets.cuda.graphs import ExecutableGraph, capture_graph
 from weft.ir.tracing import trace
 
@@ -89,7 +89,8 @@ class WeftContender:
             trace(lambda *xs: [case.weft(*xs)], types).graph, CPU, (), WrittenKernels()
         )
         lowered = program.every_lowered
-        kernels = compile_for(target, [each.kernel for each in lowered])
+        code = Code([each.kernel for each in lowered], target)
+        kernels = [code.code_of(each.kernel) for each in lowered]
         self.first_ms = (perf_counter() - start) * 1e3
         memory: dict[Any, int] = {}
         self.held: list[Memory] = []
@@ -98,7 +99,9 @@ class WeftContender:
         launches = []
         for each, kernel in zip(lowered, kernels, strict=True):
             pointers = [self._pointer(memory, value, stream) for value in each.values]
-            made, held = kernel.launches(stream, pointers, dict(each.known))
+            given = [each.known[name] for name in each.kernel.sizes]
+            sizes = dict(zip(kernel.sizes, given, strict=True))
+            made, held = kernel.launches(stream, pointers, sizes)
             launches += made
             self.held += held
         self.result = memory[program.graph.outputs[0]]

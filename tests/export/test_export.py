@@ -101,9 +101,8 @@ def test_the_script_for_the_web_does_what_its_module_does(tmp_path: Path) -> Non
     given.write_bytes(arguments[0].numpy().tobytes())
     files = [str(given), str(tmp_path / "by_node.bin"), "3"]
     subprocess.run([node, str(shipped.folder / "main.mjs"), *files], check=True)
-    checking.run_by_wasmtime(
-        shipped.interface, shipped.folder, str(given), str(tmp_path / "here.bin"), "3"
-    )
+    files[1] = str(tmp_path / "here.bin")
+    checking.run_by_wasmtime(shipped.interface, shipped.folder, files, {})
     assert (tmp_path / "by_node.bin").read_bytes() == (tmp_path / "here.bin").read_bytes()
 
 
@@ -131,8 +130,8 @@ def test_names_may_hold_anything(tmp_path: Path) -> None:
     assert len({port.name for port in shipped.interface.ports}) == 4
 
 
-def test_a_size_that_is_a_symbol_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(wf.UnsupportedError, match="symbol") as caught:
+def test_a_symbol_without_its_largest_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(wf.ArgumentError, match="symbol") as caught:
         wf.export(lambda x: x * 2, [wf.spec("float32", ("batch", 4))], tmp_path / "model")
     assert caught.value.at is not None
     assert caught.value.at.file == __file__
@@ -300,6 +299,27 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         wf.export(lambda x: x, [numbers(3)], tmp_path / "file" / "model")
 
 
+@needs_compiler
+@pytest.mark.parametrize("form", ["object", "c"])
+def test_stripped_names_are_in_no_file(form: str, tmp_path: Path) -> None:
+    secret_table, secret_total = numbers(9, 4), wf.zeros(4)
+
+    def f(row: wf.Tensor) -> wf.Tensor:
+        secret_total.copy_(secret_total + secret_table[row])
+        return secret_total * 2
+
+    for stripped in (False, True):
+        shipped = wf.export(
+            f, [wf.tensor(3)], tmp_path / f"model{stripped}", form=form, weights="beside",
+            strip_names=stripped,
+        )  # fmt: skip
+        shipped.check()
+        texts = [(shipped.folder / name).read_bytes() for name in shipped.files]
+        assert any(b"secret" in text for text in texts) is not stripped
+        assert any(Path(__file__).name.encode() in text for text in texts) is not stripped
+        assert any(b"row" in text for text in texts)
+
+
 def test_a_second_export_leaves_no_file_of_the_first_behind(tmp_path: Path) -> None:
     net, x, folder = wf.nn.Linear(4, 3), wf.ones((2, 4)), tmp_path / "model"
     wf.export(net, [x], folder, weights="beside")
@@ -415,5 +435,10 @@ def test_the_command_writes_and_checks_a_library(
     assert main([*command, *(["--check"] if can_check else [])]) == 0
     assert (folder / "model.c").exists()
     assert "model.h" in capsys.readouterr().out
+    several = ["export", f"{file}:net", "--input", "batch,4", "-o", str(folder)]
+    assert main([*several, "--most", "batch=16", "--threads", "2"]) == 0
+    assert "MODEL_MOST_BATCH 16" in (folder / "model.h").read_text()
+    assert main([*several, "--most", "batch"]) != 0
+    assert "--most batch=64" in capsys.readouterr().err
     assert main(["export", f"{file}:net", "--input", "1x4", "--target", "vax"]) != 0
     assert "aarch64-linux" in capsys.readouterr().err

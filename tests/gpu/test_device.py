@@ -7,11 +7,11 @@ import gc
 import numpy as np
 import pytest
 from tests.compiler.cuda.sample_kernels import program_of
+from tests.gpu.kernel_runs import card_code
 
 import weft as wf
 from weft.compiler.targets.cuda.device import Event, PinnedMemory, Stream, device, device_count
 from weft.compiler.targets.cuda.driver import is_available
-from weft.compiler.targets.cuda.execution import compile_for
 from weft.compiler.targets.cuda.graphs import Graph, capture_graph
 from weft.compiler.targets.cuda.modules import Launch, Module, assemble
 from weft.core.errors import DeviceError, OutOfMemoryError
@@ -23,12 +23,12 @@ def doubling(stream: Stream, count: int) -> tuple[Launch, np.ndarray, object, ob
     """A launch that doubles what is in memory, its operand, and the memories."""
     program = program_of(lambda x: x * 2.0, [wf.spec("float32", (count,))])
     (lowered,) = program.every_lowered
-    (kernel,) = compile_for(stream.device, [lowered.kernel])
+    kernel = card_code(lowered.kernel)
     target, source = stream.allocate(4 * count), stream.allocate(4 * count)
     values = np.arange(count, dtype=np.float32)
     stream.upload(source, values)
     pointers = [target.pointer, source.pointer]
-    (launch,), _ = kernel.launches(stream, pointers, {"count": count})
+    (launch,), _ = kernel.launches(stream, pointers, dict.fromkeys(kernel.sizes, count))
     return launch, values, target, source
 
 
@@ -137,7 +137,7 @@ def test_a_buffer_that_begins_inside_a_vector_is_refused() -> None:
     stream = Stream(device())
     program = program_of(lambda x: x * 2.0, [wf.spec("float32", (64,))])
     (lowered,) = program.every_lowered
-    (kernel,) = compile_for(stream.device, [lowered.kernel])
+    kernel = card_code(lowered.kernel)
     memory = stream.allocate(1024)
     with pytest.raises(DeviceError, match="middle of a vector"):
-        kernel.launches(stream, [memory.pointer + 4, memory.pointer], {"count": 64})
+        kernel.launches(stream, [memory.pointer + 4, memory.pointer], {})

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compiler.cuda.sample_kernels import SampleProgram, Values, runs, sample_programs
+from tests.gpu.kernel_runs import card_code, run_kernel
 
 from weft.compiler.lowering.groups import Lowered
 from weft.compiler.targets.cpu.cache.kernels import Code
 from weft.compiler.targets.cpu.cache.kernels import kernel_codes as cpu_code
 from weft.compiler.targets.cpu.engine import call_kernel
+from weft.compiler.targets.cuda.code import Code as CardCode
+from weft.compiler.targets.cuda.code import KernelCode
 from weft.compiler.targets.cuda.device import device
 from weft.compiler.targets.cuda.driver import is_available
-from weft.compiler.targets.cuda.execution import DeviceKernel, compile_for, run_kernel
 from weft.ir.loops import Kernel
 from weft.ir.primitive import PRIMITIVES
 
@@ -31,20 +33,21 @@ def samples_of(primitive: str) -> list[SampleProgram]:
 
 
 @cache
-def compiled() -> dict[str, tuple[DeviceKernel, Code]]:
+def compiled() -> dict[str, tuple[KernelCode, Code]]:
     """Every kernel by digest: on the card, and on the CPU."""
     kernels: dict[str, Kernel] = {each.kernel.digest: each.kernel for _, each in runs()}
     every = list(kernels.values())
     batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
-    made = [each for batch in batches for each in compile_for(device(), batch)]
+    on_card = CardCode(every, device())
+    made = [on_card.code_of(kernel) for kernel in every]
     codes = [code for batch in batches for code in cpu_code(batch)]
     return dict(zip(kernels, zip(made, codes, strict=True), strict=True))
 
 
-def code_of(kernel: Kernel) -> tuple[DeviceKernel, Code]:
+def code_of(kernel: Kernel) -> tuple[KernelCode, Code]:
     """A kernel on the card, and on the CPU."""
     known = compiled().get(kernel.digest)
-    return known or (compile_for(device(), [kernel])[0], cpu_code([kernel])[0])
+    return known or (card_code(kernel), cpu_code([kernel])[0])
 
 
 def on_both(sample: SampleProgram) -> Iterator[tuple[Lowered, list[Array], list[Array]]]:
@@ -69,6 +72,9 @@ def agree(got: Array, expected: Array, message: str) -> None:
     if got.dtype.kind in "iub":
         np.testing.assert_array_equal(got, expected, message)
         return
+    if got.dtype.kind == "c":  # its parts one after the other
+        part = np.dtype(f"f{got.dtype.itemsize // 2}")
+        got, expected = (np.ascontiguousarray(each).view(part) for each in (got, expected))
     limit = {2: 2e-2, 4: 2e-5, 8: 1e-11}[got.dtype.itemsize]
     wide, other = got.astype(np.float64), expected.astype(np.float64)
     finite = other[np.isfinite(other)]

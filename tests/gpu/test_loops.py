@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compiler import kernels as shared
+from tests.gpu.kernel_runs import run_kernel
 from tests.gpu.test_kernels import agree
 
 from weft.compiler.targets.cuda.driver import is_available
-from weft.compiler.targets.cuda.execution import run_kernel
 from weft.ir.loop_reference import run_reference
 from weft.ir.loops import Accumulate, Kernel, walk
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.compiler.cuda.sample_kernels import SampleProgram, program_of
+from tests.gpu.kernel_runs import run_kernel
 from tests.gpu.test_kernels import agree, on_both
 
 import weft as wf
 from weft.compiler.targets.cuda.driver import is_available
-from weft.compiler.targets.cuda.execution import run_kernel
 from weft.core.dtypes import as_dtype
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="there is no NVIDIA card here")

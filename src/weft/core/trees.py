@@ -160,11 +160,14 @@ def register_node(
     cls: type[T],
     flatten: Callable[[T], tuple[dict[Any, Any], Hashable] | Parts],
     unflatten: Callable[[type[T], dict[Any, Any], Any], T],
+    *,
+    attributes: bool = False,
 ) -> None:
     """Make a class and its subclasses containers.
 
     `flatten(node)` gives the children by name and a hashable rest; from them,
     `unflatten(kind, children, rest)` makes a node of the class `kind`, which may be a subclass.
+    attributes: the children and the rest are attributes, and the same as long as these are.
 
     >>> class Pair:
     ...     def __init__(self, left, right): self.left, self.right = left, right
@@ -186,6 +189,8 @@ def register_node(
         return unflatten(structure.kind or cls, named, structure.static)
 
     _register(cls, Container(split_node, join, _show_call))
+    if attributes:
+        _of_attributes.add(cls)
 
 
 def take_apart(node: Any) -> Parts | None:
@@ -215,6 +220,22 @@ def is_registered(node: Any) -> bool:
     """
     bases = [base for base in type(node).__mro__ if base in _registered and base not in _BUILT_IN]
     return bool(bases) and _registered[bases[0]] is not None
+
+
+def is_of_attributes(node: Any) -> bool:
+    """Whether a container has the same parts as long as its attributes are the same objects.
+
+    So have dataclasses that keep their fields in a dictionary, and classes that say so.
+    """
+    kind = type(node)
+    if any(base in _of_attributes for base in kind.__mro__):
+        return True
+    if not is_dataclass(kind) or is_registered(node) or not hasattr(node, "__dict__"):
+        return False
+    return all(field.name in vars(node) for field in fields(kind))
+
+
+_of_attributes: set[type] = set()
 
 
 def register_leaf(cls: type[T]) -> type[T]:

@@ -30,4 +30,4 @@ def tree_node(kind: type[Any], children: Sequence[str], ignored: Sequence[str] =
         vars(node).update(named, **dict(rest))
         return node
 
-    wf.tree.register_node(kind, flatten, unflatten)
+    wf.tree.register_node(kind, flatten, unflatten, attributes=True)

@@ -11,12 +11,15 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.compiler.cuda.emulated import run_text_kernel
 from tests.compiler.cuda.epilogues_by_numpy import beside_product, run_epilogue
 from tests.compiler.cuda.fake_driver import FakeLibrary
+from tests.compiler.cuda.window_copies import WindowTable, product_shapes, window_product
 
 import weft as wf
 from weft.compiler.graph_passes.cross_entropy import softmax_gradient
@@ -26,12 +29,18 @@ from weft.compiler.targets.cuda import (
     device,
     driver,
     parameters,
+    scans,
     scatter_rows,
+    sorting,
 )
 from weft.compiler.targets.cuda.attention import binding as attention
-from weft.compiler.targets.cuda.attention.backward import tile_queries
+from weft.compiler.targets.cuda.attention.backward_memory import tile_queries
 from weft.compiler.targets.cuda.attention.description import AttentionKernel
+from weft.compiler.targets.cuda.convolution import binding as convolution
+from weft.compiler.targets.cuda.convolution.implicit import ConvolutionKernel
 from weft.compiler.targets.cuda.cross_entropy import CrossEntropyKernel
+from weft.compiler.targets.cuda.device_text import TextKernel
+from weft.compiler.targets.cuda.modules import Function, Module
 from weft.compiler.targets.cuda.products import binding as products
 from weft.compiler.targets.cuda.products.description import (
     Matrix,
@@ -41,7 +50,7 @@ from weft.compiler.targets.cuda.products.description import (
     Vector,
     dtype_bytes,
 )
-from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap
+from weft.compiler.targets.cuda.ptx_writer import Pointer, TensorMap, WindowMap
 from weft.compiler.targets.cuda.scatter_rows import ScatterKernel
 from weft.core.arrays import remove_device
 from weft.core.devices import DEVICES
@@ -71,8 +80,13 @@ class HostCard(FakeLibrary):
         self.functions: dict[int, Any] = {}
         self.capturing: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.nodes: dict[int, dict[int, tuple[list[int], Callable[[], None]]]] = {}
+        """Of graphs that are built: each node with those before it, and what it does."""
+        self.order = Random(3)
         self.launched = 0
         self.text = b""
+        self.windows: list[WindowTable] = []
+        """Maps of windows, in the order in which they were encoded."""
         self.gradients_of_queries = np.zeros(0)
         """What the pass back leaves for the kernel after it."""
 
@@ -165,12 +179,16 @@ class HostCard(FakeLibrary):
         self.functions[place._obj.value] = found
 
     def do_cuLaunchKernel(self, function: int, *given: Any) -> None:
-        table = ctypes.cast(given[8], ctypes.POINTER(ctypes.c_uint64))
+        self._put(self._launch_of(function, given[0], given[8]))
+
+    def _launch_of(self, function: int, blocks: int, operands: int) -> Callable[[], None]:
+        table = ctypes.cast(operands, ctypes.POINTER(ctypes.c_uint64))
         kernel = self.functions[function]
         if isinstance(kernel, Kernel):
-            self._put(self._loop_launch(kernel, table))
-        else:
-            self._put(self._written_launch(kernel, table))
+            return self._loop_launch(kernel, table)
+        if isinstance(kernel, TextKernel):
+            return self._text_launch(kernel, blocks, table)
+        return self._written_launch(kernel, table)
 
     def _loop_launch(self, kernel: Kernel, table: Any) -> Callable[[], None]:
         count = len(kernel.buffers)
@@ -193,6 +211,17 @@ class HostCard(FakeLibrary):
 
         return launch
 
+    def _text_launch(self, kernel: TextKernel, blocks: int, table: Any) -> Callable[[], None]:
+        places = range(kernel.parameters)
+        words = [ctypes.c_int64.from_address(table[k]).value for k in places]
+
+        def launch() -> None:
+            self.launched += 1
+            run_text_kernel(kernel, blocks, words)
+            self.check_fences()
+
+        return launch
+
     def do_cuTensorMapEncodeTiled(
         self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any, *rest: Any
     ) -> None:
@@ -202,6 +231,28 @@ class HostCard(FakeLibrary):
         steps = ctypes.cast(strides, numbers)[: rank - 1]
         words = [address, rank, *ctypes.cast(sizes, numbers)[:rank], *steps]
         ctypes.memmove(place, struct.pack(f"<{len(words)}Q", *words), 8 * len(words))
+
+    def do_cuTensorMapEncodeIm2col(
+        self, place: int, kind: int, rank: int, address: int, sizes: Any, strides: Any,
+        lower: Any, upper: Any, channels: int, places: int, steps: Any, *rest: Any,
+    ) -> None:  # fmt: skip
+        long, short = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int)
+        dims, bytes_apart = ctypes.cast(sizes, long)[:rank], ctypes.cast(strides, long)[: rank - 1]
+        first, last = (ctypes.cast(each, short)[: rank - 2] for each in (lower, upper))
+        moves = ctypes.cast(steps, short)[:rank]
+        assert all(stride % 16 == 0 for stride in bytes_apart)
+        assert address % 16 == 0
+        assert channels * 2 == 128
+        assert places <= 1024
+        half = 1 << (16 // (rank - 2) - 1)
+        assert all(-half <= corner < half for corner in (*first, *last))
+        assert all(1 <= step <= 8 for step in moves)
+        counts = tuple(stride // 2 for stride in bytes_apart)
+        words = address, len(self.windows)
+        self.windows.append(
+            WindowTable(tuple(dims), tuple(first), tuple(last), tuple(moves), counts)
+        )
+        ctypes.memmove(place, struct.pack("<2Q", *words), 16)
 
     def _written_launch(self, kernel: Any, table: Any) -> Callable[[], None]:
         addresses, words = dict[str, int](), dict[str, int]()
@@ -221,6 +272,14 @@ class HostCard(FakeLibrary):
                 if isinstance(parameter, TensorMap)
             }
             return lambda: self._attend(kernel, addresses, words, layouts)
+        if isinstance(kernel, ConvolutionKernel):
+            [map_place] = [
+                table[place]
+                for place, parameter in enumerate(kernel.parameters)
+                if isinstance(parameter, WindowMap)
+            ]
+            windows = self.windows[ctypes.c_uint64.from_address(map_place + 8).value]
+            return lambda: run_convolution(self, kernel, addresses, words, windows)
         return self._product_launch(kernel, addresses, words)
 
     def _attend(
@@ -289,6 +348,8 @@ class HostCard(FakeLibrary):
             self.launched += 1
             a = array("a", spec.dtype, batch, *((k, m) if spec.transpose_a else (m, k)))
             b = array("b", spec.dtype, batch, *((n, k) if spec.transpose_b else (k, n)))
+            if spec.dtype == "tfloat32" and not kernel.plan.plain:
+                a, b = round_to_eleven_bits(a), round_to_eleven_bits(b)
             a = np.swapaxes(a, 1, 2) if spec.transpose_a else a
             b = np.swapaxes(b, 1, 2) if spec.transpose_b else b
             stored = run_epilogue(spec, a.astype(np.float32) @ b.astype(np.float32), operand)
@@ -311,13 +372,43 @@ class HostCard(FakeLibrary):
         place._obj.value = next(self._handles)
         self.graphs[place._obj.value], self.capturing = self.capturing, None
 
+    def do_cuGraphCreate(self, place: Any, flags: int) -> None:
+        place._obj.value = next(self._handles)
+        self.nodes[place._obj.value] = {}
+
+    def do_cuGraphAddKernelNode_v2(
+        self, place: Any, graph: int, after: Any, count: int, parameters: Any
+    ) -> None:
+        given = parameters._obj
+        place._obj.value = next(self._handles)
+        earlier = [after[k] for k in range(count)]
+        action = self._launch_of(given.function, given.gx, given.operands)
+        self.nodes[graph][place._obj.value] = (earlier, action)
+
+    def _any_order(self, graph: int) -> list[Callable[[], None]]:
+        """The launches of a graph in some order that it allows: late ones as early as they may."""
+        left, found, done = dict(self.nodes[graph]), [], set[int]()
+        while left:
+            ready = [node for node, (after, _) in left.items() if done.issuperset(after)]
+            node = self.order.choice(ready[-2:])
+            found.append(left.pop(node)[1])
+            done.add(node)
+        return found
+
     def do_cuGraphInstantiateWithFlags(self, place: Any, graph: int, flags: int) -> None:
         place._obj.value = next(self._handles)
-        self.graphs[place._obj.value] = self.graphs[graph]
+        captured = graph not in self.nodes
+        self.graphs[place._obj.value] = self.graphs[graph] if captured else self._any_order(graph)
 
     def do_cuGraphLaunch(self, graph: int, stream: int) -> None:
         for action in self.graphs[graph]:
             action()
+
+
+def round_to_eleven_bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """float32 as tensor cores read it: tfloat32."""
+    bits = array.view(np.uint32).astype(np.uint64) + (1 << 12)
+    return (bits & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -436,6 +527,32 @@ def run_pass_over_keys(
     array("dv", kind, batch, shared, keys, head)[:] = found[2]
 
 
+def run_convolution(
+    card: HostCard,
+    kernel: ConvolutionKernel,
+    addresses: dict[str, int],
+    words: dict[str, int],
+    table: WindowTable,
+) -> None:
+    """What a kernel that reads windows computes, in float32, by the map it was given."""
+    card.launched += 1
+    spec = kernel.spec
+    shapes = product_shapes(kernel.geometry, spec, words, table)
+    arrays = {}
+    for name, shape in shapes.items():
+        kind = as_dtype(spec.output if name == "out" else spec.dtype).numpy
+        memory = card.memory_at(addresses[name])
+        if shape == table.sizes[::-1]:
+            memory = memory[: len(memory) // kind.itemsize * kind.itemsize]
+            arrays[name] = table.view(memory.view(kind))
+            continue
+        size = int(np.prod(shape)) * kind.itemsize
+        arrays[name] = memory[:size].view(kind).reshape(shape)
+    wide = [arrays[name].astype(np.float32) for name in ("a", "b")]
+    arrays["out"][:] = window_product(kernel.geometry, spec, words, table, *wide)
+    card.check_fences()
+
+
 _installed: list[tuple[HostCard, driver.Driver]] = []
 """The one card of this process: programs that were compiled for it stay valid."""
 
@@ -451,25 +568,39 @@ def host_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostCard]:
     monkeypatch.setattr(device, "load_driver", lambda: opened)
     monkeypatch.setattr(driver, "_opened_driver", lambda: opened)
 
-    def emit(kernels: Sequence[Kernel], machine: Any) -> str:
-        token = f"module {len(card.modules)}"
-        card.modules[token.encode()] = list(kernels)
+    def code_of(device: Any, kernel: Kernel, parts: Sequence[Kernel]) -> bytes:
+        token = f"module {len(card.modules)}".encode()
+        card.modules[token] = list(parts)
         return token
 
-    monkeypatch.setattr(code, "emit_device_module", emit)
-    monkeypatch.setattr(code, "compiled_text", lambda device, text: text.encode())
+    monkeypatch.setattr(code, "kernel_code", code_of)
     load = parameters.written_kernel_run
 
     def run(binding: Any, launch: Any, kernel: Any, *given: Any, **named: Any) -> Any:
         card.written[kernel.text.encode() + b"\0"] = kernel
         return load(binding, launch, kernel, *given, **named)
 
-    for module in (products, attention, scatter_rows, cross_entropy):
+    for module in (products, convolution, attention, scatter_rows, cross_entropy):
         monkeypatch.setattr(module, "written_kernel_run", run)
+
+    def load_text(kernel: TextKernel, place: device.Device) -> Function:
+        card.written[kernel.text.encode()] = kernel
+        return Module(place, kernel.text.encode()).function(kernel.name)
+
+    monkeypatch.setattr(sorting, "load_text_kernel", load_text)
+    for name, few in (("_THREADS", 8), ("_SMALLEST", 8), ("CHUNK", 16)):
+        monkeypatch.setattr(sorting, name, few)  # each thread is one of the CPU's
+    monkeypatch.setattr(scans, "THREADS", 8)
+    monkeypatch.setattr(scans, "_WARP", 4)
+    monkeypatch.setattr(scans, "RUN", 3)
+    sorting.sort_kernels.cache_clear()
+    sorting.search_kernel.cache_clear()
     card.calls.clear()
     try:
         yield card
     finally:
+        sorting.sort_kernels.cache_clear()
+        sorting.search_kernel.cache_clear()
         wf.random.seed(0)  # the counter may be on the card
         place = DEVICES.get("cuda:0")
         if place is not None:

@@ -12,8 +12,10 @@ from tests.compiler.cuda.device_cases import numbers
 from tests.compiler.cuda.host_card import HostCard, host_card
 
 import weft as wf
+from weft.compiler.targets.cuda import binding as bindings
 from weft.compiler.targets.cuda.array import CudaArray, compute_stream
 from weft.compiler.targets.cuda.device import Stream
+from weft.compiler.targets.cuda.graphs import Span, dependencies
 from weft.compiler.targets.cuda.launcher import (
     FAULT,
     NativeRun,
@@ -28,6 +30,7 @@ from weft.compiler.targets.cuda.launcher import (
 )
 from weft.core.errors import DeviceError, OutOfMemoryError
 from weft.ir.eager import _key_elsewhere
+from weft.ir.tensor import wrap
 
 Array = np.ndarray[Any, Any]
 
@@ -256,3 +259,49 @@ def test_a_stream_is_what_a_run_goes_to(card: HostCard) -> None:
     card.calls.clear()
     run(fill_bytes(at(place), 0, 4))()
     assert card.calls[-1] == ("cuMemsetD8Async", (int(place[0]), 0, 4, stream.handle))
+
+
+def test_launches_wait_for_those_whose_memory_they_touch() -> None:
+    read, write = (lambda a, b: Span(a, b, False)), (lambda a, b: Span(a, b, True))
+    launches = [
+        [write(0, 10)],
+        [read(0, 10), write(10, 20)],
+        [read(0, 10), write(20, 30)],
+        [read(5, 6), write(30, 40)],
+        [read(10, 40), write(40, 50)],
+        [write(5, 15)],
+        [read(50, 60), write(60, 70)],
+    ]
+    assert dependencies(launches) == [[], [0], [0], [0], [1, 2, 3], [4], []]
+
+
+def test_a_step_branches_where_launches_need_no_order(card: HostCard) -> None:
+    @wf.jit
+    def step(a: wf.Tensor, b: wf.Tensor) -> tuple[wf.Tensor, ...]:
+        first, second = wf.exp(a @ b), wf.sin(b @ a)
+        return first.sum(axis=0), second.sum(axis=1), (first @ second).sum(), a @ a
+
+    a, b = (wf.asarray(numbers(12, 12) + k) for k in range(2))
+    wanted = [x.numpy() for x in step(a, b)]
+    there = a.to("cuda"), b.to("cuda")
+    for _ in range(5):
+        for found, expected in zip(step(*there), wanted, strict=True):
+            np.testing.assert_allclose(found.numpy(), expected, rtol=2e-3)
+    built = [nodes for nodes in card.nodes.values() if len(nodes) > 3]
+    assert built
+    waiting = [after for after, _ in built[-1].values()]
+    assert sum(not after for after in waiting) > 1, "all launches are one behind the other"
+
+
+def test_launches_have_workspaces_of_their_own_while_these_are_small(
+    card: HostCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = (on_card(np.ones(1 << 17, np.float32)) for _ in range(2))
+    program = wf.jit(lambda x, y: (x.sum(), y.sum())).program(wrap(x), wrap(y))
+    sizes = []
+    for limit in (0, 1 << 20):
+        monkeypatch.setattr(bindings, "OWN_WORKSPACES", limit)
+        program.release()
+        bound = program._bind([x, y])  # type: ignore[attr-defined]
+        sizes.append(bound.binding.workspace_bytes)
+    assert sizes[1] == 2 * sizes[0] > 0

@@ -30,6 +30,10 @@ from weft.runtime.object_words import DICT, END, LIST, WORD, places
 Array = np.ndarray[Any, Any]
 
 
+VALUES = ("class", "value", "node", "gradient")
+"""What a table of tensors has words for, in order, three of the table each."""
+
+
 def comparison() -> Callable[[Array], bool] | None:
     """The function that goes through a table; None where there is none, or fastcall is off.
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from weft.compiler.function.arguments import PROGRAMS
 from weft.compiler.function.compiled_function import Compiled
+from weft.compiler.function.fastcall.held_state import HeldStep, held_step
 from weft.compiler.function.fastcall.last_call import KnownCall, known_call
 from weft.compiler.function.fastcall.quick_key import quick_key
+from weft.compiler.targets.target import default_target
 from weft.core.settings import settings
 from weft.ir.tensor import Tensor
 
@@ -26,25 +29,33 @@ PATIENCE = 16
 machine's."""
 RENEWAL = 4
 """How many calls that are known pay for one that is remembered in the last one's place."""
-Run = Callable[[Sequence[Tensor]], Any]
+Run = Callable[[Sequence[Any]], Any]
 
 
 class RepeatedCalls:
     """What is remembered of the calls of one function."""
 
-    __slots__ = ("_by_key", "_patience", "last")
+    __slots__ = ("_by_key", "_patience", "last", "step")
 
     def __init__(self) -> None:
         self.last: KnownCall | None = None
+        self.step: HeldStep | None = None
         self._by_key: OrderedDict[Hashable, Compiled] = OrderedDict()
         self._patience = PATIENCE
 
     def recognise(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: Sequence[Any]
-    ) -> tuple[Run, list[Tensor]] | None:
-        """What runs this call, and its tensors, if one just like it was made before."""
+    ) -> tuple[Run, list[Any]] | None:
+        """What runs this call, and what it is given, if one just like it was made before."""
         if not settings.fastcall:
             return None
+        step = self.step
+        if step is not None and not kwargs:
+            arrays = step.arrays(args, outside)
+            if arrays is not None:
+                self._patience = min(PATIENCE, self._patience + 1)
+                return step.run, arrays
+            self.step = None
         last = self.last
         if last is not None and not kwargs:
             handles = last.handles(args, outside)
@@ -61,8 +72,22 @@ class RepeatedCalls:
             return None
         if self._patience >= RENEWAL and not kwargs:
             self._patience -= RENEWAL
+            if found.recording.writes and found.target is not default_target():
+                return partial(self._run_step, args, outside, found), handles
             self.last = known_call(args, outside, handles, found)
         return found, handles
+
+    def _run_step(
+        self,
+        args: tuple[Any, ...],
+        outside: Sequence[Any],
+        found: Compiled,
+        handles: Sequence[Tensor],
+    ) -> Any:
+        """Run a call on a card, and remember it if its state stays where it is."""
+        result = found(handles)
+        self.step = held_step(args, outside, handles, found)
+        return result
 
     def _find(self, key: Hashable) -> Compiled | None:
         try:

@@ -7,8 +7,9 @@ while it runs (partial sums, scratch memory), which all launches share, then wha
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_void_p
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,16 @@ from weft.compiler.plan.program_plan import ProgramPlan
 from weft.compiler.targets.cuda.code import Code
 from weft.compiler.targets.cuda.device import Stream
 from weft.compiler.targets.cuda.emit import scratch_bytes
-from weft.compiler.targets.cuda.execution import scratch_of_all
+from weft.compiler.targets.cuda.graphs import Graph, Span, dependencies
 from weft.compiler.targets.cuda.launcher import (
+    ENCODE,
+    LAUNCH,
+    SET,
     NativeRun,
     Record,
     copy_bytes,
     fill_bytes,
+    kernel_node,
     launch_kernel,
     merge_runs,
     set_cell,
@@ -40,9 +45,12 @@ from weft.compiler.targets.cuda.launcher import (
     Run as Run,
 )
 from weft.compiler.targets.cuda.modules import Function
+from weft.compiler.targets.cuda.schedule import scratch_of_all
 from weft.core.errors import UnsupportedError
+from weft.core.records import frozen
 from weft.ir.graph import GraphNode, Literal
 from weft.ir.loops import Kernel, evaluate
+from weft.runtime.memory import MemoryPlan
 
 Array = np.ndarray[Any, Any]
 CellOf = Callable[[GraphNode], int]
@@ -53,6 +61,23 @@ BINDERS: dict[str, Binder] = {}
 ALIGNMENT = 256
 _CELL = 8
 """Bytes of a cell."""
+
+
+OWN_WORKSPACES = 32 << 20
+"""Bytes of workspaces up to which each launch has one of its own, so that some may run at once."""
+OWN_MEMORY = 32 << 20
+"""Bytes of all values of a program up to which each has memory of its own, likewise."""
+MOST_BRANCHING = 256
+"""Launches up to which a graph has branches; those of larger programs fill a card by themselves."""
+
+
+@frozen
+class Touched:
+    """What a launch touches: values by slot, with bytes and whether it writes them, and its own."""
+
+    slots: Mapping[int, tuple[int, bool]]
+    workspace: tuple[int, int]
+    counters: tuple[int, int]
 
 
 def binder(word: str) -> Callable[[Binder], Binder]:
@@ -83,11 +108,28 @@ def aligned_size(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
+def layout_of(memory: MemoryPlan, may_spread: bool) -> tuple[Mapping[str, int], int]:
+    """Where each value of a plan lies, and the bytes of all.
+
+    Small ones may lie beside each other for good: none then waits until another is not needed.
+    """
+    ends = [0, *accumulate(map(aligned_size, memory.sizes.values()))]
+    if not may_spread or ends[-1] > OWN_MEMORY:
+        return memory.offsets, aligned_size(memory.peak)
+    return dict(zip(memory.sizes, ends, strict=False)), ends[-1]
+
+
 class Binding:
     """The launches of a plan for some sizes, and cells with the addresses of its values."""
 
     def __init__(
-        self, plan: ProgramPlan, sizes: Sizes, code: Code, stream: Stream, cell_of: CellOf
+        self,
+        plan: ProgramPlan,
+        sizes: Sizes,
+        code: Code,
+        stream: Stream,
+        cell_of: CellOf,
+        is_outer: bool = False,
     ) -> None:
         self.plan, self.sizes, self.code, self.stream = plan, sizes, code, stream
         self.cell_of = cell_of
@@ -99,9 +141,8 @@ class Binding:
             for value, slot in plan.slots.items()
             if isinstance(value, Literal) and value is not plan.error
         ]
-        memory = plan.planner.at(sizes)
-        self.peak = aligned_size(memory.peak)
-        places = [(int(name), offset) for name, offset in memory.offsets.items()]
+        offsets, self.peak = layout_of(plan.planner.at(sizes), is_outer)
+        places = [(int(name), offset) for name, offset in offsets.items()]
         self._slots = np.array([slot for slot, _ in places], np.int64)
         self._offsets = np.array([offset for _, offset in places], np.uint64)
         self.workspace_bytes = 0
@@ -113,12 +154,19 @@ class Binding:
         self.count = 0
         """How many launches there are, as far as they are known."""
         self.inner: list[Binding] = []
+        self._start = 0
+        """Where the workspace of the launch that is being bound begins."""
+        self._own_workspace = self._own_counters = (0, 0)
+        """Of that launch: where its workspace begins and ends, and its part of the counters."""
+        self._touched: list[Touched] = []
+        self._counters = 0
+        """Bytes of counters that launches have."""
         self._workspace_cells: dict[int, Array] = {}
         """By offset: cells with addresses of memory that launches use while they run."""
         self.workspace = self.held = self._base = -1
         """Where that memory begins in this run, and that of loops."""
         self._held: list[Any] = []
-        self._runs = [self._bind(launch) for launch in plan.launches]
+        self._runs = [self._bind_outer(launch) for launch in plan.launches]
         self.merged = merge_runs(self._runs)
         """The same launches in as few calls as possible."""
 
@@ -186,6 +234,22 @@ class Binding:
             run()
             yield
 
+    def _bind_outer(self, launch: Launch) -> Run:
+        """What runs a launch of the plan, with a workspace of its own while all are small."""
+        self._start = self.workspace_bytes if self.workspace_bytes < OWN_WORKSPACES else 0
+        self._own_workspace = self._own_counters = (0, 0)
+        run = self._bind(launch)
+        slots: dict[int, tuple[int, bool]] = {}
+        written = {*launch.writes, *launch.updates}
+        values = [v for v in {*launch.values, *written} if v is not self.plan.error]
+        for value in values if isinstance(run, NativeRun) else ():
+            root, slot = self.plan.root(value), self.plan.slot(value)
+            size = max(bytes_of(root.type, self.sizes), bytes_of(value.type, self.sizes))
+            known = slots.get(slot, (0, False))
+            slots[slot] = max(size, known[0]), known[1] or value in written
+        self._touched.append(Touched(slots, self._own_workspace, self._own_counters))
+        return run
+
     def _bind(self, launch: Launch) -> Run:
         parts = (*launch.stages, *launch.members)
         if parts:
@@ -234,9 +298,24 @@ class Binding:
 
     def workspace_cell(self, before: int, count: int) -> int:
         """The address of a cell with the address of `count` bytes, behind others of the launch."""
-        cell = self._workspace_cells.setdefault(before, np.zeros(1, np.uint64))
-        self.workspace_bytes = max(self.workspace_bytes, aligned_size(before + count))
+        place = self._start + before
+        cell = self._workspace_cells.setdefault(place, np.zeros(1, np.uint64))
+        end = aligned_size(place + count)
+        self.workspace_bytes = max(self.workspace_bytes, end)
+        self._own_workspace = self._start, max(end, self._own_workspace[1])
         return int(cell.ctypes.data)
+
+    def counter_cell(self, address: int, room: int, count: int) -> int:
+        """The address of a cell with that of `count` bytes of zeros, of `room` at an address.
+
+        Launches have zeros of their own as long as there are some, so that they need no order.
+        """
+        size = aligned_size(count)
+        if self._counters + size > room:
+            self._counters = 0
+        place, self._counters = address + self._counters, self._counters + size
+        self._own_counters = (self._own_counters[0] or place), place + size
+        return self.number(place)
 
     def kernel_run(
         self, function: Function, blocks: int, threads: int, table: Sequence[int]
@@ -290,6 +369,46 @@ class Binding:
         """Copy bytes on the card, unless they are there."""
         if count and target != source:
             self.stream.driver("cuMemcpyDtoDAsync_v2", target, source, count, self.stream.handle)
+
+    # --- graphs ----------------------------------------------------------------------------------
+
+    def branching_graph(self) -> Graph | None:
+        """The launches with the order that their memory needs; None where they are not kernels.
+
+        Everything is where the cells say now.
+        """
+        runs = [run for run in self._runs if isinstance(run, NativeRun)]
+        kinds = {record[0] for run in runs for record in run.records}
+        if self.inner or len(runs) < len(self._runs) or not kinds <= {LAUNCH, SET, ENCODE}:
+            return None
+        if len(runs) > MOST_BRANCHING:
+            return None
+        maps = [record for run in runs for record in run.records if record[0] != LAUNCH]
+        NativeRun(self.stream, maps)()
+        graph = Graph(self.stream.device)
+        last: list[list[int]] = []
+        """For each launch the nodes that others wait for."""
+        edges = dependencies([self._spans(touched) for touched in self._touched])
+        for run, earlier in zip(runs, edges, strict=True):
+            after = [node for each in earlier for node in last[each]]
+            for record in run.records:
+                if record[0] == LAUNCH:
+                    after = [graph.add_kernel(kernel_node(record), after)]
+            last.append(after)
+        return graph
+
+    def _spans(self, touched: Touched) -> list[Span]:
+        """The memory that a launch touches in this run."""
+        spans = []
+        for slot, (size, is_written) in touched.slots.items():
+            start = int(self.cells[slot])
+            spans.append(Span(start, start + size, is_written))
+        first, end = touched.workspace
+        if end > first:
+            spans.append(Span(self.workspace + first, self.workspace + end, True))
+        if touched.counters[1]:
+            spans.append(Span(*touched.counters, True))
+        return spans
 
     # --- values of the host ----------------------------------------------------------------------
 

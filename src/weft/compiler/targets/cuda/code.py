@@ -1,32 +1,40 @@
 """Machine code of a program's kernels: each compiled once for a process, and found on disk later.
 
-A kernel is a module of its own, keyed by the text that is emitted for it. LLVM makes PTX of the
-text, and the driver machine code, kernels side by side: both leave Python's lock while they work.
+A kernel is a module of its own. LLVM makes PTX of the text that is emitted for it, and the driver
+machine code, kernels side by side: both leave Python's lock while they work. On disk the code is
+found by the kernel itself, so that no text is emitted again, and by its text, which changes less
+often than this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import c_int64, c_uint64
 from dataclasses import replace
 from functools import cache
 from os import cpu_count
 from threading import Lock
+from typing import Any
 
 import llvmlite
 
-from weft.compiler.targets.cuda.device import Device
-from weft.compiler.targets.cuda.emit import emit_device_module, symbol
+from weft.compiler.targets.cuda.device import Device, Memory, Stream
+from weft.compiler.targets.cuda.emit import emit_device_module, scratch_bytes, symbol
 from weft.compiler.targets.cuda.machine import card
-from weft.compiler.targets.cuda.modules import Function, Module, disk, machine_code
+from weft.compiler.targets.cuda.modules import Function, Launch, Module, disk, machine_code
 from weft.compiler.targets.cuda.nvptx import text_to_ptx
-from weft.compiler.targets.cuda.schedule import Schedule, schedule
+from weft.compiler.targets.cuda.schedule import Schedule, schedule, scratch_of_all
 from weft.compiler.targets.cuda.splitting import Split, split_kernel
+from weft.core.errors import DeviceError
 from weft.core.forks import wait_at_fork
 from weft.core.records import frozen
-from weft.ir.loops import Kernel
+from weft.ir.loops import Kernel, evaluate
 from weft.runtime.cache import entry_key
+from weft.runtime.stamps import program_sources
 
+ALIGNMENT = 16
+"""What the addresses of buffers are multiples of."""
 WORKERS = 8
 """Kernels that are compiled side by side, at most."""
 _lock = Lock()
@@ -44,6 +52,35 @@ class KernelCode:
     parts: Split
     schedules: tuple[Schedule, ...]
     functions: tuple[Function, ...]
+
+    def launches(
+        self, stream: Stream, pointers: Sequence[int], sizes: Mapping[str, int]
+    ) -> tuple[list[Launch], list[Memory]]:
+        """The launches of the kernel by itself on buffers, and memory to be held while they run."""
+        if any(pointer % ALIGNMENT for pointer in pointers):
+            raise DeviceError(
+                "cuda",
+                "a buffer begins in the middle of a vector",
+                expected=f"addresses that are multiples of {ALIGNMENT}",
+                got={"addresses": [hex(pointer) for pointer in pointers]},
+                fix="copy the part of a tensor before it is used here: x.copy()",
+            )
+        held = [
+            stream.allocate(max(0, evaluate(count, sizes)) * buffer.dtype.itemsize)
+            for buffer, count in self.parts.between
+        ]
+        buffers = [*pointers, *(memory.pointer for memory in held)]
+        launches = []
+        for plan, function in zip(self.schedules, self.functions, strict=True):
+            operands: list[Any] = [c_uint64(pointer) for pointer in buffers]
+            operands += [c_int64(sizes[name]) for name in plan.kernel.sizes]
+            if scratch_bytes(plan) is None:
+                held.append(stream.allocate(scratch_of_all(plan, sizes)))
+                operands.append(c_uint64(held[-1].pointer))
+            dimensions = (plan.blocks(sizes), 1, 1), (plan.block, 1, 1)
+            if plan.blocks(sizes):
+                launches.append(Launch(function, *dimensions, operands))
+        return launches, held
 
 
 class Code:
@@ -84,10 +121,22 @@ def begin_kernels(kernels: Sequence[Kernel], device: Device) -> None:
 def _compile(kernel: Kernel, device: Device) -> KernelCode:
     split = split_kernel(kernel)
     parts = [replace(part, name=f"k{number}") for number, part in enumerate(split.kernels)]
-    module = Module(device, compiled_text(device, emit_device_module(parts, card())))
+    module = Module(device, kernel_code(device, kernel, parts))
     functions = [module.function(symbol(part.name)) for part in parts]
     whole = Split(tuple(parts), split.between)
     return KernelCode(kernel.sizes, whole, tuple(map(schedule, parts)), tuple(functions))
+
+
+def kernel_code(device: Device, kernel: Kernel, parts: Sequence[Kernel]) -> bytes:
+    """The machine code of a kernel's parts, from disk where this version has compiled it before."""
+    version = "{}.{} {}".format(*device.capability, device.driver.version)
+    known_by = program_sources(), card().processor, llvmlite.__version__, version
+    key = entry_key(kernel.digest.encode(), "cuda kernel", *known_by)
+    known = disk().get(key)
+    if known is None:
+        known = compiled_text(device, emit_device_module(parts, card()))
+        disk().put(key, known)
+    return known
 
 
 def compiled_text(device: Device, text: str) -> bytes:

@@ -209,7 +209,8 @@ class BoundProgram:
             taken.append(pages.take(node))
             return taken[-1]
 
-        self.binding = Binding(self.plan, sizes, program.code, self.stream, cell_of)
+        given = self.plan, sizes, program.code, self.stream, cell_of
+        self.binding = Binding(*given, is_outer=True)
         finalize(self, pages.give, taken).atexit = False
         self._checks = NativeRun(self.stream, [check_fault(cell) for cell in taken])
         self._describe_outputs()
@@ -361,6 +362,10 @@ class BoundProgram:
         return known >= REPEATED
 
     def _capture(self) -> ExecutableGraph:
+        """The graph of a run whose addresses are in the cells."""
+        branching = self.binding.branching_graph()
+        if branching is not None:
+            return branching.instantiate()
         with capture_graph(self.stream) as graphs:
             self.binding.launch()
         return graphs[0].instantiate()

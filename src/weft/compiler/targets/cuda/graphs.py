@@ -2,6 +2,7 @@
 
 A graph is captured from what is put on a stream, or built of launches with their dependencies; it
 is then instantiated, and run any number of times. Operands of its launches can be changed in place.
+Launches that touch different memory need no order: a card runs them side by side.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from ctypes import byref, c_size_t, c_void_p
 from weakref import finalize
 
 from weft.compiler.targets.cuda.device import Device, Stream, destroy, handles
-from weft.compiler.targets.cuda.modules import Launch
+from weft.compiler.targets.cuda.modules import KernelNodeParameters, Launch
+from weft.core.records import frozen
 
 _THIS_THREAD = 1
 """The mode of capture in which other threads may go on to allocate."""
@@ -30,12 +32,16 @@ class Graph:
 
     def add(self, launch: Launch, after: Sequence[int] = ()) -> int:
         """Add a launch that begins after other nodes; the handle of its node."""
-        node, parameters = c_void_p(), launch.parameters()
+        self.launches.append(launch)
+        return self.add_kernel(launch.parameters(), after)
+
+    def add_kernel(self, parameters: KernelNodeParameters, after: Sequence[int] = ()) -> int:
+        """Add a kernel, whose operands are read now, behind other nodes; the handle of its node."""
+        node = c_void_p()
         self.driver(
             "cuGraphAddKernelNode_v2", byref(node), self.handle, handles(list(after)), len(after),
             byref(parameters),
         )  # fmt: skip
-        self.launches.append(launch)
         return node.value or 0
 
     def count(self) -> int:
@@ -65,6 +71,45 @@ class ExecutableGraph:
         """Give a node the operands and dimensions of another launch of its function."""
         parameters = launch.parameters()
         self.driver("cuGraphExecKernelNodeSetParams_v2", self.handle, node, byref(parameters))
+
+
+@frozen
+class Span:
+    """Memory that a launch touches: from an address to another, and whether it writes there."""
+
+    start: int
+    end: int
+    is_written: bool
+
+
+def dependencies(touched: Sequence[Sequence[Span]]) -> list[list[int]]:
+    """For launches in order, the earlier ones that each must wait for, and no others wait for.
+
+    >>> x, y = Span(0, 8, False), Span(8, 16, True)
+    >>> dependencies([[x, y], [x], [Span(8, 12, False)], [Span(0, 4, True)]])
+    [[], [], [0], [0, 1]]
+    """
+    before: list[int] = []
+    """For each launch a bit for every one that ends before it begins."""
+    edges: list[list[int]] = []
+    for number, spans in enumerate(touched):
+        earlier, direct = 0, list[int]()
+        for other in reversed(range(number)):
+            if not earlier >> other & 1 and _meet(spans, touched[other]):
+                direct.append(other)
+                earlier |= before[other] | 1 << other
+        before.append(earlier)
+        edges.append(sorted(direct))
+    return edges
+
+
+def _meet(spans: Sequence[Span], others: Sequence[Span]) -> bool:
+    """Whether one of two launches writes what the other touches."""
+    return any(
+        a.start < b.end and b.start < a.end and (a.is_written or b.is_written)
+        for a in spans
+        for b in others
+    )
 
 
 @contextmanager

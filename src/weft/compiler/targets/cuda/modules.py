@@ -150,11 +150,8 @@ class Launch:
 
     def parameters(self) -> KernelNodeParameters:
         """The launch as a node of a graph."""
-        made = KernelNodeParameters(
-            self.function.handle, *self.grid, *self.block, self.function.shared
-        )
-        made.operands = cast(self.table, c_void_p)
-        return made
+        given = self.function.handle, *self.grid, *self.block, self.function.shared
+        return KernelNodeParameters(*given, cast(self.table, c_void_p))
 
 
 class KernelNodeParameters(ctypes.Structure):
