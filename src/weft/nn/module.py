@@ -315,7 +315,11 @@ class Module:
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The modules directly inside this one, with their names."""
         for name, value in self.__dict__.items():
-            if name not in INTERNAL:
+            if name in INTERNAL:
+                continue
+            if is_module(value):
+                yield name, value
+            elif isinstance(value, (list, tuple, dict)):
                 yield from _children(name, value)
 
     def children(self) -> Iterator[Module]:
