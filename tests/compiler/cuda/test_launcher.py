@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,30 @@ def test_launches_wait_for_those_whose_memory_they_touch() -> None:
         [read(50, 60), write(60, 70)],
     ]
     assert dependencies(launches) == [[], [0], [0], [0], [1, 2, 3], [4], []]
+
+
+def test_every_pair_of_launches_that_meet_is_in_order() -> None:
+    draw = Random(5)
+    for _ in range(20):
+        launches = []
+        for _ in range(12):
+            starts = [draw.randrange(40) for _ in range(draw.randrange(1, 4))]
+            launches.append(
+                [Span(s, s + draw.randrange(1, 6), draw.random() < 0.4) for s in starts]
+            )
+        edges = dependencies(launches)
+        after: list[set[int]] = []
+        for direct in edges:
+            after.append({*direct}.union(*(after[each] for each in direct)))
+        for late, spans in enumerate(launches):
+            for early in range(late):
+                meet = any(
+                    a.start < b.end and b.start < a.end and (a.is_written or b.is_written)
+                    for a in spans
+                    for b in launches[early]
+                )
+                assert not meet or early in after[late]
+            assert not any(one in after[other] for one in edges[late] for other in edges[late])
 
 
 def test_a_step_branches_where_launches_need_no_order(card: HostCard) -> None:
